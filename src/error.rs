@@ -1,0 +1,254 @@
+//! The library's one error type: what failed, where, what was expected, and what to do.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything that can go wrong in the library.
+///
+/// Cheap to clone: a latched fault answers many requests with the same error.
+///
+/// ```
+/// use trefoil::{Error, model::Model};
+/// match Model::open("no/such/folder") {
+///     Err(Error::Io { path, .. }) => assert!(path.ends_with("folder")),
+///     other => panic!("{other:?}"),
+/// }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be opened, read or written.
+    Io {
+        /// What was tried: `"open"`, `"read"`, …
+        operation: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: Arc<io::Error>,
+    },
+    /// A file was read, but its content is not what its format demands.
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, with the expected and the found value.
+        what: String,
+    },
+    /// A tensor of a weight file is missing, or of the wrong type or shape, or holds a NaN or infinity.
+    Tensor {
+        /// The weight file.
+        path: PathBuf,
+        /// The tensor's name in the file.
+        tensor: String,
+        /// What the model needs.
+        expected: String,
+        /// What the file has.
+        found: String,
+    },
+    /// A configuration names an architecture that no family here builds.
+    UnknownArchitecture {
+        /// The configuration that names it.
+        path: PathBuf,
+        /// The name found.
+        found: String,
+        /// The names known.
+        known: Vec<String>,
+    },
+    /// A graph is not well-formed: the node, and what is wrong with its inputs or attributes.
+    Graph {
+        /// The node's name.
+        node: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// An option or argument is out of its range.
+    Option {
+        /// The option's name, as the caller writes it.
+        option: &'static str,
+        /// The value given.
+        value: String,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// Something legal that trefoil does not do (yet), or does not do on this device.
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What is supported instead, or what to do.
+        instead: String,
+    },
+    /// No device of the kind asked for.
+    NoDevice {
+        /// The target asked for: `"cuda:3"`.
+        target: String,
+        /// Why there is none.
+        why: String,
+    },
+    /// Device or page-locked memory ran out while building.
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// What the allocation was for.
+        what: String,
+        /// Bytes needed in all for what was being built.
+        needed_bytes: u64,
+        /// Bytes free on the device before.
+        free_bytes: u64,
+        /// The largest batch that would fit, where one would.
+        fitting_batch: Option<usize>,
+    },
+    /// A driver call failed.
+    Driver {
+        /// The device.
+        device: String,
+        /// The call: `"cuMemcpyHtoDAsync"`.
+        operation: &'static str,
+        /// The status by name: `"CUDA_ERROR_ILLEGAL_ADDRESS"`.
+        status: String,
+        /// The status as a number.
+        code: i32,
+    },
+    /// The device faulted earlier; everything after it is answered with that fault.
+    Fault {
+        /// The first failure.
+        cause: Arc<Error>,
+    },
+    /// A wait ran out of time.
+    Timeout {
+        /// What was waited for: `"acquire"`, `"wait"`.
+        operation: &'static str,
+        /// How long.
+        waited: Duration,
+        /// Where the ring's credits were at that moment.
+        credits: Credits,
+    },
+    /// A picture could not be decoded.
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        what: String,
+    },
+    /// The engine was closed.
+    Closed,
+    /// A panic in code that ran on the device's behalf; a bug in trefoil.
+    Internal {
+        /// What happened.
+        what: String,
+    },
+}
+
+/// Where the credits of a ring are: each batch buffer is in exactly one of these states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Credits {
+    /// Staging buffers lent to producers, not yet submitted.
+    pub filling: usize,
+    /// Submissions whose result is not there yet.
+    pub in_flight: usize,
+    /// Results that are there, held by a `Ticket` or `Output` that nobody has dropped.
+    pub unread: usize,
+    /// Buffers out of use because a fault left it unknown whether the device still accesses them.
+    pub quarantined: usize,
+    /// Staging buffers in all.
+    pub staging: usize,
+    /// Result buffers in all.
+    pub results: usize,
+}
+
+impl fmt::Display for Credits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { filling, in_flight, unread, quarantined, staging, results } = self;
+        write!(
+            f,
+            "{filling} being filled, {in_flight} in flight, {unread} finished and unread \
+             (of {staging} staging and {results} result buffers)"
+        )?;
+        if *quarantined > 0 {
+            write!(f, ", {quarantined} quarantined after a fault")?;
+        }
+        Ok(())
+    }
+}
+
+impl Error {
+    /// An [`Error::Io`] for `operation` on `path`.
+    pub(crate) fn io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io { operation, path: path.to_owned(), source: Arc::new(source) }
+    }
+
+    /// An [`Error::Format`] of `path`.
+    pub(crate) fn format(path: &Path, what: impl Into<String>) -> Self {
+        Self::Format { path: path.to_owned(), what: what.into() }
+    }
+
+    /// An [`Error::Graph`] at `node`.
+    pub(crate) fn graph(node: &str, what: impl Into<String>) -> Self {
+        Self::Graph { node: node.to_owned(), what: what.into() }
+    }
+
+    /// An [`Error::Option`].
+    pub(crate) fn option(option: &'static str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
+        Self::Option { option, value: value.to_string(), expected: expected.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Self::Format { path, what } => write!(f, "{}: {what}", path.display()),
+            Self::Tensor { path, tensor, expected, found } => {
+                write!(f, "{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())
+            }
+            Self::UnknownArchitecture { path, found, known } => write!(
+                f,
+                "{}: unknown architecture `{found}`; known are {}",
+                path.display(),
+                known.join(", ")
+            ),
+            Self::Graph { node, what } => write!(f, "node `{node}`: {what}"),
+            Self::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),
+            Self::Unsupported { what, instead } => write!(f, "{what} is not supported: {instead}"),
+            Self::NoDevice { target, why } => write!(f, "no device for `{target}`: {why}"),
+            Self::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch } => {
+                let mib = |b: &u64| *b as f64 / (1 << 20) as f64;
+                write!(
+                    f,
+                    "{device}: out of memory for {what}: {:.1} MiB needed, {:.1} MiB free",
+                    mib(needed_bytes),
+                    mib(free_bytes)
+                )?;
+                match fitting_batch {
+                    Some(n) => write!(f, "; a batch of {n} would fit"),
+                    None => write!(f, "; no batch would fit"),
+                }
+            }
+            Self::Driver { device, operation, status, code } => {
+                write!(f, "{device}: {operation} failed with {status} ({code})")
+            }
+            Self::Fault { cause } => write!(f, "the device faulted earlier: {cause}"),
+            Self::Timeout { operation, waited, credits } => {
+                write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
+                if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {
+                    write!(f, "; wait for or drop the unread tickets and outputs, or ask for more results")?;
+                }
+                Ok(())
+            }
+            Self::Image { path, what } => write!(f, "{}: {what}", path.display()),
+            Self::Closed => write!(f, "the engine is closed"),
+            Self::Internal { what } => write!(f, "internal error, please report it: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(&**source),
+            Self::Fault { cause } => Some(&**cause),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Element types, image shapes, and what goes into and comes out of an engine.
+
+use std::fmt;
+
+/// The type of one tensor element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// Unsigned byte.
+    U8,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U8 => "u8",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        })
+    }
+}
+
+/// Height, width and channels of one image or activation; a vector of C features is 1 x 1 x C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Rows of pixels.
+    pub height: usize,
+    /// Pixels in a row.
+    pub width: usize,
+    /// Values in a pixel.
+    pub channels: usize,
+}
+
+impl Shape {
+    /// A shape of `height` x `width` x `channels`.
+    pub const fn new(height: usize, width: usize, channels: usize) -> Self {
+        Self { height, width, channels }
+    }
+
+    /// A vector of `channels` features.
+    pub const fn vector(channels: usize) -> Self {
+        Self::new(1, 1, channels)
+    }
+
+    /// Pixels: height x width.
+    pub const fn pixels(self) -> usize {
+        self.height * self.width
+    }
+
+    /// Elements: height x width x channels.
+    pub const fn elems(self) -> usize {
+        self.pixels() * self.channels
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}x{}", self.height, self.width, self.channels)
+    }
+}
+
+/// How the rows that a producer writes are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum InputFormat {
+    /// Bytes 0-255, channels innermost, as decoders give them. Normalised on the device.
+    #[default]
+    U8Nhwc,
+    /// Floats already normalised, one plane for each channel, as PyTorch has them.
+    F32Nchw,
+    /// Halves already normalised, channels innermost.
+    F16Nhwc,
+}
+
+impl InputFormat {
+    /// The element type.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            Self::U8Nhwc => Dtype::U8,
+            Self::F32Nchw => Dtype::F32,
+            Self::F16Nhwc => Dtype::F16,
+        }
+    }
+}
+
+impl fmt::Display for InputFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U8Nhwc => "u8 NHWC",
+            Self::F32Nchw => "f32 NCHW",
+            Self::F16Nhwc => "f16 NHWC",
+        })
+    }
+}
+
+/// What an engine hands out for each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum OutputKind {
+    /// The classifier's sums: f32, one for each class.
+    Logits,
+    /// Softmax of the logits: f32, one for each class.
+    #[default]
+    Probabilities,
+    /// The k most probable classes, best first, ties by the lower index: k x (f32 probability, u32 index).
+    TopK(usize),
+    /// The features before the classifier, or the node that the model was cut at: f32, NHWC.
+    Features,
+}
+
+/// Shape and type of the rows on one side of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Height, width, channels of one row.
+    pub shape: Shape,
+    /// Bytes of one row, without padding.
+    pub row_bytes: usize,
+    /// Distance of two rows in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
+    pub row_pitch: usize,
+}
+
+/// Rows of page-locked and device input and output buffers start at multiples of this many bytes.
+pub const ROW_ALIGN: usize = 256;
+
+impl TensorSpec {
+    /// The spec of rows of `shape` and `dtype`.
+    pub const fn new(dtype: Dtype, shape: Shape) -> Self {
+        let row_bytes = shape.elems() * dtype.bytes();
+        Self { dtype, shape, row_bytes, row_pitch: row_bytes.next_multiple_of(ROW_ALIGN) }
+    }
+}
+
+/// What happens to a sum before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(x, 0).
+    Relu,
+    /// min(max(x, 0), 6).
+    Relu6,
+}
+
+impl Activation {
+    /// The activation of `x`.
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Self::None => x,
+            Self::Relu => x.max(0.0),
+            Self::Relu6 => x.clamp(0.0, 6.0),
+        }
+    }
+}
+
+impl fmt::Display for Activation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Relu => "relu",
+            Self::Relu6 => "relu6",
+        })
+    }
+}
