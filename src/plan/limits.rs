@@ -1,0 +1,86 @@
+//! What a plan needs to know of the hardware, as plain data, so that a plan for another machine can be made anywhere.
+
+use std::fmt;
+
+use crate::tensor::Dtype;
+
+/// Which kernels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// Host code: f32 activations.
+    Cpu,
+    /// mma.sync and cp.async: f16 activations, compute capability 8.0 and up.
+    Sm80,
+}
+
+/// The hardware that a plan is made for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// The device's name.
+    pub name: String,
+    /// Which kernels it runs.
+    pub family: Family,
+    /// Major and minor compute capability; zeros for a CPU.
+    pub compute_capability: [u32; 2],
+    /// Streaming multiprocessors; for a CPU, compute threads.
+    pub units: usize,
+    /// Shared memory that one block may ask for, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl Limits {
+    /// A CPU with `threads` compute threads.
+    pub fn cpu(threads: usize) -> Self {
+        Self { name: "CPU".into(), family: Family::Cpu, compute_capability: [0, 0], units: threads, shared_bytes: 0 }
+    }
+
+    /// An NVIDIA GPU by its attributes.
+    pub fn gpu(name: &str, compute_capability: [u32; 2], units: usize, shared_bytes: usize) -> Self {
+        Self { name: name.into(), family: Family::Sm80, compute_capability, units, shared_bytes }
+    }
+
+    /// NVIDIA A100.
+    pub fn a100() -> Self {
+        Self::gpu("NVIDIA A100", [8, 0], 108, 166_912)
+    }
+
+    /// NVIDIA GeForce RTX 4090.
+    pub fn rtx4090() -> Self {
+        Self::gpu("NVIDIA GeForce RTX 4090", [8, 9], 128, 101_376)
+    }
+
+    /// NVIDIA H200.
+    pub fn h200() -> Self {
+        Self::gpu("NVIDIA H200", [9, 0], 132, 232_448)
+    }
+}
+
+impl Family {
+    /// Element type of the activations.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            Self::Cpu => Dtype::F32,
+            Self::Sm80 => Dtype::F16,
+        }
+    }
+
+    /// Channels are stored in multiples of this many.
+    pub const fn channel_align(self) -> usize {
+        match self {
+            Self::Cpu => 1,
+            Self::Sm80 => 8,
+        }
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Family::Cpu => write!(f, "{} ({} threads)", self.name, self.units),
+            Family::Sm80 => {
+                let [major, minor] = self.compute_capability;
+                write!(f, "{} (sm_{major}{minor}, {} SMs)", self.name, self.units)
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! How a graph runs on given hardware: steps, kernels, buffer lifetimes, one arena. Pure: no device, no file.
+//!
+//! [`plan`] turns a rewritten [`Graph`] and plain-data [`Limits`] into a [`Plan`]: the launch order, a kernel for
+//! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
+
+mod arena;
+mod display;
+mod limits;
+mod select;
+
+use crate::error::Error;
+use crate::model::{Conv2d, Graph, Linear, Pool};
+use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
+
+pub use limits::{Family, Limits};
+pub use select::{Choices, ConvTile};
+
+/// A graph laid out for one device and one batch size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// What it was planned for.
+    pub limits: Limits,
+    /// Rows computed by one run.
+    pub batch: usize,
+    /// What a run reads.
+    pub input: InputFormat,
+    /// What a run writes.
+    pub output: OutputKind,
+    /// The launches, in order.
+    pub steps: Vec<Step>,
+    /// The tensors between them.
+    pub tensors: Vec<Tensor>,
+    /// Bytes of the arena, tensors sharing memory where their lifetimes allow it.
+    pub arena_bytes: usize,
+    /// Bytes it would take if none shared.
+    pub arena_bytes_without_reuse: usize,
+}
+
+/// Index into [`Plan::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub usize);
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Name of the graph's node that it computes.
+    pub name: String,
+    /// What it computes.
+    pub op: StepOp,
+    /// What it reads; for a convolution or an addition the second is the residual.
+    pub inputs: Vec<TensorId>,
+    /// What it writes.
+    pub output: TensorId,
+    /// How.
+    pub kernel: Kernel,
+    /// Floating-point operations of one run.
+    pub flops: u64,
+    /// Bytes read and written by one run, weights included, each tensor once.
+    pub bytes: u64,
+}
+
+/// What a step computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepOp {
+    /// Input rows → normalised activations, channels padded to the family's alignment.
+    Normalize {
+        /// Subtracted from each channel, in units of the input's full scale (0-1).
+        mean: Vec<f32>,
+        /// Divides each channel after that.
+        std: Vec<f32>,
+    },
+    /// Dense convolution with bias, residual and activation.
+    Conv(Conv2d),
+    /// Depthwise convolution with bias and activation.
+    Depthwise(Conv2d),
+    /// Maximum over windows.
+    MaxPool(Pool),
+    /// Mean over windows.
+    AvgPool(Pool),
+    /// Mean over all pixels.
+    GlobalAvgPool,
+    /// Fully connected layer; its result is f32.
+    Linear(Linear),
+    /// Elementwise sum (one input: none) and activation.
+    Add(Activation),
+    /// The last step: logits or features → output rows.
+    Emit(OutputKind),
+}
+
+/// How a step computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// The one CPU kernel of the operation.
+    Cpu,
+    /// The one sm80 kernel of the operation.
+    Sm80,
+    /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
+    Sm80Gemm(ConvTile),
+}
+
+/// A tensor between steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Logical shape of one row.
+    pub shape: Shape,
+    /// Channels stored: `shape.channels` rounded up to the family's alignment, the rest zeros.
+    pub stored_channels: usize,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Bytes for all rows.
+    pub bytes: usize,
+    /// Where it lies.
+    pub place: Place,
+    /// First step that writes it and last that reads it.
+    pub lifetime: [usize; 2],
+}
+
+/// Where a tensor lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The slot's input buffer.
+    Input,
+    /// The slot's output buffer.
+    Output,
+    /// At this byte offset in the arena.
+    Arena(usize),
+}
