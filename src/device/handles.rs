@@ -1,0 +1,252 @@
+//! Owning handles: each is made once, freed once, and names its device in every error.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use super::{Device, Priority};
+use crate::error::Error;
+
+/// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
+pub(crate) struct Stream {
+    raw: u64,
+    device: Device,
+}
+
+/// A point in a stream. Recording it again moves it.
+pub(crate) struct Event {
+    raw: u64,
+    device: Device,
+}
+
+/// Page-locked host memory, zeroed when made.
+pub(crate) struct HostBuffer {
+    ptr: NonNull<u8>,
+    bytes: usize,
+    device: Device,
+}
+
+/// Device memory.
+pub(crate) struct DeviceBuffer {
+    addr: u64,
+    bytes: usize,
+    device: Device,
+}
+
+// SAFETY: a HostBuffer is a unique owner of plain bytes; access through it is by `unsafe fn` whose callers order it.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above; shared access to the bytes only goes through `unsafe fn`s.
+unsafe impl Sync for HostBuffer {}
+
+impl Stream {
+    /// Makes a stream; `name` is what profilers show.
+    pub fn new(device: &Device, priority: Priority, name: &str) -> Result<Self, Error> {
+        let raw = device.backend().stream_create(priority, name)?;
+        Ok(Self { raw, device: device.clone() })
+    }
+
+    /// The backend's handle.
+    pub fn raw(&self) -> u64 {
+        self.raw
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Makes work enqueued from now on wait for what `event` recorded last.
+    pub fn wait(&self, event: &Event) -> Result<(), Error> {
+        // SAFETY: both handles are owned by live values.
+        self.device.latch(unsafe { self.device.backend().stream_wait(self.raw, event.raw) })
+    }
+
+    /// Copies the first `bytes` of `src` to `dst`.
+    ///
+    /// # Safety
+    /// Until an event recorded behind this call is done: both buffers live, nobody writes `src`, and nobody else
+    /// accesses the first `bytes` of `dst` but by work ordered with this stream.
+    pub unsafe fn copy_in(&self, dst: &DeviceBuffer, src: &HostBuffer, bytes: usize) -> Result<(), Error> {
+        assert!(bytes <= dst.bytes && bytes <= src.bytes, "copy of {bytes} bytes out of bounds");
+        // SAFETY: in bounds by the assertion, the rest by the caller.
+        self.device.latch(unsafe { self.device.backend().copy_in(dst.addr, src.ptr.as_ptr(), bytes, self.raw) })
+    }
+
+    /// Copies the first `bytes` of `src` to `dst`.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_in`], with the host reading or writing `dst` as little as the device `src`.
+    pub unsafe fn copy_out(&self, dst: &HostBuffer, src: &DeviceBuffer, bytes: usize) -> Result<(), Error> {
+        assert!(bytes <= dst.bytes && bytes <= src.bytes, "copy of {bytes} bytes out of bounds");
+        // SAFETY: in bounds by the assertion, the rest by the caller.
+        self.device.latch(unsafe { self.device.backend().copy_out(dst.ptr.as_ptr(), src.addr, bytes, self.raw) })
+    }
+}
+
+impl Event {
+    /// Makes an event without timing.
+    pub fn new(device: &Device) -> Result<Self, Error> {
+        Ok(Self { raw: device.backend().event_create(false)?, device: device.clone() })
+    }
+
+    /// Makes an event with timing.
+    pub fn with_timing(device: &Device) -> Result<Self, Error> {
+        Ok(Self { raw: device.backend().event_create(true)?, device: device.clone() })
+    }
+
+    /// Records it behind the work enqueued on `stream` so far.
+    pub fn record(&self, stream: &Stream) -> Result<(), Error> {
+        // SAFETY: both handles are owned by live values.
+        self.device.latch(unsafe { self.device.backend().event_record(self.raw, stream.raw) })
+    }
+
+    /// Whether the recorded work is done.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        // SAFETY: the handle is owned by self.
+        self.device.latch(unsafe { self.device.backend().event_query(self.raw) })
+    }
+
+    /// Blocks until the recorded work is done.
+    pub fn wait(&self) -> Result<(), Error> {
+        // SAFETY: the handle is owned by self.
+        self.device.latch(unsafe { self.device.backend().event_wait(self.raw) })
+    }
+
+    /// Blocks until the recorded work is done or `deadline` has passed; whether it is done.
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, Error> {
+        loop {
+            if self.is_done()? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            std::thread::sleep(left.min(POLL));
+        }
+    }
+
+    /// Milliseconds from `start` to this event, both with timing and done.
+    pub fn ms_since(&self, start: &Event) -> Result<f32, Error> {
+        // SAFETY: both handles are owned by live values; the backend reports events without timing as an error.
+        self.device.latch(unsafe { self.device.backend().elapsed_ms(start.raw, self.raw) })
+    }
+}
+
+/// How long a poll of an event sleeps between two looks.
+pub(crate) const POLL: Duration = Duration::from_micros(50);
+
+impl HostBuffer {
+    /// Allocates and zeroes `bytes` (at least one row of alignment).
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        let bytes = bytes.max(crate::tensor::ROW_ALIGN);
+        Ok(Self { ptr: device.backend().host_alloc(bytes)?, bytes, device: device.clone() })
+    }
+
+    /// Start of the bytes.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes, to read.
+    ///
+    /// # Safety
+    /// While the slice lives, neither the device nor any thread writes them.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this length, initialised to zero; no writers by the caller.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, to write.
+    ///
+    /// # Safety
+    /// While the slice lives, neither the device nor any thread accesses them otherwise.
+    #[allow(clippy::mut_from_ref, reason = "exclusive by the caller's contract, held by the ring's credits")]
+    pub unsafe fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: allocated with this length, initialised to zero; exclusive by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
+    }
+}
+
+impl DeviceBuffer {
+    /// Allocates `bytes` (at least one row of alignment), contents undefined.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        let bytes = bytes.max(crate::tensor::ROW_ALIGN);
+        Ok(Self { addr: device.backend().device_alloc(bytes)?, bytes, device: device.clone() })
+    }
+
+    /// Address on the device.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Reports a handle that could not be freed; after a fault that is expected, the device is gone.
+fn report(device: &Device, what: &str, result: Result<(), Error>) {
+    if let Err(error) = result {
+        if device.fault().is_none() {
+            log::error!("dropping {what}: {error}");
+        } else {
+            log::debug!("dropping {what} after a fault: {error}");
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: owned by self, dropped once.
+        report(&self.device, "a stream", unsafe { self.device.backend().stream_destroy(self.raw) });
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: owned by self, dropped once.
+        report(&self.device, "an event", unsafe { self.device.backend().event_destroy(self.raw) });
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            // After a fault nothing proves that the device's copy engines are done with it.
+            log::warn!("{} bytes of page-locked memory left to the faulted device", self.bytes);
+            return;
+        }
+        // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
+        report(&self.device, "a page-locked buffer", unsafe { self.device.backend().host_free(self.ptr, self.bytes) });
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            log::warn!("{} bytes of device memory left to the faulted device", self.bytes);
+            return;
+        }
+        // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
+        report(&self.device, "a device buffer", unsafe { self.device.backend().device_free(self.addr, self.bytes) });
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x})", self.raw)
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer({:#x}, {} bytes)", self.addr, self.bytes)
+    }
+}

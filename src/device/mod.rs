@@ -1,0 +1,230 @@
+//! Where work runs: one object-safe trait over streams, events, memory and copies, and owning handles on top of it.
+//!
+//! [`Backend`] is what a device has to do; [`Stream`], [`Event`], [`HostBuffer`] and [`DeviceBuffer`] own what it
+//! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
+//! [`Program`], the thing that `exec` makes of a plan.
+
+pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+mod handles;
+mod target;
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use crate::error::Error;
+
+pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, Stream};
+pub use target::Target;
+
+/// A device that engines run on; clones share it.
+///
+/// ```
+/// use trefoil::{Device, Target};
+/// let device = Device::open(Target::Cpu)?;
+/// assert_eq!(device.info().name, "CPU");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    kind: Kind,
+    info: DeviceInfo,
+    /// The first failed call after which the device's state is unknown. Written once, read by everybody.
+    fault: OnceLock<Arc<Error>>,
+}
+
+/// The devices there are; `exec` makes a program for each.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// Host threads.
+    Cpu(Arc<cpu::Cpu>),
+    /// An NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<cuda::Cuda>),
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceInfo {
+    /// `"cpu"` or `"cuda:0"`.
+    pub target: String,
+    /// The name, as the driver gives it.
+    pub name: String,
+    /// Major and minor compute capability; zeros for a CPU.
+    pub compute_capability: [u32; 2],
+    /// Streaming multiprocessors; for a CPU, compute threads.
+    pub units: usize,
+    /// Shared memory that one block may ask for, in bytes.
+    pub shared_bytes: usize,
+    /// Memory in all, in bytes; 0 where it is the host's.
+    pub memory_bytes: u64,
+    /// The driver's CUDA version, as 1000 x major + 10 x minor; 0 for a CPU.
+    pub driver_version: u32,
+}
+
+/// Which of the device's ready streams goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Priority {
+    #[default]
+    Normal,
+    High,
+}
+
+/// What a device does. Handles are plain numbers, so that a wrapper can pass them on.
+///
+/// # Safety of the calls
+/// A raw handle is valid from the call that made it to the one that destroys it; [`handles`] owns each exactly once.
+/// Memory named in a copy stays allocated, and is not touched by the host in conflict with the copy, until an event
+/// recorded behind the copy is done.
+pub(crate) trait Backend: Send + Sync {
+    /// Makes a stream that orders its work by itself and with no other stream. `name` is what profilers show.
+    fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error>;
+    /// # Safety
+    /// `stream` is valid and not used again. Work already enqueued still runs.
+    unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error>;
+
+    /// Makes an event; with `timing`, [`Backend::elapsed_ms`] may be asked of it.
+    fn event_create(&self, timing: bool) -> Result<u64, Error>;
+    /// # Safety
+    /// `event` is valid and not used again.
+    unsafe fn event_destroy(&self, event: u64) -> Result<(), Error>;
+    /// Records `event` behind the work enqueued on `stream` so far.
+    /// # Safety
+    /// Both are valid.
+    unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error>;
+    /// Makes later work on `stream` wait for what `event` recorded last; nothing if it never did.
+    /// # Safety
+    /// Both are valid.
+    unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error>;
+    /// Whether the work that `event` recorded last is done (true if it never recorded).
+    /// # Safety
+    /// `event` is valid.
+    unsafe fn event_query(&self, event: u64) -> Result<bool, Error>;
+    /// Blocks the calling thread until that is so.
+    /// # Safety
+    /// `event` is valid.
+    unsafe fn event_wait(&self, event: u64) -> Result<(), Error>;
+    /// Milliseconds between two timing events, both done.
+    /// # Safety
+    /// Both are valid and were made with timing.
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error>;
+
+    /// Page-locked host memory, zeroed, aligned to [`crate::tensor::ROW_ALIGN`].
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error>;
+    /// # Safety
+    /// `ptr` came from `host_alloc(bytes)` and nothing accesses it any more.
+    unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error>;
+    /// Device memory, aligned to 256 bytes, contents undefined.
+    fn device_alloc(&self, bytes: usize) -> Result<u64, Error>;
+    /// # Safety
+    /// `addr` came from `device_alloc(bytes)` and nothing accesses it any more.
+    unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error>;
+    /// Free and total device memory in bytes, where the device has its own.
+    fn memory(&self) -> Result<Option<(u64, u64)>, Error>;
+
+    /// Copies host → device on `stream`.
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error>;
+    /// Copies device → host on `stream`.
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
+}
+
+/// One run of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Which slot's buffers it reads and writes.
+    pub slot: usize,
+    /// Index into [`Program::batch_sizes`].
+    pub size: usize,
+    /// Rows that matter; the program may compute up to the batch size.
+    pub rows: usize,
+}
+
+/// Something that a compute stream launches: a model made ready for a device, with the slots' buffers it addresses.
+pub(crate) trait Program: Send + Sync {
+    /// Slots it was built for.
+    fn slots(&self) -> usize;
+    /// Batch sizes it was built for, ascending.
+    fn batch_sizes(&self) -> &[usize];
+    /// A slot's device input: rows of the input spec's pitch.
+    fn input(&self, slot: usize) -> &DeviceBuffer;
+    /// A slot's device output: rows of the output spec's pitch.
+    fn output(&self, slot: usize) -> &DeviceBuffer;
+    /// Enqueues one run on `stream`; never waits.
+    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error>;
+}
+
+impl Device {
+    /// Opens a device. [`Target::Auto`] takes the first GPU and falls back to the CPU, with one warning in the log,
+    /// where there is no driver or no GPU; a driver that is there but too old or failing is an error.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`], [`Error::Unsupported`] (driver or GPU too old), [`Error::Driver`].
+    pub fn open(target: Target) -> Result<Self, Error> {
+        match target {
+            Target::Cpu => Ok(Self::cpu(cpu::default_threads())),
+            Target::Auto => target::open_auto(),
+            Target::Cuda(ordinal) => target::open_cuda(ordinal),
+        }
+    }
+
+    /// The CPU with a number of compute threads.
+    pub fn cpu(threads: usize) -> Self {
+        let (backend, info) = cpu::Cpu::new(threads);
+        Self::new(Kind::Cpu(Arc::new(backend)), info)
+    }
+
+    pub(crate) fn new(kind: Kind, info: DeviceInfo) -> Self {
+        log::info!("device {}: {}", info.target, info.name);
+        Self(Arc::new(Inner { kind, info, fault: OnceLock::new() }))
+    }
+
+    /// What the device says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// The error that put the device out of use, if one did.
+    pub fn fault(&self) -> Option<Error> {
+        self.0.fault.get().map(|cause| Error::Fault { cause: cause.clone() })
+    }
+
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.0.kind
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match &self.0.kind {
+            Kind::Cpu(cpu) => &**cpu,
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => &**cuda,
+        }
+    }
+
+    /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.
+    pub(crate) fn latch<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        result.inspect_err(|error| {
+            if self.0.fault.set(Arc::new(error.clone())).is_ok() {
+                log::error!("{}: fault, the device is out of use: {error}", self.0.info.target);
+            }
+        })
+    }
+
+    /// The latched fault as an error, else nothing.
+    pub(crate) fn healthy(&self) -> Result<(), Error> {
+        self.fault().map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("info", &self.0.info).field("fault", &self.0.fault.get()).finish()
+    }
+}

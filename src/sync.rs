@@ -1,0 +1,28 @@
+//! Small helpers around `std::sync`, shared by devices and rings.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Locks `mutex`. No code here leaves a value half-changed when it panics, so a poisoned lock is as good as another.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits on `condvar`.
+pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits on `condvar` until `deadline` at the latest; the flag says whether the deadline has passed.
+pub(crate) fn wait_until<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    deadline: Instant,
+) -> (MutexGuard<'a, T>, bool) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return (guard, true);
+    }
+    let (guard, _) = condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
+    (guard, Instant::now() >= deadline)
+}
