@@ -93,6 +93,7 @@ impl Cpu {
 
     /// Enqueues a run of `work` on `stream`.
     pub fn enqueue(&self, stream: u64, work: Arc<dyn Work>, run: Run) -> Result<(), Error> {
+        self.healthy()?;
         self.push(stream, "launch", Op::Run { work, run })
     }
 
@@ -101,7 +102,6 @@ impl Cpu {
     }
 
     fn push(&self, stream: u64, operation: &'static str, op: Op) -> Result<(), Error> {
-        self.healthy()?;
         let queue = find(&self.streams, stream, operation)?;
         lock(&queue.state).ops.push_back(op);
         queue.changed.notify_one();
@@ -232,7 +232,7 @@ impl Backend for Cpu {
         let event = self.event(event, "stream_wait")?;
         let Times { recorded: sequence, reached, .. } = *lock(&event.times);
         if reached >= sequence {
-            return self.healthy();
+            return Ok(());
         }
         self.push(stream, "stream_wait", Op::Wait { event, sequence })
     }
@@ -297,10 +297,12 @@ impl Backend for Cpu {
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.healthy()?;
         self.push(stream, "copy_in", Op::Copy { dst: dst as usize, src: src as usize, bytes })
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.healthy()?;
         self.push(stream, "copy_out", Op::Copy { dst: dst as usize, src: src as usize, bytes })
     }
 }

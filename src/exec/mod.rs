@@ -6,16 +6,16 @@ mod cuda;
 
 use std::sync::Arc;
 
-use crate::device::{Device, Kind, Program};
+use crate::device::{Device, DeviceInfo, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
-use crate::plan::{Choices, Plan};
-use crate::tensor::{InputFormat, OutputKind};
+use crate::plan::{Choices, Limits, Plan};
+use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 /// What to build.
 #[derive(Clone, Debug)]
 pub(crate) struct BuildSpec {
-    /// Ascending and distinct.
+    /// Ascending and distinct; none: the device's default.
     pub batch_sizes: Vec<usize>,
     /// Slots: each gets a device input and a device output.
     pub slots: usize,
@@ -25,6 +25,22 @@ pub(crate) struct BuildSpec {
     pub output: OutputKind,
     /// Tiles that overrule the planner's.
     pub choices: Choices,
+    /// Of the stream that graphs are captured on.
+    pub priority: Priority,
+}
+
+impl BuildSpec {
+    /// Fills in the batch sizes where the caller gave none.
+    pub fn with_default_sizes(mut self, device: &Device) -> Self {
+        if self.batch_sizes.is_empty() {
+            self.batch_sizes = match device.kind() {
+                Kind::Cpu(_) => vec![8],
+                #[cfg(feature = "cuda")]
+                Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
+            };
+        }
+        self
+    }
 }
 
 /// Makes `model` ready to run on `device`; the plans are those of the batch sizes, in order.
@@ -33,5 +49,20 @@ pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<
         Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec),
         #[cfg(feature = "cuda")]
         Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec),
+    }
+}
+
+/// The rows that a plan reads and writes.
+pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
+    let spec = |tensor: &crate::plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
+    (spec(&plan.tensors[0]), spec(plan.tensors.last().expect("a plan has an output")))
+}
+
+/// The hardware limits that a device's plans keep to.
+pub(crate) fn limits(info: &DeviceInfo, kind: &Kind) -> Limits {
+    match kind {
+        Kind::Cpu(_) => Limits::cpu(info.units),
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(_) => Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes),
     }
 }
