@@ -243,7 +243,7 @@ impl EngineBuilder<'_> {
         };
         device.healthy()?;
         let spec = spec.with_default_sizes(&device);
-        let (program, plans) = exec::build(&model, &device, &spec)?;
+        let (program, plans) = exec::build(&model, &device, &spec).map_err(|e| what_fits(e, &model, &device, &spec))?;
         let (input, output) = exec::row_specs(&plans[0]);
         let ring = RingSpec {
             staging,
@@ -272,6 +272,21 @@ impl EngineBuilder<'_> {
             choices: self.choices.clone(),
             priority: self.priority,
         })
+    }
+}
+
+/// Completes an out-of-memory error: what the whole build needs, and the largest batch whose build would fit.
+fn what_fits(error: Error, model: &Model, device: &Device, spec: &BuildSpec) -> Error {
+    let Error::OutOfMemory { device: name, what, free_bytes, needed_bytes, .. } = error else { return error };
+    let needed = |batch| exec::device_bytes(model, device, spec, batch);
+    let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
+    let smaller = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2)).take_while(|&batch| batch > 0);
+    Error::OutOfMemory {
+        device: name,
+        what,
+        needed_bytes: needed(largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes)),
+        free_bytes,
+        fitting_batch: smaller.into_iter().find(|&batch| needed(batch).is_ok_and(|bytes| bytes <= free_bytes)),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::device::{Device, DeviceInfo, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
-use crate::plan::{Choices, Limits, Plan};
+use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 /// What to build.
@@ -52,6 +52,24 @@ pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<
     }
 }
 
+/// Plans `model` for one batch size.
+fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
+    let request = Request {
+        limits: &limits(device.info(), device.kind()),
+        batch,
+        input: spec.input,
+        preprocessing: model.preprocessing(),
+        output: spec.output,
+        choices: &spec.choices,
+    };
+    plan(model.graph(), &request)
+}
+
+/// Device memory that a build with this largest batch takes.
+pub(crate) fn device_bytes(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<u64, Error> {
+    Ok(plan_batch(model, device, spec, batch)?.device_bytes(spec.slots))
+}
+
 /// The rows that a plan reads and writes.
 pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
     let spec = |tensor: &crate::plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
@@ -59,7 +77,7 @@ pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
 }
 
 /// The hardware limits that a device's plans keep to.
-pub(crate) fn limits(info: &DeviceInfo, kind: &Kind) -> Limits {
+fn limits(info: &DeviceInfo, kind: &Kind) -> Limits {
     match kind {
         Kind::Cpu(_) => Limits::cpu(info.units),
         #[cfg(feature = "cuda")]

@@ -243,6 +243,7 @@ impl<'a> Lowering<'a> {
             kernel: draft.kernel,
             flops: draft.flops,
             bytes,
+            weight_bytes: draft.weight_bytes,
         });
     }
 }

@@ -65,6 +65,15 @@ pub struct Plan {
     pub arena_bytes_without_reuse: usize,
 }
 
+impl Plan {
+    /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, arena, inputs, outputs.
+    pub fn device_bytes(&self, slots: usize) -> u64 {
+        let weights: u64 = self.steps.iter().map(|step| step.weight_bytes).sum();
+        let rows: usize = self.tensors.iter().filter(|t| !matches!(t.place, Place::Arena(_))).map(|t| t.bytes).sum();
+        weights + self.arena_bytes as u64 + (slots * rows) as u64
+    }
+}
+
 /// Index into [`Plan::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);
@@ -86,6 +95,8 @@ pub struct Step {
     pub flops: u64,
     /// Bytes read and written by one run, weights included, each tensor once.
     pub bytes: u64,
+    /// Bytes of its weights alone.
+    pub weight_bytes: u64,
 }
 
 /// What a step computes.
