@@ -16,7 +16,7 @@ fn echo() -> Model {
     let mut graph = GraphBuilder::new(Shape::new(SIDE, SIDE, 1));
     let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
     let graph = graph.finish(x).unwrap();
-    let weights = Weights::from_tensors([("echo.weight", &[1, 1, 1, 1][..], vec![255.0])]).unwrap();
+    let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])]).unwrap();
     let preprocessing = Preprocessing {
         input: Shape::new(SIDE, SIDE, 1),
         mean: vec![0.0],
