@@ -117,10 +117,12 @@ TREFOIL_DEVICE void depthwise_any(const DepthwiseArgs &args) {
 #pragma unroll
   for (int t = 0; t < kGroup; ++t) sums[t] = load_chunk_f32(args.bias + work.chunk * kChunkElems);
 
+#pragma unroll 1
   for (int32_t r = 0; r < args.filter_h; ++r) {
     const int32_t h = h_first + r * args.dilation_h;
     if (static_cast<uint32_t>(h) >= static_cast<uint32_t>(args.height)) continue;
     const int64_t line = line_chunk(args, work, h);
+#pragma unroll 1
     for (int32_t s = 0; s < args.filter_w; ++s) {
       const int64_t tap = static_cast<int64_t>(r) * args.filter_w + s;
       const Chunk filter = unpack_chunk(load_chunk(args.filter, tap * args.c_chunks + work.chunk));
@@ -146,7 +148,7 @@ TREFOIL_DEVICE void depthwise_any(const DepthwiseArgs &args) {
 // Limits     1 <= threads < 2^31, coordinates and filter chunks below 2^30; the entries with a size in the name need
 //            that window, that stride_w and dilation 1 (the launcher chooses). Deterministic.
 #define TREFOIL_DEPTHWISE(name, body)                                                                           \
-  extern "C" __global__ void __launch_bounds__(kThreads)                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads, 4)                                                     \
       sm80_conv2d_depthwise_##name(const __grid_constant__ DepthwiseArgs args) {                                \
     body(args);                                                                                                 \
   }
