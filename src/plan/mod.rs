@@ -6,14 +6,43 @@
 mod arena;
 mod display;
 mod limits;
+mod lower;
 mod select;
 
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Linear, Pool};
+use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
+
+/// What a plan is asked for.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The hardware.
+    pub limits: &'a Limits,
+    /// Rows of one run.
+    pub batch: usize,
+    /// What the rows hold.
+    pub input: InputFormat,
+    /// How bytes become activations.
+    pub preprocessing: &'a Preprocessing,
+    /// What is wanted.
+    pub output: OutputKind,
+    /// Tiles that overrule the planner's.
+    pub choices: &'a Choices,
+}
+
+/// Plans a graph: rewrites it, chooses kernels, and places every tensor.
+///
+/// # Errors
+/// [`Error::Graph`] for a graph that is not well-formed; [`Error::Unsupported`] for an operation that the family's
+/// kernels do not do, with the node's name; [`Error::Option`] for a batch of zero or one too large to address.
+pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
+    let mut plan = lower::lower(graph, request)?;
+    arena::place(&mut plan);
+    Ok(plan)
+}
 
 /// A graph laid out for one device and one batch size.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +63,15 @@ pub struct Plan {
     pub arena_bytes: usize,
     /// Bytes it would take if none shared.
     pub arena_bytes_without_reuse: usize,
+}
+
+impl Plan {
+    /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, arena, inputs, outputs.
+    pub fn device_bytes(&self, slots: usize) -> u64 {
+        let weights: u64 = self.steps.iter().map(|step| step.weight_bytes).sum();
+        let rows: usize = self.tensors.iter().filter(|t| !matches!(t.place, Place::Arena(_))).map(|t| t.bytes).sum();
+        weights + self.arena_bytes as u64 + (slots * rows) as u64
+    }
 }
 
 /// Index into [`Plan::tensors`].
@@ -57,6 +95,8 @@ pub struct Step {
     pub flops: u64,
     /// Bytes read and written by one run, weights included, each tensor once.
     pub bytes: u64,
+    /// Bytes of its weights alone.
+    pub weight_bytes: u64,
 }
 
 /// What a step computes.

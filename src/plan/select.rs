@@ -35,8 +35,22 @@ impl fmt::Display for ConvTile {
 /// Tiles that overrule the planner's, by step name.
 pub type Choices = BTreeMap<String, ConvTile>;
 
-/// The tile for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`.
+/// The tile for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`: the one whose busiest multiprocessor has
+/// the least work, work weighed by how well the tile uses the tensor cores.
 pub(super) fn conv_tile(limits: &Limits, m: usize, n: usize, k: usize) -> ConvTile {
-    let _ = (limits, m, n, k);
-    ConvTile { m: 128, n: 64 }
+    let cost = |tile: &ConvTile| {
+        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
+        let rounds = blocks.div_ceil(limits.units.max(1));
+        rounds as f64 * ((tile.m * tile.n) as f64 * k as f64 / rate(*tile) + FIXED_COST)
+    };
+    ConvTile::ALL.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are tiles")
+}
+
+/// Prologue and epilogue of one block, in multiply-adds of the best tile.
+const FIXED_COST: f64 = 1.0e6;
+
+/// Tensor-core use of a tile against the best one: the smaller, the more bytes it loads for each operation.
+fn rate(tile: ConvTile) -> f64 {
+    let intensity = (tile.m * tile.n) as f64 / (tile.m + tile.n) as f64;
+    (intensity / 64.0).min(1.0)
 }

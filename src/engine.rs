@@ -1,0 +1,308 @@
+//! For whom: an engine joins a model, a device and a ring.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::{Device, Priority, Target};
+use crate::error::{Credits, Error};
+use crate::exec::{self, BuildSpec};
+use crate::model::Model;
+use crate::plan::{Choices, Plan};
+use crate::ring::{Batch, Core, RingSpec, Stage};
+use crate::tensor::{InputFormat, OutputKind, TensorSpec};
+
+/// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
+///
+/// `Send` and `Sync`: share it by reference or in an `Arc`. Dropping it does not wait; what is in flight finishes,
+/// and batches, tickets and outputs keep what they need alive.
+///
+/// ```no_run
+/// use trefoil::{Engine, model::Model};
+/// let model = Model::open("weights/efficientnet-lite0")?;
+/// let engine = Engine::builder(&model).build()?; // a GPU if there is one, else the CPU
+/// let mut batch = engine.acquire()?;
+/// batch.row_mut(0).fill(127);
+/// let best = batch.submit(1)?.wait()?.top_k(0, 1)[0];
+/// println!("{} {:.3}", model.label(best.0), best.1);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub struct Engine {
+    core: Arc<Core>,
+    device: Device,
+    plans: Vec<Plan>,
+}
+
+/// How an [`Engine`] is to be built.
+#[derive(Clone, Debug)]
+pub struct EngineBuilder<'a> {
+    model: &'a Model,
+    device: Option<Device>,
+    batch_sizes: Option<Vec<usize>>,
+    slots: usize,
+    staging: Option<usize>,
+    results: Option<usize>,
+    input: InputFormat,
+    output: OutputKind,
+    priority: Priority,
+    choices: Choices,
+    acquire_limit: Duration,
+}
+
+impl Engine {
+    /// Starts a builder for `model`.
+    pub fn builder(model: &Model) -> EngineBuilder<'_> {
+        EngineBuilder {
+            model,
+            device: None,
+            batch_sizes: None,
+            slots: 3,
+            staging: None,
+            results: None,
+            input: InputFormat::default(),
+            output: OutputKind::default(),
+            priority: Priority::default(),
+            choices: Choices::default(),
+            acquire_limit: Duration::from_secs(10),
+        }
+    }
+
+    /// Lends a batch to fill, waiting for a free one up to the builder's limit.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] past the limit, with the counts of what is being filled, in flight, and finished but unread;
+    /// [`Error::Fault`] if the device is out of use.
+    pub fn acquire(&self) -> Result<Batch, Error> {
+        self.core.acquire(self.core.spec().acquire_limit)
+    }
+
+    /// Like [`Engine::acquire`] with a limit of its own.
+    ///
+    /// # Errors
+    /// As for [`Engine::acquire`].
+    pub fn acquire_within(&self, limit: Duration) -> Result<Batch, Error> {
+        self.core.acquire(limit)
+    }
+
+    /// Lends a batch if one is free now.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if the device is out of use.
+    pub fn try_acquire(&self) -> Result<Option<Batch>, Error> {
+        match self.core.acquire(Duration::ZERO) {
+            Ok(batch) => Ok(Some(batch)),
+            Err(Error::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The device it runs on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The batch sizes it was built for, ascending.
+    pub fn batch_sizes(&self) -> &[usize] {
+        self.core.batch_sizes()
+    }
+
+    /// Rows of the largest batch.
+    pub fn capacity(&self) -> usize {
+        self.core.capacity()
+    }
+
+    /// Slots of its ring.
+    pub fn slots(&self) -> usize {
+        self.core.slots()
+    }
+
+    /// Rows that producers write.
+    pub fn input(&self) -> TensorSpec {
+        self.core.spec().input
+    }
+
+    /// Rows that consumers read.
+    pub fn output(&self) -> TensorSpec {
+        self.core.spec().output
+    }
+
+    /// The plans, one for each batch size in order; a CPU has one, for an image.
+    pub fn plans(&self) -> &[Plan] {
+        &self.plans
+    }
+
+    /// What the ring's credits are doing.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if the device is out of use.
+    pub fn credits(&self) -> Result<Credits, Error> {
+        self.core.credits()
+    }
+
+    /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of
+    /// `batch` rows, one of [`Engine::batch_sizes`]. The rows hold random numbers. Takes all credits while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for another batch size; [`Error::Timeout`] if credits are held elsewhere past the limit.
+    pub fn measure(&self, stage: Stage, batch: usize, repetitions: usize) -> Result<Vec<f64>, Error> {
+        self.core.measure(stage, batch, repetitions)
+    }
+}
+
+impl EngineBuilder<'_> {
+    /// The device; without it a GPU if there is one, else the CPU.
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// The largest batch. A GPU gets a graph for each power of two below it as well, so that a small submission does
+    /// not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
+    pub fn batch(mut self, rows: usize) -> Self {
+        let below = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&size| size < rows);
+        self.batch_sizes = Some(below.chain([rows]).collect());
+        self
+    }
+
+    /// Exactly these batch sizes.
+    pub fn batch_sizes(mut self, sizes: &[usize]) -> Self {
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        self.batch_sizes = Some(sizes);
+        self
+    }
+
+    /// Slots: batches on the device at once. Default 3; 1 is the serial baseline.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    pub fn staging(mut self, buffers: usize) -> Self {
+        self.staging = Some(buffers);
+        self
+    }
+
+    /// Result buffers. Default 4 x staging.
+    pub fn results(mut self, buffers: usize) -> Self {
+        self.results = Some(buffers);
+        self
+    }
+
+    /// What producers write. Default [`InputFormat::U8Nhwc`].
+    pub fn input(mut self, format: InputFormat) -> Self {
+        self.input = format;
+        self
+    }
+
+    /// What consumers read. Default [`OutputKind::Probabilities`].
+    pub fn output(mut self, kind: OutputKind) -> Self {
+        self.output = kind;
+        self
+    }
+
+    /// Puts this engine's streams before those of normal priority.
+    pub fn high_priority(mut self) -> Self {
+        self.priority = Priority::High;
+        self
+    }
+
+    /// Tiles that overrule the planner's, by step name.
+    pub fn choices(mut self, choices: Choices) -> Self {
+        self.choices = choices;
+        self
+    }
+
+    /// How long [`Engine::acquire`] waits for a free batch. Default 10 s.
+    pub fn acquire_limit(mut self, limit: Duration) -> Self {
+        self.acquire_limit = limit;
+        self
+    }
+
+    /// Builds: opens the device if none was given, plans, uploads weights, allocates everything and captures every
+    /// graph. Nothing is allocated or loaded after it.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
+    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
+    pub fn build(self) -> Result<Engine, Error> {
+        let model = match self.output {
+            OutputKind::Features => self.model.features()?,
+            _ => self.model.clone(),
+        };
+        let spec = self.build_spec()?;
+        let staging = self.staging.unwrap_or(self.slots + 3);
+        let results = self.results.unwrap_or(4 * staging);
+        at_least_one("staging", staging)?;
+        at_least_one("results", results)?;
+        let device = match &self.device {
+            Some(device) => device.clone(),
+            None => Device::open(Target::Auto)?,
+        };
+        device.healthy()?;
+        let spec = spec.with_default_sizes(&device);
+        let (program, plans) = exec::build(&model, &device, &spec).map_err(|e| what_fits(e, &model, &device, &spec))?;
+        let (input, output) = exec::row_specs(&plans[0]);
+        let ring = RingSpec {
+            staging,
+            results,
+            priority: self.priority,
+            acquire_limit: self.acquire_limit,
+            output_kind: self.output,
+            input,
+            output,
+        };
+        let core = Core::build(&device, program, ring)?;
+        Ok(Engine { core, device, plans })
+    }
+
+    fn build_spec(&self) -> Result<BuildSpec, Error> {
+        at_least_one("slots", self.slots)?;
+        if let Some(sizes) = &self.batch_sizes {
+            let smallest = sizes.first().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
+            at_least_one("batch", *smallest)?;
+        }
+        Ok(BuildSpec {
+            batch_sizes: self.batch_sizes.clone().unwrap_or_default(),
+            slots: self.slots,
+            input: self.input,
+            output: self.output,
+            choices: self.choices.clone(),
+            priority: self.priority,
+        })
+    }
+}
+
+/// Completes an out-of-memory error: what the whole build needs, and the largest batch whose build would fit.
+fn what_fits(error: Error, model: &Model, device: &Device, spec: &BuildSpec) -> Error {
+    let Error::OutOfMemory { device: name, what, free_bytes, needed_bytes, .. } = error else { return error };
+    let needed = |batch| exec::device_bytes(model, device, spec, batch);
+    let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
+    let smaller = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2)).take_while(|&batch| batch > 0);
+    Error::OutOfMemory {
+        device: name,
+        what,
+        needed_bytes: needed(largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes)),
+        free_bytes,
+        fitting_batch: smaller.into_iter().find(|&batch| needed(batch).is_ok_and(|bytes| bytes <= free_bytes)),
+    }
+}
+
+fn at_least_one(option: &'static str, value: usize) -> Result<(), Error> {
+    if value == 0 {
+        return Err(Error::option(option, value, "at least 1"));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("device", &self.device)
+            .field("batch_sizes", &self.batch_sizes())
+            .field("slots", &self.slots())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,49 @@
+//! trefoil: a raw CUDA driver-level inference engine. Three leaves: copy in, compute, copy out, all at once.
+//!
+//! ```no_run
+//! use trefoil::{Engine, model::Model};
+//!
+//! let model = Model::open("weights/efficientnet-lite0")?;
+//! let engine = Engine::builder(&model).build()?; // a GPU if there is one, else the CPU
+//! let mut batch = engine.acquire()?; // page-locked memory
+//! # #[cfg(feature = "image")]
+//! trefoil::image::load("cat.jpg", model.preprocessing(), batch.row_mut(0))?;
+//! for (class, p) in batch.submit(1)?.wait()?.top_k(0, 5) {
+//!     println!("{:5.1} % {}", 100.0 * p, model.label(class));
+//! }
+//! # Ok::<(), trefoil::Error>(())
+//! ```
+//!
+//! The way of one batch: [`Engine::acquire`] lends a [`Batch`] of page-locked rows; a producer writes pixels into it;
+//! [`Batch::submit`] enqueues upload, forward pass and download on three streams and returns a [`Ticket`] at once;
+//! [`Ticket::wait`] blocks on that submission alone and gives an [`Output`], read in place; dropping it frees its
+//! memory for a later batch. Any number of threads may do so at once.
+//!
+//! # Environment variables
+//!
+//! | variable | read by | meaning |
+//! |---|---|---|
+//! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
+//! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
+//! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
+//! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
+//! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |
+//! | `NO_COLOR` | the program | no colours |
+
+mod device;
+mod engine;
+mod error;
+mod exec;
+#[cfg(feature = "image")]
+pub mod image;
+pub mod model;
+pub mod plan;
+mod ring;
+mod sync;
+mod tensor;
+
+pub use device::{Device, DeviceInfo, Target};
+pub use engine::{Engine, EngineBuilder};
+pub use error::{Credits, Error};
+pub use ring::{Batch, Output, Stage, Ticket};
+pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};

@@ -1,0 +1,98 @@
+//! A plan as a table: what runs, how, how much work it is, and where its result lies.
+
+use std::fmt;
+
+use super::{Kernel, Place, Plan, StepOp};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
+        writeln!(
+            f,
+            "{:>3}  {:<28} {:<14} {:<22} {:>15} {:>10} {:>10}  {:<12}",
+            "#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset"
+        )?;
+        for (index, step) in self.steps.iter().enumerate() {
+            let tensor = &self.tensors[step.output.0];
+            let place = match tensor.place {
+                Place::Input => "input".into(),
+                Place::Output => "output".into(),
+                Place::Arena(offset) => format!("{offset:#x}"),
+            };
+            writeln!(
+                f,
+                "{index:>3}  {:<28} {:<14} {:<22} {:>15} {:>10.2} {:>10.1}  {:<12}",
+                step.name,
+                step.op.label(step.inputs.len()),
+                self.kernel_name(step.kernel, &step.op),
+                tensor.shape.to_string(),
+                step.flops as f64 / 1e6,
+                step.bytes as f64 / 1024.0,
+                place
+            )?;
+        }
+        let total: u64 = self.steps.iter().map(|s| s.flops).sum();
+        let bytes: u64 = self.steps.iter().map(|s| s.bytes).sum();
+        let mib = |b: usize| b as f64 / (1 << 20) as f64;
+        write!(
+            f,
+            "{} steps, {:.3} GFLOP and {:.1} MiB moved a run; arena {:.2} MiB ({:.2} MiB without reuse)",
+            self.steps.len(),
+            total as f64 / 1e9,
+            mib(bytes as usize),
+            mib(self.arena_bytes),
+            mib(self.arena_bytes_without_reuse)
+        )
+    }
+}
+
+impl StepOp {
+    /// A short name of the operation; `inputs` tells a fused residual.
+    pub fn label(&self, inputs: usize) -> String {
+        match self {
+            Self::Normalize { .. } => "normalize".into(),
+            Self::Conv(conv) => {
+                let [r, s] = conv.window.size;
+                let residual = if inputs > 1 { "+res" } else { "" };
+                format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
+            }
+            Self::Depthwise(conv) => {
+                let [r, s] = conv.window.size;
+                format!("dw{r}x{s}{}", suffix(conv.activation))
+            }
+            Self::MaxPool(_) => "max-pool".into(),
+            Self::AvgPool(_) => "avg-pool".into(),
+            Self::GlobalAvgPool => "global-pool".into(),
+            Self::Linear(_) => "linear".into(),
+            Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
+            Self::Emit(output) => format!("{output:?}").to_lowercase(),
+        }
+    }
+}
+
+fn suffix(activation: crate::tensor::Activation) -> String {
+    match activation {
+        crate::tensor::Activation::None => String::new(),
+        other => format!("+{other}"),
+    }
+}
+
+impl Plan {
+    fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
+        let stem = match op {
+            StepOp::Normalize { .. } => "normalize",
+            StepOp::Conv(_) => "conv2d_fprop",
+            StepOp::Depthwise(_) => "conv2d_depthwise",
+            StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
+            StepOp::GlobalAvgPool => "global_avg_pool",
+            StepOp::Linear(_) => "linear",
+            StepOp::Add(_) => "add",
+            StepOp::Emit(_) => "emit",
+        };
+        match kernel {
+            Kernel::Cpu => format!("cpu {stem}"),
+            Kernel::Sm80 => format!("sm80 {stem}"),
+            Kernel::Sm80Gemm(tile) => format!("sm80 {stem} {tile}"),
+        }
+    }
+}

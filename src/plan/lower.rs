@@ -1,0 +1,264 @@
+//! From a rewritten graph to steps: one launch for each node, normalisation before them, output rows after them.
+
+use super::{Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, select};
+use crate::error::Error;
+use crate::model::{self, Conv2d, Graph, Linear, NodeId, Op};
+use crate::plan::Family;
+use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
+
+/// Rewrites `graph` and lowers it. Tensors have no offsets yet.
+pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
+    if request.batch == 0 {
+        return Err(Error::option("batch", 0, "at least 1"));
+    }
+    let graph = model::optimize(graph);
+    let shapes = model::infer(&graph)?;
+    let mut lowering = Lowering::new(request, shapes);
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
+        let step = match &node.op {
+            Op::Input => lowering.normalize(index),
+            Op::Conv2d(conv) => lowering.conv(index, &node.name, conv, &inputs)?,
+            Op::Linear(linear) => lowering.linear(index, &node.name, linear, &inputs),
+            Op::MaxPool(pool) => lowering.simple(index, StepOp::MaxPool(*pool), window_ops(pool.window.size)),
+            Op::AvgPool(pool) => lowering.simple(index, StepOp::AvgPool(*pool), window_ops(pool.window.size)),
+            Op::GlobalAvgPool => {
+                let pixels = lowering.tensor(inputs[0]).shape.pixels();
+                lowering.simple(index, StepOp::GlobalAvgPool, pixels as u64)
+            }
+            Op::Add(activation) => lowering.simple(index, StepOp::Add(*activation), inputs.len() as u64),
+            Op::Activation(activation) => lowering.simple(index, StepOp::Add(*activation), 1),
+            Op::BatchNorm(_) => {
+                return Err(Error::Unsupported {
+                    what: format!("node `{}`: a batch norm that no convolution feeds alone", node.name),
+                    instead: "let each batch norm follow its own convolution".into(),
+                });
+            }
+        };
+        lowering.push(&node.name, step, inputs);
+    }
+    lowering.emit(lowering.of_node[graph.output.0])?;
+    Ok(lowering.plan)
+}
+
+/// A step without its name and inputs.
+struct Draft {
+    op: StepOp,
+    kernel: Kernel,
+    shape: Shape,
+    dtype: Dtype,
+    flops: u64,
+    weight_bytes: u64,
+}
+
+struct Lowering<'a> {
+    request: &'a Request<'a>,
+    shapes: Vec<Shape>,
+    /// The tensor that holds each node's value.
+    of_node: Vec<TensorId>,
+    plan: Plan,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(request: &'a Request<'a>, shapes: Vec<Shape>) -> Self {
+        let plan = Plan {
+            limits: request.limits.clone(),
+            batch: request.batch,
+            input: request.input,
+            output: request.output,
+            steps: Vec::new(),
+            tensors: Vec::new(),
+            arena_bytes: 0,
+            arena_bytes_without_reuse: 0,
+        };
+        let mut this = Self { request, shapes, of_node: Vec::new(), plan };
+        let input = TensorSpec::new(request.input.dtype(), this.shapes[0]);
+        this.plan.tensors.push(Tensor {
+            shape: input.shape,
+            stored_channels: input.shape.channels,
+            dtype: input.dtype,
+            bytes: request.batch * input.row_pitch,
+            place: Place::Input,
+            lifetime: [0, 0],
+        });
+        this
+    }
+
+    fn family(&self) -> Family {
+        self.request.limits.family
+    }
+
+    fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.plan.tensors[id.0]
+    }
+
+    /// The family's one kernel of an operation that has no variants.
+    fn only_kernel(&self) -> Kernel {
+        match self.family() {
+            Family::Cpu => Kernel::Cpu,
+            Family::Sm80 => Kernel::Sm80,
+        }
+    }
+
+    fn normalize(&self, node: usize) -> Draft {
+        let Request { preprocessing, .. } = self.request;
+        let op = StepOp::Normalize { mean: preprocessing.mean.clone(), std: preprocessing.std.clone() };
+        self.simple(node, op, 2)
+    }
+
+    /// A step without weights, `ops` operations for each element of its result.
+    fn simple(&self, node: usize, op: StepOp, ops: u64) -> Draft {
+        let shape = self.shapes[node];
+        Draft {
+            op,
+            kernel: self.only_kernel(),
+            shape,
+            dtype: self.family().dtype(),
+            flops: self.request.batch as u64 * shape.elems() as u64 * ops,
+            weight_bytes: 0,
+        }
+    }
+
+    fn conv(&self, node: usize, name: &str, conv: &Conv2d, inputs: &[TensorId]) -> Result<Draft, Error> {
+        let shape = self.shapes[node];
+        let channels = self.tensor(inputs[0]).shape.channels;
+        let taps = conv.window.size.iter().product::<usize>();
+        let k_gemm = taps * channels / conv.groups;
+        let m_gemm = self.request.batch * shape.pixels();
+        let depthwise = conv.groups > 1 && conv.groups == channels && conv.out_channels == channels;
+        if conv.groups > 1 && !depthwise {
+            return Err(Error::Unsupported {
+                what: format!("node `{name}`: a convolution of {} groups over {channels} channels", conv.groups),
+                instead: "one group, or depthwise with as many output as input channels".into(),
+            });
+        }
+        if depthwise && inputs.len() > 1 {
+            return Err(Error::Unsupported {
+                what: format!("node `{name}`: a residual added by a depthwise convolution"),
+                instead: "add it after the convolution".into(),
+            });
+        }
+        let (op, kernel) = if depthwise {
+            (StepOp::Depthwise(conv.clone()), self.only_kernel())
+        } else {
+            (StepOp::Conv(conv.clone()), self.gemm_kernel(name, m_gemm, conv.out_channels, k_gemm))
+        };
+        Ok(Draft {
+            op,
+            kernel,
+            shape,
+            dtype: self.family().dtype(),
+            flops: 2 * m_gemm as u64 * conv.out_channels as u64 * k_gemm as u64,
+            weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
+        })
+    }
+
+    fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Draft {
+        let k_gemm = self.tensor(inputs[0]).shape.channels;
+        let n_gemm = linear.out_features;
+        Draft {
+            op: StepOp::Linear(linear.clone()),
+            kernel: self.gemm_kernel(name, self.request.batch, n_gemm, k_gemm),
+            shape: self.shapes[node],
+            dtype: Dtype::F32,
+            flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
+            weight_bytes: (n_gemm * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
+        }
+    }
+
+    fn gemm_kernel(&self, name: &str, m_gemm: usize, n_gemm: usize, k_gemm: usize) -> Kernel {
+        match self.family() {
+            Family::Cpu => Kernel::Cpu,
+            Family::Sm80 => Kernel::Sm80Gemm(
+                self.request
+                    .choices
+                    .get(name)
+                    .copied()
+                    .unwrap_or_else(|| select::conv_tile(self.request.limits, m_gemm, n_gemm, k_gemm)),
+            ),
+        }
+    }
+
+    /// The last step: writes the output rows.
+    fn emit(&mut self, result: TensorId) -> Result<(), Error> {
+        let Tensor { shape, dtype, .. } = *self.tensor(result);
+        let output = self.request.output;
+        if output != OutputKind::Features && dtype != Dtype::F32 {
+            return Err(Error::Unsupported {
+                what: format!("output {output:?} of a graph that does not end in a linear layer"),
+                instead: "ask for features".into(),
+            });
+        }
+        if let OutputKind::TopK(k) = output
+            && !(1..=MAX_TOP_K.min(shape.channels)).contains(&k)
+        {
+            let most = MAX_TOP_K.min(shape.channels);
+            return Err(Error::option("top-k", k, format!("1 to {most} (the model has {} classes)", shape.channels)));
+        }
+        let spec = output_spec(output, shape);
+        let draft = Draft {
+            op: StepOp::Emit(output),
+            kernel: self.only_kernel(),
+            shape: spec.shape,
+            dtype: spec.dtype,
+            flops: 0,
+            weight_bytes: 0,
+        };
+        self.push("output", draft, vec![result]);
+        let tensor = self.plan.tensors.last_mut().expect("just pushed");
+        tensor.place = Place::Output;
+        tensor.stored_channels = spec.shape.channels;
+        tensor.bytes = self.request.batch * spec.row_pitch;
+        Ok(())
+    }
+
+    fn push(&mut self, name: &str, draft: Draft, mut inputs: Vec<TensorId>) {
+        if inputs.is_empty() {
+            inputs.push(TensorId(0)); // the graph's input node reads the slot's input rows
+        }
+        let align = if draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_)) {
+            self.family().channel_align()
+        } else {
+            1
+        };
+        let stored_channels = draft.shape.channels.next_multiple_of(align);
+        let tensor = Tensor {
+            shape: draft.shape,
+            stored_channels,
+            dtype: draft.dtype,
+            bytes: self.request.batch * draft.shape.pixels() * stored_channels * draft.dtype.bytes(),
+            place: Place::Arena(0),
+            lifetime: [0, 0],
+        };
+        let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
+        let bytes = draft.weight_bytes + (read + tensor.bytes) as u64;
+        let output = TensorId(self.plan.tensors.len());
+        self.plan.tensors.push(tensor);
+        self.of_node.push(output);
+        self.plan.steps.push(Step {
+            name: name.to_owned(),
+            op: draft.op,
+            inputs,
+            output,
+            kernel: draft.kernel,
+            flops: draft.flops,
+            bytes,
+            weight_bytes: draft.weight_bytes,
+        });
+    }
+}
+
+/// The most classes that a top-k output gives.
+pub(crate) const MAX_TOP_K: usize = 64;
+
+/// The rows that an output of a result of `shape` has. Top-k pairs count as two f32-sized channels each.
+pub(crate) fn output_spec(output: OutputKind, shape: Shape) -> TensorSpec {
+    match output {
+        OutputKind::TopK(k) => TensorSpec::new(Dtype::F32, Shape::vector(2 * k)),
+        _ => TensorSpec::new(Dtype::F32, shape),
+    }
+}
+
+fn window_ops([r, s]: [usize; 2]) -> u64 {
+    (r * s) as u64
+}

@@ -1,0 +1,104 @@
+//! The writer that `acquire` lends: rows of page-locked memory, until they are submitted.
+
+use std::sync::Arc;
+
+use super::credits::Lent;
+use super::{Core, Ticket};
+use crate::error::Error;
+use crate::sync::lock;
+use crate::tensor::TensorSpec;
+
+/// A batch being filled: exclusive access to rows of page-locked memory. Dropped without [`Batch::submit`], it gives
+/// its credits back and nothing is computed.
+///
+/// Pixels can be written only through a `&mut` borrowed from it, and submitting takes it by value, so nothing can be
+/// written while the device reads:
+/// ```compile_fail
+/// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
+/// let mut batch = engine.acquire()?;
+/// let row = batch.row_mut(0);
+/// let ticket = batch.submit(1)?; // moves the batch while `row` borrows it
+/// row.fill(0);
+/// # Ok(()) }
+/// ```
+/// It is `Send`, so it can be filled by another thread than the one that acquired it.
+pub struct Batch {
+    core: Arc<Core>,
+    /// The credits; nothing once submitted.
+    held: Option<(usize, Lent)>,
+}
+
+impl Batch {
+    pub(super) fn new(core: Arc<Core>, staging: usize, lent: Lent) -> Self {
+        Self { core, held: Some((staging, lent)) }
+    }
+
+    /// Rows that fit.
+    pub fn capacity(&self) -> usize {
+        self.core.capacity()
+    }
+
+    /// Shape, type and size of a row.
+    pub fn spec(&self) -> TensorSpec {
+        self.core.spec.input
+    }
+
+    /// The bytes of row `index`. They hold what an earlier batch left there, zeros at first.
+    ///
+    /// # Panics
+    /// If `index` is not below the capacity.
+    pub fn row_mut(&mut self, index: usize) -> &mut [u8] {
+        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        assert!(index < self.capacity(), "row {index} of a batch of {}", self.capacity());
+        &mut self.bytes_mut()[index * row_pitch..][..row_bytes]
+    }
+
+    /// All rows, in order; disjoint, so they can be filled by several threads.
+    pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
+    }
+
+    /// Index of the staging buffer that it holds.
+    pub(super) fn staging(&self) -> usize {
+        self.held.expect("held until submitted or dropped").0
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let staging = self.staging();
+        let bytes = self.capacity() * self.spec().row_pitch;
+        // SAFETY: self holds the staging's credit, so no other Batch and no enqueued copy refers to the buffer; the
+        // borrow of self makes the slice unique.
+        unsafe { &mut self.core.staging[staging].buffer.bytes_mut()[..bytes] }
+    }
+
+    /// Enqueues the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device.
+    ///
+    /// Only those rows are uploaded. The smallest batch size that holds them runs.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if `rows` is 0 or above the capacity: the batch's credits are free again.
+    /// [`Error::Driver`] or [`Error::Fault`] if the device failed; it is out of use then.
+    pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
+        if !(1..=self.capacity()).contains(&rows) {
+            return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
+        }
+        let (staging, lent) = self.held.take().expect("held until submitted or dropped");
+        self.core.submit(staging, lent, rows)
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if let Some((staging, lent)) = self.held.take() {
+            lock(&self.core.state).returned(staging, lent);
+            self.core.changed.notify_all();
+        }
+    }
+}
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("capacity", &self.capacity()).field("spec", &self.spec()).finish()
+    }
+}

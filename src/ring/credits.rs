@@ -1,0 +1,220 @@
+//! The host side of the ring as plain data: which buffer is whose. Every change is one method, under one lock.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use crate::error::Credits;
+
+/// One use of a result buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lent {
+    /// Index of the result buffer.
+    pub result: usize,
+    /// Counts the uses of that buffer.
+    pub generation: u64,
+}
+
+/// Who has a result buffer.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum Owner {
+    /// Nobody.
+    Free,
+    /// A producer that fills a batch.
+    Filling,
+    /// A ticket; the device writes it.
+    InFlight,
+    /// Nobody any more; the device writes it, then it is free.
+    Abandoned,
+    /// An output; the caller reads it.
+    Read,
+    /// The device, perhaps for ever.
+    Quarantined,
+}
+
+struct ResultState {
+    owner: Owner,
+    generation: u64,
+    waker: Option<Waker>,
+}
+
+/// The credits of a ring.
+pub(super) struct State {
+    staging: usize,
+    free_staging: VecDeque<usize>,
+    /// Staging buffers whose upload was enqueued, oldest first.
+    uploads: VecDeque<usize>,
+    /// Oldest first, so that a buffer rests as long as possible.
+    free_results: VecDeque<usize>,
+    results: Vec<ResultState>,
+    /// Whether one of the blocked producers polls the oldest upload.
+    pub polled: bool,
+}
+
+impl State {
+    pub fn new(staging: usize, results: usize) -> Self {
+        let fresh = || ResultState { owner: Owner::Free, generation: 0, waker: None };
+        Self {
+            staging,
+            free_staging: (0..staging).collect(),
+            uploads: VecDeque::with_capacity(staging),
+            free_results: (0..results).collect(),
+            results: (0..results).map(|_| fresh()).collect(),
+            polled: false,
+        }
+    }
+
+    /// Takes a staging and a result credit, both or none.
+    pub fn take(&mut self) -> Option<(usize, Lent)> {
+        if self.free_staging.is_empty() || self.free_results.is_empty() {
+            return None;
+        }
+        let (staging, result) = (self.free_staging.pop_front()?, self.free_results.pop_front()?);
+        let state = &mut self.results[result];
+        state.owner = Owner::Filling;
+        state.generation += 1;
+        Some((staging, Lent { result, generation: state.generation }))
+    }
+
+    /// Whether an upload's end would free what a producer waits for.
+    pub fn waits_for_upload(&self) -> bool {
+        self.free_staging.is_empty() && !self.uploads.is_empty() && !self.free_results.is_empty()
+    }
+
+    /// A batch was given up before it was submitted.
+    pub fn returned(&mut self, staging: usize, lent: Lent) {
+        self.free_staging.push_front(staging);
+        self.free(lent.result);
+    }
+
+    /// A batch was enqueued, or failed half-way: then nothing proves that the device leaves its buffers alone.
+    pub fn submitted(&mut self, staging: usize, lent: Lent, enqueued: bool) {
+        if enqueued {
+            self.uploads.push_back(staging);
+            self.results[lent.result].owner = Owner::InFlight;
+        } else {
+            self.results[lent.result].owner = Owner::Quarantined;
+        }
+    }
+
+    pub fn oldest_upload(&self) -> Option<usize> {
+        self.uploads.front().copied()
+    }
+
+    pub fn upload_done(&mut self) {
+        self.free_staging.extend(self.uploads.pop_front());
+    }
+
+    /// Whether the buffer is still in the use that `lent` names: else that use ended long ago.
+    pub fn is_current(&self, lent: Lent) -> bool {
+        let state = &self.results[lent.result];
+        state.generation == lent.generation && !matches!(state.owner, Owner::Free)
+    }
+
+    /// The result is there and goes to its reader.
+    pub fn read(&mut self, result: usize) {
+        self.results[result].owner = Owner::Read;
+        self.results[result].waker = None;
+    }
+
+    /// Nobody will read the result; it is freed when the device is done.
+    pub fn abandon(&mut self, result: usize) {
+        self.results[result].owner = Owner::Abandoned;
+        self.results[result].waker = None;
+    }
+
+    /// Nothing proves that the device is done with the result.
+    pub fn quarantine(&mut self, result: usize) {
+        self.results[result].owner = Owner::Quarantined;
+        self.results[result].waker = None;
+    }
+
+    pub fn free(&mut self, result: usize) {
+        self.results[result].owner = Owner::Free;
+        self.results[result].waker = None;
+        self.free_results.push_back(result);
+    }
+
+    /// Sets who is woken when the result is there; whether nobody was before.
+    pub fn set_waker(&mut self, result: usize, waker: &Waker) -> bool {
+        let old = &mut self.results[result].waker;
+        let first = old.is_none();
+        if !old.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *old = Some(waker.clone());
+        }
+        first
+    }
+
+    /// The device is done with the result: frees it if it was abandoned, else gives who is to be woken.
+    pub fn finished(&mut self, lent: Lent) -> Option<Waker> {
+        let state = &mut self.results[lent.result];
+        if state.generation != lent.generation {
+            return None;
+        }
+        match state.owner {
+            Owner::Abandoned => {
+                self.free(lent.result);
+                None
+            }
+            Owner::InFlight => state.waker.take(),
+            _ => None,
+        }
+    }
+
+    /// The device is gone: quarantines the result and gives who is to be woken, to hear of it.
+    pub fn lost(&mut self, lent: Lent) -> Option<Waker> {
+        let state = &mut self.results[lent.result];
+        if state.generation != lent.generation {
+            return None;
+        }
+        if state.owner == Owner::Abandoned {
+            state.owner = Owner::Quarantined;
+        }
+        state.waker.take()
+    }
+
+    /// Results that the device may still be writing.
+    pub fn in_flight(&self) -> impl Iterator<Item = usize> {
+        let in_flight = |r: &ResultState| matches!(r.owner, Owner::InFlight | Owner::Abandoned);
+        self.results.iter().enumerate().filter(move |(_, r)| in_flight(r)).map(|(i, _)| i)
+    }
+
+    /// Counts by owner; submissions all as in flight.
+    pub fn count(&self) -> Credits {
+        let of = |owner| self.results.iter().filter(|r| r.owner == owner).count();
+        Credits {
+            filling: of(Owner::Filling),
+            in_flight: of(Owner::InFlight) + of(Owner::Abandoned),
+            unread: of(Owner::Read),
+            quarantined: of(Owner::Quarantined),
+            staging: self.staging,
+            results: self.results.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_credits_or_none() {
+        let mut state = State::new(2, 1);
+        let (staging, lent) = state.take().unwrap();
+        assert!(state.take().is_none());
+        assert_eq!(state.count(), Credits { filling: 1, staging: 2, results: 1, ..Credits::default() });
+        state.returned(staging, lent);
+        assert_eq!(state.take().unwrap().1.generation, 2);
+    }
+
+    #[test]
+    fn a_freed_use_is_not_current() {
+        let mut state = State::new(1, 2);
+        let (staging, lent) = state.take().unwrap();
+        state.submitted(staging, lent, true);
+        assert!(state.is_current(lent));
+        state.abandon(lent.result);
+        assert!(state.is_current(lent));
+        assert!(state.finished(lent).is_none());
+        assert!(!state.is_current(lent));
+    }
+}

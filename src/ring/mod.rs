@@ -1,0 +1,273 @@
+//! When: a ring of staging buffers, slots and results that keeps copy-in, compute and copy-out busy at once.
+//!
+//! Three things of separate count:
+//! - **staging**: page-locked inputs that producers fill; free again when their upload is done;
+//! - **slots**: device input, device output and one launchable program variant for each batch size; host code never
+//!   holds one;
+//! - **results**: page-locked outputs; free again when the [`Output`] is dropped.
+//!
+//! The calls of one batch, in order, all made by [`Core::enqueue`]:
+//!
+//! | stream | call | orders |
+//! |---|---|---|
+//! | copy-in | wait `computed` of the slot | the slot's last reader of the device input is done |
+//! | copy-in | copy staging → slot input | |
+//! | copy-in | record `uploaded` of the staging | the staging is free after it |
+//! | compute | wait `uploaded` of the staging | the input is there |
+//! | compute | wait `done` of the slot's last result | the slot's device output has been read |
+//! | compute | launch the program on the slot | |
+//! | compute | record `computed` of the slot | |
+//! | copy-out | wait `computed` of the slot | the output is there |
+//! | copy-out | copy slot output → result | |
+//! | copy-out | record `done` of the result | the ticket waits on this one |
+//!
+//! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
+//! again. The ring sees devices and programs only; it runs the same on every device.
+
+mod batch;
+mod completion;
+mod credits;
+mod measure;
+mod output;
+mod ticket;
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::device::{Device, Event, HostBuffer, POLL, Priority, Program, Run, Stream};
+use crate::error::{Credits, Error};
+use crate::sync::{lock, wait_until};
+use crate::tensor::{OutputKind, TensorSpec};
+
+pub use batch::Batch;
+pub use measure::Stage;
+pub use output::Output;
+pub use ticket::Ticket;
+
+use completion::Completion;
+use credits::{Lent, State};
+
+/// What a ring is made of.
+pub(crate) struct RingSpec {
+    pub staging: usize,
+    pub results: usize,
+    pub priority: Priority,
+    pub acquire_limit: Duration,
+    pub output_kind: OutputKind,
+    /// Rows that producers write.
+    pub input: TensorSpec,
+    /// Rows that consumers read.
+    pub output: TensorSpec,
+}
+
+/// The ring itself: shared by the engine and by every batch, ticket and output of it, dropped with the last of them.
+pub(crate) struct Core {
+    device: Device,
+    program: Arc<dyn Program>,
+    spec: RingSpec,
+    copy_in: Stream,
+    compute: Stream,
+    copy_out: Stream,
+    staging: Vec<Staging>,
+    /// `computed` of each slot.
+    slots: Vec<Event>,
+    results: Vec<ResultBuffer>,
+    /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
+    state: Mutex<State>,
+    /// Told when a credit comes free, a fault is latched, or the polling acquirer leaves.
+    changed: Condvar,
+    /// Held while a batch is enqueued, so that batches are in the same order on all three streams.
+    order: Mutex<Order>,
+    completion: Completion,
+}
+
+/// A page-locked input. Written by the one producer that holds its credit, then read by the copy engine until
+/// `uploaded`.
+struct Staging {
+    buffer: HostBuffer,
+    uploaded: Event,
+}
+
+/// A page-locked output. Written by the copy engine until `done`, then read by the one holder of its ticket.
+struct ResultBuffer {
+    buffer: HostBuffer,
+    done: Event,
+}
+
+struct Order {
+    next_slot: usize,
+    /// The submission that each slot served last: its result and that result's use.
+    last: Vec<Option<Lent>>,
+}
+
+impl Core {
+    /// Allocates streams, events and page-locked memory for `program`.
+    pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
+        let rows = *program.batch_sizes().last().expect("a program has a batch size");
+        let stream = |what| Stream::new(device, spec.priority, what);
+        let staging = (0..spec.staging)
+            .map(|_| {
+                let buffer = HostBuffer::new(device, rows * spec.input.row_pitch)?;
+                Ok(Staging { buffer, uploaded: Event::new(device)? })
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let results = (0..spec.results)
+            .map(|_| {
+                let buffer = HostBuffer::new(device, rows * spec.output.row_pitch)?;
+                Ok(ResultBuffer { buffer, done: Event::new(device)? })
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let slots = (0..program.slots()).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
+        let order = Order { next_slot: 0, last: vec![None; slots.len()] };
+        Ok(Arc::new(Self {
+            device: device.clone(),
+            copy_in: stream("trefoil-copy-in")?,
+            compute: stream("trefoil-compute")?,
+            copy_out: stream("trefoil-copy-out")?,
+            state: Mutex::new(State::new(spec.staging, spec.results)),
+            changed: Condvar::new(),
+            order: Mutex::new(order),
+            completion: Completion::start(spec.results)?,
+            program,
+            spec,
+            staging,
+            slots,
+            results,
+        }))
+    }
+
+    /// The largest batch.
+    pub fn capacity(&self) -> usize {
+        *self.program.batch_sizes().last().expect("a program has a batch size")
+    }
+
+    /// The batch sizes, ascending.
+    pub fn batch_sizes(&self) -> &[usize] {
+        self.program.batch_sizes()
+    }
+
+    /// Slots.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Makes of its parts.
+    pub fn spec(&self) -> &RingSpec {
+        &self.spec
+    }
+
+    /// Takes a staging and a result credit, waiting for them until `deadline`.
+    pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
+        let (start, mut state) = (Instant::now(), lock(&self.state));
+        let deadline = start + limit;
+        let mut polling = false;
+        let outcome = loop {
+            if let Err(fault) = self.device.healthy() {
+                break Err(fault);
+            }
+            if let Err(fault) = self.reclaim_staging(&mut state) {
+                break Err(fault);
+            }
+            if let Some(lent) = state.take() {
+                break Ok(lent);
+            }
+            if Instant::now() >= deadline {
+                break match self.count(&mut state) {
+                    Ok(credits) => Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits }),
+                    Err(fault) => Err(fault),
+                };
+            }
+            // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
+            polling = polling || (state.waits_for_upload() && !std::mem::replace(&mut state.polled, true));
+            let nap = if polling { POLL } else { FAULT_CHECK };
+            state = wait_until(&self.changed, state, deadline.min(Instant::now() + nap)).0;
+        };
+        if polling {
+            state.polled = false;
+            self.changed.notify_all();
+        }
+        drop(state);
+        outcome.map(|(staging, result)| Batch::new(self.clone(), staging, result))
+    }
+
+    /// Enqueues a filled batch of `rows`: the ten calls of the table above. Never waits for the device.
+    fn submit(self: &Arc<Self>, staging: usize, lent: Lent, rows: usize) -> Result<Ticket, Error> {
+        let enqueued = {
+            let mut order = lock(&self.order);
+            let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
+            lock(&self.state).submitted(staging, lent, enqueued.is_ok());
+            enqueued
+        };
+        if enqueued.is_err() {
+            self.changed.notify_all();
+        }
+        enqueued.map(|()| Ticket::new(self.clone(), lent, rows))
+    }
+
+    fn enqueue(&self, order: &mut Order, staging: usize, lent: Lent, rows: usize) -> Result<(), Error> {
+        let slot = order.next_slot;
+        let last = order.last[slot].filter(|last| lock(&self.state).is_current(*last));
+        let size = self.program.batch_sizes().partition_point(|&size| size < rows);
+        let (staging, computed, result) = (&self.staging[staging], &self.slots[slot], &self.results[lent.result]);
+        let bytes_in = rows * self.spec.input.row_pitch;
+        let bytes_out = rows * self.spec.output.row_pitch;
+
+        self.copy_in.wait(computed)?;
+        // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the staging's credit is
+        // held until `uploaded`; the slot input's last reader is ordered before by `computed`.
+        unsafe { self.copy_in.copy_in(self.program.input(slot), &staging.buffer, bytes_in)? };
+        staging.uploaded.record(&self.copy_in)?;
+
+        self.compute.wait(&staging.uploaded)?;
+        if let Some(last) = last {
+            self.compute.wait(&self.results[last.result].done)?;
+        }
+        self.program.clone().launch(Run { slot, size, rows }, &self.compute)?;
+        computed.record(&self.compute)?;
+
+        self.copy_out.wait(computed)?;
+        // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the result's credit is held
+        // until its output is dropped; the slot output's writer is ordered before by `computed`.
+        unsafe { self.copy_out.copy_out(&result.buffer, self.program.output(slot), bytes_out)? };
+        result.done.record(&self.copy_out)?;
+
+        order.last[slot] = Some(lent);
+        order.next_slot = (slot + 1) % self.slots.len();
+        Ok(())
+    }
+
+    /// Frees the staging of every upload that is done. Uploads finish in the order of their submission.
+    fn reclaim_staging(&self, state: &mut State) -> Result<(), Error> {
+        let mut freed = false;
+        while let Some(staging) = state.oldest_upload() {
+            if !self.staging[staging].uploaded.is_done()? {
+                break;
+            }
+            state.upload_done();
+            freed = true;
+        }
+        if freed {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// What is where, asking the device which of the submissions have finished.
+    pub fn credits(&self) -> Result<Credits, Error> {
+        self.count(&mut lock(&self.state))
+    }
+
+    fn count(&self, state: &mut State) -> Result<Credits, Error> {
+        let mut credits = state.count();
+        for result in state.in_flight() {
+            if self.results[result].done.is_done()? {
+                credits.in_flight -= 1;
+                credits.unread += 1;
+            }
+        }
+        Ok(credits)
+    }
+}
+
+/// How often a blocked producer looks whether another ring's work has faulted the device.
+const FAULT_CHECK: Duration = Duration::from_millis(100);

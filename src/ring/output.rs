@@ -1,0 +1,99 @@
+//! A finished result, read in place.
+
+use std::sync::Arc;
+
+use super::Core;
+use crate::sync::lock;
+use crate::tensor::{OutputKind, TensorSpec};
+
+/// The result of a submission: rows of page-locked memory, read in place. Dropping it frees them for a later batch.
+///
+/// ```
+/// # use trefoil::{Engine, model::Model};
+/// # fn f(engine: &Engine, model: &Model) -> Result<(), trefoil::Error> {
+/// let output = engine.acquire()?.submit(1)?.wait()?;
+/// for (class, probability) in output.top_k(0, 5) {
+///     println!("{:5.1} % {}", 100.0 * probability, model.label(class));
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Output {
+    core: Arc<Core>,
+    result: usize,
+    rows: usize,
+}
+
+impl Output {
+    pub(super) fn new(core: Arc<Core>, result: usize, rows: usize) -> Self {
+        Self { core, result, rows }
+    }
+
+    /// Rows submitted, and so rows here.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Shape, type and size of a row.
+    pub fn spec(&self) -> TensorSpec {
+        self.core.spec.output
+    }
+
+    /// The bytes of row `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Output::rows`].
+    pub fn row(&self, index: usize) -> &[u8] {
+        assert!(index < self.rows, "row {index} of {}", self.rows);
+        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
+        // and nothing writes it before self is dropped.
+        let bytes = unsafe { self.core.results[self.result].buffer.bytes() };
+        &bytes[index * row_pitch..][..row_bytes]
+    }
+
+    /// The numbers of row `index`: logits or probabilities by class, or features (NHWC).
+    ///
+    /// # Panics
+    /// If `index` is not below [`Output::rows`], or for [`OutputKind::TopK`], whose rows are pairs: see
+    /// [`Output::top_k`].
+    pub fn values(&self, index: usize) -> &[f32] {
+        let kind = self.core.spec.output_kind;
+        assert!(!matches!(kind, OutputKind::TopK(_)), "the rows of {kind:?} are pairs, read them with top_k");
+        bytemuck::cast_slice(self.row(index))
+    }
+
+    /// The `k` largest of row `index` as (class, value), largest first, ties by the lower class. An engine built for
+    /// [`OutputKind::TopK`] has no more than it was built for.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Output::rows`].
+    pub fn top_k(&self, index: usize, k: usize) -> Vec<(usize, f32)> {
+        if let OutputKind::TopK(held) = self.core.spec.output_kind {
+            let words: &[u32] = bytemuck::cast_slice(self.row(index));
+            return words.chunks_exact(2).take(k.min(held)).map(|w| (w[1] as usize, f32::from_bits(w[0]))).collect();
+        }
+        let values = self.values(index);
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        let descending = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));
+        let k = k.min(order.len());
+        if k < order.len() {
+            order.select_nth_unstable_by(k, descending);
+            order.truncate(k);
+        }
+        order.sort_unstable_by(descending);
+        order.into_iter().map(|class| (class, values[class])).collect()
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        lock(&self.core.state).free(self.result);
+        self.core.changed.notify_all();
+    }
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Output").field("rows", &self.rows).field("spec", &self.spec()).finish()
+    }
+}

@@ -1,0 +1,118 @@
+//! What a submission gives: a claim on its result, to wait for, look at, or await.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::credits::Lent;
+use super::{Core, Output};
+use crate::error::Error;
+use crate::sync::lock;
+
+/// A submission in flight. It waits on its own event and on nothing else.
+///
+/// Dropping it abandons the result; the buffers come free when the device is done with them. A ticket is a future
+/// too, for any executor; what wakes it is the ring's completion thread, never a driver callback.
+#[must_use = "a dropped ticket abandons its result"]
+pub struct Ticket {
+    core: Arc<Core>,
+    lent: Lent,
+    rows: usize,
+    /// Whether the result went to an output, or was quarantined.
+    settled: bool,
+}
+
+impl Ticket {
+    pub(super) fn new(core: Arc<Core>, lent: Lent, rows: usize) -> Self {
+        Self { core, lent, rows, settled: false }
+    }
+
+    /// Rows submitted.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Blocks until the result is there.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] or [`Error::Fault`] if the device failed: then the result's memory is not used again.
+    pub fn wait(mut self) -> Result<Output, Error> {
+        let waited = self.core.results[self.lent.result].done.wait();
+        self.settle(waited)
+    }
+
+    /// Whether the result is there; never blocks.
+    ///
+    /// # Errors
+    /// As for [`Ticket::wait`].
+    pub fn is_ready(&self) -> Result<bool, Error> {
+        self.core.device.healthy()?;
+        self.core.results[self.lent.result].done.is_done()
+    }
+
+    /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
+    ///
+    /// # Errors
+    /// As for [`Ticket::wait`].
+    pub fn wait_for(mut self, limit: Duration) -> Result<Result<Output, Self>, Error> {
+        match self.core.results[self.lent.result].done.wait_until(Instant::now() + limit) {
+            Ok(false) => Ok(Err(self)),
+            Ok(true) => self.settle(Ok(())).map(Ok),
+            Err(error) => self.settle(Err(error)).map(Ok),
+        }
+    }
+
+    /// Turns the finished result into an output, or quarantines it after a fault.
+    fn settle(&mut self, waited: Result<(), Error>) -> Result<Output, Error> {
+        self.settled = true;
+        let checked = waited.and_then(|()| self.core.device.healthy());
+        let mut state = lock(&self.core.state);
+        match checked.and_then(|()| self.core.reclaim_staging(&mut state)) {
+            Ok(()) => {
+                state.read(self.lent.result);
+                drop(state);
+                Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
+            }
+            Err(error) => {
+                state.quarantine(self.lent.result);
+                drop(state);
+                self.core.changed.notify_all();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Future for Ticket {
+    type Output = Result<Output, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        assert!(!self.settled, "a ticket polled after it gave its result");
+        match self.is_ready() {
+            Ok(true) => return Poll::Ready(self.settle(Ok(()))),
+            Err(error) => return Poll::Ready(self.settle(Err(error))),
+            Ok(false) => {}
+        }
+        if lock(&self.core.state).set_waker(self.lent.result, context.waker()) {
+            self.core.completion.watch(self.core.clone(), self.lent);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.settled {
+            lock(&self.core.state).abandon(self.lent.result);
+            self.core.completion.watch(self.core.clone(), self.lent);
+        }
+    }
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticket").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,98 @@
+//! Plans for GPUs that need not be there: arenas without overlaps, shapes that fit, and printed plans kept as text.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use trefoil::model::Model;
+use trefoil::plan::{Choices, Limits, Place, Plan, Request, plan};
+use trefoil::{Error, InputFormat, OutputKind};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> Result<Plan, Error> {
+    let request = Request {
+        limits,
+        batch,
+        input: InputFormat::U8Nhwc,
+        preprocessing: model.preprocessing(),
+        output,
+        choices: &Choices::default(),
+    };
+    plan(model.graph(), &request)
+}
+
+fn targets() -> [(&'static str, Limits); 4] {
+    [("a100", Limits::a100()), ("rtx4090", Limits::rtx4090()), ("h200", Limits::h200()), ("cpu", Limits::cpu(2))]
+}
+
+#[test]
+fn tensors_alive_at_the_same_time_share_no_byte() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    for (name, limits) in targets() {
+        for batch in [1, 3, 32, 256] {
+            let plan = plan_of(&model, &limits, batch, OutputKind::Probabilities).unwrap();
+            let placed: Vec<_> = plan
+                .tensors
+                .iter()
+                .filter_map(|t| match t.place {
+                    Place::Arena(offset) => Some((t, offset)),
+                    _ => None,
+                })
+                .collect();
+            assert!(placed.len() > 30, "{name}: only {} tensors in the arena", placed.len());
+            for (i, (a, a_offset)) in placed.iter().enumerate() {
+                assert_eq!(a_offset % 256, 0);
+                assert!(a_offset + a.bytes <= plan.arena_bytes);
+                for (b, b_offset) in &placed[i + 1..] {
+                    let alive = a.lifetime[0] <= b.lifetime[1] && b.lifetime[0] <= a.lifetime[1];
+                    let overlap = *a_offset < b_offset + b.bytes && *b_offset < a_offset + a.bytes;
+                    assert!(!(alive && overlap), "{name}, batch {batch}: {a:?} and {b:?} overlap");
+                }
+            }
+            assert!(plan.arena_bytes * 3 < plan.arena_bytes_without_reuse, "{name}: hardly any reuse");
+        }
+    }
+}
+
+#[test]
+fn work_grows_with_the_batch() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    let flops = |batch| {
+        let plan = plan_of(&model, &Limits::h200(), batch, OutputKind::Logits).unwrap();
+        plan.steps.iter().map(|s| s.flops).sum::<u64>()
+    };
+    assert_eq!(flops(8), 8 * flops(1));
+    let gflop = flops(1) as f64 / 1e9;
+    assert!((0.75..0.85).contains(&gflop), "EfficientNet-Lite0 has about 0.8 GFLOP an image, planned {gflop}");
+}
+
+#[test]
+fn impossible_requests_are_errors() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    let limits = Limits::h200();
+    assert!(matches!(plan_of(&model, &limits, 0, OutputKind::Logits), Err(Error::Option { option: "batch", .. })));
+    for k in [0, 65, 1001] {
+        assert!(matches!(
+            plan_of(&model, &limits, 1, OutputKind::TopK(k)),
+            Err(Error::Option { option: "top-k", .. })
+        ));
+    }
+}
+
+/// The printed plans are kept; `TREFOIL_BLESS=1` writes them anew, for a look at the difference.
+#[test]
+fn printed_plans_are_as_kept() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    for (name, limits) in targets() {
+        let printed = format!("{}\n", plan_of(&model, &limits, 8, OutputKind::TopK(5)).unwrap());
+        let kept = root(&format!("tests/golden/plan-efficientnet-lite0-{name}.txt"));
+        if std::env::var("TREFOIL_BLESS").is_ok_and(|v| v == "1") {
+            fs::create_dir_all(kept.parent().unwrap()).unwrap();
+            fs::write(&kept, &printed).unwrap();
+        }
+        let expected = fs::read_to_string(&kept).unwrap_or_default();
+        assert!(printed == expected, "the plan for {name} is not as kept in {}:\n{printed}", kept.display());
+    }
+}

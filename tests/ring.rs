@@ -1,0 +1,257 @@
+//! The ring on the CPU device: credits, order, drops, waits, and a long run from many threads.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::{Batch, Device, Engine, Error, Output, OutputKind, Shape, Target, Ticket};
+
+const SIDE: usize = 4;
+
+/// One convolution that multiplies by 255: with input bytes scaled to 0-1, outputs are the bytes that went in.
+fn echo() -> Model {
+    let mut graph = GraphBuilder::new(Shape::new(SIDE, SIDE, 1));
+    let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
+    let graph = graph.finish(x).unwrap();
+    let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])]).unwrap();
+    let input = Shape::new(SIDE, SIDE, 1);
+    let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };
+    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
+}
+
+fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
+    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features)
+}
+
+/// Writes a number into every row, another in each.
+fn fill(batch: &mut Batch, rows: usize, number: u32) {
+    for (index, row) in batch.rows_mut().take(rows).enumerate() {
+        row[..4].copy_from_slice(&number.to_le_bytes());
+        row[4] = index as u8;
+    }
+}
+
+/// The number that [`fill`] wrote, from every row of the result.
+fn read(output: &Output) -> u32 {
+    let numbers: HashSet<u32> = (0..output.rows())
+        .map(|index| {
+            let bytes: Vec<u8> = output.values(index).iter().map(|v| v.round() as u8).collect();
+            assert_eq!(bytes[4], index as u8, "rows changed places");
+            u32::from_le_bytes(bytes[..4].try_into().unwrap())
+        })
+        .collect();
+    assert_eq!(numbers.len(), 1, "rows of different submissions in one output: {numbers:?}");
+    numbers.into_iter().next().unwrap()
+}
+
+fn submit(engine: &Engine, rows: usize, number: u32) -> Result<Ticket, Error> {
+    let mut batch = engine.acquire()?;
+    fill(&mut batch, rows, number);
+    batch.submit(rows)
+}
+
+/// Resident memory of this process in bytes.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    1024 * line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+}
+
+#[test]
+fn a_hundred_thousand_submissions_from_eight_threads() {
+    const PRODUCERS: u32 = 8;
+    const EACH: u32 = 12_500;
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1, 4]).staging(PRODUCERS as usize + 3).build().unwrap();
+    let early = Mutex::new(None);
+    thread::scope(|scope| {
+        for producer in 0..PRODUCERS {
+            let (engine, early) = (&engine, &early);
+            scope.spawn(move || {
+                let mut last: Option<(u32, Ticket)> = None;
+                for index in 0..EACH {
+                    let number = producer << 24 | index;
+                    let ticket = submit(engine, 1 + (index as usize) % 4, number).unwrap();
+                    if let Some((expected, ticket)) = last.replace((number, ticket)) {
+                        assert_eq!(read(&ticket.wait().unwrap()), expected);
+                    }
+                    if producer == 0 && index == EACH / 10 {
+                        *early.lock().unwrap() = Some(resident());
+                    }
+                }
+                let (expected, ticket) = last.unwrap();
+                assert_eq!(read(&ticket.wait().unwrap()), expected);
+            });
+        }
+    });
+    let growth = resident().saturating_sub(early.lock().unwrap().unwrap());
+    println!("memory growth from 10 % to 100 %: {} KiB", growth / 1024);
+    assert!(growth < 1 << 20, "memory grew by {growth} bytes");
+    let credits = engine.credits().unwrap();
+    assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 0));
+}
+
+#[test]
+fn producers_hold_unread_tickets_up_to_the_credits() {
+    const PRODUCERS: usize = 4;
+    const HELD: usize = 3;
+    let model = echo();
+    let engine = builder_on_cpu(&model)
+        .batch_sizes(&[2])
+        .results(PRODUCERS * HELD)
+        .acquire_limit(Duration::from_millis(200))
+        .build()
+        .unwrap();
+    let tickets: Vec<Ticket> = thread::scope(|scope| {
+        let producers: Vec<_> = (0..PRODUCERS)
+            .map(|p| {
+                let engine = &engine;
+                scope.spawn(move || {
+                    (0..HELD).map(|i| submit(engine, 2, (p * HELD + i) as u32).unwrap()).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        producers.into_iter().flat_map(|p| p.join().unwrap()).collect()
+    });
+    while !tickets.iter().all(|t| t.is_ready().unwrap()) {
+        thread::yield_now();
+    }
+    let error = engine.acquire().unwrap_err();
+    let Error::Timeout { operation: "acquire", credits, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((credits.unread, credits.in_flight, credits.filling), (PRODUCERS * HELD, 0, 0));
+    assert!(error.to_string().contains("12 finished and unread"), "{error}");
+    let numbers: HashSet<u32> = tickets.into_iter().map(|t| read(&t.wait().unwrap())).collect();
+    assert_eq!(numbers.len(), PRODUCERS * HELD);
+    engine.acquire().unwrap();
+}
+
+#[test]
+fn every_credit_comes_back() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1]).staging(2).results(2).build().unwrap();
+    drop(engine.acquire().unwrap()); // never submitted
+    drop(submit(&engine, 1, 1).unwrap()); // abandoned
+    drop(submit(&engine, 1, 2).unwrap().wait().unwrap()); // read
+    let wrong = engine.acquire().unwrap().submit(2).unwrap_err();
+    assert!(matches!(wrong, Error::Option { option: "rows", .. }), "{wrong}");
+    assert!(engine.acquire().unwrap().submit(0).is_err());
+    let panicked = thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                let _held = engine.acquire().unwrap();
+                panic!("a producer's own");
+            })
+            .join()
+    });
+    assert!(panicked.is_err());
+    let held = (engine.acquire().unwrap(), engine.acquire().unwrap());
+    assert!(engine.try_acquire().unwrap().is_none());
+    drop(held);
+    assert!(engine.try_acquire().unwrap().is_some());
+}
+
+#[test]
+fn results_come_in_the_order_of_submission() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1, 2, 4, 8]).results(64).staging(64).build().unwrap();
+    for round in 0..50 {
+        let mut tickets: Vec<Ticket> =
+            (0..32).map(|i| submit(&engine, 1 + (i * 7 + round) % 8, i as u32).unwrap()).collect();
+        while let Some(ticket) = tickets.pop() {
+            let output = ticket.wait().unwrap();
+            assert_eq!(read(&output) as usize, tickets.len());
+            assert!(tickets.iter().all(|t| t.is_ready().unwrap()), "a later submission was ready first");
+        }
+    }
+}
+
+#[test]
+fn a_ticket_can_be_looked_at_waited_for_a_while_and_awaited() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1]).build().unwrap();
+    let mut ticket = submit(&engine, 1, 7).unwrap();
+    let output = loop {
+        match ticket.wait_for(Duration::from_micros(1)).unwrap() {
+            Ok(output) => break output,
+            Err(again) => ticket = again,
+        }
+    };
+    assert_eq!(read(&output), 7);
+
+    let mut tickets: Vec<_> = (0..8).map(|i| Box::pin(submit(&engine, 1, i).unwrap())).collect();
+    let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for (index, ticket) in tickets.iter_mut().enumerate() {
+        loop {
+            match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(output) => break assert_eq!(read(&output.unwrap()), index as u32),
+                Poll::Pending => thread::park_timeout(deadline - Instant::now()),
+            }
+        }
+    }
+}
+
+struct Unpark(thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn tickets_and_outputs_outlive_the_engine() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[1]).build().unwrap();
+    let (kept, dropped) = (submit(&engine, 1, 5).unwrap(), submit(&engine, 1, 6).unwrap());
+    let batch = engine.acquire().unwrap();
+    drop(engine);
+    drop(dropped);
+    let output = kept.wait().unwrap();
+    drop(batch);
+    assert_eq!(read(&output), 5);
+}
+
+#[test]
+fn zero_counts_are_errors_that_name_the_option() {
+    let model = echo();
+    let cpu = Device::open(Target::Cpu).unwrap();
+    let builder = || Engine::builder(&model).on(&cpu).output(OutputKind::Features);
+    for (name, built) in [
+        ("slots", builder().slots(0).build()),
+        ("batch", builder().batch(0).build()),
+        ("batch", builder().batch_sizes(&[]).build()),
+        ("staging", builder().staging(0).build()),
+        ("results", builder().results(0).build()),
+    ] {
+        match built {
+            Err(Error::Option { option, .. }) => assert_eq!(option, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn one_slot_one_staging_one_result_still_works() {
+    let model = echo();
+    let engine = builder_on_cpu(&model).batch_sizes(&[3]).slots(1).staging(1).results(1).build().unwrap();
+    for number in 0..100 {
+        assert_eq!(read(&submit(&engine, 1 + number as usize % 3, number).unwrap().wait().unwrap()), number);
+    }
+}
+
+#[test]
+fn the_public_types_are_send_and_sync_as_said() {
+    fn send<T: Send>() {}
+    fn sync<T: Send + Sync>() {}
+    sync::<Engine>();
+    sync::<Device>();
+    sync::<Model>();
+    sync::<Output>();
+    sync::<Error>();
+    send::<Batch>();
+    send::<Ticket>();
+}
