@@ -68,7 +68,8 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let job = Job { model: &model, engine: &engine, inputs: &inputs, share, top, turns };
     let outcome = job.run(threads, args.json)?;
     if skipped > 0 {
-        let _ = writeln!(io::stderr(), "note: passed over {skipped} files not named like a JPEG or PNG");
+        let _ =
+            writeln!(io::stderr(), "note: {skipped} pictures in folders are neither JPEG nor PNG and were passed over");
     }
     Ok(outcome)
 }
