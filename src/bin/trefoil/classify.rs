@@ -147,7 +147,8 @@ impl<'a> Job<'a> {
     }
 
     fn print_in_order(&self, answers: Receiver<(usize, Vec<Answer>)>, json: bool) -> Result<Outcome> {
-        let bar = report::progress_bar(self.inputs.len() as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
+        let bar =
+            report::progress_bar(self.inputs.len() as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
         let (mut reorder, mut done, mut failed) = (Reorder::new(), 0, 0);
         for (turn, turn_answers) in answers {
             reorder.push(turn, turn_answers);
