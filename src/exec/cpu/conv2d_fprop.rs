@@ -126,11 +126,25 @@ pub(super) fn product(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], y: &mu
     // SAFETY: the lengths are asserted above; y is a unique borrow, so apart from a and b.
     unsafe {
         gemm::gemm(
-            m, n, k,
-            y.as_mut_ptr(), 1, row(n), false,
-            a.as_ptr(), 1, row(k),
-            b.as_ptr(), 1, row(n),
-            0.0, 1.0, false, false, false, Parallelism::None,
+            m,
+            n,
+            k,
+            y.as_mut_ptr(),
+            1,
+            row(n),
+            false,
+            a.as_ptr(),
+            1,
+            row(k),
+            b.as_ptr(),
+            1,
+            row(n),
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
         );
     }
 }

@@ -100,9 +100,7 @@ fn prepare(model: &Model, plan: &Plan, step: &Step) -> Result<CpuStep, Error> {
     let tensor = |id: crate::plan::TensorId| &plan.tensors[id.0];
     let (x, y) = (tensor(step.inputs[0]), tensor(step.output));
     let kernel = match &step.op {
-        StepOp::Normalize { mean, std } => {
-            Kernel::Normalize(normalize::Normalize::new(plan.input, x.shape, mean, std))
-        }
+        StepOp::Normalize { mean, std } => Kernel::Normalize(normalize::Normalize::new(plan.input, x.shape, mean, std)),
         StepOp::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, x.shape.channels)?;
             Kernel::Conv(conv2d_fprop::Conv::new(conv, x.shape, y.shape, &folded))

@@ -63,7 +63,9 @@ impl Pool {
             let mut state = lock(&self.shared.state);
             // SAFETY: only the lifetime changes; the pointer is used by workers that are counted in `running`, and
             // this function does not return, or unwind, before that is zero.
-            let job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work) };
+            let job = unsafe {
+                std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
+            };
             state.job = Some(Job(job));
             state.number += 1;
             state.running = self.workers - 1;
