@@ -135,6 +135,98 @@ pub struct Linear {
     pub bias: Option<String>,
 }
 
+impl Graph {
+    /// The node called `name`.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.name == name).map(NodeId)
+    }
+
+    /// For each node, how many times it is read: by other nodes, and once more if it is the output.
+    pub fn use_counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.nodes.len()];
+        for id in self.nodes.iter().flat_map(|node| &node.inputs).chain([&self.output]) {
+            counts[id.0] += 1;
+        }
+        counts
+    }
+
+    /// The graph whose result is node `output`, without the nodes that it does not need.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn cut(&self, output: NodeId) -> Self {
+        let mut needed = vec![false; self.nodes.len()];
+        needed[output.0] = true;
+        needed[0] = true; // the input stays, even if nothing reads it
+        for i in (0..self.nodes.len()).rev().filter(|&i| i <= output.0) {
+            if needed[i] {
+                self.nodes[i].inputs.iter().for_each(|input| needed[input.0] = true);
+            }
+        }
+        let mut new_ids = vec![NodeId(0); self.nodes.len()];
+        let mut nodes: Vec<Node> = Vec::new();
+        for (i, node) in self.nodes.iter().enumerate().filter(|(i, _)| needed[*i]) {
+            new_ids[i] = NodeId(nodes.len());
+            let inputs = node.inputs.iter().map(|input| new_ids[input.0]).collect();
+            nodes.push(Node { inputs, ..node.clone() });
+        }
+        Self { nodes, output: new_ids[output.0], input: self.input }
+    }
+}
+
+impl Op {
+    /// The operation's name, for messages: `"conv2d"`.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Conv2d(_) => "conv2d",
+            Self::BatchNorm(_) => "batch_norm",
+            Self::Activation(_) => "activation",
+            Self::Add(_) => "add",
+            Self::MaxPool(_) => "max_pool",
+            Self::AvgPool(_) => "avg_pool",
+            Self::GlobalAvgPool => "global_avg_pool",
+            Self::Linear(_) => "linear",
+        }
+    }
+}
+
+impl Conv2d {
+    /// A dense convolution without bias whose filter is `{module}.weight`, as PyTorch names it.
+    pub fn named(module: &str, out_channels: usize, window: Window) -> Self {
+        Self {
+            out_channels,
+            window,
+            groups: 1,
+            filter: format!("{module}.weight"),
+            bias: None,
+            norm: None,
+            activation: Activation::None,
+        }
+    }
+}
+
+impl BatchNorm {
+    /// The batch norm whose tensors PyTorch names `{module}.weight`, `.bias`, `.running_mean` and `.running_var`.
+    pub fn named(module: &str, eps: f64) -> Self {
+        Self {
+            gamma: format!("{module}.weight"),
+            beta: format!("{module}.bias"),
+            mean: format!("{module}.running_mean"),
+            var: format!("{module}.running_var"),
+            eps,
+        }
+    }
+}
+
+impl Linear {
+    /// The layer whose tensors PyTorch names `{module}.weight` and `{module}.bias`.
+    pub fn named(module: &str, out_features: usize) -> Self {
+        Self { out_features, weight: format!("{module}.weight"), bias: Some(format!("{module}.bias")) }
+    }
+}
+
 impl Pad {
     /// The same padding on every side.
     pub const fn all(n: usize) -> Self {

@@ -1,0 +1,207 @@
+//! For tests: every operation by plain loops in f64, and random graphs to try rewrites on.
+
+use std::collections::BTreeMap;
+
+use super::builder::GraphBuilder;
+use super::graph::{BatchNorm, Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
+use super::shape::{infer, params};
+use crate::tensor::{Activation, Shape};
+
+/// Tensors by name.
+pub(super) type Tensors = BTreeMap<String, Vec<f64>>;
+
+/// A small random number generator.
+pub(super) struct Xorshift(pub u64);
+
+impl Xorshift {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 16) as usize % n
+    }
+
+    /// From -1 to 1.
+    pub fn signed(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+}
+
+/// The value of every node, NHWC, for one image.
+pub(super) fn evaluate(graph: &Graph, weights: &Tensors, input: &[f64]) -> Vec<Vec<f64>> {
+    let shapes = infer(graph).unwrap();
+    let mut values: Vec<Vec<f64>> = Vec::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let x = node.inputs.first().map_or(input, |id| &values[id.0]);
+        let x_shape = node.inputs.first().map_or(graph.input, |id| shapes[id.0]);
+        let second = node.inputs.get(1).map(|id| &values[id.0]);
+        values.push(match &node.op {
+            Op::Input => input.to_vec(),
+            Op::Conv2d(conv) => convolve(conv, weights, x, x_shape, shapes[i], second),
+            Op::BatchNorm(norm) => normalize(norm, weights, x),
+            Op::Activation(activation) => activate(*activation, x),
+            Op::Add(activation) => {
+                let sum: Vec<f64> = x.iter().zip(second.unwrap()).map(|(a, b)| a + b).collect();
+                activate(*activation, &sum)
+            }
+            Op::MaxPool(pool) => {
+                windows(pool, x, x_shape, shapes[i], |taps, _| taps.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+            }
+            Op::AvgPool(pool) => windows(pool, x, x_shape, shapes[i], |taps, size| {
+                taps.iter().sum::<f64>() / if pool.count_pad { size } else { taps.len() } as f64
+            }),
+            Op::GlobalAvgPool => {
+                let mean = |c| x.iter().skip(c).step_by(x_shape.channels).sum::<f64>() / x_shape.pixels() as f64;
+                (0..x_shape.channels).map(mean).collect()
+            }
+            Op::Linear(linear) => {
+                let rows = weights[&linear.weight].chunks(x.len());
+                let bias = linear.bias.as_ref().map(|name| &weights[name]);
+                rows.enumerate().map(|(k, row)| dot(row, x) + bias.map_or(0.0, |bias| bias[k])).collect()
+            }
+        });
+    }
+    values
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn activate(activation: Activation, x: &[f64]) -> Vec<f64> {
+    let apply = |&x: &f64| match activation {
+        Activation::None => x,
+        Activation::Relu => x.max(0.0),
+        Activation::Relu6 => x.clamp(0.0, 6.0),
+    };
+    x.iter().map(apply).collect()
+}
+
+fn normalize(norm: &BatchNorm, weights: &Tensors, x: &[f64]) -> Vec<f64> {
+    let [gamma, beta, mean, var] = [&norm.gamma, &norm.beta, &norm.mean, &norm.var].map(|name| &weights[name]);
+    let at = |(i, x): (usize, &f64)| {
+        let c = i % gamma.len();
+        (x - mean[c]) / (var[c] + norm.eps).sqrt() * gamma[c] + beta[c]
+    };
+    x.iter().enumerate().map(at).collect()
+}
+
+fn convolve(
+    conv: &Conv2d,
+    weights: &Tensors,
+    x: &[f64],
+    xs: Shape,
+    ys: Shape,
+    residual: Option<&Vec<f64>>,
+) -> Vec<f64> {
+    let filter = &weights[&conv.filter]; // [K, C/groups, R, S]
+    let [r_size, s_size] = conv.window.size;
+    let (group_in, group_out) = (xs.channels / conv.groups, ys.channels / conv.groups);
+    let mut y = vec![0.0; ys.elems()];
+    for (i, y) in y.iter_mut().enumerate() {
+        let (pixel, k) = (i / ys.channels, i % ys.channels);
+        let (p, q) = (pixel / ys.width, pixel % ys.width);
+        for (r, s) in (0..r_size).flat_map(|r| (0..s_size).map(move |s| (r, s))) {
+            let Some((h, w)) = tap(&conv.window, xs, [p, q], [r, s]) else { continue };
+            for c in 0..group_in {
+                let from = (h * xs.width + w) * xs.channels + k / group_out * group_in + c;
+                *y += x[from] * filter[((k * group_in + c) * r_size + r) * s_size + s];
+            }
+        }
+        *y += conv.bias.as_ref().map_or(0.0, |name| weights[name][k]);
+    }
+    if let Some(norm) = &conv.norm {
+        y = normalize(norm, weights, &y);
+    }
+    if let Some(residual) = residual {
+        y.iter_mut().zip(residual).for_each(|(y, residual)| *y += residual);
+    }
+    activate(conv.activation, &y)
+}
+
+fn windows(pool: &Pool, x: &[f64], xs: Shape, ys: Shape, reduce: impl Fn(&[f64], usize) -> f64) -> Vec<f64> {
+    let [r_size, s_size] = pool.window.size;
+    let at = |i: usize| {
+        let (pixel, c) = (i / ys.channels, i % ys.channels);
+        let position = [pixel / ys.width, pixel % ys.width];
+        let taps: Vec<f64> = (0..r_size * s_size)
+            .filter_map(|t| tap(&pool.window, xs, position, [t / s_size, t % s_size]))
+            .map(|(h, w)| x[(h * xs.width + w) * xs.channels + c])
+            .collect();
+        assert!(!taps.is_empty(), "a window lies in the padding alone");
+        reduce(&taps, r_size * s_size)
+    };
+    (0..ys.elems()).map(at).collect()
+}
+
+/// The pixel under tap [r, s] of the window for output [p, q]; `None` in the padding.
+fn tap(window: &Window, xs: Shape, [p, q]: [usize; 2], [r, s]: [usize; 2]) -> Option<(usize, usize)> {
+    let Window { stride, pad, dilation, .. } = window;
+    let h = (p * stride[0] + r * dilation[0]).checked_sub(pad.top)?;
+    let w = (q * stride[1] + s * dilation[1]).checked_sub(pad.left)?;
+    (h < xs.height && w < xs.width).then_some((h, w))
+}
+
+/// Values for every tensor that the graph reads; variances positive.
+pub(super) fn random_weights(graph: &Graph, random: &mut Xorshift) -> Tensors {
+    let value = |name: &str, dims: Vec<usize>, random: &mut Xorshift| {
+        let var = name.ends_with("running_var");
+        (0..dims.iter().product()).map(|_| if var { random.signed().abs() + 0.1 } else { random.signed() }).collect()
+    };
+    let params = params(graph).unwrap();
+    params.into_iter().map(|(name, dims)| (name.to_owned(), value(name, dims, random))).collect()
+}
+
+/// A graph of up to 14 random nodes whose operands are mostly recent values, so that chains to fuse are common.
+pub(super) fn random_graph(random: &mut Xorshift) -> Graph {
+    let channels = 2 * (1 + random.below(2));
+    let mut g = GraphBuilder::new(Shape::new(3 + random.below(4), 3 + random.below(4), channels));
+    let mut shapes = vec![infer(&g.clone().finish(g.input()).unwrap()).unwrap()[0]];
+    for i in 1..=4 + random.below(10) {
+        let pick = |random: &mut Xorshift| NodeId(shapes.len() - 1 - random.below(shapes.len()).min(random.below(3)));
+        let (name, x) = (format!("n{i}"), pick(random));
+        let mut next = g.clone();
+        match random.below(10) {
+            0..=2 => {
+                let groups = [1, 1, 2][random.below(3)];
+                let bias = (random.below(2) == 0).then(|| format!("{name}.bias"));
+                let out = if random.below(3) == 0 { 2 * (1 + random.below(2)) } else { shapes[x.0].channels };
+                let conv = Conv2d { groups, bias, ..Conv2d::named(&name, out, random_window(random)) };
+                next.conv2d_with(&name, x, conv)
+            }
+            3 | 4 => next.batch_norm(&name, x, 1e-5),
+            5 => next.relu(&name, x),
+            6 => next.activation(&name, x, [Activation::None, Activation::Relu6][random.below(2)]),
+            7 => next.max_pool(&name, x, random_window(random)),
+            8 if random.below(3) == 0 => next.avg_pool(&name, x, random_window(random), random.below(2) == 0),
+            _ => {
+                let other = (0..shapes.len()).rev().filter(|&i| shapes[i] == shapes[x.0] && i != x.0);
+                let other = other.take(1 + random.below(3)).last().map_or(x, NodeId);
+                next.add(&name, x, other)
+            }
+        };
+        // A window that does not fit is left out.
+        if let Ok(graph) = next.clone().finish(NodeId(shapes.len())) {
+            shapes = infer(&graph).unwrap();
+            g = next;
+        }
+    }
+    g.finish(NodeId(shapes.len() - 1)).unwrap()
+}
+
+fn random_window(random: &mut Xorshift) -> Window {
+    if random.below(2) == 0 {
+        return Window::square(3, 1, 1);
+    }
+    Window {
+        size: [1 + random.below(3), 1 + random.below(3)],
+        stride: [1 + random.below(2), 1 + random.below(2)],
+        pad: Pad { top: random.below(2), left: random.below(2), bottom: random.below(2), right: random.below(2) },
+        dilation: [1 + random.below(2), 1],
+    }
+}

@@ -1,0 +1,289 @@
+//! Rewrites: functions from graph to graph that leave the computed values unchanged.
+//!
+//! Each fusion puts the combined node where the *later* of its parts stood, so that the order stays topological
+//! without a search: everything that either part reads comes before. The earlier part is then dead.
+
+use super::graph::{Conv2d, Graph, Node, NodeId, Op};
+use crate::tensor::Activation;
+
+/// The graph with batch norms, activations and residual additions moved into the convolutions, where that is possible
+/// without changing a value, and without the nodes that the result does not need.
+///
+/// A convolution keeps its name. What is fused: a batch norm into a convolution that nothing else reads; an activation
+/// into a convolution or addition that nothing else reads; an addition into a dense convolution without activation
+/// that nothing else reads, the other operand becoming its second input. If both operands would do, the later one
+/// takes it.
+///
+/// The graph must be well-formed ([`infer`](super::infer) accepts it), and so is the result.
+///
+/// ```
+/// use trefoil::{Activation, Shape, model::{GraphBuilder, Op, Window, optimize}};
+/// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+/// let x = g.conv2d("conv", g.input(), 16, Window::square(3, 1, 1));
+/// let x = g.batch_norm("bn", x, 1e-5);
+/// let x = g.add("add", x, g.input());
+/// let x = g.relu("relu", x);
+/// let graph = optimize(&g.finish(x)?);
+/// let Op::Conv2d(conv) = &graph.nodes[1].op else { panic!() };
+/// assert!(graph.nodes.len() == 2 && graph.nodes[1].inputs.len() == 2);
+/// assert!(conv.norm.is_some() && conv.activation == Activation::Relu);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub fn optimize(graph: &Graph) -> Graph {
+    let mut graph = graph.cut(graph.output);
+    for fuse in [skip_identity, fold_batch_norm, fuse_activation, fuse_residual] {
+        graph = rewrite(&graph, fuse);
+    }
+    graph
+}
+
+/// What a fusion makes of a node.
+enum Change {
+    /// The node computes just what this earlier one does.
+    Same(NodeId),
+    /// The node becomes this one.
+    Become(Node),
+}
+
+/// A graph being rewritten, front to back.
+struct Rewriter {
+    graph: Graph,
+    use_counts: Vec<usize>,
+}
+
+/// Offers each node in turn to `fuse`, then removes what nothing reads any more.
+fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> Graph {
+    let mut rewriter = Rewriter { use_counts: graph.use_counts(), graph: graph.clone() };
+    let mut stands_for: Vec<NodeId> = (0..graph.nodes.len()).map(NodeId).collect();
+    for i in 0..graph.nodes.len() {
+        for input in &mut rewriter.graph.nodes[i].inputs {
+            *input = stands_for[input.0];
+        }
+        match fuse(&rewriter, &rewriter.graph.nodes[i]) {
+            Some(Change::Become(node)) => rewriter.graph.nodes[i] = node,
+            Some(Change::Same(earlier)) => {
+                rewriter.use_counts[earlier.0] += rewriter.use_counts[i] - 1;
+                stands_for[i] = earlier;
+            }
+            None => {}
+        }
+    }
+    let output = stands_for[rewriter.graph.output.0];
+    rewriter.graph.cut(output)
+}
+
+/// An activation that does nothing.
+fn skip_identity(_: &Rewriter, node: &Node) -> Option<Change> {
+    (node.op == Op::Activation(Activation::None)).then(|| Change::Same(node.inputs[0]))
+}
+
+/// Convolution, batch norm → convolution with norm.
+fn fold_batch_norm(rewriter: &Rewriter, node: &Node) -> Option<Change> {
+    let Op::BatchNorm(norm) = &node.op else { return None };
+    let (before, conv) = rewriter.sole_conv(node.inputs[0])?;
+    if conv.norm.is_some() || before.inputs.len() != 1 {
+        return None;
+    }
+    let conv = Conv2d { norm: Some(norm.clone()), ..conv.clone() };
+    Some(Change::Become(Node { op: Op::Conv2d(conv), ..before.clone() }))
+}
+
+/// Convolution or addition, activation → the same with activation.
+fn fuse_activation(rewriter: &Rewriter, node: &Node) -> Option<Change> {
+    let Op::Activation(activation) = node.op else { return None };
+    let before = rewriter.sole(node.inputs[0])?;
+    let op = match &before.op {
+        Op::Conv2d(conv) if conv.activation == Activation::None => Op::Conv2d(Conv2d { activation, ..conv.clone() }),
+        Op::Add(Activation::None) => Op::Add(activation),
+        _ => return None,
+    };
+    Some(Change::Become(Node { op, ..before.clone() }))
+}
+
+/// Convolution, addition → convolution with residual, and with the addition's activation.
+fn fuse_residual(rewriter: &Rewriter, node: &Node) -> Option<Change> {
+    let Op::Add(activation) = node.op else { return None };
+    let [a, b] = node.inputs[..] else { return None };
+    let (later, earlier) = (a.max(b), a.min(b));
+    [(later, earlier), (earlier, later)].into_iter().find_map(|(conv, residual)| {
+        let (before, conv) = rewriter.sole_conv(conv)?;
+        if conv.groups != 1 || before.inputs.len() != 1 {
+            return None;
+        }
+        let op = Op::Conv2d(Conv2d { activation, ..conv.clone() });
+        Some(Change::Become(Node { name: before.name.clone(), op, inputs: vec![before.inputs[0], residual] }))
+    })
+}
+
+impl Rewriter {
+    /// The node, if it is read once.
+    fn sole(&self, id: NodeId) -> Option<&Node> {
+        (self.use_counts[id.0] == 1).then(|| &self.graph.nodes[id.0])
+    }
+
+    /// The node and its attributes, if it is a convolution without activation that is read once.
+    fn sole_conv(&self, id: NodeId) -> Option<(&Node, &Conv2d)> {
+        let node = self.sole(id)?;
+        match &node.op {
+            Op::Conv2d(conv) if conv.activation == Activation::None => Some((node, conv)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::builder::GraphBuilder;
+    use crate::model::graph::Window;
+    use crate::model::interpreter::{Xorshift, evaluate, random_graph, random_weights};
+    use crate::model::shape::infer;
+    use crate::tensor::Shape;
+
+    fn names(graph: &Graph) -> Vec<&str> {
+        graph.nodes.iter().map(|node| node.name.as_str()).collect()
+    }
+
+    fn conv_of<'a>(graph: &'a Graph, name: &str) -> (&'a Node, &'a Conv2d) {
+        let node = &graph.nodes[graph.find(name).unwrap().0];
+        match &node.op {
+            Op::Conv2d(conv) => (node, conv),
+            other => panic!("{name} is {}", other.kind()),
+        }
+    }
+
+    /// conv1 bn1 relu1, conv2 bn2 | down downbn, add, relu2: the block of a ResNet.
+    fn block(down_first: bool) -> Graph {
+        let mut g = GraphBuilder::new(Shape::new(6, 6, 3));
+        let window = Window::square(3, 1, 1);
+        let shortcut = |g: &mut GraphBuilder| {
+            let x = g.conv2d("down", g.input(), 4, Window::square(1, 1, 0));
+            g.batch_norm("downbn", x, 1e-5)
+        };
+        let main = |g: &mut GraphBuilder| {
+            let x = g.conv2d("conv1", g.input(), 4, window);
+            let x = g.batch_norm("bn1", x, 1e-5);
+            let x = g.relu("relu1", x);
+            let x = g.conv2d("conv2", x, 4, window);
+            g.batch_norm("bn2", x, 1e-5)
+        };
+        let (a, b) = if down_first {
+            let b = shortcut(&mut g);
+            (main(&mut g), b)
+        } else {
+            (main(&mut g), shortcut(&mut g))
+        };
+        let x = g.add("add", a, b);
+        let x = g.relu("relu2", x);
+        g.finish(x).unwrap()
+    }
+
+    #[test]
+    fn a_residual_block_becomes_its_convolutions() {
+        let graph = optimize(&block(true));
+        assert_eq!(names(&graph), ["input", "down", "conv1", "conv2"]);
+        let (node, conv) = conv_of(&graph, "conv2");
+        assert_eq!(node.inputs, [NodeId(2), NodeId(1)]);
+        assert!(conv.norm.is_some() && conv.activation == Activation::Relu);
+        let (node, conv) = conv_of(&graph, "down");
+        assert!(node.inputs.len() == 1 && conv.norm.is_some() && conv.activation == Activation::None);
+        let graph = optimize(&block(false));
+        assert_eq!(names(&graph), ["input", "conv1", "conv2", "down"]);
+        assert_eq!(conv_of(&graph, "down").0.inputs, [NodeId(0), NodeId(2)]);
+        assert_eq!(optimize(&graph), graph);
+    }
+
+    #[test]
+    fn a_cut_keeps_the_value_it_was_cut_at() {
+        let graph = block(true);
+        let cut = |name| optimize(&graph.cut(graph.find(name).unwrap()));
+        assert!(conv_of(&cut("conv2"), "conv2").1.norm.is_none());
+        assert_eq!(conv_of(&cut("bn2"), "conv2").1.activation, Activation::None);
+        assert_eq!(conv_of(&cut("add"), "conv2").1.activation, Activation::None);
+        assert_eq!(cut("input").nodes.len(), 1);
+    }
+
+    #[test]
+    fn what_somebody_else_reads_stays() {
+        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let relu = g.relu("relu", conv);
+        let twice = g.add("twice", conv, conv);
+        let sum = g.add("sum", relu, twice);
+        let graph = g.finish(sum).unwrap();
+        assert_eq!(optimize(&graph), graph);
+    }
+
+    #[test]
+    fn an_activated_or_depthwise_convolution_takes_no_residual() {
+        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
+        let depthwise = Conv2d { groups: 2, ..Conv2d::named("dw", 2, Window::square(3, 1, 1)) };
+        let dw = g.conv2d_with("dw", g.input(), depthwise);
+        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let relu = g.relu("relu", conv);
+        let sum = g.add("sum", dw, relu);
+        let graph = optimize(&g.finish(sum).unwrap());
+        assert_eq!(names(&graph), ["input", "dw", "conv", "sum"]);
+    }
+
+    #[test]
+    fn an_earlier_convolution_moves_to_the_addition() {
+        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let pool = g.max_pool("pool", g.input(), Window::square(3, 1, 1));
+        let sum = g.add("sum", pool, conv);
+        let graph = optimize(&g.finish(sum).unwrap());
+        assert_eq!(names(&graph), ["input", "pool", "conv"]);
+        assert_eq!(graph.nodes[2].inputs, [NodeId(0), NodeId(1)]);
+    }
+
+    #[test]
+    fn identities_vanish() {
+        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let same = g.activation("same", conv, Activation::None);
+        let again = g.activation("again", same, Activation::None);
+        let relu = g.relu("relu", again);
+        let sum = g.add("sum", relu, same);
+        let graph = g.finish(sum).unwrap();
+        assert_eq!(names(&optimize(&graph)), ["input", "conv", "relu", "sum"]);
+        assert_eq!(names(&optimize(&graph.cut(again))), ["input", "conv"]);
+    }
+
+    /// On random graphs, cut at every node: the same value within rounding, well-formed, and done in one go.
+    #[test]
+    fn values_are_unchanged() {
+        let mut random = Xorshift(0x9e37_79b9_7f4a_7c15);
+        let (mut norms, mut activations, mut residuals) = (0, 0, 0);
+        for _ in 0..300 {
+            let graph = random_graph(&mut random);
+            let weights = random_weights(&graph, &mut random);
+            let input: Vec<f64> = (0..graph.input.elems()).map(|_| random.signed()).collect();
+            let values = evaluate(&graph, &weights, &input);
+            for at in (0..graph.nodes.len()).map(NodeId) {
+                let cut = graph.cut(at);
+                let optimized = optimize(&cut);
+                let shapes = infer(&optimized).unwrap();
+                assert_eq!(shapes[optimized.output.0], infer(&cut).unwrap()[cut.output.0]);
+                assert_eq!(optimize(&optimized), optimized, "a second go changed something");
+                for node in &optimized.nodes {
+                    if let Op::Conv2d(conv) = &node.op {
+                        norms += usize::from(conv.norm.is_some());
+                        activations += usize::from(conv.activation != Activation::None);
+                        residuals += usize::from(node.inputs.len() == 2);
+                    }
+                }
+                let found = &evaluate(&optimized, &weights, &input)[optimized.output.0];
+                let expected = &values[at.0];
+                // The fused graph does the same f64 operations in another grouping.
+                let scale = expected.iter().fold(1.0_f64, |most, value| most.max(value.abs()));
+                for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    let close = (found - expected).abs() <= 1e-9 * scale;
+                    assert!(close, "element {i} of {at:?}: {found} instead of {expected}\n{graph:#?}");
+                }
+            }
+        }
+        let fused = [norms, activations, residuals];
+        assert!(fused.into_iter().all(|count| count > 50), "{fused:?} fusions: the graphs are too dull");
+    }
+}

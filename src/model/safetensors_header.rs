@@ -1,0 +1,226 @@
+//! The header of a safetensors file: JSON that says where each tensor lies.
+//!
+//! The file is a header length n (u64, little-endian), n bytes of JSON, and the tensors' bytes. Everything here is
+//! input from outside: what is accepted is a subset of what the crate `safetensors` accepts (repeated names are
+//! refused), and every refusal names the tensor with the expected and the found value.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorInfo};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+
+use super::weights::WeightDtype;
+use crate::error::Error;
+
+/// Where one tensor lies.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Element type.
+    pub dtype: WeightDtype,
+    /// Dimensions, outermost first.
+    pub dims: Vec<usize>,
+    /// Elements: the product of the dimensions.
+    pub elems: usize,
+    /// First byte, counted from the file's start.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// A header whose offsets have been checked against the file's size.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Header {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Entry>,
+    /// The file's `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Longest header accepted, as in the crate `safetensors`.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+const LENGTH_BYTES: u64 = 8;
+
+impl Header {
+    /// Reads and checks the header of a file of `file_bytes`, given a way to read at an offset.
+    pub fn read(
+        path: &Path,
+        file_bytes: u64,
+        read_at: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    ) -> Result<Self, Error> {
+        let fail = |what: String| Err(Error::format(path, what));
+        if file_bytes < LENGTH_BYTES {
+            return fail(format!("not a safetensors file: expected at least 8 bytes, found {file_bytes}"));
+        }
+        let mut length = [0; LENGTH_BYTES as usize];
+        read_at(&mut length, 0).map_err(|e| Error::io("read", path, e))?;
+        let header_bytes = u64::from_le_bytes(length);
+        let most = MAX_HEADER_BYTES.min(file_bytes - LENGTH_BYTES);
+        if header_bytes > most {
+            return fail(format!(
+                "not a safetensors file, or cut short: header length: expected {most} bytes at most, found {header_bytes}"
+            ));
+        }
+        let mut json = vec![0; header_bytes as usize];
+        read_at(&mut json, LENGTH_BYTES).map_err(|e| Error::io("read", path, e))?;
+        Self::parse(path, &json, LENGTH_BYTES + header_bytes, file_bytes)
+    }
+
+    /// Checks the header `json` of a file of `file_bytes` whose tensors begin at byte `data_start`.
+    fn parse(path: &Path, json: &[u8], data_start: u64, file_bytes: u64) -> Result<Self, Error> {
+        let raw: RawHeader =
+            serde_json::from_slice(json).map_err(|e| Error::format(path, format!("safetensors header: {e}")))?;
+        let data_bytes = file_bytes - data_start;
+        let mut tensors = BTreeMap::new();
+        let mut extents = Vec::with_capacity(raw.tensors.len());
+        for (name, info) in raw.tensors {
+            let (begin, end) = info.data_offsets;
+            let entry = entry(info, data_start)
+                .map_err(|what| Error::format(path, format!("safetensors header: tensor `{name}`: {what}")))?;
+            extents.push((begin as u64, end as u64, name.clone()));
+            tensors.insert(name, entry);
+        }
+        extents.sort();
+        check_extents(&extents, data_bytes)
+            .map_err(|what| Error::format(path, format!("safetensors header: {what}")))?;
+        Ok(Self { tensors, metadata: raw.metadata })
+    }
+}
+
+/// One tensor's type, shape and offsets against each other; `data_start` + its offsets must not overflow.
+fn entry(info: TensorInfo, data_start: u64) -> Result<Entry, String> {
+    let TensorInfo { dtype, shape: dims, data_offsets: (begin, end) } = info;
+    let found = end.checked_sub(begin).ok_or_else(|| format!("offsets [{begin}, {end}] are reversed"))?;
+    let overflow = || format!("the size of shape {dims:?} overflows");
+    let elems = dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim)).ok_or_else(overflow)?;
+    let bits = elems.checked_mul(dtype.bitsize()).ok_or_else(overflow)?;
+    if bits % 8 != 0 {
+        return Err(format!("{elems} elements of {dtype:?} do not fill whole bytes"));
+    }
+    if bits / 8 != found {
+        return Err(format!("{dtype:?} of shape {dims:?}: expected {} bytes, found {found}", bits / 8));
+    }
+    let offset = data_start.checked_add(begin as u64).ok_or_else(|| format!("offset {begin} overflows"))?;
+    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, offset, bytes: found })
+}
+
+/// The tensors, sorted by offset, must fill the data without gap or overlap, and nothing may follow them.
+fn check_extents(extents: &[(u64, u64, String)], data_bytes: u64) -> Result<(), String> {
+    let mut filled = 0;
+    let mut before = None;
+    for (begin, end, name) in extents {
+        if *end > data_bytes {
+            return Err(format!(
+                "tensor `{name}`: offsets [{begin}, {end}]: expected {data_bytes} at most, the data's length; \
+                 is the file cut short?"
+            ));
+        }
+        if *begin != filled {
+            let kind = if *begin < filled { "overlaps" } else { "leaves a gap after" };
+            let neighbour = before.map_or_else(|| "the header".to_owned(), |before| format!("`{before}`"));
+            return Err(format!("tensor `{name}` {kind} {neighbour}: expected offset {filled}, found {begin}"));
+        }
+        (filled, before) = (*end, Some(name));
+    }
+    match data_bytes - filled {
+        0 => Ok(()),
+        extra => Err(format!("expected {filled} bytes of data, found {extra} more")),
+    }
+}
+
+fn weight_dtype(dtype: Dtype) -> WeightDtype {
+    match dtype {
+        Dtype::F16 => WeightDtype::F16,
+        Dtype::BF16 => WeightDtype::Bf16,
+        Dtype::F32 => WeightDtype::F32,
+        Dtype::F64 => WeightDtype::F64,
+        Dtype::BOOL => WeightDtype::Other("bool"),
+        Dtype::U8 => WeightDtype::Other("u8"),
+        Dtype::I8 => WeightDtype::Other("i8"),
+        Dtype::U16 => WeightDtype::Other("u16"),
+        Dtype::I16 => WeightDtype::Other("i16"),
+        Dtype::U32 => WeightDtype::Other("u32"),
+        Dtype::I32 => WeightDtype::Other("i32"),
+        Dtype::U64 => WeightDtype::Other("u64"),
+        Dtype::I64 => WeightDtype::Other("i64"),
+        Dtype::C64 => WeightDtype::Other("complex 64"),
+        Dtype::F8_E5M2 => WeightDtype::Other("f8 e5m2"),
+        Dtype::F8_E4M3 => WeightDtype::Other("f8 e4m3"),
+        _ => WeightDtype::Other("an 8-bit or smaller float"),
+    }
+}
+
+/// The JSON as it stands, names checked for repetition only.
+struct RawHeader {
+    tensors: BTreeMap<String, TensorInfo>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct HeaderVisitor;
+        impl<'de> Visitor<'de> for HeaderVisitor {
+            type Value = RawHeader;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+                let (mut tensors, mut metadata) = (BTreeMap::new(), None);
+                while let Some(name) = map.next_key::<String>()? {
+                    let named = |e: A::Error| A::Error::custom(format_args!("`{name}`: {e}"));
+                    if name == METADATA {
+                        let value: Option<UniqueMap<String>> = map.next_value().map_err(named)?;
+                        if metadata.replace(value.map_or_else(BTreeMap::new, |map| map.0)).is_some() {
+                            return Err(A::Error::custom(format_args!("`{name}` is there twice")));
+                        }
+                        continue;
+                    }
+                    let info: TensorInfo = map.next_value().map_err(named)?;
+                    insert_once(&mut tensors, name, info)?;
+                }
+                Ok(RawHeader { tensors, metadata: metadata.unwrap_or_default() })
+            }
+        }
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+const METADATA: &str = "__metadata__";
+
+/// A JSON object in which no name is there twice.
+struct UniqueMap<V>(BTreeMap<String, V>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MapVisitor<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for MapVisitor<V> {
+            type Value = UniqueMap<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueMap<V>, A::Error> {
+                let mut values = BTreeMap::new();
+                while let Some((name, value)) = map.next_entry()? {
+                    insert_once(&mut values, name, value)?;
+                }
+                Ok(UniqueMap(values))
+            }
+        }
+        deserializer.deserialize_map(MapVisitor(PhantomData))
+    }
+}
+
+fn insert_once<V, E: serde::de::Error>(map: &mut BTreeMap<String, V>, name: String, value: V) -> Result<(), E> {
+    if map.contains_key(&name) {
+        return Err(E::custom(format_args!("`{name}` is there twice")));
+    }
+    map.insert(name, value);
+    Ok(())
+}
