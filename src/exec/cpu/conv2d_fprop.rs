@@ -1,0 +1,294 @@
+//! Dense convolution with bias, residual and activation.
+//!
+//! y[p][q][k] = act(sum over r, s, c of x[h][w][c] * filter[k][c][r][s] + bias[k] + residual[p][q][k]), where
+//! h = p * stride_h + r * dilation_h - pad_top, w likewise, and taps in the padding add nothing.
+//!
+//! - x: read, f32 [H][W][C] without gaps. residual: read if there is one, f32 [P][Q][K]. y: written, f32 [P][Q][K],
+//!   disjoint from both. Any alignment.
+//! - filter: repacked once into panels of 16 output channels, [ceil(K / 16)][R * S * C][16], zeros in the last panel
+//!   beyond K, 64-byte aligned.
+//! - The sums of 6 pixels x 16 channels stay in registers through up to [`DEPTH`] terms and are then kept in y; the
+//!   last pass adds bias and residual and clamps, so that y is written once for most layers. A 1x1 convolution of
+//!   stride 1 without padding reads x where it lies; any other first copies the taps of [`BLOCK`] pixels into scratch.
+//! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
+//! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
+
+use std::ops::Range;
+
+use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
+use super::window::Spans;
+use crate::model::{Conv2d, FoldedConv};
+use crate::tensor::Shape;
+
+/// Pixels of one tile: with 16 channels they fill 12 of AVX2's 16 registers.
+const TILE: usize = 6;
+/// Pixels that one pass over the panels serves; their taps stay in the second-level cache.
+const BLOCK: usize = 16 * TILE;
+/// Terms of one pass: a panel's part stays in the first-level cache.
+const DEPTH: usize = 512;
+
+/// A convolution made ready.
+#[derive(Debug)]
+pub(super) struct Conv2dFprop {
+    isa: Isa,
+    x: Shape,
+    y: Shape,
+    spans: Spans,
+    /// Terms of a sum: R * S * C.
+    k_gemm: usize,
+    /// Terms of one pass.
+    depth: usize,
+    /// Whether a pixel's taps are a pixel of x.
+    pointwise: bool,
+    panels: Vec<Lanes>, // [ceil(K / 16)][k_gemm]
+    bias: Vec<Lanes>,   // [ceil(K / 16)]
+    clamp: Clamp,
+}
+
+impl Conv2dFprop {
+    /// Repacks the weights of `conv`, which has one group and makes `y` of `x`.
+    pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: Shape) -> Self {
+        let [r_size, s_size] = conv.window.size;
+        let taps = r_size * s_size;
+        let k_gemm = taps * x.channels;
+        let count = y.channels.div_ceil(LANES);
+        let mut panels = vec![Lanes::ZERO; count * k_gemm];
+        let mut bias = vec![Lanes::ZERO; count];
+        for k_out in 0..y.channels {
+            let (panel, lane) = (k_out / LANES, k_out % LANES);
+            bias[panel].0[lane] = folded.bias[k_out];
+            for c in 0..x.channels {
+                for tap in 0..taps {
+                    let value = folded.filter[(k_out * x.channels + c) * taps + tap];
+                    panels[panel * k_gemm + tap * x.channels + c].0[lane] = value;
+                }
+            }
+        }
+        let passes = k_gemm.div_ceil(DEPTH);
+        let pad = conv.window.pad;
+        let pointwise = taps == 1 && conv.window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4];
+        Self {
+            isa,
+            x,
+            y,
+            spans: Spans::new(&conv.window, x, y),
+            k_gemm,
+            depth: k_gemm.div_ceil(passes),
+            pointwise,
+            panels,
+            bias,
+            clamp: conv.activation.into(),
+        }
+    }
+
+    /// Floats of scratch that a run needs.
+    pub fn scratch_elems(&self) -> usize {
+        if self.pointwise { 0 } else { BLOCK.min(self.y.pixels()) * self.depth }
+    }
+
+    /// Computes one image.
+    pub fn run(&self, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+        assert!(residual.is_none_or(|residual| residual.len() == y.len()));
+        fprop(self.isa, self, x, residual, y, scratch);
+    }
+
+    /// Copies the terms `depth` of each pixel of `block` to `scratch`, a row of `depth.len()` for each pixel.
+    #[inline(always)]
+    fn gather(&self, x: &[f32], block: Range<usize>, depth: &Range<usize>, scratch: &mut [f32]) {
+        let (channels, width) = (self.x.channels, self.x.width);
+        let Spans { rows, cols, size: [r_size, s_size], dilation, .. } = &self.spans;
+        let run = s_size * channels; // terms of one r
+        let [mut p, mut q] = [block.start / self.y.width, block.start % self.y.width];
+        for target in scratch.chunks_exact_mut(depth.len()).take(block.len()) {
+            let (row, col) = (&rows[p], &cols[q]);
+            let mut row_terms = Terms { target, depth };
+            for r in depth.start / run..r_size.min(&depth.end.div_ceil(run)) + 0 {
+                if !row.taps.contains(&r) {
+                    row_terms.zero(r * run..(r + 1) * run);
+                    continue;
+                }
+                let h = row.first + (r - row.taps.start) * dilation[0];
+                let line = &x[h * width * channels..][..width * channels];
+                let first = r * run + col.taps.start * channels;
+                row_terms.zero(r * run..first);
+                if dilation[1] == 1 {
+                    row_terms.copy(first, &line[col.first * channels..][..col.taps.len() * channels]);
+                } else {
+                    for i in 0..col.taps.len() {
+                        let w = col.first + i * dilation[1];
+                        row_terms.copy(first + i * channels, &line[w * channels..][..channels]);
+                    }
+                }
+                row_terms.zero(first + col.taps.len() * channels..(r + 1) * run);
+            }
+            q += 1;
+            if q == self.y.width {
+                (p, q) = (p + 1, 0);
+            }
+        }
+    }
+}
+
+/// A pixel's row of scratch, which holds the terms `depth`.
+struct Terms<'a> {
+    target: &'a mut [f32],
+    depth: &'a Range<usize>,
+}
+
+impl Terms<'_> {
+    /// The part of `terms` that is held, as a range of the row.
+    #[inline(always)]
+    fn held(&self, terms: &Range<usize>) -> Range<usize> {
+        let clip = |term: usize| term.clamp(self.depth.start, self.depth.end) - self.depth.start;
+        clip(terms.start)..clip(terms.end)
+    }
+
+    #[inline(always)]
+    fn zero(&mut self, terms: Range<usize>) {
+        let held = self.held(&terms);
+        self.target[held].fill(0.0);
+    }
+
+    /// Copies `values`, whose first is the term `first`.
+    #[inline(always)]
+    fn copy(&mut self, first: usize, values: &[f32]) {
+        let held = self.held(&(first..first + values.len()));
+        let skipped = (held.start + self.depth.start).saturating_sub(first);
+        let count = held.len();
+        if count > 0 {
+            self.target[held].copy_from_slice(&values[skipped..][..count]);
+        }
+    }
+}
+
+vectorized! {
+    fn fprop(conv: &Conv2dFprop, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) = fprop_body
+}
+
+#[inline(always)]
+fn fprop_body<const FMA: bool>(
+    conv: &Conv2dFprop,
+    x: &[f32],
+    residual: Option<&[f32]>,
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (pixels, k_out) = (conv.y.pixels(), conv.y.channels);
+    for first in (0..pixels).step_by(BLOCK) {
+        let block = first..pixels.min(first + BLOCK);
+        for start in (0..conv.k_gemm).step_by(conv.depth) {
+            let depth = start..conv.k_gemm.min(start + conv.depth);
+            let (terms, pitch) = if conv.pointwise {
+                (&x[first * conv.k_gemm + start..], conv.k_gemm)
+            } else {
+                conv.gather(x, block.clone(), &depth, scratch);
+                (&*scratch, depth.len())
+            };
+            for (index, bias) in conv.bias.iter().enumerate() {
+                let mut tile = Tile {
+                    panel: &conv.panels[index * conv.k_gemm..][depth.clone()],
+                    bias,
+                    residual: None,
+                    clamp: conv.clamp,
+                    pitch,
+                    k_out,
+                    lanes: LANES.min(k_out - index * LANES),
+                    resumes: start > 0,
+                    ends: depth.end == conv.k_gemm,
+                };
+                for pixel in block.clone().step_by(TILE) {
+                    let at = pixel * k_out + index * LANES;
+                    let terms = &terms[(pixel - first) * pitch..];
+                    tile.residual = residual.map(|residual| &residual[at..]);
+                    let y = &mut y[at..];
+                    match block.end - pixel {
+                        1 => tile.run::<1, FMA>(terms, y),
+                        2 => tile.run::<2, FMA>(terms, y),
+                        3 => tile.run::<3, FMA>(terms, y),
+                        4 => tile.run::<4, FMA>(terms, y),
+                        5 => tile.run::<5, FMA>(terms, y),
+                        _ => tile.run::<TILE, FMA>(terms, y),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the tiles of one panel have in common.
+struct Tile<'a> {
+    panel: &'a [Lanes],
+    bias: &'a Lanes,
+    /// From the tile's first output on.
+    residual: Option<&'a [f32]>,
+    clamp: Clamp,
+    /// Distance of two pixels' terms.
+    pitch: usize,
+    /// Distance of two pixels of y and residual.
+    k_out: usize,
+    /// Channels of the panel that y has.
+    lanes: usize,
+    /// Whether y holds the sum of earlier terms.
+    resumes: bool,
+    /// Whether these are the last terms.
+    ends: bool,
+}
+
+impl Tile<'_> {
+    /// Adds the panel's terms of M pixels to y.
+    #[inline(always)]
+    fn run<const M: usize, const FMA: bool>(&self, terms: &[f32], y: &mut [f32]) {
+        let rows: [&[f32]; M] = std::array::from_fn(|m| &terms[m * self.pitch..][..self.panel.len()]);
+        let mut sums = [[0.0; LANES]; M];
+        if self.resumes {
+            for (m, sums) in sums.iter_mut().enumerate() {
+                sums[..self.lanes].copy_from_slice(&y[m * self.k_out..][..self.lanes]);
+            }
+        }
+        for (i, filter) in self.panel.iter().enumerate() {
+            for m in 0..M {
+                let value = rows[m][i];
+                for lane in 0..LANES {
+                    sums[m][lane] = mul_add::<FMA>(value, filter.0[lane], sums[m][lane]);
+                }
+            }
+        }
+        for (m, sums) in sums.iter_mut().enumerate() {
+            let at = m * self.k_out;
+            if self.ends {
+                self.finish(sums, self.residual.map(|residual| &residual[at..]));
+            }
+            if self.lanes == LANES {
+                y[at..][..LANES].copy_from_slice(sums);
+            } else {
+                y[at..][..self.lanes].copy_from_slice(&sums[..self.lanes]);
+            }
+        }
+    }
+
+    /// Adds bias and residual, then clamps.
+    #[inline(always)]
+    fn finish(&self, sums: &mut [f32; LANES], residual: Option<&[f32]>) {
+        for lane in 0..LANES {
+            sums[lane] += self.bias.0[lane];
+        }
+        match residual {
+            Some(residual) if self.lanes == LANES => {
+                let residual = &residual[..LANES];
+                for lane in 0..LANES {
+                    sums[lane] += residual[lane];
+                }
+            }
+            Some(residual) => {
+                for (sum, residual) in sums.iter_mut().zip(&residual[..self.lanes]) {
+                    *sum += residual;
+                }
+            }
+            None => {}
+        }
+        for sum in sums {
+            *sum = self.clamp.apply(*sum);
+        }
+    }
+}
