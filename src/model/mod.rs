@@ -1,19 +1,216 @@
-//! What to compute: the graph as a value, and where its weights and labels come from. Pure: no device is touched.
+//! What to compute: the graph as a value, its weights, and how pictures become its input. No device is touched here.
+//!
+//! A [`Model`] is opened from files or made from a graph built in code. [`optimize`] and [`infer`] are what a planner
+//! asks of its graph; [`fold_conv`] and [`read_linear`] read the weights as kernels want them.
 
 mod builder;
+mod config;
+mod families;
 mod fold;
 mod graph;
 #[cfg(test)]
 mod interpreter;
 mod names;
+mod preprocessing;
 mod rewrite;
 mod safetensors_header;
 mod shape;
 mod weights;
 
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use self::config::Config;
+use self::names::nearest;
+use crate::error::Error;
+use crate::tensor::Shape;
+
 pub use builder::GraphBuilder;
+pub use families::{architectures, build};
 pub use fold::{FoldedConv, fold_conv, read_linear};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
+pub use preprocessing::{Interpolation, Preprocessing};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
 pub use weights::{WeightDtype, Weights};
+
+/// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
+///
+/// ```
+/// use trefoil::{Shape, model::{GraphBuilder, Model, Preprocessing, Weights}};
+/// let input = Shape::new(4, 4, 2);
+/// let mut g = GraphBuilder::new(input);
+/// let x = g.global_avg_pool("pool", g.input());
+/// let x = g.linear("fc", x, 2);
+/// let weights = Weights::from_tensors([
+///     ("fc.weight", vec![2, 2], vec![1.0, 0.0, 0.0, 1.0]),
+///     ("fc.bias", vec![2], vec![0.0, 0.0]),
+/// ])?;
+/// let labels = vec!["dark".to_string(), "bright".to_string()];
+/// let model = Model::new(g.finish(x)?, weights, Preprocessing::new(input), labels)?;
+/// assert_eq!((model.classes(), model.label(1)), (2, "bright"));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Model {
+    graph: Arc<Graph>,
+    weights: Arc<Weights>,
+    preprocessing: Arc<Preprocessing>,
+    labels: Arc<[String]>,
+    name: Arc<str>,
+    output: Shape,
+}
+
+impl Model {
+    /// Opens a folder that holds `model.safetensors` and `config.json`, or a `.safetensors` file.
+    ///
+    /// A file's configuration is the one in its own header, under `config` (the text of a `config.json`) or key by
+    /// key (`architecture`, `num_classes`, `input_size`, …); otherwise the `config.json` beside it.
+    ///
+    /// The weights are not read yet, but every tensor's presence, shape and type is checked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if a file cannot be read; [`Error::Format`] if its content is wrong;
+    /// [`Error::UnknownArchitecture`] if no family here builds it; [`Error::Tensor`] if a tensor is missing, has
+    /// another shape or type, or belongs to another architecture; [`Error::Unsupported`] for a way to crop that is not
+    /// done here; [`Error::Graph`] if the input is too small.
+    ///
+    /// ```no_run
+    /// let model = trefoil::model::Model::open("weights/efficientnet-lite0")?;
+    /// println!("{}: {} classes", model.name(), model.classes());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
+        let (weights, config) = if about.is_dir() {
+            let config = open_config(&path.join("config.json"))?;
+            (Weights::open(path.join("model.safetensors"))?, config)
+        } else {
+            let weights = Weights::open(path)?;
+            let inside = Config::from_metadata(path, weights.metadata(), |name| default_input(path, name));
+            let config = inside.unwrap_or_else(|| open_config(&path.with_file_name("config.json")))?;
+            (weights, config)
+        };
+        let Config { architecture, num_classes, labels, preprocessing } = config;
+        let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
+        Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&architecture))
+    }
+
+    /// A model of a graph built in code. Labels are one for each class, or none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Graph`] if the graph is not well-formed; [`Error::Tensor`] if a tensor that it reads is missing or has
+    /// another shape or type; [`Error::Option`] if preprocessing or labels do not fit it.
+    pub fn new(
+        graph: Graph,
+        weights: impl Into<Arc<Weights>>,
+        preprocessing: Preprocessing,
+        labels: Vec<String>,
+    ) -> Result<Self, Error> {
+        let weights = weights.into();
+        let output = infer(&graph)?[graph.output.0];
+        families::check_weights(&graph, &weights)?;
+        preprocessing.check(graph.input)?;
+        if !labels.is_empty() && labels.len() != output.channels {
+            let expected = format!("one for each of {} classes, or none", output.channels);
+            return Err(Error::option("labels", format_args!("a list of {}", labels.len()), expected));
+        }
+        Ok(Self {
+            graph: graph.into(),
+            weights,
+            preprocessing: preprocessing.into(),
+            labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
+            name: "model".into(),
+            output,
+        })
+    }
+
+    /// The same under another name.
+    pub fn with_name(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The model cut at a node: its result is that node's value, and what is not needed for it is gone.
+    ///
+    /// A name that is no node's but a module's, such as `layer4` or `layer4.1`, means the last node of that module.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Option`] if there is no such node; it tells names that are near.
+    pub fn features_at(&self, node: &str) -> Result<Self, Error> {
+        let nodes = &self.graph.nodes;
+        let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
+        let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
+        let Some(at) = self.graph.find(node).or_else(last_of_module) else {
+            let near = nearest(node, nodes.iter().map(|node| node.name.as_str()), 5);
+            let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
+            return Err(Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}")));
+        };
+        if at == self.graph.output {
+            return Ok(self.clone());
+        }
+        let graph = self.graph.cut(at);
+        let output = infer(&graph)?[graph.output.0];
+        Ok(Self { graph: graph.into(), labels: numbered(output.channels), output, ..self.clone() })
+    }
+
+    /// What is computed, as it was built: no rewrite has been applied.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Where the graph's tensors are.
+    pub fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// How a picture becomes the input.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.preprocessing
+    }
+
+    /// The shape of the result for one image.
+    pub fn output(&self) -> Shape {
+        self.output
+    }
+
+    /// The length of the result, or its channels if it is not a vector.
+    pub fn classes(&self) -> usize {
+        self.output.channels
+    }
+
+    /// One label for each class; `class 0`, `class 1`, … where none are known.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// The label of one class; `no such class` beyond the last.
+    pub fn label(&self, class: usize) -> &str {
+        self.labels.get(class).map_or("no such class", String::as_str)
+    }
+
+    /// The architecture's name as configured; `model` where there is none.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+fn open_config(path: &Path) -> Result<Config, Error> {
+    Config::open(path, |name| default_input(path, name))
+}
+
+/// The input for which an architecture, named by the configuration at `path`, was designed.
+fn default_input(path: &Path, architecture: &str) -> Result<Shape, Error> {
+    let unknown =
+        || Error::UnknownArchitecture { path: path.to_owned(), found: architecture.to_owned(), known: architectures() };
+    families::find(architecture).map(families::Architecture::default_input).ok_or_else(unknown)
+}
+
+/// Labels for classes that have none.
+fn numbered(classes: usize) -> Arc<[String]> {
+    (0..classes).map(|class| format!("class {class}")).collect()
+}

@@ -1,0 +1,205 @@
+//! Architectures by name: each builds its graph, with the names of a PyTorch state dict, and is checked against the
+//! weights.
+//!
+//! A node's name is its module's name in torchvision or timm, so that layers can be compared with PyTorch's. Nodes
+//! without a module of their own are named `relu1`, `relu2`, … and `add` in their block.
+
+mod convnet28;
+mod efficientnet_lite;
+mod resnet;
+
+use std::collections::HashSet;
+
+use super::graph::Graph;
+use super::shape::params;
+use super::weights::Weights;
+use crate::error::Error;
+use crate::tensor::Shape;
+
+/// An architecture that can be built.
+pub(super) trait Architecture: Sync {
+    /// Its name, without a tag.
+    fn name(&self) -> &'static str;
+
+    /// The input for which it was designed.
+    fn default_input(&self) -> Shape;
+
+    /// The name of its last, fully connected layer.
+    fn classifier(&self) -> &'static str;
+
+    /// Its graph.
+    fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error>;
+}
+
+/// The graph of an architecture, for input images of a shape.
+///
+/// The name is timm's or torchvision's; a tag after a dot, as in `resnet50.a1_in1k`, says where weights come from and
+/// is ignored. Without `num_classes`, the classifier's weights tell it.
+///
+/// # Errors
+///
+/// [`Error::UnknownArchitecture`]; [`Error::Tensor`] if a tensor is missing, has another shape or type, or is there
+/// without being part of the architecture; [`Error::Graph`] if the input is too small.
+///
+/// ```
+/// use trefoil::{Error, Shape, model::{Weights, build}};
+/// let weights = Weights::from_tensors([("fc.bias", vec![10], vec![0.0; 10])])?;
+/// let missing = build("trefoil_convnet28", Some(10), Shape::new(28, 28, 1), &weights);
+/// assert!(matches!(missing, Err(Error::Tensor { tensor, .. }) if tensor == "conv1.weight"));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub fn build(architecture: &str, num_classes: Option<usize>, input: Shape, weights: &Weights) -> Result<Graph, Error> {
+    let known = find(architecture).ok_or_else(|| Error::UnknownArchitecture {
+        path: weights.path().to_owned(),
+        found: architecture.to_owned(),
+        known: architectures(),
+    })?;
+    let num_classes = match num_classes {
+        Some(n) => n,
+        None => stored_classes(known, weights)?,
+    };
+    let graph = known.graph(num_classes, input)?;
+    check_weights(&graph, weights)?;
+    check_nothing_left(known.name(), &graph, weights)?;
+    Ok(graph)
+}
+
+/// The names that [`build`] knows.
+///
+/// ```
+/// assert!(trefoil::model::architectures().contains(&"resnet50".to_string()));
+/// ```
+pub fn architectures() -> Vec<String> {
+    all().map(|architecture| architecture.name().to_owned()).collect()
+}
+
+/// The architecture of this name, a tag ignored.
+pub(super) fn find(name: &str) -> Option<&'static dyn Architecture> {
+    let plain = name.split_once('.').map_or(name, |(plain, _tag)| plain);
+    all().find(|architecture| architecture.name() == plain)
+}
+
+/// Checks that every tensor that the graph reads is there, with its shape and a usable type.
+pub(super) fn check_weights(graph: &Graph, weights: &Weights) -> Result<(), Error> {
+    params(graph)?.into_iter().try_for_each(|(name, dims)| weights.check(name, &dims))
+}
+
+fn all() -> impl Iterator<Item = &'static dyn Architecture> {
+    fn family<A: Architecture>(members: &'static [A]) -> impl Iterator<Item = &'static dyn Architecture> {
+        members.iter().map(|member| member as &dyn Architecture)
+    }
+    family(&resnet::ALL).chain(family(&efficientnet_lite::ALL)).chain(family(&convnet28::ALL))
+}
+
+/// The number of rows of the classifier's weight.
+fn stored_classes(architecture: &dyn Architecture, weights: &Weights) -> Result<usize, Error> {
+    let name = format!("{}.weight", architecture.classifier());
+    match weights.dims(&name) {
+        Some(&[classes, _]) => Ok(classes),
+        Some(dims) => Err(weights.error(&name, "[classes, features]", format!("{dims:?}"))),
+        None => Err(weights.missing(&name, "[classes, features]")),
+    }
+}
+
+/// A tensor that no node reads means that the weights are another architecture's, which may still fit by chance:
+/// one with more blocks, or with a layer in each block that this one has not.
+fn check_nothing_left(architecture: &str, graph: &Graph, weights: &Weights) -> Result<(), Error> {
+    let params = params(graph)?;
+    let used: HashSet<&str> = params.iter().map(|(name, _)| *name).collect();
+    match weights.names().find(|name| !used.contains(name) && !name.ends_with(".num_batches_tracked")) {
+        None => Ok(()),
+        Some(name) => {
+            let expected = format!("only the tensors of a {architecture}");
+            Err(weights.error(name, expected, "one that it does not have"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{optimize, shape};
+
+    /// Trainable parameters, as PyTorch counts them.
+    fn trainable(graph: &Graph) -> usize {
+        let params = params(graph).unwrap().into_iter();
+        let learned = params.filter(|(name, _)| !name.ends_with("running_mean") && !name.ends_with("running_var"));
+        learned.map(|(_, dims)| dims.iter().product::<usize>()).sum()
+    }
+
+    fn graph(name: &str) -> Graph {
+        let architecture = find(name).unwrap();
+        architecture.graph(1000, architecture.default_input()).unwrap()
+    }
+
+    /// Weights of zeros for a graph.
+    fn zeros(graph: &Graph) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        let zeros =
+            |(name, dims): (&str, Vec<usize>)| (name.to_owned(), dims.clone(), vec![0.0; dims.iter().product()]);
+        params(graph).unwrap().into_iter().map(zeros).collect()
+    }
+
+    /// The counts that torchvision and timm publish.
+    #[test]
+    fn parameter_counts() {
+        let published = [
+            ("resnet18", 11_689_512),
+            ("resnet34", 21_797_672),
+            ("resnet50", 25_557_032),
+            ("resnet101", 44_549_160),
+            ("resnet152", 60_192_808),
+            ("efficientnet_lite0", 4_652_008),
+            ("tf_efficientnet_lite0", 4_652_008),
+            ("tf_efficientnet_lite1", 5_416_680),
+            ("tf_efficientnet_lite2", 6_092_072),
+            ("tf_efficientnet_lite3", 8_197_096),
+            ("tf_efficientnet_lite4", 13_006_568),
+        ];
+        for (name, expected) in published {
+            assert_eq!(trainable(&graph(name)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_architecture_fuses_to_convolutions_pools_and_a_classifier() {
+        for architecture in all() {
+            let graph = graph(architecture.name());
+            let optimized = optimize(&graph);
+            for node in &optimized.nodes {
+                let kind = node.op.kind();
+                assert!(!["batch_norm", "activation"].contains(&kind), "{}: {}", architecture.name(), node.name);
+            }
+            let shapes = shape::infer(&optimized).unwrap();
+            assert_eq!(shapes[optimized.output.0], Shape::vector(1000));
+            assert!(graph.find(architecture.classifier()) == Some(graph.output));
+        }
+    }
+
+    #[test]
+    fn tags_are_ignored() {
+        assert_eq!(find("resnet50.a1_in1k").unwrap().name(), "resnet50");
+        assert!(find("resnet51").is_none() && find("").is_none() && find(".resnet50").is_none());
+    }
+
+    #[test]
+    fn weights_are_checked_in_both_directions() {
+        let input = Shape::new(32, 32, 3);
+        let graph = find("resnet18").unwrap().graph(7, input).unwrap();
+        let good = zeros(&graph);
+        let build = |tensors: Vec<_>, classes| build("resnet18", classes, input, &Weights::from_tensors(tensors)?);
+        assert_eq!(build(good.clone(), None).unwrap(), graph);
+        let tensor_error = |result: Result<Graph, Error>, name: &str| match result {
+            Err(Error::Tensor { tensor, .. }) => assert_eq!(tensor, name),
+            other => panic!("{other:?}"),
+        };
+        tensor_error(build(good.clone(), Some(8)), "fc.weight");
+        tensor_error(build(good[1..].to_vec(), None), &good[0].0);
+        let with = |name: &str| [&good[..], &[(name.to_owned(), vec![1], vec![0.0])]].concat();
+        tensor_error(build(with("layer1.2.conv1.weight"), None), "layer1.2.conv1.weight");
+        build(with("bn1.num_batches_tracked"), None).unwrap();
+        let gray = find("resnet18").unwrap().graph(7, Shape::new(32, 32, 1)).unwrap();
+        tensor_error(build(zeros(&gray), None), "conv1.weight");
+        let headless = good.into_iter().filter(|(name, ..)| !name.starts_with("fc")).collect();
+        tensor_error(build(headless, None), "fc.weight");
+    }
+}

@@ -1,0 +1,143 @@
+//! How a picture becomes a model's input.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::tensor::Shape;
+
+/// How a picture becomes a model's input: resized so that its shorter side has `resize` pixels, cut out of the middle,
+/// then (value / 255 − mean) / std for each channel.
+///
+/// ```
+/// use trefoil::{Shape, model::Preprocessing};
+/// let plain = Preprocessing::new(Shape::new(28, 28, 1));
+/// let normalized = Preprocessing { mean: vec![0.286], std: vec![0.353], ..plain };
+/// assert_eq!(normalized.resize, 28);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preprocessing {
+    /// The model's input.
+    pub input: Shape,
+    /// Subtracted from each channel, in units of the full scale (0-1).
+    pub mean: Vec<f32>,
+    /// Divides each channel after that.
+    pub std: Vec<f32>,
+    /// The shorter side after resizing, before the middle is cut out.
+    pub resize: usize,
+    /// How it is resized.
+    pub interpolation: Interpolation,
+}
+
+/// How a picture is resized, by Pillow's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Interpolation {
+    /// The nearest pixel.
+    Nearest,
+    /// Mean of the pixels under the new one.
+    Box,
+    /// Triangle filter.
+    #[default]
+    Bilinear,
+    /// Hamming-windowed sinc of radius 1.
+    Hamming,
+    /// Cubic filter with a = -0.5.
+    Bicubic,
+    /// Lanczos-windowed sinc of radius 3.
+    Lanczos,
+}
+
+impl Preprocessing {
+    /// No margin and no normalisation beyond the scale of 0-1: mean 0, std 1, bilinear.
+    pub fn new(input: Shape) -> Self {
+        Self {
+            input,
+            mean: vec![0.0; input.channels],
+            std: vec![1.0; input.channels],
+            resize: input.height.max(input.width),
+            interpolation: Interpolation::default(),
+        }
+    }
+
+    /// Checks it against the shape of a graph's input.
+    pub(super) fn check(&self, input: Shape) -> Result<(), Error> {
+        let channels = input.channels;
+        if self.input != input {
+            return Err(Error::option("preprocessing.input", self.input, format!("the graph's input, {input}")));
+        }
+        if self.mean.len() != channels || !self.mean.iter().all(|mean| mean.is_finite()) {
+            let expected = format!("{channels} finite numbers, one for each channel");
+            return Err(Error::option("preprocessing.mean", format!("{:?}", self.mean), expected));
+        }
+        if self.std.len() != channels || !self.std.iter().all(|std| std.is_finite() && *std > 0.0) {
+            let expected = format!("{channels} positive numbers, one for each channel");
+            return Err(Error::option("preprocessing.std", format!("{:?}", self.std), expected));
+        }
+        let least = input.height.max(input.width);
+        if self.resize < least {
+            return Err(Error::option("preprocessing.resize", self.resize, format!("at least the input's {least}")));
+        }
+        Ok(())
+    }
+}
+
+impl Interpolation {
+    /// Every way to resize.
+    pub const ALL: [Self; 6] = [Self::Nearest, Self::Box, Self::Bilinear, Self::Hamming, Self::Bicubic, Self::Lanczos];
+
+    /// The interpolation of this name, as in a `config.json`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|interpolation| interpolation.name() == name)
+    }
+
+    /// Its name, as in a `config.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nearest => "nearest",
+            Self::Box => "box",
+            Self::Bilinear => "bilinear",
+            Self::Hamming => "hamming",
+            Self::Bicubic => "bicubic",
+            Self::Lanczos => "lanczos",
+        }
+    }
+}
+
+impl fmt::Display for Interpolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_the_graph_is_named() {
+        let input = Shape::new(4, 6, 2);
+        let plain = Preprocessing::new(input);
+        plain.check(input).unwrap();
+        let cases = [
+            (Preprocessing { input: Shape::new(6, 4, 2), ..plain.clone() }, "input"),
+            (Preprocessing { mean: vec![0.0], ..plain.clone() }, "mean"),
+            (Preprocessing { mean: vec![0.0, f32::NAN], ..plain.clone() }, "mean"),
+            (Preprocessing { std: vec![1.0, 0.0], ..plain.clone() }, "std"),
+            (Preprocessing { std: vec![1.0; 3], ..plain.clone() }, "std"),
+            (Preprocessing { resize: 5, ..plain }, "resize"),
+        ];
+        for (preprocessing, name) in cases {
+            match preprocessing.check(input) {
+                Err(Error::Option { option, .. }) => assert_eq!(option, format!("preprocessing.{name}")),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn interpolations_have_names() {
+        for interpolation in Interpolation::ALL {
+            assert_eq!(Interpolation::from_name(interpolation.name()), Some(interpolation));
+        }
+        assert_eq!(Interpolation::from_name("Bilinear"), None);
+    }
+}
