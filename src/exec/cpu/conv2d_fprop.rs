@@ -97,13 +97,13 @@ impl Conv2dFprop {
     #[inline(always)]
     fn gather(&self, x: &[f32], block: Range<usize>, depth: &Range<usize>, scratch: &mut [f32]) {
         let (channels, width) = (self.x.channels, self.x.width);
-        let Spans { rows, cols, size: [r_size, s_size], dilation, .. } = &self.spans;
+        let Spans { rows, cols, size: [_, s_size], dilation, .. } = &self.spans;
         let run = s_size * channels; // terms of one r
         let [mut p, mut q] = [block.start / self.y.width, block.start % self.y.width];
         for target in scratch.chunks_exact_mut(depth.len()).take(block.len()) {
             let (row, col) = (&rows[p], &cols[q]);
             let mut row_terms = Terms { target, depth };
-            for r in depth.start / run..r_size.min(&depth.end.div_ceil(run)) + 0 {
+            for r in depth.start / run..depth.end.div_ceil(run) {
                 if !row.taps.contains(&r) {
                     row_terms.zero(r * run..(r + 1) * run);
                     continue;
@@ -246,14 +246,7 @@ impl Tile<'_> {
                 sums[..self.lanes].copy_from_slice(&y[m * self.k_out..][..self.lanes]);
             }
         }
-        for (i, filter) in self.panel.iter().enumerate() {
-            for m in 0..M {
-                let value = rows[m][i];
-                for lane in 0..LANES {
-                    sums[m][lane] = mul_add::<FMA>(value, filter.0[lane], sums[m][lane]);
-                }
-            }
-        }
+        let mut sums = accumulate::<M, FMA>(rows, self.panel, sums);
         for (m, sums) in sums.iter_mut().enumerate() {
             let at = m * self.k_out;
             if self.ends {
@@ -291,4 +284,23 @@ impl Tile<'_> {
             *sum = self.clamp.apply(*sum);
         }
     }
+}
+
+/// Adds the products of M rows and a panel to `sums`, which stay in registers: nothing else may take their address.
+#[inline(always)]
+fn accumulate<const M: usize, const FMA: bool>(
+    rows: [&[f32]; M],
+    panel: &[Lanes],
+    mut sums: [[f32; LANES]; M],
+) -> [[f32; LANES]; M] {
+    let rows = rows.map(|row| &row[..panel.len()]);
+    for (i, filter) in panel.iter().enumerate() {
+        for m in 0..M {
+            let value = rows[m][i];
+            for lane in 0..LANES {
+                sums[m][lane] = mul_add::<FMA>(value, filter.0[lane], sums[m][lane]);
+            }
+        }
+    }
+    sums
 }

@@ -1,0 +1,133 @@
+//! The CPU device's program: a plan for one image, run on the rows of a batch by several threads at once.
+//!
+//! Every worker thread runs the whole plan on one image in an arena of its own. Weights are repacked once, arenas and
+//! scratch are allocated once; a run allocates nothing. Activations are f32, NHWC, channels without padding.
+
+mod add;
+mod conv2d_depthwise;
+mod conv2d_fprop;
+mod emit;
+mod global_avg_pool;
+mod linear;
+mod network;
+mod normalize;
+mod pool;
+mod pool2d;
+mod simd;
+mod window;
+
+use std::slice;
+use std::sync::{Arc, Mutex};
+
+use self::network::{Network, Worker};
+use self::pool::Pool;
+use self::simd::Isa;
+use super::BuildSpec;
+use crate::device::cpu::{Cpu, Work};
+use crate::device::{Device, DeviceBuffer, Program, Run, Stream};
+use crate::error::Error;
+use crate::model::Model;
+use crate::plan::Plan;
+use crate::sync::lock;
+use crate::tensor::TensorSpec;
+
+/// Makes `model` ready to run on the CPU. There is one plan, for one image.
+pub(crate) fn build(
+    model: &Model,
+    device: &Device,
+    cpu: &Arc<Cpu>,
+    spec: &BuildSpec,
+) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
+    let plan = super::plan_batch(model, device, spec, 1)?;
+    let (input, output) = super::row_specs(&plan);
+    let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
+    let bytes = |spec: TensorSpec| {
+        let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
+        spec.row_pitch.checked_mul(most).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_large)
+    };
+    let slot = |_| {
+        let input = DeviceBuffer::new(device, bytes(input)?)?;
+        Ok(Slot { input, output: DeviceBuffer::new(device, bytes(output)?)? })
+    };
+    let slots = (0..spec.slots).map(slot).collect::<Result<_, Error>>()?;
+    let network = Network::new(model, &plan, Isa::detect())?;
+    let pool = Pool::new(device.info().units)?;
+    let worker = |_| Ok(Mutex::new(network.worker()?));
+    let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
+    let program = CpuProgram {
+        cpu: cpu.clone(),
+        batch_sizes: spec.batch_sizes.clone(),
+        slots,
+        input,
+        output,
+        network,
+        pool,
+        workers,
+    };
+    Ok((Arc::new(program), vec![plan]))
+}
+
+/// A model made ready for the CPU.
+pub(crate) struct CpuProgram {
+    cpu: Arc<Cpu>,
+    batch_sizes: Vec<usize>,
+    slots: Vec<Slot>,
+    input: TensorSpec,
+    output: TensorSpec,
+    network: Network,
+    pool: Pool,
+    /// One for each of the pool's workers. Locked by that worker alone, so never contended.
+    workers: Vec<Mutex<Worker>>,
+}
+
+/// The buffers of one slot, for the largest batch.
+struct Slot {
+    input: DeviceBuffer,
+    output: DeviceBuffer,
+}
+
+impl Program for CpuProgram {
+    fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn batch_sizes(&self) -> &[usize] {
+        &self.batch_sizes
+    }
+
+    fn input(&self, slot: usize) -> &DeviceBuffer {
+        &self.slots[slot].input
+    }
+
+    fn output(&self, slot: usize) -> &DeviceBuffer {
+        &self.slots[slot].output
+    }
+
+    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+        assert!(run.slot < self.slots.len() && run.rows <= self.batch_sizes[run.size], "a run out of range: {run:?}");
+        let cpu = self.cpu.clone();
+        cpu.enqueue(stream.raw(), self, run)
+    }
+}
+
+impl Work for CpuProgram {
+    fn run(&self, run: Run) {
+        let Slot { input, output } = &self.slots[run.slot];
+        assert!(run.rows * self.input.row_pitch <= input.len() && run.rows * self.output.row_pitch <= output.len());
+        let (x, y) = (input.addr() as usize, output.addr() as usize);
+        self.pool.for_each(run.rows, &|worker, row| {
+            // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (asserted), which lives as
+            // long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the
+            // ring orders copies into a slot before and after the runs that read it.
+            let x = unsafe {
+                slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes)
+            };
+            // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
+            // worker, and rows are disjoint and, like the buffer, aligned to more than a word.
+            let y = unsafe {
+                slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u32, self.output.row_bytes / 4)
+            };
+            self.network.run(x, y, &mut lock(&self.workers[worker]));
+        });
+    }
+}
