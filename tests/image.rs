@@ -5,10 +5,8 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use trefoil::Error;
-use trefoil::image;
 use trefoil::model::{Interpolation, Preprocessing};
-use trefoil::tensor::Shape;
+use trefoil::{Error, Shape, image};
 
 /// JPEG decoders may round the transform and the colours differently, by this much for a value.
 const JPEG_VALUE: u8 = 3;

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::model::{Conv2d, GraphBuilder, Interpolation, Model, Preprocessing, Weights, Window};
+use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
 use trefoil::{Batch, Device, Engine, Error, Output, OutputKind, Shape, Target, Ticket};
 
 const SIDE: usize = 4;
@@ -17,14 +17,9 @@ fn echo() -> Model {
     let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
     let graph = graph.finish(x).unwrap();
     let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])]).unwrap();
-    let preprocessing = Preprocessing {
-        input: Shape::new(SIDE, SIDE, 1),
-        mean: vec![0.0],
-        std: vec![1.0],
-        resize: SIDE,
-        interpolation: Interpolation::Bilinear,
-    };
-    Model::new("echo", graph, weights, preprocessing, Vec::new()).unwrap()
+    let input = Shape::new(SIDE, SIDE, 1);
+    let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };
+    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
 fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {

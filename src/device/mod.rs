@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::Error;
 
-pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, Stream};
+pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 pub use target::Target;
 
 /// A device that engines run on; clones share it.

@@ -79,6 +79,8 @@ fn algorithm(interpolation: Interpolation) -> ResizeAlg {
         Interpolation::Bilinear => ResizeAlg::Convolution(FilterType::Bilinear),
         Interpolation::Bicubic => ResizeAlg::Convolution(FilterType::CatmullRom),
         Interpolation::Lanczos => ResizeAlg::Convolution(FilterType::Lanczos3),
+        Interpolation::Box => ResizeAlg::Convolution(FilterType::Box),
+        Interpolation::Hamming => ResizeAlg::Convolution(FilterType::Hamming),
     }
 }
 

@@ -7,9 +7,9 @@ use crate::error::Error;
 /// A convolution's weights with its batch norm inside.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoldedConv {
-    /// [K, C / groups, R, S], S innermost.
+    /// `[K, C / groups, R, S]`, S innermost.
     pub filter: Vec<f32>,
-    /// [K]; zeros where the convolution has neither bias nor batch norm.
+    /// `[K]`; zeros where the convolution has neither bias nor batch norm.
     pub bias: Vec<f32>,
 }
 
@@ -51,7 +51,7 @@ pub fn fold_conv(weights: &Weights, conv: &Conv2d, in_channels: usize) -> Result
     Ok(FoldedConv { filter, bias })
 }
 
-/// Reads a fully connected layer: weight [out, in] and bias [out], which is zeros where the layer has none.
+/// Reads a fully connected layer: weight `[out, in]` and bias `[out]`, which is zeros where the layer has none.
 ///
 /// # Errors
 ///

@@ -100,7 +100,7 @@ pub struct Pad {
     pub right: usize,
 }
 
-/// Names of a batch norm's tensors, each [C].
+/// Names of a batch norm's tensors, each `[C]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchNorm {
     /// Scale.
@@ -124,7 +124,7 @@ pub struct Pool {
     pub count_pad: bool,
 }
 
-/// Weights of a fully connected layer: weight [out, in], bias [out].
+/// Weights of a fully connected layer: weight `[out, in]`, bias `[out]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// Length of the result.

@@ -134,6 +134,20 @@ impl Model {
         Self { name: name.into(), ..self }
     }
 
+    /// The model cut before its classifier: its result is what the last linear layer reads. A model that ends
+    /// otherwise is its own features.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Model::features_at`].
+    pub fn features(&self) -> Result<Self, Error> {
+        let last = &self.graph.nodes[self.graph.output.0];
+        match (&last.op, &last.inputs[..]) {
+            (Op::Linear(_), [NodeId(before)]) => self.features_at(&self.graph.nodes[*before].name),
+            _ => Ok(self.clone()),
+        }
+    }
+
     /// The model cut at a node: its result is that node's value, and what is not needed for it is gone.
     ///
     /// A name that is no node's but a module's, such as `layer4` or `layer4.1`, means the last node of that module.

@@ -42,7 +42,7 @@ enum Change {
     /// The node computes just what this earlier one does.
     Same(NodeId),
     /// The node becomes this one.
-    Become(Node),
+    Become(Box<Node>),
 }
 
 /// A graph being rewritten, front to back.
@@ -60,7 +60,7 @@ fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> Graph
             *input = stands_for[input.0];
         }
         match fuse(&rewriter, &rewriter.graph.nodes[i]) {
-            Some(Change::Become(node)) => rewriter.graph.nodes[i] = node,
+            Some(Change::Become(node)) => rewriter.graph.nodes[i] = *node,
             Some(Change::Same(earlier)) => {
                 rewriter.use_counts[earlier.0] += rewriter.use_counts[i] - 1;
                 stands_for[i] = earlier;
@@ -85,7 +85,7 @@ fn fold_batch_norm(rewriter: &Rewriter, node: &Node) -> Option<Change> {
         return None;
     }
     let conv = Conv2d { norm: Some(norm.clone()), ..conv.clone() };
-    Some(Change::Become(Node { op: Op::Conv2d(conv), ..before.clone() }))
+    Some(Change::Become(Box::new(Node { op: Op::Conv2d(conv), ..before.clone() })))
 }
 
 /// Convolution or addition, activation → the same with activation.
@@ -97,7 +97,7 @@ fn fuse_activation(rewriter: &Rewriter, node: &Node) -> Option<Change> {
         Op::Add(Activation::None) => Op::Add(activation),
         _ => return None,
     };
-    Some(Change::Become(Node { op, ..before.clone() }))
+    Some(Change::Become(Box::new(Node { op, ..before.clone() })))
 }
 
 /// Convolution, addition → convolution with residual, and with the addition's activation.
@@ -111,7 +111,7 @@ fn fuse_residual(rewriter: &Rewriter, node: &Node) -> Option<Change> {
             return None;
         }
         let op = Op::Conv2d(Conv2d { activation, ..conv.clone() });
-        Some(Change::Become(Node { name: before.name.clone(), op, inputs: vec![before.inputs[0], residual] }))
+        Some(Change::Become(Box::new(Node { name: before.name.clone(), op, inputs: vec![before.inputs[0], residual] })))
     })
 }
 

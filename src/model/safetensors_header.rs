@@ -61,7 +61,8 @@ impl Header {
         let most = MAX_HEADER_BYTES.min(file_bytes - LENGTH_BYTES);
         if header_bytes > most {
             return fail(format!(
-                "not a safetensors file, or cut short: header length: expected {most} bytes at most, found {header_bytes}"
+                "not a safetensors file, or cut short: header length: expected {most} bytes at most, \
+                 found {header_bytes}"
             ));
         }
         let mut json = vec![0; header_bytes as usize];

@@ -38,8 +38,8 @@ pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
     Ok(shapes)
 }
 
-/// The tensors that a graph reads, with their dimensions: filters [K, C / groups, R, S], linear weights [out, in],
-/// biases and batch norm vectors [channels]. In the order of the nodes; a tensor read twice is there twice.
+/// The tensors that a graph reads, with their dimensions: filters `[K, C / groups, R, S]`, linear weights `[out, in]`,
+/// biases and batch norm vectors `[channels]`. In the order of the nodes; a tensor read twice is there twice.
 ///
 /// # Errors
 ///

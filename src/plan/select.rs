@@ -16,14 +16,45 @@ pub struct ConvTile {
 
 impl ConvTile {
     /// Every tile that the kernels are compiled for, largest first.
-    pub const ALL: [Self; 6] = [
-        Self { m: 256, n: 64 },
+    pub const ALL: [Self; 7] = [
+        Self { m: 256, n: 128 },
         Self { m: 128, n: 128 },
+        Self { m: 256, n: 64 },
         Self { m: 128, n: 64 },
         Self { m: 128, n: 32 },
         Self { m: 64, n: 64 },
         Self { m: 32, n: 64 },
     ];
+
+    /// Those that the linear layer is compiled for, largest first.
+    pub const LINEAR: [Self; 3] = [Self { m: 128, n: 64 }, Self { m: 64, n: 64 }, Self { m: 32, n: 64 }];
+
+    /// How the kernels walk through this tile; `None` if they are not compiled for it.
+    pub(crate) const fn pipeline(self) -> Option<Pipeline> {
+        let (k, stages, threads) = match (self.m, self.n) {
+            (256, 128) => (64, 3, 256),
+            (256, 64) => (32, 4, 128),
+            (128, 128 | 64 | 32) | (64, 64) => (64, 3, 128),
+            (32, 64) => (64, 4, 128),
+            _ => return None,
+        };
+        // Halves of both operands in every stage, then a float of bias for each channel.
+        let shared_bytes = stages * (self.m + self.n) * k * 2 + self.n * 4;
+        Some(Pipeline { k, stages, threads, shared_bytes })
+    }
+}
+
+/// The shape of an implicit-GEMM kernel beyond its tile: what `kernels/gemm_tiles.cuh` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pipeline {
+    /// Depth of one stage, in channels times taps.
+    pub(crate) k: usize,
+    /// Stages in flight.
+    pub(crate) stages: usize,
+    /// Threads of a block.
+    pub(crate) threads: usize,
+    /// Dynamic shared memory of a block; a device must grant that much.
+    pub(crate) shared_bytes: usize,
 }
 
 impl fmt::Display for ConvTile {

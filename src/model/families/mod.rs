@@ -118,7 +118,7 @@ fn check_nothing_left(architecture: &str, graph: &Graph, weights: &Weights) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{optimize, shape};
+    use crate::model::{Op, fold_conv, optimize, read_linear, shape};
 
     /// Trainable parameters, as PyTorch counts them.
     fn trainable(graph: &Graph) -> usize {
@@ -172,6 +172,25 @@ mod tests {
             let shapes = shape::infer(&optimized).unwrap();
             assert_eq!(shapes[optimized.output.0], Shape::vector(1000));
             assert!(graph.find(architecture.classifier()) == Some(graph.output));
+        }
+    }
+
+    /// The way that a planner and a loader go: the rewritten graph gets all its weights.
+    #[test]
+    fn the_weights_of_rewritten_graphs_are_read() {
+        for name in ["resnet18", "resnet50", "tf_efficientnet_lite0", "efficientnet_lite2", "trefoil_convnet28"] {
+            let graph = graph(name);
+            let weights = Weights::from_tensors(zeros(&graph)).unwrap();
+            let optimized = optimize(&build(name, None, graph.input, &weights).unwrap());
+            let shapes = shape::infer(&optimized).unwrap();
+            for node in &optimized.nodes {
+                let channels = node.inputs.first().map_or(0, |id| shapes[id.0].channels);
+                match &node.op {
+                    Op::Conv2d(conv) => drop(fold_conv(&weights, conv, channels).unwrap()),
+                    Op::Linear(linear) => drop(read_linear(&weights, linear, channels).unwrap()),
+                    _ => {}
+                }
+            }
         }
     }
 

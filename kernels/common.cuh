@@ -1,0 +1,70 @@
+// What all kernels share: eight channels at a time, activations, division by launch constants.
+#pragma once
+
+#include "ptx.cuh"
+
+// Channels of one 16-byte access; every stored channel count is a multiple of it.
+constexpr int kChunkElems = 8;
+
+// Division of a number below 2^31 by a divisor known at launch: multiplier = ceil(2^(32 + shift) / divisor).
+// A multiplier of 0 stands for the divisor 1.
+struct FastDivide {
+  uint32_t multiplier;
+  uint32_t shift;
+};
+static_assert(sizeof(FastDivide) == 8, "mirrored in launch.rs");
+
+TREFOIL_DEVICE uint32_t divide(uint32_t n, const FastDivide &by) {
+  return by.multiplier == 0 ? n : __umulhi(n, by.multiplier) >> by.shift;
+}
+
+// Values of `tensor::Activation` as launch.rs numbers them.
+enum : int32_t { kActivationNone = 0, kActivationRelu = 1, kActivationRelu6 = 2 };
+
+// NaN stays NaN.
+TREFOIL_DEVICE float activate(float x, int32_t activation) {
+  if (activation != kActivationNone) x = max_or_nan(x, 0.0f);
+  if (activation == kActivationRelu6) x = min_or_nan(x, 6.0f);
+  return x;
+}
+
+TREFOIL_DEVICE uint32_t pack_half2(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
+  return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
+}
+
+// Eight channels as floats.
+struct Chunk {
+  float v[kChunkElems];
+};
+
+TREFOIL_DEVICE Chunk unpack_chunk(uint4 bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+  Chunk chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_half2(words[i]);
+    chunk.v[2 * i] = pair.x;
+    chunk.v[2 * i + 1] = pair.y;
+  }
+  return chunk;
+}
+
+TREFOIL_DEVICE uint4 pack_chunk(const Chunk &chunk) {
+  return make_uint4(pack_half2(chunk.v[0], chunk.v[1]), pack_half2(chunk.v[2], chunk.v[3]),
+                    pack_half2(chunk.v[4], chunk.v[5]), pack_half2(chunk.v[6], chunk.v[7]));
+}
+
+// A chunk of a tensor that nobody writes during the launch.
+TREFOIL_DEVICE uint4 load_chunk(const uint4 *chunks, int64_t index) { return __ldg(chunks + index); }
+
+// Eight floats at a multiple of 16 bytes that nobody writes during the launch.
+TREFOIL_DEVICE Chunk load_chunk_f32(const float *values) {
+  const float4 low = __ldg(reinterpret_cast<const float4 *>(values));
+  const float4 high = __ldg(reinterpret_cast<const float4 *>(values) + 1);
+  return Chunk{{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}

@@ -1,0 +1,159 @@
+// Last step: logits or features to output rows.
+#include "common.cuh"
+
+struct EmitArgs {
+  const void *x;    // [rows][pixels][stored_channels]
+  uint8_t *y;       // `rows` rows, `row_pitch_bytes` apart
+  uint64_t row_pitch_bytes;
+  uint32_t channels;         // of a pixel of y
+  uint32_t stored_channels;  // of a pixel of x
+  uint32_t pixels;           // of a row; 1 for logits
+  uint32_t tiles;            // blocks of a row (values only)
+  uint32_t top_k;            // pairs of a row (top k only)
+  uint32_t reserved;
+  FastDivide by_channels;
+};
+static_assert(sizeof(EmitArgs) == 56, "mirrored in emit.rs");
+static_assert(offsetof(EmitArgs, channels) == 24 && offsetof(EmitArgs, by_channels) == 48, "mirrored in emit.rs");
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kElemsPerThread = 4;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// ---- values ----------------------------------------------------------------------------------------------------
+
+TREFOIL_DEVICE float as_float(float x) { return x; }
+TREFOIL_DEVICE float as_float(__half x) { return __half2float(x); }
+
+template <typename In> TREFOIL_DEVICE void emit_values(const EmitArgs &args) {
+  const uint32_t row = blockIdx.x / args.tiles;
+  const uint32_t first = (blockIdx.x - row * args.tiles) * (kThreads * kElemsPerThread);
+  const In *source = static_cast<const In *>(args.x) + static_cast<int64_t>(row) * args.pixels * args.stored_channels;
+  float *target = reinterpret_cast<float *>(args.y + row * args.row_pitch_bytes);
+#pragma unroll
+  for (int i = 0; i < kElemsPerThread; ++i) {
+    const uint32_t elem = first + i * kThreads + threadIdx.x;
+    if (elem >= args.pixels * args.channels) return;
+    const uint32_t pixel = divide(elem, args.by_channels);
+    const uint32_t channel = elem - pixel * args.channels;
+    target[elem] = as_float(__ldg(source + static_cast<int64_t>(pixel) * args.stored_channels + channel));
+  }
+}
+
+// Purpose    row i of y = x[i] without the padded channels, as floats.
+// Operands   x  read   floats [rows][pixels][stored_channels], without gaps, 4-byte aligned
+//            y  write  floats: row i is [pixels][channels] at i * row_pitch_bytes, address and pitch multiples of 4,
+//                      disjoint from x; the rest of a row is left alone
+// Arithmetic exact.
+// Launch     grid rows * tiles with tiles = ceil(pixels * channels / 1024), block 256, no dynamic shared memory.
+//            compute capability 8.0 and up.
+// Limits     channels <= stored_channels; grid and pixels * stored_channels below 2^31. Deterministic.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_values_f32(const __grid_constant__ EmitArgs args) {
+  emit_values<float>(args);
+}
+
+// As sm80_emit_values_f32 with x in halves.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_values_f16(const __grid_constant__ EmitArgs args) {
+  emit_values<__half>(args);
+}
+
+// ---- softmax ---------------------------------------------------------------------------------------------------
+
+// `combine` of every thread's `value`, in a fixed order, given to all threads. `shared` is free again afterwards.
+template <typename T, class Combine> TREFOIL_DEVICE T reduce_block(T value, T (&shared)[kWarps], Combine combine) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) value = combine(value, shared[warp]);
+  __syncthreads();
+  return value;
+}
+
+// What turns logits into probabilities: exp(x - max) / sum.
+struct Softmax {
+  float max, sum;
+
+  static __device__ __forceinline__ Softmax of(const float *logits, uint32_t channels) {
+    __shared__ float shared[kWarps];
+    float largest = -INFINITY;
+    for (uint32_t c = threadIdx.x; c < channels; c += kThreads) largest = fmaxf(largest, __ldg(logits + c));
+    largest = reduce_block(largest, shared, [](float a, float b) { return fmaxf(a, b); });
+    float sum = 0.0f;
+    for (uint32_t c = threadIdx.x; c < channels; c += kThreads) sum += expf(__ldg(logits + c) - largest);
+    sum = reduce_block(sum, shared, [](float a, float b) { return a + b; });
+    return {largest, sum};
+  }
+
+  __device__ __forceinline__ float operator()(float logit) const { return expf(logit - max) / sum; }
+};
+
+// Purpose    y[i][c] = exp(x[i][c] - max) / sum over c of exp(x[i][c] - max).
+// Operands   x  read   floats [rows][stored_channels], 4-byte aligned; pixels = 1
+//            y  write  floats: row i is [channels] at i * row_pitch_bytes, address and pitch multiples of 4, disjoint
+//                      from x
+// Arithmetic in float; thread t adds channels t, t + 256, ..., then lanes and warps are added in a fixed order. A NaN
+//            or +infinity in a row, or a row of -infinity only, makes the whole row NaN.
+// Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
+// Limits     1 <= channels <= stored_channels < 2^31 - 256. Deterministic.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax(const __grid_constant__ EmitArgs args) {
+  const float *logits = static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels;
+  float *target = reinterpret_cast<float *>(args.y + blockIdx.x * args.row_pitch_bytes);
+  const Softmax softmax = Softmax::of(logits, args.channels);
+  for (uint32_t c = threadIdx.x; c < args.channels; c += kThreads) target[c] = softmax(__ldg(logits + c));
+}
+
+// ---- top k -----------------------------------------------------------------------------------------------------
+
+// Orders (logit, index) as one number: larger logits first, then lower indices; NaN below everything. Never 0.
+TREFOIL_DEVICE uint64_t rank_key(float logit, uint32_t index) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes +0
+  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t rank = isnan(logit) ? 0 : ordered;
+  return static_cast<uint64_t>(rank) << 32 | (0xffffffffu - index);
+}
+
+// The largest key below `limit` among this thread's channels, 0 if there is none.
+TREFOIL_DEVICE uint64_t best_below(const float *logits, uint32_t channels, uint64_t limit) {
+  uint64_t best = 0;
+  for (uint32_t c = threadIdx.x; c < channels; c += kThreads) {
+    const uint64_t key = rank_key(__ldg(logits + c), c);
+    if (key < limit && key > best) best = key;
+  }
+  return best;
+}
+
+struct Ranked {
+  float probability;
+  uint32_t index;
+};
+
+// Purpose    row i of y = the top_k channels with the largest logits x[i][c], best first, ties by the lower index, each
+//            with its softmax probability.
+// Operands   x  read   floats [rows][stored_channels], 4-byte aligned; pixels = 1
+//            y  write  pairs (float probability, u32 index): row i is [top_k] at i * row_pitch_bytes, address and
+//                      pitch multiples of 8, disjoint from x
+// Arithmetic softmax as sm80_emit_softmax. A NaN ranks below every number, NaNs among themselves by index; its row's
+//            probabilities are all NaN. Every index is below `channels` and occurs once, whatever the logits are.
+// Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
+// Limits     1 <= top_k <= min(64, channels), channels <= stored_channels < 2^31 - 256. Deterministic.
+extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k(const __grid_constant__ EmitArgs args) {
+  __shared__ uint64_t shared[kWarps];
+  const float *logits = static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels;
+  Ranked *target = reinterpret_cast<Ranked *>(args.y + blockIdx.x * args.row_pitch_bytes);
+  const Softmax softmax = Softmax::of(logits, args.channels);
+
+  // Each round takes the best of the threads' bests; only the thread that held it looks for its next one.
+  uint64_t mine = best_below(logits, args.channels, ~0ull);
+  for (uint32_t k = 0; k < args.top_k; ++k) {
+    const uint64_t best = reduce_block(mine, shared, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+    if (mine != best) continue;
+    const uint32_t index = 0xffffffffu - static_cast<uint32_t>(best);
+    target[k] = {softmax(__ldg(logits + index)), index};
+    mine = best_below(logits, args.channels, best);
+  }
+}

@@ -1,0 +1,86 @@
+// Inline PTX in tiny named wrappers. Everything here exists from sm_80 on.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define TREFOIL_DEVICE static __device__ __forceinline__
+
+// The address of `pointer` inside the block's shared memory window.
+TREFOIL_DEVICE uint32_t shared_address(const void *pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// blockIdx.x, read anew at each call: what follows from it is computed again rather than kept in registers.
+TREFOIL_DEVICE uint32_t block_idx_x() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+// Copies 16 bytes to shared memory past the registers; if `valid` is false it writes zeros and reads nothing.
+// Both addresses are multiples of 16.
+TREFOIL_DEVICE void cp_async_16(uint32_t shared_dst, const void *global_src, bool valid) {
+  const int source_bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(shared_dst), "l"(global_src), "r"(source_bytes) : "memory");
+}
+
+// Closes the group of this thread's copies since the last commit.
+TREFOIL_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `kPending` of this thread's groups are unfinished. A barrier makes them visible to the block.
+template <int kPending> TREFOIL_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of halves; lane i gives the address of row i % 8 of matrix i / 8.
+TREFOIL_DEVICE void ldmatrix_x4(uint32_t (&d)[4], uint32_t shared_src) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
+}
+
+// d[16][8] += a[16][16] * b[16][8], halves in, floats out. Fragments, lane l, g = l / 4, t = l % 4:
+// a = A[g][2t..], A[g+8][2t..], A[g][2t+8..], A[g+8][2t+8..]; b = B[2t..][g], B[2t+8..][g];
+// d = D[g][2t], D[g][2t+1], D[g+8][2t], D[g+8][2t+1].
+TREFOIL_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+TREFOIL_DEVICE void store_shared_u32(uint32_t shared_dst, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" :: "r"(shared_dst), "r"(value) : "memory");
+}
+
+TREFOIL_DEVICE uint32_t load_shared_u32(uint32_t shared_src) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE float2 load_shared_f32x2(uint32_t shared_src) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE uint4 load_shared_u32x4(uint32_t shared_src) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(shared_src) : "memory");
+  return value;
+}
+
+// The larger and the smaller of two floats; NaN if either is.
+TREFOIL_DEVICE float max_or_nan(float a, float b) {
+  float d;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+
+TREFOIL_DEVICE float min_or_nan(float a, float b) {
+  float d;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}

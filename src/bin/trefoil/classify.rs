@@ -1,0 +1,216 @@
+//! `trefoil classify`: many threads decode straight into page-locked rows; answers come in the order of the inputs.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use trefoil::model::Model;
+use trefoil::{Batch, Engine, Error, OutputKind, Ticket, image};
+
+use crate::cli::ClassifyArgs;
+use crate::inputs::{Input, Inputs};
+use crate::ordered::{Reorder, Turns};
+use crate::report::{self, Class};
+use crate::setup::{self, Ring, Sizes};
+use crate::{Outcome, models};
+
+/// Up to so many classes are chosen on the device.
+const MAX_DEVICE_TOP: usize = 64;
+/// How many turns for each thread may be under way or wait for an earlier one.
+const TURNS_AHEAD: usize = 4;
+
+/// What every thread sees.
+struct Job<'a> {
+    model: &'a Model,
+    engine: &'a Engine,
+    inputs: &'a [Input],
+    /// Inputs of one turn: at most a batch.
+    share: usize,
+    top: usize,
+    turns: Turns,
+}
+
+/// What is said of one input.
+struct Answer<'a> {
+    path: &'a Path,
+    result: Result<Vec<Class>, String>,
+}
+
+/// A turn whose photos are decoded and submitted.
+struct Pending<'a> {
+    turn: usize,
+    /// Each input with its row, or why it has none.
+    photos: Vec<(&'a Path, Result<usize, String>)>,
+    /// Where there is any row.
+    ticket: Option<Result<Ticket, Error>>,
+}
+
+pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
+    let Inputs { list: inputs, skipped } = Inputs::collect(&args.paths);
+    let (model, _) = models::open(args.place.model.as_deref())?;
+    let device = setup::open_device(args.place.device)?;
+    let threads = args.threads.unwrap_or_else(setup::cores).min(inputs.len());
+    let top = args.top.min(model.classes());
+    let ring = Ring {
+        sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
+        slots: args.slots,
+        producers: threads,
+        output: if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities },
+    };
+    let engine = setup::build_engine(&model, &device, &ring)?;
+
+    // A few photos are spread over the threads, rather than waiting for one thread to fill a batch.
+    let share = inputs.len().div_ceil(threads).clamp(1, engine.capacity());
+    let turns = Turns::new(inputs.len().div_ceil(share), TURNS_AHEAD * threads);
+    let job = Job { model: &model, engine: &engine, inputs: &inputs, share, top, turns };
+    let outcome = job.run(threads, args.json)?;
+    if skipped > 0 {
+        let _ = writeln!(io::stderr(), "note: passed over {skipped} files not named like a JPEG or PNG");
+    }
+    Ok(outcome)
+}
+
+impl<'a> Job<'a> {
+    fn run(&'a self, threads: usize, json: bool) -> Result<Outcome> {
+        thread::scope(|scope| {
+            let (sender, receiver) = mpsc::channel();
+            let mut workers = Vec::new();
+            for index in 0..threads {
+                let sender = sender.clone();
+                let worker = thread::Builder::new().name(format!("trefoil-decode-{index}"));
+                let spawned = worker.spawn_scoped(scope, move || self.work(&sender));
+                workers.push(spawned.inspect_err(|_| self.turns.stop()).context("cannot start a thread")?);
+            }
+            drop(sender);
+            let printed = self.print_in_order(receiver, json);
+            self.turns.stop(); // where printing ended early
+            let panicked = workers.into_iter().map(|worker| worker.join()).filter(Result::is_err).count();
+            match panicked {
+                0 => printed,
+                _ => Err(anyhow!("internal error, please report it: {panicked} decoding threads panicked")),
+            }
+        })
+    }
+
+    /// One thread: decodes a turn while the device computes the one before it.
+    fn work(&'a self, answers: &Sender<(usize, Vec<Answer<'a>>)>) {
+        let _guard = self.turns.stop_on_panic();
+        let mut pending: Option<Pending> = None;
+        let hand_in = |pending: Option<Pending<'a>>| {
+            if let Some(pending) = pending {
+                // Nobody listens after a broken pipe; then no more turns come either.
+                let _ = answers.send((pending.turn, pending.finish(self)));
+            }
+        };
+        loop {
+            let turn = self.turns.try_claim().or_else(|| {
+                hand_in(pending.take());
+                self.turns.claim()
+            });
+            let Some(turn) = turn else { break };
+            let begun = self.begin(turn);
+            hand_in(pending.replace(begun));
+        }
+        hand_in(pending);
+    }
+
+    /// Decodes a turn's photos into the rows of a batch, one below the other, and submits those that are sound.
+    fn begin(&'a self, turn: usize) -> Pending<'a> {
+        let first = turn * self.share;
+        let inputs = &self.inputs[first..(first + self.share).min(self.inputs.len())];
+        let (mut photos, mut rows) = (Vec::with_capacity(inputs.len()), 0);
+        let mut batch = match self.engine.acquire() {
+            Ok(batch) => batch,
+            Err(error) => {
+                let why = |input: &'a Input| (input.path.as_path(), Err(error.to_string()));
+                return Pending { turn, photos: inputs.iter().map(why).collect(), ticket: None };
+            }
+        };
+        for input in inputs {
+            let row = self.decode(input, &mut batch, rows);
+            rows += usize::from(row.is_ok());
+            photos.push((input.path.as_path(), row));
+        }
+        Pending { turn, photos, ticket: (rows > 0).then(|| batch.submit(rows)) }
+    }
+
+    fn decode(&self, input: &Input, batch: &mut Batch, row: usize) -> Result<usize, String> {
+        if let Some(problem) = &input.problem {
+            return Err(format!("{}: {problem}", input.path.display()));
+        }
+        let loaded = image::load(&input.path, self.model.preprocessing(), batch.row_mut(row));
+        loaded.map(|()| row).map_err(|error| error.to_string())
+    }
+
+    fn print_in_order(&self, answers: Receiver<(usize, Vec<Answer>)>, json: bool) -> Result<Outcome> {
+        let bar = report::progress_bar(self.inputs.len() as u64, "{bar:30} {pos}/{len} photos, {per_sec}, {eta} left");
+        let (mut reorder, mut done, mut failed) = (Reorder::new(), 0, 0);
+        for (turn, turn_answers) in answers {
+            reorder.push(turn, turn_answers);
+            while let Some(ready) = reorder.pop() {
+                for answer in &ready {
+                    bar.suspend(|| answer.print(json))?;
+                    bar.inc(1);
+                    let count = if answer.result.is_ok() { &mut done } else { &mut failed };
+                    *count += 1;
+                }
+                self.turns.finish_oldest();
+            }
+        }
+        bar.finish_and_clear();
+        Ok(match (done, failed) {
+            (_, 0) => Outcome::AllGood,
+            (0, _) => Outcome::NothingDone,
+            _ => Outcome::SomeFailed,
+        })
+    }
+}
+
+impl<'a> Pending<'a> {
+    /// Waits for the device and reads the answers.
+    fn finish(self, job: &Job) -> Vec<Answer<'a>> {
+        let output = self.ticket.map(|ticket| ticket.and_then(Ticket::wait).map_err(|error| error.to_string()));
+        let classes = |row: usize| match &output {
+            Some(Ok(output)) => Ok(Class::list(job.model, &output.top_k(row, job.top))),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err("internal error, please report it: decoded but not submitted".to_owned()),
+        };
+        self.photos.into_iter().map(|(path, row)| Answer { path, result: row.and_then(classes) }).collect()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Line<'a> {
+    Top { path: String, top: &'a [Class] },
+    Error { path: String, error: &'a str },
+}
+
+impl Answer<'_> {
+    /// Classes go to stdout, errors to stderr; as JSON both go to stdout.
+    fn print(&self, json: bool) -> Result<()> {
+        let mut out = io::stdout().lock();
+        if json {
+            let path = self.path.to_string_lossy().into_owned();
+            let line = match &self.result {
+                Ok(top) => Line::Top { path, top },
+                Err(error) => Line::Error { path, error },
+            };
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+            return Ok(());
+        }
+        match &self.result {
+            Ok(top) => {
+                writeln!(out, "{}", self.path.display())?;
+                top.iter().try_for_each(|class| writeln!(out, "{}", class.line()))?;
+            }
+            Err(error) => {
+                let _ = writeln!(io::stderr(), "error: {error}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use trefoil::Target;
+
+/// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
+///
+/// Without a command it runs a demonstration: three photos and a throughput run.
+#[derive(Parser, Debug)]
+#[command(
+    name = "trefoil",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Example:
+  trefoil classify photos/ --top 3
+
+Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR.
+Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub demo: Place,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Says what photos show
+    Classify(ClassifyArgs),
+    /// Prints a model's graph and its plan for a device
+    Inspect(InspectArgs),
+    /// Measures copies, compute, and all of it end to end
+    Bench(BenchArgs),
+}
+
+/// Which model, and where it runs.
+#[derive(Args, Debug, Clone)]
+pub struct Place {
+    /// A model: a folder with model.safetensors and config.json, a .safetensors file, a folder with models, or the
+    /// name of a model in one. Without it: TREFOIL_WEIGHTS, ./weights, then weights beside the program
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// auto (the first GPU, else the CPU), cuda:N or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Target,
+}
+
+/// Arguments of `classify`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil classify photos/ more/cat.jpg --top 1 --json
+
+JPEG and PNG are read. A photo that cannot be read is reported, and the others are classified (exit code 2).")]
+pub struct ClassifyArgs {
+    /// Photos, and folders, which are searched to any depth for files named like a JPEG or PNG
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub place: Place,
+    /// Photos in a batch [default: 32 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
+    pub batch: Option<usize>,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// Threads that decode [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
+    pub threads: Option<usize>,
+    /// Classes shown for each photo
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count::<{ usize::MAX }>)]
+    pub top: usize,
+    /// Print a JSON object a line: {"path", "top": [{"index", "label", "probability"}]} or {"path", "error"}
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `inspect`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil inspect weights/efficientnet-lite0 --device cpu")]
+pub struct InspectArgs {
+    /// A model, as for --model elsewhere
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The device to plan for: auto, cuda:N or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Target,
+    /// The batch to plan for
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
+    pub batch: usize,
+}
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench --batch 1,32,256 --only end-to-end --producers 8
+
+Every stage runs on random bytes, after a warm-up; the probabilities that come out are checked. Times are for one
+batch: the median, and the 10th to the 90th percentile.")]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Batch sizes, one run each [default: 1,32,256 on a GPU, 1,8 on the CPU]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
+    pub batch: Vec<usize>,
+    /// Only this stage
+    #[arg(long, value_name = "STAGE")]
+    pub only: Option<BenchStage>,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// Threads that fill batches, for end-to-end [default: 4, or as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
+    pub producers: Option<usize>,
+    /// Seconds measured for each stage and batch size
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Print a JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is measured.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BenchStage {
+    /// The network alone, its input already on the device
+    Compute,
+    /// Host to device alone
+    Upload,
+    /// Device to host alone
+    Download,
+    /// Threads that fill, submit and wait; everything overlaps
+    EndToEnd,
+}
+
+const MAX_BATCH: usize = 65_536;
+const MAX_SLOTS: usize = 64;
+const MAX_THREADS: usize = 1_024;
+
+/// A number from 1 to MOST.
+fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
+    let expected = || match MOST {
+        usize::MAX => "expected a whole number of at least 1".to_owned(),
+        _ => format!("expected a whole number from 1 to {MOST}"),
+    };
+    text.trim().parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(expected)
+}
+
+/// A time that a measurement may take.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
+    number.ok_or_else(|| "expected seconds from 0.01 to 3600".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn counts_have_ranges() {
+        assert_eq!(count::<8>("8"), Ok(8));
+        assert!(["0", "9", "-1", "1.5", "", "x"].iter().all(|text| count::<8>(text).is_err()));
+        assert!(["0", "nan", "inf", "-1", "4000"].iter().all(|text| seconds(text).is_err()));
+    }
+}

@@ -1,0 +1,86 @@
+//! What to classify: files as they were named, and the photos in folders, sorted.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use trefoil::image;
+use walkdir::WalkDir;
+
+/// A photo, or a path that cannot be one.
+#[derive(Debug)]
+pub struct Input {
+    pub path: PathBuf,
+    /// Why nothing can be read there.
+    pub problem: Option<String>,
+}
+
+/// The inputs in order, and how many files in folders were passed over for their names.
+#[derive(Debug, Default)]
+pub struct Inputs {
+    pub list: Vec<Input>,
+    pub skipped: usize,
+}
+
+impl Inputs {
+    /// The photos that `paths` name. A folder gives its photos to any depth, sorted by name in each folder; links are
+    /// followed. A file that is named itself is taken whatever its name.
+    pub fn collect(paths: &[PathBuf]) -> Self {
+        let mut inputs = Self::default();
+        for path in paths {
+            if path.is_dir() { inputs.walk(path) } else { inputs.add(path.clone(), None) }
+        }
+        inputs
+    }
+
+    fn add(&mut self, path: PathBuf, problem: Option<String>) {
+        self.list.push(Input { path, problem });
+    }
+
+    fn walk(&mut self, folder: &Path) {
+        let before = self.list.len();
+        for entry in WalkDir::new(folder).follow_links(true).sort_by_key(|entry| OsString::from(entry.file_name())) {
+            match entry {
+                Ok(entry) if !entry.file_type().is_file() => {}
+                Ok(entry) if image::is_image(entry.path()) => self.add(entry.into_path(), None),
+                Ok(_) => self.skipped += 1,
+                Err(error) => {
+                    let path = error.path().unwrap_or(folder).to_owned();
+                    self.add(path, Some(format!("cannot be searched: {error}")));
+                }
+            }
+        }
+        if self.list.len() == before {
+            self.add(
+                folder.to_owned(),
+                Some("no photos in this folder: expected files named like a JPEG or PNG".into()),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn folders_are_walked_in_order() {
+        let root = std::env::temp_dir().join(format!("trefoil-inputs-{}", std::process::id()));
+        for name in ["b.png", "a.JPG", "notes.txt", "sub/c.jpeg", "empty/x.txt"] {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, b"").unwrap();
+        }
+        let inputs = Inputs::collect(&[root.clone(), root.join("notes.txt"), root.join("empty"), root.join("missing")]);
+        let names: Vec<String> = inputs
+            .list
+            .iter()
+            .map(|input| input.path.strip_prefix(&root).unwrap().to_string_lossy().replace('\\', "/"))
+            .collect();
+        assert_eq!(names, ["a.JPG", "b.png", "sub/c.jpeg", "notes.txt", "empty", "missing"]);
+        let problems: Vec<bool> = inputs.list.iter().map(|input| input.problem.is_some()).collect();
+        assert_eq!(problems, [false, false, false, false, true, false]);
+        assert_eq!(inputs.skipped, 3);
+        fs::remove_dir_all(root).unwrap();
+    }
+}

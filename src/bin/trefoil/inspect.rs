@@ -1,0 +1,91 @@
+//! `trefoil inspect`: a model's graph as a table, and its plan for a device.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+use anyhow::Result;
+use trefoil::OutputKind;
+use trefoil::model::{self, BatchNorm, Model, Op, Window};
+
+use crate::cli::InspectArgs;
+use crate::setup::{self, Ring, Sizes};
+use crate::{Outcome, models};
+
+pub fn run(args: &InspectArgs) -> Result<Outcome> {
+    let (model, path) = models::open(Some(&args.model))?;
+    let mut out = io::stdout();
+    let preprocessing = model.preprocessing();
+    writeln!(out, "{} from {}", model.name(), path.display())?;
+    writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
+    writeln!(
+        out,
+        "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
+        preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
+    )?;
+    print_graph(&model)?;
+
+    let device = setup::open_device(args.device)?;
+    let ring = Ring { sizes: Sizes::Exactly(args.batch), slots: 1, producers: 1, output: OutputKind::Probabilities };
+    let engine = setup::build_engine(&model, &device, &ring)?;
+    for plan in engine.plans() {
+        writeln!(out, "\n{plan}")?;
+    }
+    Ok(Outcome::AllGood)
+}
+
+/// The graph before any rewrite, one node a line.
+fn print_graph(model: &Model) -> Result<()> {
+    let graph = model.graph();
+    let shapes = model::infer(graph)?;
+    let params = model::params(graph)?;
+    let elems: HashMap<&str, usize> = params.iter().map(|(name, dims)| (*name, dims.iter().product())).collect();
+    let mut out = io::stdout();
+    let (mut total, mut counted) = (0, HashSet::new());
+    writeln!(out, "{:>4}  {:<32} {:<28} {:>14} {:>12}  reads", "#", "node", "operation", "output", "parameters")?;
+    for (index, (node, shape)) in graph.nodes.iter().zip(&shapes).enumerate() {
+        let tensors = tensors(&node.op);
+        let parameters: usize = tensors.iter().filter_map(|name| elems.get(name)).sum();
+        total += tensors.iter().filter(|name| counted.insert(**name)).filter_map(|name| elems.get(name)).sum::<usize>();
+        let reads: Vec<String> = node.inputs.iter().map(|id| id.0.to_string()).collect();
+        let (name, op, shape) = (&node.name, operation(&node.op), shape.to_string());
+        writeln!(out, "{index:>4}  {name:<32} {op:<28} {shape:>14} {parameters:>12}  {}", reads.join(", "))?;
+    }
+    writeln!(out, "{} nodes, {:.2} million parameters", graph.nodes.len(), total as f64 / 1e6)?;
+    Ok(())
+}
+
+/// Names of the tensors that an operation reads.
+fn tensors(op: &Op) -> Vec<&str> {
+    match op {
+        Op::Conv2d(conv) => {
+            let own = [Some(&conv.filter), conv.bias.as_ref()];
+            own.into_iter().flatten().map(String::as_str).chain(conv.norm.iter().flat_map(norm_tensors)).collect()
+        }
+        Op::BatchNorm(norm) => norm_tensors(norm).to_vec(),
+        Op::Linear(linear) => {
+            [Some(&linear.weight), linear.bias.as_ref()].into_iter().flatten().map(String::as_str).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn norm_tensors(norm: &BatchNorm) -> [&str; 4] {
+    [&norm.gamma, &norm.beta, &norm.mean, &norm.var].map(String::as_str)
+}
+
+/// The operation with what matters of its attributes.
+fn operation(op: &Op) -> String {
+    match op {
+        Op::Conv2d(conv) if conv.groups > 1 => format!("conv2d {} of {} groups", window(&conv.window), conv.groups),
+        Op::Conv2d(conv) => format!("conv2d {}", window(&conv.window)),
+        Op::Activation(activation) => activation.to_string(),
+        Op::MaxPool(pool) | Op::AvgPool(pool) => format!("{} {}", op.kind(), window(&pool.window)),
+        _ => op.kind().to_owned(),
+    }
+}
+
+fn window(window: &Window) -> String {
+    let [r, s] = window.size;
+    let [down, right] = window.stride;
+    if down == right { format!("{r}x{s} /{down}") } else { format!("{r}x{s} /{down}x{right}") }
+}

@@ -1,0 +1,90 @@
+//! `trefoil`: classify photos, look at models, measure. Uses the library's public API only.
+//!
+//! # Environment variables
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `TREFOIL_WEIGHTS` | a folder with models, or a model, looked at after `--model` |
+//! | `RUST_LOG` | what to log on stderr: `error`, `warn` (the default), `info`, `debug` |
+//! | `NO_COLOR` | no colours, whatever its value |
+//!
+//! # Exit codes
+//!
+//! 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line.
+
+mod bench;
+mod classify;
+mod cli;
+mod demo;
+mod inputs;
+mod inspect;
+mod models;
+mod ordered;
+mod report;
+mod setup;
+mod throughput;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use cli::{Cli, Command};
+
+/// What became of the inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    AllGood,
+    NothingDone,
+    SomeFailed,
+}
+
+const USAGE: u8 = 64;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return answer_instead(&error),
+    };
+    start_logging();
+    let result = match cli.command {
+        None => demo::run(&cli.demo),
+        Some(Command::Classify(args)) => classify::run(&args),
+        Some(Command::Inspect(args)) => inspect::run(&args),
+        Some(Command::Bench(args)) => bench::run(&args),
+    };
+    match result {
+        Ok(Outcome::AllGood) => ExitCode::SUCCESS,
+        Ok(Outcome::NothingDone) => ExitCode::from(1),
+        Ok(Outcome::SomeFailed) => ExitCode::from(2),
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Prints help, version or what is wrong with the command line.
+fn answer_instead(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(USAGE),
+    }
+}
+
+fn start_logging() {
+    let filter = env_logger::Env::default().default_filter_or("warn");
+    let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
+        writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), record.args())
+    };
+    env_logger::Builder::from_env(filter).format(line).init();
+}
+
+/// Whether whoever read the output has gone, as `head` does: no failure of ours.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.into_iter().any(|kind| kind == io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,133 @@
+//! Where models and photos are looked for.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+use trefoil::model::Model;
+
+const DEFAULT_MODEL: &str = "efficientnet-lite0";
+const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// Opens the model asked for, or the default one; also says where it was.
+pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
+    let path = find(wanted)?;
+    let model = Model::open(&path).context("cannot use the model")?;
+    log::info!("model {} from {}", model.name(), path.display());
+    Ok((model, path))
+}
+
+/// The folder `photos` beside a model, or in one of the folders with weights.
+pub fn photos_folder(model: &Path) -> Option<PathBuf> {
+    let beside = model.parent().map(Path::to_owned);
+    beside.into_iter().chain(weights_folders()).map(|folder| folder.join("photos")).find(|folder| folder.is_dir())
+}
+
+/// `TREFOIL_WEIGHTS`, `./weights`, and `weights` beside the executable.
+fn weights_folders() -> Vec<PathBuf> {
+    let beside = env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("weights")));
+    from_environment().into_iter().chain([PathBuf::from("weights")]).chain(beside).collect()
+}
+
+fn from_environment() -> Option<PathBuf> {
+    env::var_os("TREFOIL_WEIGHTS").filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn find(wanted: Option<&Path>) -> Result<PathBuf> {
+    match wanted {
+        Some(path) if path.exists() => in_path(path)?.with_context(|| no_model(path)),
+        Some(path) => by_name(path),
+        None => by_default(),
+    }
+}
+
+/// A path that does not exist may be the name of a model in a folder with models.
+fn by_name(name: &Path) -> Result<PathBuf> {
+    let folders = weights_folders();
+    if name.components().count() == 1 {
+        if let Some(found) = folders.iter().map(|folder| folder.join(name)).find(|path| is_model(path)) {
+            return Ok(found);
+        }
+        bail!("no model `{}`: neither a file or folder of that name, nor in {}", name.display(), list(&folders));
+    }
+    bail!("no model at {}: no such file or folder", name.display());
+}
+
+fn by_default() -> Result<PathBuf> {
+    // What was set on purpose is not passed over.
+    if let Some(path) = from_environment() {
+        return in_path(&path)?.with_context(|| format!("TREFOIL_WEIGHTS is {}: {}", path.display(), no_model(&path)));
+    }
+    let folders = weights_folders();
+    for folder in &folders {
+        if let Some(found) = in_path(folder)? {
+            return Ok(found);
+        }
+    }
+    bail!(
+        "no model found: --model and TREFOIL_WEIGHTS are not set, and there is none in {}; \
+         name one by --model, or run where the weights are",
+        list(&folders)
+    );
+}
+
+/// The model at `path`: itself, or the default or only one of a folder of models.
+fn in_path(path: &Path) -> Result<Option<PathBuf>> {
+    if is_model(path) {
+        return Ok(Some(path.to_owned()));
+    }
+    let default = path.join(DEFAULT_MODEL);
+    if is_model(&default) {
+        return Ok(Some(default));
+    }
+    let Ok(entries) = fs::read_dir(path) else { return Ok(None) };
+    let mut models: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|p| is_model(p)).collect();
+    models.sort();
+    match &models[..] {
+        [] => Ok(None),
+        [only] => Ok(Some(only.clone())),
+        _ => bail!("{} holds several models: choose one of {} by --model", path.display(), list(&models)),
+    }
+}
+
+/// Any file may be a model, and its content is then judged; in a folder it has a name.
+fn is_model(path: &Path) -> bool {
+    path.join(WEIGHTS_FILE).is_file() || path.is_file() && path.extension() == Some(OsStr::new("safetensors"))
+}
+
+fn no_model(path: &Path) -> String {
+    if path.is_file() {
+        return format!("{} is no model: expected a .safetensors file", path.display());
+    }
+    format!("{} holds no model: expected {WEIGHTS_FILE} in it, or folders with one", path.display())
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_found_in_folders_and_by_path() {
+        let folder = env::temp_dir().join(format!("trefoil-models-{}", std::process::id()));
+        let make = |name: &str| {
+            fs::create_dir_all(folder.join(name)).unwrap();
+            fs::write(folder.join(name).join(WEIGHTS_FILE), b"").unwrap();
+        };
+        make("b");
+        assert_eq!(in_path(&folder).unwrap(), Some(folder.join("b")));
+        assert_eq!(in_path(&folder.join("b")).unwrap(), Some(folder.join("b")));
+        make("a");
+        let several = in_path(&folder).unwrap_err().to_string();
+        assert!(several.contains("several models"), "{several}");
+        make(DEFAULT_MODEL);
+        assert_eq!(in_path(&folder).unwrap(), Some(folder.join(DEFAULT_MODEL)));
+        assert_eq!(in_path(&folder.join("none")).unwrap(), None);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

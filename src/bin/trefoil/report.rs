@@ -1,0 +1,111 @@
+//! Figures and lines: medians, percentiles, top lists.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use trefoil::model::Model;
+
+/// One class of a photo.
+#[derive(Debug, Clone, Serialize)]
+pub struct Class {
+    pub index: usize,
+    pub label: String,
+    pub probability: f32,
+}
+
+impl Class {
+    /// The classes of a top list, with their labels.
+    pub fn list(model: &Model, top: &[(usize, f32)]) -> Vec<Self> {
+        let class = |&(index, probability): &(usize, f32)| {
+            let label = model.label(index).to_owned();
+            Self { index, label, probability }
+        };
+        top.iter().map(class).collect()
+    }
+
+    /// A line for people.
+    pub fn line(&self) -> String {
+        format!("{:6.1} %  {:>4} {}", 100.0 * self.probability, self.index, self.label)
+    }
+}
+
+/// Median and spread of samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    pub median: f64,
+    pub p10: f64,
+    pub p90: f64,
+    pub samples: usize,
+}
+
+impl Spread {
+    /// Of samples in any order; nothing of none.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        // Between two samples: as far along as the percentile is.
+        let at = |part: f64| {
+            let place = part * last as f64;
+            let (low, rest) = (sorted[place as usize], place.fract());
+            low + rest * (sorted[(place as usize + 1).min(last)] - low)
+        };
+        Some(Self { median: at(0.5), p10: at(0.1), p90: at(0.9), samples: sorted.len() })
+    }
+}
+
+/// Seconds in a unit that suits them.
+pub fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.1} us", s * 1e6),
+        s if s < 1.0 => format!("{:.3} ms", s * 1e3),
+        s => format!("{s:.3} s"),
+    }
+}
+
+/// A bar on stderr, seen on a terminal only.
+pub fn progress_bar(total: u64, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// Checks that numbers are probabilities: finite, none negative, and 1 in all.
+pub fn check_probabilities(values: &[f32]) -> Result<(), String> {
+    const MOST_OFF: f32 = 1e-2;
+    if let Some(class) = values.iter().position(|p| !p.is_finite() || *p < 0.0) {
+        return Err(format!("class {class} has the probability {}", values[class]));
+    }
+    let sum: f32 = values.iter().sum();
+    if (sum - 1.0).abs() > MOST_OFF {
+        return Err(format!("the probabilities sum to {sum}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_lie_between_samples() {
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&[2.0]), Some(Spread { median: 2.0, p10: 2.0, p90: 2.0, samples: 1 }));
+        let samples: Vec<f64> = (0..=10).rev().map(f64::from).collect();
+        assert_eq!(Spread::of(&samples), Some(Spread { median: 5.0, p10: 1.0, p90: 9.0, samples: 11 }));
+        assert_eq!(Spread::of(&[1.0, 2.0]).unwrap().median, 1.5);
+    }
+
+    #[test]
+    fn nonsense_is_no_probability() {
+        assert!(check_probabilities(&[0.25; 4]).is_ok());
+        assert!(check_probabilities(&[0.25; 5]).is_err());
+        assert!(check_probabilities(&[f32::NAN, 1.0]).is_err());
+        assert!(check_probabilities(&[-0.5, 1.5]).is_err());
+        assert!(check_probabilities(&[]).is_err());
+    }
+}

@@ -1,0 +1,82 @@
+//! From arguments to a device and an engine, with the defaults that depend on the device.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use trefoil::model::Model;
+use trefoil::{Device, DeviceInfo, Engine, OutputKind, Target};
+
+/// A producer that finds no free batch for so long gives up: nothing here computes longer.
+const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
+
+/// The batch sizes that an engine is built for.
+#[derive(Clone, Copy, Debug)]
+pub enum Sizes {
+    /// What the library finds good for the device.
+    Default,
+    /// One, and smaller ones for what does not fill it.
+    UpTo(usize),
+    /// This one alone.
+    Exactly(usize),
+}
+
+/// Rows of a batch, and how many batches are under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    /// Batch sizes.
+    pub sizes: Sizes,
+    /// Batches on the device at once.
+    pub slots: usize,
+    /// Threads that fill batches.
+    pub producers: usize,
+    /// What comes out.
+    pub output: OutputKind,
+}
+
+/// Opens the device asked for.
+pub fn open_device(target: Target) -> Result<Device> {
+    Ok(Device::open(target)?)
+}
+
+/// Builds an engine whose producers do not wait for each other.
+pub fn build_engine(model: &Model, device: &Device, ring: &Ring) -> Result<Engine> {
+    let builder = Engine::builder(model)
+        .on(device)
+        .slots(ring.slots)
+        .staging(ring.producers + ring.slots)
+        .output(ring.output)
+        .acquire_limit(ACQUIRE_LIMIT);
+    let builder = match ring.sizes {
+        Sizes::Default => builder,
+        Sizes::UpTo(largest) => builder.batch(largest),
+        Sizes::Exactly(size) => builder.batch_sizes(&[size]),
+    };
+    Ok(builder.build()?)
+}
+
+/// Whether it is the host itself.
+pub fn is_cpu(device: &Device) -> bool {
+    device.info().target == "cpu"
+}
+
+/// Host threads that run at once.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The device in words.
+pub fn describe(info: &DeviceInfo) -> String {
+    if info.memory_bytes == 0 {
+        return format!("{} ({}), {} threads", info.target, info.name, info.units);
+    }
+    let [major, minor] = info.compute_capability;
+    let (driver_major, driver_minor) = (info.driver_version / 1000, info.driver_version % 1000 / 10);
+    format!(
+        "{} ({}), compute capability {major}.{minor}, {} multiprocessors, {:.0} GiB, driver for CUDA \
+         {driver_major}.{driver_minor}",
+        info.target,
+        info.name,
+        info.units,
+        info.memory_bytes as f64 / f64::from(1 << 30),
+    )
+}

@@ -1,0 +1,81 @@
+//! Launches of `kernels/add.cu`.
+
+use super::launch::{Launch, activation_code, aligned, chunks_of, kernel_args, product};
+use crate::error::Error;
+use crate::tensor::{Activation, Shape};
+
+kernel_args! {
+    /// `AddArgs`.
+    AddArgs, 32 bytes {
+        a: u64,
+        b: u64,
+        out: u64,
+        chunks: u32,
+        activation: i32,
+    }
+}
+
+/// A sum of two tensors, or one tensor alone, then an activation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddProblem {
+    /// Images.
+    pub(crate) batch: usize,
+    /// H, W and the stored channels.
+    pub(crate) shape: Shape,
+    /// Applied last.
+    pub(crate) activation: Activation,
+}
+
+/// Device addresses of the operands: halves [batch][H][W][C] each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddPointers {
+    /// The first summand.
+    pub(crate) a: u64,
+    /// The second.
+    pub(crate) b: Option<u64>,
+    /// The sum; may be one of the summands itself.
+    pub(crate) out: u64,
+}
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
+/// The kernel.
+pub(super) const ENTRY: &str = "sm80_add";
+
+/// The launch of `problem`.
+pub(crate) fn launch(problem: &AddProblem, pointers: &AddPointers) -> Result<Launch, Error> {
+    let AddProblem { batch, shape, activation } = *problem;
+    let c_chunks = chunks_of("channels", shape.channels)?;
+    let chunks = product("chunks", &[batch, shape.height, shape.width, c_chunks])?;
+    let args = AddArgs {
+        a: aligned("a", pointers.a, 16)?,
+        b: pointers.b.map_or(Ok(0), |b| aligned("b", b, 16))?,
+        out: aligned("out", pointers.out, 16)?,
+        chunks,
+        activation: activation_code(activation),
+    };
+    Ok(Launch::flat(ENTRY, chunks.div_ceil(THREADS), THREADS, &args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let problem = AddProblem { batch: 3, shape: Shape::new(5, 7, 32), activation: Activation::Relu6 };
+        let launch = launch(&problem, &AddPointers { a: 0x100, b: Some(0x200), out: 0x300 }).unwrap();
+        let args: AddArgs = launch.args.read();
+        assert_eq!(args, AddArgs { a: 0x100, b: 0x200, out: 0x300, chunks: 420, activation: 2 });
+        assert_eq!(launch.grid, [2, 1, 1]);
+    }
+
+    #[test]
+    fn the_second_summand_may_be_missing_but_not_misaligned() {
+        let problem = AddProblem { batch: 1, shape: Shape::vector(8), activation: Activation::Relu };
+        let one = launch(&problem, &AddPointers { a: 0x100, b: None, out: 0x100 }).unwrap();
+        assert_eq!(one.args.read::<AddArgs>().b, 0);
+        let odd = launch(&problem, &AddPointers { a: 0x100, b: Some(0x104), out: 0x100 });
+        assert!(matches!(odd, Err(Error::Option { option: "b", .. })));
+    }
+}

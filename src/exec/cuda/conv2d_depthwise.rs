@@ -1,0 +1,184 @@
+//! Launches of `kernels/conv2d_depthwise.cu`.
+
+use super::launch::{
+    FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
+};
+use crate::error::Error;
+use crate::model::Window;
+use crate::tensor::{Activation, Shape};
+
+kernel_args! {
+    /// `DepthwiseArgs`.
+    DepthwiseArgs, 120 bytes {
+        x: u64,
+        filter: u64,
+        bias: u64,
+        y: u64,
+        threads: u32,
+        height: i32,
+        width: i32,
+        c_chunks: i32,
+        filter_h: i32,
+        filter_w: i32,
+        stride_h: i32,
+        stride_w: i32,
+        pad_top: i32,
+        pad_left: i32,
+        dilation_h: i32,
+        dilation_w: i32,
+        out_height: i32,
+        out_width: i32,
+        q_groups: i32,
+        activation: i32,
+        by_c_chunks: FastDivide,
+        by_q_groups: FastDivide,
+        by_out_height: FastDivide,
+    }
+}
+
+/// A depthwise convolution with bias and activation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DepthwiseProblem {
+    /// Images.
+    pub(crate) batch: usize,
+    /// H, W and the stored channels, which are those of the output too.
+    pub(crate) input: Shape,
+    /// P and Q.
+    pub(crate) output: [usize; 2],
+    /// The window; bottom and right padding follow from P and Q.
+    pub(crate) window: Window,
+    /// Applied last.
+    pub(crate) activation: Activation,
+}
+
+/// Device addresses of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DepthwisePointers {
+    /// Halves [batch][H][W][C].
+    pub(crate) x: u64,
+    /// Halves [R][S][C].
+    pub(crate) filter: u64,
+    /// Floats [C].
+    pub(crate) bias: u64,
+    /// Halves [batch][P][Q][C].
+    pub(crate) y: u64,
+}
+
+/// Output pixels of a thread: `kGroup`.
+const GROUP: usize = 4;
+/// `kThreads`.
+pub(super) const THREADS: u32 = 128;
+/// For any window.
+const ANY: &str = "sm80_conv2d_depthwise_any";
+/// For square windows without dilation: size, stride along the row, kernel.
+const SQUARE: [(usize, usize, &str); 4] = [
+    (3, 1, "sm80_conv2d_depthwise_3x3_stride1"),
+    (3, 2, "sm80_conv2d_depthwise_3x3_stride2"),
+    (5, 1, "sm80_conv2d_depthwise_5x5_stride1"),
+    (5, 2, "sm80_conv2d_depthwise_5x5_stride2"),
+];
+/// All of them.
+pub(super) const ENTRIES: [&str; 5] = [SQUARE[0].2, SQUARE[1].2, SQUARE[2].2, SQUARE[3].2, ANY];
+
+/// The launch of `problem`.
+pub(crate) fn launch(problem: &DepthwiseProblem, pointers: &DepthwisePointers) -> Result<Launch, Error> {
+    let DepthwiseProblem { batch, input, output: [p, q], window, activation } = *problem;
+    let c_chunks = chunks_of("channels", input.channels)?;
+    let limit = 1 << 14;
+    let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, limit);
+    let q_groups = q.div_ceil(GROUP);
+    let threads = product("threads", &[batch, p, q_groups, c_chunks])?;
+    let args = DepthwiseArgs {
+        x: aligned("x", pointers.x, 16)?,
+        filter: aligned("filter", pointers.filter, 16)?,
+        bias: aligned("bias", pointers.bias, 16)?,
+        y: aligned("y", pointers.y, 16)?,
+        threads,
+        height: extent("height", input.height, 1)?,
+        width: extent("width", input.width, 1)?,
+        c_chunks: in_range("channels / 8", c_chunks, 1, INDEX_LIMIT)?,
+        filter_h: extent("filter height", window.size[0], 1)?,
+        filter_w: extent("filter width", window.size[1], 1)?,
+        stride_h: extent("vertical stride", window.stride[0], 1)?,
+        stride_w: extent("horizontal stride", window.stride[1], 1)?,
+        pad_top: extent("top padding", window.pad.top, 0)?,
+        pad_left: extent("left padding", window.pad.left, 0)?,
+        dilation_h: extent("vertical dilation", window.dilation[0], 1)?,
+        dilation_w: extent("horizontal dilation", window.dilation[1], 1)?,
+        out_height: extent("output height", p, 1)?,
+        out_width: extent("output width", q, 1)?,
+        q_groups: q_groups as i32, // fewer than out_width
+        activation: activation_code(activation),
+        by_c_chunks: FastDivide::by(c_chunks as u32),
+        by_q_groups: FastDivide::by(q_groups as u32),
+        by_out_height: FastDivide::by(p as u32),
+    };
+    product("filter chunks", &[window.size[0], window.size[1], c_chunks])?;
+    Ok(Launch::flat(entry(&window), threads.div_ceil(THREADS), THREADS, &args))
+}
+
+/// The kernel for `window`.
+fn entry(window: &Window) -> &'static str {
+    let [r, s] = window.size;
+    let fits = |&&(size, stride, _): &&(usize, usize, &str)| {
+        r == size && s == size && window.stride[1] == stride && window.dilation == [1; 2]
+    };
+    SQUARE.iter().find(fits).map_or(ANY, |&(_, _, entry)| entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Pad;
+
+    const POINTERS: DepthwisePointers = DepthwisePointers { x: 0x100, filter: 0x200, bias: 0x300, y: 0x400 };
+
+    fn problem() -> DepthwiseProblem {
+        let pad = Pad { top: 2, left: 1, bottom: 3, right: 0 };
+        DepthwiseProblem {
+            batch: 7,
+            input: Shape::new(30, 40, 24),
+            output: [11, 18],
+            window: Window { size: [8, 9], stride: [12, 13], pad, dilation: [4, 6] },
+            activation: Activation::Relu,
+        }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), &POINTERS).unwrap();
+        let args: DepthwiseArgs = launch.args.read();
+        assert_eq!([args.x, args.filter, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
+        assert_eq!(args.threads, 7 * 11 * 5 * 3);
+        assert_eq!([args.height, args.width, args.c_chunks], [30, 40, 3]);
+        assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [8, 9, 12, 13]);
+        assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
+        assert_eq!([args.out_height, args.out_width, args.q_groups, args.activation], [11, 18, 5, 1]);
+        assert_eq!([args.by_c_chunks, args.by_q_groups, args.by_out_height].map(|d| d.divide(100)), [33, 20, 9]);
+        assert_eq!((launch.grid, launch.block), ([10, 1, 1], [128, 1, 1]));
+        assert_eq!(launch.entry, ANY);
+    }
+
+    #[test]
+    fn common_windows_have_their_own_kernels() {
+        assert_eq!(entry(&Window::square(3, 1, 1)), "sm80_conv2d_depthwise_3x3_stride1");
+        assert_eq!(entry(&Window::square(5, 2, 2)), "sm80_conv2d_depthwise_5x5_stride2");
+        assert_eq!(entry(&Window::square(3, 3, 1)), ANY);
+        assert_eq!(entry(&Window { dilation: [2, 1], ..Window::square(3, 1, 1) }), ANY);
+        assert_eq!(entry(&Window { stride: [2, 1], ..Window::square(3, 1, 1) }), "sm80_conv2d_depthwise_3x3_stride1");
+    }
+
+    #[test]
+    fn out_of_range_is_an_error() {
+        let refused = |change: fn(&mut DepthwiseProblem)| {
+            let mut problem = problem();
+            change(&mut problem);
+            matches!(launch(&problem, &POINTERS), Err(Error::Unsupported { .. }))
+        };
+        assert!(refused(|p| p.batch = 0));
+        assert!(refused(|p| p.batch = 1 << 24));
+        assert!(refused(|p| p.input.channels = 25));
+        assert!(refused(|p| p.input.width = 1 << 14));
+        assert!(refused(|p| p.window.stride = [1, 0]));
+    }
+}

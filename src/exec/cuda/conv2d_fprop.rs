@@ -1,0 +1,127 @@
+//! Launches of `kernels/conv2d_fprop.cu`.
+
+use super::implicit_gemm::{self, GemmPointers, GemmProblem};
+use super::launch::{Launch, unsupported};
+use crate::error::Error;
+use crate::model::Window;
+use crate::plan::ConvTile;
+use crate::tensor::{Activation, Shape};
+
+/// A convolution with bias, residual and activation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConvProblem {
+    /// Images.
+    pub(crate) batch: usize,
+    /// H, W and the stored channels of the input.
+    pub(crate) input: Shape,
+    /// P, Q and the stored channels of the output.
+    pub(crate) output: Shape,
+    /// The window; bottom and right padding follow from P and Q.
+    pub(crate) window: Window,
+    /// Applied last.
+    pub(crate) activation: Activation,
+}
+
+/// Device addresses of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConvPointers {
+    /// Halves [batch][H][W][C].
+    pub(crate) x: u64,
+    /// Halves [K][R][S][C].
+    pub(crate) filter: u64,
+    /// Floats [K].
+    pub(crate) bias: u64,
+    /// Halves like `y`, and possibly `y` itself.
+    pub(crate) residual: Option<u64>,
+    /// Halves [batch][P][Q][K].
+    pub(crate) y: u64,
+}
+
+/// The kernel for each tile.
+pub(super) const ENTRIES: [(ConvTile, &str); ConvTile::ALL.len()] = [
+    (ConvTile { m: 256, n: 128 }, "sm80_conv2d_fprop_256x128"),
+    (ConvTile { m: 128, n: 128 }, "sm80_conv2d_fprop_128x128"),
+    (ConvTile { m: 256, n: 64 }, "sm80_conv2d_fprop_256x64"),
+    (ConvTile { m: 128, n: 64 }, "sm80_conv2d_fprop_128x64"),
+    (ConvTile { m: 128, n: 32 }, "sm80_conv2d_fprop_128x32"),
+    (ConvTile { m: 64, n: 64 }, "sm80_conv2d_fprop_64x64"),
+    (ConvTile { m: 32, n: 64 }, "sm80_conv2d_fprop_32x64"),
+];
+
+/// The launch of `problem` in tiles of `tile`.
+pub(crate) fn launch(problem: &ConvProblem, tile: ConvTile, pointers: &ConvPointers) -> Result<Launch, Error> {
+    let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
+    let entry = entry.ok_or_else(|| unsupported("convolution tile", tile, "use one of ConvTile::ALL"))?;
+    let ConvProblem { batch, input, output, window, activation } = *problem;
+    let ConvPointers { x, filter, bias, residual, y } = *pointers;
+    implicit_gemm::launch(
+        entry,
+        tile,
+        &GemmProblem { batch, input, output, window, activation },
+        &GemmPointers { x, filter, bias, residual: residual.unwrap_or(0), y },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::implicit_gemm::ImplicitGemmArgs;
+    use super::*;
+    use crate::model::Pad;
+
+    const POINTERS: ConvPointers =
+        ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
+
+    fn problem() -> ConvProblem {
+        let pad = Pad { top: 2, left: 1, bottom: 3, right: 0 };
+        ConvProblem {
+            batch: 3,
+            input: Shape::new(30, 40, 24),
+            output: Shape::new(11, 19, 72),
+            window: Window { size: [5, 7], stride: [3, 2], pad, dilation: [4, 6] },
+            activation: Activation::Relu6,
+        }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), ConvTile { m: 128, n: 64 }, &POINTERS).unwrap();
+        let args: ImplicitGemmArgs = launch.args.read();
+        assert_eq!([args.x, args.filter, args.bias, args.residual, args.y], [0x100, 0x200, 0x300, 0x400, 0x500]);
+        assert_eq!([args.m_pixels, args.out_pixels, args.out_width], [627, 209, 19]);
+        assert_eq!([args.height, args.width, args.c_chunks, args.k_stored], [30, 40, 3, 72]);
+        assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [5, 7, 3, 2]);
+        assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
+        assert_eq!([args.k_chunks, args.activation], [105, 2]);
+        // 8 chunks = 0 rows + 2 taps of 3 chunks + 2 chunks.
+        assert_eq!([args.step_r, args.step_s, args.step_c], [0, 2, 2]);
+        assert_eq!(args.by_out_pixels.divide(627), 3);
+        assert_eq!(args.by_out_width.divide(208), 10);
+        assert_eq!(args.by_n_tiles.divide(5), 2);
+        assert_eq!(launch.grid, [5 * 2, 1, 1]);
+        assert_eq!(launch.block, [128, 1, 1]);
+        assert_eq!(launch.shared_bytes, 3 * (128 + 64) * 64 * 2 + 64 * 4);
+        assert_eq!(launch.entry, "sm80_conv2d_fprop_128x64");
+    }
+
+    #[test]
+    fn out_of_range_is_an_error() {
+        let tile = ConvTile { m: 64, n: 64 };
+        let refused = |change: fn(&mut ConvProblem)| {
+            let mut problem = problem();
+            change(&mut problem);
+            matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. }))
+        };
+        assert!(refused(|p| p.batch = 0));
+        assert!(refused(|p| p.input.channels = 20));
+        assert!(refused(|p| p.output.channels = 0));
+        assert!(refused(|p| p.input.height = 1 << 14));
+        assert!(refused(|p| p.window.dilation = [1 << 13, 1]));
+        assert!(refused(|p| p.window.stride = [0, 1]));
+        assert!(refused(|p| p.batch = 100_000_000));
+        assert!(refused(|p| p.input.channels = 1 << 27));
+        let odd = ConvTile { m: 96, n: 96 };
+        assert!(matches!(launch(&problem(), odd, &POINTERS), Err(Error::Unsupported { .. })));
+        let shifted = ConvPointers { x: 0x108, ..POINTERS };
+        assert!(matches!(launch(&problem(), tile, &shifted), Err(Error::Option { option: "x", .. })));
+    }
+}

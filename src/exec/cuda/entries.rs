@@ -1,0 +1,196 @@
+//! Every kernel by name, so that a program can load all of them before it runs.
+
+use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d};
+use crate::plan::ConvTile;
+
+/// One entry point of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Stem of the module that has it, as in `MODULES`.
+    pub(crate) module: &'static str,
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Dynamic shared memory of a block; above 48 KiB the function must be told, and the device must grant it.
+    pub(crate) shared_bytes: u32,
+}
+
+/// All entry points.
+pub(crate) fn entries() -> Vec<Entry> {
+    let mut all = Vec::new();
+    let gemm = |module, (tile, name): (ConvTile, _)| {
+        let pipeline = tile.pipeline().expect("every compiled tile has one");
+        Entry { module, name, threads: pipeline.threads as u32, shared_bytes: pipeline.shared_bytes as u32 }
+    };
+    all.extend(conv2d_fprop::ENTRIES.map(|entry| gemm("conv2d_fprop", entry)));
+    all.extend(linear::ENTRIES.map(|entry| gemm("linear", entry)));
+    let mut add = |module, names: &[&'static str], threads| {
+        all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
+    };
+    add("conv2d_depthwise", &conv2d_depthwise::ENTRIES, conv2d_depthwise::THREADS);
+    add("pool2d", &pool2d::ENTRIES, pool2d::THREADS);
+    add("global_avg_pool", &[global_avg_pool::ENTRY], global_avg_pool::THREADS);
+    add("normalize", &normalize::ENTRIES, normalize::THREADS);
+    add("add", &[add::ENTRY], add::THREADS);
+    add("emit", &emit::ENTRIES, emit::THREADS);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::super::implicit_gemm::ImplicitGemmArgs;
+    use super::*;
+
+    type Fields = &'static [(&'static str, usize, usize)];
+
+    /// Each argument struct: its module, the file and name of its twin, its fields and size.
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 8] = [
+        twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        twin::<conv2d_depthwise::DepthwiseArgs>(
+            "conv2d_depthwise",
+            "conv2d_depthwise.cu",
+            "DepthwiseArgs",
+            conv2d_depthwise::DepthwiseArgs::FIELDS,
+        ),
+        twin::<pool2d::Pool2dArgs>("pool2d", "pool2d.cu", "Pool2dArgs", pool2d::Pool2dArgs::FIELDS),
+        twin::<global_avg_pool::GlobalAvgPoolArgs>(
+            "global_avg_pool",
+            "global_avg_pool.cu",
+            "GlobalAvgPoolArgs",
+            global_avg_pool::GlobalAvgPoolArgs::FIELDS,
+        ),
+        twin::<normalize::NormalizeArgs>(
+            "normalize",
+            "normalize.cu",
+            "NormalizeArgs",
+            normalize::NormalizeArgs::FIELDS,
+        ),
+        twin::<add::AddArgs>("add", "add.cu", "AddArgs", add::AddArgs::FIELDS),
+        twin::<emit::EmitArgs>("emit", "emit.cu", "EmitArgs", emit::EmitArgs::FIELDS),
+    ];
+
+    const fn twin<A>(
+        module: &'static str,
+        file: &'static str,
+        name: &'static str,
+        fields: Fields,
+    ) -> (&'static str, &'static str, &'static str, Fields, usize) {
+        (module, file, name, fields, size_of::<A>())
+    }
+
+    fn kernels() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    }
+
+    fn read(name: &str) -> String {
+        fs::read_to_string(kernels().join(name)).unwrap_or_else(|e| panic!("kernels/{name}: {e}"))
+    }
+
+    /// Name, bytes of arguments and threads of each entry point of a PTX text.
+    fn ptx_entries(ptx: &str) -> Vec<(String, usize, u32)> {
+        let parse = |part: &str| {
+            let bytes = part.split_once("_param_0[")?.1.split_once(']')?.0.parse().ok()?;
+            let threads = part.split_once(".maxntid ")?.1.split_once(',')?.0.parse().ok()?;
+            Some((part.split_once('(')?.0.trim().to_owned(), bytes, threads))
+        };
+        ptx.split(".visible .entry").skip(1).map(|part| parse(part).expect("an entry point")).collect()
+    }
+
+    #[test]
+    fn kept_ptx_has_exactly_the_entries_that_are_launched() {
+        let args: BTreeMap<_, _> = STRUCTS.iter().map(|s| (s.0, s.4)).collect();
+        let mut launched: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for entry in entries() {
+            let listed = (entry.name.to_owned(), args[entry.module], entry.threads);
+            launched.entry(entry.module).or_default().push(listed);
+        }
+        for (module, mut expected) in launched {
+            let ptx = read(&format!("ptx/{module}.ptx"));
+            assert!(ptx.contains(".version 9.0\n") && ptx.contains(".target sm_80\n"), "{module}");
+            let mut found = ptx_entries(&ptx);
+            found.sort();
+            expected.sort();
+            assert_eq!(found, expected, "{module}");
+        }
+    }
+
+    #[test]
+    fn embedded_modules_are_those_of_the_entries() {
+        let modules: BTreeMap<_, _> = super::super::MODULES.iter().copied().collect();
+        assert!(entries().iter().all(|entry| modules.contains_key(entry.module)));
+        assert!(modules.values().all(|image| image.last() == Some(&0)));
+    }
+
+    #[test]
+    fn argument_structs_agree_with_the_sources_field_by_field() {
+        for (_, file, name, fields, bytes) in STRUCTS {
+            let source = read(file);
+            let body = source.split_once(&format!("struct {name} {{")).expect(name).1.split_once("};").expect(name).0;
+            let mut offset = 0;
+            let mut found = Vec::new();
+            for line in body.lines() {
+                let line = line.split("//").next().unwrap_or("").trim();
+                let Some((kind, field)) = line.strip_suffix(';').and_then(|l| l.rsplit_once([' ', '*'])) else {
+                    continue;
+                };
+                let (size, align) = match kind.trim() {
+                    "FastDivide" => (8, 4),
+                    "int32_t" | "uint32_t" => (4, 4),
+                    "uint64_t" => (8, 8),
+                    "float" if field.contains("[kMaxMeans]") => (32, 4),
+                    _ if line.contains('*') => (8, 8),
+                    other => panic!("{name}: unknown type {other}"),
+                };
+                offset = usize::next_multiple_of(offset, align);
+                found.push((field.split('[').next().unwrap_or(field).to_owned(), offset, size));
+                offset += size;
+            }
+            let fields: Vec<_> = fields.iter().map(|(name, offset, size)| ((*name).to_owned(), *offset, *size)).collect();
+            assert_eq!(found, fields, "{name}");
+            assert_eq!(offset.next_multiple_of(8), bytes, "{name}");
+        }
+    }
+
+    #[test]
+    fn tiles_agree_with_the_sources() {
+        let source = read("gemm_tiles.cuh");
+        let numbers = |line: &str| -> Vec<usize> {
+            let list = line.split_once("GemmTile<").expect("a tile").1.split_once('>').expect("a tile").0;
+            list.split(',').map(|n| n.trim().parse().expect("a number")).collect()
+        };
+        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(numbers).collect();
+        assert_eq!(lines.len(), ConvTile::ALL.len());
+        for line in lines {
+            let [m, n, k, warps_m, warps_n, stages, _] = line[..] else { panic!("{line:?}") };
+            let pipeline = ConvTile { m, n }.pipeline().unwrap_or_else(|| panic!("{m}x{n}"));
+            assert_eq!([pipeline.k, pipeline.stages, pipeline.threads], [k, stages, 32 * warps_m * warps_n]);
+        }
+        assert_eq!(conv2d_fprop::ENTRIES.map(|(tile, _)| tile), ConvTile::ALL);
+        assert_eq!(linear::ENTRIES.map(|(tile, _)| tile), ConvTile::LINEAR);
+    }
+
+    #[test]
+    fn manifest_is_of_these_sources_and_reports_no_spills() {
+        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let sources = manifest["sources_fnv1a64"].as_object().unwrap();
+        for (name, hash) in sources {
+            let bytes = fs::read(kernels().join(name)).unwrap();
+            let found = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
+            assert_eq!(hash, &format!("{found:016x}"), "{name} changed: run python3 kernels/build.py");
+        }
+        for entry in entries() {
+            let resources = &manifest["modules"][entry.module][entry.name];
+            for arch in ["sm_80", "sm_89", "sm_90", "sm_120"] {
+                assert_eq!(resources[arch]["spill_bytes"], 0, "{} on {arch}", entry.name);
+                let registers = resources[arch]["registers"].as_u64().unwrap();
+                assert!(registers * u64::from(entry.threads) <= 65_536, "{} on {arch}", entry.name);
+            }
+        }
+    }
+}
