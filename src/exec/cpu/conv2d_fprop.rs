@@ -66,7 +66,8 @@ impl Conv2dFprop {
         }
         let passes = k_gemm.div_ceil(DEPTH);
         let pad = conv.window.pad;
-        let pointwise = taps == 1 && conv.window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4];
+        let pointwise =
+            taps == 1 && conv.window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4];
         Self {
             isa,
             x,
@@ -263,14 +264,13 @@ impl Tile<'_> {
     /// Adds bias and residual, then clamps.
     #[inline(always)]
     fn finish(&self, sums: &mut [f32; LANES], residual: Option<&[f32]>) {
-        for lane in 0..LANES {
-            sums[lane] += self.bias.0[lane];
+        for (sum, bias) in sums.iter_mut().zip(&self.bias.0) {
+            *sum += bias;
         }
         match residual {
             Some(residual) if self.lanes == LANES => {
-                let residual = &residual[..LANES];
-                for lane in 0..LANES {
-                    sums[lane] += residual[lane];
+                for (sum, residual) in sums.iter_mut().zip(&residual[..LANES]) {
+                    *sum += residual;
                 }
             }
             Some(residual) => {
@@ -295,10 +295,9 @@ fn accumulate<const M: usize, const FMA: bool>(
 ) -> [[f32; LANES]; M] {
     let rows = rows.map(|row| &row[..panel.len()]);
     for (i, filter) in panel.iter().enumerate() {
-        for m in 0..M {
-            let value = rows[m][i];
-            for lane in 0..LANES {
-                sums[m][lane] = mul_add::<FMA>(value, filter.0[lane], sums[m][lane]);
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            for (sum, filter) in sums.iter_mut().zip(&filter.0) {
+                *sum = mul_add::<FMA>(row[i], *filter, *sum);
             }
         }
     }

@@ -68,8 +68,8 @@ impl Linear {
         }
         for n in 0..N {
             let mut sum = self.bias[first + n];
-            for lane in 0..LANES {
-                sum += sums[n][lane];
+            for partial in sums[n] {
+                sum += partial;
             }
             for c in whole..x.len() {
                 sum = mul_add::<FMA>(x[c], rows[n][c], sum);

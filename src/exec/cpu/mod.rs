@@ -14,6 +14,8 @@ mod normalize;
 mod pool;
 mod pool2d;
 mod simd;
+#[cfg(test)]
+mod tests;
 mod window;
 
 use std::slice;
@@ -119,9 +121,8 @@ impl Work for CpuProgram {
             // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (asserted), which lives as
             // long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the
             // ring orders copies into a slot before and after the runs that read it.
-            let x = unsafe {
-                slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes)
-            };
+            let x =
+                unsafe { slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes) };
             // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
             // worker, and rows are disjoint and, like the buffer, aligned to more than a word.
             let y = unsafe {

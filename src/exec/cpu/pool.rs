@@ -216,7 +216,8 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(3).unwrap();
         for bad in 0..6 {
-            let panicked = catch_unwind(AssertUnwindSafe(|| pool.for_each(6, &|_, row| assert!(row != bad, "bad row"))));
+            let panicked =
+                catch_unwind(AssertUnwindSafe(|| pool.for_each(6, &|_, row| assert!(row != bad, "bad row"))));
             let panic = panicked.unwrap_err();
             assert_eq!(panic.downcast_ref::<&str>(), Some(&"bad row"));
             let done = AtomicUsize::new(0);

@@ -48,9 +48,7 @@ fn axis(out_len: usize, in_len: usize, size: usize, stride: usize, pad: usize, d
         let inside = |tap: usize| (out * stride + tap * dilation).checked_sub(pad).filter(|&at| at < in_len);
         let mut taps = (0..size).filter(|&tap| inside(tap).is_some());
         match taps.next() {
-            Some(start) => {
-                Span { first: inside(start).expect("just seen"), taps: start..start + 1 + taps.count() }
-            }
+            Some(start) => Span { first: inside(start).expect("just seen"), taps: start..start + 1 + taps.count() },
             None => Span { first: 0, taps: 0..0 },
         }
     };
