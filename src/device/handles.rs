@@ -143,16 +143,6 @@ impl HostBuffer {
         Ok(Self { ptr: device.backend().host_alloc(bytes)?, bytes, device: device.clone() })
     }
 
-    /// Start of the bytes.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
     /// The bytes, to read.
     ///
     /// # Safety

@@ -60,6 +60,8 @@ pub struct Model {
     labels: Arc<[String]>,
     name: Arc<str>,
     output: Shape,
+    /// Whether it was cut, so that its result is the features asked for.
+    is_cut: bool,
 }
 
 impl Model {
@@ -126,6 +128,7 @@ impl Model {
             labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
             name: "model".into(),
             output,
+            is_cut: false,
         })
     }
 
@@ -135,7 +138,7 @@ impl Model {
     }
 
     /// The model cut before its classifier: its result is what the last linear layer reads. A model that ends
-    /// otherwise is its own features.
+    /// otherwise, or was cut before, is its own features.
     ///
     /// # Errors
     ///
@@ -143,7 +146,7 @@ impl Model {
     pub fn features(&self) -> Result<Self, Error> {
         let last = &self.graph.nodes[self.graph.output.0];
         match (&last.op, &last.inputs[..]) {
-            (Op::Linear(_), [NodeId(before)]) => self.features_at(&self.graph.nodes[*before].name),
+            (Op::Linear(_), [NodeId(before)]) if !self.is_cut => self.features_at(&self.graph.nodes[*before].name),
             _ => Ok(self.clone()),
         }
     }
@@ -165,11 +168,11 @@ impl Model {
             return Err(Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}")));
         };
         if at == self.graph.output {
-            return Ok(self.clone());
+            return Ok(Self { is_cut: true, ..self.clone() });
         }
         let graph = self.graph.cut(at);
         let output = infer(&graph)?[graph.output.0];
-        Ok(Self { graph: graph.into(), labels: numbered(output.channels), output, ..self.clone() })
+        Ok(Self { graph: graph.into(), labels: numbered(output.channels), output, is_cut: true, ..self.clone() })
     }
 
     /// What is computed, as it was built: no rewrite has been applied.

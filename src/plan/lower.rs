@@ -3,7 +3,7 @@
 use super::{Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, select};
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, NodeId, Op};
-use crate::plan::Family;
+use crate::plan::{ConvTile, Family};
 use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
 
 /// Rewrites `graph` and lowers it. Tensors have no offsets yet.
@@ -141,7 +141,7 @@ impl<'a> Lowering<'a> {
         let (op, kernel) = if depthwise {
             (StepOp::Depthwise(conv.clone()), self.only_kernel())
         } else {
-            (StepOp::Conv(conv.clone()), self.gemm_kernel(name, m_gemm, conv.out_channels, k_gemm))
+            (StepOp::Conv(conv.clone()), self.gemm_kernel(name, &ConvTile::ALL, [m_gemm, conv.out_channels, k_gemm]))
         };
         Ok(Draft {
             op,
@@ -158,7 +158,7 @@ impl<'a> Lowering<'a> {
         let n_gemm = linear.out_features;
         Draft {
             op: StepOp::Linear(linear.clone()),
-            kernel: self.gemm_kernel(name, self.request.batch, n_gemm, k_gemm),
+            kernel: self.gemm_kernel(name, &ConvTile::LINEAR, [self.request.batch, n_gemm, k_gemm]),
             shape: self.shapes[node],
             dtype: Dtype::F32,
             flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
@@ -166,7 +166,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn gemm_kernel(&self, name: &str, m_gemm: usize, n_gemm: usize, k_gemm: usize) -> Kernel {
+    fn gemm_kernel(&self, name: &str, tiles: &[ConvTile], mnk: [usize; 3]) -> Kernel {
         match self.family() {
             Family::Cpu => Kernel::Cpu,
             Family::Sm80 => Kernel::Sm80Gemm(
@@ -174,7 +174,7 @@ impl<'a> Lowering<'a> {
                     .choices
                     .get(name)
                     .copied()
-                    .unwrap_or_else(|| select::conv_tile(self.request.limits, m_gemm, n_gemm, k_gemm)),
+                    .unwrap_or_else(|| select::best_tile(tiles, self.request.limits, mnk)),
             ),
         }
     }

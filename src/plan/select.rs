@@ -66,15 +66,18 @@ impl fmt::Display for ConvTile {
 /// Tiles that overrule the planner's, by step name.
 pub type Choices = BTreeMap<String, ConvTile>;
 
-/// The tile for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`: the one whose busiest multiprocessor has
-/// the least work, work weighed by how well the tile uses the tensor cores.
-pub(super) fn conv_tile(limits: &Limits, m: usize, n: usize, k: usize) -> ConvTile {
+/// The tile among `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`: the one whose busiest
+/// multiprocessor has the least work, work weighed by how well the tile uses the tensor cores. Tiles that need more
+/// shared memory than a block may have are left out.
+pub(super) fn best_tile(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> ConvTile {
     let cost = |tile: &ConvTile| {
         let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
         let rounds = blocks.div_ceil(limits.units.max(1));
         rounds as f64 * ((tile.m * tile.n) as f64 * k as f64 / rate(*tile) + FIXED_COST)
     };
-    ConvTile::ALL.into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are tiles")
+    let fits = |tile: &&ConvTile| tile.pipeline().is_some_and(|p| p.shared_bytes <= limits.shared_bytes);
+    let best = tiles.iter().filter(fits).min_by(|a, b| cost(a).total_cmp(&cost(b)));
+    *best.unwrap_or(tiles.last().expect("there are tiles"))
 }
 
 /// Prologue and epilogue of one block, in multiply-adds of the best tile.

@@ -89,7 +89,7 @@ pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<L
     if matches!(kind, EmitKind::Softmax | EmitKind::TopK(_)) && pixels != 1 {
         return Err(unsupported("softmax over pixels", pixels, "it takes a vector"));
     }
-    if row_pitch < row_bytes || row_pitch % y_align != 0 {
+    if row_pitch < row_bytes || !row_pitch.is_multiple_of(y_align) {
         let instead = format!("at least {row_bytes} and a multiple of {y_align}");
         return Err(unsupported("row pitch", row_pitch, &instead));
     }

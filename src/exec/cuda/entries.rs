@@ -151,7 +151,8 @@ mod tests {
                 found.push((field.split('[').next().unwrap_or(field).to_owned(), offset, size));
                 offset += size;
             }
-            let fields: Vec<_> = fields.iter().map(|(name, offset, size)| ((*name).to_owned(), *offset, *size)).collect();
+            let fields: Vec<_> =
+                fields.iter().map(|(name, offset, size)| ((*name).to_owned(), *offset, *size)).collect();
             assert_eq!(found, fields, "{name}");
             assert_eq!(offset.next_multiple_of(8), bytes, "{name}");
         }
@@ -181,7 +182,8 @@ mod tests {
         let sources = manifest["sources_fnv1a64"].as_object().unwrap();
         for (name, hash) in sources {
             let bytes = fs::read(kernels().join(name)).unwrap();
-            let found = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
+            let found =
+                bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
             assert_eq!(hash, &format!("{found:016x}"), "{name} changed: run python3 kernels/build.py");
         }
         for entry in entries() {

@@ -148,6 +148,9 @@ fn check_extents(problem: &GemmProblem, c_chunks: usize) -> Result<(), Error> {
         reach[axis] = (out_size - 1).saturating_mul(stride) + (taps + 8) * dilation;
         in_range(&format!("{what}: reach"), reach[axis], 1, POSITION_LIMIT)?;
     }
-    product("input chunks", &[batch.saturating_mul(input.height).saturating_add(reach[0]), input.width + reach[1], c_chunks])?;
+    product(
+        "input chunks",
+        &[batch.saturating_mul(input.height).saturating_add(reach[0]), input.width + reach[1], c_chunks],
+    )?;
     Ok(())
 }

@@ -132,7 +132,7 @@ pub(crate) const CHUNK: usize = 8;
 
 /// `channels / 8`, or an error if they are not a positive multiple of 8.
 pub(crate) fn chunks_of(what: &str, channels: usize) -> Result<usize, Error> {
-    if channels == 0 || channels % CHUNK != 0 {
+    if channels == 0 || !channels.is_multiple_of(CHUNK) {
         return Err(unsupported(what, channels, "stored channels are a positive multiple of 8"));
     }
     Ok(channels / CHUNK)
@@ -158,7 +158,7 @@ pub(crate) fn product(what: &str, factors: &[usize]) -> Result<u32, Error> {
 
 /// An error unless `address` is a non-null multiple of `align`.
 pub(crate) fn aligned(operand: &'static str, address: u64, align: u64) -> Result<u64, Error> {
-    if address == 0 || address % align != 0 {
+    if address == 0 || !address.is_multiple_of(align) {
         return Err(Error::option(operand, format!("{address:#x}"), format!("a multiple of {align}, not null")));
     }
     Ok(address)

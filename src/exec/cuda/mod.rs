@@ -1,19 +1,33 @@
 //! A plan on an NVIDIA GPU: weights uploaded, and one captured graph for each slot and batch size.
 
+mod add;
+mod conv2d_depthwise;
+mod conv2d_fprop;
+mod emit;
+mod entries;
+mod global_avg_pool;
+mod implicit_gemm;
+mod launch;
+mod linear;
+mod normalize;
 mod pack;
+mod pool2d;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
-use crate::device::cuda::{Cuda, Function, Graph};
+use crate::device::cuda::{Cuda, Function, Graph, Module};
 use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Program, Run, Stream};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::Plan;
 use pack::Region;
-use steps::{Addresses, Launch};
+use launch::Launch;
+use steps::Addresses;
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// A model on a GPU. It owns every buffer that its graphs address.
 struct CudaProgram {
@@ -25,11 +39,15 @@ struct CudaProgram {
     /// One for all slots and sizes: the compute stream runs one graph at a time.
     _arena: DeviceBuffer,
     _weights: DeviceBuffer,
-    _functions: Functions,
+    _kernels: Kernels,
 }
 
-/// The loaded kernels by entry name.
-type Functions = BTreeMap<&'static str, Function>;
+/// The modules and kernels that a program needs, loaded.
+struct Kernels {
+    cuda: Arc<Cuda>,
+    modules: BTreeMap<&'static str, Arc<Module>>,
+    functions: BTreeMap<&'static str, Function>,
+}
 
 /// Plans every batch size, uploads the weights, allocates all buffers, loads all kernels and captures all graphs.
 pub(super) fn build(
@@ -50,7 +68,7 @@ pub(super) fn build(
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
     upload(model, largest, &regions, &weights, &stream)?;
 
-    let mut functions = Functions::new();
+    let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
     for (input, output) in inputs.iter().zip(&outputs) {
         let mut of_slot = Vec::with_capacity(plans.len());
@@ -58,8 +76,8 @@ pub(super) fn build(
             let addresses =
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
             let launches = steps::launches(plan, &regions, &addresses)?;
-            load(cuda, &launches, &mut functions)?;
-            of_slot.push(capture(cuda, &stream, &launches, &functions)?);
+            kernels.load(&launches)?;
+            of_slot.push(kernels.capture(&launches, &stream)?);
         }
         graphs.push(of_slot);
     }
@@ -70,7 +88,7 @@ pub(super) fn build(
         outputs,
         _arena: arena,
         _weights: weights,
-        _functions: functions,
+        _kernels: kernels,
     };
     Ok((Arc::new(program), plans))
 }
@@ -98,25 +116,47 @@ fn upload(
     uploaded.wait()
 }
 
-/// Loads the kernels that are not loaded yet.
-fn load(cuda: &Arc<Cuda>, launches: &[Launch], functions: &mut Functions) -> Result<(), Error> {
-    for launch in launches {
-        if !functions.contains_key(launch.entry) {
-            functions.insert(launch.entry, steps::function(cuda, launch)?);
-        }
-    }
-    Ok(())
-}
-
-fn capture(cuda: &Arc<Cuda>, stream: &Stream, launches: &[Launch], functions: &Functions) -> Result<Graph, Error> {
-    cuda.capture(stream.raw(), || {
+impl Kernels {
+    /// Loads what `launches` name and is not loaded yet.
+    fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
         for launch in launches {
-            let function = &functions[launch.entry];
-            let Launch { grid, block, shared_bytes, args, .. } = launch;
-            cuda.launch(function, *grid, *block, *shared_bytes, args.as_bytes(), stream.raw())?;
+            if self.functions.contains_key(launch.entry) {
+                continue;
+            }
+            let entry = entries::entries().into_iter().find(|entry| entry.name == launch.entry);
+            let module = entry.map(|entry| entry.module).ok_or_else(|| missing(launch.entry))?;
+            let function = self.module(module)?.function(launch.entry, launch.shared_bytes)?;
+            self.functions.insert(launch.entry, function);
         }
         Ok(())
-    })
+    }
+
+    fn module(&mut self, name: &'static str) -> Result<&Arc<Module>, Error> {
+        if !self.modules.contains_key(name) {
+            let (_, image) = MODULES.iter().find(|(stem, _)| *stem == name).ok_or_else(|| missing(name))?;
+            self.modules.insert(name, Module::load(&self.cuda, name, image)?);
+        }
+        Ok(&self.modules[name])
+    }
+
+    fn capture(&self, launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
+        Graph::capture(&self.cuda, stream.raw(), || {
+            for launch in launches {
+                let function = &self.functions[launch.entry];
+                let shape = [launch.grid, launch.block];
+                // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
+                // compares with the PTX, and checked its ranges; the addresses are of buffers that the program owns.
+                unsafe {
+                    self.cuda.launch(function, shape, launch.shared_bytes, launch.args.as_bytes(), stream.raw())?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn missing(kernel: &str) -> Error {
+    Error::Internal { what: format!("kernel {kernel} is not embedded") }
 }
 
 impl Program for CudaProgram {
@@ -137,6 +177,8 @@ impl Program for CudaProgram {
     }
 
     fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
-        stream.device().latch(self.graphs[run.slot][run.size].launch(stream.raw()))
+        let graph = &self.graphs[run.slot][run.size];
+        // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
+        stream.device().latch(unsafe { graph.launch(stream.raw()) })
     }
 }

@@ -54,8 +54,7 @@ const TILE: usize = 1024;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
 /// The kernels: bytes, floats, halves.
-pub(super) const ENTRIES: [&str; 3] =
-    ["sm80_normalize_u8_nhwc", "sm80_normalize_f32_nchw", "sm80_normalize_f16_nhwc"];
+pub(super) const ENTRIES: [&str; 3] = ["sm80_normalize_u8_nhwc", "sm80_normalize_f32_nchw", "sm80_normalize_f16_nhwc"];
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointers) -> Result<Launch, Error> {
@@ -72,7 +71,7 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
         InputFormat::F32Nchw => (ENTRIES[1], 4),
         InputFormat::F16Nhwc => (ENTRIES[2], 2),
     };
-    if row_pitch % align != 0 {
+    if !row_pitch.is_multiple_of(align) {
         return Err(unsupported("row pitch", row_pitch, &format!("a multiple of {align}")));
     }
     let (mean, inv_std) = match format {

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""How fast is trefoil's compute beside its peers? One command, both sides in turn in one run.
+
+    python3 benches/peers/compare.py
+    python3 benches/peers/compare.py --batch 1 256 --pairs 7 --inductor --record r.json
+
+Every side runs the same weights in fp16, NHWC, its input on the device, in one CUDA graph. Peers start from normalised
+fp16; trefoil starts from bytes and also normalises them and writes its result rows. In each round every side is
+measured once, in rotating order; a ratio compares two measurements of the same round. Medians over the rounds, with the
+smallest and the largest.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import models
+import record
+from errors import errors, markdown
+from images import photos_in, varied
+from peers import CHANNELS_LAST, Graph, floor_ms, peers_of
+from trefoil import ROOT, Trefoil, default_folder
+
+OURS = "trefoil"
+AGREE = 0.1  # a peer further than this from fp32 computes something else; rounding to fp16 stays far below it
+
+
+def main():
+    options = parse()
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU that torch can use")
+    photos = photos_in(options.photos)
+    loaded = open_model(options, photos)
+    trefoil = Trefoil(options.bin, "cuda:0")
+    result = {
+        **record.header(options.commit),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "model": loaded.architecture,
+        "dtype": "fp16 NHWC, fp32 accumulation",
+        "input_hw": list(loaded.size),
+        "rounds": options.pairs,
+        "floor": f"unfused layers at {options.hbm_tbps} TB/s and {options.fp16_tflops} TFLOP/s",
+        "batches": {},
+    }
+    print(f"{loaded.architecture} on {result['gpu']}, driver {result['driver']}, torch {result['torch']}, "
+          f"commit {result['commit']}, {options.pairs} rounds", flush=True)  # fmt: skip
+    for batch in options.batch:
+        images = varied(photos, batch, loaded.size, seed=3)
+        with torch.no_grad():
+            sides = peer_graphs(loaded, images, options.inductor)
+            floor = floor_ms(loaded.module, loaded.size, batch, options.hbm_tbps, options.fp16_tflops)
+            bench = lambda: trefoil.bench(loaded.folder, batch, options.seconds)
+            measured = measure(sides, bench, batch, options.pairs)
+        result["batches"][batch] = {"floor_ms": floor, **measured}
+        print(f"\n### batch {batch}\n\n{table(result['batches'][batch], batch)}\n", flush=True)
+        del sides
+        torch.cuda.empty_cache()
+    if options.record:
+        options.record.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architecture", default="resnet50", choices=list(models.ARCHITECTURES))
+    parser.add_argument("--model", type=Path, help="a model folder (default: made in --work with fair random weights)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 256])
+    parser.add_argument("--pairs", type=int, default=5, help="rounds: each side measured once in each (default 5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring in each run of trefoil (default 1)")
+    parser.add_argument("--inductor", action="store_true", help="also torch.compile, which takes long")
+    parser.add_argument("--bin", type=Path, default=default_folder(), help="folder of trefoil's binaries")
+    parser.add_argument("--photos", type=Path, default=ROOT / "weights/photos", help="folder of photos to vary")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/trefoil-models"), help="where a model is made")
+    parser.add_argument("--hbm-tbps", type=float, default=4.3, help="for the floor: measured memory rate (default 4.3)")
+    parser.add_argument("--fp16-tflops", type=float, default=780.0, help="likewise: measured fp16 rate (default 780)")
+    parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
+    parser.add_argument("--record", type=Path, help="write all figures to this JSON file")
+    return parser.parse_args()
+
+
+def open_model(options, photos):
+    if options.model:
+        return models.load(options.model)
+    calibration = varied(photos, models.CALIBRATION_IMAGES, models.SIZE, seed=1)
+    folder = options.work / options.architecture
+    return models.make(options.architecture, folder, calibration, torch.device("cuda:0"))
+
+
+def peer_graphs(loaded, images, inductor):
+    """Each peer's graph on these images, checked against fp32."""
+    x = loaded.normalised(images, "cuda").half().contiguous(memory_format=CHANNELS_LAST)
+    reference = fp32_outputs(loaded, images)
+    sides = {}
+    for name, make in peers_of(loaded, inductor).items():
+        sides[name] = Graph(make(), x)
+        check(name, sides[name].output(), reference)
+    return sides
+
+
+def fp32_outputs(loaded, images):
+    module = loaded.module.cuda()
+    parts = [module(loaded.normalised(images[i : i + 32], "cuda")).cpu() for i in range(0, len(images), 32)]
+    loaded.module.cpu()
+    return torch.cat(parts).numpy()
+
+
+def check(name, output, reference):
+    """Finite, and the same network. One image has no mean to compare with; then its own size is the measure."""
+    if not np.isfinite(output).all():
+        raise SystemExit(f"{name}: the output is not finite")
+    if len(reference) > 1:
+        worst = errors(output, reference).max()
+    else:
+        worst = np.linalg.norm(output - reference) / np.linalg.norm(reference)
+    if worst > AGREE:
+        raise SystemExit(f"{name}: error {worst:.3g} against fp32: not the same network")
+
+
+def measure(sides, bench, batch, rounds):
+    """Milliseconds of each side in each round, and the GPU's state right after each."""
+    names = [*sides, OURS]
+    times, states, last = {name: [] for name in names}, [], None
+    replays = max(10, min(200, 4000 // batch))
+    for index in range(rounds):
+        turn = index % len(names)
+        for name in names[turn:] + names[:turn]:
+            if name == OURS:
+                ms, last = bench()
+            else:
+                ms = sides[name].median_ms(replays)
+            times[name].append(ms)
+            states.append({"side": name, "round": index, **record.gpu_state()})
+    return {"ms": times, "gpu": states, "trefoil_said": last}
+
+
+def table(measured, batch):
+    """Markdown: a row for each side."""
+    header = ["side", "ms", "min", "max", "images/s", "trefoil is", "of floor"]
+    rows = []
+    for name, times in measured["ms"].items():
+        median = statistics.median(times)
+        ratio = statistics.median(t / ours for t, ours in zip(times, measured["ms"][OURS]))
+        beside = "" if name == OURS else f"{ratio:.2f}x as fast"
+        rows.append([name, f"{median:.4f}", f"{min(times):.4f}", f"{max(times):.4f}", f"{batch / median * 1e3:,.0f}",
+                     beside, f"{median / measured['floor_ms']:.2f}x"])  # fmt: skip
+    clocks = [state["sm_mhz"] for state in measured["gpu"] if "sm_mhz" in state]
+    heat = [state["celsius"] for state in measured["gpu"] if "celsius" in state]
+    lines = markdown(header, rows)
+    if clocks and heat:
+        lines += f"\n\nSM clock {min(clocks):.0f}-{max(clocks):.0f} MHz, {min(heat):.0f}-{max(heat):.0f} C"
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Fills .gpu/ with all that a machine with a GPU but without Rust needs: binaries, weights, photos, test data, scripts.
+#
+#   scripts/gpu_bundle.sh [--lib-tests]      --lib-tests: the library's own tests as well, as bin/lib_tests
+#
+# Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and .gpu/benches/*. The bundle
+# is at most 64 MiB.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+most=$((64 << 20))
+lib_tests=false
+case "${1:-}" in
+    "") ;;
+    --lib-tests) lib_tests=true ;;
+    *) sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2; exit 64 ;;
+esac
+fail() { echo "gpu_bundle.sh: $*" >&2; exit 1; }
+
+# The path of a test binary, out of cargo's messages: KIND is `lib` or `test`.
+test_binary() { # KIND CARGO_ARGUMENT...
+    local kind=$1
+    shift
+    cargo test --release --locked --no-run --message-format=json-render-diagnostics "$@" | python3 -c '
+import json, sys
+messages = map(json.loads, sys.stdin)
+built = [m["executable"] for m in messages if m.get("executable") and sys.argv[1] in m["target"]["kind"]]
+print(*built[:1])' "$kind"
+}
+
+cargo build --release --locked --bins --examples
+target=$(cargo metadata --locked --no-deps --format-version 1 |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')
+gpu_tests=$(test_binary test --test gpu)
+[ -n "$gpu_tests" ] || fail "cargo built no test binary for tests/gpu.rs"
+
+rm -rf .gpu
+mkdir -p .gpu/bin .gpu/tests
+cp "$target/release/trefoil" .gpu/bin/
+for example in examples/*.rs; do
+    cp "$target/release/examples/$(basename "$example" .rs)" .gpu/bin/
+done
+cp "$gpu_tests" .gpu/bin/gpu_tests
+if $lib_tests; then
+    cp "$(test_binary lib --lib)" .gpu/bin/lib_tests
+fi
+strip .gpu/bin/*
+cp -r weights benches .gpu/
+rm -rf .gpu/benches/records
+[ ! -d tests/data ] || cp -r tests/data .gpu/tests/
+find .gpu -name __pycache__ -prune -exec rm -rf {} +
+
+commit=$(git describe --always --dirty --abbrev=12 --exclude='*')
+cat >.gpu/env.sh <<END
+# Source this before a binary or script of the bundle.
+export TREFOIL_COMMIT=$commit
+export TREFOIL_REQUIRE_GPU=1
+if [ -d /usr/local/cuda/lib64 ]; then
+    export LD_LIBRARY_PATH=/usr/local/cuda/lib64\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
+fi
+END
+cat >.gpu/test.sh <<'END'
+#!/usr/bin/env bash
+# The GPU tests, then the demonstration. Arguments go to the tests: a filter, --list, …
+set -euo pipefail
+cd "$(dirname "$0")"
+. ./env.sh
+bin/gpu_tests "$@"
+[ ! -x bin/lib_tests ] || bin/lib_tests
+bin/trefoil
+END
+chmod +x .gpu/test.sh
+
+du -sh --apparent-size .gpu/* | sed 's/^/  /'
+bytes=$(du -sb .gpu | cut -f1)
+printf '.gpu: %.1f MiB, commit %s\n' "$(echo "$bytes" | awk '{print $1 / 1048576}')" "$commit"
+[ "$bytes" -le "$most" ] || fail ".gpu has $bytes bytes, more than $most"

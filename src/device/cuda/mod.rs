@@ -1,0 +1,253 @@
+//! An NVIDIA GPU through the CUDA driver API. Nothing outside this folder names a CUDA symbol.
+
+mod context;
+mod driver;
+mod graph;
+mod module;
+
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+
+use cudarc::driver::sys;
+
+use super::{Backend, DeviceInfo, Priority};
+use crate::error::Error;
+use context::Context;
+use driver::{Call, cu};
+
+pub(crate) use graph::Graph;
+pub(crate) use module::{Function, Module};
+
+/// A GPU: its primary context, and what streams may be asked of it.
+pub(crate) struct Cuda {
+    context: Context,
+    /// Priorities of streams: the lowest and the highest, which is the smaller number.
+    priorities: [i32; 2],
+}
+
+impl Cuda {
+    /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
+    pub fn open(ordinal: usize) -> Result<(Self, DeviceInfo), Error> {
+        let driver_version = driver::start(ordinal)?;
+        let (context, device) = Context::retain(ordinal)?;
+        context.bind()?;
+        let call = context.call();
+        let mut priorities = [0, 0];
+        let [low, high] = &mut priorities;
+        // SAFETY: a context is current and both pointers are to live integers.
+        unsafe { cu!(call, cuCtxGetStreamPriorityRange(low, high))? };
+        let info = describe(call, device, ordinal, driver_version)?;
+        Ok((Self { context, priorities }, info))
+    }
+
+    fn call(&self) -> Call<'_> {
+        self.context.call()
+    }
+
+    /// Launches one kernel: `args` is its one by-value struct, 16-byte aligned.
+    ///
+    /// # Safety
+    /// `args` has the size and layout of the function's parameter, the addresses in it are valid for what the kernel
+    /// does with them until it has run, and the launch shape is one that the kernel is made for.
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        [grid, block]: [[u32; 3]; 2],
+        shared_bytes: u32,
+        args: &[u8],
+        stream: u64,
+    ) -> Result<(), Error> {
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared_bytes,
+            hStream: stream as sys::CUstream,
+            attrs: null_mut(),
+            numAttrs: 0,
+        };
+        let mut parameters = [args.as_ptr() as *mut c_void];
+        // SAFETY: config and parameters live over the call, which copies the argument; the rest by the caller.
+        unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
+    }
+
+    fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
+        match error {
+            Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {
+                let free_bytes = self.memory().ok().flatten().map_or(0, |(free, _)| free);
+                Error::OutOfMemory {
+                    device: self.call().device.to_owned(),
+                    what: what.to_owned(),
+                    needed_bytes: bytes as u64,
+                    free_bytes,
+                    fitting_batch: None,
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+/// Name and limits of an opened device; refuses one that the kernels do not run on.
+fn describe(call: Call<'_>, device: i32, ordinal: usize, driver_version: u32) -> Result<DeviceInfo, Error> {
+    use sys::CUdevice_attribute as A;
+    let attribute = |which: A| -> Result<i32, Error> {
+        let mut value = 0;
+        // SAFETY: the device handle came from cuDeviceGet; the pointer is to a live integer.
+        unsafe { cu!(call, cuDeviceGetAttribute(&mut value, which, device))? };
+        Ok(value)
+    };
+    let mut name = [0_u8; 256];
+    let mut memory_bytes = 0_usize;
+    // SAFETY: as above; the name's length is given, and the driver ends it with a NUL.
+    unsafe {
+        cu!(call, cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))?;
+        cu!(call, cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
+    }
+    let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+    let name = String::from_utf8_lossy(&name[..end]).into_owned();
+    let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
+    let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
+    if major < 8 {
+        return Err(Error::Unsupported {
+            what: format!("cuda:{ordinal} ({name}), a GPU of compute capability {major}.{minor},"),
+            instead: "the kernels need 8.0 (Ampere) or newer; `--device cpu` runs without a GPU".into(),
+        });
+    }
+    Ok(DeviceInfo {
+        target: format!("cuda:{ordinal}"),
+        name,
+        compute_capability: [major, minor],
+        units: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+        memory_bytes: memory_bytes as u64,
+        driver_version,
+    })
+}
+
+impl Backend for Cuda {
+    fn bind(&self) -> Result<(), Error> {
+        self.context.bind()
+    }
+
+    fn stream_create(&self, priority: Priority, _name: &str) -> Result<u64, Error> {
+        self.bind()?;
+        let [low, high] = self.priorities;
+        let priority = match priority {
+            Priority::Normal => low,
+            Priority::High => high,
+        };
+        let mut stream = null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the pointer is to a live handle.
+        unsafe { cu!(self.call(), cuStreamCreateWithPriority(&mut stream, flags, priority))? };
+        Ok(stream as u64)
+    }
+
+    unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error> {
+        // SAFETY: the caller passes a live stream of this context, for the last time.
+        driver::at_exit(unsafe { cu!(self.call(), cuStreamDestroy_v2(stream as sys::CUstream)) })
+    }
+
+    fn event_create(&self, timing: bool) -> Result<u64, Error> {
+        use sys::CUevent_flags as F;
+        self.bind()?;
+        let no_timing = if timing { 0 } else { F::CU_EVENT_DISABLE_TIMING as u32 };
+        let mut event = null_mut();
+        // SAFETY: the context is current; the pointer is to a live handle.
+        unsafe { cu!(self.call(), cuEventCreate(&mut event, F::CU_EVENT_BLOCKING_SYNC as u32 | no_timing))? };
+        Ok(event as u64)
+    }
+
+    unsafe fn event_destroy(&self, event: u64) -> Result<(), Error> {
+        // SAFETY: the caller passes a live event of this context, for the last time.
+        driver::at_exit(unsafe { cu!(self.call(), cuEventDestroy_v2(event as sys::CUevent)) })
+    }
+
+    unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
+        // SAFETY: the caller passes live handles of this context.
+        unsafe { cu!(self.call(), cuEventRecord(event as sys::CUevent, stream as sys::CUstream)) }
+    }
+
+    unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
+        // SAFETY: the caller passes live handles of this context.
+        unsafe { cu!(self.call(), cuStreamWaitEvent(stream as sys::CUstream, event as sys::CUevent, 0)) }
+    }
+
+    unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
+        self.context.bind_thread()?;
+        // SAFETY: the caller passes a live event of this context.
+        match unsafe { sys::cuEventQuery(event as sys::CUevent) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            status => self.call().check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
+        self.context.bind_thread()?;
+        // SAFETY: the caller passes a live event of this context.
+        unsafe { cu!(self.call(), cuEventSynchronize(event as sys::CUevent)) }
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error> {
+        self.context.bind_thread()?;
+        let mut ms = 0.0;
+        // SAFETY: the caller passes live events of this context; the pointer is to a live float.
+        unsafe { cu!(self.call(), cuEventElapsedTime_v2(&mut ms, start as sys::CUevent, end as sys::CUevent))? };
+        Ok(ms)
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        self.bind()?;
+        let mut ptr = null_mut();
+        // SAFETY: the context is current; the pointer is to a live pointer.
+        unsafe { cu!(self.call(), cuMemHostAlloc(&mut ptr, bytes, sys::CU_MEMHOSTALLOC_PORTABLE)) }
+            .map_err(|e| self.out_of_memory(e, "a page-locked buffer", bytes))?;
+        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or_else(|| Error::Internal { what: "a null buffer".into() })?;
+        // SAFETY: the driver gave `bytes` writable bytes, and nobody else has them yet.
+        unsafe { ptr.write_bytes(0, bytes) };
+        Ok(ptr)
+    }
+
+    unsafe fn host_free(&self, ptr: NonNull<u8>, _bytes: usize) -> Result<(), Error> {
+        self.context.bind_thread()?;
+        // SAFETY: the caller passes what `host_alloc` returned, once, with no work referring to it.
+        driver::at_exit(unsafe { cu!(self.call(), cuMemFreeHost(ptr.as_ptr().cast())) })
+    }
+
+    fn device_alloc(&self, bytes: usize) -> Result<u64, Error> {
+        self.bind()?;
+        let mut addr = 0;
+        // SAFETY: the context is current; the pointer is to a live integer.
+        unsafe { cu!(self.call(), cuMemAlloc_v2(&mut addr, bytes)) }
+            .map_err(|e| self.out_of_memory(e, "a device buffer", bytes))?;
+        Ok(addr)
+    }
+
+    unsafe fn device_free(&self, addr: u64, _bytes: usize) -> Result<(), Error> {
+        driver::at_exit(self.bind())?;
+        // SAFETY: the caller passes what `device_alloc` returned, once, with no work referring to it.
+        driver::at_exit(unsafe { cu!(self.call(), cuMemFree_v2(addr)) })
+    }
+
+    fn memory(&self) -> Result<Option<(u64, u64)>, Error> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; both pointers are to live integers.
+        unsafe { cu!(self.call(), cuMemGetInfo_v2(&mut free, &mut total))? };
+        Ok(Some((free as u64, total as u64)))
+    }
+
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller, see the trait.
+        unsafe { cu!(self.call(), cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream as sys::CUstream)) }
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller, see the trait.
+        unsafe { cu!(self.call(), cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream as sys::CUstream)) }
+    }
+}

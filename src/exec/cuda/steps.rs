@@ -1,0 +1,184 @@
+//! From a plan's steps to launches: addresses filled in, every legal range checked by the launchers.
+
+use super::pack::Region;
+use super::add::{self, AddPointers, AddProblem};
+use super::conv2d_depthwise::{self, DepthwisePointers, DepthwiseProblem};
+use super::conv2d_fprop::{self, ConvPointers, ConvProblem};
+use super::emit::{self, EmitKind, EmitPointers, EmitProblem};
+use super::global_avg_pool::{self, GlobalAvgPoolPointers, GlobalAvgPoolProblem};
+use super::launch::Launch;
+use super::linear::{self, LinearPointers, LinearProblem};
+use super::normalize::{self, NormalizePointers, NormalizeProblem};
+use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use crate::error::Error;
+use crate::model::Pool;
+use crate::plan::{ConvTile, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
+use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
+
+/// Where a slot's buffers start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub input: u64,
+    pub output: u64,
+    pub arena: u64,
+    pub weights: u64,
+}
+
+/// The launches of `plan` on the buffers at `addresses`.
+pub(super) fn launches(plan: &Plan, regions: &[Option<Region>], addresses: &Addresses) -> Result<Vec<Launch>, Error> {
+    let of_step = |(step, region): (&Step, &Option<Region>)| {
+        Operands { plan, step, region: region.as_ref(), addresses }.launch().map_err(|error| at_step(error, step))
+    };
+    plan.steps.iter().zip(regions).map(of_step).collect()
+}
+
+/// Names the step in an error about its ranges.
+fn at_step(error: Error, step: &Step) -> Error {
+    match error {
+        Error::Unsupported { what, instead } => {
+            Error::Unsupported { what: format!("node `{}`: {what}", step.name), instead }
+        }
+        other => other,
+    }
+}
+
+/// A step with everything that it refers to.
+struct Operands<'a> {
+    plan: &'a Plan,
+    step: &'a Step,
+    region: Option<&'a Region>,
+    addresses: &'a Addresses,
+}
+
+impl Operands<'_> {
+    fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.plan.tensors[id.0]
+    }
+
+    fn x(&self) -> &Tensor {
+        self.tensor(self.step.inputs[0])
+    }
+
+    fn y(&self) -> &Tensor {
+        self.tensor(self.step.output)
+    }
+
+    fn address(&self, id: TensorId) -> u64 {
+        match self.tensor(id).place {
+            Place::Input => self.addresses.input,
+            Place::Output => self.addresses.output,
+            Place::Arena(offset) => self.addresses.arena + offset as u64,
+        }
+    }
+
+    /// Addresses of x, of the second input if there is one, and of y.
+    fn pointers(&self) -> (u64, Option<u64>, u64) {
+        let second = self.step.inputs.get(1).map(|&id| self.address(id));
+        (self.address(self.step.inputs[0]), second, self.address(self.step.output))
+    }
+
+    /// Addresses of filter and bias.
+    fn weights(&self) -> (u64, u64) {
+        let region = self.region.expect("a step with weights has a region");
+        (self.addresses.weights + region.filter as u64, self.addresses.weights + region.bias as u64)
+    }
+
+    fn tile(&self) -> Result<ConvTile, Error> {
+        match self.step.kernel {
+            Kernel::Sm80Gemm(tile) => Ok(tile),
+            other => Err(Error::Internal { what: format!("step {} planned for {other:?}", self.step.name) }),
+        }
+    }
+
+    fn launch(&self) -> Result<Launch, Error> {
+        let batch = self.plan.batch;
+        let (x, second, y) = self.pointers();
+        match &self.step.op {
+            StepOp::Normalize { mean, std } => {
+                let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
+                let (format, shape) = (self.plan.input, self.x().shape);
+                let c_stored = self.y().stored_channels;
+                let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
+                normalize::launch(&problem, &NormalizePointers { x, y })
+            }
+            StepOp::Conv(conv) => {
+                let (filter, bias) = self.weights();
+                let problem = ConvProblem {
+                    batch,
+                    input: stored(self.x()),
+                    output: stored(self.y()),
+                    window: conv.window,
+                    activation: conv.activation,
+                };
+                conv2d_fprop::launch(&problem, self.tile()?, &ConvPointers { x, filter, bias, residual: second, y })
+            }
+            StepOp::Depthwise(conv) => {
+                let (filter, bias) = self.weights();
+                let problem = DepthwiseProblem {
+                    batch,
+                    input: stored(self.x()),
+                    output: [self.y().shape.height, self.y().shape.width],
+                    window: conv.window,
+                    activation: conv.activation,
+                };
+                conv2d_depthwise::launch(&problem, &DepthwisePointers { x, filter, bias, y })
+            }
+            StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
+            StepOp::AvgPool(pool) => self.pool(PoolKind::Average, *pool),
+            StepOp::GlobalAvgPool => {
+                let problem = GlobalAvgPoolProblem { batch, input: stored(self.x()) };
+                global_avg_pool::launch(&problem, &GlobalAvgPoolPointers { x, y })
+            }
+            StepOp::Linear(_) => {
+                let (filter, bias) = self.weights();
+                let problem = LinearProblem {
+                    batch,
+                    in_stored: self.x().stored_channels,
+                    out_stored: self.y().stored_channels,
+                    activation: Activation::None,
+                };
+                linear::launch(&problem, self.tile()?, &LinearPointers { x, filter, bias, y })
+            }
+            StepOp::Add(activation) => {
+                let problem = AddProblem { batch, shape: stored(self.x()), activation: *activation };
+                add::launch(&problem, &AddPointers { a: x, b: second, out: y })
+            }
+            StepOp::Emit(output) => self.emit(*output),
+        }
+    }
+
+    fn pool(&self, kind: PoolKind, pool: Pool) -> Result<Launch, Error> {
+        let (x, _, y) = self.pointers();
+        let output = [self.y().shape.height, self.y().shape.width];
+        let problem = PoolProblem { kind, batch: self.plan.batch, input: stored(self.x()), output, pool };
+        pool2d::launch(&problem, &PoolPointers { x, y })
+    }
+
+    fn emit(&self, output: OutputKind) -> Result<Launch, Error> {
+        let (x, _, y) = self.pointers();
+        let source = self.x();
+        let kind = match output {
+            OutputKind::Logits | OutputKind::Features => match source.dtype {
+                Dtype::F32 => EmitKind::ValuesF32,
+                _ => EmitKind::ValuesF16,
+            },
+            OutputKind::Probabilities => EmitKind::Softmax,
+            OutputKind::TopK(k) => EmitKind::TopK(k),
+        };
+        let TensorSpec { row_pitch, .. } = TensorSpec::new(Dtype::F32, self.y().shape);
+        let problem = EmitProblem {
+            kind,
+            rows: self.plan.batch,
+            pixels: source.shape.pixels(),
+            channels: source.shape.channels,
+            stored_channels: source.stored_channels,
+            row_pitch,
+        };
+        emit::launch(&problem, &EmitPointers { x, y })
+    }
+}
+
+/// Shape with the channels that are stored.
+fn stored(tensor: &Tensor) -> Shape {
+    Shape { channels: tensor.stored_channels, ..tensor.shape }
+}
