@@ -60,6 +60,7 @@ fn networks() {
 }
 
 mod of_the_support {
+    use crate::support::operations;
     use crate::support::random::Random;
     use crate::support::tolerance::{Expected, Growth, Storage};
     use trefoil::Shape;
@@ -82,6 +83,14 @@ mod of_the_support {
             }
             assert!(wanted.check(growth, &[1.0, 2.0]).is_err());
         }
+    }
+
+    /// What `tests/gpu.rs` compares with, looked at where there is no GPU.
+    #[test]
+    fn the_reference_for_halves_is_near_the_exact_one() {
+        let cases = operations::all();
+        let wrong: Vec<String> = cases.iter().filter_map(|case| case.check_references().err()).collect();
+        assert!(wrong.is_empty(), "{} of {} problems:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
     }
 
     /// Sums in f32 and roundings to f16 stay within what is derived for them, and far from what one term makes.

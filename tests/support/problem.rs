@@ -85,6 +85,25 @@ impl Case {
         Ok(())
     }
 
+    /// The reference for f16 must be near the one for f32: within 2 % of the largest value and of the tolerance.
+    pub fn check_references(&self) -> Result<(), String> {
+        let values = |storage| {
+            let how = Arithmetic { storage, growth: self.growth };
+            let values = run_graph(&self.graph, &self.weights, &self.normalized(0), how);
+            let at = if storage == Storage::F32 { self.graph.output } else { optimize(&self.graph).output };
+            values[at.0].clone()
+        };
+        let (exact, halves) = (values(Storage::F32), values(Storage::F16));
+        let largest = exact.values.iter().fold(0.0_f64, |largest, v| largest.max(v.abs()));
+        for (i, (a, b)) in exact.values.iter().zip(&halves.values).enumerate() {
+            let limit = 0.02 * largest + self.growth.limit(halves.errors[i]);
+            if exact.shape != halves.shape || (a - b).abs() > limit {
+                return Err(format!("{}, element {i}: {a:e} in f32, {b:e} in f16", self.name));
+            }
+        }
+        Ok(())
+    }
+
     fn submit(&self, engine: &Engine, fill: impl Fn(&mut Batch)) -> Result<Output, trefoil::Error> {
         let mut batch = engine.acquire()?;
         fill(&mut batch);

@@ -294,10 +294,11 @@ fn accumulate<const M: usize, const FMA: bool>(
     mut sums: [[f32; LANES]; M],
 ) -> [[f32; LANES]; M] {
     let rows = rows.map(|row| &row[..panel.len()]);
-    for (i, filter) in panel.iter().enumerate() {
+    for (i, &Lanes(filter)) in panel.iter().enumerate() {
         for (row, sums) in rows.iter().zip(&mut sums) {
-            for (sum, filter) in sums.iter_mut().zip(&filter.0) {
-                *sum = mul_add::<FMA>(row[i], *filter, *sum);
+            let value = row[i];
+            for (sum, filter) in sums.iter_mut().zip(filter) {
+                *sum = mul_add::<FMA>(value, filter, *sum);
             }
         }
     }
