@@ -117,10 +117,12 @@ TREFOIL_DEVICE uint32_t pack_position(int32_t h, int32_t w) {
 struct InsideTest {
   uint32_t lower, upper;
 
-  static __device__ __forceinline__ InsideTest make(int32_t height, int32_t width, int32_t tap_h, int32_t tap_w) {
+  // For a tap at (tap_h, tap_w), or for none at all: no position reaches 2^15 by itself.
+  static __device__ __forceinline__ InsideTest make(int32_t height, int32_t width, int32_t tap_h, int32_t tap_w,
+                                                    bool exists) {
     const uint32_t tap = (static_cast<uint32_t>(tap_h) << 16) + tap_w;
     const uint32_t size = (static_cast<uint32_t>(height) << 16) + width;
-    return {0x40004000u + tap, 0x40004000u - size + tap};
+    return {exists ? 0x40004000u + tap : 0, 0x40004000u - size + tap};
   }
 
   __device__ __forceinline__ bool operator()(uint32_t position) const {
@@ -170,14 +172,12 @@ template <class Tile> struct OperandLoader {
   __device__ __forceinline__ void load_x(const ImplicitGemmArgs &args, uint32_t smem_x) const {
     const int32_t tap_h = r * args.dilation_h, tap_w = s * args.dilation_w;
     const int32_t tap_chunk = (tap_h * args.width + tap_w) * args.c_chunks + c;
-    const InsideTest inside = InsideTest::make(args.height, args.width, tap_h, tap_w);
-    const bool in_filter = r < args.filter_h;
+    const InsideTest inside = InsideTest::make(args.height, args.width, tap_h, tap_w, r < args.filter_h);
 #pragma unroll
     for (int pass = 0; pass < Tile::kPassesX; ++pass) {
-      const bool valid = in_filter && inside(position[pass]);
-      const int32_t chunk = valid ? pixel_chunk[pass] + tap_chunk : 0;
-      cp_async_16(smem_x + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes,
-                  args.x + static_cast<int64_t>(chunk), valid);
+      const bool valid = inside(position[pass]);
+      const uint32_t chunk = pixel_chunk[pass] + tap_chunk;  // meaningless and unused if not valid
+      cp_async_16(smem_x + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, args.x + chunk, valid);
     }
   }
 
@@ -188,9 +188,8 @@ template <class Tile> struct OperandLoader {
 #pragma unroll
     for (int pass = 0; pass < Tile::kPassesF; ++pass) {
       const bool valid = in_filter && pass * Tile::kRowsPerPass < filter_rows_left;
-      const int32_t chunk = valid ? filter_chunk + pass * pass_chunks : 0;
-      cp_async_16(smem_f + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes,
-                  args.filter + static_cast<int64_t>(chunk), valid);
+      const uint32_t chunk = filter_chunk + pass * pass_chunks;
+      cp_async_16(smem_f + shared_offset + pass * Tile::kRowsPerPass * Tile::kRowBytes, args.filter + chunk, valid);
     }
   }
 

@@ -202,12 +202,9 @@ impl fmt::Display for Error {
             Self::Tensor { path, tensor, expected, found } => {
                 write!(f, "{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())
             }
-            Self::UnknownArchitecture { path, found, known } => write!(
-                f,
-                "{}: unknown architecture `{found}`; known are {}",
-                path.display(),
-                known.join(", ")
-            ),
+            Self::UnknownArchitecture { path, found, known } => {
+                write!(f, "{}: unknown architecture `{found}`; known are {}", path.display(), known.join(", "))
+            }
             Self::Graph { node, what } => write!(f, "node `{node}`: {what}"),
             Self::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),
             Self::Unsupported { what, instead } => write!(f, "{what} is not supported: {instead}"),

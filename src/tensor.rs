@@ -157,11 +157,12 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The activation of `x`.
+    /// The activation of `x`; NaN stays NaN.
     pub fn apply(self, x: f32) -> f32 {
+        let relu = |x: f32| if x < 0.0 { 0.0 } else { x };
         match self {
             Self::None => x,
-            Self::Relu => x.max(0.0),
+            Self::Relu => relu(x),
             Self::Relu6 => x.clamp(0.0, 6.0),
         }
     }

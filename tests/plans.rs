@@ -74,10 +74,7 @@ fn impossible_requests_are_errors() {
     let limits = Limits::h200();
     assert!(matches!(plan_of(&model, &limits, 0, OutputKind::Logits), Err(Error::Option { option: "batch", .. })));
     for k in [0, 65, 1001] {
-        assert!(matches!(
-            plan_of(&model, &limits, 1, OutputKind::TopK(k)),
-            Err(Error::Option { option: "top-k", .. })
-        ));
+        assert!(matches!(plan_of(&model, &limits, 1, OutputKind::TopK(k)), Err(Error::Option { option: "top-k", .. })));
     }
 }
 

@@ -75,7 +75,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
     let bench = Bench { args, model: &model, device: &device, producers };
     batches.iter().try_for_each(|&batch| bench.run_batch(batch))?;
     if !args.json {
-        explain(args)?;
+        explain(args, &device)?;
     }
     Ok(Outcome::AllGood)
 }
@@ -100,7 +100,9 @@ impl Bench<'_> {
                 self.print(&figure)?;
             }
         }
-        if let ([copy_in, compute, copy_out, together], false) = (&medians[..], self.args.json) {
+        // On the CPU a copy is host work as well: nothing could hide it.
+        let say_hidden = !self.args.json && !setup::is_cpu(self.device);
+        if let ([copy_in, compute, copy_out, together], true) = (&medians[..], say_hidden) {
             let hidden = 100.0 * throughput::hidden_part(*together, *copy_in, *compute, *copy_out);
             writeln!(
                 io::stdout(),
@@ -172,14 +174,12 @@ impl Bench<'_> {
         }
         let spread = format!("({} to {})", report::time(figure.seconds_p10), report::time(figure.seconds_p90));
         let rate = figure.gigabytes_per_second.map_or_else(String::new, |rate| format!("{rate:.2}"));
-        writeln!(
-            out,
-            "{:>6}  {:<11} {:>11} {spread:<27} {:>11.1} {rate:>8}",
-            figure.batch,
-            figure.stage,
-            report::time(figure.seconds_median),
-            figure.images_per_second
-        )?;
+        let median = report::time(figure.seconds_median);
+        let line = format!(
+            "{:>6}  {:<11} {median:>11} {spread:<27} {:>11.1} {rate:>8}",
+            figure.batch, figure.stage, figure.images_per_second
+        );
+        writeln!(out, "{}", line.trim_end())?;
         Ok(())
     }
 }
@@ -231,13 +231,16 @@ fn includes(stage: BenchStage) -> &'static str {
 }
 
 /// Says what is in each figure.
-fn explain(args: &BenchArgs) -> Result<()> {
+fn explain(args: &BenchArgs, device: &Device) -> Result<()> {
     let mut out = io::stdout();
     writeln!(out)?;
     for stage in [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd] {
         if args.only.is_none_or(|only| only == stage) {
             writeln!(out, "{:<11} {}", name(stage), includes(stage))?;
         }
+    }
+    if setup::is_cpu(device) {
+        writeln!(out, "On the CPU a copy is one within the host's memory, and partly within its caches.")?;
     }
     Ok(())
 }

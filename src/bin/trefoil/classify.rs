@@ -68,7 +68,8 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let job = Job { model: &model, engine: &engine, inputs: &inputs, share, top, turns };
     let outcome = job.run(threads, args.json)?;
     if skipped > 0 {
-        let _ = writeln!(io::stderr(), "note: passed over {skipped} files not named like a JPEG or PNG");
+        let _ =
+            writeln!(io::stderr(), "note: {skipped} pictures in folders are neither JPEG nor PNG and were passed over");
     }
     Ok(outcome)
 }
@@ -146,7 +147,8 @@ impl<'a> Job<'a> {
     }
 
     fn print_in_order(&self, answers: Receiver<(usize, Vec<Answer>)>, json: bool) -> Result<Outcome> {
-        let bar = report::progress_bar(self.inputs.len() as u64, "{bar:30} {pos}/{len} photos, {per_sec}, {eta} left");
+        let bar =
+            report::progress_bar(self.inputs.len() as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
         let (mut reorder, mut done, mut failed) = (Reorder::new(), 0, 0);
         for (turn, turn_answers) in answers {
             reorder.push(turn, turn_answers);

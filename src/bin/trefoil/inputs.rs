@@ -1,6 +1,6 @@
 //! What to classify: files as they were named, and the photos in folders, sorted.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use trefoil::image;
@@ -14,7 +14,7 @@ pub struct Input {
     pub problem: Option<String>,
 }
 
-/// The inputs in order, and how many files in folders were passed over for their names.
+/// The inputs in order, and how many pictures in folders were passed over for their format.
 #[derive(Debug, Default)]
 pub struct Inputs {
     pub list: Vec<Input>,
@@ -42,7 +42,7 @@ impl Inputs {
             match entry {
                 Ok(entry) if !entry.file_type().is_file() => {}
                 Ok(entry) if image::is_image(entry.path()) => self.add(entry.into_path(), None),
-                Ok(_) => self.skipped += 1,
+                Ok(entry) => self.skipped += usize::from(is_foreign_image(entry.path())),
                 Err(error) => {
                     let path = error.path().unwrap_or(folder).to_owned();
                     self.add(path, Some(format!("cannot be searched: {error}")));
@@ -58,6 +58,14 @@ impl Inputs {
     }
 }
 
+/// Whether it is named like a picture in a format that is not read.
+fn is_foreign_image(path: &Path) -> bool {
+    const EXTENSIONS: [&str; 12] =
+        ["gif", "webp", "heic", "heif", "avif", "tif", "tiff", "bmp", "jxl", "jp2", "dng", "ppm"];
+    let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+    extension.is_some_and(|e| EXTENSIONS.contains(&e.as_str()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,7 +74,7 @@ mod tests {
     #[test]
     fn folders_are_walked_in_order() {
         let root = std::env::temp_dir().join(format!("trefoil-inputs-{}", std::process::id()));
-        for name in ["b.png", "a.JPG", "notes.txt", "sub/c.jpeg", "empty/x.txt"] {
+        for name in ["b.png", "a.JPG", "notes.txt", "d.GIF", "sub/c.jpeg", "empty/x.txt"] {
             let path = root.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, b"").unwrap();
@@ -80,7 +88,7 @@ mod tests {
         assert_eq!(names, ["a.JPG", "b.png", "sub/c.jpeg", "notes.txt", "empty", "missing"]);
         let problems: Vec<bool> = inputs.list.iter().map(|input| input.problem.is_some()).collect();
         assert_eq!(problems, [false, false, false, false, true, false]);
-        assert_eq!(inputs.skipped, 3);
+        assert_eq!(inputs.skipped, 1);
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -28,7 +28,8 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
     let ring = Ring { sizes: Sizes::Exactly(args.batch), slots: 1, producers: 1, output: OutputKind::Probabilities };
     let engine = setup::build_engine(&model, &device, &ring)?;
     for plan in engine.plans() {
-        writeln!(out, "\n{plan}")?;
+        writeln!(out)?;
+        plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
     }
     Ok(Outcome::AllGood)
 }
@@ -48,7 +49,8 @@ fn print_graph(model: &Model) -> Result<()> {
         total += tensors.iter().filter(|name| counted.insert(**name)).filter_map(|name| elems.get(name)).sum::<usize>();
         let reads: Vec<String> = node.inputs.iter().map(|id| id.0.to_string()).collect();
         let (name, op, shape) = (&node.name, operation(&node.op), shape.to_string());
-        writeln!(out, "{index:>4}  {name:<32} {op:<28} {shape:>14} {parameters:>12}  {}", reads.join(", "))?;
+        let line = format!("{index:>4}  {name:<32} {op:<28} {shape:>14} {parameters:>12}  {}", reads.join(", "));
+        writeln!(out, "{}", line.trim_end())?;
     }
     writeln!(out, "{} nodes, {:.2} million parameters", graph.nodes.len(), total as f64 / 1e6)?;
     Ok(())

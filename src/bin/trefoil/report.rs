@@ -1,8 +1,9 @@
 //! Figures and lines: medians, percentiles, top lists.
 
+use std::fmt;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 use trefoil::model::Model;
 
@@ -64,11 +65,14 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// A bar on stderr, seen on a terminal only.
+/// A bar on stderr, seen on a terminal only. `{rate}` in the template is what is done in a second.
 pub fn progress_bar(total: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
     if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+        let rate = |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let _ = write!(out, "{:.1}", state.per_sec());
+        };
+        bar.set_style(style.with_key("rate", rate));
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar

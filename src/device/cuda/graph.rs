@@ -23,11 +23,7 @@ unsafe impl Sync for Graph {}
 impl Graph {
     /// Captures what `enqueue` enqueues on `stream`, and makes it launchable. The capture is thread-local: other
     /// threads of the host program go on with their own CUDA calls. It is ended also if `enqueue` fails.
-    pub fn capture(
-        cuda: &Arc<Cuda>,
-        stream: u64,
-        enqueue: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<Self, Error> {
+    pub fn capture(cuda: &Arc<Cuda>, stream: u64, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
         cuda.bind()?;
         let stream = stream as sys::CUstream;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

@@ -41,10 +41,8 @@ impl Module {
         assert_eq!(image.last(), Some(&0), "the driver reads PTX up to a NUL");
         cuda.bind()?;
         let mut complaints = [0_u8; LOG_BYTES];
-        let mut options = [
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-            sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-        ];
+        let mut options =
+            [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [complaints.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = null_mut();
         // SAFETY: the image ends with a NUL; options and values are two each, the buffer as long as they say.

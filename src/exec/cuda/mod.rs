@@ -23,8 +23,8 @@ use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Program, Run, Strea
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::Plan;
-use pack::Region;
 use launch::Launch;
+use pack::Region;
 use steps::Addresses;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

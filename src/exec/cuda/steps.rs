@@ -1,6 +1,5 @@
 //! From a plan's steps to launches: addresses filled in, every legal range checked by the launchers.
 
-use super::pack::Region;
 use super::add::{self, AddPointers, AddProblem};
 use super::conv2d_depthwise::{self, DepthwisePointers, DepthwiseProblem};
 use super::conv2d_fprop::{self, ConvPointers, ConvProblem};
@@ -9,6 +8,7 @@ use super::global_avg_pool::{self, GlobalAvgPoolPointers, GlobalAvgPoolProblem};
 use super::launch::Launch;
 use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
+use super::pack::Region;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use crate::error::Error;
 use crate::model::Pool;

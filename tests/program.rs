@@ -1,0 +1,319 @@
+//! The program as it is run: what it says of the photos, its exit codes, and what bad input gets.
+//! Runs on the CPU device; the models and photos are those of `weights/`.
+#![cfg(feature = "cli")]
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Top three classes with their probabilities, by the original weights in ONNX Runtime in f32 on photos that Pillow
+/// decoded and resized.
+const EXPECTED: [(&str, [(u64, f64); 3]); 3] = [
+    ("chelsea.png", [(282, 0.383), (285, 0.370), (281, 0.161)]),
+    ("coffee.png", [(967, 0.957), (968, 0.014), (925, 0.007)]),
+    ("rocket.jpg", [(657, 0.381), (744, 0.253), (540, 0.051)]),
+];
+/// Filters in f16, another JPEG decoder, and three digits in the table.
+const TOLERANCE: f64 = 0.01;
+
+fn root() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from)
+}
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    command.current_dir(root()).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    program().args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Checks the exit code; on failure shows what the program said.
+fn expect_code(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "stdout:\n{}\nstderr:\n{}", stdout(output), stderr(output));
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    stdout(output).lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+/// A folder of its own for a test, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("trefoil-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn copy(&self, photo: &str, name: &str) {
+        let target = self.0.join(name);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::copy(root().join("weights/photos").join(photo), target).unwrap();
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check_top(line: &Value, expected: &[(u64, f64)]) {
+    let top = line["top"].as_array().unwrap_or_else(|| panic!("{line}"));
+    for (class, &(index, probability)) in top.iter().zip(expected) {
+        assert_eq!(class["index"].as_u64(), Some(index), "{line}");
+        let got = class["probability"].as_f64().unwrap();
+        assert!((got - probability).abs() <= TOLERANCE, "class {index}: got {got}, want {probability}");
+        assert!(class["label"].as_str().is_some_and(|label| !label.is_empty()), "{line}");
+    }
+}
+
+#[test]
+fn photos_have_the_known_probabilities() {
+    let output = run(&["classify", "weights/photos", "--device", "cpu", "--json", "--top", "3"]);
+    expect_code(&output, 0);
+    let lines = json_lines(&output);
+    assert_eq!(lines.len(), EXPECTED.len());
+    for (line, (name, expected)) in lines.iter().zip(&EXPECTED) {
+        assert_eq!(Path::new(line["path"].as_str().unwrap()).file_name().unwrap().to_str(), Some(*name));
+        assert_eq!(line["top"].as_array().unwrap().len(), 3);
+        check_top(line, expected);
+    }
+}
+
+#[test]
+fn answers_come_in_the_order_of_the_inputs_whatever_the_threads() {
+    let folder = Folder::new("order");
+    for i in 0..23 {
+        let (photo, _) = EXPECTED[i % 3];
+        let extension = Path::new(photo).extension().unwrap().to_str().unwrap();
+        folder.copy(photo, &format!("{}/{i:02}.{extension}", i % 2));
+    }
+    let mut all = Vec::new();
+    for options in [
+        ["--threads", "1", "--batch", "1", "--slots", "1"],
+        ["--threads", "5", "--batch", "4", "--slots", "2"],
+        ["--threads", "3", "--batch", "16", "--slots", "3"],
+    ] {
+        let mut args = vec!["classify", "--device", "cpu", "--json", "--top", "1", "weights/photos/rocket.jpg"];
+        args.push(folder.path());
+        args.extend(options);
+        let output = run(&args);
+        expect_code(&output, 0);
+        let lines = json_lines(&output);
+        let paths: Vec<String> = lines.iter().map(|line| line["path"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(paths.len(), 24);
+        assert!(paths[0].ends_with("rocket.jpg"));
+        assert!(paths[1..].is_sorted(), "{paths:?}");
+        lines.iter().zip(&paths).for_each(|(line, path)| {
+            let number: usize = Path::new(path).file_stem().unwrap().to_str().unwrap().parse().unwrap_or(2);
+            check_top(line, &EXPECTED[number % 3].1[..1]);
+        });
+        all.push(paths);
+    }
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn a_broken_photo_is_reported_and_the_rest_is_classified() {
+    let folder = Folder::new("broken");
+    folder.copy("chelsea.png", "a.png");
+    folder.copy("rocket.jpg", "c.jpg");
+    let rocket = fs::read(root().join("weights/photos/rocket.jpg")).unwrap();
+    fs::write(folder.0.join("b.jpg"), &rocket[..rocket.len() / 2]).unwrap();
+    fs::write(folder.0.join("d.png"), "no picture").unwrap();
+
+    let output = run(&["classify", folder.path(), "no/such/file.jpg", "--device", "cpu", "--json", "--top", "1"]);
+    expect_code(&output, 2);
+    let lines = json_lines(&output);
+    assert_eq!(lines.len(), 5);
+    check_top(&lines[0], &EXPECTED[0].1[..1]);
+    check_top(&lines[2], &EXPECTED[2].1[..1]);
+    for (index, name, why) in [(1, "b.jpg", "cut off"), (3, "d.png", "JPEG and PNG"), (4, "file.jpg", "cannot open")] {
+        assert!(lines[index]["path"].as_str().unwrap().ends_with(name), "{}", lines[index]);
+        let error = lines[index]["error"].as_str().unwrap();
+        assert!(error.contains(why) && error.contains(name), "{error}");
+        assert!(lines[index].get("top").is_none());
+    }
+
+    let output = run(&["classify", folder.path(), "--device", "cpu"]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("b.jpg") && stderr(&output).contains("cut off"));
+    assert!(stdout(&output).contains("a.png") && !stdout(&output).contains("b.jpg"));
+}
+
+#[test]
+fn exit_code_1_where_nothing_could_be_done() {
+    let empty = Folder::new("empty");
+    let nothing = run(&["classify", empty.path(), "no/such.jpg", "--device", "cpu"]);
+    expect_code(&nothing, 1);
+    assert!(stderr(&nothing).contains("no photos in this folder") && stderr(&nothing).contains("no/such.jpg"));
+
+    let device = run(&["classify", "weights/photos", "--device", "cuda:99"]);
+    expect_code(&device, 1);
+    assert!(stderr(&device).starts_with("error: ") && stdout(&device).is_empty(), "{}", stderr(&device));
+
+    let model = run(&["bench", "--model", "no/such/model"]);
+    expect_code(&model, 1);
+    assert!(stderr(&model).contains("no/such/model"), "{}", stderr(&model));
+}
+
+#[test]
+fn a_missing_model_says_where_it_was_looked_for() {
+    let folder = Folder::new("elsewhere");
+    let photo = root().join("weights/photos/coffee.png");
+    let nowhere = program().current_dir(&folder.0).args(["classify", photo.to_str().unwrap()]).output().unwrap();
+    expect_code(&nowhere, 1);
+    for place in ["--model", "TREFOIL_WEIGHTS", "weights"] {
+        assert!(stderr(&nowhere).contains(place), "{}", stderr(&nowhere));
+    }
+    let named = run(&["inspect", "no-such-net"]);
+    expect_code(&named, 1);
+    assert!(stderr(&named).contains("no-such-net") && stderr(&named).contains("weights"), "{}", stderr(&named));
+
+    let wrong =
+        program().env("TREFOIL_WEIGHTS", folder.path()).args(["inspect", "efficientnet-lite0"]).output().unwrap();
+    expect_code(&wrong, 0); // by name, and ./weights has it
+    let wrong = program().env("TREFOIL_WEIGHTS", folder.path()).args(["bench"]).output().unwrap();
+    expect_code(&wrong, 1);
+    assert!(stderr(&wrong).contains("TREFOIL_WEIGHTS") && stderr(&wrong).contains("model.safetensors"));
+
+    for weights in [root().join("weights"), root().join("weights/efficientnet-lite0")] {
+        let mut command = program();
+        command.current_dir(&folder.0).env("TREFOIL_WEIGHTS", weights);
+        let found = command.args(["classify", photo.to_str().unwrap(), "--device", "cpu"]).output().unwrap();
+        expect_code(&found, 0);
+        assert!(stdout(&found).contains("espresso"));
+    }
+}
+
+#[test]
+fn wrong_command_lines_are_usage_errors_that_name_the_option() {
+    let cases: [(&[&str], &str); 13] = [
+        (&["classify", "x.jpg", "--batch", "0"], "--batch"),
+        (&["classify", "x.jpg", "--slots", "0"], "--slots"),
+        (&["classify", "x.jpg", "--threads", "0"], "--threads"),
+        (&["classify", "x.jpg", "--top", "0"], "--top"),
+        (&["classify", "x.jpg", "--batch", "many"], "--batch"),
+        (&["classify", "x.jpg", "--device", "gpu"], "--device"),
+        (&["classify"], "PATH"),
+        (&["inspect"], "MODEL"),
+        (&["bench", "--batch", "8,0"], "--batch"),
+        (&["bench", "--only", "nothing"], "--only"),
+        (&["bench", "--seconds", "nan"], "--seconds"),
+        (&["bench", "--producers", "0"], "--producers"),
+        (&["fly"], "fly"),
+    ];
+    for (args, named) in cases {
+        let output = run(args);
+        expect_code(&output, 64);
+        assert!(stderr(&output).contains(named) && stdout(&output).is_empty(), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for command in [&["--help"][..], &["classify", "--help"], &["inspect", "--help"], &["bench", "--help"]] {
+        let output = run(command);
+        expect_code(&output, 0);
+        assert!(stdout(&output).contains("Example:"), "{}", stdout(&output));
+    }
+    let version = run(&["--version"]);
+    expect_code(&version, 0);
+    assert_eq!(stdout(&version).trim(), format!("trefoil {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn nothing_but_results_is_written_where_there_is_no_terminal() {
+    let output = run(&["classify", "weights/photos/coffee.png", "--device", "cpu", "--top", "1"]);
+    expect_code(&output, 0);
+    assert_eq!(stderr(&output), "");
+    let lines: Vec<String> = stdout(&output).lines().map(str::to_owned).collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0], "weights/photos/coffee.png");
+    assert!(lines[1].contains("967 espresso") && lines[1].contains(" %"), "{lines:?}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let mut args = vec!["classify", "--device", "cpu", "--threads", "2"];
+    args.extend(std::iter::repeat_n("weights/photos/coffee.png", 40));
+    let mut child = program().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{said}");
+    assert_eq!(said, "");
+}
+
+#[test]
+fn inspect_prints_graph_and_plan() {
+    let output = run(&["inspect", "weights/efficientnet-lite0", "--device", "cpu"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    for part in ["conv_stem", "conv2d 3x3 /2", "112x112x32", "classifier", "million parameters", "plan for", "arena"] {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+}
+
+#[test]
+fn bench_measures_every_stage() {
+    let bench = ["bench", "--model", "weights/convnet28", "--device", "cpu", "--batch", "1,4", "--seconds", "0.05"];
+    let output = run(&[&bench[..], &["--json"]].concat());
+    expect_code(&output, 0);
+    let lines = json_lines(&output);
+    let stages: Vec<&str> = lines.iter().map(|line| line["stage"].as_str().unwrap()).collect();
+    assert_eq!(stages[..4], ["upload", "compute", "download", "end-to-end"]);
+    assert_eq!(stages[..4], stages[4..]);
+    for line in &lines {
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
+        assert!(number("seconds_median") > 0.0 && number("images_per_second") > 0.0, "{line}");
+        assert!(number("seconds_p10") <= number("seconds_median"), "{line}");
+        assert!(number("seconds_median") <= number("seconds_p90"), "{line}");
+        assert_eq!(
+            line["gigabytes_per_second"].is_number(),
+            ["upload", "download"].contains(&line["stage"].as_str().unwrap())
+        );
+        assert!(line["includes"].is_string());
+    }
+    let only = run(&[&bench[..], &["--only", "end-to-end", "--producers", "3", "--json"]].concat());
+    expect_code(&only, 0);
+    assert_eq!(json_lines(&only).len(), 2);
+    assert!(json_lines(&only).iter().all(|line| line["stage"] == "end-to-end" && line["producers"] == 3));
+    let table = run(&bench);
+    expect_code(&table, 0);
+    assert!(stdout(&table).contains("images/s") && stdout(&table).contains("compute"));
+}
+
+#[test]
+fn the_demonstration_shows_device_model_photos_and_throughput() {
+    let start = std::time::Instant::now();
+    let output = run(&["--device", "cpu"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    for part in ["device", "cpu", "efficientnet", "tiger cat", "espresso", "missile", "images/s"] {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+    assert_eq!(stderr(&output), "");
+    println!("the demonstration took {:.1} s", start.elapsed().as_secs_f64());
+}
