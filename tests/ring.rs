@@ -255,3 +255,23 @@ fn the_public_types_are_send_and_sync_as_said() {
     send::<Batch>();
     send::<Ticket>();
 }
+
+#[test]
+fn two_engines_share_a_device() {
+    let model = echo();
+    let device = Device::open(Target::Cpu).unwrap();
+    let build = || Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[2]).build().unwrap();
+    let engines = [build(), build()];
+    thread::scope(|scope| {
+        for (index, engine) in engines.iter().enumerate() {
+            scope.spawn(move || {
+                for number in 0..500 {
+                    let number = (index as u32) << 24 | number;
+                    assert_eq!(read(&submit(engine, 2, number).unwrap().wait().unwrap()), number);
+                }
+            });
+        }
+    });
+    drop(engines);
+    assert!(device.fault().is_none());
+}
