@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::{Device, Priority, Target};
+use crate::device::{DEVICE_MEMORY, Device, Priority, Target};
 use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
@@ -261,7 +261,17 @@ impl EngineBuilder<'_> {
         };
         device.healthy()?;
         let spec = spec.with_default_sizes(&device);
-        let (program, plans) = exec::build(&model, &device, &spec).map_err(|e| what_fits(e, &model, &device, &spec))?;
+        let needed = |what: &str, batch| {
+            let plan = exec::plan_batch(&model, &device, &spec, batch).ok()?;
+            let (input, output) = exec::row_specs(&plan);
+            Some(match what {
+                DEVICE_MEMORY => plan.device_bytes(spec.slots),
+                _ => (batch * (staging * input.row_pitch + results * output.row_pitch)) as u64,
+            })
+        };
+        let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
+        let advise = |error| what_fits(error, largest, needed);
+        let (program, plans) = exec::build(&model, &device, &spec).map_err(advise)?;
         let (input, output) = exec::row_specs(&plans[0]);
         let ring = RingSpec {
             staging,
@@ -272,7 +282,7 @@ impl EngineBuilder<'_> {
             input,
             output,
         };
-        let core = Core::build(&device, program, ring)?;
+        let core = Core::build(&device, program, ring).map_err(advise)?;
         Ok(Engine { core, device, plans })
     }
 
@@ -293,19 +303,15 @@ impl EngineBuilder<'_> {
     }
 }
 
-/// Completes an out-of-memory error: what the whole build needs, and the largest batch whose build would fit.
-fn what_fits(error: Error, model: &Model, device: &Device, spec: &BuildSpec) -> Error {
-    let Error::OutOfMemory { device: name, what, free_bytes, needed_bytes, .. } = error else { return error };
-    let needed = |batch| exec::device_bytes(model, device, spec, batch);
-    let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
-    let smaller = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2)).take_while(|&batch| batch > 0);
-    Error::OutOfMemory {
-        device: name,
-        what,
-        needed_bytes: needed(largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes)),
-        free_bytes,
-        fitting_batch: smaller.into_iter().find(|&batch| needed(batch).is_ok_and(|bytes| bytes <= free_bytes)),
-    }
+/// Completes an out-of-memory error: what the whole build needs of that memory, and the largest batch whose build
+/// would fit. `needed` gives the bytes that a build for a batch takes of a kind of memory.
+fn what_fits(error: Error, largest: usize, needed: impl Fn(&str, usize) -> Option<u64>) -> Error {
+    let Error::OutOfMemory { device, what, free_bytes, needed_bytes, .. } = error else { return error };
+    let fits = |batch: &usize| needed(&what, *batch).is_some_and(|bytes| bytes <= free_bytes);
+    let halved = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2));
+    let fitting_batch = halved.take_while(|&batch| batch > 0).find(fits);
+    let needed_bytes = needed(&what, largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes));
+    Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
 }
 
 fn at_least_one(option: &'static str, value: usize) -> Result<(), Error> {

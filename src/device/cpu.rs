@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 
-use super::{Backend, DeviceInfo, Priority, Run};
+use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, Run};
 use crate::error::Error;
 use crate::sync::{lock, wait};
 use crate::tensor::ROW_ALIGN;
@@ -268,7 +268,7 @@ impl Backend for Cpu {
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
         let out_of_memory = || Error::OutOfMemory {
             device: "cpu".into(),
-            what: "a host buffer".into(),
+            what: HOST_MEMORY.into(),
             needed_bytes: bytes as u64,
             free_bytes: 0,
             fitting_batch: None,

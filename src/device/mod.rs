@@ -138,6 +138,11 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
 }
 
+/// What [`Error::OutOfMemory`] calls device memory.
+pub(crate) const DEVICE_MEMORY: &str = "device memory";
+/// What it calls page-locked memory.
+pub(crate) const HOST_MEMORY: &str = "page-locked host memory";
+
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {

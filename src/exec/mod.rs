@@ -54,7 +54,7 @@ pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<
 }
 
 /// Plans `model` for one batch size.
-fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
+pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
     let request = Request {
         limits: &limits(device.info(), device.kind()),
         batch,
@@ -64,11 +64,6 @@ fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) ->
         choices: &spec.choices,
     };
     plan(model.graph(), &request)
-}
-
-/// Device memory that a build with this largest batch takes.
-pub(crate) fn device_bytes(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<u64, Error> {
-    Ok(plan_batch(model, device, spec, batch)?.device_bytes(spec.slots))
 }
 
 /// The rows that a plan reads and writes.

@@ -1,4 +1,5 @@
 //! A model that gives back what went in, so that a test of the ring sees whose row it got.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::HashSet;
 

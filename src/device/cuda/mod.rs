@@ -10,7 +10,7 @@ use std::ptr::{NonNull, null_mut};
 
 use cudarc::driver::sys;
 
-use super::{Backend, DeviceInfo, Priority};
+use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Priority};
 use crate::error::Error;
 use context::Context;
 use driver::{Call, cu};
@@ -86,7 +86,10 @@ impl Cuda {
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {
-                let free_bytes = self.free_bytes().unwrap_or(0);
+                let free_bytes = match what {
+                    DEVICE_MEMORY => self.free_bytes().unwrap_or(0),
+                    _ => host_free_bytes(),
+                };
                 Error::OutOfMemory {
                     device: self.call().device.to_owned(),
                     what: what.to_owned(),
@@ -98,6 +101,13 @@ impl Cuda {
             other => other,
         }
     }
+}
+
+/// Host memory that can be had, as the kernel says; 0 if it does not.
+fn host_free_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
 }
 
 /// Name and limits of an opened device; refuses one that the kernels do not run on.
@@ -214,7 +224,7 @@ impl Backend for Cuda {
         let mut ptr = null_mut();
         // SAFETY: the context is current; the pointer is to a live pointer.
         unsafe { cu!(self.call(), cuMemHostAlloc(&mut ptr, bytes, sys::CU_MEMHOSTALLOC_PORTABLE)) }
-            .map_err(|e| self.out_of_memory(e, "a page-locked buffer", bytes))?;
+            .map_err(|e| self.out_of_memory(e, HOST_MEMORY, bytes))?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or_else(|| Error::Internal { what: "a null buffer".into() })?;
         // SAFETY: the driver gave `bytes` writable bytes, and nobody else has them yet.
         unsafe { ptr.write_bytes(0, bytes) };
@@ -232,7 +242,7 @@ impl Backend for Cuda {
         let mut addr = 0;
         // SAFETY: the context is current; the pointer is to a live integer.
         unsafe { cu!(self.call(), cuMemAlloc_v2(&mut addr, bytes)) }
-            .map_err(|e| self.out_of_memory(e, "a device buffer", bytes))?;
+            .map_err(|e| self.out_of_memory(e, DEVICE_MEMORY, bytes))?;
         Ok(addr)
     }
 
