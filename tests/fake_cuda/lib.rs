@@ -1,0 +1,29 @@
+//! A stand-in for the NVIDIA driver library, so that the real CUDA device runs, and is checked, without a GPU.
+//!
+//! It has the driver functions that trefoil calls, in the driver's own ABI, and nothing else. Memory is the host's,
+//! filled with 0xCD, so copies really copy; kernels do nothing. What a program must not do is written to the log as a
+//! line `VIOLATION ...` (a handle used after its end, a copy out of bounds or of pageable memory, memory freed while
+//! enqueued work still names it, a captured graph that outlives a buffer it addresses, ...) or `LEAK ...` (what is
+//! alive when the context is released).
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `FAKE_CUDA_LOG` | file that gets one line a call, with names for handles: `cuEventRecord event3 stream0` | none |
+//! | `FAKE_CUDA_VERSION` | what cuDriverGetVersion says | 13000 |
+//! | `FAKE_CUDA_DEVICES` | number of GPUs | 1 |
+//! | `FAKE_CUDA_CAPABILITY` | compute capability, as 10 x major + minor | 90 |
+//! | `FAKE_CUDA_MEMORY` | bytes of device memory | 1 GiB |
+//! | `FAKE_CUDA_EVENTS` | `instant`: work is done when enqueued; `held`: as late as it may be, a step a query | `instant` |
+//! | `FAKE_CUDA_SEED` | which of the ready streams goes first, where work is held | 1 |
+//! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or a name | none |
+//! | `FAKE_CUDA_FAIL_CODE` | with which status | 719 |
+//! | `FAKE_CUDA_FAIL_STICKY` | `1`: and every call after it too, as after a real fault | |
+//! | `FAKE_CUDA_PTX_ERROR` | modules do not load, and the compiler's log says this | none |
+
+mod driver;
+mod entry;
+mod ffi;
+mod memory;
+mod module;
+mod stream;
+mod table;
