@@ -96,7 +96,7 @@ class Graph:
                 forward(x)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        self.x = x  # the graph reads it
+        self.forward, self.x = forward, x  # the graph reads the weights in the one and the other
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.result = forward(x)

@@ -1,102 +1,134 @@
-//! y[p][q][c] = act(sum over r, s of x[p·stride - pad + r·dilation][…][c] · filter[r][s][c] + bias[c]).
+//! Depthwise convolution with bias and activation.
 //!
-//! x [H][W][C], y [P][Q][C], filter [R][S][C], f32 without gaps. Taps outside the image are zero. Sums run over r,
-//! then s. Channels are innermost and taken [`LANES`] at a time, so that the sums stay in registers.
+//! y[p][q][c] = act(sum over r, s of x[h][w][c] * filter[c][r][s] + bias[c]), where
+//! h = p * stride_h + r * dilation_h - pad_top, w likewise, and taps in the padding add nothing.
+//!
+//! - x: read, f32 [H][W][C] without gaps. y: written, f32 [P][Q][C], disjoint from x. Any alignment.
+//! - filter: repacked once to [R * S][C].
+//! - Channels are innermost, 16 at a time. Four neighbouring output pixels whose taps are all in the image share the
+//!   filter's loads; a pixel at the left or right border is computed alone. No tap is tested against the border: each
+//!   row and column knows its taps.
+//! - Sums are f32 in the order of r, s after the bias, fused multiply-adds where the processor has them.
+//! - Tails: channels beyond the last 16 go 8 at a time, then one at a time.
 
-use crate::model::{Conv2d, FoldedConv, Window};
-use crate::tensor::{Activation, Shape};
+use super::simd::{Clamp, Isa, LANES, mul_add, vectorized};
+use super::window::{Span, Spans};
+use crate::model::{Conv2d, FoldedConv};
+use crate::tensor::Shape;
 
-/// A depthwise convolution with packed weights.
-pub(super) struct Depthwise {
-    window: Window,
+/// Pixels that share the filter's loads.
+const TILE: usize = 4;
+
+/// A depthwise convolution made ready.
+#[derive(Debug)]
+pub(super) struct Conv2dDepthwise {
+    isa: Isa,
     x: Shape,
     y: Shape,
-    /// [R][S][C]
-    filter: Vec<f32>,
-    /// [C]
-    bias: Vec<f32>,
-    activation: Activation,
-    /// Whether the processor has AVX2.
-    avx2: bool,
+    spans: Spans,
+    filter: Vec<f32>, // [R * S][C]
+    bias: Vec<f32>,   // [C]
+    clamp: Clamp,
 }
 
-/// Channels summed at a time.
-const LANES: usize = 32;
-
-impl Depthwise {
-    pub fn new(conv: &Conv2d, x: Shape, y: Shape, folded: &FoldedConv) -> Self {
-        let taps = conv.window.size[0] * conv.window.size[1];
+impl Conv2dDepthwise {
+    /// Repacks the weights of `conv`, which has one group for each channel and makes `y` of `x`.
+    pub fn new(isa: Isa, conv: &Conv2d, folded: FoldedConv, x: Shape, y: Shape) -> Self {
+        let taps = conv.window.size.iter().product();
         let mut filter = vec![0.0; taps * x.channels];
-        for (index, &value) in folded.filter.iter().enumerate() {
-            filter[index % taps * x.channels + index / taps] = value;
+        for c in 0..x.channels {
+            for tap in 0..taps {
+                filter[tap * x.channels + c] = folded.filter[c * taps + tap];
+            }
         }
-        #[cfg(target_arch = "x86_64")]
-        let avx2 = is_x86_feature_detected!("avx2");
-        #[cfg(not(target_arch = "x86_64"))]
-        let avx2 = false;
-        Self { window: conv.window, x, y, filter, bias: folded.bias.clone(), activation: conv.activation, avx2 }
+        let spans = Spans::new(&conv.window, x, y);
+        Self { isa, x, y, spans, filter, bias: folded.bias, clamp: conv.activation.into() }
     }
 
-    /// One image; `y` is apart from `x`.
+    /// Computes one image.
     pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        #[cfg(target_arch = "x86_64")]
-        if self.avx2 {
-            // SAFETY: the processor has AVX2, found when self was made.
-            return unsafe { self.run_avx2(x, y) };
+        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+        depthwise(self.isa, self, x, y);
+    }
+}
+
+vectorized! {
+    fn depthwise(conv: &Conv2dDepthwise, x: &[f32], y: &mut [f32]) = depthwise_body
+}
+
+#[inline(always)]
+fn depthwise_body<const FMA: bool>(conv: &Conv2dDepthwise, x: &[f32], y: &mut [f32]) {
+    let channels = conv.x.channels;
+    let cols = &conv.spans.cols;
+    let inside = |q: usize| cols.get(q).is_some_and(|col| col.taps == (0..conv.spans.size[1]));
+    for (row, y) in conv.spans.rows.iter().zip(y.chunks_exact_mut(conv.y.width * channels)) {
+        let mut q = 0;
+        while q < cols.len() {
+            let y = &mut y[q * channels..];
+            if inside(q) && inside(q + TILE - 1) {
+                conv.pixels::<TILE, FMA>(row, &cols[q], x, y);
+                q += TILE;
+            } else {
+                conv.pixels::<1, FMA>(row, &cols[q], x, y);
+                q += 1;
+            }
         }
-        self.run_portable(x, y);
     }
+}
 
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn run_avx2(&self, x: &[f32], y: &mut [f32]) {
-        self.run_portable(x, y);
-    }
-
+impl Conv2dDepthwise {
+    /// Computes N neighbouring pixels with the same taps.
     #[inline(always)]
-    fn run_portable(&self, x: &[f32], y: &mut [f32]) {
+    fn pixels<const N: usize, const FMA: bool>(&self, row: &Span, col: &Span, x: &[f32], y: &mut [f32]) {
         let channels = self.x.channels;
-        for (p, row) in y.chunks_exact_mut(self.y.width * channels).enumerate() {
-            for (q, pixel) in row.chunks_exact_mut(channels).enumerate() {
-                for start in (0..channels).step_by(LANES) {
-                    if let Some(target) = pixel.get_mut(start..start + LANES) {
-                        let sums: [f32; LANES] = self.sums(x, p, q, start);
-                        target.copy_from_slice(&sums);
-                    } else {
-                        for (lane, target) in pixel[start..].iter_mut().enumerate() {
-                            let [sum] = self.sums::<1>(x, p, q, start + lane);
-                            *target = sum;
-                        }
+        let mut c = 0;
+        while c + LANES <= channels {
+            self.channels::<N, LANES, FMA>(c, row, col, x, y);
+            c += LANES;
+        }
+        if c + LANES / 2 <= channels {
+            self.channels::<N, { LANES / 2 }, FMA>(c, row, col, x, y);
+            c += LANES / 2;
+        }
+        for c in c..channels {
+            self.channels::<N, 1, FMA>(c, row, col, x, y);
+        }
+    }
+
+    /// Computes the W channels from `c` on of N pixels.
+    #[inline(always)]
+    fn channels<const N: usize, const W: usize, const FMA: bool>(
+        &self,
+        c: usize,
+        row: &Span,
+        col: &Span,
+        x: &[f32],
+        y: &mut [f32],
+    ) {
+        let (channels, dilation) = (self.x.channels, self.spans.dilation);
+        let step = self.spans.stride[1] * channels; // from a pixel's tap to its neighbour's
+        let mut bias = [0.0; W];
+        bias.copy_from_slice(&self.bias[c..][..W]);
+        let mut sums = [bias; N];
+        for r in row.taps.clone() {
+            let h = row.first + (r - row.taps.start) * dilation[0];
+            for s in col.taps.clone() {
+                let w = col.first + (s - col.taps.start) * dilation[1];
+                let filter = &self.filter[(r * self.spans.size[1] + s) * channels + c..][..W];
+                let x = &x[(h * self.x.width + w) * channels + c..][..(N - 1) * step + W];
+                for n in 0..N {
+                    let x = &x[n * step..][..W];
+                    for lane in 0..W {
+                        sums[n][lane] = mul_add::<FMA>(x[lane], filter[lane], sums[n][lane]);
                     }
                 }
             }
         }
-    }
-
-    /// The results of `N` channels from `start` on at one pixel.
-    #[inline(always)]
-    fn sums<const N: usize>(&self, x: &[f32], p: usize, q: usize, start: usize) -> [f32; N] {
-        let Shape { height, width, channels } = self.x;
-        let Window { size: [taps_h, taps_w], stride, pad, dilation } = self.window;
-        let mut sums: [f32; N] = self.bias[start..start + N].try_into().expect("N channels");
-        for r in 0..taps_h {
-            let h = (p * stride[0] + r * dilation[0]).wrapping_sub(pad.top);
-            if h >= height {
-                continue;
-            }
-            for s in 0..taps_w {
-                let w = (q * stride[1] + s * dilation[1]).wrapping_sub(pad.left);
-                if w >= width {
-                    continue;
-                }
-                let x: &[f32; N] = x[(h * width + w) * channels + start..][..N].try_into().expect("N channels");
-                let f: &[f32; N] =
-                    self.filter[(r * taps_w + s) * channels + start..][..N].try_into().expect("N channels");
-                for lane in 0..N {
-                    sums[lane] += x[lane] * f[lane];
-                }
+        for (n, sums) in sums.iter().enumerate() {
+            let y = &mut y[n * channels + c..][..W];
+            for lane in 0..W {
+                y[lane] = self.clamp.apply(sums[lane]);
             }
         }
-        sums.map(|sum| self.activation.apply(sum))
     }
 }

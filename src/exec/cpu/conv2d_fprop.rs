@@ -1,150 +1,306 @@
-//! y[p][q][k] = act(sum over r, s, c of x[p·stride - pad + r·dilation][…][c] · filter[k][r][s][c] + bias[k] + residual[p][q][k]).
+//! Dense convolution with bias, residual and activation.
 //!
-//! x [H][W][C], y and residual [P][Q][K], f32 without gaps. Taps outside the image are zero. As a matrix product,
-//! M = P·Q pixels, N = K, K = R·S·C, on blocks of pixels whose columns and sums stay in the cache; a 1x1 convolution
-//! of stride 1 without padding reads x itself as columns. Sums are in an order that the `gemm` crate chooses.
+//! y[p][q][k] = act(sum over r, s, c of x[h][w][c] * filter[k][c][r][s] + bias[k] + residual[p][q][k]), where
+//! h = p * stride_h + r * dilation_h - pad_top, w likewise, and taps in the padding add nothing.
+//!
+//! - x: read, f32 [H][W][C] without gaps. residual: read if there is one, f32 [P][Q][K]. y: written, f32 [P][Q][K],
+//!   disjoint from both. Any alignment.
+//! - filter: repacked once into panels of 16 output channels, [ceil(K / 16)][R * S * C][16], zeros in the last panel
+//!   beyond K, 64-byte aligned.
+//! - The sums of 6 pixels x 16 channels stay in registers through up to [`DEPTH`] terms and are then kept in y; the
+//!   last pass adds bias and residual and clamps, so that y is written once for most layers. A 1x1 convolution of
+//!   stride 1 without padding reads x where it lies; any other first copies the taps of [`BLOCK`] pixels into scratch.
+//! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
+//! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
 use std::ops::Range;
 
-use gemm::Parallelism;
+use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
+use super::window::Spans;
+use crate::model::{Conv2d, FoldedConv};
+use crate::tensor::Shape;
 
-use crate::model::{Conv2d, FoldedConv, Window};
-use crate::tensor::{Activation, Shape};
+/// Pixels of one tile: with 16 channels they fill 12 of AVX2's 16 registers.
+const TILE: usize = 6;
+/// Pixels that one pass over the panels serves; their taps stay in the second-level cache.
+const BLOCK: usize = 16 * TILE;
+/// Terms of one pass: a panel's part stays in the first-level cache.
+const DEPTH: usize = 512;
 
-/// A convolution with packed weights.
-pub(super) struct Conv {
-    window: Window,
+/// A convolution made ready.
+#[derive(Debug)]
+pub(super) struct Conv2dFprop {
+    isa: Isa,
     x: Shape,
     y: Shape,
-    /// [R·S·C][K]
-    filter: Vec<f32>,
-    /// [K]
-    bias: Vec<f32>,
-    activation: Activation,
-    /// Output pixels computed at a time.
-    block_pixels: usize,
+    spans: Spans,
+    /// Terms of a sum: R * S * C.
+    k_gemm: usize,
+    /// Terms of one pass.
+    depth: usize,
+    /// Whether a pixel's taps are a pixel of x.
+    pointwise: bool,
+    panels: Vec<Lanes>, // [ceil(K / 16)][k_gemm]
+    bias: Vec<Lanes>,   // [ceil(K / 16)]
+    clamp: Clamp,
 }
 
-/// Bytes of sums that one block should not exceed.
-const BLOCK_BYTES: usize = 256 << 10;
-
-impl Conv {
-    pub fn new(conv: &Conv2d, x: Shape, y: Shape, folded: &FoldedConv) -> Self {
-        let [r, s] = conv.window.size;
-        let (taps, c, k) = (r * s, x.channels, y.channels);
-        let mut filter = vec![0.0; taps * c * k];
-        for (index, &value) in folded.filter.iter().enumerate() {
-            let (out, channel, tap) = (index / (c * taps), index / taps % c, index % taps);
-            filter[(tap * c + channel) * k + out] = value;
+impl Conv2dFprop {
+    /// Repacks the weights of `conv`, which has one group and makes `y` of `x`.
+    pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: Shape) -> Self {
+        let [r_size, s_size] = conv.window.size;
+        let taps = r_size * s_size;
+        let k_gemm = taps * x.channels;
+        let count = y.channels.div_ceil(LANES);
+        let mut panels = vec![Lanes::ZERO; count * k_gemm];
+        let mut bias = vec![Lanes::ZERO; count];
+        for k_out in 0..y.channels {
+            let (panel, lane) = (k_out / LANES, k_out % LANES);
+            bias[panel].0[lane] = folded.bias[k_out];
+            for c in 0..x.channels {
+                for tap in 0..taps {
+                    let value = folded.filter[(k_out * x.channels + c) * taps + tap];
+                    panels[panel * k_gemm + tap * x.channels + c].0[lane] = value;
+                }
+            }
         }
-        let widest = k.max(if is_plain(&conv.window) { 0 } else { taps * c });
-        let block_pixels = (BLOCK_BYTES / (4 * widest)).clamp(64, 4096).min(y.pixels());
-        let (window, activation, bias) = (conv.window, conv.activation, folded.bias.clone());
-        Self { window, x, y, filter, bias, activation, block_pixels }
+        let passes = k_gemm.div_ceil(DEPTH);
+        let pad = conv.window.pad;
+        let pointwise =
+            taps == 1 && conv.window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4];
+        Self {
+            isa,
+            x,
+            y,
+            spans: Spans::new(&conv.window, x, y),
+            k_gemm,
+            depth: k_gemm.div_ceil(passes),
+            pointwise,
+            panels,
+            bias,
+            clamp: conv.activation.into(),
+        }
     }
 
-    /// Elements of column scratch that a run needs.
-    pub fn columns_elems(&self) -> usize {
-        if is_plain(&self.window) { 0 } else { self.block_pixels * self.k_gemm() }
+    /// Floats of scratch that a run needs.
+    pub fn scratch_elems(&self) -> usize {
+        if self.pointwise { 0 } else { BLOCK.min(self.y.pixels()) * self.depth }
     }
 
-    fn k_gemm(&self) -> usize {
-        self.window.size[0] * self.window.size[1] * self.x.channels
+    /// Computes one image.
+    pub fn run(&self, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+        assert!(residual.is_none_or(|residual| residual.len() == y.len()));
+        fprop(self.isa, self, x, residual, y, scratch);
     }
 
-    /// One image; `y` is apart from `x` and `residual`.
-    pub fn run(&self, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], columns: &mut [f32]) {
-        let (k_gemm, k) = (self.k_gemm(), self.y.channels);
-        for start in (0..self.y.pixels()).step_by(self.block_pixels) {
-            let pixels = start..(start + self.block_pixels).min(self.y.pixels());
-            let y = &mut y[pixels.start * k..pixels.end * k];
-            let lhs = if is_plain(&self.window) {
-                &x[pixels.start * k_gemm..pixels.end * k_gemm]
+    /// Copies the terms `depth` of each pixel of `block` to `scratch`, a row of `depth.len()` for each pixel.
+    #[inline(always)]
+    fn gather(&self, x: &[f32], block: Range<usize>, depth: &Range<usize>, scratch: &mut [f32]) {
+        let (channels, width) = (self.x.channels, self.x.width);
+        let Spans { rows, cols, size: [_, s_size], dilation, .. } = &self.spans;
+        let run = s_size * channels; // terms of one r
+        let [mut p, mut q] = [block.start / self.y.width, block.start % self.y.width];
+        for target in scratch.chunks_exact_mut(depth.len()).take(block.len()) {
+            let (row, col) = (&rows[p], &cols[q]);
+            let mut row_terms = Terms { target, depth };
+            for r in depth.start / run..depth.end.div_ceil(run) {
+                if !row.taps.contains(&r) {
+                    row_terms.zero(r * run..(r + 1) * run);
+                    continue;
+                }
+                let h = row.first + (r - row.taps.start) * dilation[0];
+                let line = &x[h * width * channels..][..width * channels];
+                let first = r * run + col.taps.start * channels;
+                row_terms.zero(r * run..first);
+                if dilation[1] == 1 {
+                    row_terms.copy(first, &line[col.first * channels..][..col.taps.len() * channels]);
+                } else {
+                    for i in 0..col.taps.len() {
+                        let w = col.first + i * dilation[1];
+                        row_terms.copy(first + i * channels, &line[w * channels..][..channels]);
+                    }
+                }
+                row_terms.zero(first + col.taps.len() * channels..(r + 1) * run);
+            }
+            q += 1;
+            if q == self.y.width {
+                (p, q) = (p + 1, 0);
+            }
+        }
+    }
+}
+
+/// A pixel's row of scratch, which holds the terms `depth`.
+struct Terms<'a> {
+    target: &'a mut [f32],
+    depth: &'a Range<usize>,
+}
+
+impl Terms<'_> {
+    /// The part of `terms` that is held, as a range of the row.
+    #[inline(always)]
+    fn held(&self, terms: &Range<usize>) -> Range<usize> {
+        let clip = |term: usize| term.clamp(self.depth.start, self.depth.end) - self.depth.start;
+        clip(terms.start)..clip(terms.end)
+    }
+
+    #[inline(always)]
+    fn zero(&mut self, terms: Range<usize>) {
+        let held = self.held(&terms);
+        self.target[held].fill(0.0);
+    }
+
+    /// Copies `values`, whose first is the term `first`.
+    #[inline(always)]
+    fn copy(&mut self, first: usize, values: &[f32]) {
+        let held = self.held(&(first..first + values.len()));
+        let skipped = (held.start + self.depth.start).saturating_sub(first);
+        let count = held.len();
+        if count > 0 {
+            self.target[held].copy_from_slice(&values[skipped..][..count]);
+        }
+    }
+}
+
+vectorized! {
+    fn fprop(conv: &Conv2dFprop, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) = fprop_body
+}
+
+#[inline(always)]
+fn fprop_body<const FMA: bool>(
+    conv: &Conv2dFprop,
+    x: &[f32],
+    residual: Option<&[f32]>,
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (pixels, k_out) = (conv.y.pixels(), conv.y.channels);
+    for first in (0..pixels).step_by(BLOCK) {
+        let block = first..pixels.min(first + BLOCK);
+        for start in (0..conv.k_gemm).step_by(conv.depth) {
+            let depth = start..conv.k_gemm.min(start + conv.depth);
+            let (terms, pitch) = if conv.pointwise {
+                (&x[first * conv.k_gemm + start..], conv.k_gemm)
             } else {
-                self.gather(x, pixels.clone(), columns);
-                &columns[..pixels.len() * k_gemm]
+                conv.gather(x, block.clone(), &depth, scratch);
+                (&*scratch, depth.len())
             };
-            product(pixels.len(), k, k_gemm, lhs, &self.filter, y);
-            let residual = residual.map(|r| &r[pixels.start * k..pixels.end * k]);
-            self.finish(residual, y);
-        }
-    }
-
-    /// Writes the columns of `pixels`: for each, its taps' channels, zeros outside the image.
-    fn gather(&self, x: &[f32], pixels: Range<usize>, columns: &mut [f32]) {
-        let Shape { height, width, channels } = self.x;
-        let Window { size: [taps_h, taps_w], stride, pad, dilation } = self.window;
-        for (pixel, column) in pixels.zip(columns.chunks_exact_mut(self.k_gemm())) {
-            let (p, q) = (pixel / self.y.width, pixel % self.y.width);
-            for r in 0..taps_h {
-                let h = (p * stride[0] + r * dilation[0]).wrapping_sub(pad.top);
-                for s in 0..taps_w {
-                    let w = (q * stride[1] + s * dilation[1]).wrapping_sub(pad.left);
-                    let target = &mut column[(r * taps_w + s) * channels..][..channels];
-                    if h < height && w < width {
-                        target.copy_from_slice(&x[(h * width + w) * channels..][..channels]);
-                    } else {
-                        target.fill(0.0);
+            for (index, bias) in conv.bias.iter().enumerate() {
+                let mut tile = Tile {
+                    panel: &conv.panels[index * conv.k_gemm..][depth.clone()],
+                    bias,
+                    residual: None,
+                    clamp: conv.clamp,
+                    pitch,
+                    k_out,
+                    lanes: LANES.min(k_out - index * LANES),
+                    resumes: start > 0,
+                    ends: depth.end == conv.k_gemm,
+                };
+                for pixel in block.clone().step_by(TILE) {
+                    let at = pixel * k_out + index * LANES;
+                    let terms = &terms[(pixel - first) * pitch..];
+                    tile.residual = residual.map(|residual| &residual[at..]);
+                    let y = &mut y[at..];
+                    match block.end - pixel {
+                        1 => tile.run::<1, FMA>(terms, y),
+                        2 => tile.run::<2, FMA>(terms, y),
+                        3 => tile.run::<3, FMA>(terms, y),
+                        4 => tile.run::<4, FMA>(terms, y),
+                        5 => tile.run::<5, FMA>(terms, y),
+                        _ => tile.run::<TILE, FMA>(terms, y),
                     }
                 }
             }
         }
     }
+}
 
-    /// Adds bias and residual and applies the activation.
-    fn finish(&self, residual: Option<&[f32]>, y: &mut [f32]) {
-        let k = self.y.channels;
-        let activation = self.activation;
+/// What the tiles of one panel have in common.
+struct Tile<'a> {
+    panel: &'a [Lanes],
+    bias: &'a Lanes,
+    /// From the tile's first output on.
+    residual: Option<&'a [f32]>,
+    clamp: Clamp,
+    /// Distance of two pixels' terms.
+    pitch: usize,
+    /// Distance of two pixels of y and residual.
+    k_out: usize,
+    /// Channels of the panel that y has.
+    lanes: usize,
+    /// Whether y holds the sum of earlier terms.
+    resumes: bool,
+    /// Whether these are the last terms.
+    ends: bool,
+}
+
+impl Tile<'_> {
+    /// Adds the panel's terms of M pixels to y.
+    #[inline(always)]
+    fn run<const M: usize, const FMA: bool>(&self, terms: &[f32], y: &mut [f32]) {
+        let rows: [&[f32]; M] = std::array::from_fn(|m| &terms[m * self.pitch..][..self.panel.len()]);
+        let mut sums = [[0.0; LANES]; M];
+        if self.resumes {
+            for (m, sums) in sums.iter_mut().enumerate() {
+                sums[..self.lanes].copy_from_slice(&y[m * self.k_out..][..self.lanes]);
+            }
+        }
+        let mut sums = accumulate::<M, FMA>(rows, self.panel, sums);
+        for (m, sums) in sums.iter_mut().enumerate() {
+            let at = m * self.k_out;
+            if self.ends {
+                self.finish(sums, self.residual.map(|residual| &residual[at..]));
+            }
+            if self.lanes == LANES {
+                y[at..][..LANES].copy_from_slice(sums);
+            } else {
+                y[at..][..self.lanes].copy_from_slice(&sums[..self.lanes]);
+            }
+        }
+    }
+
+    /// Adds bias and residual, then clamps.
+    #[inline(always)]
+    fn finish(&self, sums: &mut [f32; LANES], residual: Option<&[f32]>) {
+        for (sum, bias) in sums.iter_mut().zip(&self.bias.0) {
+            *sum += bias;
+        }
         match residual {
+            Some(residual) if self.lanes == LANES => {
+                for (sum, residual) in sums.iter_mut().zip(&residual[..LANES]) {
+                    *sum += residual;
+                }
+            }
             Some(residual) => {
-                for (y, residual) in y.chunks_exact_mut(k).zip(residual.chunks_exact(k)) {
-                    for ((y, bias), residual) in y.iter_mut().zip(&self.bias).zip(residual) {
-                        *y = activation.apply(*y + bias + residual);
-                    }
+                for (sum, residual) in sums.iter_mut().zip(&residual[..self.lanes]) {
+                    *sum += residual;
                 }
             }
-            None => {
-                for y in y.chunks_exact_mut(k) {
-                    for (y, bias) in y.iter_mut().zip(&self.bias) {
-                        *y = activation.apply(*y + bias);
-                    }
-                }
-            }
+            None => {}
+        }
+        for sum in sums {
+            *sum = self.clamp.apply(*sum);
         }
     }
 }
 
-/// Whether the pixels themselves are the columns.
-fn is_plain(window: &Window) -> bool {
-    window.size == [1, 1] && window.stride == [1, 1] && window.pad == Default::default()
-}
-
-/// y[m][n] = sum over k of a[m][k] · b[k][n], rows contiguous.
-pub(super) fn product(m: usize, n: usize, k: usize, a: &[f32], b: &[f32], y: &mut [f32]) {
-    assert!(a.len() == m * k && b.len() == k * n && y.len() == m * n, "operands of a {m}x{n}x{k} product");
-    let row = |elems: usize| elems as isize;
-    // SAFETY: the lengths are asserted above; y is a unique borrow, so apart from a and b.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            y.as_mut_ptr(),
-            1,
-            row(n),
-            false,
-            a.as_ptr(),
-            1,
-            row(k),
-            b.as_ptr(),
-            1,
-            row(n),
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+/// Adds the products of M rows and a panel to `sums`, which stay in registers: nothing else may take their address.
+#[inline(always)]
+fn accumulate<const M: usize, const FMA: bool>(
+    rows: [&[f32]; M],
+    panel: &[Lanes],
+    mut sums: [[f32; LANES]; M],
+) -> [[f32; LANES]; M] {
+    let rows = rows.map(|row| &row[..panel.len()]);
+    for (i, &Lanes(filter)) in panel.iter().enumerate() {
+        for (row, sums) in rows.iter().zip(&mut sums) {
+            let value = row[i];
+            for (sum, filter) in sums.iter_mut().zip(filter) {
+                *sum = mul_add::<FMA>(value, filter, *sum);
+            }
+        }
     }
+    sums
 }

@@ -1,30 +1,80 @@
-//! y[n] = sum over c of x[c] · weight[n][c] + bias[n], f32.
+//! Fully connected layer.
+//!
+//! y[n] = sum over c of x[c] * weight[n][c] + bias[n].
+//!
+//! - x: read, f32 [C]. y: written, f32 [N], disjoint from x. Any alignment.
+//! - weight: f32 [N][C], as it is in the file; each is read once a run, so memory's speed is the limit.
+//! - Sums are f32: 16 partial sums of the terms c, c + 16, …, then those from first to last, fused multiply-adds where
+//!   the processor has them. A NaN stays one.
+//! - Tails: outputs go 4 at a time, then one at a time; terms beyond the last 16 are added one by one.
 
-use super::conv2d_fprop::product;
+use super::simd::{Isa, LANES, mul_add, vectorized};
 
-/// A fully connected layer with packed weights.
-pub(super) struct Dense {
-    in_features: usize,
-    /// [in][out]
-    weight: Vec<f32>,
-    /// [out]
-    bias: Vec<f32>,
+/// Outputs that share the loads of x.
+const TILE: usize = 4;
+
+/// A linear layer made ready.
+#[derive(Debug)]
+pub(super) struct Linear {
+    isa: Isa,
+    weight: Vec<f32>, // [N][C]
+    bias: Vec<f32>,   // [N]
 }
 
-impl Dense {
-    /// `weight` is [out][in].
-    pub fn new(in_features: usize, weight: &[f32], bias: Vec<f32>) -> Self {
-        let out = bias.len();
-        let mut packed = vec![0.0; weight.len()];
-        for (index, &value) in weight.iter().enumerate() {
-            packed[index % in_features * out + index / in_features] = value;
-        }
-        Self { in_features, weight: packed, bias }
+impl Linear {
+    /// A layer of these weights.
+    pub fn new(isa: Isa, (weight, bias): (Vec<f32>, Vec<f32>)) -> Self {
+        Self { isa, weight, bias }
     }
 
-    /// One image; `y` is apart from `x`.
+    /// Computes one image.
     pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        product(1, self.bias.len(), self.in_features, x, &self.weight, y);
-        y.iter_mut().zip(&self.bias).for_each(|(y, bias)| *y += bias);
+        assert_eq!((x.len() * y.len(), y.len()), (self.weight.len(), self.bias.len()));
+        linear(self.isa, self, x, y);
+    }
+}
+
+vectorized! {
+    fn linear(layer: &Linear, x: &[f32], y: &mut [f32]) = linear_body
+}
+
+#[inline(always)]
+fn linear_body<const FMA: bool>(layer: &Linear, x: &[f32], y: &mut [f32]) {
+    let mut n = 0;
+    while n + TILE <= y.len() {
+        layer.outputs::<TILE, FMA>(n, x, y);
+        n += TILE;
+    }
+    for n in n..y.len() {
+        layer.outputs::<1, FMA>(n, x, y);
+    }
+}
+
+impl Linear {
+    /// Computes the N outputs from `first` on.
+    #[inline(always)]
+    fn outputs<const N: usize, const FMA: bool>(&self, first: usize, x: &[f32], y: &mut [f32]) {
+        let rows: [&[f32]; N] = std::array::from_fn(|n| &self.weight[(first + n) * x.len()..][..x.len()]);
+        let mut sums = [[0.0; LANES]; N];
+        let whole = x.len() / LANES * LANES;
+        for c in (0..whole).step_by(LANES) {
+            let x = &x[c..][..LANES];
+            for n in 0..N {
+                let row = &rows[n][c..][..LANES];
+                for lane in 0..LANES {
+                    sums[n][lane] = mul_add::<FMA>(x[lane], row[lane], sums[n][lane]);
+                }
+            }
+        }
+        for n in 0..N {
+            let mut sum = self.bias[first + n];
+            for partial in sums[n] {
+                sum += partial;
+            }
+            for c in whole..x.len() {
+                sum = mul_add::<FMA>(x[c], rows[n][c], sum);
+            }
+            y[first + n] = sum;
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! A plan on the CPU: f32 activations, one image at a time on each worker thread, each with an arena of its own.
+//! The CPU device's program: a plan for one image, run on the rows of a batch by several threads at once.
 //!
-//! A batch is run image by image, so a plan is made for one image and stays in a core's cache. Every kernel file
-//! shares its stem with the CUDA kernel of the same operation.
+//! Every worker thread runs the whole plan on one image in an arena of its own. Weights are repacked once, arenas and
+//! scratch are allocated once; a run allocates nothing. Activations are f32, NHWC, channels without padding.
 
 mod add;
 mod conv2d_depthwise;
@@ -9,209 +9,88 @@ mod conv2d_fprop;
 mod emit;
 mod global_avg_pool;
 mod linear;
+mod network;
 mod normalize;
 mod pool;
 mod pool2d;
+mod simd;
+#[cfg(test)]
+mod tests;
+mod window;
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::slice;
 use std::sync::{Arc, Mutex};
 
-use super::{BuildSpec, plan_batch, row_specs};
+use self::network::{Network, Worker};
+use self::pool::Pool;
+use self::simd::Isa;
+use super::BuildSpec;
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Device, DeviceBuffer, Program, Run, Stream};
 use crate::error::Error;
-use crate::model::{Model, fold_conv, read_linear};
-use crate::plan::{Place, Plan, Step, StepOp, Tensor};
+use crate::model::Model;
+use crate::plan::Plan;
 use crate::sync::lock;
 use crate::tensor::TensorSpec;
-use pool::Pool;
 
-/// A model on the CPU.
-struct CpuProgram {
-    cpu: Arc<Cpu>,
-    batch_sizes: Vec<usize>,
-    steps: Vec<CpuStep>,
-    inputs: Vec<DeviceBuffer>,
-    outputs: Vec<DeviceBuffer>,
-    input: TensorSpec,
-    output: TensorSpec,
-    pool: Pool,
-    /// One for each worker, which alone locks it.
-    scratch: Vec<Mutex<Scratch>>,
-}
-
-/// A worker's memory, all of it allocated when the program is built.
-struct Scratch {
-    arena: Vec<f32>,
-    columns: Vec<f32>,
-}
-
-/// A step made ready: its kernel and where its operands lie in the arena, in elements.
-struct CpuStep {
-    kernel: Kernel,
-    inputs: Vec<Range<usize>>,
-    output: Range<usize>,
-}
-
-enum Kernel {
-    Normalize(normalize::Normalize),
-    Conv(conv2d_fprop::Conv),
-    Depthwise(conv2d_depthwise::Depthwise),
-    Pool(pool2d::Pool2d),
-    GlobalAvgPool { channels: usize },
-    Linear(linear::Dense),
-    Add(crate::tensor::Activation),
-    Emit(crate::tensor::OutputKind),
-}
-
-/// Plans one image, packs the weights and allocates everything that a run needs.
-pub(super) fn build(
+/// Makes `model` ready to run on the CPU. There is one plan, for one image.
+pub(crate) fn build(
     model: &Model,
     device: &Device,
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
-    let plan = plan_batch(model, device, spec, 1)?;
-    let steps = plan.steps.iter().map(|step| prepare(model, &plan, step)).collect::<Result<Vec<_>, _>>()?;
-    let (input, output) = row_specs(&plan);
-    let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
-    let rows = |pitch: usize| -> Result<Vec<DeviceBuffer>, Error> {
-        (0..spec.slots).map(|_| DeviceBuffer::new(device, largest * pitch)).collect()
+    let plan = super::plan_batch(model, device, spec, 1)?;
+    let (input, output) = super::row_specs(&plan);
+    let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
+    let bytes = |spec: TensorSpec| {
+        let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
+        spec.row_pitch.checked_mul(most).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_large)
     };
-    let threads = device.info().units;
-    let columns = steps.iter().map(CpuStep::columns).max().unwrap_or(0);
-    let scratch = || Mutex::new(Scratch { arena: vec![0.0; plan.arena_bytes / 4], columns: vec![0.0; columns] });
+    let slot = |_| {
+        let input = DeviceBuffer::new(device, bytes(input)?)?;
+        Ok(Slot { input, output: DeviceBuffer::new(device, bytes(output)?)? })
+    };
+    let slots = (0..spec.slots).map(slot).collect::<Result<_, Error>>()?;
+    let network = Network::new(model, &plan, Isa::detect())?;
+    let pool = Pool::new(device.info().units)?;
+    let worker = |_| Ok(Mutex::new(network.worker()?));
+    let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     let program = CpuProgram {
         cpu: cpu.clone(),
         batch_sizes: spec.batch_sizes.clone(),
-        steps,
-        inputs: rows(input.row_pitch)?,
-        outputs: rows(output.row_pitch)?,
+        slots,
         input,
         output,
-        pool: Pool::new(threads)?,
-        scratch: (0..threads).map(|_| scratch()).collect(),
+        network,
+        pool,
+        workers,
     };
     Ok((Arc::new(program), vec![plan]))
 }
 
-fn prepare(model: &Model, plan: &Plan, step: &Step) -> Result<CpuStep, Error> {
-    let tensor = |id: crate::plan::TensorId| &plan.tensors[id.0];
-    let (x, y) = (tensor(step.inputs[0]), tensor(step.output));
-    let kernel = match &step.op {
-        StepOp::Normalize { mean, std } => Kernel::Normalize(normalize::Normalize::new(plan.input, x.shape, mean, std)),
-        StepOp::Conv(conv) => {
-            let folded = fold_conv(model.weights(), conv, x.shape.channels)?;
-            Kernel::Conv(conv2d_fprop::Conv::new(conv, x.shape, y.shape, &folded))
-        }
-        StepOp::Depthwise(conv) => {
-            let folded = fold_conv(model.weights(), conv, x.shape.channels)?;
-            Kernel::Depthwise(conv2d_depthwise::Depthwise::new(conv, x.shape, y.shape, &folded))
-        }
-        StepOp::MaxPool(pool) => Kernel::Pool(pool2d::Pool2d::max(*pool, x.shape, y.shape)),
-        StepOp::AvgPool(pool) => Kernel::Pool(pool2d::Pool2d::average(*pool, x.shape, y.shape)),
-        StepOp::GlobalAvgPool => Kernel::GlobalAvgPool { channels: x.shape.channels },
-        StepOp::Linear(linear) => {
-            let (weight, bias) = read_linear(model.weights(), linear, x.shape.channels)?;
-            Kernel::Linear(linear::Dense::new(x.shape.channels, &weight, bias))
-        }
-        StepOp::Add(activation) => Kernel::Add(*activation),
-        StepOp::Emit(kind) => Kernel::Emit(*kind),
-    };
-    let inputs = step.inputs.iter().map(|&id| range(tensor(id))).collect();
-    Ok(CpuStep { kernel, inputs, output: range(y) })
+/// A model made ready for the CPU.
+pub(crate) struct CpuProgram {
+    cpu: Arc<Cpu>,
+    batch_sizes: Vec<usize>,
+    slots: Vec<Slot>,
+    input: TensorSpec,
+    output: TensorSpec,
+    network: Network,
+    pool: Pool,
+    /// One for each of the pool's workers. Locked by that worker alone, so never contended.
+    workers: Vec<Mutex<Worker>>,
 }
 
-/// Elements of the arena that hold a tensor; none if it lies in the slot's input or output.
-fn range(tensor: &Tensor) -> Range<usize> {
-    match tensor.place {
-        Place::Arena(offset) => offset / 4..offset / 4 + tensor.bytes / 4,
-        Place::Input | Place::Output => 0..0,
-    }
-}
-
-impl CpuStep {
-    /// Elements of column scratch that it needs.
-    fn columns(&self) -> usize {
-        match &self.kernel {
-            Kernel::Conv(conv) => conv.columns_elems(),
-            _ => 0,
-        }
-    }
-
-    /// Runs the step on one image.
-    fn run(&self, scratch: &mut Scratch, input: &[u8], output: &mut [u8]) {
-        let Scratch { arena, columns } = scratch;
-        let disjoint = "the planner keeps a step's operands apart";
-        match &self.kernel {
-            Kernel::Normalize(normalize) => return normalize.run(input, &mut arena[self.output.clone()]),
-            Kernel::Emit(kind) => return emit::run(*kind, &arena[self.inputs[0].clone()], output),
-            _ => {}
-        }
-        if let [a, b] = &self.inputs[..] {
-            // An addition of a tensor to itself reads one range twice.
-            let (a, b) = (a.clone(), b.clone());
-            let ([x, y], residual) = if a == b {
-                (arena.get_disjoint_mut([a, self.output.clone()]).expect(disjoint), None)
-            } else {
-                let [x, residual, y] = arena.get_disjoint_mut([a, b, self.output.clone()]).expect(disjoint);
-                ([x, y], Some(&*residual))
-            };
-            let residual = residual.unwrap_or(x);
-            match &self.kernel {
-                Kernel::Conv(conv) => conv.run(x, Some(residual), y, columns),
-                Kernel::Add(activation) => add::run(x, Some(residual), *activation, y),
-                _ => unreachable!("only convolutions and additions have two inputs"),
-            }
-            return;
-        }
-        let [x, y] = arena.get_disjoint_mut([self.inputs[0].clone(), self.output.clone()]).expect(disjoint);
-        match &self.kernel {
-            Kernel::Conv(conv) => conv.run(x, None, y, columns),
-            Kernel::Depthwise(depthwise) => depthwise.run(x, y),
-            Kernel::Pool(pool) => pool.run(x, y),
-            Kernel::GlobalAvgPool { channels } => global_avg_pool::run(x, *channels, y),
-            Kernel::Linear(dense) => dense.run(x, y),
-            Kernel::Add(activation) => add::run(x, None, *activation, y),
-            Kernel::Normalize(_) | Kernel::Emit(_) => unreachable!("handled above"),
-        }
-    }
-}
-
-impl Work for CpuProgram {
-    fn run(&self, run: Run) {
-        let next = AtomicUsize::new(0);
-        self.pool.run(run.rows, &|worker| {
-            let mut scratch = lock(&self.scratch[worker]);
-            loop {
-                let row = next.fetch_add(1, Ordering::Relaxed);
-                if row >= run.rows {
-                    return;
-                }
-                let (input, output) = (self.inputs[run.slot].addr(), self.outputs[run.slot].addr());
-                // SAFETY: both buffers hold `largest batch` rows of these pitches and `run.rows` is no more; the ring
-                // orders this run behind the upload into the input and before the slot's next one; rows are claimed
-                // once each, so the output slices of two workers are disjoint.
-                let (input, output) = unsafe {
-                    let input = (input as *const u8).add(row * self.input.row_pitch);
-                    let output = (output as *mut u8).add(row * self.output.row_pitch);
-                    (
-                        std::slice::from_raw_parts(input, self.input.row_bytes),
-                        std::slice::from_raw_parts_mut(output, self.output.row_bytes),
-                    )
-                };
-                for step in &self.steps {
-                    step.run(&mut scratch, input, output);
-                }
-            }
-        });
-    }
+/// The buffers of one slot, for the largest batch.
+struct Slot {
+    input: DeviceBuffer,
+    output: DeviceBuffer,
 }
 
 impl Program for CpuProgram {
     fn slots(&self) -> usize {
-        self.inputs.len()
+        self.slots.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -219,15 +98,37 @@ impl Program for CpuProgram {
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        &self.inputs[slot]
+        &self.slots[slot].input
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
-        &self.outputs[slot]
+        &self.slots[slot].output
     }
 
     fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+        assert!(run.slot < self.slots.len() && run.rows <= self.batch_sizes[run.size], "a run out of range: {run:?}");
         let cpu = self.cpu.clone();
-        stream.device().latch(cpu.enqueue(stream.raw(), self, run))
+        cpu.enqueue(stream.raw(), self, run)
+    }
+}
+
+impl Work for CpuProgram {
+    fn run(&self, run: Run) {
+        let Slot { input, output } = &self.slots[run.slot];
+        assert!(run.rows * self.input.row_pitch <= input.len() && run.rows * self.output.row_pitch <= output.len());
+        let (x, y) = (input.addr() as usize, output.addr() as usize);
+        self.pool.for_each(run.rows, &|worker, row| {
+            // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (asserted), which lives as
+            // long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the
+            // ring orders copies into a slot before and after the runs that read it.
+            let x =
+                unsafe { slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes) };
+            // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
+            // worker, and rows are disjoint and, like the buffer, aligned to more than a word.
+            let y = unsafe {
+                slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u32, self.output.row_bytes / 4)
+            };
+            self.network.run(x, y, &mut lock(&self.workers[worker]));
+        });
     }
 }

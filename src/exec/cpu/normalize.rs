@@ -1,46 +1,58 @@
-//! Input rows → f32 NHWC: bytes as (x / 255 - mean[c]) / std[c]; f32 NCHW and f16 NHWC are normalised already.
+//! First step: an input row to floats, channels innermost.
+//!
+//! - `U8Nhwc`: y[pixel][c] = (x[pixel][c] / 255 - mean[c]) / std[c], from a table of every byte's result for each
+//!   channel, worked out once in f64 and rounded once.
+//! - `F32Nchw`: y[pixel][c] = x[c][pixel]. `F16Nhwc`: y[pixel][c] = x[pixel][c]. Both exact.
+//! - x: read, the bytes of one row, aligned for its elements. y: written, f32 [H][W][C] without gaps, disjoint from x.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use crate::tensor::{InputFormat, Shape};
 
-/// The first step.
+/// A first step made ready.
+#[derive(Debug)]
 pub(super) struct Normalize {
-    format: InputFormat,
     shape: Shape,
-    /// For each channel, what each byte becomes.
-    of_byte: Vec<[f32; 256]>,
+    input: InputFormat,
+    /// Results of each byte; [C].
+    table: Vec<[f32; 256]>,
 }
 
 impl Normalize {
-    pub fn new(format: InputFormat, shape: Shape, mean: &[f32], std: &[f32]) -> Self {
-        let table = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
-        Self { format, shape, of_byte: mean.iter().zip(std).map(table).collect() }
+    /// Rows of `input` that hold images of `shape`.
+    pub fn new(input: InputFormat, shape: Shape, mean: &[f32], std: &[f32]) -> Self {
+        let value = |c: usize, byte: usize| ((byte as f64 / 255.0 - f64::from(mean[c])) / f64::from(std[c])) as f32;
+        let table = match input {
+            InputFormat::U8Nhwc => (0..shape.channels).map(|c| std::array::from_fn(|byte| value(c, byte))).collect(),
+            InputFormat::F32Nchw | InputFormat::F16Nhwc => Vec::new(),
+        };
+        Self { shape, input, table }
     }
 
-    /// One row of input; `y` is [H][W][C].
+    /// Computes one image.
     pub fn run(&self, row: &[u8], y: &mut [f32]) {
-        let Shape { channels, .. } = self.shape;
-        match self.format {
+        assert_eq!(y.len(), self.shape.elems());
+        let pixels = y.chunks_exact_mut(self.shape.channels);
+        match self.input {
             InputFormat::U8Nhwc => {
-                for (y, x) in y.chunks_exact_mut(channels).zip(row.chunks_exact(channels)) {
-                    for ((y, x), of_byte) in y.iter_mut().zip(x).zip(&self.of_byte) {
-                        *y = of_byte[usize::from(*x)];
+                assert_eq!(row.len(), pixels.len() * self.table.len());
+                for (y, x) in pixels.zip(row.chunks_exact(self.shape.channels)) {
+                    for ((y, x), table) in y.iter_mut().zip(x).zip(&self.table) {
+                        *y = table[usize::from(*x)];
                     }
                 }
             }
             InputFormat::F32Nchw => {
-                let planes: &[f32] = bytemuck::cast_slice(row);
-                for (pixel, y) in y.chunks_exact_mut(channels).enumerate() {
-                    for (c, y) in y.iter_mut().enumerate() {
-                        *y = planes[c * self.shape.pixels() + pixel];
+                let x: &[f32] = bytemuck::cast_slice(row);
+                let count = pixels.len();
+                for (pixel, y) in pixels.enumerate() {
+                    for (y, plane) in y.iter_mut().zip(x.chunks_exact(count)) {
+                        *y = plane[pixel];
                     }
                 }
             }
-            InputFormat::F16Nhwc => {
-                let halves: &[f16] = bytemuck::cast_slice(row);
-                y.iter_mut().zip(halves).for_each(|(y, x)| *y = x.to_f32());
-            }
+            InputFormat::F16Nhwc => bytemuck::cast_slice::<u8, f16>(row).convert_to_f32_slice(y),
         }
     }
 }

@@ -1,146 +1,250 @@
-//! A few threads that run one closure together, with nothing allocated for a run.
+//! Worker threads that share out the rows of a batch. They live as long as the pool; a run allocates nothing.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 
 use crate::error::Error;
 use crate::sync::{lock, wait};
 
-/// Worker threads, named `trefoil-cpu-K`. The caller of [`Pool::run`] is worker 0.
+/// Threads `trefoil-cpu-1`, … and whoever calls [`Pool::for_each`], which is worker 0.
 pub(super) struct Pool {
     shared: Arc<Shared>,
-    workers: usize,
+    threads: Vec<JoinHandle<()>>,
+    /// Held through a run: runs of one pool follow each other.
+    running: Mutex<()>,
 }
 
 struct Shared {
     state: Mutex<State>,
-    started: Condvar,
-    finished: Condvar,
+    /// There are seats, or the pool is closed.
+    start: Condvar,
+    /// Nobody works any more.
+    done: Condvar,
+    /// The next row of the current job. Only the fetch-and-add's atomicity matters: `state` orders everything else.
+    next: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
+    /// What to do; nothing between runs.
     job: Option<Job>,
-    /// Counts the jobs, so that a worker takes each once.
-    number: u64,
-    /// Workers that have not finished the job.
-    running: usize,
+    /// Threads that may still join the job.
+    seats: usize,
+    /// Threads that joined and have not left.
+    working: usize,
+    /// The first panic of a thread during the job.
     panic: Option<Box<dyn Any + Send>>,
     closed: bool,
 }
 
-/// The closure of a run, borrowed from the caller of [`Pool::run`].
 #[derive(Clone, Copy)]
-struct Job(*const (dyn Fn(usize) + Sync));
+struct Job {
+    /// Called with (worker, row). Its lifetime is erased: `for_each` does not return before every thread has left.
+    task: *const (dyn Fn(usize, usize) + Sync + 'static),
+    rows: usize,
+}
 
-// SAFETY: the closure is Sync, and `Pool::run` keeps it alive until every worker has finished with it.
+// SAFETY: the task is `Sync`, so that any thread may call it, and `for_each` keeps it alive while one has the job.
 unsafe impl Send for Job {}
 
 impl Pool {
-    /// Starts `workers - 1` threads.
+    /// A pool of `workers`, the caller of a run included.
     pub fn new(workers: usize) -> Result<Self, Error> {
-        let state = Mutex::new(State::default());
-        let pool =
-            Self { shared: Arc::new(Shared { state, started: Condvar::new(), finished: Condvar::new() }), workers };
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            start: Condvar::new(),
+            done: Condvar::new(),
+            next: AtomicUsize::new(0),
+        });
+        // Made first: if a later thread cannot start, dropping it ends the earlier ones.
+        let mut pool = Self { shared, threads: Vec::new(), running: Mutex::new(()) };
         for worker in 1..workers {
             let shared = pool.shared.clone();
-            std::thread::Builder::new()
+            let thread = std::thread::Builder::new()
                 .name(format!("trefoil-cpu-{worker}"))
-                .spawn(move || serve(&shared, worker))
-                .map_err(|e| Error::Internal { what: format!("cannot start CPU worker {worker}: {e}") })?;
+                .spawn(move || shared.serve(worker))
+                .map_err(|e| Error::Internal { what: format!("cannot start compute thread {worker}: {e}") })?;
+            pool.threads.push(thread);
         }
         Ok(pool)
     }
 
-    /// Calls `work` on every worker, with its index, and returns when all are done. One item is not worth waking
-    /// anybody for: the caller does it alone. A panic of any worker resumes here.
-    pub fn run(&self, items: usize, work: &(dyn Fn(usize) + Sync)) {
-        if items <= 1 || self.workers == 1 {
-            return work(0);
-        }
-        {
+    /// Workers, the caller of a run included.
+    pub fn workers(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `task(worker, row)` for each row below `rows`, on several threads at once; no two threads at a time have
+    /// the same `worker`, which is below [`Pool::workers`]. Returns when all calls have.
+    ///
+    /// # Panics
+    /// With the first panic of a call. Rows that nobody has begun by then are left out.
+    pub fn for_each(&self, rows: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        let _running = lock(&self.running);
+        // SAFETY: only the lifetime changes. No thread has the job when this function returns (see below), and it
+        // does not unwind before: the caller's own calls are caught.
+        let task: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let job = Job { task, rows };
+        self.shared.next.store(0, Ordering::Relaxed);
+        let seats = self.threads.len().min(rows.saturating_sub(1));
+        if seats > 0 {
             let mut state = lock(&self.shared.state);
-            // SAFETY: only the lifetime changes; the pointer is used by workers that are counted in `running`, and
-            // this function does not return, or unwind, before that is zero.
-            let job = unsafe {
-                std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
-            };
-            state.job = Some(Job(job));
-            state.number += 1;
-            state.running = self.workers - 1;
+            (state.job, state.seats) = (Some(job), seats);
+            drop(state);
+            (0..seats).for_each(|_| self.shared.start.notify_one());
         }
-        self.shared.started.notify_all();
-        let own = catch_unwind(AssertUnwindSafe(|| work(0)));
+        let mine = self.shared.work(job, 0);
         let mut state = lock(&self.shared.state);
-        while state.running > 0 {
-            state = wait(&self.shared.finished, state);
+        (state.job, state.seats) = (None, 0); // from here on nobody joins
+        while state.working > 0 {
+            state = wait(&self.shared.done, state);
         }
-        state.job = None;
-        let panic = own.err().or(state.panic.take());
+        let panic = mine.err().or(state.panic.take());
+        state.panic = None;
         drop(state);
+        drop(_running);
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
 }
 
-fn serve(shared: &Shared, worker: usize) {
-    let mut seen = 0;
-    loop {
-        let job = {
-            let mut state = lock(&shared.state);
+impl Shared {
+    /// A thread's life.
+    fn serve(&self, worker: usize) {
+        let mut state = lock(&self.state);
+        loop {
+            while state.seats == 0 && !state.closed {
+                state = wait(&self.start, state);
+            }
+            if state.closed {
+                return;
+            }
+            state.seats -= 1;
+            state.working += 1;
+            let job = state.job.expect("seats belong to a job");
+            drop(state);
+            let worked = self.work(job, worker);
+            state = lock(&self.state);
+            state.working -= 1;
+            if let Err(panic) = worked {
+                state.panic.get_or_insert(panic);
+            }
+            if state.working == 0 {
+                self.done.notify_one();
+            }
+        }
+    }
+
+    /// Takes rows until none is left. A panic is caught, and ends the job for everybody.
+    fn work(&self, job: Job, worker: usize) -> Result<(), Box<dyn Any + Send>> {
+        // SAFETY: `for_each` is still in progress: it waits for every thread that took a seat.
+        let task = unsafe { &*job.task };
+        let worked = catch_unwind(AssertUnwindSafe(|| {
             loop {
-                if state.closed {
+                let row = self.next.fetch_add(1, Ordering::Relaxed);
+                if row >= job.rows {
                     return;
                 }
-                match state.job {
-                    Some(job) if state.number != seen => {
-                        seen = state.number;
-                        break job;
-                    }
-                    _ => state = wait(&shared.started, state),
-                }
+                task(worker, row);
             }
-        };
-        // SAFETY: `Pool::run` waits for this worker before the closure goes away.
-        let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(worker) }));
-        let mut state = lock(&shared.state);
-        state.running -= 1;
-        if let Err(panic) = outcome {
-            state.panic.get_or_insert(panic);
+        }));
+        if worked.is_err() {
+            self.next.store(job.rows, Ordering::Relaxed);
         }
-        if state.running == 0 {
-            shared.finished.notify_one();
-        }
+        worked
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         lock(&self.shared.state).closed = true;
-        self.shared.started.notify_all();
+        self.shared.start.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("a compute thread ended with a panic");
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
-    fn every_worker_runs_each_job_once_and_panics_come_back() {
-        let pool = Pool::new(3).unwrap();
-        let calls = [const { AtomicUsize::new(0) }; 3];
-        for _ in 0..1000 {
-            pool.run(3, &|worker| {
-                calls[worker].fetch_add(1, Ordering::Relaxed);
-            });
+    fn every_row_is_done_once_by_a_worker_in_range() {
+        for workers in [1, 2, 5] {
+            let pool = Pool::new(workers).unwrap();
+            for rows in [0, 1, 2, 3, 7, 100] {
+                let done: Vec<AtomicUsize> = (0..rows).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each(rows, &|worker, row| {
+                    assert!(worker < pool.workers());
+                    done[row].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{workers} workers, {rows} rows");
+            }
         }
-        assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == 1000));
-        let panicked = catch_unwind(AssertUnwindSafe(|| pool.run(3, &|worker| assert_ne!(worker, 2))));
-        assert!(panicked.is_err());
-        pool.run(3, &|_| {});
+    }
+
+    #[test]
+    fn a_worker_is_on_one_thread_at_a_time() {
+        let pool = Pool::new(4).unwrap();
+        let busy: Vec<Mutex<()>> = (0..4).map(|_| Mutex::new(())).collect();
+        for _ in 0..200 {
+            pool.for_each(16, &|worker, _| drop(busy[worker].try_lock().expect("two threads are the same worker")));
+        }
+    }
+
+    #[test]
+    fn rows_run_at_the_same_time() {
+        let pool = Pool::new(3).unwrap();
+        let barrier = std::sync::Barrier::new(3);
+        let threads = Mutex::new(HashSet::new());
+        pool.for_each(3, &|_, _| {
+            barrier.wait();
+            threads.lock().unwrap().insert(std::thread::current().id());
+        });
+        assert_eq!(threads.lock().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(3).unwrap();
+        for bad in 0..6 {
+            let panicked =
+                catch_unwind(AssertUnwindSafe(|| pool.for_each(6, &|_, row| assert!(row != bad, "bad row"))));
+            let panic = panicked.unwrap_err();
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"bad row"));
+            let done = AtomicUsize::new(0);
+            pool.for_each(20, &|_, _| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 20);
+        }
+    }
+
+    #[test]
+    fn runs_from_several_threads_follow_each_other() {
+        let pool = Pool::new(2).unwrap();
+        let inside = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        pool.for_each(3, &|worker, _| {
+                            if worker == 0 {
+                                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                                inside.fetch_sub(1, Ordering::SeqCst);
+                            }
+                        });
+                    }
+                });
+            }
+        });
     }
 }

@@ -1,60 +1,117 @@
-//! y[p][q][c] = max or mean over the window of x[p·stride - pad + r·dilation][…][c].
+//! Maximum and mean over windows.
 //!
-//! x [H][W][C], y [P][Q][C], f32 without gaps. Padding never wins a maximum; a NaN in the window wins it. A mean
-//! divides by the taps inside the image, or by all taps within image and padding if `count_pad`.
+//! y[p][q][c] = max, or sum divided by count, over r, s of x[h][w][c], where h = p * stride_h + r * dilation_h -
+//! pad_top, w likewise, over the taps that lie in the image. The count is of those taps, or of all R * S where padding
+//! counts.
+//!
+//! - x: read, f32 [H][W][C] without gaps. y: written, f32 [P][Q][C], disjoint from x. Any alignment.
+//! - Every window has a tap in the image (shape inference refuses others).
+//! - Means are f32 sums in the order of r, s, times the rounded reciprocal of the count. A NaN in a window makes its
+//!   result NaN; padding never wins a maximum.
+//! - Tails: channels go 16 at a time, then one at a time.
 
-use crate::model::{Pool, Window};
+use super::simd::{Isa, LANES, vectorized};
+use super::window::{Span, Spans};
+use crate::model::Pool;
 use crate::tensor::Shape;
 
-/// A pooling step.
+/// A pool made ready.
+#[derive(Debug)]
 pub(super) struct Pool2d {
-    pool: Pool,
-    is_max: bool,
+    isa: Isa,
     x: Shape,
     y: Shape,
+    spans: Spans,
+    reduce: Reduce,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reduce {
+    Max,
+    Mean { count_pad: bool },
 }
 
 impl Pool2d {
-    pub fn max(pool: Pool, x: Shape, y: Shape) -> Self {
-        Self { pool, is_max: true, x, y }
+    /// The maximum over windows.
+    pub fn max(isa: Isa, pool: &Pool, x: Shape, y: Shape) -> Self {
+        Self { isa, x, y, spans: Spans::new(&pool.window, x, y), reduce: Reduce::Max }
     }
 
-    pub fn average(pool: Pool, x: Shape, y: Shape) -> Self {
-        Self { pool, is_max: false, x, y }
+    /// The mean over windows.
+    pub fn mean(isa: Isa, pool: &Pool, x: Shape, y: Shape) -> Self {
+        let reduce = Reduce::Mean { count_pad: pool.count_pad };
+        Self { isa, x, y, spans: Spans::new(&pool.window, x, y), reduce }
     }
 
-    /// One image; `y` is apart from `x`.
+    /// Computes one image.
     pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        let Shape { height, width, channels } = self.x;
-        let Window { size: [taps_h, taps_w], stride, pad, dilation } = self.pool.window;
-        for (index, pixel) in y.chunks_exact_mut(channels).enumerate() {
-            let (p, q) = (index / self.y.width, index % self.y.width);
-            pixel.fill(if self.is_max { f32::NEG_INFINITY } else { 0.0 });
-            let mut inside = 0;
-            for r in 0..taps_h {
-                let h = (p * stride[0] + r * dilation[0]).wrapping_sub(pad.top);
-                for s in 0..taps_w {
-                    let w = (q * stride[1] + s * dilation[1]).wrapping_sub(pad.left);
-                    if h >= height || w >= width {
-                        continue;
+        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+        pool(self.isa, self, x, y);
+    }
+}
+
+vectorized! {
+    fn pool(pool: &Pool2d, x: &[f32], y: &mut [f32]) = pool_body
+}
+
+#[inline(always)]
+fn pool_body<const FMA: bool>(pool: &Pool2d, x: &[f32], y: &mut [f32]) {
+    let channels = pool.x.channels;
+    let Spans { rows, cols, .. } = &pool.spans;
+    let positions = rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)));
+    for ((row, col), y) in positions.zip(y.chunks_exact_mut(channels)) {
+        let mut c = 0;
+        while c + LANES <= channels {
+            pool.channels::<LANES>(c, row, col, x, &mut y[c..]);
+            c += LANES;
+        }
+        for c in c..channels {
+            pool.channels::<1>(c, row, col, x, &mut y[c..]);
+        }
+    }
+}
+
+impl Pool2d {
+    /// Computes the W channels from `c` on of one pixel.
+    #[inline(always)]
+    fn channels<const W: usize>(&self, c: usize, row: &Span, col: &Span, x: &[f32], y: &mut [f32]) {
+        let dilation = self.spans.dilation;
+        let mut best = [f32::NEG_INFINITY; W];
+        let mut sums = [0.0; W];
+        for r in 0..row.taps.len() {
+            for s in 0..col.taps.len() {
+                let (h, w) = (row.first + r * dilation[0], col.first + s * dilation[1]);
+                let x = &x[(h * self.x.width + w) * self.x.channels + c..][..W];
+                match self.reduce {
+                    Reduce::Max => {
+                        for lane in 0..W {
+                            best[lane] = larger(best[lane], x[lane]);
+                        }
                     }
-                    inside += 1;
-                    let source = &x[(h * width + w) * channels..][..channels];
-                    if self.is_max {
-                        pixel.iter_mut().zip(source).for_each(|(y, x)| *y = max_or_nan(*y, *x));
-                    } else {
-                        pixel.iter_mut().zip(source).for_each(|(y, x)| *y += x);
+                    Reduce::Mean { .. } => {
+                        for lane in 0..W {
+                            sums[lane] += x[lane];
+                        }
                     }
                 }
             }
-            if !self.is_max {
-                let divisor = if self.pool.count_pad { taps_h * taps_w } else { inside };
-                pixel.iter_mut().for_each(|y| *y /= divisor as f32);
+        }
+        match self.reduce {
+            Reduce::Max => y[..W].copy_from_slice(&best),
+            Reduce::Mean { count_pad } => {
+                let inside = row.taps.len() * col.taps.len();
+                let count = if count_pad { self.spans.size[0] * self.spans.size[1] } else { inside };
+                let factor = 1.0 / count as f32;
+                for lane in 0..W {
+                    y[lane] = sums[lane] * factor;
+                }
             }
         }
     }
 }
 
-fn max_or_nan(a: f32, b: f32) -> f32 {
-    if a > b || a.is_nan() { a } else { b }
+/// The larger number; NaN if either is.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a || b.is_nan() { b } else { a }
 }

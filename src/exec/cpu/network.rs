@@ -1,0 +1,161 @@
+//! The steps of a plan for one image, with their weights, and where their tensors lie.
+
+use std::ops::Range;
+
+use super::add::Add;
+use super::conv2d_depthwise::Conv2dDepthwise;
+use super::conv2d_fprop::Conv2dFprop;
+use super::emit;
+use super::global_avg_pool::GlobalAvgPool;
+use super::linear::Linear;
+use super::normalize::Normalize;
+use super::pool2d::Pool2d;
+use super::simd::{Isa, LANES, Lanes};
+use crate::error::Error;
+use crate::model::{Model, fold_conv, read_linear};
+use crate::plan::{Place, Plan, Step, StepOp, TensorId};
+use crate::tensor::OutputKind;
+
+/// A network made ready.
+pub(super) struct Network {
+    steps: Vec<Ready>,
+    arena_elems: usize,
+    scratch_elems: usize,
+}
+
+/// A step made ready.
+struct Ready {
+    kernel: Kernel,
+    /// Floats of the arena that it reads; nothing for the first step.
+    inputs: Vec<Range<usize>>,
+    /// Floats of the arena that it writes; empty for the last step.
+    output: Range<usize>,
+}
+
+enum Kernel {
+    Normalize(Normalize),
+    Conv(Box<Conv2dFprop>),
+    Depthwise(Box<Conv2dDepthwise>),
+    Pool(Box<Pool2d>),
+    GlobalAvgPool(GlobalAvgPool),
+    Linear(Linear),
+    Add(Add),
+    Emit(OutputKind),
+}
+
+/// What one worker thread computes in.
+pub(super) struct Worker {
+    arena: Vec<Lanes>,
+    scratch: Vec<Lanes>,
+}
+
+impl Network {
+    /// Reads and repacks the weights of `plan`, which is for one image.
+    pub fn new(model: &Model, plan: &Plan, isa: Isa) -> Result<Self, Error> {
+        assert_eq!(plan.batch, 1, "a CPU runs image by image");
+        let mut scratch_elems = 0;
+        let mut steps = Vec::with_capacity(plan.steps.len());
+        for step in &plan.steps {
+            let kernel = kernel(model, plan, step, isa)?;
+            if let Kernel::Conv(conv) = &kernel {
+                scratch_elems = scratch_elems.max(conv.scratch_elems());
+            }
+            let inputs = step.inputs.iter().filter_map(|&id| floats(plan, id)).collect();
+            steps.push(Ready { kernel, inputs, output: floats(plan, step.output).unwrap_or(0..0) });
+        }
+        Ok(Self { steps, arena_elems: plan.arena_bytes / size_of::<f32>(), scratch_elems })
+    }
+
+    /// Arena and scratch for one worker thread.
+    pub fn worker(&self) -> Result<Worker, Error> {
+        Ok(Worker { arena: zeroed(self.arena_elems)?, scratch: zeroed(self.scratch_elems)? })
+    }
+
+    /// Computes the output row, 32-bit words, of one input row.
+    pub fn run(&self, x: &[u8], y: &mut [u32], worker: &mut Worker) {
+        let arena = bytemuck::cast_slice_mut::<Lanes, f32>(&mut worker.arena);
+        let scratch = bytemuck::cast_slice_mut::<Lanes, f32>(&mut worker.scratch);
+        for step in &self.steps {
+            match &step.kernel {
+                Kernel::Normalize(kernel) => kernel.run(x, &mut arena[step.output.clone()]),
+                Kernel::Emit(output) => emit::run(*output, &arena[step.inputs[0].clone()], y),
+                kernel => kernel.run_between(step, arena, scratch),
+            }
+        }
+    }
+}
+
+impl Kernel {
+    /// Runs a step that reads and writes the arena.
+    fn run_between(&self, step: &Ready, arena: &mut [f32], scratch: &mut [f32]) {
+        const DISJOINT: &str = "the planner gives tensors that are alive together disjoint ranges of the arena";
+        let [first, output] = [&step.inputs[0], &step.output].map(Range::clone);
+        let (x, second, y) = match step.inputs.get(1) {
+            Some(second) if *second != first => {
+                let [x, second, y] = arena.get_disjoint_mut([first, second.clone(), output]).expect(DISJOINT);
+                (&*x, Some(&*second), y)
+            }
+            second => {
+                let [x, y] = arena.get_disjoint_mut([first, output]).expect(DISJOINT);
+                (&*x, second.map(|_| &*x), y)
+            }
+        };
+        match self {
+            Self::Conv(kernel) => kernel.run(x, second, y, scratch),
+            Self::Depthwise(kernel) => kernel.run(x, y),
+            Self::Pool(kernel) => kernel.run(x, y),
+            Self::GlobalAvgPool(kernel) => kernel.run(x, y),
+            Self::Linear(kernel) => kernel.run(x, y),
+            Self::Add(kernel) => kernel.run(x, second, y),
+            Self::Normalize(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
+        }
+    }
+}
+
+fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
+    let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.output.0].shape);
+    Ok(match &step.op {
+        StepOp::Normalize { mean, std } => Kernel::Normalize(Normalize::new(plan.input, y, mean, std)),
+        StepOp::Conv(conv) => {
+            let folded = fold_conv(model.weights(), conv, x.channels)?;
+            Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, y).into())
+        }
+        StepOp::Depthwise(conv) => {
+            let folded = fold_conv(model.weights(), conv, x.channels)?;
+            Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, folded, x, y).into())
+        }
+        StepOp::MaxPool(pool) => Kernel::Pool(Pool2d::max(isa, pool, x, y).into()),
+        StepOp::AvgPool(pool) => Kernel::Pool(Pool2d::mean(isa, pool, x, y).into()),
+        StepOp::GlobalAvgPool => Kernel::GlobalAvgPool(GlobalAvgPool::new(isa, x)),
+        StepOp::Linear(linear) => Kernel::Linear(Linear::new(isa, read_linear(model.weights(), linear, x.channels)?)),
+        StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation)),
+        StepOp::Emit(output) => Kernel::Emit(*output),
+    })
+}
+
+/// A tensor as a range of the arena's floats; nothing if it lies in a slot's rows.
+fn floats(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
+    let tensor = &plan.tensors[id.0];
+    match tensor.place {
+        Place::Arena(offset) => {
+            let start = offset / size_of::<f32>();
+            Some(start..start + tensor.bytes / size_of::<f32>())
+        }
+        Place::Input | Place::Output => None,
+    }
+}
+
+/// At least `elems` zeros.
+fn zeroed(elems: usize) -> Result<Vec<Lanes>, Error> {
+    let count = elems.div_ceil(LANES);
+    let mut lanes = Vec::new();
+    lanes.try_reserve_exact(count).map_err(|_| Error::OutOfMemory {
+        device: "cpu".into(),
+        what: "a worker's arena".into(),
+        needed_bytes: (count * size_of::<Lanes>()) as u64,
+        free_bytes: 0,
+        fitting_batch: None,
+    })?;
+    lanes.resize(count, Lanes::ZERO);
+    Ok(lanes)
+}

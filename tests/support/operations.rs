@@ -1,0 +1,542 @@
+//! The problems: one struct for each operation, with chosen sizes and with random ones.
+
+use trefoil::model::{BatchNorm, Conv2d, Graph, GraphBuilder, Linear, NodeId, Op, Pad, Pool, Window, infer, params};
+use trefoil::{Activation, InputFormat, OutputKind, Shape};
+
+use super::problem::{Case, Problem, Tensors};
+use super::random::Random;
+use super::tolerance::Growth;
+
+/// Every problem of every operation.
+pub fn all() -> Vec<Case> {
+    [normalize(), conv2d(), depthwise(), pool2d(), global_avg_pool(), linear(), add(), outputs(), networks()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+const ACTIVATIONS: [Activation; 3] = [Activation::None, Activation::Relu, Activation::Relu6];
+
+/// Weights for every tensor of `graph`: filters of a size that keeps sums near 1, variances positive.
+fn tensors(graph: &Graph, random: &mut Random) -> Tensors {
+    let params = params(graph).expect("a problem's graph is well-formed");
+    let tensor = |(name, dims): (&str, Vec<usize>)| {
+        let count = dims.iter().product();
+        let values = match dims.len() {
+            1 if name.ends_with("running_var") => {
+                random.singles(count, 1.0).into_iter().map(|v| v.abs() + 0.25).collect()
+            }
+            1 => random.singles(count, 1.0),
+            _ => random.singles(count, (3.0 / dims[1..].iter().product::<usize>() as f64).sqrt()),
+        };
+        (name.to_owned(), dims, values)
+    };
+    params.into_iter().map(tensor).collect()
+}
+
+fn rows(graph: &Graph, count: usize, random: &mut Random) -> Vec<Vec<f64>> {
+    (0..count).map(|_| random.halves(graph.input.elems(), 4.0)).collect()
+}
+
+/// A case of `graph` with random tensors and rows.
+fn case(name: String, graph: Graph, count: usize) -> Case {
+    let mut random = Random::new(&name);
+    let tensors = tensors(&graph, &mut random);
+    let rows = rows(&graph, count, &mut random);
+    Case::new(name, graph, tensors, rows)
+}
+
+/// A window that fits an image; padding may be as wide as `most_pad` and differs from side to side.
+fn random_window(random: &mut Random, x: Shape, most_pad: impl Fn(usize) -> usize) -> Window {
+    loop {
+        let size = [random.between(1, 5), random.between(1, 5)];
+        let dilation = [random.between(1, 2), random.between(1, 3)];
+        let reach = [(size[0] - 1) * dilation[0] + 1, (size[1] - 1) * dilation[1] + 1];
+        let [v, h] = reach.map(&most_pad);
+        let pad = Pad {
+            top: random.between(0, v),
+            left: random.between(0, h),
+            bottom: random.between(0, v),
+            right: random.between(0, h),
+        };
+        let stride = [random.between(1, 3), random.between(1, 3)];
+        let fits = x.height + pad.top + pad.bottom >= reach[0] && x.width + pad.left + pad.right >= reach[1];
+        if fits && dilation[0] <= x.height && dilation[1] <= x.width {
+            return Window { size, stride, pad, dilation };
+        }
+    }
+}
+
+/// Bytes, floats in planes, and halves to activations. The activation after it is what a graph needs to have a node.
+struct Normalize {
+    x: Shape,
+    input: InputFormat,
+    rows: usize,
+}
+
+impl Problem for Normalize {
+    fn case(&self) -> Case {
+        let Self { x, input, rows } = *self;
+        let name = format!("normalize {x} {input} rows {rows}");
+        let mut random = Random::new(&name);
+        let mut g = GraphBuilder::new(x);
+        let y = g.activation("same", g.input(), Activation::None);
+        let mut case = case(name, g.finish(y).unwrap(), rows);
+        if input == InputFormat::U8Nhwc {
+            case.rows = (0..rows).map(|_| (0..x.elems()).map(|_| random.between(0, 255) as f64).collect()).collect();
+            case.rows[0][0] = 0.0;
+            *case.rows[rows - 1].last_mut().unwrap() = 255.0;
+            case.preprocessing.mean = random.singles(x.channels, 0.7);
+            case.preprocessing.std = random.singles(x.channels, 0.5).iter().map(|s| s.abs() + 0.1).collect();
+        }
+        Case { input, ..case }
+    }
+}
+
+pub fn normalize() -> Vec<Case> {
+    use InputFormat::{F16Nhwc, F32Nchw, U8Nhwc};
+    let shapes = [(1, 1, 1), (5, 7, 3), (9, 13, 4), (33, 37, 3), (4, 3, 8)];
+    let wide = [(3, 5, 9), (2, 3, 100)].map(|shape| (shape, [F32Nchw, F16Nhwc].as_slice()));
+    let all = shapes.map(|shape| (shape, [U8Nhwc, F32Nchw, F16Nhwc].as_slice()));
+    let each = all.into_iter().chain(wide).flat_map(|((h, w, c), inputs)| {
+        let x = Shape::new(h, w, c);
+        inputs.iter().flat_map(move |&input| [1, 3].map(|rows| Normalize { x, input, rows }.case()))
+    });
+    each.collect()
+}
+
+/// A convolution, dense or depthwise, with what may be fused into it.
+#[derive(Clone, Copy)]
+struct Convolution {
+    x: Shape,
+    k: usize,
+    window: Window,
+    activation: Activation,
+    norm: bool,
+    /// Added by a convolution of the same shape, which reads the same input.
+    residual: bool,
+    depthwise: bool,
+    rows: usize,
+}
+
+impl Convolution {
+    fn dense(x: [usize; 3], k: usize, window: Window) -> Self {
+        let x = Shape::new(x[0], x[1], x[2]);
+        Self { x, k, window, activation: Activation::None, norm: false, residual: false, depthwise: false, rows: 1 }
+    }
+
+    fn depthwise(x: [usize; 3], window: Window) -> Self {
+        Self { depthwise: true, ..Self::dense(x, x[2], window) }
+    }
+
+    fn and(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
+    fn norm(self) -> Self {
+        Self { norm: true, ..self }
+    }
+
+    fn residual(self) -> Self {
+        Self { residual: true, ..self }
+    }
+
+    fn rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
+    }
+}
+
+impl Problem for Convolution {
+    fn case(&self) -> Case {
+        let Self { x, k, window, activation, norm, residual, depthwise, rows } = *self;
+        let Window { size: [r, s], stride, pad, dilation } = window;
+        let name = format!(
+            "{} {x} to {k}, {r}x{s} stride {stride:?} pad [{}, {}, {}, {}] dilation {dilation:?}, {activation}{}{}, rows {rows}",
+            if depthwise { "depthwise" } else { "conv" },
+            pad.top,
+            pad.left,
+            pad.bottom,
+            pad.right,
+            if norm { ", norm" } else { "" },
+            if residual { ", residual" } else { "" },
+        );
+        let mut g = GraphBuilder::new(x);
+        let conv = Conv2d {
+            groups: if depthwise { x.channels } else { 1 },
+            bias: (!norm).then(|| "conv.bias".into()),
+            ..Conv2d::named("conv", k, window)
+        };
+        let other = residual.then(|| {
+            let other = Conv2d { filter: "other.weight".into(), bias: None, ..conv.clone() };
+            g.conv2d_with("other", g.input(), other)
+        });
+        let mut y = g.conv2d_with("conv", g.input(), conv);
+        if norm {
+            y = g.batch_norm("norm", y, 1e-3);
+        }
+        if let Some(other) = other {
+            y = g.add("add", y, other);
+        }
+        if activation != Activation::None {
+            y = g.activation("activation", y, activation);
+        }
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn conv2d() -> Vec<Case> {
+    use Activation::{Relu, Relu6};
+    let window = |size, stride, [top, left, bottom, right]: [usize; 4], dilation| Window {
+        size,
+        stride,
+        pad: Pad { top, left, bottom, right },
+        dilation,
+    };
+    let square = Window::square;
+    let dense = Convolution::dense;
+    let chosen = [
+        dense([1, 1, 1], 1, square(1, 1, 0)),
+        dense([1, 1, 1], 1, square(3, 1, 1)),
+        dense([3, 3, 1], 2, square(1, 1, 0)).and(Relu),
+        dense([13, 11, 24], 100, square(1, 1, 0)).and(Relu6).rows(2),
+        dense([7, 7, 100], 24, square(1, 1, 0)).residual().and(Relu),
+        dense([10, 10, 16], 17, square(1, 1, 0)).norm().residual(),
+        dense([5, 5, 600], 20, square(1, 1, 0)).residual().norm().and(Relu),
+        dense([1, 1, 1152], 33, square(1, 1, 0)),
+        dense([8, 9, 8], 8, square(1, 2, 0)).rows(3),
+        dense([6, 6, 8], 5, square(1, 1, 1)),
+        dense([5, 7, 3], 8, window([3, 3], [2, 2], [0, 1, 1, 0], [1, 1])).norm().and(Relu6),
+        dense([32, 31, 3], 64, square(7, 2, 3)).norm().and(Relu),
+        dense([12, 13, 8], 32, square(3, 1, 1)).and(Relu).rows(5),
+        dense([9, 10, 100], 17, window([3, 3], [1, 1], [2; 4], [2, 2])),
+        dense([6, 8, 8], 33, window([5, 3], [1, 2], [3, 0, 1, 2], [1, 1])).and(Relu),
+        dense([7, 7, 64], 40, square(3, 1, 1)).residual().norm().and(Relu).rows(2),
+        dense([4, 5, 200], 3, window([2, 5], [1, 1], [0, 4, 2, 4], [1, 2])).rows(2),
+        dense([5, 5, 8], 9, square(3, 1, 4)), // windows that see padding only
+        dense([2, 2, 24], 65, square(5, 1, 2)),
+        dense([17, 16, 1], 129, square(5, 3, 2)).rows(3),
+        dense([3, 41, 5], 7, window([3, 1], [1, 1], [1, 0, 1, 0], [1, 1])),
+        dense([41, 3, 5], 7, window([1, 3], [1, 1], [0, 1, 0, 1], [1, 1])),
+        dense([14, 14, 256], 72, square(3, 2, 1)).norm().and(Relu),
+    ];
+    let mut random = Random::new("conv2d");
+    let any = (0..24).map(|_| {
+        let x = [random.between(1, 19), random.between(1, 19), random.pick(&[1, 3, 8, 13, 24, 40, 72])];
+        let window = random_window(&mut random, Shape::new(x[0], x[1], x[2]), |reach| reach / 2 + 1);
+        let conv = dense(x, random.pick(&[1, 7, 8, 16, 31, 48, 65, 100]), window);
+        let [norm, residual] = [random.between(0, 1) == 1, random.between(0, 2) == 0];
+        Convolution { norm, residual, activation: random.pick(&ACTIVATIONS), rows: random.between(1, 4), ..conv }
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
+pub fn depthwise() -> Vec<Case> {
+    use Activation::{Relu, Relu6};
+    let square = Window::square;
+    let depthwise = Convolution::depthwise;
+    let chosen = [
+        depthwise([1, 1, 2], square(3, 1, 1)),
+        depthwise([7, 7, 24], square(3, 1, 1)).norm().and(Relu6),
+        depthwise([14, 13, 100], square(5, 2, 2)).norm().and(Relu6).rows(3),
+        depthwise([9, 9, 8], square(5, 1, 2)).and(Relu),
+        depthwise([16, 15, 33], square(3, 2, 1)).rows(2),
+        depthwise([8, 10, 17], Window { dilation: [2, 3], ..square(3, 1, 3) }),
+        depthwise([2, 30, 144], Window { pad: Pad { top: 0, left: 2, bottom: 1, right: 0 }, ..square(2, 1, 0) }),
+        depthwise([5, 5, 3], square(3, 1, 4)),
+        depthwise([112, 5, 32], square(3, 1, 1)).norm().and(Relu6),
+    ];
+    let mut random = Random::new("depthwise");
+    let any = (0..16).map(|_| {
+        let x = [random.between(1, 19), random.between(1, 19), random.pick(&[2, 3, 8, 24, 31, 40, 72])];
+        let window = random_window(&mut random, Shape::new(x[0], x[1], x[2]), |reach| reach / 2 + 1);
+        let norm = random.between(0, 1) == 1;
+        let [activation, rows] = [0, 1].map(|_| random.between(0, 2));
+        Convolution { norm, ..depthwise(x, window).and(ACTIVATIONS[activation]).rows(rows + 1) }
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
+/// A maximum or mean over windows.
+struct Pooling {
+    x: Shape,
+    window: Window,
+    /// Nothing for a maximum.
+    count_pad: Option<bool>,
+    rows: usize,
+}
+
+impl Problem for Pooling {
+    fn case(&self) -> Case {
+        let Self { x, window, count_pad, rows } = *self;
+        let name = format!("pool {x} count_pad {count_pad:?} {window:?} rows {rows}");
+        let mut g = GraphBuilder::new(x);
+        let op = match count_pad {
+            None => Op::MaxPool(Pool { window, count_pad: false }),
+            Some(count_pad) => Op::AvgPool(Pool { window, count_pad }),
+        };
+        let y = g.node("pool", op, &[NodeId(0)]);
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn pool2d() -> Vec<Case> {
+    let kinds = [None, Some(false), Some(true)];
+    let shape = |[h, w, c]: [usize; 3]| Shape::new(h, w, c);
+    let chosen = [
+        ([1, 1, 1], Window::square(1, 1, 0)),
+        ([12, 13, 64], Window::square(3, 2, 1)),
+        ([8, 8, 100], Window::square(2, 2, 0)),
+        ([5, 9, 3], Window { pad: Pad { top: 2, left: 0, bottom: 1, right: 2 }, ..Window::square(3, 1, 0) }),
+        ([9, 9, 24], Window { dilation: [2, 2], ..Window::square(3, 2, 2) }),
+    ];
+    let mut problems = Vec::new();
+    for (x, window) in chosen {
+        for count_pad in kinds {
+            problems.push(Pooling { x: shape(x), window, count_pad, rows: 2 });
+        }
+    }
+    let mut random = Random::new("pool2d");
+    for i in 0..18 {
+        let x = shape([random.between(1, 15), random.between(1, 15), random.pick(&[1, 3, 8, 17, 24, 40])]);
+        // Below the dilated window, so that none lies in the padding alone.
+        let window = random_window(&mut random, x, |reach| (reach - 1) / 2);
+        problems.push(Pooling { x, window, count_pad: kinds[i % 3], rows: random.between(1, 3) });
+    }
+    problems.iter().map(Problem::case).collect()
+}
+
+/// The mean over all pixels.
+struct GlobalAvgPool {
+    x: Shape,
+    rows: usize,
+}
+
+impl Problem for GlobalAvgPool {
+    fn case(&self) -> Case {
+        let mut g = GraphBuilder::new(self.x);
+        let y = g.global_avg_pool("pool", g.input());
+        case(format!("global_avg_pool {} rows {}", self.x, self.rows), g.finish(y).unwrap(), self.rows)
+    }
+}
+
+pub fn global_avg_pool() -> Vec<Case> {
+    let shapes = [(1, 1, 1, 1), (7, 7, 1280, 1), (7, 7, 100, 5), (1, 19, 3, 2), (57, 61, 24, 1), (13, 1, 33, 3)];
+    shapes.map(|(h, w, c, rows)| GlobalAvgPool { x: Shape::new(h, w, c), rows }.case()).into()
+}
+
+/// A fully connected layer.
+struct Dense {
+    inputs: usize,
+    outputs: usize,
+    bias: bool,
+    rows: usize,
+}
+
+impl Problem for Dense {
+    fn case(&self) -> Case {
+        let Self { inputs, outputs, bias, rows } = *self;
+        let mut g = GraphBuilder::new(Shape::vector(inputs));
+        let linear = Linear { bias: bias.then(|| "fc.bias".into()), ..Linear::named("fc", outputs) };
+        let y = g.node("fc", Op::Linear(linear), &[NodeId(0)]);
+        let name = format!("linear {inputs} to {outputs} bias {bias} rows {rows}");
+        Case { output: OutputKind::Logits, ..case(name, g.finish(y).unwrap(), rows) }
+    }
+}
+
+pub fn linear() -> Vec<Case> {
+    let sizes =
+        [(1, 1, 1), (1, 5, 2), (8, 1, 3), (24, 10, 1), (100, 100, 33), (1280, 1000, 2), (513, 63, 5), (31, 65, 1)];
+    let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
+    sizes.into_iter().flat_map(problem).collect()
+}
+
+/// Two values that nothing can be fused into: the sum of the input and its pooled self, of itself twice, or an
+/// activation of the input.
+struct Addition {
+    x: Shape,
+    operands: Operands,
+    activation: Activation,
+    rows: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operands {
+    One,
+    Two,
+    TwiceTheSame,
+}
+
+impl Problem for Addition {
+    fn case(&self) -> Case {
+        let Self { x, operands, activation, rows } = *self;
+        let name = format!("add {x} {operands:?} {activation} rows {rows}");
+        let mut g = GraphBuilder::new(x);
+        let input = g.input();
+        let y = match operands {
+            Operands::One => g.activation("activation", input, activation),
+            Operands::Two => {
+                let pooled = g.max_pool("pool", input, Window::square(3, 1, 1));
+                g.node("add", Op::Add(activation), &[input, pooled])
+            }
+            Operands::TwiceTheSame => g.node("add", Op::Add(activation), &[input, input]),
+        };
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn add() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (h, w, c, rows) in [(1, 1, 1, 1), (5, 7, 3, 2), (9, 11, 24, 3), (6, 6, 100, 1)] {
+        for operands in [Operands::One, Operands::Two, Operands::TwiceTheSame] {
+            for activation in ACTIVATIONS {
+                cases.push(Addition { x: Shape::new(h, w, c), operands, activation, rows }.case());
+            }
+        }
+    }
+    cases
+}
+
+/// A classifier with every kind of output; with ties, logits are small whole numbers, many of them equal.
+struct Outputs {
+    classes: usize,
+    output: OutputKind,
+    ties: bool,
+    rows: usize,
+}
+
+impl Problem for Outputs {
+    fn case(&self) -> Case {
+        let Self { classes, output, ties, rows } = *self;
+        let name = format!("output {output:?} of {classes} classes, ties {ties}, rows {rows}");
+        let mut random = Random::new(&name);
+        let inputs = if ties { 3 } else { 20 };
+        let mut g = GraphBuilder::new(Shape::new(3, 2, inputs));
+        let pooled = g.global_avg_pool("pool", g.input());
+        let y = g.linear("fc", pooled, classes);
+        let graph = g.finish(y).unwrap();
+        let mut case = case(name, graph, rows);
+        if ties {
+            let whole = |random: &mut Random| random.between(0, 4) as f64 - 2.0;
+            let pixel = |random: &mut Random| (0..inputs).map(|_| whole(random)).collect::<Vec<f64>>();
+            case.rows = (0..rows).map(|_| pixel(&mut random).repeat(6)).collect();
+            let tensors = params(&case.graph).unwrap().into_iter().map(|(name, dims)| {
+                let count = dims.iter().product();
+                (name.to_owned(), dims, (0..count).map(|_| whole(&mut random) as f32).collect())
+            });
+            case = Case::new(case.name, case.graph.clone(), tensors.collect(), case.rows);
+        }
+        Case { output, ..case }
+    }
+}
+
+pub fn outputs() -> Vec<Case> {
+    use OutputKind::{Features, Logits, Probabilities, TopK};
+    let mut cases = Vec::new();
+    for (classes, rows) in [(1, 1), (2, 3), (10, 2), (100, 5), (1000, 2), (1001, 1)] {
+        for output in [Logits, Probabilities, Features, TopK(1), TopK(classes.min(5)), TopK(classes.min(64))] {
+            for ties in [false, true] {
+                cases.push(Outputs { classes, output, ties, rows }.case());
+            }
+        }
+    }
+    cases
+}
+
+/// A small network: a stem, residual blocks with and without a convolution in the shortcut, an inverted bottleneck,
+/// a classifier.
+struct Network {
+    index: usize,
+    input: InputFormat,
+    output: OutputKind,
+}
+
+impl Problem for Network {
+    fn case(&self) -> Case {
+        let Self { index, input, output } = *self;
+        let name = format!("network {index} {input} {output:?}");
+        let mut random = Random::new(&name);
+        let x = Shape::new(random.between(17, 33), random.between(17, 33), random.pick(&[1, 3, 4]));
+        let mut net = Builder { g: GraphBuilder::new(x), random: random.clone(), count: 0 };
+        let mut channels = random.pick(&[8, 13, 24]);
+        let mut y = net.conv(NodeId(0), channels, Window::square(3, 2, 1), 1, Activation::Relu);
+        if random.between(0, 1) == 1 {
+            y = net.g.max_pool("pool", y, Window::square(3, 2, 1));
+        }
+        for _ in 0..random.between(2, 3) {
+            let (wider, stride) = (random.between(0, 1) == 1, random.between(1, 2));
+            y = if random.between(0, 2) > 0 {
+                net.residual_block(y, &mut channels, wider, stride)
+            } else {
+                net.bottleneck(y, channels, channels * random.between(2, 4))
+            };
+        }
+        let pooled = net.g.global_avg_pool("global_pool", y);
+        let classes = net.g.linear("fc", pooled, random.pick(&[5, 10, 100]));
+        let graph = net.g.finish(classes).unwrap();
+        let mut case = Case { growth: Growth::Quadrature, input, output, ..case(name, graph, random.between(1, 4)) };
+        if input == InputFormat::U8Nhwc {
+            case.preprocessing.mean = vec![0.45; x.channels];
+            case.preprocessing.std = vec![0.25; x.channels];
+            for value in case.rows.iter_mut().flatten() {
+                *value = random.between(0, 255) as f64;
+            }
+        }
+        case
+    }
+}
+
+struct Builder {
+    g: GraphBuilder,
+    random: Random,
+    count: usize,
+}
+
+impl Builder {
+    fn conv(&mut self, x: NodeId, k: usize, window: Window, groups: usize, activation: Activation) -> NodeId {
+        self.count += 1;
+        let (name, norm) = (format!("conv{}", self.count), format!("norm{}", self.count));
+        let y = self.g.conv2d_with(&name, x, Conv2d { groups, ..Conv2d::named(&name, k, window) });
+        let y = self.g.node(&norm, Op::BatchNorm(BatchNorm::named(&norm, 1e-5)), &[y]);
+        match activation {
+            Activation::None => y,
+            _ => self.g.activation(&format!("activation{}", self.count), y, activation),
+        }
+    }
+
+    fn residual_block(&mut self, x: NodeId, channels: &mut usize, wider: bool, stride: usize) -> NodeId {
+        let before = *channels;
+        if wider {
+            *channels += self.random.between(1, 16);
+        }
+        let y = self.conv(x, *channels, Window::square(3, stride, 1), 1, Activation::Relu);
+        let y = self.conv(y, *channels, Window::square(3, 1, 1), 1, Activation::None);
+        let shortcut = if before != *channels || stride != 1 {
+            self.conv(x, *channels, Window::square(1, stride, 0), 1, Activation::None)
+        } else {
+            x
+        };
+        self.count += 1;
+        let sum = self.g.add(&format!("add{}", self.count), y, shortcut);
+        self.g.relu(&format!("relu{}", self.count), sum)
+    }
+
+    fn bottleneck(&mut self, x: NodeId, channels: usize, inside: usize) -> NodeId {
+        let y = self.conv(x, inside, Window::square(1, 1, 0), 1, Activation::Relu6);
+        let size = self.random.pick(&[3, 5]);
+        let y = self.conv(y, inside, Window::square(size, 1, size / 2), inside, Activation::Relu6);
+        let y = self.conv(y, channels, Window::square(1, 1, 0), 1, Activation::None);
+        self.count += 1;
+        self.g.add(&format!("add{}", self.count), y, x)
+    }
+}
+
+pub fn networks() -> Vec<Case> {
+    let inputs = [InputFormat::F16Nhwc, InputFormat::U8Nhwc, InputFormat::F32Nchw];
+    let outputs = [OutputKind::Logits, OutputKind::Features, OutputKind::Probabilities, OutputKind::TopK(5)];
+    let problem = |index| Network { index, input: inputs[index % 3], output: outputs[index % 4] };
+    let cases: Vec<Case> = (0..12).map(|index| problem(index).case()).collect();
+    for case in &cases {
+        infer(&case.graph).expect("a problem's graph is well-formed");
+    }
+    cases
+}

@@ -1,0 +1,223 @@
+//! A problem: a graph of one or a few operations, weights, rows, and how to run and compare it on a device.
+
+use half::f16;
+use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
+use trefoil::plan::{Choices, ConvTile};
+use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind};
+
+use super::reference::{Arithmetic, emit, run_graph};
+use super::tolerance::{Expected, Growth, Storage, U32};
+
+/// What a problem's generator makes.
+pub struct Case {
+    pub name: String,
+    pub graph: Graph,
+    pub weights: Weights,
+    pub preprocessing: Preprocessing,
+    pub input: InputFormat,
+    pub output: OutputKind,
+    pub growth: Growth,
+    /// Each row's values, NHWC: bytes for `U8Nhwc`, else numbers that an f16 holds.
+    pub rows: Vec<Vec<f64>>,
+}
+
+/// An operation with its sizes, which makes a case of itself.
+pub trait Problem {
+    fn case(&self) -> Case;
+}
+
+impl Case {
+    /// A case of float inputs whose output is the graph's value.
+    pub fn new(name: String, graph: Graph, tensors: Tensors, rows: Vec<Vec<f64>>) -> Self {
+        Self {
+            name,
+            preprocessing: Preprocessing::new(graph.input),
+            graph,
+            weights: Weights::from_tensors(tensors).expect("a test's tensors are well-formed"),
+            input: InputFormat::F16Nhwc,
+            output: OutputKind::Features,
+            growth: Growth::Worst,
+            rows,
+        }
+    }
+
+    /// The steps that have a tile to choose on a GPU, with the tiles that each may have.
+    pub fn tiled(&self) -> Vec<(String, bool)> {
+        let graph = optimize(&self.graph);
+        let tiled = graph.nodes.iter().filter_map(|node| match &node.op {
+            Op::Conv2d(conv) if conv.groups == 1 => Some((node.name.clone(), false)),
+            Op::Linear(_) => Some((node.name.clone(), true)),
+            _ => None,
+        });
+        tiled.collect()
+    }
+
+    /// A choice of `tile` for every step that has it; nothing if none does. Linear layers have the 64 wide tiles of
+    /// up to 128 rows.
+    pub fn choices(&self, tile: ConvTile) -> Option<Choices> {
+        let has = |linear: &bool| !linear || (tile.n == 64 && tile.m <= 128);
+        let choices: Choices =
+            self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, tile)).collect();
+        (!choices.is_empty()).then_some(choices)
+    }
+
+    /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's
+    /// values before: NaN for float inputs, so that whatever reads what it should not gives NaN.
+    pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
+        let tell = |e: trefoil::Error| format!("{}: {e}", self.name);
+        let model = Model::new(self.graph.clone(), self.weights_again(), self.preprocessing.clone(), Vec::new());
+        let model = model.map_err(tell)?;
+        let engine = Engine::builder(&model)
+            .on(device)
+            .batch_sizes(&[self.rows.len()])
+            .slots(1)
+            .input(self.input)
+            .output(self.output)
+            .choices(choices)
+            .build()
+            .map_err(tell)?;
+        self.submit(&engine, |batch| batch.rows_mut().for_each(|row| row.fill(0xff))).map_err(tell)?;
+        let output = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
+        let storage = if device.info().target == "cpu" { Storage::F32 } else { Storage::F16 };
+        for row in 0..self.rows.len() {
+            self.check(storage, row, &output).map_err(|e| format!("{}, row {row}: {e}", self.name))?;
+        }
+        Ok(())
+    }
+
+    /// The reference for f16 must be near the one for f32: within 2 % of the largest value and of the tolerance.
+    pub fn check_references(&self) -> Result<(), String> {
+        let values = |storage| {
+            let how = Arithmetic { storage, growth: self.growth };
+            let values = run_graph(&self.graph, &self.weights, &self.normalized(0), how);
+            let at = if storage == Storage::F32 { self.graph.output } else { optimize(&self.graph).output };
+            values[at.0].clone()
+        };
+        let (exact, halves) = (values(Storage::F32), values(Storage::F16));
+        let largest = exact.values.iter().fold(0.0_f64, |largest, v| largest.max(v.abs()));
+        for (i, (a, b)) in exact.values.iter().zip(&halves.values).enumerate() {
+            let limit = 0.02 * largest + self.growth.limit(halves.errors[i]);
+            if exact.shape != halves.shape || (a - b).abs() > limit {
+                return Err(format!("{}, element {i}: {a:e} in f32, {b:e} in f16", self.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&self, engine: &Engine, fill: impl Fn(&mut Batch)) -> Result<Output, trefoil::Error> {
+        let mut batch = engine.acquire()?;
+        fill(&mut batch);
+        batch.submit(self.rows.len())?.wait()
+    }
+
+    /// A model takes its weights; the reference reads them too.
+    fn weights_again(&self) -> Weights {
+        let tensors = self.weights.names().map(|name| {
+            let dims = self.weights.dims(name).expect("a name has dimensions").to_vec();
+            let mut values = vec![0.0; dims.iter().product()];
+            self.weights.read_f32(name, &dims, &mut values).expect("a test's weights can be read");
+            (name.to_owned(), dims, values)
+        });
+        Weights::from_tensors(tensors.collect::<Vec<_>>()).expect("they were well-formed")
+    }
+
+    fn fill(&self, batch: &mut Batch) {
+        let shape = self.graph.input;
+        for (bytes, values) in batch.rows_mut().zip(&self.rows) {
+            match self.input {
+                InputFormat::U8Nhwc => bytes.iter_mut().zip(values).for_each(|(byte, v)| *byte = *v as u8),
+                InputFormat::F16Nhwc => {
+                    for (bytes, value) in bytes.chunks_exact_mut(2).zip(values) {
+                        bytes.copy_from_slice(&f16::from_f64(*value).to_le_bytes());
+                    }
+                }
+                InputFormat::F32Nchw => {
+                    for (i, bytes) in bytes.chunks_exact_mut(4).enumerate() {
+                        let (c, pixel) = (i / shape.pixels(), i % shape.pixels());
+                        let value = values[pixel * shape.channels + c] as f32;
+                        bytes.copy_from_slice(&value.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The first step's exact result and its rounding.
+    fn normalized(&self, row: usize) -> Expected {
+        let shape = self.graph.input;
+        let values = self.rows[row].clone();
+        let Preprocessing { mean, std, .. } = &self.preprocessing;
+        if self.input != InputFormat::U8Nhwc {
+            return Expected { shape, errors: vec![0.0; values.len()], values };
+        }
+        let of = |(i, byte): (usize, &f64)| {
+            let (mean, std) = (f64::from(mean[i % shape.channels]), f64::from(std[i % shape.channels]));
+            // Four roundings of a term: 1 / 255, the product, the difference, the quotient or factor; and one more.
+            ((byte / 255.0 - mean) / std, 5.0 * U32 * (byte / 255.0 + mean.abs()) / std.abs())
+        };
+        let (values, errors) = values.iter().enumerate().map(of).unzip();
+        Expected { shape, values, errors }
+    }
+
+    fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
+        let how = Arithmetic { storage, growth: self.growth };
+        let graph = match self.output {
+            OutputKind::Features => without_classifier(&self.graph),
+            _ => self.graph.clone(),
+        };
+        let values = run_graph(&graph, &self.weights, &self.normalized(row), how);
+        let result = match storage {
+            Storage::F32 => graph.output,
+            Storage::F16 => optimize(&graph).output,
+        };
+        let result = &values[result.0];
+        match self.output {
+            OutputKind::TopK(k) => check_top_k(k, how.growth, result, &output.top_k(row, k)),
+            kind => emit(kind, result).check(how.growth, output.values(row)),
+        }
+    }
+}
+
+/// Tensors by name, as [`Weights::from_tensors`] takes them.
+pub type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+/// Features are what the classifier at the end reads.
+fn without_classifier(graph: &Graph) -> Graph {
+    let last = &graph.nodes[graph.output.0];
+    let NodeId(output) = if matches!(last.op, Op::Linear(_)) { last.inputs[0] } else { graph.output };
+    graph.cut(NodeId(output))
+}
+
+/// The pairs must be k different classes, each with its probability, in an order that errors of the logits allow, ties
+/// by the lower index, and no class left out may be better than one that is there.
+fn check_top_k(k: usize, growth: Growth, logits: &Expected, pairs: &[(usize, f32)]) -> Result<(), String> {
+    if pairs.len() != k {
+        return Err(format!("{} pairs instead of {k}", pairs.len()));
+    }
+    let probabilities = emit(OutputKind::Probabilities, logits);
+    let mut listed: Vec<usize> = pairs.iter().map(|pair| pair.0).collect();
+    for &(class, p) in pairs {
+        let Some(expected) = probabilities.values.get(class) else { return Err(format!("class {class} of {pairs:?}")) };
+        let limit = growth.limit(probabilities.errors[class]);
+        if !p.is_finite() || (f64::from(p) - expected).abs() > limit {
+            return Err(format!("class {class} has probability {p:e}, expected {expected:e} +- {limit:.1e}"));
+        }
+    }
+    let out_of_order = |a: usize, b: usize| {
+        let margin = growth.limit(logits.errors[a]) + growth.limit(logits.errors[b]);
+        let (x, y) = (logits.values[a], logits.values[b]);
+        // Equal logits of equal sums are equal on a device too.
+        x < y - margin || (x == y && a > b)
+    };
+    let left_out = (0..logits.values.len()).filter(|class| !listed.contains(class));
+    let last = *listed.last().ok_or("no pairs")?;
+    if let Some(better) = left_out.into_iter().find(|&class| out_of_order(last, class)) {
+        return Err(format!("class {better} is missing from {pairs:?}"));
+    }
+    if let Some(pair) = listed.windows(2).find(|pair| out_of_order(pair[0], pair[1])) {
+        return Err(format!("classes {pair:?} are out of order in {pairs:?}"));
+    }
+    listed.sort_unstable();
+    listed.dedup();
+    if listed.len() < k { Err(format!("a class is there twice: {pairs:?}")) } else { Ok(()) }
+}

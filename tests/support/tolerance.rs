@@ -1,0 +1,135 @@
+//! How far a device may be from exact arithmetic: derived from rounding, never tuned.
+//!
+//! With u the unit roundoff (2^-24 for f32, 2^-11 for f16), each f32 operation gives the exact result times 1 + d with
+//! |d| <= u. A sum of n products in any order, fused or not, is then off by at most
+//! gamma(n + 1) * sum |x w|, gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 3.1):
+//! each term meets at most one product's and n sums' roundings. That is [`Growth::Worst`], a proof; a term left out of
+//! n changes the sum by about sum |x w| / n, far more than that.
+//!
+//! Through a network the worst case multiplies by sum |w| in every layer, which soon says nothing. Roundings of
+//! different elements are as good as independent with mean 0, so [`Growth::Quadrature`] follows standard deviations:
+//! variances of independent errors add, weighted by w^2; deviations of possibly dependent ones (both operands of a
+//! residual addition, pixels of a mean) add plainly, which no dependence exceeds. A sum's own deviation is
+//! u sqrt(n + 1) * sum |x w|: the i-th of n + 1 roundings is at most u times a partial sum, which is at most sum |x w|.
+//! Where f16 is stored, tensor cores add: they align a block of products to the largest and truncate (Fasi et al.,
+//! Numerical behavior of NVIDIA tensor cores, 2021), which is an error of 2 u a term at most. Truncation has a mean,
+//! but it acts on partial sums, which for terms of both signs are smaller than sum |x w| by about sqrt(n).
+//! A rounding to f16 is uniform over an interval of its spacing: at most u |y| / sqrt(3) in deviation. Results may
+//! differ by [`DEVIATIONS`] deviations.
+
+use trefoil::Shape;
+
+/// Unit roundoff of f32.
+pub const U32: f64 = 1.0 / (1 << 24) as f64;
+/// Unit roundoff of f16.
+pub const U16: f64 = 1.0 / (1 << 11) as f64;
+/// Half the spacing of f16's subnormal numbers.
+const TINY16: f64 = U16 / (1 << 14) as f64;
+/// Half the spacing of f32's subnormal numbers; a device may also flush them to zero.
+const TINY32: f64 = f32::MIN_POSITIVE as f64;
+
+/// Deviations that a result may be off: beyond it, of a normal distribution, lie 1.2e-15 of all cases.
+const DEVIATIONS: f64 = 8.0;
+
+/// How activations are stored between operations; sums are f32 always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// As they are computed.
+    F32,
+    /// Rounded to f16; filters too, after batch norms are folded into them.
+    F16,
+}
+
+/// How errors grow from operation to operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// Bounds: for a few operations.
+    Worst,
+    /// Standard deviations: for a network.
+    Quadrature,
+}
+
+impl Growth {
+    /// The error of a sum of `terms` products whose magnitudes add up to `magnitude`.
+    pub fn sum(self, storage: Storage, terms: usize, magnitude: f64) -> f64 {
+        let n = (terms + 1) as f64;
+        let u = match storage {
+            Storage::F32 => U32,
+            Storage::F16 => 2.0 * U32,
+        };
+        let error = match self {
+            Self::Worst => n * u / (1.0 - n * u) * magnitude,
+            Self::Quadrature => n.sqrt() * u * magnitude,
+        };
+        error + TINY32
+    }
+
+    /// Joins errors of independent values.
+    pub fn join(self, errors: impl Iterator<Item = f64>) -> f64 {
+        match self {
+            Self::Worst => errors.sum(),
+            Self::Quadrature => errors.map(|e| e * e).sum::<f64>().sqrt(),
+        }
+    }
+
+    /// The error of `value` after it was stored, `error` before.
+    pub fn stored(self, storage: Storage, value: f64, error: f64) -> f64 {
+        match (storage, self) {
+            (Storage::F32, _) => error,
+            (Storage::F16, Self::Worst) => error + U16 * (value.abs() + error) + TINY16,
+            (Storage::F16, Self::Quadrature) => {
+                self.join([error, (U16 * (value.abs() + 2.0 * error) + TINY16) / 3_f64.sqrt()].into_iter())
+            }
+        }
+    }
+
+    /// What a difference may be, given an error.
+    pub fn limit(self, error: f64) -> f64 {
+        match self {
+            Self::Worst => error,
+            Self::Quadrature => DEVIATIONS * error,
+        }
+    }
+}
+
+/// A value of [`Shape`] in NHWC order and the error that each element may have.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    pub shape: Shape,
+    pub values: Vec<f64>,
+    pub errors: Vec<f64>,
+}
+
+impl Expected {
+    /// Compares; the message names the first bad coordinate, both values, the limit, and the worst element.
+    ///
+    /// NaN and infinity are always wrong, on either side.
+    pub fn check(&self, growth: Growth, actual: &[f32]) -> Result<(), String> {
+        if actual.len() != self.values.len() {
+            return Err(format!("{} elements instead of {}", actual.len(), self.values.len()));
+        }
+        let excess = |i: usize| {
+            let limit = growth.limit(self.errors[i]);
+            let difference = (f64::from(actual[i]) - self.values[i]).abs();
+            let good = actual[i].is_finite() && self.values[i].is_finite() && difference <= limit;
+            (good, if difference.is_nan() { f64::INFINITY } else { difference / limit })
+        };
+        let bad: Vec<usize> = (0..actual.len()).filter(|&i| !excess(i).0).collect();
+        let Some(&first) = bad.first() else { return Ok(()) };
+        let worst = *bad.iter().max_by(|a, b| excess(**a).1.total_cmp(&excess(**b).1)).expect("there is a first");
+        let tell = |i: usize| {
+            let (pixel, c) = (i / self.shape.channels, i % self.shape.channels);
+            let (h, w) = (pixel / self.shape.width, pixel % self.shape.width);
+            let limit = growth.limit(self.errors[i]);
+            format!("[{h}, {w}, {c}] is {:e}, expected {:e} +- {limit:.1e}", actual[i], self.values[i])
+        };
+        let total = actual.len();
+        Err(format!(
+            "{} of {total} elements: first {}; worst {} ({:.1} limits)",
+            bad.len(),
+            tell(first),
+            tell(worst),
+            excess(worst).1
+        ))
+    }
+}
