@@ -117,8 +117,8 @@ pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String,
             driver.write(&format!("{short} = {code}"));
             code
         }
-        (_, Some(code)) => {
-            driver.write(&format!("{short} = {code} injected"));
+        (done, Some(code)) => {
+            driver.write(&format!("{short} {} = {code} injected", done.unwrap_or_default()));
             code
         }
     }
