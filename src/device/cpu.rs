@@ -296,10 +296,6 @@ impl Backend for Cpu {
         unsafe { self.host_free(ptr, bytes) }
     }
 
-    fn memory(&self) -> Result<Option<(u64, u64)>, Error> {
-        Ok(None)
-    }
-
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
         self.healthy()?;
         self.push(stream, "copy_in", Op::Copy { dst: dst as usize, src: src as usize, bytes })

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Device, Priority};
+use super::{Device, Priority, Program, Run};
 use crate::error::Error;
 
 /// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
@@ -50,15 +51,15 @@ impl Stream {
         self.raw
     }
 
-    /// The device it belongs to.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Makes work enqueued from now on wait for what `event` recorded last.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.
         self.device.latch(unsafe { self.device.backend().stream_wait(self.raw, event.raw) })
+    }
+
+    /// Enqueues one run of `program`.
+    pub fn launch(&self, program: &Arc<dyn Program>, run: Run) -> Result<(), Error> {
+        self.device.latch(program.clone().launch(run, self))
     }
 
     /// Copies the first `bytes` of `src` to `dst`.

@@ -127,8 +127,6 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// `addr` came from `device_alloc(bytes)` and nothing accesses it any more.
     unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error>;
-    /// Free and total device memory in bytes, where the device has its own.
-    fn memory(&self) -> Result<Option<(u64, u64)>, Error>;
 
     /// Copies host → device on `stream`.
     /// # Safety

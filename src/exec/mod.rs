@@ -25,7 +25,8 @@ pub(crate) struct BuildSpec {
     pub output: OutputKind,
     /// Tiles that overrule the planner's.
     pub choices: Choices,
-    /// Of the stream that graphs are captured on.
+    /// Of the stream that graphs are captured on, whose kernels keep it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU captures no graphs"))]
     pub priority: Priority,
 }
 

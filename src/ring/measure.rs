@@ -76,7 +76,7 @@ impl Core {
                 let bytes = rows * self.spec.input.row_pitch;
                 stream.copy_in(self.program.input(slot), &self.staging[source].buffer, bytes)
             },
-            Stage::Compute => self.program.clone().launch(Run { slot, size, rows }, stream),
+            Stage::Compute => stream.launch(&self.program, Run { slot, size, rows }),
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
                 let bytes = rows * self.spec.output.row_pitch;

@@ -223,7 +223,7 @@ impl Core {
         if let Some(last) = last {
             self.compute.wait(&self.results[last.result].done)?;
         }
-        self.program.clone().launch(Run { slot, size, rows }, &self.compute)?;
+        self.compute.launch(&self.program, Run { slot, size, rows })?;
         computed.record(&self.compute)?;
 
         self.copy_out.wait(computed)?;

@@ -74,10 +74,19 @@ impl Cuda {
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 
+    /// Bytes of device memory that nobody has.
+    fn free_bytes(&self) -> Result<u64, Error> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; both pointers are to live integers.
+        unsafe { cu!(self.call(), cuMemGetInfo_v2(&mut free, &mut total))? };
+        Ok(free as u64)
+    }
+
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {
-                let free_bytes = self.memory().ok().flatten().map_or(0, |(free, _)| free);
+                let free_bytes = self.free_bytes().unwrap_or(0);
                 Error::OutOfMemory {
                     device: self.call().device.to_owned(),
                     what: what.to_owned(),
@@ -231,14 +240,6 @@ impl Backend for Cuda {
         driver::at_exit(self.bind())?;
         // SAFETY: the caller passes what `device_alloc` returned, once, with no work referring to it.
         driver::at_exit(unsafe { cu!(self.call(), cuMemFree_v2(addr)) })
-    }
-
-    fn memory(&self) -> Result<Option<(u64, u64)>, Error> {
-        self.bind()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the context is current; both pointers are to live integers.
-        unsafe { cu!(self.call(), cuMemGetInfo_v2(&mut free, &mut total))? };
-        Ok(Some((free as u64, total as u64)))
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {

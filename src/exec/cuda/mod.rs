@@ -66,7 +66,7 @@ pub(super) fn build(
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = rows(largest.tensors[0].bytes)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    upload(model, largest, &regions, &weights, &stream)?;
+    upload(model, device, largest, &regions, &weights, &stream)?;
 
     let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
@@ -96,12 +96,13 @@ pub(super) fn build(
 /// Packs all weights into page-locked memory and copies them once.
 fn upload(
     model: &Model,
+    device: &Device,
     plan: &Plan,
     regions: &[Option<Region>],
     weights: &DeviceBuffer,
     stream: &Stream,
 ) -> Result<(), Error> {
-    let host = HostBuffer::new(stream.device(), weights.len())?;
+    let host = HostBuffer::new(device, weights.len())?;
     // SAFETY: the buffer was just made, nothing else refers to it yet.
     let bytes = unsafe { host.bytes_mut() };
     for (step, region) in plan.steps.iter().zip(regions) {
@@ -109,7 +110,7 @@ fn upload(
             pack::fill(model, plan, step, region, bytes)?;
         }
     }
-    let uploaded = Event::new(stream.device())?;
+    let uploaded = Event::new(device)?;
     // SAFETY: both buffers outlive the copy, whose event is waited for below.
     unsafe { stream.copy_in(weights, &host, weights.len())? };
     uploaded.record(stream)?;
@@ -179,6 +180,6 @@ impl Program for CudaProgram {
     fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
         let graph = &self.graphs[run.slot][run.size];
         // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
-        stream.device().latch(unsafe { graph.launch(stream.raw()) })
+        unsafe { graph.launch(stream.raw()) }
     }
 }
