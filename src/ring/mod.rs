@@ -194,8 +194,7 @@ impl Core {
     fn submit(self: &Arc<Self>, staging: usize, lent: Lent, rows: usize) -> Result<Ticket, Error> {
         let enqueued = {
             let mut order = lock(&self.order);
-            let ready = self.device.healthy().and_then(|()| self.device.bind());
-            let enqueued = ready.and_then(|()| self.enqueue(&mut order, staging, lent, rows));
+            let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
             lock(&self.state).submitted(staging, lent, enqueued.is_ok());
             enqueued
         };

@@ -1,6 +1,6 @@
 //! The driver's state behind one lock, the way of every call through it, and the log.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -26,6 +26,8 @@ pub struct Driver {
     pub execs: Table<Vec<Node>>,
     pub device: Memory,
     pub host: Memory,
+    /// Contexts made current on all threads together.
+    pub pushed: usize,
     /// Threads that capture, and on what.
     pub capturing: Vec<(ThreadId, Handle)>,
     pub random: u64,
@@ -51,12 +53,13 @@ pub struct Config {
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
 
 thread_local! {
-    /// The context that is current on this thread; 0: none.
-    pub static CURRENT: Cell<Handle> = const { Cell::new(0) };
+    /// The contexts made current on this thread, the last one now.
+    pub static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls that do their work also when they fail, as the driver's do: nobody can call them again.
-const ENDINGS: [&str; 9] = [
+const ENDINGS: [&str; 10] = [
+    "cuCtxPopCurrent_v2",
     "cuStreamEndCapture",
     "cuStreamDestroy_v2",
     "cuEventDestroy_v2",
@@ -68,34 +71,24 @@ const ENDINGS: [&str; 9] = [
     "cuDevicePrimaryCtxRelease_v2",
 ];
 
-/// Calls that need no context to be current: they find it by their handle, or have to do with no context.
-const CONTEXT_FREE: [&str; 22] = [
-    "cuDriverGetVersion",
-    "cuInit",
-    "cuDeviceGetCount",
-    "cuDeviceGet",
-    "cuDeviceGetName",
-    "cuDeviceGetAttribute",
-    "cuDeviceTotalMem_v2",
-    "cuDevicePrimaryCtxRetain",
-    "cuDevicePrimaryCtxRelease_v2",
-    "cuCtxGetCurrent",
-    "cuCtxSetCurrent",
-    "cuEventRecord",
-    "cuStreamWaitEvent",
+/// Calls that make or load something in the current context. The others name what they work on, and with it its
+/// context; the driver does them whichever context is current.
+const IN_CURRENT_CONTEXT: [&str; 11] = [
+    "cuCtxGetStreamPriorityRange",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemGetInfo_v2",
+    "cuStreamCreateWithPriority",
+    "cuEventCreate",
+    "cuModuleLoadDataEx",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+    "cuFuncLoad",
     "cuStreamBeginCapture_v2",
-    "cuStreamEndCapture",
-    "cuStreamDestroy_v2",
-    "cuEventDestroy_v2",
-    "cuGraphInstantiateWithFlags",
-    "cuGraphUpload",
-    "cuGraphLaunch",
-    "cuGraphDestroy",
-    "cuGraphExecDestroy",
 ];
 
 /// Calls that a thread may make while it captures.
-const CAPTURABLE: [&str; 4] = ["cuLaunchKernelEx", "cuStreamEndCapture", "cuCtxGetCurrent", "cuCtxSetCurrent"];
+const CAPTURABLE: [&str; 2] = ["cuLaunchKernelEx", "cuStreamEndCapture"];
 
 /// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
@@ -141,6 +134,7 @@ impl Driver {
             execs: Table::new("exec", 0x6000_0000),
             device: Memory::new("device", 256),
             host: Memory::new("host", 4096),
+            pushed: 0,
             capturing: Vec::new(),
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
@@ -167,7 +161,8 @@ impl Driver {
         if !self.started && !["cuDriverGetVersion", "cuInit"].contains(&name) {
             return self.refuse(format!("{name} before cuInit"), NOT_INITIALIZED);
         }
-        if !CONTEXT_FREE.contains(&name) && !self.is_retained(CURRENT.get()) {
+        let current = CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0));
+        if IN_CURRENT_CONTEXT.contains(&name) && !self.is_retained(current) {
             return self.refuse(format!("{name} without a current context"), INVALID_CONTEXT);
         }
         let me = std::thread::current().id();
@@ -205,6 +200,9 @@ impl Driver {
         let pending: usize = self.streams.all().map(|(_, stream)| stream.queue.len()).sum();
         if pending > 0 {
             lines.push(format!("VIOLATION the context ends with {pending} operations under way"));
+        }
+        if self.pushed > 0 {
+            lines.push(format!("VIOLATION {} threads still have a context current", self.pushed));
         }
         lines.extend(self.streams.live().map(|(handle, _)| format!("LEAK {}", self.streams.name(handle))));
         lines.extend(self.events.live().map(|(handle, _)| format!("LEAK {}", self.events.name(handle))));

@@ -111,20 +111,25 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
-    call("cuCtxGetCurrent", |_| {
-        context.set(CURRENT.get());
+extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
+    call("cuCtxPushCurrent_v2", |driver| {
+        if !driver.is_retained(context) {
+            return driver.refuse(format!("context {context} made current, which is not retained"), INVALID_CONTEXT);
+        }
+        CURRENT.with_borrow_mut(|pushed| pushed.push(context));
+        driver.pushed += 1;
         Ok(String::new())
     })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
-    call("cuCtxSetCurrent", |driver| {
-        if context != 0 && !driver.is_retained(context) {
-            return driver.refuse(format!("context {context} made current, which is not retained"), INVALID_CONTEXT);
-        }
-        CURRENT.set(context);
+extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
+    call("cuCtxPopCurrent_v2", |driver| {
+        let Some(popped) = CURRENT.with_borrow_mut(Vec::pop) else {
+            return driver.refuse("no context is current".into(), INVALID_CONTEXT);
+        };
+        driver.pushed -= 1;
+        context.set(popped);
         Ok(String::new())
     })
 }

@@ -4,5 +4,4 @@ mod engine;
 mod harness;
 mod open;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "the problems, without running their references")]
 mod support;
