@@ -9,7 +9,7 @@ use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
 use crate::plan::{Choices, Plan};
-use crate::ring::{Batch, Core, RingSpec, Stage};
+use crate::ring::{Batch, Close, Core, RingSpec, Stage};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
@@ -137,6 +137,24 @@ impl Engine {
     /// [`Error::Fault`] if the device is out of use.
     pub fn credits(&self) -> Result<Credits, Error> {
         self.core.credits()
+    }
+
+    /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
+    /// [`Engine::acquire`] and [`Batch::submit`] answer [`Error::Closed`]; tickets are dealt with as `how` says. A
+    /// second call waits again, and changes nothing else.
+    ///
+    /// ```
+    /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
+    /// use std::time::Duration;
+    /// engine.close(trefoil::Close::Drain, Duration::from_secs(5))?;
+    /// assert!(matches!(engine.acquire(), Err(trefoil::Error::Closed)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device is out of use.
+    pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
+        self.core.close(how, limit)
     }
 
     /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of

@@ -45,5 +45,5 @@ mod tensor;
 pub use device::{Device, DeviceInfo, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error};
-pub use ring::{Batch, Output, Stage, Ticket};
+pub use ring::{Batch, Close, Output, Stage, Ticket};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};

@@ -1,98 +1,16 @@
 //! The ring on the CPU device: credits, order, drops, waits, and a long run from many threads.
 
+#[path = "support/echo.rs"]
+mod echo;
+
 use std::collections::HashSet;
-use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
-use trefoil::{Batch, Device, Engine, Error, Output, OutputKind, Shape, Target, Ticket};
-
-const SIDE: usize = 4;
-
-/// One convolution that multiplies by 255: with input bytes scaled to 0-1, outputs are the bytes that went in.
-fn echo() -> Model {
-    let mut graph = GraphBuilder::new(Shape::new(SIDE, SIDE, 1));
-    let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
-    let graph = graph.finish(x).unwrap();
-    let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])]).unwrap();
-    let input = Shape::new(SIDE, SIDE, 1);
-    let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };
-    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
-}
-
-fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
-    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features)
-}
-
-/// Writes a number into every row, another in each.
-fn fill(batch: &mut Batch, rows: usize, number: u32) {
-    for (index, row) in batch.rows_mut().take(rows).enumerate() {
-        row[..4].copy_from_slice(&number.to_le_bytes());
-        row[4] = index as u8;
-    }
-}
-
-/// The number that [`fill`] wrote, from every row of the result.
-fn read(output: &Output) -> u32 {
-    let numbers: HashSet<u32> = (0..output.rows())
-        .map(|index| {
-            let bytes: Vec<u8> = output.values(index).iter().map(|v| v.round() as u8).collect();
-            assert_eq!(bytes[4], index as u8, "rows changed places");
-            u32::from_le_bytes(bytes[..4].try_into().unwrap())
-        })
-        .collect();
-    assert_eq!(numbers.len(), 1, "rows of different submissions in one output: {numbers:?}");
-    numbers.into_iter().next().unwrap()
-}
-
-fn submit(engine: &Engine, rows: usize, number: u32) -> Result<Ticket, Error> {
-    let mut batch = engine.acquire()?;
-    fill(&mut batch, rows, number);
-    batch.submit(rows)
-}
-
-/// Resident memory of this process in bytes.
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
-    1024 * line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
-}
-
-#[test]
-fn a_hundred_thousand_submissions_from_eight_threads() {
-    const PRODUCERS: u32 = 8;
-    const EACH: u32 = 12_500;
-    let model = echo();
-    let engine = builder_on_cpu(&model).batch_sizes(&[1, 4]).staging(PRODUCERS as usize + 3).build().unwrap();
-    let early = Mutex::new(None);
-    thread::scope(|scope| {
-        for producer in 0..PRODUCERS {
-            let (engine, early) = (&engine, &early);
-            scope.spawn(move || {
-                let mut last: Option<(u32, Ticket)> = None;
-                for index in 0..EACH {
-                    let number = producer << 24 | index;
-                    let ticket = submit(engine, 1 + (index as usize) % 4, number).unwrap();
-                    if let Some((expected, ticket)) = last.replace((number, ticket)) {
-                        assert_eq!(read(&ticket.wait().unwrap()), expected);
-                    }
-                    if producer == 0 && index == EACH / 10 {
-                        *early.lock().unwrap() = Some(resident());
-                    }
-                }
-                let (expected, ticket) = last.unwrap();
-                assert_eq!(read(&ticket.wait().unwrap()), expected);
-            });
-        }
-    });
-    let growth = resident().saturating_sub(early.lock().unwrap().unwrap());
-    println!("memory growth from 10 % to 100 %: {} KiB", growth / 1024);
-    assert!(growth < 1 << 20, "memory grew by {growth} bytes");
-    let credits = engine.credits().unwrap();
-    assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 0));
-}
+use echo::{builder_on_cpu, echo, read, submit};
+use trefoil::model::Model;
+use trefoil::{Batch, Close, Device, Engine, Error, Output, OutputKind, Target, Ticket};
 
 #[test]
 fn producers_hold_unread_tickets_up_to_the_credits() {
@@ -216,6 +134,29 @@ fn tickets_and_outputs_outlive_the_engine() {
 }
 
 #[test]
+fn a_closed_engine_finishes_what_it_has_and_takes_no_more() {
+    let model = echo();
+    for how in [Close::Drain, Close::Abort] {
+        let engine = builder_on_cpu(&model).batch_sizes(&[1]).staging(8).build().unwrap();
+        let tickets: Vec<Ticket> = (0..4).map(|i| submit(&engine, 1, i).unwrap()).collect();
+        let late = engine.acquire().unwrap();
+        engine.close(how, Duration::from_secs(10)).unwrap();
+        assert!(matches!(late.submit(1), Err(Error::Closed)));
+        assert!(matches!(engine.acquire(), Err(Error::Closed)));
+        for (index, ticket) in tickets.into_iter().enumerate() {
+            match (how, ticket.wait()) {
+                (Close::Drain, Ok(output)) => assert_eq!(read(&output), index as u32),
+                (Close::Abort, Err(Error::Closed)) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let credits = engine.credits().unwrap();
+        assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 0));
+        engine.close(how, Duration::ZERO).unwrap();
+    }
+}
+
+#[test]
 fn zero_counts_are_errors_that_name_the_option() {
     let model = echo();
     let cpu = Device::open(Target::Cpu).unwrap();
@@ -254,4 +195,24 @@ fn the_public_types_are_send_and_sync_as_said() {
     sync::<Error>();
     send::<Batch>();
     send::<Ticket>();
+}
+
+#[test]
+fn two_engines_share_a_device() {
+    let model = echo();
+    let device = Device::open(Target::Cpu).unwrap();
+    let build = || Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[2]).build().unwrap();
+    let engines = [build(), build()];
+    thread::scope(|scope| {
+        for (index, engine) in engines.iter().enumerate() {
+            scope.spawn(move || {
+                for number in 0..500 {
+                    let number = (index as u32) << 24 | number;
+                    assert_eq!(read(&submit(engine, 2, number).unwrap().wait().unwrap()), number);
+                }
+            });
+        }
+    });
+    drop(engines);
+    assert!(device.fault().is_none());
 }

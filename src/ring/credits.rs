@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
+use super::Close;
 use crate::error::Credits;
 
 /// One use of a result buffer.
@@ -48,6 +49,8 @@ pub(super) struct State {
     results: Vec<ResultState>,
     /// Whether one of the blocked producers polls the oldest upload.
     pub polled: bool,
+    /// Set once, when the ring takes no more work.
+    pub closed: Option<Close>,
 }
 
 impl State {
@@ -60,6 +63,7 @@ impl State {
             free_results: (0..results).collect(),
             results: (0..results).map(|_| fresh()).collect(),
             polled: false,
+            closed: None,
         }
     }
 

@@ -47,6 +47,15 @@ pub use ticket::Ticket;
 use completion::Completion;
 use credits::{Lent, State};
 
+/// What becomes of the work in flight when a ring is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Close {
+    /// It is finished, and its tickets give their results.
+    Drain,
+    /// It is finished too, for the device cannot be stopped, but its tickets answer [`Error::Closed`].
+    Abort,
+}
+
 /// What a ring is made of.
 pub(crate) struct RingSpec {
     pub staging: usize,
@@ -168,6 +177,9 @@ impl Core {
             if let Err(fault) = self.reclaim_staging(&mut state) {
                 break Err(fault);
             }
+            if state.closed.is_some() {
+                break Err(Error::Closed);
+            }
             if let Some(lent) = state.take() {
                 break Ok(lent);
             }
@@ -190,10 +202,31 @@ impl Core {
         outcome.map(|(staging, result)| Batch::new(self.clone(), staging, result))
     }
 
+    /// Takes no more work, and waits until the device has finished what is in flight, up to `limit`.
+    pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
+        let start = Instant::now();
+        lock(&self.state).closed.get_or_insert(how);
+        self.changed.notify_all();
+        loop {
+            self.device.healthy()?;
+            let credits = self.credits()?;
+            if credits.in_flight == 0 {
+                return Ok(());
+            }
+            if start.elapsed() >= limit {
+                return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// Enqueues a filled batch of `rows`: the ten calls of the table above. Never waits for the device.
     fn submit(self: &Arc<Self>, staging: usize, lent: Lent, rows: usize) -> Result<Ticket, Error> {
         let enqueued = {
             let mut order = lock(&self.order);
+            if self.is_closed(staging, lent) {
+                return Err(Error::Closed);
+            }
             let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
             lock(&self.state).submitted(staging, lent, enqueued.is_ok());
             enqueued
@@ -202,6 +235,16 @@ impl Core {
             self.changed.notify_all();
         }
         enqueued.map(|()| Ticket::new(self.clone(), lent, rows))
+    }
+
+    /// Whether the ring takes no more work; then the credits of the batch that came too late are free again.
+    fn is_closed(&self, staging: usize, lent: Lent) -> bool {
+        let mut state = lock(&self.state);
+        let closed = state.closed.is_some();
+        if closed {
+            state.returned(staging, lent);
+        }
+        closed
     }
 
     fn enqueue(&self, order: &mut Order, staging: usize, lent: Lent, rows: usize) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::credits::Lent;
-use super::{Core, Output};
+use super::{Close, Core, Output};
 use crate::error::Error;
 use crate::sync::lock;
 
@@ -70,6 +70,10 @@ impl Ticket {
         let checked = waited.and_then(|()| self.core.device.healthy());
         let mut state = lock(&self.core.state);
         match checked.and_then(|()| self.core.reclaim_staging(&mut state)) {
+            Ok(()) if state.closed == Some(Close::Abort) => {
+                state.free(self.lent.result);
+                Err(Error::Closed)
+            }
             Ok(()) => {
                 state.read(self.lent.result);
                 drop(state);

@@ -182,3 +182,76 @@ impl Operands<'_> {
 fn stored(tensor: &Tensor) -> Shape {
     Shape { channels: tensor.stored_channels, ..tensor.shape }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::pack;
+    use super::*;
+    use crate::model::Model;
+    use crate::plan::{Choices, Limits, Request, plan};
+    use crate::tensor::InputFormat;
+
+    const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
+
+    fn launches_of(limits: &Limits, batch: usize, output: OutputKind) -> (Plan, Vec<Launch>) {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/efficientnet-lite0");
+        let model = Model::open(model).unwrap();
+        let request = Request {
+            limits,
+            batch,
+            input: InputFormat::U8Nhwc,
+            preprocessing: model.preprocessing(),
+            output,
+            choices: &Choices::default(),
+        };
+        let plan = plan(model.graph(), &request).unwrap();
+        let (regions, _) = pack::regions(&plan);
+        let launches = launches(&plan, &regions, &ADDRESSES).unwrap();
+        (plan, launches)
+    }
+
+    #[test]
+    fn every_step_becomes_a_launch_that_the_gpu_takes() {
+        for limits in [Limits::a100(), Limits::rtx4090(), Limits::h200()] {
+            for batch in [1, 3, 32, 256, 1024] {
+                let (plan, launches) = launches_of(&limits, batch, OutputKind::TopK(5));
+                assert_eq!(launches.len(), plan.steps.len());
+                for (step, launch) in plan.steps.iter().zip(&launches) {
+                    let [x, y, z] = launch.grid;
+                    let name = &step.name;
+                    assert!((1..=0x7fff_ffff).contains(&x) && y == 1 && z == 1, "{name}: grid {:?}", launch.grid);
+                    assert!(launch.block[0] % 32 == 0 && launch.block[0] <= 1024, "{name}: block {:?}", launch.block);
+                    let granted = limits.shared_bytes;
+                    assert!(
+                        launch.shared_bytes as usize <= granted,
+                        "{name} on {limits}: {} bytes",
+                        launch.shared_bytes
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_beyond_the_kernels_indices_is_an_error_that_names_the_step() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/efficientnet-lite0");
+        let model = Model::open(model).unwrap();
+        let limits = Limits::h200();
+        let request = Request {
+            limits: &limits,
+            batch: 1 << 20,
+            input: InputFormat::U8Nhwc,
+            preprocessing: model.preprocessing(),
+            output: OutputKind::Logits,
+            choices: &Choices::default(),
+        };
+        let plan = plan(model.graph(), &request).unwrap();
+        let (regions, _) = pack::regions(&plan);
+        match launches(&plan, &regions, &ADDRESSES) {
+            Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),
+            other => panic!("{:?}", other.map(|l| l.len())),
+        }
+    }
+}
