@@ -1,5 +1,7 @@
 //! The CUDA device on a stand-in for the driver library: no GPU is needed. See `tests/fake_cuda/lib.rs`.
 
+#![cfg(feature = "cuda")]
+
 mod engine;
 mod harness;
 mod open;
