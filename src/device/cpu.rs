@@ -186,10 +186,6 @@ impl EventState {
 }
 
 impl Backend for Cpu {
-    fn bind(&self) -> Result<(), Error> {
-        Ok(())
-    }
-
     fn stream_create(&self, _priority: Priority, name: &str) -> Result<u64, Error> {
         let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
         let (served, broken) = (queue.clone(), self.broken.clone());

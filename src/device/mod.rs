@@ -81,10 +81,6 @@ pub(crate) enum Priority {
 /// Memory named in a copy stays allocated, and is not touched by the host in conflict with the copy, until an event
 /// recorded behind the copy is done.
 pub(crate) trait Backend: Send + Sync {
-    /// Makes the device current on the calling thread, where devices have such a thing. Called before work is
-    /// enqueued; everything that allocates does it by itself.
-    fn bind(&self) -> Result<(), Error>;
-
     /// Makes a stream that orders its work by itself and with no other stream. `name` is what profilers show.
     fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error>;
     /// # Safety
@@ -213,11 +209,6 @@ impl Device {
             #[cfg(feature = "cuda")]
             Kind::Cuda(cuda) => &**cuda,
         }
-    }
-
-    /// See [`Backend::bind`].
-    pub(crate) fn bind(&self) -> Result<(), Error> {
-        self.latch(self.backend().bind())
     }
 
     /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.

@@ -31,7 +31,6 @@ impl Core {
         for row in held[0].rows_mut() {
             random.fill(row, self.spec.input.dtype);
         }
-        self.device.bind()?;
         let source = held[0].staging();
         for slot in 0..self.slots() {
             self.run_stage(Stage::CopyIn, source, slot, self.batch_sizes().len() - 1, &self.copy_in)?;

@@ -227,8 +227,7 @@ impl Core {
             if self.is_closed(staging, lent) {
                 return Err(Error::Closed);
             }
-            let ready = self.device.healthy().and_then(|()| self.device.bind());
-            let enqueued = ready.and_then(|()| self.enqueue(&mut order, staging, lent, rows));
+            let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
             lock(&self.state).submitted(staging, lent, enqueued.is_ok());
             enqueued
         };

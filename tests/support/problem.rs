@@ -65,17 +65,7 @@ impl Case {
     /// values before: NaN for float inputs, so that whatever reads what it should not gives NaN.
     pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
         let tell = |e: trefoil::Error| format!("{}: {e}", self.name);
-        let model = Model::new(self.graph.clone(), self.weights_again(), self.preprocessing.clone(), Vec::new());
-        let model = model.map_err(tell)?;
-        let engine = Engine::builder(&model)
-            .on(device)
-            .batch_sizes(&[self.rows.len()])
-            .slots(1)
-            .input(self.input)
-            .output(self.output)
-            .choices(choices)
-            .build()
-            .map_err(tell)?;
+        let engine = self.build(device, choices).map_err(tell)?;
         self.submit(&engine, |batch| batch.rows_mut().for_each(|row| row.fill(0xff))).map_err(tell)?;
         let output = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
         let storage = if device.info().target == "cpu" { Storage::F32 } else { Storage::F16 };
@@ -83,6 +73,19 @@ impl Case {
             self.check(storage, row, &output).map_err(|e| format!("{}, row {row}: {e}", self.name))?;
         }
         Ok(())
+    }
+
+    /// An engine for all rows at once.
+    pub fn build(&self, device: &Device, choices: Choices) -> Result<Engine, trefoil::Error> {
+        let model = Model::new(self.graph.clone(), self.weights_again(), self.preprocessing.clone(), Vec::new())?;
+        Engine::builder(&model)
+            .on(device)
+            .batch_sizes(&[self.rows.len()])
+            .slots(1)
+            .input(self.input)
+            .output(self.output)
+            .choices(choices)
+            .build()
     }
 
     /// The reference for f16 must be near the one for f32: within 2 % of the largest value and of the tolerance.

@@ -1,6 +1,6 @@
 //! The device's primary context, shared with a host program's own CUDA.
 
-use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use cudarc::driver::sys;
@@ -10,9 +10,10 @@ use crate::error::Error;
 
 /// A retained primary context.
 ///
-/// Handles know their context, but allocations, copies and launches also need it to be *current* on the calling
-/// thread. [`Context::bind`] asks the driver and sets it where it is not: one cheap call, made when something is built
-/// and once for each submission, so that a host program may switch devices on the same thread in between.
+/// Whatever makes or loads something happens in the context that is *current* on the calling thread: see
+/// [`Context::enter`]. Every other call names a stream, event, graph or address, and with it its context: copies,
+/// launches, records, waits and frees do their work whichever context is current, also with none. So a submission
+/// spends no call on it, any thread may submit, wait or drop, and a host program's own current context stays as it is.
 pub(super) struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
@@ -24,9 +25,12 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-thread_local! {
-    /// Whether this thread has had a context bound by trefoil; waiting on events asks no more than that.
-    static BOUND: Cell<bool> = const { Cell::new(false) };
+/// While it lives, the context is current on the thread; then the one before is again.
+#[must_use]
+pub(super) struct Entered<'a> {
+    context: &'a Context,
+    /// It belongs to its thread.
+    _not_send: PhantomData<*const ()>,
 }
 
 impl Context {
@@ -58,22 +62,21 @@ impl Context {
         Call { device: &self.target }
     }
 
-    /// Makes the context current on this thread, whatever was current before.
-    pub fn bind(&self) -> Result<(), Error> {
-        let mut current = null_mut();
-        // SAFETY: the pointer is to a live handle.
-        unsafe { cu!(self.call(), cuCtxGetCurrent(&mut current))? };
-        if current != self.raw {
-            // SAFETY: the context is retained until self is dropped.
-            unsafe { cu!(self.call(), cuCtxSetCurrent(self.raw))? };
-        }
-        BOUND.set(true);
-        Ok(())
+    /// Makes the context current on this thread until the result is dropped.
+    pub fn enter(&self) -> Result<Entered<'_>, Error> {
+        // SAFETY: the context is retained until self is dropped.
+        unsafe { cu!(self.call(), cuCtxPushCurrent_v2(self.raw))? };
+        Ok(Entered { context: self, _not_send: PhantomData })
     }
+}
 
-    /// Makes sure that this thread has a context at all: what calls on events need.
-    pub fn bind_thread(&self) -> Result<(), Error> {
-        if BOUND.get() { Ok(()) } else { self.bind() }
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut left = null_mut();
+        // SAFETY: `enter` pushed the context on this thread; the pointer is to a live handle.
+        if let Err(error) = at_exit(unsafe { cu!(self.context.call(), cuCtxPopCurrent_v2(&mut left)) }) {
+            log::error!("leaving the context: {error}");
+        }
     }
 }
 

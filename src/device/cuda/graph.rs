@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::Cuda;
 use super::driver::{at_exit, cu};
-use super::{Backend, Cuda};
 use crate::error::Error;
 
 /// An instantiated graph. Whoever has it also owns every buffer that it addresses.
@@ -24,7 +24,7 @@ impl Graph {
     /// Captures what `enqueue` enqueues on `stream`, and makes it launchable. The capture is thread-local: other
     /// threads of the host program go on with their own CUDA calls. It is ended also if `enqueue` fails.
     pub fn capture(cuda: &Arc<Cuda>, stream: u64, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
-        cuda.bind()?;
+        let _entered = cuda.enter()?;
         let stream = stream as sys::CUstream;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live and owned by the caller, who enqueues nothing else on it meanwhile.
@@ -65,7 +65,7 @@ impl Drop for Captured<'_> {
             return;
         }
         // SAFETY: captured once, destroyed once; an instantiated copy does not need it.
-        if let Err(error) = unsafe { cu!(self.cuda.call(), cuGraphDestroy(self.raw)) } {
+        if let Err(error) = at_exit(unsafe { cu!(self.cuda.call(), cuGraphDestroy(self.raw)) }) {
             log::error!("dropping a captured graph: {error}");
         }
     }
@@ -89,9 +89,9 @@ impl EndCapture<'_> {
 impl Drop for EndCapture<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let mut graph = null_mut();
-            // SAFETY: as in `end`; a broken capture gives no graph.
-            let _ = unsafe { sys::cuStreamEndCapture(self.stream, &mut graph) };
+            let mut graph = Captured { raw: null_mut(), cuda: self.cuda };
+            // SAFETY: as in `end`. What a panic left of the capture is destroyed; the panic is reported, not this.
+            let _ = unsafe { cu!(self.cuda.call(), cuStreamEndCapture(self.stream, &mut graph.raw)) };
         }
     }
 }

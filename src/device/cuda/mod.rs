@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 
 use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Priority};
 use crate::error::Error;
-use context::Context;
+use context::{Context, Entered};
 use driver::{Call, cu};
 
 pub(crate) use graph::Graph;
@@ -30,18 +30,23 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<(Self, DeviceInfo), Error> {
         let driver_version = driver::start(ordinal)?;
         let (context, device) = Context::retain(ordinal)?;
-        context.bind()?;
-        let call = context.call();
+        let info = describe(context.call(), device, ordinal, driver_version)?;
         let mut priorities = [0, 0];
         let [low, high] = &mut priorities;
-        // SAFETY: a context is current and both pointers are to live integers.
-        unsafe { cu!(call, cuCtxGetStreamPriorityRange(low, high))? };
-        let info = describe(call, device, ordinal, driver_version)?;
+        let entered = context.enter()?;
+        // SAFETY: the context is current and both pointers are to live integers.
+        unsafe { cu!(context.call(), cuCtxGetStreamPriorityRange(low, high))? };
+        drop(entered);
         Ok((Self { context, priorities }, info))
     }
 
     fn call(&self) -> Call<'_> {
         self.context.call()
+    }
+
+    /// See [`Context::enter`].
+    fn enter(&self) -> Result<Entered<'_>, Error> {
+        self.context.enter()
     }
 
     /// Launches one kernel: `args` is its one by-value struct, 16-byte aligned.
@@ -76,7 +81,7 @@ impl Cuda {
 
     /// Bytes of device memory that nobody has.
     fn free_bytes(&self) -> Result<u64, Error> {
-        self.bind()?;
+        let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; both pointers are to live integers.
         unsafe { cu!(self.call(), cuMemGetInfo_v2(&mut free, &mut total))? };
@@ -148,12 +153,8 @@ fn describe(call: Call<'_>, device: i32, ordinal: usize, driver_version: u32) ->
 }
 
 impl Backend for Cuda {
-    fn bind(&self) -> Result<(), Error> {
-        self.context.bind()
-    }
-
     fn stream_create(&self, priority: Priority, _name: &str) -> Result<u64, Error> {
-        self.bind()?;
+        let _entered = self.enter()?;
         let [low, high] = self.priorities;
         let priority = match priority {
             Priority::Normal => low,
@@ -173,7 +174,7 @@ impl Backend for Cuda {
 
     fn event_create(&self, timing: bool) -> Result<u64, Error> {
         use sys::CUevent_flags as F;
-        self.bind()?;
+        let _entered = self.enter()?;
         let no_timing = if timing { 0 } else { F::CU_EVENT_DISABLE_TIMING as u32 };
         let mut event = null_mut();
         // SAFETY: the context is current; the pointer is to a live handle.
@@ -197,7 +198,6 @@ impl Backend for Cuda {
     }
 
     unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
-        self.context.bind_thread()?;
         // SAFETY: the caller passes a live event of this context.
         match unsafe { sys::cuEventQuery(event as sys::CUevent) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -206,13 +206,11 @@ impl Backend for Cuda {
     }
 
     unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
-        self.context.bind_thread()?;
         // SAFETY: the caller passes a live event of this context.
         unsafe { cu!(self.call(), cuEventSynchronize(event as sys::CUevent)) }
     }
 
     unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error> {
-        self.context.bind_thread()?;
         let mut ms = 0.0;
         // SAFETY: the caller passes live events of this context; the pointer is to a live float.
         unsafe { cu!(self.call(), cuEventElapsedTime_v2(&mut ms, start as sys::CUevent, end as sys::CUevent))? };
@@ -220,7 +218,7 @@ impl Backend for Cuda {
     }
 
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
-        self.bind()?;
+        let _entered = self.enter()?;
         let mut ptr = null_mut();
         // SAFETY: the context is current; the pointer is to a live pointer.
         unsafe { cu!(self.call(), cuMemHostAlloc(&mut ptr, bytes, sys::CU_MEMHOSTALLOC_PORTABLE)) }
@@ -232,13 +230,12 @@ impl Backend for Cuda {
     }
 
     unsafe fn host_free(&self, ptr: NonNull<u8>, _bytes: usize) -> Result<(), Error> {
-        self.context.bind_thread()?;
         // SAFETY: the caller passes what `host_alloc` returned, once, with no work referring to it.
         driver::at_exit(unsafe { cu!(self.call(), cuMemFreeHost(ptr.as_ptr().cast())) })
     }
 
     fn device_alloc(&self, bytes: usize) -> Result<u64, Error> {
-        self.bind()?;
+        let _entered = self.enter()?;
         let mut addr = 0;
         // SAFETY: the context is current; the pointer is to a live integer.
         unsafe { cu!(self.call(), cuMemAlloc_v2(&mut addr, bytes)) }
@@ -247,7 +244,6 @@ impl Backend for Cuda {
     }
 
     unsafe fn device_free(&self, addr: u64, _bytes: usize) -> Result<(), Error> {
-        driver::at_exit(self.bind())?;
         // SAFETY: the caller passes what `device_alloc` returned, once, with no work referring to it.
         driver::at_exit(unsafe { cu!(self.call(), cuMemFree_v2(addr)) })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::Cuda;
 use super::driver::{at_exit, cu};
-use super::{Backend, Cuda};
 use crate::error::Error;
 
 /// A loaded module.
@@ -39,7 +39,7 @@ impl Module {
     /// Loads PTX text that ends with a NUL.
     pub fn load(cuda: &Arc<Cuda>, name: &str, image: &[u8]) -> Result<Arc<Self>, Error> {
         assert_eq!(image.last(), Some(&0), "the driver reads PTX up to a NUL");
-        cuda.bind()?;
+        let _entered = cuda.enter()?;
         let mut complaints = [0_u8; LOG_BYTES];
         let mut options =
             [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -59,7 +59,7 @@ impl Module {
     /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory, and loads its code now rather than at its
     /// first launch.
     pub fn function(self: &Arc<Self>, entry: &str, shared_bytes: u32) -> Result<Function, Error> {
-        let call = self.cuda.call();
+        let (call, _entered) = (self.cuda.call(), self.cuda.enter()?);
         let name = CString::new(entry).map_err(|_| Error::Internal { what: format!("entry name {entry:?}") })?;
         let mut raw = null_mut();
         // SAFETY: the module is loaded; the name ends with a NUL.

@@ -1,0 +1,244 @@
+//! The driver's state behind one lock, the way of every call through it, and the log.
+
+use std::cell::RefCell;
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::{LazyLock, Mutex};
+use std::thread::ThreadId;
+
+use crate::ffi::*;
+use crate::memory::Memory;
+use crate::module::{Function, Module, Node};
+use crate::stream::{Event, Stream};
+use crate::table::Table;
+
+pub struct Driver {
+    pub config: Config,
+    pub started: bool,
+    /// How often each device's primary context is retained.
+    pub retained: Vec<u32>,
+    pub streams: Table<Stream>,
+    pub events: Table<Event>,
+    pub modules: Table<Module>,
+    pub functions: Table<Function>,
+    pub graphs: Table<Vec<Node>>,
+    pub execs: Table<Vec<Node>>,
+    pub device: Memory,
+    pub host: Memory,
+    /// Contexts made current on all threads together.
+    pub pushed: usize,
+    /// Threads that capture, and on what.
+    pub capturing: Vec<(ThreadId, Handle)>,
+    pub random: u64,
+    calls: usize,
+    failing: bool,
+    /// The status that the call under way gives in the end, although it does its work.
+    pub injected: Option<Code>,
+    log: Option<File>,
+}
+
+pub struct Config {
+    pub version: i32,
+    pub devices: i32,
+    pub capability: i32,
+    pub memory: usize,
+    pub held: bool,
+    pub ptx_error: Option<String>,
+    fail_call: Option<String>,
+    fail_code: Code,
+    sticky: bool,
+}
+
+static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
+
+thread_local! {
+    /// The contexts made current on this thread, the last one now.
+    pub static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls that do their work also when they fail, as the driver's do: nobody can call them again.
+const ENDINGS: [&str; 10] = [
+    "cuCtxPopCurrent_v2",
+    "cuStreamEndCapture",
+    "cuStreamDestroy_v2",
+    "cuEventDestroy_v2",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuModuleUnload",
+    "cuMemFree_v2",
+    "cuMemFreeHost",
+    "cuDevicePrimaryCtxRelease_v2",
+];
+
+/// Calls that make or load something in the current context. The others name what they work on, and with it its
+/// context; the driver does them whichever context is current.
+const IN_CURRENT_CONTEXT: [&str; 11] = [
+    "cuCtxGetStreamPriorityRange",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemGetInfo_v2",
+    "cuStreamCreateWithPriority",
+    "cuEventCreate",
+    "cuModuleLoadDataEx",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+    "cuFuncLoad",
+    "cuStreamBeginCapture_v2",
+];
+
+/// Calls that a thread may make while it captures.
+const CAPTURABLE: [&str; 2] = ["cuLaunchKernelEx", "cuStreamEndCapture"];
+
+/// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
+pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
+    let mut driver = DRIVER.lock().expect("no call panics");
+    driver.calls += 1;
+    driver.injected = driver.injects(name);
+    let short = name.trim_end_matches("_v2");
+    if let Some(code) = driver.injected.filter(|_| !ENDINGS.contains(&name)) {
+        driver.write(&format!("{short} = {code} injected"));
+        return code;
+    }
+    let done = driver.admits(name).and_then(|()| body(&mut driver));
+    match (done, driver.injected.take()) {
+        (Ok(line), None) => {
+            driver.write(format!("{short} {line}").trim_end());
+            SUCCESS
+        }
+        (Err(code), None) => {
+            driver.write(&format!("{short} = {code}"));
+            code
+        }
+        (done, Some(code)) => {
+            driver.write(&format!("{short} {} = {code} injected", done.unwrap_or_default()));
+            code
+        }
+    }
+}
+
+impl Driver {
+    fn new() -> Self {
+        let config = Config::read();
+        let log = env::var_os("FAKE_CUDA_LOG").map(|path| {
+            OpenOptions::new().create(true).append(true).open(path).expect("FAKE_CUDA_LOG names a file to append to")
+        });
+        Self {
+            started: false,
+            retained: vec![0; config.devices as usize],
+            streams: Table::new("stream", 0x1000_0000),
+            events: Table::new("event", 0x2000_0000),
+            modules: Table::new("module", 0x3000_0000),
+            functions: Table::new("function", 0x4000_0000),
+            graphs: Table::new("graph", 0x5000_0000),
+            execs: Table::new("exec", 0x6000_0000),
+            device: Memory::new("device", 256),
+            host: Memory::new("host", 4096),
+            pushed: 0,
+            capturing: Vec::new(),
+            random: env_number("FAKE_CUDA_SEED", 1) as u64,
+            calls: 0,
+            failing: false,
+            injected: None,
+            log,
+            config,
+        }
+    }
+
+    /// Whether the call `name`, just counted, is to fail.
+    fn injects(&mut self, name: &str) -> Option<Code> {
+        let config = &self.config;
+        let due = config.fail_call.as_ref().is_some_and(|which| match which.parse::<usize>() {
+            Ok(number) => number == self.calls,
+            Err(_) => which == name,
+        });
+        self.failing = due || (self.failing && config.sticky);
+        self.failing.then_some(config.fail_code)
+    }
+
+    /// What must hold before any call but the first ones.
+    fn admits(&mut self, name: &str) -> Result<(), Code> {
+        if !self.started && !["cuDriverGetVersion", "cuInit"].contains(&name) {
+            return self.refuse(format!("{name} before cuInit"), NOT_INITIALIZED);
+        }
+        let current = CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0));
+        if IN_CURRENT_CONTEXT.contains(&name) && !self.is_retained(current) {
+            return self.refuse(format!("{name} without a current context"), INVALID_CONTEXT);
+        }
+        let me = std::thread::current().id();
+        if self.capturing.iter().any(|(thread, _)| *thread == me) && !CAPTURABLE.contains(&name) {
+            return self.refuse(format!("{name} while the thread captures"), CAPTURE_UNSUPPORTED);
+        }
+        Ok(())
+    }
+
+    /// Whether `context` is the primary context of a device, and alive. Contexts are numbered from 1.
+    pub fn is_retained(&self, context: Handle) -> bool {
+        context != 0 && self.retained.get(context - 1).is_some_and(|&times| times > 0)
+    }
+
+    /// Reports a violation and gives the status that the call ends with.
+    pub fn refuse<T>(&mut self, what: String, code: Code) -> Result<T, Code> {
+        self.write(&format!("VIOLATION {what}"));
+        Err(code)
+    }
+
+    /// Passes a look-up on; a failed one is a violation.
+    pub fn valid<T>(&mut self, found: Result<T, String>) -> Result<T, Code> {
+        found.or_else(|what| self.refuse(what, INVALID_HANDLE))
+    }
+
+    pub fn write(&mut self, line: &str) {
+        if let Some(log) = &mut self.log {
+            log.write_all(format!("{line}\n").as_bytes()).expect("the log can be written");
+        }
+    }
+
+    /// The last reference to the last context went: reports all that is still there.
+    pub fn report_leaks(&mut self) {
+        let mut lines = Vec::new();
+        let pending: usize = self.streams.all().map(|(_, stream)| stream.queue.len()).sum();
+        if pending > 0 {
+            lines.push(format!("VIOLATION the context ends with {pending} operations under way"));
+        }
+        if self.pushed > 0 {
+            lines.push(format!("VIOLATION {} threads still have a context current", self.pushed));
+        }
+        lines.extend(self.streams.live().map(|(handle, _)| format!("LEAK {}", self.streams.name(handle))));
+        lines.extend(self.events.live().map(|(handle, _)| format!("LEAK {}", self.events.name(handle))));
+        lines.extend(self.modules.live().map(|(handle, _)| format!("LEAK {}", self.modules.name(handle))));
+        lines.extend(self.graphs.live().map(|(handle, _)| format!("LEAK {}", self.graphs.name(handle))));
+        lines.extend(self.execs.live().map(|(handle, _)| format!("LEAK {}", self.execs.name(handle))));
+        lines.extend(self.device.live().chain(self.host.live()).map(|name| format!("LEAK {name}")));
+        lines.iter().for_each(|line| self.write(line));
+    }
+}
+
+impl Config {
+    fn read() -> Self {
+        Self {
+            version: env_number("FAKE_CUDA_VERSION", 13000) as i32,
+            devices: env_number("FAKE_CUDA_DEVICES", 1) as i32,
+            capability: env_number("FAKE_CUDA_CAPABILITY", 90) as i32,
+            memory: env_number("FAKE_CUDA_MEMORY", 1 << 30),
+            held: env::var("FAKE_CUDA_EVENTS").is_ok_and(|value| value == "held"),
+            ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
+            fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok(),
+            fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,
+            sticky: env::var("FAKE_CUDA_FAIL_STICKY").is_ok_and(|value| value == "1"),
+        }
+    }
+}
+
+fn env_number(name: &str, default: usize) -> usize {
+    env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+/// A context that is never released is a leak as well.
+pub extern "C" fn at_exit() {
+    let mut driver = DRIVER.lock().expect("no call panics");
+    if driver.retained.iter().any(|&times| times > 0) {
+        driver.write("LEAK context");
+        driver.report_leaks();
+    }
+}

@@ -1,0 +1,513 @@
+//! The driver's functions, all in one list. Each checks its handles, does its work, and gives its line for the log.
+#![allow(non_snake_case, reason = "the driver's names")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Once;
+
+use crate::driver::{CURRENT, call};
+use crate::ffi::*;
+use crate::module::{Function, Module};
+use crate::stream::{Event, Operation, Stream};
+
+// Devices and contexts ---------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
+    call("cuDriverGetVersion", |driver| {
+        version.set(driver.config.version);
+        Ok(format!("-> {}", driver.config.version))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuInit(_flags: u32) -> Code {
+    call("cuInit", |driver| {
+        driver.started = true;
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
+    call("cuDeviceGetCount", |driver| {
+        count.set(driver.config.devices);
+        Ok(format!("-> {}", driver.config.devices))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
+    call("cuDeviceGet", |driver| {
+        if !(0..driver.config.devices).contains(&ordinal) {
+            return driver.refuse(format!("device {ordinal} of {}", driver.config.devices), INVALID_DEVICE);
+        }
+        device.set(ordinal);
+        Ok(format!("{ordinal}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetName(name: *mut c_char, bytes: c_int, _device: c_int) -> Code {
+    call("cuDeviceGetName", |driver| {
+        let text = c"Fake GPU".to_bytes_with_nul();
+        if (bytes as usize) < text.len() {
+            return driver.refuse(format!("{bytes} bytes for a name"), INVALID_VALUE);
+        }
+        // SAFETY: the driver's contract: `name` has room for `bytes`, and the text is no longer, just checked.
+        unsafe { name.copy_from_nonoverlapping(text.as_ptr().cast(), text.len()) };
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: u32, _device: c_int) -> Code {
+    call("cuDeviceGetAttribute", |driver| {
+        let found = match attribute {
+            16 => 8,                             // multiprocessors
+            75 => driver.config.capability / 10, // major
+            76 => driver.config.capability % 10, // minor
+            97 => 227 << 10,                     // shared memory that a block may ask for
+            _ => return driver.refuse(format!("attribute {attribute}, which the fake does not know"), INVALID_VALUE),
+        };
+        value.set(found);
+        Ok(format!("{attribute} -> {found}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, _device: c_int) -> Code {
+    call("cuDeviceTotalMem_v2", |driver| {
+        bytes.set(driver.config.memory);
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: c_int) -> Code {
+    unsafe extern "C" {
+        safe fn atexit(callback: extern "C" fn()) -> c_int;
+    }
+    static LOOK_AT_EXIT: Once = Once::new();
+    LOOK_AT_EXIT.call_once(|| assert_eq!(atexit(crate::driver::at_exit), 0));
+    call("cuDevicePrimaryCtxRetain", |driver| {
+        driver.retained[device as usize] += 1;
+        context.set(device as usize + 1);
+        Ok(format!("{device}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
+    call("cuDevicePrimaryCtxRelease_v2", |driver| {
+        if !driver.is_retained(device as usize + 1) {
+            return driver.refuse(format!("context {device} released more often than retained"), INVALID_CONTEXT);
+        }
+        driver.retained[device as usize] -= 1;
+        if driver.retained.iter().all(|&times| times == 0) {
+            driver.report_leaks();
+        }
+        Ok(format!("{device}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
+    call("cuCtxPushCurrent_v2", |driver| {
+        if !driver.is_retained(context) {
+            return driver.refuse(format!("context {context} made current, which is not retained"), INVALID_CONTEXT);
+        }
+        CURRENT.with_borrow_mut(|pushed| pushed.push(context));
+        driver.pushed += 1;
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
+    call("cuCtxPopCurrent_v2", |driver| {
+        let Some(popped) = CURRENT.with_borrow_mut(Vec::pop) else {
+            return driver.refuse("no context is current".into(), INVALID_CONTEXT);
+        };
+        driver.pushed -= 1;
+        context.set(popped);
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) -> Code {
+    call("cuCtxGetStreamPriorityRange", |_| {
+        least.set(0);
+        greatest.set(-5);
+        Ok(String::new())
+    })
+}
+
+// Memory -----------------------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) -> Code {
+    call("cuMemAlloc_v2", |driver| {
+        if bytes == 0 {
+            return driver.refuse("an allocation of nothing".into(), INVALID_VALUE);
+        }
+        if bytes > driver.config.memory - driver.device.used() {
+            return Err(OUT_OF_MEMORY);
+        }
+        let (start, name) = driver.device.allocate(bytes);
+        address.set(start as u64);
+        Ok(format!("{bytes} -> {name}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> Code {
+    call("cuMemFree_v2", |driver| {
+        let address = address as usize;
+        driver.check_idle(address)?;
+        let freed = driver.device.free(address);
+        driver.valid(freed)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
+    call("cuMemGetInfo_v2", |driver| {
+        free.set(driver.config.memory - driver.device.used());
+        total.set(driver.config.memory);
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostAlloc(address: Out<usize>, bytes: usize, flags: u32) -> Code {
+    call("cuMemHostAlloc", |driver| {
+        if bytes == 0 {
+            return driver.refuse("an allocation of nothing".into(), INVALID_VALUE);
+        }
+        let (start, name) = driver.host.allocate(bytes);
+        address.set(start);
+        Ok(format!("{bytes} flags {flags} -> {name}"))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(address: usize) -> Code {
+    call("cuMemFreeHost", |driver| {
+        driver.check_idle(address)?;
+        let freed = driver.host.free(address);
+        driver.valid(freed)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(dst: u64, src: usize, bytes: usize, stream: Handle) -> Code {
+    call("cuMemcpyHtoDAsync_v2", |driver| {
+        let dst = dst as usize;
+        let (to, from) = (driver.device.find(dst, bytes), driver.host.find(src, bytes));
+        let (to, from) = (driver.valid(to)?, driver.valid(from)?);
+        driver.enqueue(stream, Operation::Copy { dst, src, bytes })?;
+        Ok(format!("{from} -> {to} {bytes} bytes {}", driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoHAsync_v2(dst: usize, src: u64, bytes: usize, stream: Handle) -> Code {
+    call("cuMemcpyDtoHAsync_v2", |driver| {
+        let src = src as usize;
+        let (to, from) = (driver.host.find(dst, bytes), driver.device.find(src, bytes));
+        let (to, from) = (driver.valid(to)?, driver.valid(from)?);
+        driver.enqueue(stream, Operation::Copy { dst, src, bytes })?;
+        Ok(format!("{from} -> {to} {bytes} bytes {}", driver.streams.name(stream)))
+    })
+}
+
+// Streams and events -----------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreateWithPriority(stream: Out<Handle>, flags: u32, priority: c_int) -> Code {
+    call("cuStreamCreateWithPriority", |driver| {
+        let handle = driver.streams.add(Stream::default());
+        stream.set(handle);
+        Ok(format!("flags {flags} priority {priority} -> {}", driver.streams.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Code {
+    call("cuStreamDestroy_v2", |driver| {
+        let ended = driver.streams.end(stream).map(|_| ());
+        driver.valid(ended)?;
+        Ok(driver.streams.name(stream))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) -> Code {
+    call("cuStreamWaitEvent", |driver| {
+        let found = driver.events.get(event).map(|event| event.recorded);
+        let recording = driver.valid(found)?;
+        driver.enqueue(stream, Operation::Wait { event, recording })?;
+        Ok(format!("{} {}", driver.streams.name(stream), driver.events.name(event)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventCreate(event: Out<Handle>, flags: u32) -> Code {
+    call("cuEventCreate", |driver| {
+        let handle = driver.events.add(Event { timing: flags & 2 == 0, recorded: 0, done: 0 });
+        event.set(handle);
+        Ok(format!("flags {flags} -> {}", driver.events.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
+    call("cuEventDestroy_v2", |driver| {
+        let ended = driver.events.end(event).map(|_| ());
+        driver.valid(ended)?;
+        Ok(driver.events.name(event))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
+    call("cuEventRecord", |driver| {
+        let found = driver.events.get(event).map(|event| {
+            event.recorded += 1;
+            event.recorded
+        });
+        let recording = driver.valid(found)?;
+        driver.enqueue(stream, Operation::Record { event, recording })?;
+        Ok(format!("{} {}", driver.events.name(event), driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventQuery(event: Handle) -> Code {
+    call("cuEventQuery", |driver| {
+        driver.step();
+        let found = driver.events.get(event).map(|event| event.done >= event.recorded);
+        match driver.valid(found)? {
+            true => Ok(driver.events.name(event)),
+            false => Err(NOT_READY),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventSynchronize(event: Handle) -> Code {
+    call("cuEventSynchronize", |driver| {
+        driver.finish(event)?;
+        Ok(driver.events.name(event))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuEventElapsedTime_v2(ms: Out<f32>, start: Handle, end: Handle) -> Code {
+    call("cuEventElapsedTime_v2", |driver| {
+        for event in [start, end] {
+            let found = driver.events.get(event).map(|event| (event.timing, event.done == event.recorded));
+            match driver.valid(found)? {
+                (true, true) => {}
+                (false, _) => return driver.refuse("the time of an event without timing".into(), INVALID_HANDLE),
+                (_, false) => return Err(NOT_READY),
+            }
+        }
+        ms.set(1.0);
+        Ok(format!("{} {}", driver.events.name(start), driver.events.name(end)))
+    })
+}
+
+// Modules and launches ---------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleLoadDataEx(
+    module: Out<Handle>,
+    image: *const c_char,
+    count: u32,
+    options: *const u32,
+    values: *const *mut c_void,
+) -> Code {
+    /// CU_JIT_ERROR_LOG_BUFFER, followed by its size.
+    const ERROR_LOG: [u32; 2] = [5, 6];
+    call("cuModuleLoadDataEx", |driver| {
+        // SAFETY: the driver's contract: PTX ends with a NUL; there are `count` options and values.
+        let (ptx, options, values) = unsafe {
+            let options = std::slice::from_raw_parts(options, count as usize);
+            (CStr::from_ptr(image), options, std::slice::from_raw_parts(values, count as usize))
+        };
+        if let Some(complaint) = &driver.config.ptx_error {
+            if options == ERROR_LOG && complaint.len() < values[1].addr() {
+                // SAFETY: the second value is the size of the buffer that the first points to; the text is shorter.
+                unsafe { values[0].cast::<u8>().copy_from(complaint.as_ptr(), complaint.len()) };
+            }
+            return Err(INVALID_PTX);
+        }
+        let Some(read) = Module::parse(&ptx.to_string_lossy()) else {
+            return driver.refuse("PTX that the fake cannot read".into(), INVALID_PTX);
+        };
+        let kernels = read.kernels.len();
+        let handle = driver.modules.add(read);
+        module.set(handle);
+        Ok(format!("{kernels} kernels -> {}", driver.modules.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleUnload(module: Handle) -> Code {
+    call("cuModuleUnload", |driver| {
+        let ended = driver.modules.end(module).map(|_| ());
+        driver.valid(ended)?;
+        Ok(driver.modules.name(module))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleGetFunction(function: Out<Handle>, module: Handle, name: *const c_char) -> Code {
+    call("cuModuleGetFunction", |driver| {
+        // SAFETY: the driver's contract: the name ends with a NUL.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        let found = driver.modules.get(module).map(|m| m.kernels.iter().find(|k| k.name == name).cloned());
+        let kernel = driver.valid(found)?.ok_or(NOT_FOUND)?;
+        let handle = driver.functions.add(Function { module, kernel, shared_bytes: 48 << 10, loaded: false });
+        function.set(handle);
+        Ok(format!("{} {name} -> {}", driver.modules.name(module), driver.functions.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncSetAttribute(function: Handle, attribute: u32, value: c_int) -> Code {
+    call("cuFuncSetAttribute", |driver| {
+        if attribute != 8 || !(0..=227 << 10).contains(&value) {
+            return driver.refuse(format!("attribute {attribute} of a function set to {value}"), INVALID_VALUE);
+        }
+        let found = driver.functions.get(function).map(|function| function.shared_bytes = value as u32);
+        driver.valid(found)?;
+        Ok(format!("{} shared {value}", driver.functions.name(function)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncLoad(function: Handle) -> Code {
+    call("cuFuncLoad", |driver| {
+        let found = driver.functions.get(function).map(|function| function.loaded = true);
+        driver.valid(found)?;
+        Ok(driver.functions.name(function))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuLaunchKernelEx(
+    config: *const LaunchConfig,
+    function: Handle,
+    parameters: *const *const u8,
+    _extra: *const c_void,
+) -> Code {
+    call("cuLaunchKernelEx", |driver| {
+        // SAFETY: the driver's contract: the configuration is live, and so is the array of pointers to the kernel's
+        // parameters, of which ours have one.
+        let (config, argument) = unsafe { (&*config, *parameters) };
+        let node = driver.node(config, function, argument)?;
+        let line = format!("{} {:?} {:?} {}", node.kernel(), config.grid, config.block, config.shared_bytes);
+        let me = std::thread::current().id();
+        let captures_here = driver.capturing.contains(&(me, config.stream));
+        let found = driver.streams.get(config.stream).map(|stream| stream.captured.as_mut());
+        match found {
+            Ok(Some(captured)) if captures_here => captured.push(node),
+            Ok(None) if driver.capturing.iter().all(|(thread, _)| *thread != me) => {
+                driver.enqueue(config.stream, Operation::Run(vec![node]))?;
+            }
+            Ok(_) => return driver.refuse("a launch past the capture".into(), CAPTURE_INVALIDATED),
+            Err(what) => return driver.refuse(what, INVALID_HANDLE),
+        }
+        Ok(format!("{line} {}", driver.streams.name(config.stream)))
+    })
+}
+
+// Graphs -----------------------------------------------------------------------------------------------------------
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> Code {
+    const THREAD_LOCAL: u32 = 1;
+    call("cuStreamBeginCapture_v2", |driver| {
+        if mode != THREAD_LOCAL {
+            return driver.refuse(format!("capture mode {mode}, which stops other threads' calls"), INVALID_VALUE);
+        }
+        let found = driver.streams.get(stream).map(|stream| stream.captured.replace(Vec::new()).is_some());
+        if driver.valid(found)? {
+            return driver.refuse("a capture on a stream that captures".into(), INVALID_VALUE);
+        }
+        driver.capturing.push((std::thread::current().id(), stream));
+        Ok(format!("{} thread-local", driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) -> Code {
+    call("cuStreamEndCapture", |driver| {
+        let me = std::thread::current().id();
+        let Some(index) = driver.capturing.iter().position(|capture| *capture == (me, stream)) else {
+            return driver.refuse("the end of a capture that this thread did not begin".into(), INVALID_VALUE);
+        };
+        driver.capturing.swap_remove(index);
+        let found = driver.streams.get(stream).map(|stream| stream.captured.take());
+        let nodes = driver.valid(found)?.unwrap_or_default();
+        if driver.injected.is_some() {
+            graph.set(0);
+            return Err(CAPTURE_INVALIDATED);
+        }
+        let count = nodes.len();
+        let handle = driver.graphs.add(nodes);
+        graph.set(handle);
+        Ok(format!("{} -> {} of {count}", driver.streams.name(stream), driver.graphs.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphInstantiateWithFlags(exec: Out<Handle>, graph: Handle, _flags: u64) -> Code {
+    call("cuGraphInstantiateWithFlags", |driver| {
+        let found = driver.graphs.get(graph).cloned();
+        let nodes = driver.valid(found)?;
+        let handle = driver.execs.add(nodes);
+        exec.set(handle);
+        Ok(format!("{} -> {}", driver.graphs.name(graph), driver.execs.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphUpload(exec: Handle, stream: Handle) -> Code {
+    call("cuGraphUpload", |driver| {
+        let found = driver.execs.get(exec).map(|_| ()).and(driver.streams.get(stream).map(|_| ()));
+        driver.valid(found)?;
+        Ok(format!("{} {}", driver.execs.name(exec), driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> Code {
+    call("cuGraphLaunch", |driver| {
+        let found = driver.execs.get(exec).cloned();
+        let nodes = driver.valid(found)?;
+        driver.enqueue(stream, Operation::Run(nodes))?;
+        Ok(format!("{} {}", driver.execs.name(exec), driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphDestroy(graph: Handle) -> Code {
+    call("cuGraphDestroy", |driver| {
+        let ended = driver.graphs.end(graph).map(|_| ());
+        driver.valid(ended)?;
+        Ok(driver.graphs.name(graph))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphExecDestroy(exec: Handle) -> Code {
+    call("cuGraphExecDestroy", |driver| {
+        let ended = driver.execs.end(exec).map(|_| ());
+        driver.valid(ended)?;
+        Ok(driver.execs.name(exec))
+    })
+}

@@ -1,0 +1,46 @@
+//! What crosses the border: statuses, handles, pointers to results, and the launch configuration.
+
+use std::ffi::c_void;
+
+/// A driver status.
+pub type Code = u32;
+
+pub const SUCCESS: Code = 0;
+pub const INVALID_VALUE: Code = 1;
+pub const OUT_OF_MEMORY: Code = 2;
+pub const NOT_INITIALIZED: Code = 3;
+pub const INVALID_DEVICE: Code = 101;
+pub const INVALID_CONTEXT: Code = 201;
+pub const INVALID_PTX: Code = 218;
+pub const INVALID_HANDLE: Code = 400;
+pub const NOT_FOUND: Code = 500;
+pub const NOT_READY: Code = 600;
+pub const ILLEGAL_ADDRESS: Code = 700;
+pub const CAPTURE_UNSUPPORTED: Code = 900;
+pub const CAPTURE_INVALIDATED: Code = 901;
+
+/// A stream, event, module, ...: a number that no real pointer has.
+pub type Handle = usize;
+
+/// Where a call leaves a result.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    pub fn set(&self, value: T) {
+        assert!(!self.0.is_null(), "a null pointer for a result");
+        // SAFETY: the driver's contract: the caller passes a pointer to a T that it may write; not null, just checked.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// The driver's `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub stream: Handle,
+    pub attributes: *const c_void,
+    pub attribute_count: u32,
+}

@@ -1,0 +1,103 @@
+//! Modules, kernels and the nodes of graphs: PTX is read as far as a launch can be checked against it.
+
+use crate::driver::Driver;
+use crate::ffi::*;
+
+pub struct Module {
+    pub kernels: Vec<Kernel>,
+}
+
+/// What PTX says of an entry point.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    pub name: String,
+    /// Size of its one parameter.
+    pub argument_bytes: usize,
+    /// Threads that a block may have.
+    pub threads: u32,
+}
+
+pub struct Function {
+    pub module: Handle,
+    pub kernel: Kernel,
+    /// Dynamic shared memory that it may have.
+    pub shared_bytes: u32,
+    pub loaded: bool,
+}
+
+/// A launch in a graph: its function's module, and the device blocks that its argument points into.
+#[derive(Clone)]
+pub struct Node {
+    kernel: String,
+    module: Handle,
+    blocks: Vec<usize>,
+}
+
+impl Module {
+    /// Reads the entry points of PTX text: `.entry NAME( .param ... NAME_param_0[BYTES] ) .maxntid X, Y, Z`.
+    pub fn parse(ptx: &str) -> Option<Self> {
+        ptx.lines().find(|line| line.starts_with(".version "))?;
+        let kernels = ptx.split(".entry ").skip(1).map(|entry| {
+            let (name, rest) = entry.split_once('(')?;
+            let (parameters, rest) = rest.split_once(')')?;
+            let argument_bytes = parameters.split_once('[')?.1.split_once(']')?.0.parse().ok()?;
+            let bounds = rest.split_once(".maxntid ")?.1.lines().next()?;
+            let threads = bounds.split(',').map(|n| n.trim().parse::<u32>()).product::<Result<u32, _>>().ok()?;
+            Some(Kernel { name: name.trim().to_owned(), argument_bytes, threads })
+        });
+        kernels.collect::<Option<Vec<_>>>().map(|kernels| Self { kernels })
+    }
+}
+
+impl Driver {
+    /// Checks a launch against its kernel, and notes what its argument addresses.
+    pub fn node(&mut self, config: &LaunchConfig, function: Handle, argument: *const u8) -> Result<Node, Code> {
+        let found = self.functions.get(function).map(|f| (f.kernel.clone(), f.module, f.shared_bytes, f.loaded));
+        let (kernel, module, most_shared, loaded) = self.valid(found)?;
+        let live = self.modules.get(module).map(|_| ());
+        self.valid(live)?;
+        let threads: u32 = config.block.iter().product();
+        let wrong = if !loaded {
+            Some("a function that is not loaded yet")
+        } else if config.grid.contains(&0) || threads == 0 {
+            Some("an empty grid or block")
+        } else if threads > kernel.threads {
+            Some("more threads than .maxntid")
+        } else if config.shared_bytes > most_shared {
+            Some("more shared memory than was asked for")
+        } else if argument.is_null() || !argument.addr().is_multiple_of(16) {
+            Some("an argument that is not aligned to 16 bytes")
+        } else if !config.attributes.is_null() || config.attribute_count != 0 {
+            Some("launch attributes")
+        } else {
+            None
+        };
+        if let Some(wrong) = wrong {
+            return self.refuse(format!("launch of {} with {wrong}", kernel.name), INVALID_VALUE);
+        }
+        // SAFETY: the driver's contract: the argument is as long as the kernel's parameter.
+        let argument = unsafe { std::slice::from_raw_parts(argument, kernel.argument_bytes) };
+        let words = argument.chunks_exact(8).map(|word| usize::from_ne_bytes(word.try_into().expect("eight bytes")));
+        let mut blocks: Vec<usize> = words.filter_map(|word| self.device.index_of(word)).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        Ok(Node { kernel: kernel.name, module, blocks })
+    }
+
+    /// Kernels do nothing, but what they run from and address must still be there.
+    pub fn check_run(&mut self, nodes: &[Node]) {
+        for node in nodes {
+            let unloaded = self.modules.get(node.module).err();
+            let freed = node.blocks.iter().any(|&block| !self.device.is_live(block));
+            if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
+                self.write(&format!("VIOLATION {} runs: {what}", node.kernel));
+            }
+        }
+    }
+}
+
+impl Node {
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+}

@@ -1,0 +1,109 @@
+//! Streams and events: work runs in stream order, at once or as late as it may.
+
+use std::collections::VecDeque;
+
+use crate::driver::Driver;
+use crate::ffi::*;
+use crate::memory::Memory;
+use crate::module::Node;
+use crate::table::Table;
+
+#[derive(Default)]
+pub struct Stream {
+    pub queue: VecDeque<Operation>,
+    /// What was captured so far, while the stream captures.
+    pub captured: Option<Vec<Node>>,
+}
+
+pub struct Event {
+    pub timing: bool,
+    /// How often it was recorded, and the last of these recordings that is done.
+    pub recorded: u64,
+    pub done: u64,
+}
+
+pub enum Operation {
+    Copy { dst: usize, src: usize, bytes: usize },
+    Record { event: Handle, recording: u64 },
+    Wait { event: Handle, recording: u64 },
+    Run(Vec<Node>),
+}
+
+impl Driver {
+    /// Puts an operation behind what is on the stream, which must not capture.
+    pub fn enqueue(&mut self, stream: Handle, operation: Operation) -> Result<(), Code> {
+        let found = self.streams.get(stream).map(|stream| stream.captured.is_some());
+        if self.valid(found)? {
+            return self.refuse("work that is not captured, on a capturing stream".into(), CAPTURE_UNSUPPORTED);
+        }
+        self.streams.get(stream).expect("just found").queue.push_back(operation);
+        while !self.config.held && self.step() {}
+        Ok(())
+    }
+
+    /// Runs one operation of one of the streams that have one ready; whether there was any.
+    pub fn step(&mut self) -> bool {
+        let is_ready = |operation: &Operation, events: &mut Table<Event>| match operation {
+            Operation::Wait { event, recording } => events.ever(*event).done >= *recording,
+            _ => true,
+        };
+        let fronts = self.streams.all().filter_map(|(handle, stream)| Some((handle, stream.queue.front()?)));
+        let ready = fronts.filter(|(_, front)| is_ready(front, &mut self.events)).map(|(handle, _)| handle);
+        let ready: Vec<Handle> = ready.collect();
+        if ready.is_empty() {
+            return false;
+        }
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let chosen = ready[(self.random >> 33) as usize % ready.len()];
+        let operation = self.streams.ever(chosen).queue.pop_front().expect("it is ready");
+        self.run(operation);
+        true
+    }
+
+    /// Runs work until `event` is done.
+    pub fn finish(&mut self, event: Handle) -> Result<(), Code> {
+        loop {
+            let found = self.events.get(event).map(|event| event.done >= event.recorded);
+            if self.valid(found)? {
+                return Ok(());
+            }
+            if !self.step() {
+                return self.refuse("a wait that never ends".into(), ILLEGAL_ADDRESS);
+            }
+        }
+    }
+
+    fn run(&mut self, operation: Operation) {
+        match operation {
+            Operation::Copy { dst, src, bytes } => {
+                // SAFETY: both ranges were found in live blocks when the copy was enqueued, and a block that pending
+                // work names is not freed, see `check_idle`.
+                unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes) }
+            }
+            Operation::Record { event, recording } => {
+                let event = self.events.ever(event);
+                event.done = event.done.max(recording);
+            }
+            Operation::Wait { .. } => {}
+            Operation::Run(nodes) => self.check_run(&nodes),
+        }
+    }
+
+    /// Refuses to free the block at `start` while enqueued copies name it.
+    pub fn check_idle(&mut self, start: usize) -> Result<(), Code> {
+        let same = |address: usize| {
+            let of = |memory: &Memory, address| memory.index_of(address);
+            let (device, host) = (of(&self.device, start), of(&self.host, start));
+            device.is_some() && of(&self.device, address) == device || host.is_some() && of(&self.host, address) == host
+        };
+        let names = |operation: &Operation| match operation {
+            Operation::Copy { dst, src, .. } => same(*dst) || same(*src),
+            _ => false,
+        };
+        let busy = self.streams.all().any(|(_, stream)| stream.queue.iter().any(names));
+        match busy {
+            true => self.refuse("memory freed while a copy of it is under way".into(), ILLEGAL_ADDRESS),
+            false => Ok(()),
+        }
+    }
+}

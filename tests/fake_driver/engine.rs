@@ -1,0 +1,262 @@
+//! Whole engines: the calls of one batch, a failure of each call, late and reordered work, drops, memory that runs out.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::{Device, Engine, Error, Shape, Stage, Target};
+
+use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
+use crate::support;
+
+/// One step of every kind: both convolutions, sum, pools, classifier.
+fn small_model() -> Model {
+    let mut graph = GraphBuilder::new(Shape::new(12, 10, 3));
+    let x = graph.conv2d("stem", graph.input(), 16, Window::square(3, 2, 1));
+    let depthwise = Conv2d { groups: 16, ..Conv2d::named("depthwise", 16, Window::square(3, 1, 1)) };
+    let y = graph.conv2d_with("depthwise", x, depthwise);
+    let x = graph.add("sum", x, y);
+    let x = graph.max_pool("pool", x, Window::square(2, 2, 0));
+    let x = graph.global_avg_pool("mean", x);
+    let x = graph.linear("classifier", x, 5);
+    let graph = graph.finish(x).unwrap();
+    let weights = Weights::from_tensors([
+        ("stem.weight", vec![16, 3, 3, 3], vec![0.5; 16 * 27]),
+        ("depthwise.weight", vec![16, 1, 3, 3], vec![0.5; 16 * 9]),
+        ("classifier.weight", vec![5, 16], vec![0.5; 5 * 16]),
+        ("classifier.bias", vec![5], vec![0.5; 5]),
+    ]);
+    Model::new(graph, weights.unwrap(), Preprocessing::new(Shape::new(12, 10, 3)), Vec::new()).unwrap()
+}
+
+fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
+    Engine::builder(model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).build()
+}
+
+/// Device memory as the stand-in gives it; kernels leave it so.
+const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
+
+/// Builds an engine and runs four batches.
+fn one_batch(device: &Device) -> Result<(), Error> {
+    let model = small_model();
+    let engine = build(&model, device)?;
+    let mut first = None;
+    for round in 0..4 {
+        mark(&format!("acquire {round}"));
+        let mut batch = engine.acquire()?;
+        if round == 0 {
+            assert!(batch.rows_mut().all(|row| row.iter().all(|&byte| byte == 0)), "page-locked memory is not zeroed");
+        }
+        batch.row_mut(0).fill(round);
+        mark(&format!("submit {round}"));
+        let ticket = batch.submit(3)?;
+        mark(&format!("wait {round}"));
+        let output = ticket.wait()?;
+        assert!((0..3).all(|row| output.values(row).iter().all(|&value| value == POISON)), "the download is missing");
+        mark(&format!("done {round}"));
+        first.get_or_insert(output);
+    }
+    mark("drop");
+    drop((engine, first));
+    Ok(())
+}
+
+fn one_clean_batch() {
+    one_batch(&Device::open(Target::Cuda(0)).unwrap()).unwrap();
+}
+
+#[test]
+fn the_calls_of_one_batch_are_as_kept() {
+    let report = Scenario::new("engine::the_calls_of_one_batch_are_as_kept", one_clean_batch).run(&[]);
+    report.assert_clean();
+    let mut kept = String::new();
+    // The fourth submission is the first to a slot that was used before; that slot's first result is still held.
+    for (round, what) in [(0, "the first batch"), (3, "the first batch of a used slot")] {
+        let submit = report.between(&format!("submit {round}"), &format!("wait {round}"));
+        assert!(submit.len() <= 12, "{} driver calls in one submission", submit.len());
+        kept.push_str(&format!("# {what}: submit\n{}\n", submit.join("\n")));
+        let wait = report.between(&format!("wait {round}"), &format!("done {round}"));
+        kept.push_str(&format!("# {what}: wait\n{}\n", wait.join("\n")));
+    }
+    compare_with_kept(&kept, "one_batch.log");
+}
+
+#[test]
+fn steady_state_makes_and_loads_nothing() {
+    let report = Scenario::new("engine::steady_state_makes_and_loads_nothing", one_clean_batch).run(&[]);
+    report.assert_clean();
+    let steady = report.between("acquire 0", "done 3");
+    let made = steady.iter().filter(|call| call.contains("->") && !call.starts_with("cuMemcpy"));
+    assert_eq!(made.count(), 0, "{report}");
+    let synchronous = ["cuStreamSynchronize", "cuCtxSynchronize", "cuFuncLoad", "cuMemGetInfo"];
+    assert!(!steady.iter().any(|call| synchronous.iter().any(|name| call.starts_with(name))), "{report}");
+}
+
+#[test]
+fn every_call_may_fail_once() {
+    fail_each_call("engine::every_call_may_fail_once", "0");
+}
+
+#[test]
+fn every_call_may_be_the_devices_last() {
+    fail_each_call("engine::every_call_may_be_the_devices_last", "1");
+}
+
+/// A failed call is an error of its own name, or harmless if it was to free something; nothing panics, nothing is used
+/// or freed twice, and all handles are freed. Memory is freed too, but after a fault, when nothing proves that the
+/// device is done with it.
+fn fail_each_call(name: &'static str, sticky: &str) {
+    let scenario = Scenario::new(name, || {
+        let opened = Device::open(Target::Cuda(0));
+        match opened.as_ref().map_err(Error::clone).and_then(one_batch) {
+            Ok(()) => {}
+            Err(error @ (Error::Driver { .. } | Error::Internal { .. } | Error::Fault { .. })) => println!("{error}"),
+            Err(error) => panic!("{error:?}"),
+        }
+        if opened.is_ok_and(|device| device.fault().is_some()) {
+            println!("faulted");
+        }
+    });
+    let report = scenario.run(&[]);
+    let is_call = |line: &&String| line.starts_with("cu");
+    let operations: Vec<&String> = report.assert_clean().log.iter().filter(is_call).collect();
+    let before_drop = report.log.iter().take_while(|line| *line != "# drop").filter(is_call).count();
+    assert!(before_drop > 150, "only {before_drop} calls");
+    for_each_number(operations.len(), |call| {
+        let number = call.to_string();
+        let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", &number), ("FAKE_CUDA_FAIL_STICKY", sticky)]);
+        report.assert_sound();
+        let operation = operations[call - 1].split(' ').next().unwrap();
+        let frees = ["Destroy", "Free", "Unload", "Pop", "Release"].iter().any(|word| operation.contains(word));
+        let said = report.stdout.contains(&format!("{operation} failed with CUDA_ERROR_LAUNCH_FAILED"));
+        assert!(said || frees || call > before_drop, "call {call}, {operation}: {report}");
+        let faulted = report.stdout.contains("faulted");
+        let may_stay = |leak: &&String| faulted && (leak.starts_with("device") || leak.starts_with("host"));
+        assert!(
+            report.leaks.iter().all(|leak| may_stay(&leak)),
+            "call {call}, {operation}: {:?}\n{report}",
+            report.leaks
+        );
+    });
+}
+
+/// Work that runs as late as it may, in many orders of the streams, while threads submit, wait, and drop tickets.
+#[test]
+fn late_work_never_meets_freed_memory() {
+    let scenario = Scenario::new("engine::late_work_never_meets_freed_memory", || {
+        let model = small_model();
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let engine = build(&model, &device).unwrap();
+        thread::scope(|scope| {
+            for producer in 0..3 {
+                let engine = &engine;
+                scope.spawn(move || {
+                    for round in 0..20 {
+                        let ticket = engine.acquire().unwrap().submit(1 + (producer + round) % 4).unwrap();
+                        if round % 3 != 0 {
+                            assert_eq!(ticket.wait().unwrap().values(0)[0], POISON);
+                        }
+                    }
+                });
+            }
+        });
+        let last = engine.acquire().unwrap().submit(4).unwrap();
+        drop((engine, device));
+        // Neither the thread that built it nor the ring's own ends it.
+        thread::spawn(move || drop(last.wait().unwrap())).join().unwrap();
+        wait_for_release();
+    });
+    for_each_number(8, |seed| {
+        scenario.run(&[("FAKE_CUDA_EVENTS", "held"), ("FAKE_CUDA_SEED", &seed.to_string())]).assert_clean();
+    });
+}
+
+#[test]
+fn memory_that_runs_out_says_what_would_fit() {
+    let scenario = Scenario::new("engine::memory_that_runs_out_says_what_would_fit", || {
+        let model = small_model();
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let Err(Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch, .. }) =
+            Engine::builder(&model).on(&device).batch_sizes(&[2048]).build()
+        else {
+            panic!("2 MiB are not enough")
+        };
+        assert!(needed_bytes > 2 << 20 && free_bytes <= 2 << 20, "{needed_bytes} needed, {free_bytes} free");
+        assert!(device.fault().is_none(), "running out of memory is no fault");
+        let fitting = fitting_batch.expect("a smaller batch fits");
+        Engine::builder(&model).on(&device).batch_sizes(&[fitting]).build().unwrap();
+    });
+    scenario.run(&[("FAKE_CUDA_MEMORY", "2097152")]).assert_clean();
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_shows_the_compilers_log() {
+    let scenario = Scenario::new("engine::a_kernel_that_does_not_compile_shows_the_compilers_log", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let error = build(&small_model(), &device).unwrap_err().to_string();
+        for part in ["cuModuleLoadDataEx", "CUDA_ERROR_INVALID_PTX", "line 7: no such thing"] {
+            assert!(error.contains(part), "{error}");
+        }
+    });
+    scenario.run(&[("FAKE_CUDA_PTX_ERROR", "line 7: no such thing")]).assert_clean();
+}
+
+/// Two devices in turn on the same threads: each call finds its own context.
+#[test]
+fn two_devices_share_threads() {
+    let scenario = Scenario::new("engine::two_devices_share_threads", || {
+        let model = small_model();
+        let devices = [0, 1].map(|ordinal| Device::open(Target::Cuda(ordinal)).unwrap());
+        let engines = devices.map(|device| build(&model, &device).unwrap());
+        for _ in 0..3 {
+            let tickets = engines.each_ref().map(|engine| engine.acquire().unwrap().submit(2).unwrap());
+            tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+        }
+        let [first, second] = engines;
+        drop(first);
+        drop(second.acquire().unwrap().submit(1).unwrap().wait().unwrap());
+    });
+    scenario.run(&[("FAKE_CUDA_DEVICES", "2")]).assert_clean();
+}
+
+#[test]
+fn stages_are_timed_by_events() {
+    let scenario = Scenario::new("engine::stages_are_timed_by_events", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let engine = build(&small_model(), &device).unwrap();
+        for stage in [Stage::CopyIn, Stage::Compute, Stage::CopyOut] {
+            assert_eq!(engine.measure(stage, 4, 3).unwrap(), [1e-3; 3]);
+        }
+    });
+    scenario.run(&[("FAKE_CUDA_EVENTS", "held")]).assert_clean();
+}
+
+/// The stand-in compares each launch with its kernel's PTX: argument size, threads, shared memory, live buffers.
+#[test]
+fn every_operation_launches_within_its_kernels_limits() {
+    let scenario = Scenario::new("engine::every_operation_launches_within_its_kernels_limits", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let mut engines = 0;
+        for case in support::operations::all() {
+            let tiles = trefoil::plan::ConvTile::ALL.into_iter().filter_map(|tile| case.choices(tile));
+            for choices in std::iter::once(trefoil::plan::Choices::new()).chain(tiles) {
+                let engine = case.build(&device, choices).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+                drop(engine.acquire().unwrap().submit(case.rows.len()).unwrap().wait().unwrap());
+                engines += 1;
+            }
+        }
+        assert!(engines > 100, "only {engines} engines");
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+fn compare_with_kept(text: &str, name: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var("TREFOIL_BLESS").is_ok_and(|value| value == "1") {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "the calls are not as kept in {}:\n{text}", path.display());
+}

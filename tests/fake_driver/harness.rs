@@ -1,0 +1,193 @@
+//! Runs a test's body in a process of its own, whose driver library is the stand-in of `tests/fake_cuda/`.
+
+use std::env;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Names the scenario that a child process is to run.
+const SCENARIO: &str = "TREFOIL_SCENARIO";
+
+/// A test whose body runs in child processes: `Scenario::new("name of the test", || body)`.
+pub struct Scenario {
+    name: &'static str,
+}
+
+/// What a child process left behind.
+#[derive(Debug)]
+pub struct ChildReport {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    /// One line a driver call.
+    pub log: Vec<String>,
+    /// What must not happen, see `tests/fake_cuda/lib.rs`.
+    pub violations: Vec<String>,
+    /// What was alive when the context was released.
+    pub leaks: Vec<String>,
+}
+
+impl Scenario {
+    /// In the test's own process gives the scenario, to run children of; in a child runs the body and ends the
+    /// process. `name` is the name of the test.
+    pub fn new(name: &'static str, body: impl FnOnce()) -> Self {
+        if env::var(SCENARIO).is_ok_and(|scenario| scenario == name) {
+            body();
+            std::process::exit(0);
+        }
+        Self { name }
+    }
+
+    /// Runs the body in a child process with these variables for the stand-in.
+    pub fn run(&self, variables: &[(&str, &str)]) -> ChildReport {
+        self.run_in(library_folder(), variables)
+    }
+
+    /// Runs the body where no driver library is found.
+    pub fn without_driver(&self) -> ChildReport {
+        self.run_in(Path::new("/nonexistent"), &[])
+    }
+
+    fn run_in(&self, folder: &Path, variables: &[(&str, &str)]) -> ChildReport {
+        static RUNS: AtomicUsize = AtomicUsize::new(0);
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        let log = env::temp_dir().join(format!("trefoil-{}-{run}.log", std::process::id()));
+        let _ = fs::remove_file(&log);
+        let output = Command::new(env::current_exe().unwrap())
+            .args([self.name, "--exact", "--nocapture", "--test-threads=1"])
+            .env(SCENARIO, self.name)
+            .env("LD_LIBRARY_PATH", folder)
+            .env("FAKE_CUDA_LOG", &log)
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let _ = fs::remove_file(&log);
+        let of = |prefix: &str| text.lines().filter_map(|l| l.strip_prefix(prefix)).map(str::to_owned).collect();
+        ChildReport {
+            status: output.status,
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            violations: of("VIOLATION "),
+            leaks: of("LEAK "),
+            log: text.lines().map(str::to_owned).collect(),
+        }
+    }
+}
+
+impl ChildReport {
+    /// The body ran to its end, did nothing that it must not, and freed all that it made.
+    pub fn assert_clean(&self) -> &Self {
+        self.assert_sound();
+        assert_eq!(self.leaks, [""; 0], "{self}");
+        self
+    }
+
+    /// The body ran to its end and did nothing that it must not.
+    pub fn assert_sound(&self) -> &Self {
+        assert!(self.status.success(), "{}\n{self}", self.status);
+        assert_eq!(self.violations, [""; 0], "{self}");
+        self
+    }
+
+    /// The driver calls between two [`mark`]s, or after the last one.
+    pub fn between(&self, start: &str, end: &str) -> Vec<&str> {
+        let is = |line: &&str, name: &str| line.strip_prefix("# ") == Some(name);
+        let lines = self.log.iter().map(String::as_str);
+        let after: Vec<&str> = lines.skip_while(|line| !is(line, start)).skip(1).collect();
+        assert!(after.iter().any(|line| is(line, end)), "no marks {start} and {end}:\n{self}");
+        after.into_iter().take_while(|line| !is(line, end)).filter(|line| !line.starts_with('#')).collect()
+    }
+
+    /// Driver calls in all.
+    pub fn calls(&self) -> usize {
+        self.log.iter().filter(|line| line.starts_with("cu")).count()
+    }
+}
+
+impl std::fmt::Display for ChildReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tail = self.log.len().saturating_sub(30);
+        write!(f, "{}\n{}\nlast calls:\n{}", self.stdout, self.stderr, self.log[tail..].join("\n"))
+    }
+}
+
+/// In a child: puts a line into the log, to find the calls around it by.
+pub fn mark(name: &str) {
+    let log = env::var("FAKE_CUDA_LOG").unwrap();
+    let mut log = fs::OpenOptions::new().append(true).create(true).open(log).unwrap();
+    log.write_all(format!("# {name}\n").as_bytes()).unwrap();
+}
+
+/// In a child: waits until a ring's own thread, which may hold the device longest, has let it go.
+pub fn wait_for_release() {
+    let log = env::var("FAKE_CUDA_LOG").unwrap();
+    let count = |text: &str, call: &str| text.lines().filter(|line| line.starts_with(call)).count();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let text = fs::read_to_string(&log).unwrap();
+        if count(&text, "cuDevicePrimaryCtxRetain") == count(&text, "cuDevicePrimaryCtxRelease") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the context is never released");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `each` for every number from 1 to `last`, on a few threads.
+pub fn for_each_number(last: usize, each: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(1);
+    let workers = thread::available_parallelism().map_or(2, |n| n.get());
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&number| number <= last) {
+                    each(number);
+                }
+            });
+        }
+    });
+}
+
+/// A folder that has the stand-in as `libcuda.so`; it is built if it is missing or older than its source.
+fn library_folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let profile = env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
+        let built = profile.join("examples/libfake_cuda.so");
+        if !is_fresh(&built) {
+            build(&profile);
+        }
+        let folder = profile.join("fake_driver");
+        fs::create_dir_all(&folder).unwrap();
+        match std::os::unix::fs::symlink(&built, folder.join("libcuda.so")) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{error}"),
+            _ => folder,
+        }
+    })
+}
+
+fn is_fresh(library: &Path) -> bool {
+    let age = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda")).unwrap();
+    let newest = sources.filter_map(|entry| age(&entry.unwrap().path())).max();
+    age(library) > newest
+}
+
+/// `cargo test` builds the stand-in with the other examples; `cargo test --test fake_driver` does not.
+fn build(profile: &Path) {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--example", "fake_cuda", "--manifest-path"]);
+    cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
+    cargo.arg("--target-dir").arg(profile.parent().unwrap());
+    match profile.file_name().unwrap().to_str().unwrap() {
+        "debug" => {}
+        name => drop(cargo.args(["--profile", name])),
+    }
+    assert!(cargo.status().unwrap().success(), "the stand-in for the driver library does not build");
+}

@@ -1,0 +1,9 @@
+//! The CUDA device on a stand-in for the driver library: no GPU is needed. See `tests/fake_cuda/lib.rs`.
+
+#![cfg(feature = "cuda")]
+
+mod engine;
+mod harness;
+mod open;
+#[path = "../support/mod.rs"]
+mod support;
