@@ -252,9 +252,9 @@ impl EngineBuilder<'_> {
         };
         let spec = self.build_spec()?;
         let staging = self.staging.unwrap_or(self.slots + 3);
-        let results = self.results.unwrap_or(4 * staging);
-        at_least_one("staging", staging)?;
-        at_least_one("results", results)?;
+        let results = self.results.unwrap_or(staging.saturating_mul(4));
+        within("staging", staging, 1 << 16)?;
+        within("results", results, 1 << 16)?;
         let device = match &self.device {
             Some(device) => device.clone(),
             None => Device::open(Target::Auto)?,
@@ -270,7 +270,7 @@ impl EngineBuilder<'_> {
             })
         };
         let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
-        let advise = |error| what_fits(error, largest, needed);
+        let advise = |error| what_fits(error, largest, &device, needed);
         let (program, plans) = exec::build(&model, &device, &spec).map_err(advise)?;
         let (input, output) = exec::row_specs(&plans[0]);
         let ring = RingSpec {
@@ -287,10 +287,14 @@ impl EngineBuilder<'_> {
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {
-        at_least_one("slots", self.slots)?;
+        within("slots", self.slots, 1 << 10)?;
         if let Some(sizes) = &self.batch_sizes {
-            let smallest = sizes.first().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
-            at_least_one("batch", *smallest)?;
+            if sizes.is_empty() {
+                return Err(Error::option("batch", "empty", "at least one batch size"));
+            }
+            for &size in sizes {
+                within("batch", size, 1 << 20)?;
+            }
         }
         Ok(BuildSpec {
             batch_sizes: self.batch_sizes.clone().unwrap_or_default(),
@@ -305,18 +309,20 @@ impl EngineBuilder<'_> {
 
 /// Completes an out-of-memory error: what the whole build needs of that memory, and the largest batch whose build
 /// would fit. `needed` gives the bytes that a build for a batch takes of a kind of memory.
-fn what_fits(error: Error, largest: usize, needed: impl Fn(&str, usize) -> Option<u64>) -> Error {
-    let Error::OutOfMemory { device, what, free_bytes, needed_bytes, .. } = error else { return error };
+fn what_fits(error: Error, largest: usize, device: &Device, needed: impl Fn(&str, usize) -> Option<u64>) -> Error {
+    let Error::OutOfMemory { device: name, what, needed_bytes, .. } = error else { return error };
+    // Asked anew: the failed build has given back what it had taken.
+    let free_bytes = device.free_bytes(&what);
     let fits = |batch: &usize| needed(&what, *batch).is_some_and(|bytes| bytes <= free_bytes);
     let halved = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2));
     let fitting_batch = halved.take_while(|&batch| batch > 0).find(fits);
     let needed_bytes = needed(&what, largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes));
-    Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
+    Error::OutOfMemory { device: name, what, needed_bytes, free_bytes, fitting_batch }
 }
 
-fn at_least_one(option: &'static str, value: usize) -> Result<(), Error> {
-    if value == 0 {
-        return Err(Error::option(option, value, "at least 1"));
+fn within(option: &'static str, value: usize, most: usize) -> Result<(), Error> {
+    if !(1..=most).contains(&value) {
+        return Err(Error::option(option, value, format!("1 to {most}")));
     }
     Ok(())
 }

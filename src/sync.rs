@@ -1,7 +1,13 @@
 //! Small helpers around `std::sync`, shared by devices and rings.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The moment `limit` from now; for a limit beyond all clocks, decades from now.
+pub(crate) fn after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 30))
+}
 
 /// Locks `mutex`. No code here leaves a value half-changed when it panics, so a poisoned lock is as good as another.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

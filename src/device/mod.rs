@@ -134,6 +134,13 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
 }
 
+/// Host memory that can be had, as the operating system says.
+fn host_free_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
+}
+
 /// What [`Error::OutOfMemory`] calls device memory.
 pub(crate) const DEVICE_MEMORY: &str = "device memory";
 /// What it calls page-locked memory.
@@ -208,6 +215,15 @@ impl Device {
             Kind::Cpu(cpu) => &**cpu,
             #[cfg(feature = "cuda")]
             Kind::Cuda(cuda) => &**cuda,
+        }
+    }
+
+    /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`]; 0 if nobody says.
+    pub(crate) fn free_bytes(&self, what: &str) -> u64 {
+        match &self.0.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) if what == DEVICE_MEMORY => cuda.free_bytes().unwrap_or(0),
+            _ => host_free_bytes(),
         }
     }
 

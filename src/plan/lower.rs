@@ -8,14 +8,15 @@ use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
 
 /// Rewrites `graph` and lowers it. Tensors have no offsets yet.
 pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
-    if request.batch == 0 {
-        return Err(Error::option("batch", 0, "at least 1"));
+    if !(1..=MAX_BATCH).contains(&request.batch) {
+        return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
     }
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
     let mut lowering = Lowering::new(request, shapes);
     for (index, node) in graph.nodes.iter().enumerate() {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
+        lowering.check_types(&node.name, &inputs)?;
         let step = match &node.op {
             Op::Input => lowering.normalize(index),
             Op::Conv2d(conv) => lowering.conv(index, &node.name, conv, &inputs)?,
@@ -90,6 +91,18 @@ impl<'a> Lowering<'a> {
 
     fn tensor(&self, id: TensorId) -> &Tensor {
         &self.plan.tensors[id.0]
+    }
+
+    /// Every kernel but the last reads activations of the family's type; a linear layer's result is f32.
+    fn check_types(&self, name: &str, inputs: &[TensorId]) -> Result<(), Error> {
+        let wanted = self.family().dtype();
+        match inputs.iter().map(|&id| self.tensor(id).dtype).find(|&found| found != wanted) {
+            None => Ok(()),
+            Some(found) => Err(Error::Unsupported {
+                what: format!("node `{name}`: reading the {found} result of a linear layer"),
+                instead: "let the linear layer be the last node, or run it with `--device cpu`".into(),
+            }),
+        }
     }
 
     /// The family's one kernel of an operation that has no variants.
@@ -183,7 +196,8 @@ impl<'a> Lowering<'a> {
     fn emit(&mut self, result: TensorId) -> Result<(), Error> {
         let Tensor { shape, dtype, .. } = *self.tensor(result);
         let output = self.request.output;
-        if output != OutputKind::Features && dtype != Dtype::F32 {
+        let is_vector = dtype == Dtype::F32 && shape.pixels() == 1;
+        if output != OutputKind::Features && !is_vector {
             return Err(Error::Unsupported {
                 what: format!("output {output:?} of a graph that does not end in a linear layer"),
                 instead: "ask for features".into(),
@@ -247,6 +261,9 @@ impl<'a> Lowering<'a> {
         });
     }
 }
+
+/// The largest batch that a plan is made for.
+const MAX_BATCH: usize = 1 << 20;
 
 /// The most classes that a top-k output gives.
 pub(crate) const MAX_TOP_K: usize = 64;

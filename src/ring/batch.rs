@@ -59,13 +59,14 @@ impl Batch {
         self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
     }
 
-    /// Index of the staging buffer that it holds.
-    pub(super) fn staging(&self) -> usize {
-        self.held.expect("held until submitted or dropped").0
+    /// Indices of the staging and the result buffer that it holds.
+    pub(super) fn buffers(&self) -> (usize, usize) {
+        let (staging, lent) = self.held.expect("held until submitted or dropped");
+        (staging, lent.result)
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let staging = self.staging();
+        let (staging, _) = self.buffers();
         let bytes = self.capacity() * self.spec().row_pitch;
         // SAFETY: self holds the staging's credit, so no other Batch and no enqueued copy refers to the buffer; the
         // borrow of self makes the slice unique.

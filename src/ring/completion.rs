@@ -1,10 +1,12 @@
 //! One thread a ring that watches results nobody blocks on: awaited tickets and dropped ones.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::Waker;
 
 use super::Core;
-use super::credits::Lent;
+use super::credits::Seen;
 use crate::device::POLL;
 use crate::error::Error;
 use crate::sync::{lock, wait};
@@ -18,8 +20,9 @@ struct Shared {
 }
 
 struct Watches {
-    /// A watch keeps its ring alive until the result is done, so a ring is never dropped with work in flight.
-    watched: Vec<(Arc<Core>, Lent)>,
+    /// Results to look at, each at most once. A watch keeps its ring alive until the result is done, so a ring is never
+    /// dropped with work in flight.
+    watched: Vec<(Arc<Core>, usize)>,
     closed: bool,
 }
 
@@ -28,20 +31,20 @@ static RINGS: AtomicUsize = AtomicUsize::new(0);
 impl Completion {
     /// Starts the thread `trefoil-done-N`, with room for watches on all `results`.
     pub fn start(results: usize) -> Result<Self, Error> {
-        let watches = Watches { watched: Vec::with_capacity(2 * results), closed: false };
+        let watches = Watches { watched: Vec::with_capacity(results), closed: false };
         let shared = Arc::new(Shared { state: Mutex::new(watches), changed: Condvar::new() });
         let served = shared.clone();
         let number = RINGS.fetch_add(1, Ordering::Relaxed);
         std::thread::Builder::new()
             .name(format!("trefoil-done-{number}"))
-            .spawn(move || serve(&served, 2 * results))
+            .spawn(move || serve(&served, results))
             .map_err(|e| Error::Internal { what: format!("cannot start the completion thread: {e}") })?;
         Ok(Self(shared))
     }
 
-    /// Has the thread settle `lent` when the device is done with it.
-    pub fn watch(&self, core: Arc<Core>, lent: Lent) {
-        lock(&self.0.state).watched.push((core, lent));
+    /// Has the thread settle `result` when the device is done with it.
+    pub fn watch(&self, core: Arc<Core>, result: usize) {
+        lock(&self.0.state).watched.push((core, result));
         self.0.changed.notify_one();
     }
 }
@@ -55,7 +58,7 @@ impl Drop for Completion {
 
 /// Sleeps while nothing is watched, else looks every [`POLL`].
 fn serve(shared: &Shared, capacity: usize) {
-    let mut watched: Vec<(Arc<Core>, Lent)> = Vec::with_capacity(capacity);
+    let mut watched: Vec<(Arc<Core>, usize)> = Vec::with_capacity(capacity);
     loop {
         {
             let mut state = lock(&shared.state);
@@ -68,7 +71,7 @@ fn serve(shared: &Shared, capacity: usize) {
             watched.append(&mut state.watched);
         }
         // Dropping a watch may drop the ring, and with it the other end of this thread; no lock is held here.
-        watched.retain(|(core, lent)| !core.look(*lent));
+        watched.retain(|(core, result)| !core.look(*result));
         if !watched.is_empty() {
             std::thread::sleep(POLL);
         }
@@ -76,23 +79,18 @@ fn serve(shared: &Shared, capacity: usize) {
 }
 
 impl Core {
-    /// Settles `lent` if the device is done with it, or gone; whether that is so.
-    fn look(&self, lent: Lent) -> bool {
-        let done = self.device.healthy().and_then(|()| self.results[lent.result].done.is_done());
+    /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
+    fn look(&self, result: usize) -> bool {
         let mut state = lock(&self.state);
-        let waker = match done {
-            Ok(false) => return false,
-            Ok(true) => {
-                // A staging that cannot be reclaimed now is a fault, which every acquirer sees for itself.
-                let _ = self.reclaim_staging(&mut state);
-                state.finished(lent)
-            }
-            Err(_) => state.lost(lent),
-        };
+        let done = || self.device.healthy().and_then(|()| self.results[result].done.is_done());
+        let Seen::Settled(waker) = state.look(result, done) else { return false };
+        // A staging that cannot be reclaimed now is a fault, which every acquirer sees for itself.
+        let _ = self.reclaim_staging(&mut state);
         drop(state);
         self.changed.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
+        let wake = AssertUnwindSafe(|| waker.map_or((), Waker::wake));
+        if catch_unwind(wake).is_err() {
+            log::error!("the waker of a ticket panicked");
         }
         true
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::task::Waker;
 
 use super::Close;
-use crate::error::Credits;
+use crate::error::{Credits, Error};
 
 /// One use of a result buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,18 @@ enum Owner {
 struct ResultState {
     owner: Owner,
     generation: u64,
+    /// Who is woken when the device is done. Wakers are user code: they are dropped and woken with no lock held.
     waker: Option<Waker>,
+    /// Whether the completion thread looks at it.
+    watched: bool,
+}
+
+/// What the completion thread finds about a result.
+pub(super) enum Seen {
+    /// The device still writes it: look again.
+    InFlight,
+    /// It needs no more looking; who is to be woken.
+    Settled(Option<Waker>),
 }
 
 /// The credits of a ring.
@@ -55,7 +66,7 @@ pub(super) struct State {
 
 impl State {
     pub fn new(staging: usize, results: usize) -> Self {
-        let fresh = || ResultState { owner: Owner::Free, generation: 0, waker: None };
+        let fresh = || ResultState { owner: Owner::Free, generation: 0, waker: None, watched: false };
         Self {
             staging,
             free_staging: (0..staging).collect(),
@@ -87,7 +98,8 @@ impl State {
     /// A batch was given up before it was submitted.
     pub fn returned(&mut self, staging: usize, lent: Lent) {
         self.free_staging.push_front(staging);
-        self.free(lent.result);
+        let waker = self.free(lent.result);
+        debug_assert!(waker.is_none(), "nobody awaits a batch that was not submitted");
     }
 
     /// A batch was enqueued, or failed half-way: then nothing proves that the device leaves its buffers alone.
@@ -115,65 +127,63 @@ impl State {
     }
 
     /// The result is there and goes to its reader.
-    pub fn read(&mut self, result: usize) {
-        self.results[result].owner = Owner::Read;
-        self.results[result].waker = None;
-    }
-
-    /// Nobody will read the result; it is freed when the device is done.
-    pub fn abandon(&mut self, result: usize) {
-        self.results[result].owner = Owner::Abandoned;
-        self.results[result].waker = None;
+    #[must_use = "a waker is dropped with no lock held"]
+    pub fn read(&mut self, result: usize) -> Option<Waker> {
+        self.hand_over(result, Owner::Read)
     }
 
     /// Nothing proves that the device is done with the result.
-    pub fn quarantine(&mut self, result: usize) {
-        self.results[result].owner = Owner::Quarantined;
-        self.results[result].waker = None;
+    #[must_use = "a waker is dropped with no lock held"]
+    pub fn quarantine(&mut self, result: usize) -> Option<Waker> {
+        self.hand_over(result, Owner::Quarantined)
     }
 
-    pub fn free(&mut self, result: usize) {
-        self.results[result].owner = Owner::Free;
-        self.results[result].waker = None;
+    /// The result is nobody's any more.
+    #[must_use = "a waker is dropped with no lock held"]
+    pub fn free(&mut self, result: usize) -> Option<Waker> {
         self.free_results.push_back(result);
+        self.hand_over(result, Owner::Free)
     }
 
-    /// Sets who is woken when the result is there; whether nobody was before.
-    pub fn set_waker(&mut self, result: usize, waker: &Waker) -> bool {
-        let old = &mut self.results[result].waker;
-        let first = old.is_none();
-        if !old.as_ref().is_some_and(|old| old.will_wake(waker)) {
-            *old = Some(waker.clone());
-        }
-        first
+    /// Nobody will read the result; it is freed when the device is done. Whether a watch is to be set.
+    #[must_use = "a waker is dropped with no lock held"]
+    pub fn abandon(&mut self, result: usize) -> (bool, Option<Waker>) {
+        let waker = self.hand_over(result, Owner::Abandoned);
+        (self.watch(result), waker)
     }
 
-    /// The device is done with the result: frees it if it was abandoned, else gives who is to be woken.
-    pub fn finished(&mut self, lent: Lent) -> Option<Waker> {
-        let state = &mut self.results[lent.result];
-        if state.generation != lent.generation {
-            return None;
-        }
-        match state.owner {
-            Owner::Abandoned => {
-                self.free(lent.result);
-                None
+    /// Sets who is woken when the result is there. Whether a watch is to be set, and who was to be woken before.
+    #[must_use = "a waker is dropped with no lock held"]
+    pub fn set_waker(&mut self, result: usize, waker: Waker) -> (bool, Option<Waker>) {
+        let old = self.results[result].waker.replace(waker);
+        (self.watch(result), old)
+    }
+
+    /// What a look at a watched result finds; `done` asks the device.
+    pub fn look(&mut self, result: usize, done: impl FnOnce() -> Result<bool, Error>) -> Seen {
+        let owner = self.results[result].owner;
+        let mut waker = None;
+        if matches!(owner, Owner::InFlight | Owner::Abandoned) {
+            match done() {
+                Ok(false) => return Seen::InFlight,
+                Ok(true) if owner == Owner::Abandoned => waker = self.free(result),
+                Ok(true) => waker = self.results[result].waker.take(),
+                // The device is gone: whoever awaits the result is woken to hear of it.
+                Err(_) if owner == Owner::Abandoned => waker = self.quarantine(result),
+                Err(_) => waker = self.results[result].waker.take(),
             }
-            Owner::InFlight => state.waker.take(),
-            _ => None,
         }
+        self.results[result].watched = false;
+        Seen::Settled(waker)
     }
 
-    /// The device is gone: quarantines the result and gives who is to be woken, to hear of it.
-    pub fn lost(&mut self, lent: Lent) -> Option<Waker> {
-        let state = &mut self.results[lent.result];
-        if state.generation != lent.generation {
-            return None;
-        }
-        if state.owner == Owner::Abandoned {
-            state.owner = Owner::Quarantined;
-        }
-        state.waker.take()
+    fn hand_over(&mut self, result: usize, owner: Owner) -> Option<Waker> {
+        self.results[result].owner = owner;
+        self.results[result].waker.take()
+    }
+
+    fn watch(&mut self, result: usize) -> bool {
+        !std::mem::replace(&mut self.results[result].watched, true)
     }
 
     /// Results that the device may still be writing.
@@ -216,9 +226,10 @@ mod tests {
         let (staging, lent) = state.take().unwrap();
         state.submitted(staging, lent, true);
         assert!(state.is_current(lent));
-        state.abandon(lent.result);
+        assert!(state.abandon(lent.result).0);
+        assert!(matches!(state.look(lent.result, || Ok(false)), Seen::InFlight));
         assert!(state.is_current(lent));
-        assert!(state.finished(lent).is_none());
+        assert!(matches!(state.look(lent.result, || Ok(true)), Seen::Settled(None)));
         assert!(!state.is_current(lent));
     }
 }

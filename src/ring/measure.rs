@@ -31,11 +31,12 @@ impl Core {
         for row in held[0].rows_mut() {
             random.fill(row, self.spec.input.dtype);
         }
-        let source = held[0].staging();
-        for slot in 0..self.slots() {
-            self.run_stage(Stage::CopyIn, source, slot, self.batch_sizes().len() - 1, &self.copy_in)?;
-        }
+        let buffers = held[0].buffers();
         let uploaded = Event::new(&self.device)?;
+        let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
+        for slot in 0..self.slots() {
+            self.run_stage(Stage::CopyIn, buffers, slot, self.batch_sizes().len() - 1, &self.copy_in)?;
+        }
         uploaded.record(&self.copy_in)?;
         uploaded.wait()?;
         let stream = match stage {
@@ -43,13 +44,12 @@ impl Core {
             Stage::Compute => &self.compute,
             Stage::CopyOut => &self.copy_out,
         };
-        let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
         for warm_up in 0..self.slots() {
-            self.run_stage(stage, source, warm_up, size, stream)?;
+            self.run_stage(stage, buffers, warm_up, size, stream)?;
         }
         marks[0].record(stream)?;
         for (index, mark) in marks[1..].iter().enumerate() {
-            self.run_stage(stage, source, index % self.slots(), size, stream)?;
+            self.run_stage(stage, buffers, index % self.slots(), size, stream)?;
             mark.record(stream)?;
         }
         marks[repetitions].wait()?;
@@ -66,20 +66,29 @@ impl Core {
         Ok(held)
     }
 
-    fn run_stage(&self, stage: Stage, source: usize, slot: usize, size: usize, stream: &Stream) -> Result<(), Error> {
+    /// Enqueues a stage between a slot and a held batch's staging and result `buffers`.
+    fn run_stage(
+        &self,
+        stage: Stage,
+        (staging, result): (usize, usize),
+        slot: usize,
+        size: usize,
+        stream: &Stream,
+    ) -> Result<(), Error> {
         let rows = self.batch_sizes()[size];
         match stage {
-            // SAFETY: all credits are held, so nobody else accesses staging, slots or results; the caller waits for
-            // an event behind the last copy before it gives the credits back.
+            // SAFETY: the caller holds all staging, so nobody else submits, and every earlier submission is done: the
+            // slots are free. It holds the batch whose two buffers these are, and waits for an event behind the last
+            // copy before it gives them back; an error on the way is a fault, after which they are not used again.
             Stage::CopyIn => unsafe {
                 let bytes = rows * self.spec.input.row_pitch;
-                stream.copy_in(self.program.input(slot), &self.staging[source].buffer, bytes)
+                stream.copy_in(self.program.input(slot), &self.staging[staging].buffer, bytes)
             },
             Stage::Compute => stream.launch(&self.program, Run { slot, size, rows }),
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
                 let bytes = rows * self.spec.output.row_pitch;
-                stream.copy_out(&self.results[0].buffer, self.program.output(slot), bytes)
+                stream.copy_out(&self.results[result].buffer, self.program.output(slot), bytes)
             },
         }
     }

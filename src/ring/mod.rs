@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, Event, HostBuffer, POLL, Priority, Program, Run, Stream};
 use crate::error::{Credits, Error};
-use crate::sync::{lock, wait_until};
+use crate::sync::{after, lock, wait_until};
 use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
@@ -160,7 +160,7 @@ impl Core {
         self.slots.len()
     }
 
-    /// Makes of its parts.
+    /// What it is made of.
     pub fn spec(&self) -> &RingSpec {
         &self.spec
     }
@@ -168,7 +168,7 @@ impl Core {
     /// Takes a staging and a result credit, waiting for them until `deadline`.
     pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
         let (start, mut state) = (Instant::now(), lock(&self.state));
-        let deadline = start + limit;
+        let deadline = after(limit);
         let mut polling = false;
         let outcome = loop {
             if let Err(fault) = self.device.healthy() {
@@ -190,7 +190,10 @@ impl Core {
                 };
             }
             // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
-            polling = polling || (state.waits_for_upload() && !std::mem::replace(&mut state.polled, true));
+            if polling != state.waits_for_upload() && (polling || !state.polled) {
+                polling = !polling;
+                state.polled = polling;
+            }
             let nap = if polling { POLL } else { FAULT_CHECK };
             state = wait_until(&self.changed, state, deadline.min(Instant::now() + nap)).0;
         };
@@ -206,6 +209,7 @@ impl Core {
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
         lock(&self.state).closed.get_or_insert(how);
+        drop(lock(&self.order)); // a submit that saw the ring open has enqueued by now, and is counted below
         self.changed.notify_all();
         loop {
             self.device.healthy()?;
@@ -222,17 +226,19 @@ impl Core {
 
     /// Enqueues a filled batch of `rows`: the ten calls of the table above. Never waits for the device.
     fn submit(self: &Arc<Self>, staging: usize, lent: Lent, rows: usize) -> Result<Ticket, Error> {
-        let enqueued = {
+        let (enqueued, wake) = {
             let mut order = lock(&self.order);
             if self.is_closed(staging, lent) {
                 return Err(Error::Closed);
             }
             let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
-            lock(&self.state).submitted(staging, lent, enqueued.is_ok());
-            enqueued
+            let mut state = lock(&self.state);
+            state.submitted(staging, lent, enqueued.is_ok());
+            let wake = enqueued.is_err() || (state.waits_for_upload() && !state.polled);
+            (enqueued, wake)
         };
-        if enqueued.is_err() {
-            self.changed.notify_all();
+        if wake {
+            self.changed.notify_all(); // a fault to hear of, or an upload to look at
         }
         enqueued.map(|()| Ticket::new(self.clone(), lent, rows))
     }

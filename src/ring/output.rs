@@ -87,7 +87,8 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        lock(&self.core.state).free(self.result);
+        let waker = lock(&self.core.state).free(self.result);
+        drop(waker);
         self.core.changed.notify_all();
     }
 }

@@ -4,12 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::credits::Lent;
 use super::{Close, Core, Output};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{after, lock};
 
 /// A submission in flight. It waits on its own event and on nothing else.
 ///
@@ -57,7 +57,7 @@ impl Ticket {
     /// # Errors
     /// As for [`Ticket::wait`].
     pub fn wait_for(mut self, limit: Duration) -> Result<Result<Output, Self>, Error> {
-        match self.core.results[self.lent.result].done.wait_until(Instant::now() + limit) {
+        match self.core.results[self.lent.result].done.wait_until(after(limit)) {
             Ok(false) => Ok(Err(self)),
             Ok(true) => self.settle(Ok(())).map(Ok),
             Err(error) => self.settle(Err(error)).map(Ok),
@@ -71,17 +71,22 @@ impl Ticket {
         let mut state = lock(&self.core.state);
         match checked.and_then(|()| self.core.reclaim_staging(&mut state)) {
             Ok(()) if state.closed == Some(Close::Abort) => {
-                state.free(self.lent.result);
+                let waker = state.free(self.lent.result);
+                drop(state);
+                drop(waker);
+                self.core.changed.notify_all();
                 Err(Error::Closed)
             }
             Ok(()) => {
-                state.read(self.lent.result);
+                let waker = state.read(self.lent.result);
                 drop(state);
+                drop(waker);
                 Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
             }
             Err(error) => {
-                state.quarantine(self.lent.result);
+                let waker = state.quarantine(self.lent.result);
                 drop(state);
+                drop(waker);
                 self.core.changed.notify_all();
                 Err(error)
             }
@@ -99,8 +104,10 @@ impl Future for Ticket {
             Err(error) => return Poll::Ready(self.settle(Err(error))),
             Ok(false) => {}
         }
-        if lock(&self.core.state).set_waker(self.lent.result, context.waker()) {
-            self.core.completion.watch(self.core.clone(), self.lent);
+        let waker = context.waker().clone();
+        let (watch, _old) = lock(&self.core.state).set_waker(self.lent.result, waker);
+        if watch {
+            self.core.completion.watch(self.core.clone(), self.lent.result);
         }
         Poll::Pending
     }
@@ -109,8 +116,10 @@ impl Future for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.settled {
-            lock(&self.core.state).abandon(self.lent.result);
-            self.core.completion.watch(self.core.clone(), self.lent);
+            let (watch, _waker) = lock(&self.core.state).abandon(self.lent.result);
+            if watch {
+                self.core.completion.watch(self.core.clone(), self.lent.result);
+            }
         }
     }
 }

@@ -123,6 +123,29 @@ extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
+    call("cuCtxGetCurrent", |_| {
+        context.set(CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0)));
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxSetCurrent(context: Handle) -> Code {
+    call("cuCtxSetCurrent", |driver| {
+        if !driver.is_retained(context) {
+            return driver.refuse(format!("context {context} made current, which is not retained"), INVALID_CONTEXT);
+        }
+        // It takes the place of the one on top; nobody has to pop it.
+        CURRENT.with_borrow_mut(|pushed| {
+            pushed.pop();
+            pushed.push(context);
+        });
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
     call("cuCtxPopCurrent_v2", |driver| {
         let Some(popped) = CURRENT.with_borrow_mut(Vec::pop) else {

@@ -1,5 +1,6 @@
 //! The device's primary context, shared with a host program's own CUDA.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -14,6 +15,7 @@ use crate::error::Error;
 /// [`Context::enter`]. Every other call names a stream, event, graph or address, and with it its context: copies,
 /// launches, records, waits and frees do their work whichever context is current, also with none. So a submission
 /// spends no call on it, any thread may submit, wait or drop, and a host program's own current context stays as it is.
+/// Profilers do look at the current context: a thread that has none gets this one, once, see [`Context::adopt_thread`].
 pub(super) struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
@@ -60,6 +62,26 @@ impl Context {
 
     pub fn call(&self) -> Call<'_> {
         Call { device: &self.target }
+    }
+
+    /// Gives this thread the context if it has none; asks the driver once a thread.
+    pub fn adopt_thread(&self) -> Result<(), Error> {
+        thread_local! {
+            static ADOPTED: Cell<bool> = const { Cell::new(false) };
+        }
+        if ADOPTED.get() {
+            return Ok(());
+        }
+        let mut current = null_mut();
+        // SAFETY: the pointer is to a live handle; the context is retained until self is dropped.
+        unsafe {
+            cu!(self.call(), cuCtxGetCurrent(&mut current))?;
+            if current.is_null() {
+                cu!(self.call(), cuCtxSetCurrent(self.raw))?;
+            }
+        }
+        ADOPTED.set(true);
+        Ok(())
     }
 
     /// Makes the context current on this thread until the result is dropped.

@@ -80,7 +80,7 @@ impl Cuda {
     }
 
     /// Bytes of device memory that nobody has.
-    fn free_bytes(&self) -> Result<u64, Error> {
+    pub fn free_bytes(&self) -> Result<u64, Error> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; both pointers are to live integers.
@@ -88,31 +88,21 @@ impl Cuda {
         Ok(free as u64)
     }
 
+    /// Names what ran out; the engine adds what is free and what would fit.
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {
-                let free_bytes = match what {
-                    DEVICE_MEMORY => self.free_bytes().unwrap_or(0),
-                    _ => host_free_bytes(),
-                };
                 Error::OutOfMemory {
                     device: self.call().device.to_owned(),
                     what: what.to_owned(),
                     needed_bytes: bytes as u64,
-                    free_bytes,
+                    free_bytes: 0,
                     fitting_batch: None,
                 }
             }
             other => other,
         }
     }
-}
-
-/// Host memory that can be had, as the kernel says; 0 if it does not.
-fn host_free_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
 }
 
 /// Name and limits of an opened device; refuses one that the kernels do not run on.
@@ -188,16 +178,19 @@ impl Backend for Cuda {
     }
 
     unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
         // SAFETY: the caller passes live handles of this context.
         unsafe { cu!(self.call(), cuEventRecord(event as sys::CUevent, stream as sys::CUstream)) }
     }
 
     unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
         // SAFETY: the caller passes live handles of this context.
         unsafe { cu!(self.call(), cuStreamWaitEvent(stream as sys::CUstream, event as sys::CUevent, 0)) }
     }
 
     unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
+        self.context.adopt_thread()?;
         // SAFETY: the caller passes a live event of this context.
         match unsafe { sys::cuEventQuery(event as sys::CUevent) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -206,6 +199,7 @@ impl Backend for Cuda {
     }
 
     unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
         // SAFETY: the caller passes a live event of this context.
         unsafe { cu!(self.call(), cuEventSynchronize(event as sys::CUevent)) }
     }
@@ -249,11 +243,13 @@ impl Backend for Cuda {
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
         // SAFETY: by the caller, see the trait.
         unsafe { cu!(self.call(), cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream as sys::CUstream)) }
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
         // SAFETY: by the caller, see the trait.
         unsafe { cu!(self.call(), cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream as sys::CUstream)) }
     }

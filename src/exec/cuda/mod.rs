@@ -31,14 +31,20 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// A model on a GPU. It owns every buffer that its graphs address.
 struct CudaProgram {
+    device: Device,
     batch_sizes: Vec<usize>,
-    /// `[slot][size]`; dropped before the buffers they address.
-    graphs: Vec<Vec<Graph>>,
+    /// There until self is dropped.
+    loaded: Option<Loaded>,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
     _arena: DeviceBuffer,
     _weights: DeviceBuffer,
+}
+
+/// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
+struct Loaded {
+    graphs: Vec<Vec<Graph>>,
     _kernels: Kernels,
 }
 
@@ -82,13 +88,13 @@ pub(super) fn build(
         graphs.push(of_slot);
     }
     let program = CudaProgram {
+        device: device.clone(),
         batch_sizes: spec.batch_sizes.clone(),
-        graphs,
+        loaded: Some(Loaded { graphs, _kernels: kernels }),
         inputs,
         outputs,
         _arena: arena,
         _weights: weights,
-        _kernels: kernels,
     };
     Ok((Arc::new(program), plans))
 }
@@ -160,9 +166,18 @@ fn missing(kernel: &str) -> Error {
     Error::Internal { what: format!("kernel {kernel} is not embedded") }
 }
 
+impl Drop for CudaProgram {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            // After a fault nothing proves that the device has stopped running it; its buffers are left to it too.
+            std::mem::forget(self.loaded.take());
+        }
+    }
+}
+
 impl Program for CudaProgram {
     fn slots(&self) -> usize {
-        self.graphs.len()
+        self.inputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -178,7 +193,7 @@ impl Program for CudaProgram {
     }
 
     fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
-        let graph = &self.graphs[run.slot][run.size];
+        let graph = &self.loaded.as_ref().expect("there until dropped").graphs[run.slot][run.size];
         // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
         unsafe { graph.launch(stream.raw()) }
     }
