@@ -292,7 +292,7 @@ fn delays_s(spec: &SimSpec) -> f64 {
 fn random_rings_answer_everything_once_in_order_and_in_bounds() {
     const SPECS: usize = 4_000;
     let mut random = Random(0x5DEE_CE66_D1CE_4E5B);
-    let (mut submissions, mut nearest, mut below) = (0, 0.0_f64, f64::INFINITY);
+    let (mut submissions, mut below) = (0, f64::INFINITY);
     for _ in 0..SPECS {
         let spec = random.spec();
         // `simulate` itself checks order, and that every answer is its submission's own.
@@ -305,15 +305,35 @@ fn random_rings_answer_everything_once_in_order_and_in_bounds() {
             let rounding = 20e-12 * spec.batches as f64;
             assert!(report.makespan_s <= most + rounding, "{} > {most}\n{spec:#?}", report.makespan_s);
             below = below.min(report.makespan_s / most);
-            if spec.batches > 5 * (spec.slots + spec.producers) && spec.injections.is_empty() {
-                nearest = nearest.max(report.images_per_s / report.bound.images_per_s);
-            }
         }
     }
-    println!(
-        "{SPECS} rings, {submissions} submissions; shortest {below:.3} of serial; at most {nearest:.4} of the bound"
-    );
+    println!("{SPECS} rings, {submissions} submissions; the shortest took {below:.3} of the stages' sum");
     assert!(submissions > 20 * SPECS / 2 && below < 0.5);
+}
+
+#[test]
+fn no_ring_beats_its_slowest_engine_and_many_reach_it() {
+    const SPECS: usize = 300;
+    let mut random = Random(0xC2B2_AE3D_27D4_EB4F);
+    let (mut reached, mut most) = (0, 0.0_f64);
+    for _ in 0..SPECS {
+        // Without overheads, in which the other copy has the link for itself, and with batches like their mean.
+        let spec = SimSpec {
+            copy_overhead_us: 0.0,
+            rows: Vec::new(),
+            arrival: Arrival::Closed,
+            injections: Vec::new(),
+            batches: 400,
+            ..random.spec()
+        };
+        let report = sound(&spec);
+        let part = report.images_per_s / report.bound.images_per_s;
+        assert!(part < 1.001, "{part}: {report:#?}\n{spec:#?}");
+        most = most.max(part);
+        reached += usize::from(part > 0.97);
+    }
+    println!("{reached} of {SPECS} rings at 0.97 of their slowest engine or more; the best at {most:.4}");
+    assert!(reached > SPECS / 4);
 }
 
 #[test]

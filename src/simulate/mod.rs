@@ -281,3 +281,6 @@ fn unit(stage: Stage) -> Unit {
         Stage::CopyOut => Unit::CopyOut,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -64,6 +64,8 @@ pub struct SimStage {
 }
 
 /// The slowest engine without a gap, the link shared as in a run in which all engines are busy.
+///
+/// A run can beat it by a little where copies have an overhead: a copy that starts leaves the link to the other one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimBound {
     /// The engine.
