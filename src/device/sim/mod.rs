@@ -13,6 +13,7 @@
 
 mod program;
 mod timeline;
+mod units;
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -22,7 +23,8 @@ use crate::error::Error;
 use crate::sync::lock;
 
 pub(crate) use program::SimProgram;
-use timeline::{Moves, Op, Timeline, Work};
+use timeline::{Op, Timeline};
+use units::{Moves, Work};
 
 /// Virtual time and durations, in picoseconds.
 pub(crate) type Picos = u64;

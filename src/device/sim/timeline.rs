@@ -1,12 +1,11 @@
-//! The discrete-event simulation itself: streams, events, units, and what happens when.
+//! The discrete-event simulation itself: streams, events, and what happens when.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Effect, Injection, Link, Picos, Unit, picos};
+use super::units::{Active, Transfer, UNITS, UnitState, Work, injected, share_link};
+use super::{Effect, Injection, Link, Picos, Unit};
 use crate::device::Priority;
 use crate::error::Error;
-
-const UNITS: [Unit; 3] = [Unit::CopyIn, Unit::Compute, Unit::CopyOut];
 
 /// Everything on the device, and the time.
 pub(super) struct Timeline {
@@ -38,23 +37,6 @@ pub(super) enum Op {
     Work(Work),
 }
 
-/// An operation of a unit. A copy's bytes pass the link after its fixed part.
-#[derive(Clone, Copy)]
-pub(super) struct Work {
-    pub unit: Unit,
-    pub moves: Moves,
-    pub fixed: Picos,
-    /// The operation's number, if it is to fail.
-    pub fails: Option<usize>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Moves {
-    pub dst: usize,
-    pub src: usize,
-    pub bytes: usize,
-}
-
 #[derive(Default)]
 struct EventState {
     /// How often it was recorded.
@@ -62,32 +44,6 @@ struct EventState {
     /// The newest record that a stream has reached.
     reached: u64,
     at: Option<Picos>,
-}
-
-#[derive(Default)]
-struct UnitState {
-    /// Streams whose first operation is for this unit, as (whether of normal priority, order of getting ready, stream).
-    ready: Vec<(bool, u64, u64)>,
-    active: Option<Active>,
-    busy: Picos,
-    /// Operations enqueued so far.
-    calls: usize,
-}
-
-/// What a unit is doing.
-struct Active {
-    stream: u64,
-    work: Work,
-    started: Picos,
-    until: Picos,
-    transfer: Option<Transfer>,
-}
-
-/// The part of a copy in which bytes pass the link.
-struct Transfer {
-    left: f64,
-    rate: f64,
-    since: Picos,
 }
 
 impl Timeline {
@@ -249,7 +205,7 @@ impl Timeline {
         for unit in 0..UNITS.len() {
             self.start(unit);
         }
-        self.share_link();
+        share_link(&mut self.units, self.link, self.now);
         self.streams.retain(|_, queue| !queue.closed || !queue.ops.is_empty());
     }
 
@@ -296,46 +252,6 @@ impl Timeline {
             state.active = Some(Active { stream, work, started: self.now, until, transfer: None });
         }
     }
-
-    /// Gives each direction its rate: duplex while both move bytes.
-    fn share_link(&mut self) {
-        let moving = |unit: &UnitState| unit.active.as_ref().is_some_and(|active| active.transfer.is_some());
-        let [copy_in, _, copy_out] = &self.units;
-        let duplex = moving(copy_in) && moving(copy_out);
-        let (link, now) = (self.link, self.now);
-        for unit in [Unit::CopyIn, Unit::CopyOut] {
-            let rate = match (unit, duplex) {
-                (Unit::CopyIn, false) => link.in_alone,
-                (Unit::CopyIn, true) => link.in_duplex,
-                (_, false) => link.out_alone,
-                (_, true) => link.out_duplex,
-            };
-            let Some(active) = &mut self.units[unit as usize].active else { continue };
-            if let Some(transfer) = active.transfer.as_mut().filter(|transfer| transfer.rate != rate) {
-                let moved = transfer.rate * (now - transfer.since) as f64 * 1e-12;
-                *transfer = Transfer { left: (transfer.left - moved).max(0.0), rate, since: now };
-                active.until = now + picos(transfer.left / rate);
-            }
-        }
-    }
-}
-
-impl Moves {
-    fn first_half(self) {
-        self.part(0, self.bytes / 2);
-    }
-
-    fn second_half(self) {
-        self.part(self.bytes / 2, self.bytes);
-    }
-
-    fn part(self, from: usize, to: usize) {
-        // SAFETY: who enqueued it keeps both ranges alive and unshared until an event behind it is done (the contract
-        // of `Backend`), and it is called before that only; they are different allocations.
-        unsafe {
-            std::ptr::copy_nonoverlapping((self.src + from) as *const u8, (self.dst + from) as *mut u8, to - from)
-        }
-    }
 }
 
 fn is_reached(events: &BTreeMap<u64, EventState>, event: u64, sequence: u64) -> bool {
@@ -344,18 +260,4 @@ fn is_reached(events: &BTreeMap<u64, EventState>, event: u64, sequence: u64) -> 
 
 fn dead(what: &str, handle: u64) -> Error {
     Error::Internal { what: format!("simulated {what} {handle} is not alive") }
-}
-
-fn injected(unit: Unit, nth: usize) -> Error {
-    let operation = match unit {
-        Unit::CopyIn => "copy_in",
-        Unit::Compute => "launch",
-        Unit::CopyOut => "copy_out",
-    };
-    Error::Driver {
-        device: "sim".into(),
-        operation,
-        status: "INJECTED".into(),
-        code: nth.min(i32::MAX as usize) as i32,
-    }
 }
