@@ -39,6 +39,7 @@ pub mod image;
 pub mod model;
 pub mod plan;
 mod ring;
+mod simulate;
 mod sync;
 mod tensor;
 
@@ -46,4 +47,5 @@ pub use device::{Device, DeviceInfo, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error};
 pub use ring::{Batch, Close, Output, Stage, Ticket};
+pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};

@@ -209,7 +209,7 @@ fn a_missing_model_says_where_it_was_looked_for() {
 
 #[test]
 fn wrong_command_lines_are_usage_errors_that_name_the_option() {
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["classify", "x.jpg", "--batch", "0"], "--batch"),
         (&["classify", "x.jpg", "--slots", "0"], "--slots"),
         (&["classify", "x.jpg", "--threads", "0"], "--threads"),
@@ -222,6 +222,13 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
         (&["bench", "--only", "nothing"], "--only"),
         (&["bench", "--seconds", "nan"], "--seconds"),
         (&["bench", "--producers", "0"], "--producers"),
+        (&["simulate"], "--compute"),
+        (&["simulate", "--compute", "8"], "--compute"),
+        (&["simulate", "--compute", "8=1,4=1"], "--compute"),
+        (&["simulate", "--compute", "8=1", "--rows", "9"], "--rows"),
+        (&["simulate", "--compute", "8=1", "--results", "4"], "--results"),
+        (&["simulate", "--compute", "8=1", "--h2d", "0"], "--h2d"),
+        (&["simulate", "--compute", "8=1", "--arrival", "poisson"], "--rate"),
         (&["fly"], "fly"),
     ];
     for (args, named) in cases {
@@ -233,8 +240,8 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for command in [&["--help"][..], &["classify", "--help"], &["inspect", "--help"], &["bench", "--help"]] {
-        let output = run(command);
+    for command in ["", "classify", "inspect", "bench", "simulate"] {
+        let output = run(&[command, "--help"][usize::from(command.is_empty())..]);
         expect_code(&output, 0);
         assert!(stdout(&output).contains("Example:"), "{}", stdout(&output));
     }
@@ -303,6 +310,29 @@ fn bench_measures_every_stage() {
     let table = run(&bench);
     expect_code(&table, 0);
     assert!(stdout(&table).contains("images/s") && stdout(&table).contains("compute"));
+}
+
+#[test]
+fn simulate_predicts_and_says_what_bounds_it() {
+    let simulate = ["simulate", "--compute", "32=1300,256=9200", "--producers", "8", "--batches", "200"];
+    let output = run(&[&simulate[..], &["--json"]].concat());
+    expect_code(&output, 0);
+    let report = &json_lines(&output)[0];
+    let number =
+        |pointer: &str| report.pointer(pointer).and_then(|n| n.as_f64()).unwrap_or_else(|| panic!("{pointer}"));
+    assert!((number("/images_per_second") / (256.0 / 9.2e-3) - 1.0).abs() < 1e-6, "{report}");
+    assert_eq!(report["bound"]["stage"], "compute");
+    assert!(number("/stages/2/utilisation") < 0.01 && number("/stages/1/utilisation") > 0.99, "{report}");
+    assert!(number("/latency_seconds/p50") <= number("/latency_seconds/max"), "{report}");
+    let again = run(&[&simulate[..], &["--json"]].concat());
+    assert_eq!(stdout(&again), stdout(&output));
+    let load = ["--rows", "32", "--arrival", "poisson", "--rate", "5000", "--seed", "7"];
+    let table = run(&[&simulate[..], &load].concat());
+    expect_code(&table, 0);
+    for part in ["upload", "compute", "download", "images/s", "p99", "bound"] {
+        assert!(stdout(&table).contains(part), "no `{part}` in:\n{}", stdout(&table));
+    }
+    assert_eq!(stderr(&table), "");
 }
 
 #[test]

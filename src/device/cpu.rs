@@ -262,23 +262,12 @@ impl Backend for Cpu {
     }
 
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
-        let out_of_memory = || Error::OutOfMemory {
-            device: "cpu".into(),
-            what: HOST_MEMORY.into(),
-            needed_bytes: bytes as u64,
-            free_bytes: 0,
-            fitting_batch: None,
-        };
-        let layout = Layout::from_size_align(bytes, ROW_ALIGN).map_err(|_| out_of_memory())?;
-        assert!(layout.size() > 0, "an empty buffer");
-        // SAFETY: the layout has a non-zero size.
-        NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)
+        alloc("cpu", bytes)
     }
 
     unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error> {
-        let layout = Layout::from_size_align(bytes, ROW_ALIGN).expect("it was allocated with this layout");
         // SAFETY: the caller passes what `host_alloc` returned for `bytes`, once.
-        unsafe { dealloc(ptr.as_ptr(), layout) };
+        unsafe { free(ptr, bytes) };
         Ok(())
     }
 
@@ -301,6 +290,31 @@ impl Backend for Cpu {
         self.healthy()?;
         self.push(stream, "copy_out", Op::Copy { dst: dst as usize, src: src as usize, bytes })
     }
+}
+
+/// Zeroed host memory for the devices that have no other, aligned to [`ROW_ALIGN`].
+pub(super) fn alloc(device: &str, bytes: usize) -> Result<NonNull<u8>, Error> {
+    let out_of_memory = || Error::OutOfMemory {
+        device: device.into(),
+        what: HOST_MEMORY.into(),
+        needed_bytes: bytes as u64,
+        free_bytes: 0,
+        fitting_batch: None,
+    };
+    let layout = Layout::from_size_align(bytes, ROW_ALIGN).map_err(|_| out_of_memory())?;
+    assert!(layout.size() > 0, "an empty buffer");
+    // SAFETY: the layout has a non-zero size.
+    NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)
+}
+
+/// Frees it.
+///
+/// # Safety
+/// `ptr` came from `alloc` for `bytes`, and nothing accesses it any more.
+pub(super) unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
+    let layout = Layout::from_size_align(bytes, ROW_ALIGN).expect("it was allocated with this layout");
+    // SAFETY: the caller passes what `alloc` returned for `bytes`, once.
+    unsafe { dealloc(ptr.as_ptr(), layout) };
 }
 
 impl Drop for Cpu {

@@ -8,6 +8,7 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod handles;
+pub(crate) mod sim;
 mod target;
 
 use std::fmt;
@@ -45,6 +46,8 @@ pub(crate) enum Kind {
     /// An NVIDIA GPU.
     #[cfg(feature = "cuda")]
     Cuda(Arc<cuda::Cuda>),
+    /// Virtual time.
+    Sim(Arc<sim::Sim>),
 }
 
 /// What a device says of itself.
@@ -215,6 +218,7 @@ impl Device {
             Kind::Cpu(cpu) => &**cpu,
             #[cfg(feature = "cuda")]
             Kind::Cuda(cuda) => &**cuda,
+            Kind::Sim(sim) => &**sim,
         }
     }
 

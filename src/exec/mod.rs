@@ -35,7 +35,7 @@ impl BuildSpec {
     pub fn with_default_sizes(mut self, device: &Device) -> Self {
         if self.batch_sizes.is_empty() {
             self.batch_sizes = match device.kind() {
-                Kind::Cpu(_) => vec![8],
+                Kind::Cpu(_) | Kind::Sim(_) => vec![8],
                 #[cfg(feature = "cuda")]
                 Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
             };
@@ -50,6 +50,10 @@ pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<
         Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec),
         #[cfg(feature = "cuda")]
         Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec),
+        Kind::Sim(_) => Err(Error::Unsupported {
+            what: "a model on the simulated device".into(),
+            instead: "use simulate, which takes the model's times".into(),
+        }),
     }
 }
 
@@ -75,7 +79,7 @@ pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
 /// The hardware limits that a device's plans keep to.
 fn limits(info: &DeviceInfo, kind: &Kind) -> Limits {
     match kind {
-        Kind::Cpu(_) => Limits::cpu(info.units),
+        Kind::Cpu(_) | Kind::Sim(_) => Limits::cpu(info.units),
         #[cfg(feature = "cuda")]
         Kind::Cuda(_) => Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes),
     }

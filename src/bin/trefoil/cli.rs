@@ -36,6 +36,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Measures copies, compute, and all of it end to end
     Bench(BenchArgs),
+    /// Predicts throughput and latency for a link and a model of given speeds; needs neither
+    Simulate(SimulateArgs),
 }
 
 /// Which model, and where it runs.
@@ -141,6 +143,90 @@ pub enum BenchStage {
     EndToEnd,
 }
 
+/// Arguments of `simulate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil simulate --compute 32=1263,256=9200 --rows 32 --producers 8 --fill 400
+
+The program's own ring runs on a simulated device, in virtual time: copies and compute take as long as said, and the
+same options give the same answer. Take the times of compute from `trefoil bench --only compute`.")]
+pub struct SimulateArgs {
+    /// What the model takes alone: batch sizes, ascending, with microseconds
+    #[arg(long, value_name = "N=US,..", required = true, value_delimiter = ',', value_parser = batch_time)]
+    pub compute: Vec<(usize, f64)>,
+    /// Rows of the batches submitted, over and over [default: the largest batch size]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
+    pub rows: Vec<usize>,
+    /// Host to device alone, GB/s
+    #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
+    pub h2d: f64,
+    /// Device to host alone, GB/s
+    #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
+    pub d2h: f64,
+    /// Each direction while both move bytes, GB/s
+    #[arg(long, value_name = "GB/S", default_value = "49", value_parser = rate)]
+    pub duplex: f64,
+    /// What a copy takes before its first byte moves, microseconds
+    #[arg(long, value_name = "US", default_value = "2", value_parser = microseconds)]
+    pub copy_overhead: f64,
+    /// Bytes of an input row
+    #[arg(long, value_name = "N", default_value = "150528", value_parser = count::<MAX_ROW_BYTES>)]
+    pub input_bytes: usize,
+    /// Bytes of an output row
+    #[arg(long, value_name = "N", default_value = "4000", value_parser = count::<MAX_ROW_BYTES>)]
+    pub output_bytes: usize,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// Input buffers [default: producers + slots]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]
+    pub staging: Option<usize>,
+    /// Output buffers, more than producers x ahead [default: 4 x staging, or as many as are needed]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]
+    pub results: Option<usize>,
+    /// Threads that fill batches, each with a core of its own
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count::<MAX_THREADS>)]
+    pub producers: usize,
+    /// Submissions that a producer leaves unanswered while it fills the next batch
+    #[arg(long, value_name = "N", default_value = "1", value_parser = ahead)]
+    pub ahead: usize,
+    /// What filling a batch takes, microseconds
+    #[arg(long, value_name = "US", default_value = "0", value_parser = microseconds)]
+    pub fill: f64,
+    /// When batches are asked for
+    #[arg(long, value_name = "ARRIVAL", default_value = "closed")]
+    pub arrival: SimArrival,
+    /// Images a second asked for, for poisson and periodic
+    #[arg(
+        long, value_name = "IMAGES/S", value_parser = rate,
+        required_if_eq_any = [("arrival", "poisson"), ("arrival", "periodic")]
+    )]
+    pub rate: Option<f64>,
+    /// Another seed gives other random arrivals
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    /// Batches in all
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = count::<1_000_000>)]
+    pub batches: usize,
+    /// Print a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// When batches are asked for.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SimArrival {
+    /// As soon as a producer is free
+    Closed,
+    /// At random, --rate in the mean
+    Poisson,
+    /// At equal distances, --rate
+    Periodic,
+}
+
+const MAX_ROW_BYTES: usize = 1 << 30;
+const MAX_BUFFERS: usize = 65_536;
 const MAX_BATCH: usize = 65_536;
 const MAX_SLOTS: usize = 64;
 const MAX_THREADS: usize = 1_024;
@@ -160,6 +246,30 @@ fn seconds(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected seconds from 0.01 to 3600".to_owned())
 }
 
+/// A rate that hardware may have, or a load.
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|s| (1e-3..=1e9).contains(s));
+    number.ok_or_else(|| "expected a number from 0.001 to 1e9".to_owned())
+}
+
+/// A time that one operation may take.
+fn microseconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|s| (0.0..=3.6e9).contains(s));
+    number.ok_or_else(|| "expected microseconds from 0 to 3.6e9".to_owned())
+}
+
+/// `N=US`.
+fn batch_time(text: &str) -> Result<(usize, f64), String> {
+    let (size, time) = text.split_once('=').ok_or_else(|| "expected N=US, as in 32=1263".to_owned())?;
+    Ok((count::<MAX_BATCH>(size)?, microseconds(time.trim())?))
+}
+
+/// A number of tickets that a producer holds.
+fn ahead(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| *n <= MAX_SLOTS);
+    number.ok_or_else(|| format!("expected a whole number from 0 to {MAX_SLOTS}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,5 +285,9 @@ mod tests {
         assert_eq!(count::<8>("8"), Ok(8));
         assert!(["0", "9", "-1", "1.5", "", "x"].iter().all(|text| count::<8>(text).is_err()));
         assert!(["0", "nan", "inf", "-1", "4000"].iter().all(|text| seconds(text).is_err()));
+        assert!(["0", "nan", "inf", "-1"].iter().all(|text| rate(text).is_err()));
+        assert!(["nan", "inf", "-1"].iter().all(|text| microseconds(text).is_err()));
+        assert_eq!(batch_time("32=1263.5"), Ok((32, 1263.5)));
+        assert!(["32", "0=1", "32=", "=1", "32=x"].iter().all(|text| batch_time(text).is_err()));
     }
 }

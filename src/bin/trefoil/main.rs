@@ -22,6 +22,7 @@ mod models;
 mod ordered;
 mod report;
 mod setup;
+mod simulate;
 mod throughput;
 
 use std::io::{self, Write};
@@ -53,12 +54,14 @@ fn main() -> ExitCode {
         Some(Command::Classify(args)) => classify::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Simulate(args)) => simulate::run(&args),
     };
     match result {
         Ok(Outcome::AllGood) => ExitCode::SUCCESS,
         Ok(Outcome::NothingDone) => ExitCode::from(1),
         Ok(Outcome::SomeFailed) => ExitCode::from(2),
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<clap::Error>() => error.downcast_ref().map_or(ExitCode::from(USAGE), answer_instead),
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::from(1)

@@ -1,0 +1,194 @@
+//! `trefoil simulate`: throughput and latency on paper, from the ring itself in virtual time.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use serde::Serialize;
+use trefoil::{Arrival, Error, SimReport, SimSpec, SimStage, Stage};
+
+use crate::Outcome;
+use crate::cli::{Cli, SimArrival, SimulateArgs};
+use crate::report::time;
+
+/// The report.
+#[derive(Serialize)]
+struct Figures {
+    batches: usize,
+    slots: usize,
+    staging: usize,
+    results: usize,
+    producers: usize,
+    images_per_second: f64,
+    bound: Bound,
+    latency_seconds: Latency,
+    makespan_seconds: f64,
+    /// With nothing overlapping.
+    serial_seconds: f64,
+    stages: [Engine; 3],
+}
+
+#[derive(Serialize)]
+struct Bound {
+    stage: &'static str,
+    images_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Latency {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    max: f64,
+}
+
+#[derive(Serialize)]
+struct Engine {
+    stage: &'static str,
+    /// A batch with everything else idle.
+    alone_seconds: f64,
+    /// A batch with the other copy engine busy.
+    loaded_seconds: f64,
+    busy_seconds: f64,
+    utilisation: f64,
+}
+
+pub fn run(args: &SimulateArgs) -> Result<Outcome> {
+    let spec = spec(args);
+    spec.check().map_err(|error| usage(&error))?;
+    let figures = Figures::of(&spec, &trefoil::simulate(&spec)?);
+    let mut out = io::stdout();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&figures)?)?;
+    } else {
+        print(&figures, &mut out)?;
+    }
+    Ok(Outcome::AllGood)
+}
+
+fn spec(args: &SimulateArgs) -> SimSpec {
+    let images_per_s = args.rate.unwrap_or_default();
+    let staging = args.staging.unwrap_or(args.producers + args.slots);
+    SimSpec {
+        h2d_gbps: args.h2d,
+        d2h_gbps: args.d2h,
+        duplex_gbps: args.duplex,
+        copy_overhead_us: args.copy_overhead,
+        input_bytes_per_row: args.input_bytes,
+        output_bytes_per_row: args.output_bytes,
+        slots: args.slots,
+        staging,
+        results: args.results.unwrap_or((4 * staging).max(args.producers * args.ahead + 1)),
+        producers: args.producers,
+        ahead: args.ahead,
+        rows: args.rows.clone(),
+        fill_us: args.fill,
+        arrival: match args.arrival {
+            SimArrival::Closed => Arrival::Closed,
+            SimArrival::Poisson => Arrival::Poisson { images_per_s, seed: args.seed },
+            SimArrival::Periodic => Arrival::Periodic { images_per_s },
+        },
+        batches: args.batches,
+        ..SimSpec::new(args.compute.clone())
+    }
+}
+
+/// Options that do not go together, as the command line's own errors look.
+fn usage(error: &Error) -> clap::Error {
+    let what = match error {
+        Error::Option { option, value, expected } => {
+            let option = match *option {
+                "h2d_gbps" => "h2d",
+                "d2h_gbps" => "d2h",
+                "duplex_gbps" => "duplex",
+                "copy_overhead_us" => "copy-overhead",
+                "compute_us" => "compute",
+                "input_bytes_per_row" => "input-bytes",
+                "output_bytes_per_row" => "output-bytes",
+                "fill_us" => "fill",
+                "images_per_s" => "rate",
+                same => same,
+            };
+            format!("invalid value '{value}' for '--{option}': expected {expected}")
+        }
+        other => other.to_string(),
+    };
+    Cli::command().error(ErrorKind::ValueValidation, what)
+}
+
+impl Figures {
+    fn of(spec: &SimSpec, report: &SimReport) -> Self {
+        let engine = |stage, engine: SimStage| Engine {
+            stage: name(stage),
+            alone_seconds: engine.alone_us * 1e-6,
+            loaded_seconds: engine.loaded_us * 1e-6,
+            busy_seconds: engine.busy_s,
+            utilisation: engine.utilisation,
+        };
+        let latency = report.latency;
+        Self {
+            batches: report.answered,
+            slots: spec.slots,
+            staging: spec.staging,
+            results: spec.results,
+            producers: spec.producers,
+            images_per_second: report.images_per_s,
+            bound: Bound { stage: name(report.bound.stage), images_per_second: report.bound.images_per_s },
+            latency_seconds: Latency {
+                p50: latency.p50_us * 1e-6,
+                p90: latency.p90_us * 1e-6,
+                p99: latency.p99_us * 1e-6,
+                max: latency.max_us * 1e-6,
+            },
+            makespan_seconds: report.makespan_s,
+            serial_seconds: report.serial_s,
+            stages: [
+                engine(Stage::CopyIn, report.copy_in),
+                engine(Stage::Compute, report.compute),
+                engine(Stage::CopyOut, report.copy_out),
+            ],
+        }
+    }
+}
+
+/// As `trefoil bench` calls it.
+fn name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::CopyIn => "upload",
+        Stage::Compute => "compute",
+        Stage::CopyOut => "download",
+    }
+}
+
+fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
+    let Figures { batches, slots, staging, results, producers, .. } = figures;
+    writeln!(
+        out,
+        "simulated  {batches} batches, {slots} slots, {staging} staging, {results} results, {producers} producers"
+    )?;
+    writeln!(out)?;
+    writeln!(out, "{:<10} {:>12} {:>12} {:>12} {:>6}", "stage", "alone", "loaded", "busy", "used")?;
+    for engine in &figures.stages {
+        let [alone, loaded, busy] = [engine.alone_seconds, engine.loaded_seconds, engine.busy_seconds].map(time);
+        let used = 100.0 * engine.utilisation;
+        writeln!(out, "{:<10} {alone:>12} {loaded:>12} {busy:>12} {used:>4.1} %", engine.stage)?;
+    }
+    let Latency { p50, p90, p99, max } = figures.latency_seconds;
+    let [p50, p90, p99, max] = [p50, p90, p99, max].map(time);
+    let (rate, bound) = (figures.images_per_second, &figures.bound);
+    let part = 100.0 * rate / bound.images_per_second;
+    writeln!(out)?;
+    writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound")?;
+    writeln!(out, "bound      {:.0} images/s: {} without a gap", bound.images_per_second, bound.stage)?;
+    writeln!(out, "latency    p50 {p50}, p90 {p90}, p99 {p99}, max {max}")?;
+    writeln!(
+        out,
+        "makespan   {}; {} with nothing overlapping",
+        time(figures.makespan_seconds),
+        time(figures.serial_seconds)
+    )?;
+    writeln!(out, "\nalone: everything else idle. loaded: the other copy engine as busy as a batch's copy makes it.")?;
+    writeln!(out, "latency: from the request, in a closed loop from when a producer is free, to the result.")?;
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! A device in virtual time: copies and programs take the time they are told to, and nothing is computed.
+//!
+//! It has two copy engines on one link, one compute engine, streams and events with CUDA's semantics, and injected
+//! delays and faults, so that a ring runs on it unchanged. Time stands still while host code runs. It advances
+//! - when a host thread blocks on an event ([`Backend::event_wait`]), up to that event;
+//! - when whoever drives the simulation says so ([`Sim::advance_to`]);
+//! - with [`SimOptions::polls_advance`], by one step with every look at an event that is not done, so that threads
+//!   that poll get on without a driver.
+//!
+//! A run from one host thread is therefore the same each time, to the last picosecond. Every copy really moves its
+//! bytes, half when it starts and half when it ends, and so does a program, from its input to its output: whoever
+//! stamps the rows sees whether a buffer was used too early.
+
+mod program;
+mod timeline;
+mod units;
+
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use super::{Backend, DeviceInfo, Priority, cpu};
+use crate::error::Error;
+use crate::sync::lock;
+
+pub(crate) use program::SimProgram;
+use timeline::{Op, Timeline};
+use units::{Moves, Work};
+
+/// Virtual time and durations, in picoseconds.
+pub(crate) type Picos = u64;
+
+/// Seconds as picoseconds, to the nearest.
+pub(crate) fn picos(seconds: f64) -> Picos {
+    (seconds * 1e12).round() as Picos
+}
+
+/// What works on its own, one operation at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    CopyIn,
+    Compute,
+    CopyOut,
+}
+
+/// The host link. Rates are bytes a second; a duplex rate holds while both directions move bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub in_alone: f64,
+    pub in_duplex: f64,
+    pub out_alone: f64,
+    pub out_duplex: f64,
+    /// What a copy takes before its first byte moves: the engine is busy, the link is not.
+    pub overhead: Picos,
+}
+
+/// Something that happens to one operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Injection {
+    pub unit: Unit,
+    /// Counts the unit's operations in the order of their calls, from 1.
+    pub nth: usize,
+    pub effect: Effect,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Effect {
+    /// The call that enqueues it fails; nothing is enqueued.
+    RefuseCall,
+    /// It fails at its end; after that the device answers every call with an error.
+    FailRun,
+    /// It takes longer by so much.
+    Delay(Picos),
+}
+
+/// What a simulated device is like.
+#[derive(Clone, Debug)]
+pub(crate) struct SimOptions {
+    pub link: Link,
+    pub injections: Vec<Injection>,
+    /// Whether a look at an event that is not done advances the time by a step.
+    pub polls_advance: bool,
+}
+
+/// The simulated device.
+pub(crate) struct Sim {
+    timeline: Mutex<Timeline>,
+    polls_advance: bool,
+}
+
+impl Sim {
+    pub fn new(options: SimOptions) -> (Self, DeviceInfo) {
+        let info = DeviceInfo {
+            target: "sim".into(),
+            name: "simulated device".into(),
+            compute_capability: [0, 0],
+            units: 1,
+            shared_bytes: 0,
+            memory_bytes: 0,
+            driver_version: 0,
+        };
+        let SimOptions { link, injections, polls_advance } = options;
+        (Self { timeline: Mutex::new(Timeline::new(link, injections)), polls_advance }, info)
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Picos {
+        lock(&self.timeline).now()
+    }
+
+    /// When the next thing happens on the device; nothing if it is idle.
+    pub fn next_step(&self) -> Option<Picos> {
+        lock(&self.timeline).next_step()
+    }
+
+    /// Lets everything up to `time` happen.
+    pub fn advance_to(&self, time: Picos) {
+        lock(&self.timeline).advance_to(time);
+    }
+
+    /// Lets everything that was enqueued happen.
+    pub fn drain(&self) {
+        let mut timeline = lock(&self.timeline);
+        while timeline.step() {}
+    }
+
+    /// How long a unit has worked, finished operations only.
+    pub fn busy(&self, unit: Unit) -> Picos {
+        lock(&self.timeline).busy(unit)
+    }
+
+    /// Enqueues a program's run: it takes `duration` and moves `bytes` from `src` to `dst`.
+    ///
+    /// # Safety
+    /// As for [`Backend::copy_in`], with both addresses on the device.
+    unsafe fn launch(&self, stream: u64, duration: Picos, dst: u64, src: u64, bytes: usize) -> Result<(), Error> {
+        let moves = Moves { dst: dst as usize, src: src as usize, bytes };
+        lock(&self.timeline).work(stream, Work { unit: Unit::Compute, moves, fixed: duration, fails: None })
+    }
+
+    fn copy(&self, unit: Unit, stream: u64, moves: Moves) -> Result<(), Error> {
+        let mut timeline = lock(&self.timeline);
+        let fixed = timeline.link().overhead;
+        timeline.work(stream, Work { unit, moves, fixed, fails: None })
+    }
+}
+
+impl Backend for Sim {
+    fn stream_create(&self, priority: Priority, _name: &str) -> Result<u64, Error> {
+        Ok(lock(&self.timeline).stream_create(priority))
+    }
+
+    unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error> {
+        lock(&self.timeline).stream_destroy(stream)
+    }
+
+    fn event_create(&self, _timing: bool) -> Result<u64, Error> {
+        Ok(lock(&self.timeline).event_create())
+    }
+
+    unsafe fn event_destroy(&self, event: u64) -> Result<(), Error> {
+        lock(&self.timeline).event_destroy(event)
+    }
+
+    unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
+        let mut timeline = lock(&self.timeline);
+        timeline.healthy()?;
+        let sequence = timeline.recorded(event)? + 1;
+        timeline.push(stream, Op::Record { event, sequence })?;
+        timeline.set_recorded(event, sequence)?;
+        timeline.settle();
+        Ok(())
+    }
+
+    unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
+        let mut timeline = lock(&self.timeline);
+        timeline.healthy()?;
+        let sequence = timeline.recorded(event)?;
+        timeline.push(stream, Op::Wait { event, sequence })?;
+        timeline.settle();
+        Ok(())
+    }
+
+    unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
+        let mut timeline = lock(&self.timeline);
+        timeline.healthy()?;
+        let sequence = timeline.recorded(event)?;
+        if self.polls_advance && !timeline.is_reached(event, sequence) {
+            timeline.step();
+            timeline.healthy()?;
+        }
+        Ok(timeline.is_reached(event, sequence))
+    }
+
+    unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
+        let mut timeline = lock(&self.timeline);
+        let sequence = timeline.recorded(event)?;
+        loop {
+            timeline.healthy()?;
+            if timeline.is_reached(event, sequence) {
+                return Ok(());
+            }
+            // All that the event depends on was enqueued before it, so there is a next step.
+            if !timeline.step() {
+                return Err(Error::Internal { what: format!("simulated event {event} can never be done") });
+            }
+        }
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error> {
+        let timeline = lock(&self.timeline);
+        let (start, end) = (timeline.reached_at(start)?, timeline.reached_at(end)?);
+        Ok((end.saturating_sub(start) as f64 * 1e-9) as f32)
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        cpu::alloc("sim", bytes)
+    }
+
+    unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error> {
+        // SAFETY: the caller passes what `host_alloc` returned for `bytes`, once.
+        unsafe { cpu::free(ptr, bytes) };
+        Ok(())
+    }
+
+    fn device_alloc(&self, bytes: usize) -> Result<u64, Error> {
+        Ok(cpu::alloc("sim", bytes)?.as_ptr() as u64)
+    }
+
+    unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error> {
+        let ptr = NonNull::new(addr as *mut u8).expect("device_alloc returns no null");
+        // SAFETY: the caller passes what `device_alloc` returned for `bytes`, once.
+        unsafe { cpu::free(ptr, bytes) };
+        Ok(())
+    }
+
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.copy(Unit::CopyIn, stream, Moves { dst: dst as usize, src: src as usize, bytes })
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.copy(Unit::CopyOut, stream, Moves { dst: dst as usize, src: src as usize, bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests;

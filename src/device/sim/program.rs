@@ -1,0 +1,65 @@
+//! A program of the simulated device: given durations, and an echo of its input.
+
+use std::sync::Arc;
+
+use super::{Picos, Sim};
+use crate::device::{Device, DeviceBuffer, Program, Run, Stream};
+use crate::error::Error;
+
+/// Takes a given time for each batch size and moves the rows of a slot's input to its output.
+pub(crate) struct SimProgram {
+    sim: Arc<Sim>,
+    batch_sizes: Vec<usize>,
+    durations: Vec<Picos>,
+    row_bytes: usize,
+    inputs: Vec<DeviceBuffer>,
+    outputs: Vec<DeviceBuffer>,
+}
+
+impl SimProgram {
+    /// For `slots` slots and rows of `row_bytes` on both sides; `sizes` has ascending batch sizes and their durations.
+    pub fn new(
+        device: &Device,
+        sim: &Arc<Sim>,
+        sizes: &[(usize, Picos)],
+        row_bytes: usize,
+        slots: usize,
+    ) -> Result<Self, Error> {
+        let bytes = row_bytes * sizes.last().expect("a program has a batch size").0;
+        let buffers = || (0..slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
+        Ok(Self {
+            sim: sim.clone(),
+            batch_sizes: sizes.iter().map(|size| size.0).collect(),
+            durations: sizes.iter().map(|size| size.1).collect(),
+            row_bytes,
+            inputs: buffers()?,
+            outputs: buffers()?,
+        })
+    }
+}
+
+impl Program for SimProgram {
+    fn slots(&self) -> usize {
+        self.inputs.len()
+    }
+
+    fn batch_sizes(&self) -> &[usize] {
+        &self.batch_sizes
+    }
+
+    fn input(&self, slot: usize) -> &DeviceBuffer {
+        &self.inputs[slot]
+    }
+
+    fn output(&self, slot: usize) -> &DeviceBuffer {
+        &self.outputs[slot]
+    }
+
+    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+        let (dst, src, bytes) =
+            (self.outputs[run.slot].addr(), self.inputs[run.slot].addr(), run.rows * self.row_bytes);
+        // SAFETY: rows fit the batch, so both buffers hold `bytes`. They live as long as the ring, which waits for the
+        // run through an event behind it; other work on the slot is ordered by the ring's events.
+        unsafe { self.sim.launch(stream.raw(), self.durations[run.size], dst, src, bytes) }
+    }
+}

@@ -1,0 +1,263 @@
+//! The discrete-event simulation itself: streams, events, and what happens when.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::units::{Active, Transfer, UNITS, UnitState, Work, injected, share_link};
+use super::{Effect, Injection, Link, Picos, Unit};
+use crate::device::Priority;
+use crate::error::Error;
+
+/// Everything on the device, and the time.
+pub(super) struct Timeline {
+    now: Picos,
+    link: Link,
+    injections: Vec<Injection>,
+    /// Counts handles and ready operations.
+    next: u64,
+    streams: BTreeMap<u64, Queue>,
+    events: BTreeMap<u64, EventState>,
+    units: [UnitState; 3],
+    /// The fault that stopped the device, if one did; nothing happens after it.
+    broken: Option<Error>,
+}
+
+/// A stream: its operations, in order.
+struct Queue {
+    priority: Priority,
+    ops: VecDeque<Op>,
+    /// Whether the first operation was handed to its unit.
+    handed: bool,
+    closed: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Op {
+    Record { event: u64, sequence: u64 },
+    Wait { event: u64, sequence: u64 },
+    Work(Work),
+}
+
+#[derive(Default)]
+struct EventState {
+    /// How often it was recorded.
+    recorded: u64,
+    /// The newest record that a stream has reached.
+    reached: u64,
+    at: Option<Picos>,
+}
+
+impl Timeline {
+    pub fn new(link: Link, injections: Vec<Injection>) -> Self {
+        Self {
+            now: 0,
+            link,
+            injections,
+            next: 0,
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            units: Default::default(),
+            broken: None,
+        }
+    }
+
+    pub fn now(&self) -> Picos {
+        self.now
+    }
+
+    pub fn link(&self) -> Link {
+        self.link
+    }
+
+    pub fn busy(&self, unit: Unit) -> Picos {
+        self.units[unit as usize].busy
+    }
+
+    pub fn healthy(&self) -> Result<(), Error> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub fn stream_create(&mut self, priority: Priority) -> u64 {
+        let id = self.id();
+        self.streams.insert(id, Queue { priority, ops: VecDeque::new(), handed: false, closed: false });
+        id
+    }
+
+    pub fn stream_destroy(&mut self, stream: u64) -> Result<(), Error> {
+        self.streams.get_mut(&stream).ok_or_else(|| dead("stream", stream))?.closed = true;
+        self.streams.retain(|_, queue| !queue.closed || !queue.ops.is_empty());
+        Ok(())
+    }
+
+    pub fn event_create(&mut self) -> u64 {
+        let id = self.id();
+        self.events.insert(id, EventState::default());
+        id
+    }
+
+    pub fn event_destroy(&mut self, event: u64) -> Result<(), Error> {
+        self.events.remove(&event).map(drop).ok_or_else(|| dead("event", event))
+    }
+
+    fn event(&self, event: u64) -> Result<&EventState, Error> {
+        self.events.get(&event).ok_or_else(|| dead("event", event))
+    }
+
+    pub fn recorded(&self, event: u64) -> Result<u64, Error> {
+        Ok(self.event(event)?.recorded)
+    }
+
+    pub fn set_recorded(&mut self, event: u64, sequence: u64) -> Result<(), Error> {
+        self.events.get_mut(&event).ok_or_else(|| dead("event", event))?.recorded = sequence;
+        Ok(())
+    }
+
+    pub fn reached_at(&self, event: u64) -> Result<Picos, Error> {
+        let at = self.event(event)?.at;
+        at.ok_or_else(|| Error::Internal { what: "elapsed_ms of an event never reached".into() })
+    }
+
+    /// Whether a record was reached; those of a destroyed event hold nobody up.
+    pub fn is_reached(&self, event: u64, sequence: u64) -> bool {
+        is_reached(&self.events, event, sequence)
+    }
+
+    pub fn push(&mut self, stream: u64, op: Op) -> Result<(), Error> {
+        self.streams.get_mut(&stream).ok_or_else(|| dead("stream", stream))?.ops.push_back(op);
+        Ok(())
+    }
+
+    /// Enqueues work, with what is to be injected into it.
+    pub fn work(&mut self, stream: u64, mut work: Work) -> Result<(), Error> {
+        self.healthy()?;
+        let calls = &mut self.units[work.unit as usize].calls;
+        *calls += 1;
+        let nth = *calls;
+        for injection in self.injections.iter().filter(|i| i.unit == work.unit && i.nth == nth) {
+            match injection.effect {
+                Effect::RefuseCall => return Err(injected(work.unit, nth)),
+                Effect::FailRun => work.fails = Some(nth),
+                Effect::Delay(delay) => work.fixed += delay,
+            }
+        }
+        self.push(stream, Op::Work(work))?;
+        self.settle();
+        Ok(())
+    }
+
+    /// When the next thing happens.
+    pub fn next_step(&self) -> Option<Picos> {
+        self.units.iter().filter_map(|unit| unit.active.as_ref()).map(|active| active.until).min()
+    }
+
+    /// Lets everything up to `time` happen.
+    pub fn advance_to(&mut self, time: Picos) {
+        while self.next_step().is_some_and(|next| next <= time) {
+            self.step();
+        }
+        self.now = self.now.max(time);
+    }
+
+    /// Lets the next thing happen; whether there was one.
+    pub fn step(&mut self) -> bool {
+        let Some(next) = self.next_step() else { return false };
+        self.now = next;
+        for unit in UNITS {
+            let state = &mut self.units[unit as usize];
+            let Some(active) = state.active.take_if(|active| active.until == next) else { continue };
+            if unit != Unit::Compute && active.transfer.is_none() {
+                let transfer = Transfer { left: active.work.moves.bytes as f64, rate: 0.0, since: next };
+                state.active = Some(Active { transfer: Some(transfer), ..active });
+            } else {
+                self.finish(&active);
+            }
+        }
+        self.settle();
+        true
+    }
+
+    /// Ends an operation.
+    fn finish(&mut self, active: &Active) {
+        self.units[active.work.unit as usize].busy += self.now - active.started;
+        if let Some(nth) = active.work.fails {
+            self.broken = Some(injected(active.work.unit, nth));
+            return;
+        }
+        active.work.moves.second_half();
+        if let Some(queue) = self.streams.get_mut(&active.stream) {
+            queue.ops.pop_front();
+            queue.handed = false;
+        }
+    }
+
+    /// Does all that takes no time: records, waits that are over, work that can start, sharing the link.
+    pub fn settle(&mut self) {
+        if self.broken.is_some() {
+            self.units.iter_mut().for_each(|unit| unit.active = None);
+            self.streams.values_mut().for_each(|queue| queue.ops.clear());
+            return;
+        }
+        while self.pass_events() {}
+        for unit in 0..UNITS.len() {
+            self.start(unit);
+        }
+        share_link(&mut self.units, self.link, self.now);
+        self.streams.retain(|_, queue| !queue.closed || !queue.ops.is_empty());
+    }
+
+    /// Takes records and finished waits off the streams and hands work to its unit; whether an event was reached.
+    fn pass_events(&mut self) -> bool {
+        let mut reached = false;
+        for (&stream, queue) in &mut self.streams {
+            while let Some(&op) = queue.ops.front() {
+                match op {
+                    Op::Record { event, sequence } => {
+                        if let Some(state) = self.events.get_mut(&event) {
+                            state.reached = state.reached.max(sequence);
+                            state.at = Some(self.now);
+                        }
+                        reached = true;
+                    }
+                    Op::Wait { event, sequence } if is_reached(&self.events, event, sequence) => {}
+                    Op::Wait { .. } => break,
+                    Op::Work(work) => {
+                        if !queue.handed {
+                            queue.handed = true;
+                            self.next += 1;
+                            let normal = queue.priority == Priority::Normal;
+                            self.units[work.unit as usize].ready.push((normal, self.next, stream));
+                        }
+                        break;
+                    }
+                }
+                queue.ops.pop_front();
+            }
+        }
+        reached
+    }
+
+    /// Starts the first of a unit's ready operations, if it is idle: high priority first, then who was ready first.
+    fn start(&mut self, unit: usize) {
+        let state = &mut self.units[unit];
+        let first = (0..state.ready.len()).min_by_key(|&index| state.ready[index]);
+        let (None, Some(first)) = (&state.active, first) else { return };
+        let (_, _, stream) = state.ready.remove(first);
+        if let Some(Op::Work(work)) = self.streams.get(&stream).and_then(|queue| queue.ops.front()).copied() {
+            work.moves.first_half();
+            let until = self.now + work.fixed;
+            state.active = Some(Active { stream, work, started: self.now, until, transfer: None });
+        }
+    }
+}
+
+fn is_reached(events: &BTreeMap<u64, EventState>, event: u64, sequence: u64) -> bool {
+    events.get(&event).is_none_or(|state| state.reached >= sequence)
+}
+
+fn dead(what: &str, handle: u64) -> Error {
+    Error::Internal { what: format!("simulated {what} {handle} is not alive") }
+}

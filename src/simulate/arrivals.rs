@@ -1,0 +1,69 @@
+//! When batches are asked for.
+
+use super::{Arrival, SimSpec};
+use crate::device::sim::{Picos, picos};
+
+/// A batch that somebody asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    pub number: usize,
+    pub asked: Picos,
+}
+
+/// Hands out the requests, in order.
+pub(super) struct Arrivals<'a> {
+    spec: &'a SimSpec,
+    /// The number of the next one.
+    number: usize,
+    /// When it comes, in seconds; in a closed loop whenever a producer is free.
+    at: f64,
+    random: u64,
+}
+
+impl<'a> Arrivals<'a> {
+    pub fn new(spec: &'a SimSpec) -> Self {
+        let seed = if let Arrival::Poisson { seed, .. } = spec.arrival { seed } else { 0 };
+        // Zero is the generator's fixed point.
+        let mut this = Self { spec, number: 0, at: 0.0, random: (seed ^ 0x9E37_79B9_7F4A_7C15).max(1) };
+        this.at = this.distance();
+        this
+    }
+
+    /// When the next one comes, if that lies ahead.
+    pub fn next(&self, now: Picos) -> Option<Picos> {
+        let next = self.peek(now).filter(|request| request.asked > now);
+        next.map(|request| request.asked)
+    }
+
+    /// Takes the next one, if it is there.
+    pub fn take(&mut self, now: Picos) -> Option<Request> {
+        let request = self.peek(now).filter(|request| request.asked <= now)?;
+        self.number += 1;
+        self.at += self.distance();
+        Some(request)
+    }
+
+    fn peek(&self, now: Picos) -> Option<Request> {
+        let asked = if self.spec.arrival == Arrival::Closed { now } else { picos(self.at) };
+        (self.number < self.spec.batches).then_some(Request { number: self.number, asked })
+    }
+
+    /// From the request before to the next, in seconds.
+    fn distance(&mut self) -> f64 {
+        let rows = self.spec.rows_of(self.number) as f64;
+        match self.spec.arrival {
+            Arrival::Closed => 0.0,
+            Arrival::Periodic { images_per_s } => rows / images_per_s,
+            Arrival::Poisson { images_per_s, .. } => -self.uniform().ln() * rows / images_per_s,
+        }
+    }
+
+    /// In (0, 1], by xorshift64*.
+    fn uniform(&mut self) -> f64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        let bits = self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11;
+        (bits + 1) as f64 / (1_u64 << 53) as f64
+    }
+}

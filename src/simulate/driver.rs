@@ -1,0 +1,247 @@
+//! One host thread that plays all producers, and moves the virtual time from one event to the next.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::SimSpec;
+use super::arrivals::{Arrivals, Request};
+use crate::device::sim::{Picos, Sim, picos};
+use crate::error::{Credits, Error};
+use crate::ring::{Batch, Core, Output, Ticket};
+
+/// What happened.
+pub(super) struct Log {
+    /// Of each answer, in order: when, how long after it was asked for, and its rows.
+    pub answers: Vec<Answer>,
+    /// Batches whose `submit` was called.
+    pub submitted: usize,
+    /// Those that were answered with an error.
+    pub failed: usize,
+    pub fault: Option<Error>,
+    pub credits: Credits,
+}
+
+pub(super) struct Answer {
+    pub at: Picos,
+    pub latency: Picos,
+    pub rows: usize,
+}
+
+enum State {
+    /// Looks for a request, and for answers meanwhile.
+    Idle,
+    /// Stands in the queue for credits.
+    Acquiring(Request),
+    Filling {
+        request: Request,
+        batch: Batch,
+        until: Picos,
+    },
+    /// Waits until it has no more than `ahead` submissions unanswered.
+    Waiting,
+}
+
+struct Flight {
+    request: Request,
+    ticket: Ticket,
+    ready: bool,
+}
+
+struct Producer {
+    state: State,
+    /// Its submissions, oldest first.
+    flights: VecDeque<Flight>,
+}
+
+struct Driver<'a> {
+    spec: &'a SimSpec,
+    sim: &'a Sim,
+    core: &'a Arc<Core>,
+    producers: Vec<Producer>,
+    /// Producers that wait for credits, in the order in which they asked.
+    blocked: VecDeque<usize>,
+    /// The producer of each submission in flight, in the order of submission.
+    order: VecDeque<usize>,
+    arrivals: Arrivals<'a>,
+    log: Log,
+}
+
+/// Runs the whole schedule.
+pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
+    let producer = || Producer { state: State::Idle, flights: VecDeque::new() };
+    let log = Log { answers: Vec::new(), submitted: 0, failed: 0, fault: None, credits: Credits::default() };
+    let mut driver = Driver {
+        spec,
+        sim,
+        core,
+        producers: (0..spec.producers).map(|_| producer()).collect(),
+        blocked: VecDeque::new(),
+        order: VecDeque::new(),
+        arrivals: Arrivals::new(spec),
+        log,
+    };
+    let ended = driver.play();
+    if ended.is_err() {
+        driver.give_up();
+    }
+    sim.drain();
+    match ended {
+        Err(error) if !matches!(error, Error::Driver { .. } | Error::Fault { .. }) => return Err(error),
+        Err(error) => driver.log.fault = Some(error),
+        Ok(()) => {}
+    }
+    driver.log.credits = core.credits()?;
+    Ok(driver.log)
+}
+
+impl Driver<'_> {
+    fn play(&mut self) -> Result<(), Error> {
+        loop {
+            self.look()?;
+            // Each producer in turn does what takes no time, until none can do more now.
+            while (0..self.producers.len()).try_fold(false, |any, index| Ok::<_, Error>(self.turn(index)? || any))? {}
+            if self.log.answers.len() == self.spec.batches && self.producers.iter().all(|p| p.flights.is_empty()) {
+                return Ok(());
+            }
+            let filled = self.producers.iter().filter_map(|producer| match producer.state {
+                State::Filling { until, .. } => Some(until),
+                _ => None,
+            });
+            let next = filled.chain(self.sim.next_step()).chain(self.arrivals.next(self.sim.now())).min();
+            let Some(next) = next else {
+                return Err(Error::Internal { what: format!("deadlock at {} ps: nothing can happen", self.sim.now()) });
+            };
+            self.sim.advance_to(next);
+        }
+    }
+
+    /// Notes the answers that are there now, in the order of submission.
+    fn look(&mut self) -> Result<(), Error> {
+        let now = self.sim.now();
+        while let Some(&first) = self.order.front() {
+            let flight = self.producers[first].oldest_unready();
+            if !flight.ticket.is_ready()? {
+                break;
+            }
+            flight.ready = true;
+            let (request, rows) = (flight.request, flight.ticket.rows());
+            self.log.answers.push(Answer { at: now, latency: now - request.asked, rows });
+            self.order.pop_front();
+        }
+        let Some(&second) = self.order.get(1).filter(|second| **second != self.order[0]) else { return Ok(()) };
+        let flight = self.producers[second].oldest_unready();
+        if flight.ticket.is_ready()? {
+            return Err(Error::Internal { what: format!("submission {} was ready too early", flight.request.number) });
+        }
+        Ok(())
+    }
+
+    /// One producer's next step, if it can do one now.
+    fn turn(&mut self, index: usize) -> Result<bool, Error> {
+        let now = self.sim.now();
+        let producer = &mut self.producers[index];
+        match std::mem::replace(&mut producer.state, State::Idle) {
+            State::Idle => match self.arrivals.take(now) {
+                Some(request) => {
+                    producer.state = State::Acquiring(request);
+                    self.blocked.push_back(index);
+                    Ok(true)
+                }
+                None => self.consume(index),
+            },
+            State::Acquiring(request) => {
+                let mine = self.blocked.front() == Some(&index);
+                let Some(mut batch) = (if mine { self.try_acquire()? } else { None }) else {
+                    self.producers[index].state = State::Acquiring(request);
+                    return Ok(false);
+                };
+                self.blocked.pop_front();
+                stamp(&mut batch, self.spec.rows_of(request.number), request.number);
+                let until = now + picos(self.spec.fill_us * 1e-6);
+                self.producers[index].state = State::Filling { request, batch, until };
+                Ok(true)
+            }
+            State::Filling { request, batch, until } if until <= now => {
+                self.log.submitted += 1;
+                let ticket = batch.submit(self.spec.rows_of(request.number)).inspect_err(|_| self.log.failed += 1)?;
+                producer.flights.push_back(Flight { request, ticket, ready: false });
+                producer.state = State::Waiting;
+                self.order.push_back(index);
+                Ok(true)
+            }
+            filling @ State::Filling { .. } => {
+                producer.state = filling;
+                Ok(false)
+            }
+            State::Waiting if producer.flights.len() <= self.spec.ahead => Ok(true),
+            State::Waiting => {
+                producer.state = State::Waiting;
+                self.consume(index)
+            }
+        }
+    }
+
+    fn try_acquire(&self) -> Result<Option<Batch>, Error> {
+        match self.core.acquire(Duration::ZERO) {
+            Ok(batch) => Ok(Some(batch)),
+            Err(Error::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads and drops the producer's oldest answer, if it is there.
+    fn consume(&mut self, index: usize) -> Result<bool, Error> {
+        let flights = &mut self.producers[index].flights;
+        if !flights.front().is_some_and(|flight| flight.ready) {
+            return Ok(false);
+        }
+        let Some(Flight { request, ticket, .. }) = flights.pop_front() else { return Ok(false) };
+        let output = ticket.wait()?;
+        if !is_stamped(&output, request.number) {
+            return Err(Error::Internal { what: format!("submission {} was answered with another's", request.number) });
+        }
+        Ok(true)
+    }
+
+    /// After an error: every ticket is waited for, and every batch submitted, to be answered with the fault.
+    fn give_up(&mut self) {
+        for producer in &mut self.producers {
+            if let State::Filling { request, batch, .. } = std::mem::replace(&mut producer.state, State::Idle) {
+                self.log.submitted += 1;
+                match batch.submit(self.spec.rows_of(request.number)) {
+                    Ok(ticket) => producer.flights.push_back(Flight { request, ticket, ready: false }),
+                    Err(_) => self.log.failed += 1,
+                }
+            }
+            for flight in producer.flights.drain(..) {
+                let answered = flight.ticket.wait();
+                self.log.failed += usize::from(answered.is_err() && !flight.ready);
+            }
+        }
+    }
+}
+
+impl Producer {
+    fn oldest_unready(&mut self) -> &mut Flight {
+        self.flights.iter_mut().find(|flight| !flight.ready).expect("it has a submission in flight")
+    }
+}
+
+/// Writes a number to both ends of the first and the last row, where the two halves of every copy are.
+fn stamp(batch: &mut Batch, rows: usize, number: usize) {
+    for row in [0, rows - 1] {
+        let row = batch.row_mut(row);
+        let end = row.len() - 8;
+        row[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        row[end..].copy_from_slice(&(number as u64).to_le_bytes());
+    }
+}
+
+fn is_stamped(output: &Output, number: usize) -> bool {
+    let number = (number as u64).to_le_bytes();
+    [0, output.rows() - 1]
+        .into_iter()
+        .map(|row| output.row(row))
+        .all(|row| row.starts_with(&number) && row.ends_with(&number))
+}

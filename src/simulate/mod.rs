@@ -1,0 +1,286 @@
+//! How fast it would be: the ring itself on a simulated device, in virtual time.
+
+mod arrivals;
+mod driver;
+mod report;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::sim::{self, Link, Picos, Sim, SimOptions, SimProgram, Unit, picos};
+use crate::device::{Device, Kind, Priority};
+use crate::error::Error;
+use crate::ring::{Core, RingSpec, Stage};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+
+pub use report::{SimBound, SimLatency, SimReport, SimStage};
+
+/// What [`simulate`] is to simulate. [`SimSpec::new`] has the defaults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimSpec {
+    /// Host to device with nothing coming back, in GB/s.
+    pub h2d_gbps: f64,
+    /// Device to host with nothing going in, in GB/s.
+    pub d2h_gbps: f64,
+    /// Each direction while both move bytes, in GB/s; a direction is never faster than alone.
+    pub duplex_gbps: f64,
+    /// What a copy takes before its first byte moves, in microseconds.
+    pub copy_overhead_us: f64,
+    /// Batch sizes, ascending, each with the time that the model takes alone, in microseconds.
+    pub compute_us: Vec<(usize, f64)>,
+    /// Bytes of an input row. Rows are padded to multiples of [`ROW_ALIGN`], and copied so.
+    pub input_bytes_per_row: usize,
+    /// Bytes of an output row.
+    pub output_bytes_per_row: usize,
+    /// Slots: batches on the device at once.
+    pub slots: usize,
+    /// Staging buffers.
+    pub staging: usize,
+    /// Result buffers; more than producers x ahead, or all could be unread while every producer waits for one.
+    pub results: usize,
+    /// Threads that acquire, fill, submit and wait, each with a core of its own.
+    pub producers: usize,
+    /// Submissions of its own that a producer leaves unanswered while it fills the next batch: 1 as in a loop that
+    /// waits for the one before, 0 for a producer that waits for each.
+    pub ahead: usize,
+    /// Rows of the submissions, over and over; empty for the largest batch.
+    pub rows: Vec<usize>,
+    /// What filling a batch takes, in microseconds.
+    pub fill_us: f64,
+    /// When batches are asked for.
+    pub arrival: Arrival,
+    /// Submissions in all.
+    pub batches: usize,
+    /// Delays and faults.
+    pub injections: Vec<Injection>,
+}
+
+/// When batches are asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arrival {
+    /// As soon as a producer is free.
+    Closed,
+    /// At random, independent of each other; they queue for a producer.
+    Poisson {
+        /// Images a second, in the mean.
+        images_per_s: f64,
+        /// The same seed gives the same times.
+        seed: u64,
+    },
+    /// At equal distances; they queue for a producer.
+    Periodic {
+        /// Images a second.
+        images_per_s: f64,
+    },
+}
+
+/// Something that happens to one operation of the simulated device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Injection {
+    /// Which operations are counted.
+    pub stage: Stage,
+    /// The operation it happens to, from 1, in the order of the calls.
+    pub nth: usize,
+    /// What happens.
+    pub effect: Effect,
+}
+
+/// What [`Injection`] does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Effect {
+    /// The call that enqueues the operation fails.
+    RefuseCall,
+    /// The operation fails when it has run, and the device with it.
+    FailRun,
+    /// The operation takes longer by so many microseconds.
+    DelayUs(f64),
+}
+
+impl SimSpec {
+    /// A ring of three slots and four producers on a PCIe 5 x16 link, 224 x 224 RGB images in and a thousand f32 out,
+    /// for a model that takes `compute_us` microseconds at each batch size.
+    pub fn new(compute_us: Vec<(usize, f64)>) -> Self {
+        Self {
+            h2d_gbps: 55.0,
+            d2h_gbps: 55.0,
+            duplex_gbps: 49.0,
+            copy_overhead_us: 2.0,
+            compute_us,
+            input_bytes_per_row: 224 * 224 * 3,
+            output_bytes_per_row: 4_000,
+            slots: 3,
+            staging: 7,
+            results: 28,
+            producers: 4,
+            ahead: 1,
+            rows: Vec::new(),
+            fill_us: 0.0,
+            arrival: Arrival::Closed,
+            batches: 1_000,
+            injections: Vec::new(),
+        }
+    }
+
+    /// Says what is wrong with it, if something is.
+    ///
+    /// # Errors
+    /// [`Error::Option`], which names the field.
+    pub fn check(&self) -> Result<(), Error> {
+        for (option, rate) in
+            [("h2d_gbps", self.h2d_gbps), ("d2h_gbps", self.d2h_gbps), ("duplex_gbps", self.duplex_gbps)]
+        {
+            in_range(option, rate, 1e-3, 1e6, "GB/s")?;
+        }
+        in_range("copy_overhead_us", self.copy_overhead_us, 0.0, MOST_US, "microseconds")?;
+        in_range("fill_us", self.fill_us, 0.0, MOST_US, "microseconds")?;
+        for (option, value) in [
+            ("input_bytes_per_row", self.input_bytes_per_row),
+            ("output_bytes_per_row", self.output_bytes_per_row),
+            ("slots", self.slots),
+            ("staging", self.staging),
+            ("producers", self.producers),
+            ("batches", self.batches),
+        ] {
+            if value == 0 {
+                return Err(Error::option(option, value, "at least 1"));
+            }
+        }
+        let held = self.producers.saturating_mul(self.ahead);
+        if self.results <= held {
+            let expected = format!("more than producers x ahead, {held}: a blocked producer keeps its tickets");
+            return Err(Error::option("results", self.results, expected));
+        }
+        self.check_sizes()?;
+        if let Arrival::Poisson { images_per_s, .. } | Arrival::Periodic { images_per_s } = self.arrival {
+            in_range("images_per_s", images_per_s, 1e-3, 1e12, "images a second")?;
+        }
+        for injection in &self.injections {
+            if let Effect::DelayUs(delay) = injection.effect {
+                in_range("delay", delay, 0.0, MOST_US, "microseconds")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sizes(&self) -> Result<(), Error> {
+        let sizes: Vec<usize> = self.compute_us.iter().map(|size| size.0).collect();
+        if sizes.first().is_none_or(|&size| size == 0) || sizes.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return Err(Error::option("compute_us", format!("{sizes:?}"), "batch sizes of at least 1, ascending"));
+        }
+        for &(_, time) in &self.compute_us {
+            in_range("compute_us", time, 0.0, MOST_US, "microseconds")?;
+        }
+        let largest = self.largest();
+        match self.rows.iter().find(|rows| !(1..=largest).contains(rows)) {
+            Some(rows) => Err(Error::option("rows", rows, format!("1 to {largest}, the largest batch size"))),
+            None => Ok(()),
+        }
+    }
+
+    fn largest(&self) -> usize {
+        self.compute_us.last().map_or(0, |size| size.0)
+    }
+
+    /// Rows of submission `number`.
+    fn rows_of(&self, number: usize) -> usize {
+        if self.rows.is_empty() { self.largest() } else { self.rows[number % self.rows.len()] }
+    }
+}
+
+/// An hour: what a single operation may take.
+const MOST_US: f64 = 3.6e9;
+
+fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::option(option, value, format!("{least} to {most} {unit}")))
+}
+
+/// Runs the ring on a simulated device, in virtual time: the same code that runs on a GPU, with copies and compute
+/// that take as long as `spec` says. The same spec gives the same report.
+///
+/// Host code takes no time but [`SimSpec::fill_us`], and a submission's ten calls take effect at once.
+///
+/// ```
+/// use trefoil::{SimSpec, simulate};
+/// let spec = SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) };
+/// let report = simulate(&spec)?;
+/// assert!(report.images_per_s > 0.99 * 256.0 / 9.2e-3);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Option`] for what [`SimSpec::check`] says; [`Error::Internal`] if the ring breaks one of its promises: a
+/// wrong or reordered result, a lost credit, nothing left that could happen. An injected fault is no error: the report
+/// has it.
+pub fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
+    spec.check()?;
+    let (sim, core) = build(spec, false)?;
+    let log = driver::run(spec, &sim, &core)?;
+    Ok(report::report(spec, &sim, log))
+}
+
+/// Bytes of a row in the memory of the simulated device. The link is slowed down by as much as real rows are longer.
+const ROW_BYTES: usize = ROW_ALIGN;
+
+/// The simulated device and a ring on it.
+fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), Error> {
+    let injections = spec.injections.iter().map(Injection::on_device).collect();
+    let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance });
+    let sim = Arc::new(sim);
+    let device = Device::new(Kind::Sim(sim.clone()), info);
+    let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
+    let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?);
+    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
+    let ring = RingSpec {
+        staging: spec.staging,
+        results: spec.results,
+        priority: Priority::Normal,
+        acquire_limit: Duration::from_secs(10),
+        output_kind: OutputKind::Features,
+        input: row,
+        output: row,
+    };
+    Ok((sim, Core::build(&device, program, ring)?))
+}
+
+impl SimSpec {
+    /// Bytes of a row as they pass the link.
+    fn pitches(&self) -> [f64; 2] {
+        [self.input_bytes_per_row, self.output_bytes_per_row].map(|bytes| bytes.next_multiple_of(ROW_ALIGN) as f64)
+    }
+
+    fn link(&self) -> Link {
+        let [scale_in, scale_out] = self.pitches().map(|pitch| pitch / ROW_BYTES as f64);
+        Link {
+            in_alone: 1e9 * self.h2d_gbps / scale_in,
+            in_duplex: 1e9 * self.duplex_gbps.min(self.h2d_gbps) / scale_in,
+            out_alone: 1e9 * self.d2h_gbps / scale_out,
+            out_duplex: 1e9 * self.duplex_gbps.min(self.d2h_gbps) / scale_out,
+            overhead: picos(self.copy_overhead_us * 1e-6),
+        }
+    }
+}
+
+impl Injection {
+    fn on_device(&self) -> sim::Injection {
+        let effect = match self.effect {
+            Effect::RefuseCall => sim::Effect::RefuseCall,
+            Effect::FailRun => sim::Effect::FailRun,
+            Effect::DelayUs(delay) => sim::Effect::Delay(picos(delay * 1e-6)),
+        };
+        sim::Injection { unit: unit(self.stage), nth: self.nth, effect }
+    }
+}
+
+fn unit(stage: Stage) -> Unit {
+    match stage {
+        Stage::CopyIn => Unit::CopyIn,
+        Stage::Compute => Unit::Compute,
+        Stage::CopyOut => Unit::CopyOut,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! What a simulation says.
+
+use super::driver::{Answer, Log};
+use super::{SimSpec, unit};
+use crate::device::sim::{Picos, Sim};
+use crate::error::Credits;
+use crate::ring::Stage;
+
+/// What [`simulate`](super::simulate) found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimReport {
+    /// Images a second in the steady state: without the first and the last answers, unless too few would be left.
+    pub images_per_s: f64,
+    /// From the request (in a closed loop: from when a producer is free) to the result.
+    pub latency: SimLatency,
+    /// The engine that uploads.
+    pub copy_in: SimStage,
+    /// The engine that computes.
+    pub compute: SimStage,
+    /// The engine that downloads.
+    pub copy_out: SimStage,
+    /// From the start to the last answer, in seconds.
+    pub makespan_s: f64,
+    /// What the slowest engine would do without a gap.
+    pub bound: SimBound,
+    /// The three stages of all batches one after the other, with nothing overlapping, in seconds.
+    pub serial_s: f64,
+    /// Batches submitted.
+    pub submitted: usize,
+    /// Submissions answered with a result, each with its own.
+    pub answered: usize,
+    /// Submissions answered with an error.
+    pub failed: usize,
+    /// The fault, if one was injected and met.
+    pub fault: Option<String>,
+    /// The ring's credits after all.
+    pub credits: Credits,
+}
+
+/// Percentiles of the latency, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SimLatency {
+    /// The median.
+    pub p50_us: f64,
+    /// Nine in ten are answered within it.
+    pub p90_us: f64,
+    /// 99 in a hundred are.
+    pub p99_us: f64,
+    /// All are.
+    pub max_us: f64,
+}
+
+/// One engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimStage {
+    /// What a batch takes with everything else idle, in microseconds; the mean over the submissions.
+    pub alone_us: f64,
+    /// What a batch takes with the other copy engine busy as long as a batch's copy takes there, in microseconds.
+    pub loaded_us: f64,
+    /// How long it worked, in seconds.
+    pub busy_s: f64,
+    /// That, as a part of the makespan.
+    pub utilisation: f64,
+}
+
+/// The slowest engine without a gap, the link shared as in a run in which all engines are busy.
+///
+/// A run can beat it by a little where copies have an overhead: a copy that starts leaves the link to the other one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimBound {
+    /// The engine.
+    pub stage: Stage,
+    /// Its images a second.
+    pub images_per_s: f64,
+}
+
+pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
+    let makespan_s = log.answers.last().map_or(0.0, |answer| seconds(answer.at));
+    let stages = [Stage::CopyIn, Stage::Compute, Stage::CopyOut];
+    let costs = Costs::of(spec);
+    let [copy_in, compute, copy_out] = stages.map(|stage| {
+        let busy_s = seconds(sim.busy(unit(stage)));
+        let [alone_us, loaded_us] = [&costs.alone_us, &costs.loaded_us].map(|mean| mean[stage as usize]);
+        let utilisation = if makespan_s > 0.0 { busy_s / makespan_s } else { 0.0 };
+        SimStage { alone_us, loaded_us, busy_s, utilisation }
+    });
+    let slowest = stages.into_iter().zip(costs.loaded_us).max_by(|a, b| a.1.total_cmp(&b.1));
+    let (stage, slowest_us) = slowest.expect("there are three stages");
+    SimReport {
+        images_per_s: throughput(&log.answers, spec.slots + spec.producers),
+        latency: latency(&log.answers),
+        copy_in,
+        compute,
+        copy_out,
+        makespan_s,
+        bound: SimBound { stage, images_per_s: costs.rows / (slowest_us * 1e-6) },
+        serial_s: costs.alone_us.iter().sum::<f64>() * 1e-6 * spec.batches as f64,
+        submitted: log.submitted,
+        answered: log.answers.len(),
+        failed: log.failed,
+        fault: log.fault.map(|fault| fault.to_string()),
+        credits: log.credits,
+    }
+}
+
+fn seconds(time: Picos) -> f64 {
+    time as f64 / 1e12
+}
+
+/// Means over the submissions.
+struct Costs {
+    rows: f64,
+    /// By stage.
+    alone_us: [f64; 3],
+    loaded_us: [f64; 3],
+}
+
+impl Costs {
+    fn of(spec: &SimSpec) -> Self {
+        let (mut rows, mut alone_us, mut loaded_us) = (0.0, [0.0; 3], [0.0; 3]);
+        for number in 0..spec.batches {
+            let (alone, loaded) = times(spec, spec.rows_of(number));
+            rows += spec.rows_of(number) as f64;
+            alone_us.iter_mut().zip(alone).for_each(|(sum, us)| *sum += us);
+            loaded_us.iter_mut().zip(loaded).for_each(|(sum, us)| *sum += us);
+        }
+        let mean = |sum: f64| sum / spec.batches as f64;
+        Self { rows: mean(rows), alone_us: alone_us.map(mean), loaded_us: loaded_us.map(mean) }
+    }
+}
+
+/// What a batch of `rows` takes on each engine, in microseconds: alone, and with the other copy engine loaded.
+fn times(spec: &SimSpec, rows: usize) -> ([f64; 3], [f64; 3]) {
+    let [bytes_in, bytes_out] = spec.pitches().map(|pitch| rows as f64 * pitch);
+    let [in_alone, out_alone] = [spec.h2d_gbps, spec.d2h_gbps].map(|gbps| gbps * 1e3); // bytes a microsecond
+    let [in_duplex, out_duplex] = [in_alone, out_alone].map(|alone| alone.min(spec.duplex_gbps * 1e3));
+    let both = (bytes_in / in_duplex).min(bytes_out / out_duplex);
+    let loaded = |bytes: f64, duplex: f64, alone: f64| both + (bytes - both * duplex).max(0.0) / alone;
+    let compute = spec.compute_us.iter().find(|size| size.0 >= rows).map_or(0.0, |size| size.1);
+    let overhead = spec.copy_overhead_us;
+    let alone = [overhead + bytes_in / in_alone, compute, overhead + bytes_out / out_alone];
+    let copy_in = overhead + loaded(bytes_in, in_duplex, in_alone);
+    (alone, [copy_in, compute, overhead + loaded(bytes_out, out_duplex, out_alone)])
+}
+
+/// Images a second from answer `under_way` to the same from the end, or from the start to the end.
+fn throughput(answers: &[Answer], under_way: usize) -> f64 {
+    let rows = |answers: &[Answer]| answers.iter().map(|answer| answer.rows).sum::<usize>() as f64;
+    if answers.len() > 4 * under_way {
+        let steady = &answers[under_way..answers.len() - under_way];
+        let took = seconds(steady[steady.len() - 1].at - steady[0].at);
+        if took > 0.0 {
+            return rows(&steady[1..]) / took;
+        }
+    }
+    let took = answers.last().map_or(0.0, |answer| seconds(answer.at));
+    if took > 0.0 { rows(answers) / took } else { 0.0 }
+}
+
+/// The smallest latency that at least the part asked for does not exceed.
+fn latency(answers: &[Answer]) -> SimLatency {
+    let mut sorted: Vec<Picos> = answers.iter().map(|answer| answer.latency).collect();
+    sorted.sort_unstable();
+    let Some(last) = sorted.len().checked_sub(1) else { return SimLatency::default() };
+    let at = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1).min(last)] as f64 / 1e6;
+    SimLatency { p50_us: at(50), p90_us: at(90), p99_us: at(99), max_us: at(100) }
+}

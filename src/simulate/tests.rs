@@ -1,0 +1,97 @@
+//! The ring on the simulated device from real threads: blocking waits, polls and looks of the completion thread all
+//! move the time, in whatever order the threads run.
+
+use std::thread;
+use std::time::Duration;
+
+use super::*;
+use crate::ring::{Batch, Output, Ticket};
+
+fn fill(batch: &mut Batch, rows: usize, number: usize) {
+    batch.rows_mut().take(rows).for_each(|row| row.fill(number as u8 | 1));
+}
+
+fn is_own(output: &Output, number: usize) -> bool {
+    (0..output.rows()).all(|index| output.row(index).iter().all(|&byte| byte == number as u8 | 1))
+}
+
+/// One producer: waits for some, polls some, drops some, gives some up before they are submitted. How many it read.
+fn produce(core: &Arc<Core>, producer: usize, each: usize) -> Result<usize, Error> {
+    let mut read = 0;
+    let mut last: Option<(usize, Ticket)> = None;
+    let mut look = |number: usize, mut ticket: Ticket| -> Result<(), Error> {
+        let output = loop {
+            if number.is_multiple_of(2) {
+                break ticket.wait()?;
+            }
+            match ticket.wait_for(Duration::ZERO)? {
+                Ok(output) => break output,
+                Err(again) => ticket = again,
+            }
+        };
+        assert!(is_own(&output, number));
+        read += 1;
+        Ok(())
+    };
+    for index in 0..each {
+        let number = 31 * producer + index;
+        let rows = 1 + index % core.capacity();
+        let mut batch = core.acquire(Duration::from_secs(10))?;
+        fill(&mut batch, rows, number);
+        match index % 8 {
+            3 => drop(batch),
+            5 => drop(batch.submit(rows)?),
+            _ => {
+                if let Some((number, ticket)) = last.replace((number, batch.submit(rows)?)) {
+                    look(number, ticket)?;
+                }
+            }
+        }
+    }
+    if let Some((number, ticket)) = last {
+        look(number, ticket)?;
+    }
+    Ok(read)
+}
+
+fn run(spec: &SimSpec, each: usize) -> (Arc<Core>, Vec<Result<usize, Error>>) {
+    let (_, core) = build(spec, true).unwrap();
+    let results = thread::scope(|scope| {
+        let start = |producer| {
+            let core = &core;
+            scope.spawn(move || produce(core, producer, each))
+        };
+        let producers: Vec<_> = (0..spec.producers).map(start).collect();
+        producers.into_iter().map(|producer| producer.join().unwrap()).collect()
+    });
+    (core, results)
+}
+
+#[test]
+fn threads_wait_poll_drop_and_give_up() {
+    for (slots, staging, results) in [(1, 1, 5), (2, 3, 8), (3, 7, 28), (4, 2, 6)] {
+        let spec = SimSpec { slots, staging, results, ..SimSpec::new(vec![(1, 10.0), (4, 30.0)]) };
+        let (core, read) = run(&spec, 400);
+        assert!(read.iter().all(|read| *read.as_ref().unwrap() == 300), "{read:?}");
+        // The completion thread settles what was dropped.
+        while core.credits().unwrap().in_flight > 0 {
+            thread::yield_now();
+        }
+        let held: Vec<_> = (0..staging.min(results)).map(|_| core.acquire(Duration::from_secs(10)).unwrap()).collect();
+        assert_eq!(core.credits().unwrap().filling, held.len());
+    }
+}
+
+#[test]
+fn threads_hear_of_a_fault() {
+    for stage in [Stage::CopyIn, Stage::Compute, Stage::CopyOut] {
+        for effect in [Effect::RefuseCall, Effect::FailRun] {
+            let injections = vec![Injection { stage, nth: 100, effect }];
+            let spec = SimSpec { injections, ..SimSpec::new(vec![(1, 10.0), (4, 30.0)]) };
+            let (core, read) = run(&spec, 400);
+            assert!(read.iter().all(Result::is_err), "{read:?}");
+            let fault = core.acquire(Duration::ZERO).unwrap_err();
+            assert!(matches!(fault, Error::Fault { .. }), "{fault}");
+        }
+    }
+}

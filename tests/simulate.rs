@@ -1,0 +1,368 @@
+//! The ring in virtual time: cases computed by hand, the same run twice, thousands of random rings, faults.
+
+use trefoil::{Arrival, Effect, Error, Injection, SimReport, SimSpec, Stage, simulate};
+
+/// At 1 GB/s without overhead or a shared link: microseconds are kilobytes.
+fn spec(in_us: usize, compute_us: f64, out_us: usize, batches: usize) -> SimSpec {
+    assert!((1000 * in_us).is_multiple_of(256) && (1000 * out_us).is_multiple_of(256), "rows would be padded");
+    SimSpec {
+        h2d_gbps: 1.0,
+        d2h_gbps: 1.0,
+        duplex_gbps: 1.0,
+        copy_overhead_us: 0.0,
+        input_bytes_per_row: 1000 * in_us,
+        output_bytes_per_row: 1000 * out_us,
+        batches,
+        ..SimSpec::new(vec![(1, compute_us)])
+    }
+}
+
+/// One batch at a time.
+fn serial(spec: SimSpec) -> SimSpec {
+    SimSpec { slots: 1, staging: 1, results: 1, producers: 1, ahead: 0, ..spec }
+}
+
+fn makespan_us(spec: &SimSpec) -> f64 {
+    sound(spec).makespan_s * 1e6
+}
+
+/// Simulates, and checks what holds for every run without a fault.
+fn sound(spec: &SimSpec) -> SimReport {
+    let report = simulate(spec).unwrap_or_else(|error| panic!("{error}\n{spec:#?}"));
+    assert_eq!((report.submitted, report.answered, report.failed), (spec.batches, spec.batches, 0), "{spec:#?}");
+    assert_eq!(report.fault, None);
+    let credits = report.credits;
+    assert_eq!((credits.filling, credits.in_flight, credits.unread, credits.quarantined), (0, 0, 0, 0), "{spec:#?}");
+    for stage in [report.copy_in, report.compute, report.copy_out] {
+        assert!(stage.busy_s <= report.makespan_s && stage.utilisation <= 1.0, "{report:#?}\n{spec:#?}");
+    }
+    report
+}
+
+fn close(found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-9 * expected, "expected {expected}, found {found}");
+}
+
+#[test]
+fn one_batch_at_a_time_takes_the_sum() {
+    let spec = serial(spec(256, 1000.0, 128, 5));
+    let report = sound(&spec);
+    close(report.makespan_s * 1e6, 5.0 * (256.0 + 1000.0 + 128.0));
+    close(report.serial_s, report.makespan_s);
+    close(report.latency.p50_us, 1384.0);
+    close(report.latency.max_us, 1384.0);
+    close(report.copy_in.utilisation, 256.0 / 1384.0);
+    close(report.compute.busy_s * 1e6, 5000.0);
+    // An overhead for each copy, and the time that a producer fills.
+    close(makespan_us(&SimSpec { copy_overhead_us: 8.0, fill_us: 100.0, ..spec }), 5.0 * (1384.0 + 16.0 + 100.0));
+}
+
+#[test]
+fn one_slot_uploads_while_it_downloads() {
+    // The next upload waits for the compute only; the next compute waits for both copies.
+    let spec = SimSpec { slots: 1, ..spec(256, 1000.0, 128, 6) };
+    close(makespan_us(&spec), 256.0 + 6.0 * 1000.0 + 5.0 * 256.0 + 128.0);
+}
+
+#[test]
+fn three_slots_are_as_fast_as_the_slowest_engine() {
+    // Compute-bound, upload-bound, download-bound: fill the pipe, then the slowest, then drain it.
+    close(makespan_us(&spec(256, 1000.0, 128, 9)), 256.0 + 9.0 * 1000.0 + 128.0);
+    close(makespan_us(&spec(2560, 1000.0, 128, 9)), 9.0 * 2560.0 + 1000.0 + 128.0);
+    close(makespan_us(&spec(256, 1000.0, 2560, 9)), 256.0 + 1000.0 + 9.0 * 2560.0);
+    let report = sound(&spec(2560, 1000.0, 128, 100));
+    assert_eq!(report.bound.stage, Stage::CopyIn);
+    close(report.bound.images_per_s, 1e6 / 2560.0);
+    close(report.images_per_s, report.bound.images_per_s);
+}
+
+#[test]
+fn a_shared_link_slows_copies_down_only_while_both_move_bytes() {
+    // Uploads of 1024 us alone, 2048 in duplex, downloads of 256 alone, 512 in duplex, compute in no time: a steady
+    // batch has 512 us in which both move (256 us' worth of the upload), then 768 us of upload alone.
+    let spec = SimSpec { duplex_gbps: 0.5, ..spec(1024, 0.0, 256, 10) };
+    close(makespan_us(&spec), 1024.0 + 9.0 * 1280.0 + 256.0);
+    close(sound(&spec).copy_in.loaded_us, 1280.0);
+}
+
+/// All three stages take as long, the copies in duplex: rates and bytes of a PCIe 5 x16 link.
+fn balanced() -> SimSpec {
+    let bytes = 49 * 1024 * 1024;
+    let compute_us = bytes as f64 / 49e3;
+    SimSpec {
+        copy_overhead_us: 0.0,
+        input_bytes_per_row: bytes,
+        output_bytes_per_row: bytes,
+        batches: 400,
+        ..SimSpec::new(vec![(1, compute_us)])
+    }
+}
+
+#[test]
+fn balanced_stages_gain_most() {
+    let alone = sound(&serial(balanced())).images_per_s;
+    let gain = sound(&balanced()).images_per_s / alone;
+    let most = 2.0 * 49.0 / 55.0 + 1.0;
+    println!("gain over one batch at a time: {gain:.4}, at most {most:.4}");
+    assert!((most - 0.005..most + 1e-6).contains(&gain), "{gain} of {most}");
+    for slots in 1..=4 {
+        let rate = sound(&SimSpec { slots, ..balanced() }).images_per_s;
+        println!("{slots} slots: {:.4}", rate / alone);
+    }
+}
+
+#[test]
+fn arrivals_that_leave_time_wait_for_nobody() {
+    let base = SimSpec { fill_us: 16.0, ..spec(256, 1000.0, 128, 200) };
+    let periodic = sound(&SimSpec { arrival: Arrival::Periodic { images_per_s: 500.0 }, ..base.clone() });
+    close(periodic.latency.p50_us, 1400.0);
+    close(periodic.latency.max_us, 1400.0);
+    close(periodic.makespan_s, 200.0 * 2e-3 + 1.4e-3);
+    let poisson = |images_per_s, seed| SimSpec {
+        arrival: Arrival::Poisson { images_per_s, seed },
+        batches: 4_000,
+        ..base.clone()
+    };
+    let idle = sound(&poisson(50.0, 1));
+    close(idle.latency.p50_us, 1400.0);
+    assert!((idle.images_per_s / 50.0 - 1.0).abs() < 0.05, "{idle:#?}");
+    // One server, fixed service time, load 0.8: the mean wait is 2 service times, so some wait long.
+    let busy = sound(&poisson(800.0, 1));
+    assert!((busy.compute.utilisation - 0.8).abs() < 0.03, "{busy:#?}");
+    assert!(busy.latency.p50_us > 1500.0 && busy.latency.p99_us > 4000.0, "{busy:#?}");
+    assert_ne!(busy, sound(&poisson(800.0, 2)));
+    // More than it can do: as much as it can.
+    close(sound(&poisson(2000.0, 1)).images_per_s, 1000.0);
+}
+
+#[test]
+fn a_batch_runs_at_the_smallest_size_that_holds_it() {
+    let base = SimSpec { compute_us: vec![(1, 100.0), (4, 300.0), (8, 500.0)], ..spec(256, 0.0, 128, 3) };
+    for (rows, compute) in [(1, 100.0), (2, 300.0), (4, 300.0), (5, 500.0), (8, 500.0)] {
+        let one = serial(SimSpec { rows: vec![rows], ..base.clone() });
+        close(makespan_us(&one), 3.0 * (rows as f64 * 384.0 + compute));
+    }
+    close(makespan_us(&serial(SimSpec { rows: vec![8, 1], ..base })), 17.0 * 384.0 + 1100.0);
+}
+
+/// A ResNet-50 of 9.2 ms at 256.
+#[test]
+fn a_compute_bound_model_runs_at_its_own_speed() {
+    let spec = SimSpec::new(vec![(256, 9_200.0)]);
+    let report = sound(&spec);
+    println!("{report:#?}");
+    assert!(report.images_per_s > 0.9999 * 256.0 / 9.2e-3);
+    assert!(report.compute.utilisation > 0.99);
+    assert_eq!(report.bound.stage, Stage::Compute);
+}
+
+#[test]
+fn a_delay_shifts_what_depends_on_it() {
+    let delayed = |stage, nth, us| {
+        let injections = vec![Injection { stage, nth, effect: Effect::DelayUs(us) }];
+        makespan_us(&SimSpec { injections, ..spec(256, 1000.0, 128, 9) })
+    };
+    let undisturbed = 256.0 + 9000.0 + 128.0;
+    close(delayed(Stage::Compute, 5, 70.0), undisturbed + 70.0);
+    close(delayed(Stage::CopyIn, 1, 70.0), undisturbed + 70.0);
+    close(delayed(Stage::CopyIn, 5, 70.0), undisturbed); // hidden
+    close(delayed(Stage::CopyOut, 9, 70.0), undisturbed + 70.0);
+}
+
+#[test]
+fn faults_answer_everything_and_hang_nothing() {
+    for stage in [Stage::CopyIn, Stage::Compute, Stage::CopyOut] {
+        for nth in 1..=12 {
+            for effect in [Effect::RefuseCall, Effect::FailRun] {
+                for (slots, producers, ahead, fill_us) in [(1, 1, 0, 0.0), (3, 4, 1, 0.0), (2, 3, 2, 500.0)] {
+                    let injections = vec![Injection { stage, nth, effect }];
+                    let spec = SimSpec { slots, producers, ahead, fill_us, injections, ..spec(256, 300.0, 128, 30) };
+                    let report = simulate(&spec).unwrap_or_else(|error| panic!("{error}\n{spec:#?}"));
+                    let fault = report.fault.as_deref().unwrap_or_else(|| panic!("no fault: {spec:#?}"));
+                    assert!(fault.contains("INJECTED") && fault.contains(&format!("({nth})")), "{fault}");
+                    assert_eq!(report.submitted, report.answered + report.failed, "{report:#?}\n{spec:#?}");
+                    assert!(report.failed > 0 && report.answered < nth, "{report:#?}\n{spec:#?}");
+                    let credits = report.credits;
+                    assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 0), "{spec:#?}");
+                    assert!(credits.quarantined > 0, "{spec:#?}");
+                    assert_eq!(report, simulate(&spec).unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_specs_are_errors_that_name_the_field() {
+    let base = SimSpec::new(vec![(8, 100.0)]);
+    let cases = [
+        ("h2d_gbps", SimSpec { h2d_gbps: 0.0, ..base.clone() }),
+        ("d2h_gbps", SimSpec { d2h_gbps: f64::NAN, ..base.clone() }),
+        ("duplex_gbps", SimSpec { duplex_gbps: -1.0, ..base.clone() }),
+        ("copy_overhead_us", SimSpec { copy_overhead_us: f64::INFINITY, ..base.clone() }),
+        ("compute_us", SimSpec::new(Vec::new())),
+        ("compute_us", SimSpec::new(vec![(8, 1.0), (4, 1.0)])),
+        ("compute_us", SimSpec::new(vec![(8, -1.0)])),
+        ("slots", SimSpec { slots: 0, ..base.clone() }),
+        ("results", SimSpec { results: 4, ..base.clone() }),
+        ("rows", SimSpec { rows: vec![9], ..base.clone() }),
+        ("images_per_s", SimSpec { arrival: Arrival::Periodic { images_per_s: 0.0 }, ..base }),
+    ];
+    for (field, spec) in cases {
+        let error = simulate(&spec).unwrap_err();
+        assert!(matches!(error, Error::Option { option, .. } if option == field), "{field}: {error}");
+    }
+}
+
+/// xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn up_to(&mut self, most: usize) -> usize {
+        (self.next() >> 16) as usize % (most + 1)
+    }
+
+    fn between(&mut self, least: f64, most: f64) -> f64 {
+        least + (most - least) * (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn spec(&mut self) -> SimSpec {
+        let h2d_gbps = self.between(1.0, 60.0);
+        let d2h_gbps = self.between(1.0, 60.0);
+        // Full duplex at least as good as taking turns: the shares of the two rates are 1 or more in all.
+        let turns = h2d_gbps * d2h_gbps / (h2d_gbps + d2h_gbps);
+        let mut size = 0;
+        let compute_us: Vec<(usize, f64)> = (0..=self.up_to(3))
+            .map(|_| {
+                size += 1 + self.up_to(6);
+                (size, if self.up_to(9) == 0 { 0.0 } else { self.between(1.0, 500.0) })
+            })
+            .collect();
+        let (producers, ahead) = (1 + self.up_to(4), self.up_to(2));
+        let images_per_s = self.between(1e3, 1e6);
+        let most_out = [200_000, 4_000][self.up_to(1)];
+        let arrival = match self.up_to(3) {
+            0 => Arrival::Poisson { images_per_s, seed: self.next() },
+            1 => Arrival::Periodic { images_per_s },
+            _ => Arrival::Closed,
+        };
+        let delay = |random: &mut Self| Injection {
+            stage: [Stage::CopyIn, Stage::Compute, Stage::CopyOut][random.up_to(2)],
+            nth: 1 + random.up_to(20),
+            effect: Effect::DelayUs(random.between(0.0, 1000.0)),
+        };
+        SimSpec {
+            h2d_gbps,
+            d2h_gbps,
+            duplex_gbps: self.between(turns, 60.0),
+            copy_overhead_us: if self.up_to(1) == 0 { 0.0 } else { self.between(0.0, 20.0) },
+            input_bytes_per_row: 1 + self.up_to(200_000),
+            output_bytes_per_row: 1 + self.up_to(most_out),
+            slots: 1 + self.up_to(4),
+            staging: 1 + self.up_to(6),
+            results: producers * ahead + 1 + self.up_to(8),
+            producers,
+            ahead,
+            rows: (0..self.up_to(4)).map(|_| 1 + self.up_to(size - 1)).collect(),
+            fill_us: if self.up_to(1) == 0 { 0.0 } else { self.between(0.0, 300.0) },
+            arrival,
+            batches: 1 + self.up_to(40),
+            injections: (0..self.up_to(2)).map(|_| delay(self)).collect(),
+            compute_us,
+        }
+    }
+}
+
+fn delays_s(spec: &SimSpec) -> f64 {
+    let delay = |injection: &Injection| match injection.effect {
+        Effect::DelayUs(delay) if injection.nth <= spec.batches => delay * 1e-6,
+        _ => 0.0,
+    };
+    spec.injections.iter().map(delay).sum()
+}
+
+#[test]
+fn random_rings_answer_everything_once_in_order_and_in_bounds() {
+    const SPECS: usize = 4_000;
+    let mut random = Random(0x5DEE_CE66_D1CE_4E5B);
+    let (mut submissions, mut below) = (0, f64::INFINITY);
+    for _ in 0..SPECS {
+        let spec = random.spec();
+        // `simulate` itself checks order, and that every answer is its submission's own.
+        let report = sound(&spec);
+        submissions += report.submitted;
+        if spec.arrival == Arrival::Closed {
+            // While anything is left, an engine works or a producer fills.
+            let most = report.serial_s + delays_s(&spec) + spec.fill_us * 1e-6 * spec.batches as f64;
+            // Each of an operation's times is rounded to a picosecond.
+            let rounding = 20e-12 * spec.batches as f64;
+            assert!(report.makespan_s <= most + rounding, "{} > {most}\n{spec:#?}", report.makespan_s);
+            below = below.min(report.makespan_s / most);
+        }
+    }
+    println!("{SPECS} rings, {submissions} submissions; the shortest took {below:.3} of the stages' sum");
+    assert!(submissions > 20 * SPECS / 2 && below < 0.5);
+}
+
+#[test]
+fn no_ring_beats_its_slowest_engine_and_many_reach_it() {
+    const SPECS: usize = 300;
+    let mut random = Random(0xC2B2_AE3D_27D4_EB4F);
+    let (mut reached, mut most) = (0, 0.0_f64);
+    for _ in 0..SPECS {
+        // Without overheads, in which the other copy has the link for itself, and with batches like their mean.
+        let spec = SimSpec {
+            copy_overhead_us: 0.0,
+            rows: Vec::new(),
+            arrival: Arrival::Closed,
+            injections: Vec::new(),
+            batches: 400,
+            ..random.spec()
+        };
+        let report = sound(&spec);
+        let part = report.images_per_s / report.bound.images_per_s;
+        assert!(part < 1.001, "{part}: {report:#?}\n{spec:#?}");
+        most = most.max(part);
+        reached += usize::from(part > 0.97);
+    }
+    println!("{reached} of {SPECS} rings at 0.97 of their slowest engine or more; the best at {most:.4}");
+    assert!(reached > SPECS / 4);
+}
+
+#[test]
+fn random_faults_answer_everything() {
+    let mut random = Random(0xA076_1D64_78BD_642F);
+    let mut faults = 0;
+    for _ in 0..2_000 {
+        let mut spec = random.spec();
+        spec.injections.push(Injection {
+            stage: [Stage::CopyIn, Stage::Compute, Stage::CopyOut][random.up_to(2)],
+            nth: 1 + random.up_to(spec.batches),
+            effect: if random.up_to(1) == 0 { Effect::RefuseCall } else { Effect::FailRun },
+        });
+        let report = simulate(&spec).unwrap_or_else(|error| panic!("{error}\n{spec:#?}"));
+        faults += usize::from(report.fault.is_some());
+        assert_eq!(report.fault.is_some(), report.failed > 0, "{report:#?}\n{spec:#?}");
+        assert_eq!(report.submitted, report.answered + report.failed, "{report:#?}\n{spec:#?}");
+        let credits = report.credits;
+        assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 0), "{spec:#?}");
+    }
+    println!("{faults} faults in 2000 rings");
+    assert!(faults > 1_500);
+}
+
+#[test]
+fn the_same_spec_gives_the_same_report() {
+    let mut random = Random(0x2545_F491_4F6C_DD1D);
+    for _ in 0..200 {
+        let spec = random.spec();
+        assert_eq!(simulate(&spec).unwrap(), simulate(&spec).unwrap(), "{spec:#?}");
+    }
+}
