@@ -45,5 +45,8 @@ mod tensor;
 pub use device::{Device, DeviceInfo, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error};
-pub use ring::{Batch, Output, Stage, Ticket};
+pub use ring::{
+    Batch, Batcher, BatcherBuilder, BatcherStats, Output, Prefetch, Request, Row, RowOutput, RowPriority, RowTicket,
+    Stage, Ticket, WhenFull, prefetch, prefetch_scoped,
+};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
