@@ -124,7 +124,7 @@ fn slow_inputs_do_not_hold_back_what_is_loaded() {
 
 #[test]
 fn a_scope_ends_with_an_iterator_half_consumed() {
-    let words = vec![String::from("in"), String::from("compute"), String::from("out")];
+    let words = [String::from("in"), String::from("compute"), String::from("out")];
     let first = thread::scope(|scope| {
         let load = |word: &String| Ok::<_, ()>(word.len());
         prefetch_scoped(scope, words.iter().cycle(), 2, 4, load).unwrap().next()
