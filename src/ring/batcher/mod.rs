@@ -20,6 +20,7 @@
 //! dropped without it. In steady state the only allocation is one `Arc` a batch.
 
 mod builder;
+mod places;
 mod row;
 mod serve;
 mod state;

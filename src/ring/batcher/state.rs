@@ -7,6 +7,7 @@ use std::task::Waker;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use super::places::Places;
 use super::stats::Counters;
 use super::ticket::RowOutput;
 use crate::error::Error;
@@ -67,8 +68,8 @@ pub(super) struct Flight {
 }
 
 pub(super) struct State {
-    /// Free page-locked rows, those that came free first in front, so that claims in a row are neighbours.
-    free: VecDeque<usize>,
+    /// Free page-locked rows.
+    free: Places,
     entries: Vec<Entry>,
     vacant: Vec<usize>,
     /// Committed rows, in order of commit: high priority, normal priority.
@@ -93,7 +94,7 @@ pub(super) struct State {
 impl State {
     pub fn new(rows: usize, capacity: usize) -> Self {
         Self {
-            free: (0..rows).collect(),
+            free: Places::new(rows),
             entries: (0..rows).map(|_| Entry::Vacant).collect(),
             vacant: (0..rows).rev().collect(),
             queues: [VecDeque::with_capacity(rows), VecDeque::with_capacity(rows)],
@@ -126,12 +127,12 @@ impl State {
         if priority == RowPriority::Normal && self.waiting_high > 0 {
             return None;
         }
-        self.free.pop_front()
+        self.free.take()
     }
 
     /// A row was given up before it was committed.
     pub fn unclaim(&mut self, row: usize) {
-        self.free.push_front(row);
+        self.free.unused(row);
     }
 
     /// Queues a claimed row and makes an entry for its ticket.
@@ -182,7 +183,7 @@ impl State {
                     continue;
                 }
                 self.queues[queue].remove(index);
-                self.free.push_back(queued.row);
+                self.free.give(queued.row);
             }
         }
         self.queued() < before
@@ -202,7 +203,7 @@ impl State {
     /// The device is done with a batch: its rows are free, its tickets have their answers.
     pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, wakes: &mut Vec<Wake>) {
         for (index, queued) in rows.iter().enumerate() {
-            self.free.push_back(queued.row);
+            self.free.give(queued.row);
             wakes.push(self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))));
         }
         rows.clear();
@@ -212,7 +213,7 @@ impl State {
 
     /// Answers rows that never reached the device; their memory is free.
     pub fn refuse(&mut self, rows: &[Queued], error: &Error, wakes: &mut Vec<Wake>) {
-        self.free.extend(rows.iter().map(|queued| queued.row));
+        rows.iter().for_each(|queued| self.free.give(queued.row));
         self.lose(rows, error, wakes);
     }
 
