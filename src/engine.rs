@@ -9,7 +9,7 @@ use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
 use crate::plan::{Choices, Plan};
-use crate::ring::{Batch, Close, Core, RingSpec, Stage};
+use crate::ring::{Batch, BatcherBuilder, Close, Core, RingSpec, Stage};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
@@ -94,6 +94,18 @@ impl Engine {
             Err(Error::Timeout { .. }) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Starts a builder for a batcher: single rows from many threads become this engine's batches.
+    ///
+    /// ```no_run
+    /// # fn f(engine: trefoil::Engine, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
+    /// let batcher = engine.batcher().max_delay(std::time::Duration::from_millis(2)).build()?;
+    /// println!("{:?}", batcher.submit(&pixels)?.wait()?.top_k(5));
+    /// # Ok(()) }
+    /// ```
+    pub fn batcher(&self) -> BatcherBuilder {
+        BatcherBuilder::new(&self.core)
     }
 
     /// The device it runs on.

@@ -124,6 +124,16 @@ pub enum Error {
         /// Where the ring's credits were at that moment.
         credits: Credits,
     },
+    /// A row was still in its batcher's queue when its deadline passed; it was not uploaded.
+    Deadline {
+        /// How long after the deadline that was found.
+        late: Duration,
+    },
+    /// A batcher that does not wait for room has none.
+    Full {
+        /// Its rows of page-locked memory, all taken.
+        rows: usize,
+    },
     /// A picture could not be decoded.
     Image {
         /// The file.
@@ -131,7 +141,7 @@ pub enum Error {
         /// Why.
         what: String,
     },
-    /// The engine was closed.
+    /// The engine or batcher was closed.
     Closed,
     /// A panic in code that ran on the device's behalf; a bug in trefoil.
     Internal {
@@ -233,8 +243,14 @@ impl fmt::Display for Error {
                 }
                 Ok(())
             }
+            Self::Deadline { late } => {
+                write!(f, "the deadline passed in the queue, {:.3} ms ago; not uploaded", late.as_secs_f64() * 1e3)
+            }
+            Self::Full { rows } => {
+                write!(f, "all {rows} rows of the batcher are taken; try again later, wait, or ask for more rows")
+            }
             Self::Image { path, what } => write!(f, "{}: {what}", path.display()),
-            Self::Closed => write!(f, "the engine is closed"),
+            Self::Closed => write!(f, "the engine or batcher is closed"),
             Self::Internal { what } => write!(f, "internal error, please report it: {what}"),
         }
     }

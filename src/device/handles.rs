@@ -68,9 +68,30 @@ impl Stream {
     /// Until an event recorded behind this call is done: both buffers live, nobody writes `src`, and nobody else
     /// accesses the first `bytes` of `dst` but by work ordered with this stream.
     pub unsafe fn copy_in(&self, dst: &DeviceBuffer, src: &HostBuffer, bytes: usize) -> Result<(), Error> {
-        assert!(bytes <= dst.bytes && bytes <= src.bytes, "copy of {bytes} bytes out of bounds");
+        // SAFETY: by the caller.
+        unsafe { self.copy_in_at(dst, 0, src, 0, bytes) }
+    }
+
+    /// Copies `bytes` from `src_at` in `src` to `dst_at` in `dst`.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_in`], for these ranges.
+    pub unsafe fn copy_in_at(
+        &self,
+        dst: &DeviceBuffer,
+        dst_at: usize,
+        src: &HostBuffer,
+        src_at: usize,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let fits = |at: usize, all: usize| at <= all && bytes <= all - at;
+        assert!(fits(dst_at, dst.bytes) && fits(src_at, src.bytes), "copy of {bytes} bytes out of bounds");
         // SAFETY: in bounds by the assertion, the rest by the caller.
-        self.device.latch(unsafe { self.device.backend().copy_in(dst.addr, src.ptr.as_ptr(), bytes, self.raw) })
+        let enqueued = unsafe {
+            let src = src.ptr.as_ptr().add(src_at);
+            self.device.backend().copy_in(dst.addr + dst_at as u64, src, bytes, self.raw)
+        };
+        self.device.latch(enqueued)
     }
 
     /// Copies the first `bytes` of `src` to `dst`.
@@ -161,6 +182,18 @@ impl HostBuffer {
     pub unsafe fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: allocated with this length, initialised to zero; exclusive by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
+    }
+
+    /// Some of the bytes, to write.
+    ///
+    /// # Safety
+    /// While the slice lives, neither the device nor any thread accesses them otherwise.
+    #[allow(clippy::mut_from_ref, reason = "exclusive by the caller's contract, held by a claim of the range")]
+    pub unsafe fn range_mut(&self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(at <= self.bytes && bytes <= self.bytes - at, "{bytes} bytes at {at} out of bounds");
+        // SAFETY: in bounds by the assertion, initialised to zero; exclusive by the caller. No reference to other bytes
+        // of the buffer is made.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(at), bytes) }
     }
 }
 

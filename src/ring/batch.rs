@@ -1,9 +1,11 @@
 //! The writer that `acquire` lends: rows of page-locked memory, until they are submitted.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::credits::Lent;
 use super::{Core, Ticket};
+use crate::device::{DeviceBuffer, HostBuffer, Stream};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::TensorSpec;
@@ -85,7 +87,45 @@ impl Batch {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
         }
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        self.core.submit(staging, lent, rows)
+        self.core.submit(staging, lent, rows, None)
+    }
+
+    /// Like [`Batch::submit`], with the rows uploaded from elsewhere; the staging buffer stays as it is, its credit
+    /// bounds the uploads.
+    ///
+    /// # Safety
+    /// Until the ticket's result is there, `from.buffer` lives and nobody writes the rows of its runs; for ever if
+    /// the device faults.
+    pub(super) unsafe fn submit_gathered(mut self, from: &Gathered<'_>) -> Result<Ticket, Error> {
+        let rows = from.runs.iter().map(ExactSizeIterator::len).sum();
+        assert!((1..=self.capacity()).contains(&rows), "{rows} rows gathered for a batch of {}", self.capacity());
+        let (staging, lent) = self.held.take().expect("held until submitted or dropped");
+        self.core.submit(staging, lent, rows, Some(from))
+    }
+}
+
+/// Rows somewhere in page-locked memory, to be uploaded as one batch.
+pub(super) struct Gathered<'a> {
+    /// Rows of the input spec's pitch.
+    pub buffer: &'a HostBuffer,
+    /// Runs of neighbouring rows, in the order that they have in the batch.
+    pub runs: &'a [Range<usize>],
+}
+
+impl Gathered<'_> {
+    /// Enqueues one copy for each run.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_in`], for the rows of the runs and for `input`.
+    pub unsafe fn upload(&self, stream: &Stream, input: &DeviceBuffer, row_pitch: usize) -> Result<(), Error> {
+        let mut at = 0;
+        for run in self.runs {
+            let bytes = run.len() * row_pitch;
+            // SAFETY: by the caller.
+            unsafe { stream.copy_in_at(input, at, self.buffer, run.start * row_pitch, bytes)? };
+            at += bytes;
+        }
+        Ok(())
     }
 }
 

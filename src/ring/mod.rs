@@ -11,7 +11,7 @@
 //! | stream | call | orders |
 //! |---|---|---|
 //! | copy-in | wait `computed` of the slot | the slot's last reader of the device input is done |
-//! | copy-in | copy staging → slot input | |
+//! | copy-in | copy staging → slot input (from a batcher: each run of rows → slot input) | |
 //! | copy-in | record `uploaded` of the staging | the staging is free after it |
 //! | compute | wait `uploaded` of the staging | the input is there |
 //! | compute | wait `done` of the slot's last result | the slot's device output has been read |
@@ -25,10 +25,12 @@
 //! again. The ring sees devices and programs only; it runs the same on every device.
 
 mod batch;
+mod batcher;
 mod completion;
 mod credits;
 mod measure;
 mod output;
+mod prefetch;
 mod ticket;
 
 use std::sync::{Arc, Condvar, Mutex};
@@ -40,10 +42,13 @@ use crate::sync::{after, lock, wait_until};
 use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
+pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
 pub use measure::Stage;
 pub use output::Output;
+pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;
 
+use batch::Gathered;
 use completion::Completion;
 use credits::{Lent, State};
 
@@ -225,13 +230,20 @@ impl Core {
     }
 
     /// Enqueues a filled batch of `rows`: the ten calls of the table above. Never waits for the device.
-    fn submit(self: &Arc<Self>, staging: usize, lent: Lent, rows: usize) -> Result<Ticket, Error> {
+    fn submit(
+        self: &Arc<Self>,
+        staging: usize,
+        lent: Lent,
+        rows: usize,
+        gathered: Option<&Gathered<'_>>,
+    ) -> Result<Ticket, Error> {
         let (enqueued, wake) = {
             let mut order = lock(&self.order);
             if self.is_closed(staging, lent) {
                 return Err(Error::Closed);
             }
-            let enqueued = self.device.healthy().and_then(|()| self.enqueue(&mut order, staging, lent, rows));
+            let healthy = self.device.healthy();
+            let enqueued = healthy.and_then(|()| self.enqueue(&mut order, staging, lent, rows, gathered));
             let mut state = lock(&self.state);
             state.submitted(staging, lent, enqueued.is_ok());
             let wake = enqueued.is_err() || (state.waits_for_upload() && !state.polled);
@@ -253,7 +265,14 @@ impl Core {
         closed
     }
 
-    fn enqueue(&self, order: &mut Order, staging: usize, lent: Lent, rows: usize) -> Result<(), Error> {
+    fn enqueue(
+        &self,
+        order: &mut Order,
+        staging: usize,
+        lent: Lent,
+        rows: usize,
+        gathered: Option<&Gathered<'_>>,
+    ) -> Result<(), Error> {
         let slot = order.next_slot;
         let last = order.last[slot].filter(|last| lock(&self.state).is_current(*last));
         let size = self.program.batch_sizes().partition_point(|&size| size < rows);
@@ -264,7 +283,15 @@ impl Core {
         self.copy_in.wait(computed)?;
         // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the staging's credit is
         // held until `uploaded`; the slot input's last reader is ordered before by `computed`.
-        unsafe { self.copy_in.copy_in(self.program.input(slot), &staging.buffer, bytes_in)? };
+        // Gathered rows are kept alive and unwritten by the caller of `Batch::submit_gathered`.
+        unsafe {
+            match gathered {
+                None => self.copy_in.copy_in(self.program.input(slot), &staging.buffer, bytes_in)?,
+                Some(gathered) => {
+                    gathered.upload(&self.copy_in, self.program.input(slot), self.spec.input.row_pitch)?
+                }
+            }
+        };
         staging.uploaded.record(&self.copy_in)?;
 
         self.compute.wait(&staging.uploaded)?;

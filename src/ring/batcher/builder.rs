@@ -1,0 +1,118 @@
+//! How a batcher is to be built.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::state::State;
+use super::{Batcher, Options, Shared, serve};
+use crate::device::HostBuffer;
+use crate::error::Error;
+use crate::ring::Core;
+
+/// What a submission does when every row is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// It waits for a free row.
+    #[default]
+    Wait,
+    /// It waits so long, then fails with [`Error::Timeout`].
+    WaitFor(Duration),
+    /// It fails at once with [`Error::Full`].
+    Reject,
+}
+
+/// How a [`Batcher`] is to be built; [`Engine::batcher`](crate::Engine::batcher) starts it.
+#[derive(Clone)]
+pub struct BatcherBuilder {
+    core: Arc<Core>,
+    max_delay: Duration,
+    rows: Option<usize>,
+    in_flight: Option<usize>,
+    when_full: WhenFull,
+}
+
+impl BatcherBuilder {
+    pub(crate) fn new(core: &Arc<Core>) -> Self {
+        let (max_delay, when_full) = (Duration::from_millis(1), WhenFull::default());
+        Self { core: core.clone(), max_delay, rows: None, in_flight: None, when_full }
+    }
+
+    /// How long a batch that is not full waits after its first commit. Default 1 ms.
+    pub fn max_delay(mut self, delay: Duration) -> Self {
+        self.max_delay = delay;
+        self
+    }
+
+    /// Rows of page-locked memory, which bound what is being written, queued and in flight together. Default: as many
+    /// as may be in flight, and four batches more.
+    pub fn rows(mut self, rows: usize) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Batches handed to the ring at once. Fewer keep rows longer in the queue, where deadlines and priorities count;
+    /// below the engine's slots the device may run dry. Default: the slots and one.
+    pub fn in_flight(mut self, batches: usize) -> Self {
+        self.in_flight = Some(batches);
+        self
+    }
+
+    /// What a submission does when every row is taken. Default: it waits.
+    pub fn when_full(mut self, then: WhenFull) -> Self {
+        self.when_full = then;
+        self
+    }
+
+    /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a zero count, [`Error::OutOfMemory`], [`Error::Fault`] if the device is out of use.
+    pub fn build(self) -> Result<Batcher, Error> {
+        let in_flight = self.in_flight.unwrap_or(self.core.slots() + 1);
+        let rows = self.rows.unwrap_or((in_flight + 4) * self.core.capacity());
+        for (option, value) in [("in_flight", in_flight), ("rows", rows)] {
+            if value == 0 {
+                return Err(Error::option(option, value, "at least 1"));
+            }
+        }
+        self.core.device.healthy()?;
+        let shared = Arc::new(Shared {
+            options: Options { max_delay: self.max_delay, rows, in_flight, when_full: self.when_full },
+            rows: Arc::new(HostBuffer::new(&self.core.device, rows * self.core.spec.input.row_pitch)?),
+            state: Mutex::new(State::new(rows, self.core.capacity())),
+            work: Condvar::new(),
+            flown: Condvar::new(),
+            room: Condvar::new(),
+            core: self.core,
+        });
+        static BATCHERS: AtomicUsize = AtomicUsize::new(0);
+        let number = BATCHERS.fetch_add(1, Ordering::Relaxed);
+        let batcher = Batcher { shared: shared.clone() }; // closes what has started if the rest cannot start
+        start(format!("trefoil-batch-{number}"), &shared, serve::batch)?;
+        start(format!("trefoil-rows-{number}"), &shared, serve::deliver)?;
+        Ok(batcher)
+    }
+}
+
+fn start(name: String, shared: &Arc<Shared>, serve: fn(&Shared)) -> Result<(), Error> {
+    let shared = shared.clone();
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || serve(&shared))
+        .map(drop)
+        .map_err(|e| Error::Internal { what: format!("cannot start a thread of the batcher: {e}") })
+}
+
+impl std::fmt::Debug for BatcherBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { max_delay, rows, in_flight, when_full, .. } = self;
+        f.debug_struct("BatcherBuilder")
+            .field("max_delay", max_delay)
+            .field("rows", rows)
+            .field("in_flight", in_flight)
+            .field("when_full", when_full)
+            .finish_non_exhaustive()
+    }
+}

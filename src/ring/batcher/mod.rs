@@ -1,0 +1,215 @@
+//! Single rows from many threads become batches.
+//!
+//! A batcher has rows of page-locked memory of its own. A producer claims one, writes it, and commits it to the queue;
+//! there it waits until its batch closes. Nothing else about a row is fixed before that: the batch takes the rows that
+//! are committed then, high priority first, sorts them by place in memory and uploads each run of neighbours by one
+//! copy into the slot's rows 0, 1, …. So
+//! - only committed rows are uploaded and computed, and none is ever moved on the host: a row that is claimed and not
+//!   committed belongs to no batch, is not read by the device, stays writable by its owner and delays nobody;
+//! - dropping it, also by a panic, only gives its memory back;
+//! - the queue is here, not on the device, so deadlines and priorities count until a batch closes. At most
+//!   `in_flight` batches are handed to the ring at once, for what is enqueued cannot be recalled.
+//!
+//! An open batch closes when the largest batch size is there, `max_delay` after its first commit, or when half of the
+//! time to a row's deadline is gone, whichever is first; if as many batches as allowed are in flight, when one of
+//! them is done. What the device is done with is told by an event behind the batch's download: then its rows are free
+//! for new claims and its tickets have their answers.
+//!
+//! Two threads serve a batcher: `trefoil-batch-N` closes batches and submits them, `trefoil-rows-N` waits for them in
+//! order. One lock guards the books, for a few instructions at a time; pixels are written, wakers woken and outputs
+//! dropped without it. In steady state the only allocation is one `Arc` a batch.
+
+mod builder;
+mod places;
+mod row;
+mod serve;
+mod state;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use super::Core;
+use crate::device::HostBuffer;
+use crate::error::Error;
+use crate::sync::{lock, wait, wait_until};
+use crate::tensor::TensorSpec;
+
+pub use builder::{BatcherBuilder, WhenFull};
+pub use row::{Request, Row};
+pub use state::RowPriority;
+pub use stats::BatcherStats;
+pub use ticket::{RowOutput, RowTicket};
+
+use state::State;
+
+/// Takes single rows from any number of threads and runs them in batches; [`Engine::batcher`](crate::Engine::batcher)
+/// builds it.
+///
+/// `Send` and `Sync`. Dropping it does not wait: what is committed is still computed, and every ticket answered.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use trefoil::{Engine, RowPriority, model::Model};
+///
+/// let model = Model::open("weights/efficientnet-lite0")?;
+/// let engine = Engine::builder(&model).build()?;
+/// let batcher = engine.batcher().max_delay(Duration::from_millis(2)).build()?;
+///
+/// let pixels = vec![127; batcher.input().row_bytes];
+/// let best = batcher.submit(&pixels)?.wait()?.top_k(1); // copied once, into page-locked memory
+///
+/// let mut row = batcher.row()?; // or written there in the first place
+/// row.bytes_mut().fill(127);
+/// let ticket = row.deadline(Duration::from_millis(15)).priority(RowPriority::High).submit()?;
+/// assert_eq!(ticket.wait()?.top_k(1), best);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub struct Batcher {
+    shared: Arc<Shared>,
+}
+
+/// What the batcher, its threads, rows and tickets share.
+struct Shared {
+    core: Arc<Core>,
+    options: Options,
+    /// The page-locked rows. Each is accessed by the one [`Row`] that claimed it, from commit to delivery by the
+    /// device alone. In an `Arc` so that it can be left to the device if need be.
+    rows: Arc<HostBuffer>,
+    state: Mutex<State>,
+    /// Tells the batching thread of commits, of batches delivered, and of the end.
+    work: Condvar,
+    /// Tells the delivering thread of batches submitted, and of the end.
+    flown: Condvar,
+    /// Tells claimers of free rows, and of the end.
+    room: Condvar,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    max_delay: Duration,
+    rows: usize,
+    in_flight: usize,
+    when_full: WhenFull,
+}
+
+impl Batcher {
+    /// Submits one row: a copy of `pixels` into page-locked memory, then [`Row::submit`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] if `pixels` is not one row long; else as for [`Batcher::row`].
+    pub fn submit(&self, pixels: &[u8]) -> Result<RowTicket, Error> {
+        self.request().submit(pixels)
+    }
+
+    /// Lends a row to be written in place. It need not be committed soon, or at all: nobody waits for it.
+    ///
+    /// # Errors
+    /// If no row is free, as [`BatcherBuilder::when_full`] says: [`Error::Full`], or [`Error::Timeout`] past the
+    /// limit. [`Error::Fault`] if the device is out of use.
+    pub fn row(&self) -> Result<Row, Error> {
+        self.request().row()
+    }
+
+    /// Starts a submission with a deadline or a priority.
+    pub fn request(&self) -> Request<'_> {
+        Request::new(&self.shared)
+    }
+
+    /// Shape, type and size of a row.
+    pub fn input(&self) -> TensorSpec {
+        self.shared.core.spec.input
+    }
+
+    /// Rows of its largest batch.
+    pub fn capacity(&self) -> usize {
+        self.shared.full()
+    }
+
+    /// Rows committed and not yet in a batch.
+    pub fn queued(&self) -> usize {
+        lock(&self.shared.state).queued()
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> BatcherStats {
+        lock(&self.shared.state).counters.stats()
+    }
+}
+
+impl Shared {
+    /// Rows of a full batch: fewer than the ring's where there are not as many.
+    fn full(&self) -> usize {
+        self.core.capacity().min(self.options.rows)
+    }
+
+    /// Takes a free row; waits for one as the options say, and not past `deadline`.
+    fn claim(&self, priority: RowPriority, deadline: Option<Instant>) -> Result<usize, Error> {
+        let start = Instant::now();
+        let limit = match self.options.when_full {
+            WhenFull::Wait => None,
+            WhenFull::WaitFor(limit) => start.checked_add(limit),
+            WhenFull::Reject => Some(start),
+        };
+        let until = [limit, deadline].into_iter().flatten().min();
+        self.core.device.healthy()?;
+        let mut state = lock(&self.state);
+        let high = usize::from(priority == RowPriority::High);
+        state.waiting_high += high;
+        let claimed = loop {
+            if let Err(error) = state.open() {
+                break Err(error);
+            }
+            if let Some(row) = state.claim(priority) {
+                break Ok(Some(row));
+            }
+            if until.is_some_and(|until| until <= Instant::now()) {
+                break Ok(None);
+            }
+            state = match until {
+                None => wait(&self.room, state),
+                Some(until) => wait_until(&self.room, state, until).0,
+            };
+        };
+        state.waiting_high -= high;
+        if high > 0 && state.waiting_high == 0 {
+            self.room.notify_all(); // rows of normal priority held back for this one
+        }
+        if let Some(row) = claimed? {
+            return Ok(row);
+        }
+        let late = deadline.and_then(|deadline| Instant::now().checked_duration_since(deadline));
+        *(if late.is_some() { &mut state.counters.expired } else { &mut state.counters.rejected }) += 1;
+        drop(state);
+        Err(match (late, self.options.when_full) {
+            (Some(late), _) => Error::Deadline { late },
+            (None, WhenFull::Reject) => Error::Full { rows: self.options.rows },
+            (None, _) => Error::Timeout { operation: "row", waited: start.elapsed(), credits: self.core.credits()? },
+        })
+    }
+}
+
+impl Drop for Batcher {
+    fn drop(&mut self) {
+        lock(&self.shared.state).closed = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if lock(&self.state).in_flight > 0 {
+            // Only after a fault or a bug: nothing proves that the device is done with the rows.
+            std::mem::forget(self.rows.clone());
+        }
+    }
+}
+
+impl std::fmt::Debug for Batcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batcher").field("options", &self.shared.options).field("input", &self.input()).finish()
+    }
+}

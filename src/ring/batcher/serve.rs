@@ -1,0 +1,196 @@
+//! The two threads of a batcher: one closes batches and submits them, one waits for them and delivers.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::state::{Flight, Queued, State, Wake};
+use crate::error::Error;
+use crate::ring::Batch;
+use crate::ring::batch::Gathered;
+use crate::sync::{lock, wait, wait_until};
+
+/// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
+const CREDIT_LIMIT: Duration = Duration::from_millis(2);
+
+/// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
+pub(super) fn batch(shared: &Shared) {
+    if catch_unwind(AssertUnwindSafe(|| batch_until_closed(shared))).is_err() {
+        shared.fail(&Error::Internal { what: "the batching thread panicked".into() });
+    }
+    lock(&shared.state).ended = true;
+    shared.flown.notify_all();
+}
+
+fn batch_until_closed(shared: &Shared) {
+    let mut runs = Vec::with_capacity(shared.full());
+    let mut without_credit: Option<Instant> = None;
+    while shared.wait_for_batch() {
+        match shared.core.acquire(CREDIT_LIMIT) {
+            Ok(batch) => {
+                without_credit = None;
+                shared.send(batch, &mut runs);
+            }
+            Err(error @ Error::Timeout { .. }) => {
+                let since = *without_credit.get_or_insert_with(Instant::now);
+                if since.elapsed() >= shared.core.spec.acquire_limit {
+                    without_credit = None;
+                    shared.refuse_batch(&error);
+                }
+            }
+            Err(error) => shared.fail(&error),
+        }
+    }
+}
+
+/// The thread `trefoil-rows-N`. It ends after the other one, when everything in flight is delivered.
+pub(super) fn deliver(shared: &Shared) {
+    let mut wakes = Vec::with_capacity(shared.full());
+    while let Some(flight) = shared.next_flight() {
+        match flight.ticket.wait() {
+            Ok(output) => {
+                let output = Arc::new(output);
+                shared.told_with(&mut wakes, |state, wakes| state.deliver(flight.rows, &output, wakes));
+                drop(output); // after the lock: all tickets may be gone
+                shared.work.notify_one();
+                shared.room.notify_all();
+            }
+            Err(error) => {
+                shared.told(|state, wakes| state.lose(&flight.rows, &error, wakes));
+                shared.fail(&error);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Sleeps until a batch closes, answering what expires meanwhile; false at the end.
+    fn wait_for_batch(&self) -> bool {
+        let mut wakes = Vec::new();
+        let mut state = lock(&self.state);
+        loop {
+            if state.expire(Instant::now(), &mut wakes) {
+                drop(state);
+                wake(&mut wakes);
+                self.room.notify_all();
+                state = lock(&self.state);
+                continue;
+            }
+            if state.has_failed() || (state.closed && state.queued() == 0) {
+                return false;
+            }
+            let may_leave = state.in_flight < self.options.in_flight;
+            if may_leave && state.closes(self.full(), self.options.max_delay, Instant::now()) {
+                return true;
+            }
+            state = match state.next_look(may_leave, self.options.max_delay) {
+                Some(at) => wait_until(&self.work, state, at).0,
+                None => wait(&self.work, state),
+            };
+        }
+    }
+
+    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
+    fn send(&self, batch: Batch, runs: &mut Vec<Range<usize>>) {
+        let rows = self.told(|state, wakes| {
+            let now = Instant::now();
+            state.expire(now, wakes);
+            let rows = state.pick(self.full());
+            runs_of(&rows, runs);
+            if !rows.is_empty() {
+                state.in_flight += 1;
+                state.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs.len());
+            }
+            rows
+        });
+        if rows.is_empty() {
+            return; // all expired or abandoned; the batch gives its credits back
+        }
+        let from = Gathered { buffer: &self.rows, runs };
+        // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
+        // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
+        // thread holds until then; Shared's drop leaves it to the device where no result came.
+        match unsafe { batch.submit_gathered(&from) } {
+            Ok(ticket) => {
+                lock(&self.state).flights.push_back(Flight { ticket, rows });
+                self.flown.notify_one();
+            }
+            Err(error) => {
+                self.told(|state, wakes| state.lose(&rows, &error, wakes));
+                self.fail(&error);
+            }
+        }
+    }
+
+    /// Answers one batch's rows with `error`: the ring had no credit for as long as anybody would wait.
+    fn refuse_batch(&self, error: &Error) {
+        self.told(|state, wakes| {
+            let rows = state.pick(self.full());
+            state.refuse(&rows, error, wakes);
+        });
+        self.room.notify_all();
+    }
+
+    fn next_flight(&self) -> Option<Flight> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(flight) = state.flights.pop_front() {
+                return Some(flight);
+            }
+            if state.ended {
+                return None;
+            }
+            state = wait(&self.flown, state);
+        }
+    }
+
+    /// Answers everything queued, and everything after it, with `error`.
+    fn fail(&self, error: &Error) {
+        self.told(|state, wakes| state.fail(error, wakes));
+        self.work.notify_all();
+        self.room.notify_all();
+    }
+
+    /// Changes the books, then wakes whom that concerns, without the lock.
+    fn told_with<T>(
+        &self,
+        wakes: &mut Vec<Wake>,
+        change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T,
+    ) -> T {
+        let changed = change(&mut lock(&self.state), wakes);
+        wake(wakes);
+        changed
+    }
+
+    /// The same where nobody, or a few, are to be woken.
+    fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T) -> T {
+        self.told_with(&mut Vec::new(), change)
+    }
+}
+
+/// Runs of neighbours among rows sorted by place.
+fn runs_of(rows: &[Queued], runs: &mut Vec<Range<usize>>) {
+    runs.clear();
+    for queued in rows {
+        match runs.last_mut() {
+            Some(run) if run.end == queued.row => run.end += 1,
+            _ => runs.push(queued.row..queued.row + 1),
+        }
+    }
+}
+
+/// Wakers are user code: one that panics is reported and harms nobody else.
+fn wake(wakes: &mut Vec<Wake>) {
+    for wake in wakes.drain(..) {
+        let woken = catch_unwind(AssertUnwindSafe(|| match wake {
+            Wake::Nobody => {}
+            Wake::Thread(thread) => thread.unpark(),
+            Wake::Task(waker) => waker.wake(),
+        }));
+        if woken.is_err() {
+            log::error!("the waker of a row's ticket panicked");
+        }
+    }
+}

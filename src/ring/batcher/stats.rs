@@ -1,0 +1,128 @@
+//! What a batcher counts.
+
+use std::time::Duration;
+
+/// What a [`Batcher`](crate::Batcher) did since it was built.
+///
+/// ```no_run
+/// # fn f(batcher: trefoil::Batcher) {
+/// let stats = batcher.stats();
+/// println!("{} rows in {} batches, p99 in the queue {:?}", stats.rows(), stats.batches(), stats.queue_time(0.99));
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatcherStats {
+    /// Batches by their rows: `batch_sizes[n]` batches had n rows.
+    pub batch_sizes: Vec<u64>,
+    /// Rows refused because there was no room, at once or after the limit.
+    pub rejected: u64,
+    /// Rows answered with [`Error::Deadline`](crate::Error::Deadline), never uploaded.
+    pub expired: u64,
+    /// Upload copies: one for each run of neighbouring rows. No row is moved on the host to make runs longer.
+    pub runs: u64,
+    /// Rows by the time from commit to upload, by [`bucket`].
+    queue_times: Vec<u64>,
+}
+
+impl BatcherStats {
+    /// Batches submitted.
+    pub fn batches(&self) -> u64 {
+        self.batch_sizes.iter().sum()
+    }
+
+    /// Rows submitted in them.
+    pub fn rows(&self) -> u64 {
+        self.batch_sizes.iter().zip(0..).map(|(count, rows)| count * rows).sum()
+    }
+
+    /// The time that `fraction` (0 to 1) of the rows stayed below between commit and upload, at most a quarter too
+    /// long; zero before the first batch.
+    pub fn queue_time(&self, fraction: f64) -> Duration {
+        let total: u64 = self.queue_times.iter().sum();
+        let wanted = ((total as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64).max(1);
+        let mut seen = 0;
+        for (bucket, count) in self.queue_times.iter().enumerate() {
+            seen += count;
+            if seen >= wanted {
+                return upper(bucket);
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+/// The counters behind the statistics, of fixed size.
+pub(super) struct Counters {
+    pub rejected: u64,
+    pub expired: u64,
+    pub runs: u64,
+    batch_sizes: Vec<u64>,
+    queue_times: Vec<u64>,
+}
+
+impl Counters {
+    pub fn new(capacity: usize) -> Self {
+        Self { rejected: 0, expired: 0, runs: 0, batch_sizes: vec![0; capacity + 1], queue_times: vec![0; BUCKETS] }
+    }
+
+    /// A batch left whose rows had waited for these times.
+    pub fn left(&mut self, waited: impl ExactSizeIterator<Item = Duration>, runs: usize) {
+        self.batch_sizes[waited.len()] += 1;
+        self.runs += runs as u64;
+        waited.for_each(|time| self.queue_times[bucket(time)] += 1);
+    }
+
+    pub fn stats(&self) -> BatcherStats {
+        BatcherStats {
+            batch_sizes: self.batch_sizes.clone(),
+            rejected: self.rejected,
+            expired: self.expired,
+            runs: self.runs,
+            queue_times: self.queue_times.clone(),
+        }
+    }
+}
+
+/// Four to each power of two of nanoseconds.
+const BUCKETS: usize = 256;
+
+/// Two bits below the leading one.
+fn bucket(time: Duration) -> usize {
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(4);
+    let log = nanos.ilog2() as usize;
+    4 * log + (nanos >> (log - 2)) as usize % 4
+}
+
+/// The least time above bucket `index`.
+fn upper(index: usize) -> Duration {
+    let (log, quarter) = (index / 4, index as u128 % 4);
+    Duration::from_nanos(u64::try_from(((5 + quarter) << log) / 4).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_what_is_below_their_bound() {
+        for nanos in (4..5000).chain([u64::MAX / 3, u64::MAX - 1]) {
+            let index = bucket(Duration::from_nanos(nanos));
+            assert!(upper(index) > Duration::from_nanos(nanos), "{nanos}");
+            assert!(upper(index).as_nanos() * 4 <= u128::from(nanos) * 5 + 4, "{nanos}");
+        }
+        assert!(bucket(Duration::MAX) < BUCKETS);
+    }
+
+    #[test]
+    fn percentiles_are_of_rows() {
+        let mut counters = Counters::new(4);
+        let ms = Duration::from_millis;
+        counters.left([ms(1), ms(1), ms(1), ms(100)].into_iter(), 2);
+        let stats = counters.stats();
+        assert_eq!((stats.batches(), stats.rows(), stats.runs), (1, 4, 2));
+        assert!(stats.queue_time(0.75) < ms(2), "{:?}", stats.queue_time(0.75));
+        assert!(stats.queue_time(0.76) >= ms(100));
+        assert_eq!(Counters::new(1).stats().queue_time(0.5), Duration::ZERO);
+    }
+}

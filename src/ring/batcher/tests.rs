@@ -1,0 +1,355 @@
+//! The batcher around a program that can be held, counted and broken. What needs no such program is in
+//! `tests/batcher.rs`.
+
+use std::sync::{Condvar, Mutex};
+use std::thread;
+
+use super::*;
+use crate::device::cpu::Work;
+use crate::device::{Device, DeviceBuffer, Kind, Priority, Program, Run, Stream};
+use crate::error::Credits;
+use crate::ring::RingSpec;
+use crate::sync::{lock, wait};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape};
+
+const SLOTS: usize = 2;
+const CAPACITY: usize = 4;
+const LONG: Duration = Duration::from_secs(20);
+const HOUR: Duration = Duration::from_secs(3600);
+const SPEC: TensorSpec = TensorSpec::new(Dtype::U8, Shape::vector(8));
+
+/// Gives back what it gets, one run for each permit, and remembers the first byte of each row.
+struct Held {
+    device: Device,
+    inputs: Vec<DeviceBuffer>,
+    outputs: Vec<DeviceBuffer>,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Gate {
+    permits: usize,
+    panics: bool,
+    seen: Vec<Vec<u8>>,
+}
+
+impl Held {
+    fn permit(&self, runs: usize) {
+        lock(&self.gate).permits += runs;
+        self.changed.notify_all();
+    }
+
+    /// The batches that ran, by the rows' first bytes, in order.
+    fn seen(&self) -> Vec<Vec<u8>> {
+        let mut seen = lock(&self.gate).seen.clone();
+        seen.iter_mut().for_each(|batch| batch.sort_unstable());
+        seen
+    }
+}
+
+impl Work for Held {
+    fn run(&self, run: Run) {
+        let mut gate = lock(&self.gate);
+        while gate.permits == 0 && !gate.panics {
+            gate = wait(&self.changed, gate);
+        }
+        assert!(!gate.panics, "told to");
+        gate.permits -= 1;
+        let bytes = run.rows * SPEC.row_pitch;
+        let (input, output) = (self.inputs[run.slot].addr() as *const u8, self.outputs[run.slot].addr() as *mut u8);
+        // SAFETY: the slot's buffers hold CAPACITY rows in host memory, and this stream alone accesses them now.
+        let rows = unsafe {
+            std::ptr::copy_nonoverlapping(input, output, bytes);
+            std::slice::from_raw_parts(input, bytes)
+        };
+        gate.seen.push(rows.chunks(SPEC.row_pitch).map(|row| row[0]).collect());
+    }
+}
+
+impl Program for Held {
+    fn slots(&self) -> usize {
+        SLOTS
+    }
+
+    fn batch_sizes(&self) -> &[usize] {
+        &[CAPACITY]
+    }
+
+    fn input(&self, slot: usize) -> &DeviceBuffer {
+        &self.inputs[slot]
+    }
+
+    fn output(&self, slot: usize) -> &DeviceBuffer {
+        &self.outputs[slot]
+    }
+
+    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+        let device = self.device.clone();
+        let Kind::Cpu(cpu) = device.kind() else { unreachable!("opened as a CPU") };
+        cpu.enqueue(stream.raw(), self, run)
+    }
+}
+
+fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
+    let device = Device::cpu(1);
+    let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, CAPACITY * ROW_ALIGN).unwrap()).collect();
+    let (inputs, outputs) = (buffers(), buffers());
+    let held = Held { device: device.clone(), inputs, outputs, gate: Mutex::default(), changed: Condvar::new() };
+    let held = Arc::new(held);
+    let spec = RingSpec {
+        staging: 3,
+        results,
+        priority: Priority::Normal,
+        acquire_limit: Duration::from_millis(200),
+        output_kind: OutputKind::Features,
+        input: SPEC,
+        output: SPEC,
+    };
+    (Core::build(&device, held.clone(), spec).unwrap(), held)
+}
+
+fn batcher(core: &Arc<Core>, max_delay: Duration) -> BatcherBuilder {
+    BatcherBuilder::new(core).max_delay(max_delay)
+}
+
+fn answer(ticket: RowTicket) -> Result<RowOutput, Error> {
+    ticket.wait_for(LONG).map(|answer| answer.expect("no answer: it hangs"))
+}
+
+fn submit(batcher: &Batcher, number: u8) -> RowTicket {
+    batcher.submit(&[number; 8]).unwrap()
+}
+
+/// One batch of one row held on the device, so that of a batcher with `in_flight(1)` none other may leave.
+fn busy(batcher: &Batcher, number: u8) -> RowTicket {
+    let ticket = submit(batcher, number);
+    until(|| batcher.queued() == 0);
+    ticket
+}
+
+fn until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < end, "it never came");
+        thread::yield_now();
+    }
+}
+
+fn all_credits_return(core: &Core) {
+    until(|| {
+        let Credits { filling, in_flight, unread, quarantined, .. } = core.credits().unwrap();
+        (filling, in_flight, unread, quarantined) == (0, 0, 0, 0)
+    });
+}
+
+#[test]
+fn a_full_batch_leaves_at_once_and_a_smaller_one_after_the_delay() {
+    let (core, held) = ring(8);
+    held.permit(100);
+    let full = batcher(&core, HOUR).build().unwrap();
+    let tickets: Vec<_> = (0..CAPACITY as u8).map(|number| submit(&full, number)).collect();
+    for (number, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(answer(ticket).unwrap().bytes(), [number as u8; 8]);
+    }
+    assert_eq!((full.stats().batches(), full.stats().runs), (1, 1));
+
+    let delay = Duration::from_millis(50);
+    let partial = batcher(&core, delay).build().unwrap();
+    let start = Instant::now();
+    let tickets = [submit(&partial, 7), submit(&partial, 8)];
+    for ticket in tickets {
+        answer(ticket).unwrap();
+    }
+    assert!(start.elapsed() >= delay, "closed after {:?}", start.elapsed());
+    assert_eq!(partial.stats().batch_sizes[2], 1);
+    assert!(partial.stats().queue_time(1.0) >= delay);
+    all_credits_return(&core);
+}
+
+#[test]
+fn an_uncommitted_row_delays_nobody_is_not_read_and_joins_a_later_batch() {
+    let (core, held) = ring(8);
+    held.permit(100);
+    let batcher = batcher(&core, HOUR).build().unwrap();
+    let before = submit(&batcher, 1);
+    let mut open = batcher.row().unwrap();
+    open.bytes_mut().fill(99);
+    let behind: Vec<_> = (2..5).map(|number| submit(&batcher, number)).collect();
+    answer(before).unwrap();
+    behind.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
+    assert_eq!((held.seen(), batcher.stats().runs), (vec![vec![1, 2, 3, 4]], 2));
+    open.bytes_mut().fill(9); // still its owner's
+    let late = open.submit().unwrap();
+    drop((submit(&batcher, 10), submit(&batcher, 11)));
+    let last = submit(&batcher, 12);
+    submit_until_answered(&batcher, late, last);
+    all_credits_return(&core);
+}
+
+/// Dropped tickets' rows are left out, so the batch needs company to be full.
+fn submit_until_answered(batcher: &Batcher, late: RowTicket, last: RowTicket) {
+    let company = [submit(batcher, 13), submit(batcher, 14)];
+    assert_eq!(answer(late).unwrap().bytes(), [9; 8]);
+    assert_eq!(answer(last).unwrap().bytes(), [12; 8]);
+    company.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
+}
+
+#[test]
+fn rows_given_up_come_back() {
+    let (core, _held) = ring(8);
+    let batcher = batcher(&core, HOUR).rows(2).when_full(WhenFull::Reject).build().unwrap();
+    for _ in 0..5 {
+        let rows = [batcher.row().unwrap(), batcher.row().unwrap()];
+        assert!(matches!(batcher.row(), Err(Error::Full { rows: 2 })));
+        drop(rows);
+        let panicked = thread::scope(|scope| {
+            let panics = || {
+                let _row = batcher.row().unwrap();
+                panic!("a producer's own");
+            };
+            scope.spawn(panics).join()
+        });
+        assert!(panicked.is_err());
+    }
+    assert_eq!((batcher.stats().rejected, batcher.stats().rows()), (5, 0));
+}
+
+#[test]
+fn a_row_past_its_deadline_is_answered_and_never_uploaded() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).in_flight(1).build().unwrap();
+    let first = busy(&batcher, 1);
+    let late = batcher.request().deadline(Duration::from_millis(20)).submit(&[2; 8]).unwrap();
+    let mut row = batcher.row().unwrap();
+    row.bytes_mut().fill(3);
+    let in_place = row.deadline(Duration::from_millis(10)).submit().unwrap();
+    let in_time = batcher.request().deadline(HOUR).submit(&[4; 8]).unwrap();
+    for ticket in [late, in_place] {
+        assert!(matches!(answer(ticket), Err(Error::Deadline { .. })));
+    }
+    assert_eq!(batcher.stats().expired, 2);
+    held.permit(100);
+    assert_eq!(answer(in_time).unwrap().bytes(), [4; 8]);
+    answer(first).unwrap();
+    assert_eq!(held.seen(), [[1], [4]]);
+    all_credits_return(&core);
+}
+
+#[test]
+fn a_deadline_is_not_spent_on_waiting_for_company() {
+    let (core, held) = ring(8);
+    held.permit(1);
+    let batcher = batcher(&core, HOUR).build().unwrap();
+    let ticket = batcher.request().deadline(Duration::from_secs(2)).submit(&[1; 8]).unwrap();
+    answer(ticket).unwrap();
+}
+
+#[test]
+fn high_priority_goes_first_and_dropped_tickets_not_at_all() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).in_flight(1).build().unwrap();
+    let mut tickets = vec![busy(&batcher, 1)];
+    tickets.extend((0..4).map(|_| submit(&batcher, 2)));
+    drop(submit(&batcher, 99));
+    let high = |_| batcher.request().priority(RowPriority::High).submit(&[3; 8]).unwrap();
+    tickets.extend((0..3).map(high));
+    held.permit(100);
+    tickets.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
+    assert_eq!(held.seen(), [vec![1], vec![2, 3, 3, 3], vec![2; 3]]);
+    all_credits_return(&core);
+}
+
+#[test]
+fn without_room_a_submission_waits_or_times_out_or_expires() {
+    let (core, held) = ring(8);
+    let limit = Duration::from_millis(20);
+    let patient = batcher(&core, Duration::ZERO).rows(1).in_flight(1).when_full(WhenFull::WaitFor(limit));
+    let batcher = patient.build().unwrap();
+    let first = busy(&batcher, 1);
+    let start = Instant::now();
+    assert!(matches!(batcher.submit(&[2; 8]), Err(Error::Timeout { operation: "row", .. })));
+    assert!(start.elapsed() >= limit);
+    let soon = Duration::from_millis(1);
+    assert!(matches!(batcher.request().deadline(soon).submit(&[2; 8]), Err(Error::Deadline { .. })));
+    assert_eq!((batcher.stats().rejected, batcher.stats().expired), (1, 1));
+    held.permit(1);
+    answer(first).unwrap();
+    drop(busy(&batcher, 3)); // abandoned in flight
+    held.permit(1);
+    all_credits_return(&core);
+}
+
+#[test]
+fn results_held_by_the_caller_are_an_error_not_a_hang() {
+    let (core, held) = ring(1);
+    held.permit(100);
+    let batcher = batcher(&core, Duration::ZERO).build().unwrap();
+    let unread = answer(submit(&batcher, 1)).unwrap();
+    let starved = answer(submit(&batcher, 2));
+    assert!(matches!(starved, Err(Error::Timeout { operation: "acquire", .. })), "{starved:?}");
+    drop(unread);
+    assert_eq!(answer(submit(&batcher, 3)).unwrap().bytes(), [3; 8]);
+}
+
+#[test]
+fn a_fault_answers_everything() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).in_flight(1).rows(3).build().unwrap();
+    let in_flight = busy(&batcher, 1);
+    let (queued, open) = (submit(&batcher, 2), batcher.row().unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| batcher.row().map(drop)); // no room
+        thread::sleep(Duration::from_millis(20));
+        lock(&held.gate).panics = true;
+        held.changed.notify_all();
+        waiting.join().unwrap().unwrap_err();
+    });
+    for ticket in [in_flight, queued] {
+        let error = answer(ticket).unwrap_err();
+        assert!(error.to_string().contains("told to"), "{error}");
+    }
+    assert!(matches!(open.submit(), Err(Error::Fault { .. })));
+    assert!(matches!(batcher.submit(&[3; 8]), Err(Error::Fault { .. })));
+}
+
+#[test]
+fn dropped_in_any_state_it_answers_every_ticket() {
+    let (core, held) = ring(8);
+    let idle = batcher(&core, HOUR).build().unwrap();
+    drop(idle);
+    let busy_one = batcher(&core, Duration::ZERO).in_flight(1).build().unwrap();
+    let mut tickets = vec![busy(&busy_one, 1)];
+    tickets.extend((0..6).map(|_| submit(&busy_one, 2)));
+    let mut open = busy_one.row().unwrap();
+    drop(busy_one);
+    open.bytes_mut().fill(7);
+    assert!(matches!(open.submit(), Err(Error::Closed)));
+    held.permit(100);
+    tickets.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
+    assert_eq!(held.seen().len(), 3);
+    all_credits_return(&core);
+    until(|| Arc::strong_count(&core) == 1); // both threads are gone
+}
+
+#[test]
+fn a_waker_is_told_once_the_row_is_there() {
+    struct Flag(Mutex<usize>);
+    impl std::task::Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            *lock(&self.0) += 1;
+            panic!("a waker's own");
+        }
+    }
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).build().unwrap();
+    let flag = Arc::new(Flag(Mutex::new(0)));
+    let waker = flag.clone().into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut ticket = Box::pin(submit(&batcher, 5));
+    assert!(Future::poll(ticket.as_mut(), &mut context).is_pending());
+    held.permit(100);
+    until(|| *lock(&flag.0) == 1);
+    assert!(Future::poll(ticket.as_mut(), &mut context).is_ready());
+    answer(submit(&batcher, 6)).unwrap(); // the panic harmed nobody
+}

@@ -1,0 +1,156 @@
+//! What a row's submission gives: a claim on the row's result, and the result.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::state::Wake;
+use crate::error::Error;
+use crate::ring::Output;
+use crate::sync::lock;
+use crate::tensor::TensorSpec;
+
+/// A row that is queued or in flight: wait for it, look at it, or await it.
+///
+/// Dropping it abandons the result; a row still in the queue is then not uploaded.
+///
+/// ```no_run
+/// # async fn f(batcher: trefoil::Batcher, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
+/// let output = batcher.submit(&pixels)?.await?;
+/// println!("{:?}", output.top_k(5));
+/// # Ok(()) }
+/// ```
+/// It is not `Clone`, so each result has one reader:
+/// ```compile_fail
+/// # fn f(ticket: trefoil::RowTicket) -> Result<(), trefoil::Error> {
+/// let output = ticket.wait()?;
+/// ticket.wait()?; // `wait` took it
+/// # Ok(()) }
+/// ```
+#[must_use = "a dropped ticket abandons its result"]
+pub struct RowTicket {
+    shared: Arc<Shared>,
+    entry: usize,
+    /// Whether the answer was taken, and the entry with it.
+    settled: bool,
+}
+
+impl RowTicket {
+    pub(super) fn new(shared: Arc<Shared>, entry: usize) -> Self {
+        Self { shared, entry, settled: false }
+    }
+
+    /// Blocks until the result is there.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] if the deadline passed in the queue; [`Error::Timeout`] if the ring had no free credit for
+    /// as long as the engine's `acquire_limit`; [`Error::Driver`] or [`Error::Fault`] if the device failed.
+    pub fn wait(mut self) -> Result<RowOutput, Error> {
+        self.wait_until(None).expect("no limit")
+    }
+
+    /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
+    ///
+    /// # Errors
+    /// As for [`RowTicket::wait`].
+    pub fn wait_for(mut self, limit: Duration) -> Result<Result<RowOutput, Self>, Error> {
+        match self.wait_until(Instant::now().checked_add(limit)) {
+            Some(answer) => answer.map(Ok),
+            None => Ok(Err(self)),
+        }
+    }
+
+    /// Whether the answer, be it a result or an error, is there; never blocks.
+    pub fn is_ready(&self) -> bool {
+        lock(&self.shared.state).is_done(self.entry)
+    }
+
+    fn wait_until(&mut self, limit: Option<Instant>) -> Option<Result<RowOutput, Error>> {
+        loop {
+            if let Some(answer) = self.take(Wake::Thread(thread::current())) {
+                return Some(answer);
+            }
+            match limit.map(|limit| limit.saturating_duration_since(Instant::now())) {
+                None => thread::park(),
+                Some(Duration::ZERO) => return None,
+                Some(left) => thread::park_timeout(left),
+            }
+        }
+    }
+
+    /// The answer if it is there; else `wake` is told of it.
+    fn take(&mut self, wake: Wake) -> Option<Result<RowOutput, Error>> {
+        let (answer, unused) = lock(&self.shared.state).take(self.entry, wake);
+        self.settled = answer.is_some();
+        drop(unused); // a waker's drop is user code, so without the lock
+        answer
+    }
+}
+
+impl Future for RowTicket {
+    type Output = Result<RowOutput, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        assert!(!self.settled, "a row's ticket polled after it gave its result");
+        match self.take(Wake::Task(context.waker().clone())) {
+            Some(answer) => Poll::Ready(answer),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for RowTicket {
+    fn drop(&mut self) {
+        if !self.settled {
+            let left = lock(&self.shared.state).abandon(self.entry);
+            drop(left); // without the lock: it may be a waker, or the last view of an output
+        }
+    }
+}
+
+impl std::fmt::Debug for RowTicket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RowTicket").field("entry", &self.entry).finish_non_exhaustive()
+    }
+}
+
+/// The result of one row: a view of page-locked memory that it shares with the other rows of its batch. The memory is
+/// free for a later batch when the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct RowOutput {
+    output: Arc<Output>,
+    index: usize,
+}
+
+impl RowOutput {
+    pub(super) fn new(output: Arc<Output>, index: usize) -> Self {
+        Self { output, index }
+    }
+
+    /// The row's values, as [`Output::values`] has them.
+    ///
+    /// # Panics
+    /// As for [`Output::values`].
+    pub fn values(&self) -> &[f32] {
+        self.output.values(self.index)
+    }
+
+    /// The `k` largest as (class, value), as [`Output::top_k`] has them.
+    pub fn top_k(&self, k: usize) -> Vec<(usize, f32)> {
+        self.output.top_k(self.index, k)
+    }
+
+    /// The row's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.output.row(self.index)
+    }
+
+    /// Shape, type and size of the row.
+    pub fn spec(&self) -> TensorSpec {
+        self.output.spec()
+    }
+}

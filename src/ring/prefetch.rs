@@ -1,0 +1,296 @@
+//! Loads ahead on several threads, hands out in order.
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, Scope};
+
+use crate::error::Error;
+use crate::sync::{lock, wait};
+
+/// Runs `load` on each of `inputs` on `threads` threads (`trefoil-load-N`) and gives the results in the inputs' order.
+///
+/// At most `ahead` inputs are being loaded, or loaded and not yet consumed, at a time. Each next input is taken by the
+/// loaders, one at a time, so inputs may come slowly, from a channel say. An error stands in its input's place and the
+/// rest goes on. A panic of `load`, or of the inputs, resumes in the consumer, in its input's place, and ends the
+/// iteration. Everything is `'static`; [`prefetch_scoped`] borrows.
+///
+/// ```
+/// let squares = trefoil::prefetch(1..=4, 2, 3, |n: u32| n.checked_mul(n).ok_or("too large"))?;
+/// assert_eq!(squares.collect::<Result<Vec<_>, _>>(), Ok(vec![1, 4, 9, 16]));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Option`] if `threads` or `ahead` is 0; [`Error::Internal`] if a thread cannot be started.
+pub fn prefetch<I, T, E, F>(inputs: I, threads: usize, ahead: usize, load: F) -> Result<Prefetch<'static, T, E>, Error>
+where
+    I: IntoIterator,
+    I::IntoIter: Send + 'static,
+    F: Fn(I::Item) -> Result<T, E> + Send + Sync + 'static,
+    T: Send + 'static,
+    E: Send + 'static,
+{
+    start(inputs.into_iter(), threads, ahead, load, |builder, run| builder.spawn(run).map(drop))
+}
+
+/// Like [`prefetch`], on threads of `scope`: inputs and `load` may borrow what outlives it.
+///
+/// ```
+/// let words = ["copy in", "compute", "copy out"];
+/// let lengths = std::thread::scope(|scope| {
+///     let load = |word: &&str| Ok::<_, trefoil::Error>(word.len());
+///     trefoil::prefetch_scoped(scope, &words, 2, 2, load)?.collect::<Result<Vec<_>, _>>()
+/// })?;
+/// assert_eq!(lengths, [7, 7, 8]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+/// The iterator cannot leave the scope, which would wait for loaders that nobody makes room for:
+/// ```compile_fail
+/// let numbers = std::thread::scope(|scope| trefoil::prefetch_scoped(scope, 0..4, 2, 2, Ok::<i32, trefoil::Error>));
+/// ```
+///
+/// # Errors
+/// As for [`prefetch`].
+pub fn prefetch_scoped<'scope, I, T, E, F>(
+    scope: &'scope Scope<'scope, '_>,
+    inputs: I,
+    threads: usize,
+    ahead: usize,
+    load: F,
+) -> Result<Prefetch<'scope, T, E>, Error>
+where
+    I: IntoIterator,
+    I::IntoIter: Send + 'scope,
+    F: Fn(I::Item) -> Result<T, E> + Send + Sync + 'scope,
+    T: Send + 'scope,
+    E: Send + 'scope,
+{
+    start(inputs.into_iter(), threads, ahead, load, |builder, run| builder.spawn_scoped(scope, run).map(drop))
+}
+
+/// An ordered iterator over what loader threads load ahead; [`prefetch`] makes it.
+///
+/// Dropping it stops the loaders and waits for them: they finish what is in progress and load nothing more. When the
+/// drop returns, the inputs and the closure are dropped too. A loader blocked in the inputs' `next` is waited for.
+pub struct Prefetch<'scope, T, E> {
+    shared: Arc<Shared<T, E>>,
+    /// Keeps it inside the loaders' scope.
+    scope: PhantomData<&'scope ()>,
+}
+
+type Loaded<T, E> = thread::Result<Result<T, E>>;
+
+struct Shared<T, E> {
+    state: Mutex<State<T, E>>,
+    /// Tells loaders of room, and of the end.
+    room: Condvar,
+    /// Tells the consumer of the next result, and of a loader's end.
+    loaded: Condvar,
+}
+
+struct State<T, E> {
+    ahead: usize,
+    /// Inputs taken, or about to be, whose result was not consumed.
+    outstanding: usize,
+    /// Results from the next one to consume on; gaps are in progress.
+    results: VecDeque<Option<Loaded<T, E>>>,
+    /// The number of the first of them.
+    first: usize,
+    /// How many inputs there are, once that is known.
+    total: Option<usize>,
+    stopped: bool,
+    running: usize,
+}
+
+/// What the loader threads share among themselves.
+struct Loader<I, F, T, E> {
+    /// This lock alone is held over user code: the inputs' `next` and drop.
+    inputs: Mutex<Inputs<I>>,
+    load: F,
+    shared: Arc<Shared<T, E>>,
+}
+
+struct Inputs<I> {
+    left: Option<I>,
+    taken: usize,
+}
+
+fn start<'scope, I, T, E, F>(
+    inputs: I,
+    threads: usize,
+    ahead: usize,
+    load: F,
+    spawn: impl Fn(thread::Builder, Box<dyn FnOnce() + Send + 'scope>) -> io::Result<()>,
+) -> Result<Prefetch<'scope, T, E>, Error>
+where
+    I: Iterator + Send + 'scope,
+    F: Fn(I::Item) -> Result<T, E> + Send + Sync + 'scope,
+    T: Send + 'scope,
+    E: Send + 'scope,
+{
+    for (option, value) in [("threads", threads), ("ahead", ahead)] {
+        if value == 0 {
+            return Err(Error::option(option, value, "at least 1"));
+        }
+    }
+    let results = VecDeque::with_capacity(ahead.min(1024));
+    let state = State { ahead, outstanding: 0, results, first: 0, total: None, stopped: false, running: 0 };
+    let shared = Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), loaded: Condvar::new() });
+    let prefetch = Prefetch { shared: shared.clone(), scope: PhantomData };
+    let inputs = Mutex::new(Inputs { left: Some(inputs), taken: 0 });
+    let loader = Arc::new(Loader { inputs, load, shared });
+    for number in 0..threads.min(ahead) {
+        let loader = loader.clone();
+        lock(&prefetch.shared.state).running += 1;
+        let run = Box::new(move || loader.run_to_end());
+        if let Err(error) = spawn(thread::Builder::new().name(format!("trefoil-load-{number}")), run) {
+            lock(&prefetch.shared.state).running -= 1;
+            return Err(Error::Internal { what: format!("cannot start a loader thread: {error}") });
+        }
+    }
+    Ok(prefetch)
+}
+
+impl<I, F, T, E> Loader<I, F, T, E>
+where
+    I: Iterator,
+    F: Fn(I::Item) -> Result<T, E>,
+{
+    /// A loader thread: loads to the end, drops its share of inputs and closure, then says that it is gone.
+    fn run_to_end(self: Arc<Self>) {
+        let shared = self.shared.clone();
+        // `load` and the inputs' `next` have their panics caught where they have a place; this is for drops.
+        let ended = catch_unwind(AssertUnwindSafe(move || {
+            while self.shared.reserve() && self.load_next() {}
+            drop(self);
+        }));
+        if ended.is_err() {
+            log::error!("dropping a loader's inputs or closure panicked");
+        }
+        lock(&shared.state).running -= 1;
+        shared.loaded.notify_all();
+    }
+
+    /// Takes an input and loads it; false if there is none, or nobody wants it.
+    fn load_next(&self) -> bool {
+        let Some((number, input)) = self.take_input() else {
+            self.shared.room.notify_all();
+            self.shared.loaded.notify_all();
+            return false;
+        };
+        let loaded = input.and_then(|input| {
+            if lock(&self.shared.state).stopped {
+                return Ok(None);
+            }
+            catch_unwind(AssertUnwindSafe(|| (self.load)(input))).map(Some)
+        });
+        match loaded.transpose() {
+            Some(loaded) => self.shared.put(number, loaded),
+            None => return false,
+        }
+        true
+    }
+
+    /// The next input and its number, or the panic of the inputs, which ends them.
+    fn take_input(&self) -> Option<(usize, thread::Result<I::Item>)> {
+        let mut inputs = lock(&self.inputs);
+        if lock(&self.shared.state).stopped {
+            return None;
+        }
+        let input = catch_unwind(AssertUnwindSafe(|| inputs.left.as_mut()?.next())).transpose();
+        let number = inputs.taken;
+        inputs.taken += usize::from(input.is_some());
+        if !matches!(input, Some(Ok(_))) {
+            lock(&self.shared.state).total.get_or_insert(inputs.taken);
+            inputs.left = None;
+        }
+        Some((number, input?))
+    }
+}
+
+impl<T, E> Shared<T, E> {
+    /// Waits for room for one more; false when no more is wanted.
+    fn reserve(&self) -> bool {
+        let mut state = lock(&self.state);
+        while state.outstanding >= state.ahead && !state.stopped && state.total.is_none() {
+            state = wait(&self.room, state);
+        }
+        state.outstanding += 1;
+        !state.stopped && state.total.is_none()
+    }
+
+    fn put(&self, number: usize, loaded: Loaded<T, E>) {
+        let mut state = lock(&self.state);
+        let index = number - state.first;
+        if state.results.len() <= index {
+            state.results.resize_with(index + 1, || None);
+        }
+        state.results[index] = Some(loaded);
+        drop(state);
+        if index == 0 {
+            self.loaded.notify_all();
+        }
+    }
+
+    /// Waits for the next result; nothing at the end.
+    fn next(&self) -> Option<Loaded<T, E>> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.stopped || state.total == Some(state.first) {
+                return None;
+            }
+            if let Some(Some(_)) = state.results.front() {
+                let loaded = state.results.pop_front().flatten();
+                state.first += 1;
+                state.outstanding -= 1;
+                self.room.notify_one();
+                return loaded;
+            }
+            state = wait(&self.loaded, state);
+        }
+    }
+
+    fn stop(&self) -> MutexGuard<'_, State<T, E>> {
+        let mut state = lock(&self.state);
+        state.stopped = true;
+        self.room.notify_all();
+        state
+    }
+}
+
+impl<T, E> Iterator for Prefetch<'_, T, E> {
+    type Item = Result<T, E>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.shared.next()? {
+            Ok(loaded) => Some(loaded),
+            Err(panic) => {
+                drop(self.shared.stop());
+                resume_unwind(panic)
+            }
+        }
+    }
+}
+
+impl<T, E> std::iter::FusedIterator for Prefetch<'_, T, E> {}
+
+impl<T, E> Drop for Prefetch<'_, T, E> {
+    fn drop(&mut self) {
+        let mut state = self.shared.stop();
+        while state.running > 0 {
+            state = wait(&self.shared.loaded, state);
+        }
+        let left = std::mem::take(&mut state.results);
+        drop(state);
+        drop(left); // user code, so without the lock
+    }
+}
+
+impl<T, E> std::fmt::Debug for Prefetch<'_, T, E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prefetch").field("consumed", &lock(&self.shared.state).first).finish_non_exhaustive()
+    }
+}
