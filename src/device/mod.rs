@@ -224,9 +224,9 @@ impl Device {
 
     /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`]; 0 if nobody says.
     pub(crate) fn free_bytes(&self, what: &str) -> u64 {
-        match &self.0.kind {
+        match (&self.0.kind, what) {
             #[cfg(feature = "cuda")]
-            Kind::Cuda(cuda) if what == DEVICE_MEMORY => cuda.free_bytes().unwrap_or(0),
+            (Kind::Cuda(cuda), DEVICE_MEMORY) => cuda.free_bytes().unwrap_or(0),
             _ => host_free_bytes(),
         }
     }
