@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Device, Priority, Program, Run};
+use super::{Device, Priority, Program, Run, Span};
 use crate::error::Error;
 
 /// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
@@ -59,7 +59,8 @@ impl Stream {
 
     /// Enqueues one run of `program`.
     pub fn launch(&self, program: &Arc<dyn Program>, run: Run) -> Result<(), Error> {
-        self.device.latch(program.clone().launch(run, self))
+        // SAFETY: the stream is owned by self; a ring orders the runs on a slot with the copies by its events.
+        self.device.latch(unsafe { self.device.backend().launch(program, run, self.raw) })
     }
 
     /// Copies the first `bytes` of `src` to `dst`.
@@ -165,6 +166,16 @@ impl HostBuffer {
         Ok(Self { ptr: device.backend().host_alloc(bytes)?, bytes, device: device.clone() })
     }
 
+    /// Where it is.
+    pub fn span(&self) -> Span {
+        Span { addr: self.ptr.as_ptr() as u64, bytes: self.bytes }
+    }
+
+    /// Where `bytes` bytes from `at` are.
+    pub fn span_of(&self, at: usize, bytes: usize) -> Span {
+        Span { addr: self.ptr.as_ptr() as u64 + at as u64, bytes }
+    }
+
     /// The bytes, to read.
     ///
     /// # Safety
@@ -212,6 +223,11 @@ impl DeviceBuffer {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
+    }
+
+    /// Where its first `bytes` bytes are.
+    pub fn span_of(&self, bytes: usize) -> Span {
+        Span { addr: self.addr, bytes }
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod handles;
+mod note;
 pub(crate) mod sim;
 mod target;
 
@@ -18,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use crate::error::Error;
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
+pub(crate) use note::{Access, Note, Span};
 pub use target::Target;
 
 /// A device that engines run on; clones share it.
@@ -33,9 +35,12 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     kind: Kind,
+    /// What every call goes to: the device itself, or the outermost of its wrappers.
+    backend: Arc<dyn Backend>,
     info: DeviceInfo,
-    /// The first failed call after which the device's state is unknown. Written once, read by everybody.
-    fault: OnceLock<Arc<Error>>,
+    /// The first failed call after which the device's state is unknown. Written once, read by everybody; shared by a
+    /// device and the same device wrapped.
+    fault: Arc<OnceLock<Arc<Error>>>,
 }
 
 /// The devices there are; `exec` makes a program for each.
@@ -77,7 +82,8 @@ pub(crate) enum Priority {
     High,
 }
 
-/// What a device does. Handles are plain numbers, so that a wrapper can pass them on.
+/// What a device does. Handles are plain numbers, so that a wrapper can pass them on: one that checks or records sees
+/// every call and every [`Note`], and costs nothing where there is none.
 ///
 /// # Safety of the calls
 /// A raw handle is valid from the call that made it to the one that destroys it; [`handles`] owns each exactly once.
@@ -135,6 +141,19 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
+
+    /// Enqueues one run of `program` on `stream`.
+    /// # Safety
+    /// `stream` is valid; other work on the memory that the run touches is ordered with it.
+    unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { program.clone().launch(run, stream) }
+    }
+
+    /// Hears what the host does. Devices take no notice; an error is a broken rule.
+    fn note(&self, _note: Note) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// Host memory that can be had, as the operating system says.
@@ -170,8 +189,12 @@ pub(crate) trait Program: Send + Sync {
     fn input(&self, slot: usize) -> &DeviceBuffer;
     /// A slot's device output: rows of the output spec's pitch.
     fn output(&self, slot: usize) -> &DeviceBuffer;
+    /// All memory that a run touches, and how: the slot's input and output, weights, and what is shared by all slots.
+    fn touches(&self, run: Run) -> Vec<(Span, Access)>;
     /// Enqueues one run on `stream`; never waits.
-    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error>;
+    /// # Safety
+    /// `stream` is valid; other work on the memory that the run touches is ordered with it.
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error>;
 }
 
 impl Device {
@@ -196,7 +219,20 @@ impl Device {
 
     pub(crate) fn new(kind: Kind, info: DeviceInfo) -> Self {
         log::info!("device {}: {}", info.target, info.name);
-        Self(Arc::new(Inner { kind, info, fault: OnceLock::new() }))
+        let backend: Arc<dyn Backend> = match &kind {
+            Kind::Cpu(cpu) => cpu.clone(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => cuda.clone(),
+            Kind::Sim(sim) => sim.clone(),
+        };
+        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default() }))
+    }
+
+    /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
+    pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
+        let Inner { kind, backend, info, fault } = &*self.0;
+        let (kind, backend) = (kind.clone(), wrap(backend.clone()));
+        Self(Arc::new(Inner { kind, backend, info: info.clone(), fault: fault.clone() }))
     }
 
     /// What the device says of itself.
@@ -214,12 +250,12 @@ impl Device {
     }
 
     pub(crate) fn backend(&self) -> &dyn Backend {
-        match &self.0.kind {
-            Kind::Cpu(cpu) => &**cpu,
-            #[cfg(feature = "cuda")]
-            Kind::Cuda(cuda) => &**cuda,
-            Kind::Sim(sim) => &**sim,
-        }
+        &*self.0.backend
+    }
+
+    /// Tells the wrappers what the host does. What they object to is a fault.
+    pub(crate) fn note(&self, note: Note) {
+        let _latched = self.latch(self.backend().note(note));
     }
 
     /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`]; 0 if nobody says.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::credits::Lent;
 use super::{Core, Ticket};
-use crate::device::{DeviceBuffer, HostBuffer, Stream};
+use crate::device::{DeviceBuffer, HostBuffer, Note, Stream};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::TensorSpec;
@@ -132,6 +132,7 @@ impl Gathered<'_> {
 impl Drop for Batch {
     fn drop(&mut self) {
         if let Some((staging, lent)) = self.held.take() {
+            self.core.device.note(Note::End(self.core.staging[staging].buffer.span()));
             lock(&self.core.state).returned(staging, lent);
             self.core.changed.notify_all();
         }

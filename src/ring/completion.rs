@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::Waker;
 
-use super::Core;
 use super::credits::Seen;
-use crate::device::POLL;
+use super::{Core, ResultBuffer};
+use crate::device::{Note, POLL};
 use crate::error::Error;
 use crate::sync::{lock, wait};
 
@@ -82,7 +82,14 @@ impl Core {
     /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
     fn look(&self, result: usize) -> bool {
         let mut state = lock(&self.state);
-        let done = || self.device.healthy().and_then(|()| self.results[result].done.is_done());
+        let ResultBuffer { buffer, done } = &self.results[result];
+        let done = || {
+            let done = self.device.healthy().and_then(|()| done.is_done())?;
+            if done {
+                self.device.note(Note::Freed(buffer.span()));
+            }
+            Ok(done)
+        };
         let Seen::Settled(waker) = state.look(result, done) else { return false };
         // A staging that cannot be reclaimed now is a fault, which every acquirer sees for itself.
         let _ = self.reclaim_staging(&mut state);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Batch, Core};
-use crate::device::{Event, Run, Stream};
+use crate::device::{Access, Event, Note, Run, Stream};
 use crate::error::Error;
 use crate::tensor::Dtype;
 
@@ -32,6 +32,8 @@ impl Core {
             random.fill(row, self.spec.input.dtype);
         }
         let buffers = held[0].buffers();
+        let staging = self.staging[buffers.0].buffer.span();
+        self.device.note(Note::End(staging));
         let uploaded = Event::new(&self.device)?;
         let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
         for slot in 0..self.slots() {
@@ -53,6 +55,7 @@ impl Core {
             mark.record(stream)?;
         }
         marks[repetitions].wait()?;
+        self.device.note(Note::Begin(staging, Access::Write));
         marks.windows(2).map(|pair| Ok(f64::from(pair[1].ms_since(&pair[0])?) * 1e-3)).collect()
     }
 

@@ -36,7 +36,7 @@ mod ticket;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, Event, HostBuffer, POLL, Priority, Program, Run, Stream};
+use crate::device::{Access, Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Stream};
 use crate::error::{Credits, Error};
 use crate::sync::{after, lock, wait_until};
 use crate::tensor::{OutputKind, TensorSpec};
@@ -109,6 +109,8 @@ struct ResultBuffer {
 }
 
 struct Order {
+    /// Batches enqueued so far.
+    number: u64,
     next_slot: usize,
     /// The submission that each slot served last: its result and that result's use.
     last: Vec<Option<Lent>>,
@@ -132,7 +134,8 @@ impl Core {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let slots = (0..program.slots()).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
-        let order = Order { next_slot: 0, last: vec![None; slots.len()] };
+        let order = Order { number: 0, next_slot: 0, last: vec![None; slots.len()] };
+        device.note(Note::Published);
         Ok(Arc::new(Self {
             device: device.clone(),
             copy_in: stream("trefoil-copy-in")?,
@@ -207,7 +210,13 @@ impl Core {
             self.changed.notify_all();
         }
         drop(state);
-        outcome.map(|(staging, result)| Batch::new(self.clone(), staging, result))
+        outcome.map(|(staging, lent)| {
+            let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
+            for note in [Note::Taken(input), Note::Taken(output), Note::Begin(input, Access::Write)] {
+                self.device.note(note);
+            }
+            Batch::new(self.clone(), staging, lent)
+        })
     }
 
     /// Takes no more work, and waits until the device has finished what is in flight, up to `limit`.
@@ -237,13 +246,14 @@ impl Core {
         rows: usize,
         gathered: Option<&Gathered<'_>>,
     ) -> Result<Ticket, Error> {
+        self.device.note(Note::End(self.staging[staging].buffer.span()));
         let (enqueued, wake) = {
             let mut order = lock(&self.order);
             if self.is_closed(staging, lent) {
                 return Err(Error::Closed);
             }
             let healthy = self.device.healthy();
-            let enqueued = healthy.and_then(|()| self.enqueue(&mut order, staging, lent, rows, gathered));
+            let enqueued = healthy.and_then(|()| self.enqueue_noted(&mut order, staging, lent, rows, gathered));
             let mut state = lock(&self.state);
             state.submitted(staging, lent, enqueued.is_ok());
             let wake = enqueued.is_err() || (state.waits_for_upload() && !state.polled);
@@ -263,6 +273,23 @@ impl Core {
             state.returned(staging, lent);
         }
         closed
+    }
+
+    /// Tells the device's wrappers which batch it is that is enqueued.
+    fn enqueue_noted(
+        &self,
+        order: &mut Order,
+        staging: usize,
+        lent: Lent,
+        rows: usize,
+        gathered: Option<&Gathered<'_>>,
+    ) -> Result<(), Error> {
+        let (number, slot) = (order.number, order.next_slot);
+        let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
+        self.device.note(Note::Batch { number, slot, rows, staging: input, result: output });
+        let enqueued = self.enqueue(order, staging, lent, rows, gathered);
+        self.device.note(Note::Enqueued);
+        enqueued
     }
 
     fn enqueue(
@@ -307,6 +334,7 @@ impl Core {
         unsafe { self.copy_out.copy_out(&result.buffer, self.program.output(slot), bytes_out)? };
         result.done.record(&self.copy_out)?;
 
+        order.number += 1;
         order.last[slot] = Some(lent);
         order.next_slot = (slot + 1) % self.slots.len();
         Ok(())
@@ -319,6 +347,7 @@ impl Core {
             if !self.staging[staging].uploaded.is_done()? {
                 break;
             }
+            self.device.note(Note::Freed(self.staging[staging].buffer.span()));
             state.upload_done();
             freed = true;
         }

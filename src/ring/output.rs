@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Core;
+use crate::device::Note;
 use crate::sync::lock;
 use crate::tensor::{OutputKind, TensorSpec};
 
@@ -87,6 +88,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
+        self.core.device.note(Note::End(self.core.results[self.result].buffer.span()));
         let waker = lock(&self.core.state).free(self.result);
         drop(waker);
         self.core.changed.notify_all();

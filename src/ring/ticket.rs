@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::credits::Lent;
 use super::{Close, Core, Output};
+use crate::device::{Access, Note};
 use crate::error::Error;
 use crate::sync::{after, lock};
 
@@ -71,6 +72,7 @@ impl Ticket {
         let mut state = lock(&self.core.state);
         match checked.and_then(|()| self.core.reclaim_staging(&mut state)) {
             Ok(()) if state.closed == Some(Close::Abort) => {
+                self.core.device.note(Note::Freed(self.core.results[self.lent.result].buffer.span()));
                 let waker = state.free(self.lent.result);
                 drop(state);
                 drop(waker);
@@ -80,6 +82,8 @@ impl Ticket {
             Ok(()) => {
                 let waker = state.read(self.lent.result);
                 drop(state);
+                let span = self.core.results[self.lent.result].buffer.span();
+                self.core.device.note(Note::Begin(span, Access::Read));
                 drop(waker);
                 Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Picos, Sim};
-use crate::device::{Device, DeviceBuffer, Program, Run, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
 
 /// Takes a given time for each batch size and moves the rows of a slot's input to its output.
@@ -55,11 +55,19 @@ impl Program for SimProgram {
         &self.outputs[slot]
     }
 
-    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        let bytes = run.rows * self.row_bytes;
+        vec![
+            (self.inputs[run.slot].span_of(bytes), Access::Read),
+            (self.outputs[run.slot].span_of(bytes), Access::Write),
+        ]
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let (dst, src, bytes) =
             (self.outputs[run.slot].addr(), self.inputs[run.slot].addr(), run.rows * self.row_bytes);
         // SAFETY: rows fit the batch, so both buffers hold `bytes`. They live as long as the ring, which waits for the
         // run through an event behind it; other work on the slot is ordered by the ring's events.
-        unsafe { self.sim.launch(stream.raw(), self.durations[run.size], dst, src, bytes) }
+        unsafe { self.sim.launch(stream, self.durations[run.size], dst, src, bytes) }
     }
 }

@@ -26,7 +26,7 @@ use self::pool::Pool;
 use self::simd::Isa;
 use super::BuildSpec;
 use crate::device::cpu::{Cpu, Work};
-use crate::device::{Device, DeviceBuffer, Program, Run, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::Plan;
@@ -105,10 +105,16 @@ impl Program for CpuProgram {
         &self.slots[slot].output
     }
 
-    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        let Slot { input, output } = &self.slots[run.slot];
+        let bytes = |spec: &TensorSpec| run.rows * spec.row_pitch;
+        vec![(input.span_of(bytes(&self.input)), Access::Read), (output.span_of(bytes(&self.output)), Access::Write)]
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         assert!(run.slot < self.slots.len() && run.rows <= self.batch_sizes[run.size], "a run out of range: {run:?}");
         let cpu = self.cpu.clone();
-        cpu.enqueue(stream.raw(), self, run)
+        cpu.enqueue(stream, self, run)
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, Module};
-use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Program, Run, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::Plan;
@@ -38,8 +38,8 @@ struct CudaProgram {
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
-    _arena: DeviceBuffer,
-    _weights: DeviceBuffer,
+    arena: DeviceBuffer,
+    weights: DeviceBuffer,
 }
 
 /// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
@@ -93,8 +93,8 @@ pub(super) fn build(
         loaded: Some(Loaded { graphs, _kernels: kernels }),
         inputs,
         outputs,
-        _arena: arena,
-        _weights: weights,
+        arena,
+        weights,
     };
     Ok((Arc::new(program), plans))
 }
@@ -192,9 +192,23 @@ impl Program for CudaProgram {
         &self.outputs[slot]
     }
 
-    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        // The graph is that of the batch size: rows that nobody submitted are computed too.
+        let rows = |buffer: &DeviceBuffer| {
+            let largest = *self.batch_sizes.last().expect("a program has a batch size");
+            buffer.span_of(buffer.len() / largest * self.batch_sizes[run.size])
+        };
+        vec![
+            (rows(&self.inputs[run.slot]), Access::Read),
+            (rows(&self.outputs[run.slot]), Access::Write),
+            (self.arena.span_of(self.arena.len()), Access::Write),
+            (self.weights.span_of(self.weights.len()), Access::Read),
+        ]
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let graph = &self.loaded.as_ref().expect("there until dropped").graphs[run.slot][run.size];
         // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
-        unsafe { graph.launch(stream.raw()) }
+        unsafe { graph.launch(stream) }
     }
 }

@@ -33,7 +33,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::device::HostBuffer;
+use crate::device::{HostBuffer, Note, Span};
 use crate::error::Error;
 use crate::sync::{lock, wait, wait_until};
 use crate::tensor::TensorSpec;
@@ -189,6 +189,14 @@ impl Shared {
             (None, WhenFull::Reject) => Error::Full { rows: self.options.rows },
             (None, _) => Error::Timeout { operation: "row", waited: start.elapsed(), credits: self.core.credits()? },
         })
+    }
+}
+
+impl Shared {
+    /// Tells the device's wrappers what becomes of a page-locked row.
+    fn note_row(&self, row: usize, note: impl FnOnce(Span) -> Note) {
+        let pitch = self.core.spec.input.row_pitch;
+        self.core.device.note(note(self.rows.span_of(row * pitch, pitch)));
     }
 }
 

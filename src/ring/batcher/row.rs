@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::state::RowPriority;
 use super::{RowTicket, Shared};
+use crate::device::{Access, Note};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::TensorSpec;
@@ -90,6 +91,7 @@ impl Row {
             Deadline::AfterSubmit(time) => Instant::now().checked_add(time),
         };
         let row = self.row.expect("held until submitted or dropped");
+        self.shared.note_row(row, Note::End);
         let mut state = lock(&self.shared.state);
         if let Err(error) = state.open() {
             drop(state); // the row gives itself back
@@ -110,6 +112,7 @@ impl Row {
 impl Drop for Row {
     fn drop(&mut self) {
         if let Some(row) = self.row {
+            self.shared.note_row(row, Note::End);
             lock(&self.shared.state).unclaim(row);
             self.shared.room.notify_all();
         }
@@ -180,6 +183,8 @@ impl<'a> Request<'a> {
         let deadline = self.deadline.and_then(|time| Instant::now().checked_add(time));
         let row = self.shared.claim(self.priority, deadline)?;
         let deadline = deadline.map_or(Deadline::None, Deadline::At);
+        self.shared.note_row(row, Note::Taken);
+        self.shared.note_row(row, |span| Note::Begin(span, Access::Write));
         Ok(Row { shared: self.shared.clone(), row: Some(row), priority: self.priority, deadline })
     }
 }

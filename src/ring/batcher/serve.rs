@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::state::{Flight, Queued, State, Wake};
+use crate::device::Note;
 use crate::error::Error;
 use crate::ring::Batch;
 use crate::ring::batch::Gathered;
@@ -52,6 +53,7 @@ pub(super) fn deliver(shared: &Shared) {
         match flight.ticket.wait() {
             Ok(output) => {
                 let output = Arc::new(output);
+                flight.rows.iter().for_each(|row| shared.note_row(row.row, Note::Freed));
                 shared.told_with(&mut wakes, |state, wakes| state.deliver(flight.rows, &output, wakes));
                 drop(output); // after the lock: all tickets may be gone
                 shared.work.notify_one();
@@ -108,6 +110,7 @@ impl Shared {
         if rows.is_empty() {
             return; // all expired or abandoned; the batch gives its credits back
         }
+        rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let from = Gathered { buffer: &self.rows, runs };
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that

@@ -6,7 +6,7 @@ use std::thread;
 
 use super::*;
 use crate::device::cpu::Work;
-use crate::device::{Device, DeviceBuffer, Kind, Priority, Program, Run, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, Span};
 use crate::error::Credits;
 use crate::ring::RingSpec;
 use crate::sync::{lock, wait};
@@ -84,10 +84,16 @@ impl Program for Held {
         &self.outputs[slot]
     }
 
-    fn launch(self: Arc<Self>, run: Run, stream: &Stream) -> Result<(), Error> {
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        let bytes = run.rows * SPEC.row_pitch;
+        let (input, output) = (&self.inputs[run.slot], &self.outputs[run.slot]);
+        vec![(input.span_of(bytes), Access::Read), (output.span_of(bytes), Access::Write)]
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let device = self.device.clone();
         let Kind::Cpu(cpu) = device.kind() else { unreachable!("opened as a CPU") };
-        cpu.enqueue(stream.raw(), self, run)
+        cpu.enqueue(stream, self, run)
     }
 }
 
