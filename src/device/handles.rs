@@ -234,7 +234,9 @@ impl DeviceBuffer {
 /// Reports a handle that could not be freed; after a fault that is expected, the device is gone.
 fn report(device: &Device, what: &str, result: Result<(), Error>) {
     if let Err(error) = result {
-        if device.fault().is_none() {
+        if matches!(error, Error::Hazard { .. }) {
+            let _latched = device.latch(Err::<(), _>(error));
+        } else if device.fault().is_none() {
             log::error!("dropping {what}: {error}");
         } else {
             log::debug!("dropping {what} after a fault: {error}");

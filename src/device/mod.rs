@@ -4,6 +4,7 @@
 //! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
 //! [`Program`], the thing that `exec` makes of a plan.
 
+mod check;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -233,6 +234,11 @@ impl Device {
         let Inner { kind, backend, info, fault } = &*self.0;
         let (kind, backend) = (kind.clone(), wrap(backend.clone()));
         Self(Arc::new(Inner { kind, backend, info: info.clone(), fault: fault.clone() }))
+    }
+
+    /// The same device behind the hazard checker.
+    pub(crate) fn checked(&self) -> Self {
+        self.wrapped(|inner| Arc::new(check::Checker::new(inner)))
     }
 
     /// What the device says of itself.

@@ -19,9 +19,9 @@ pub fn echo() -> Model {
     Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
-/// An engine of `model` on the CPU that gives features.
+/// An engine of `model` on the CPU that gives features, with the hazard checker on.
 pub fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
-    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features)
+    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features).check(true)
 }
 
 /// Writes a number into every row, another in each.
