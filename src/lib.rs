@@ -43,7 +43,7 @@ mod simulate;
 mod sync;
 mod tensor;
 
-pub use device::{Device, DeviceInfo, Target};
+pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error};
 pub use ring::{
