@@ -192,7 +192,7 @@ impl Engine {
     ///     .map(|stage| engine.measure_loaded(stage, engine.capacity(), 200).unwrap_or(f64::NAN))
     ///     .into_iter()
     ///     .fold(0.0, f64::max);
-    /// println!("no ring does more than {:.0} images/s", engine.capacity() as f64 / slowest);
+    /// println!("a ring does {:.0} images/s at best", engine.capacity() as f64 / slowest);
     /// # Ok(()) }
     /// ```
     ///

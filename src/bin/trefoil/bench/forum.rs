@@ -210,7 +210,7 @@ impl Case {
         };
         let converted = match self.format {
             InputFormat::U8Nhwc => "normalisation",
-            _ => "conversion of f32 NCHW to f16 NHWC on the device",
+            _ => "conversion of f32 NCHW to the network's type and layout",
         };
         format!("{copied}upload, {converted}, network, probabilities, download, comparing the answers")
     }

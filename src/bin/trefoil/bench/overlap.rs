@@ -23,6 +23,8 @@ const CPU_BATCHES: [usize; 1] = [8];
 const PRODUCERS: usize = 4;
 /// Submissions of its own that a producer leaves unanswered while it takes the next batch.
 const AHEAD: usize = 1;
+/// A regime counts as missed when compute is off by more than this part.
+const REGIME_OFF: f64 = 0.15;
 /// Different batches.
 const SOURCES: usize = 3;
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
@@ -61,6 +63,9 @@ struct Row {
     /// Convolutions.
     depth: usize,
     upload: bool,
+    /// What compute takes, in copies; and what was aimed at.
+    compute_in_copies: f64,
+    compute_in_copies_wanted: f64,
     /// The best of all repetitions on this network, the other engines loaded.
     alone_seconds: Engines,
     /// Copies with nothing else running.
@@ -161,6 +166,8 @@ impl Bench<'_> {
                 slots,
                 depth,
                 upload: true,
+                compute_in_copies: alone.compute / alone.copy_in.max(alone.copy_out),
+                compute_in_copies_wanted: regime.copies(),
                 alone_seconds: alone,
                 idle_copy_seconds: idle,
                 slowest,
@@ -282,6 +289,13 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
             gain(row.gain),
             gain(row.predicted_gain),
         )?;
+    }
+    let off = |row: &&Row| (row.compute_in_copies / row.compute_in_copies_wanted - 1.0).abs() > REGIME_OFF;
+    for row in figures.rows.iter().filter(off).filter(|row| Some(&row.slots) == figures.rows.first().map(|r| &r.slots))
+    {
+        let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
+        let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);
+        writeln!(out, "{regime}, batch {batch}: compute takes {is:.2} copies with {depth} convolutions, not {wanted}")?;
     }
     writeln!(out, "\nWith the upload: {INCLUDES}.")?;
     writeln!(

@@ -107,7 +107,8 @@ impl Record {
     /// One line that says of what the figures are.
     pub fn headline(&self) -> String {
         let driver = self.driver.as_ref().map_or_else(String::new, |driver| format!(", driver {driver}"));
-        format!("{} ({}){driver}, commit {}, {}", self.device, self.device_name, self.commit, self.date)
+        let model = self.model.as_ref().map_or_else(String::new, |model| format!("{model} on "));
+        format!("{model}{} ({}){driver}, commit {}, {}", self.device, self.device_name, self.commit, self.date)
     }
 
     /// Prints the record or the table, and writes the files asked for.

@@ -95,7 +95,8 @@ impl Sources {
         let answer = &self.answers[number % self.answers.len()];
         let row_bytes = answer.len() / self.rows;
         let expected = &answer[row * row_bytes + at..][..bytes.len()];
-        if let Some(off) = (0..bytes.len()).find(|&index| bytes[index] != expected[index]) {
+        if bytes != expected {
+            let off = bytes.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
             let word = (at + off) / 4;
             bail!(
                 "wrong output: row {row} of batch {number}, word {word}, is not that of a run of one batch at a time"
