@@ -42,6 +42,7 @@ mod ring;
 mod simulate;
 mod sync;
 mod tensor;
+mod trace;
 
 pub use device::{Device, DeviceInfo, Target};
 pub use engine::{Engine, EngineBuilder};
@@ -52,3 +53,4 @@ pub use ring::{
 };
 pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+pub use trace::{Trace, TraceGaps, TraceInterval, TraceLatency, TraceReport, TraceStage, TraceStageReport};
