@@ -131,10 +131,14 @@ impl Book {
         self.streams.remove(&stream);
     }
 
-    /// Records nothing more.
+    /// Records nothing more; the batch that is being enqueued is not recorded either.
     pub fn close(&mut self) {
         self.closed = true;
-        self.current = None;
+        if let Some(current) = self.current.take()
+            && let Some(entry) = self.entry(current.sequence)
+        {
+            entry.recorded = 0;
+        }
     }
 
     /// All events of its own.
