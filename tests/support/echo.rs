@@ -19,9 +19,10 @@ pub fn echo() -> Model {
     Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
-/// An engine of `model` on the CPU that gives features.
+/// An engine of `model` on the CPU that gives features. In `tests/ring_traced.rs` it records.
 pub fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
-    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features)
+    let recorded = module_path!().starts_with("ring_traced");
+    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features).trace(recorded)
 }
 
 /// Writes a number into every row, another in each.

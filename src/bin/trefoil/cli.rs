@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
+use crate::trace::TraceArgs;
+
 /// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
 ///
 /// Without a command it runs a demonstration: three photos and a throughput run.
@@ -38,6 +40,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Predicts throughput and latency for a link and a model of given speeds; needs neither
     Simulate(SimulateArgs),
+    /// Records a run: when each stage of each batch was under way, and how much of it overlapped
+    Trace(TraceArgs),
 }
 
 /// Which model, and where it runs.
@@ -227,12 +231,12 @@ pub enum SimArrival {
 
 const MAX_ROW_BYTES: usize = 1 << 30;
 const MAX_BUFFERS: usize = 65_536;
-const MAX_BATCH: usize = 65_536;
-const MAX_SLOTS: usize = 64;
-const MAX_THREADS: usize = 1_024;
+pub const MAX_BATCH: usize = 65_536;
+pub const MAX_SLOTS: usize = 64;
+pub const MAX_THREADS: usize = 1_024;
 
 /// A number from 1 to MOST.
-fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
+pub fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
     let expected = || match MOST {
         usize::MAX => "expected a whole number of at least 1".to_owned(),
         _ => format!("expected a whole number from 1 to {MOST}"),
@@ -241,7 +245,7 @@ fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
 }
 
 /// A time that a measurement may take.
-fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
     number.ok_or_else(|| "expected seconds from 0.01 to 3600".to_owned())
 }
