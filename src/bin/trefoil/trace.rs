@@ -156,6 +156,9 @@ impl Load<'_> {
                 drop(before.wait()?);
             }
         }
-        last.map_or(Ok(()), |ticket| Ok(drop(ticket.wait()?)))
+        if let Some(ticket) = last {
+            drop(ticket.wait()?);
+        }
+        Ok(())
     }
 }
