@@ -115,6 +115,11 @@ pub enum Error {
         /// The first failure.
         cause: Arc<Error>,
     },
+    /// The hazard checker found two conflicting accesses that nothing orders; a bug in trefoil.
+    Hazard {
+        /// The memory, the two accesses, and who made them.
+        what: String,
+    },
     /// A wait ran out of time.
     Timeout {
         /// What was waited for: `"acquire"`, `"wait"`.
@@ -235,6 +240,7 @@ impl fmt::Display for Error {
             Self::Driver { device, operation, status, code } => {
                 write!(f, "{device}: {operation} failed with {status} ({code})")
             }
+            Self::Hazard { what } => write!(f, "hazard, please report it: {what}"),
             Self::Fault { cause } => write!(f, "the device faulted earlier: {cause}"),
             Self::Timeout { operation, waited, credits } => {
                 write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;

@@ -47,7 +47,7 @@ mod sync;
 mod tensor;
 mod trace;
 
-pub use device::{Device, DeviceInfo, Target};
+pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error};
 pub use ring::{

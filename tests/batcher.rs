@@ -25,7 +25,7 @@ fn echo() -> Engine {
     let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };
     let model = Model::new(graph, weights, preprocessing, Vec::new()).unwrap();
     let cpu = Device::open(Target::Cpu).unwrap();
-    Engine::builder(&model).on(&cpu).batch_sizes(&[4, 16]).output(OutputKind::Features).build().unwrap()
+    Engine::builder(&model).on(&cpu).batch_sizes(&[4, 16]).output(OutputKind::Features).check(true).build().unwrap()
 }
 
 /// Sixteen bytes that no other number has.

@@ -160,7 +160,7 @@ fn a_closed_engine_finishes_what_it_has_and_takes_no_more() {
 fn zero_counts_are_errors_that_name_the_option() {
     let model = echo();
     let cpu = Device::open(Target::Cpu).unwrap();
-    let builder = || Engine::builder(&model).on(&cpu).output(OutputKind::Features);
+    let builder = || Engine::builder(&model).on(&cpu).output(OutputKind::Features).check(true);
     for (name, built) in [
         ("slots", builder().slots(0).build()),
         ("batch", builder().batch(0).build()),
@@ -201,7 +201,10 @@ fn the_public_types_are_send_and_sync_as_said() {
 fn two_engines_share_a_device() {
     let model = echo();
     let device = Device::open(Target::Cpu).unwrap();
-    let build = || Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[2]).build().unwrap();
+    let build = || {
+        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features);
+        builder.batch_sizes(&[2]).check(true).build().unwrap()
+    };
     let engines = [build(), build()];
     thread::scope(|scope| {
         for (index, engine) in engines.iter().enumerate() {

@@ -14,7 +14,7 @@
 //! | copy-in | copy staging → slot input (from a batcher: each run of rows → slot input) | |
 //! | copy-in | record `uploaded` of the staging | the staging is free after it |
 //! | compute | wait `uploaded` of the staging | the input is there |
-//! | compute | wait `done` of the slot's last result | the slot's device output has been read |
+//! | compute | wait `done` of the slot's last result, if its use has not ended | the slot's device output has been read |
 //! | compute | launch the program on the slot | |
 //! | compute | record `computed` of the slot | |
 //! | copy-out | wait `computed` of the slot | the output is there |
@@ -28,9 +28,13 @@ mod batch;
 mod batcher;
 mod completion;
 mod credits;
+#[cfg(test)]
+mod hazard_tests;
 mod measure;
 mod output;
 mod prefetch;
+#[cfg(test)]
+mod semantics_tests;
 mod ticket;
 
 use std::sync::{Arc, Condvar, Mutex};
@@ -301,7 +305,14 @@ impl Core {
         gathered: Option<&Gathered<'_>>,
     ) -> Result<(), Error> {
         let slot = order.next_slot;
-        let last = order.last[slot].filter(|last| lock(&self.state).is_current(*last));
+        let last = order.last[slot].filter(|last| {
+            let current = lock(&self.state).is_current(*last);
+            if !current {
+                // Its reader has seen `done` and given the credit back, under the lock just held.
+                self.device.note(Note::Taken(self.results[last.result].buffer.span()));
+            }
+            current
+        });
         let size = self.program.batch_sizes().partition_point(|&size| size < rows);
         let (staging, computed, result) = (&self.staging[staging], &self.slots[slot], &self.results[lent.result]);
         let bytes_in = rows * self.spec.input.row_pitch;

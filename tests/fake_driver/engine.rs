@@ -31,7 +31,7 @@ pub fn small_model() -> Model {
 }
 
 pub fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
-    Engine::builder(model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).build()
+    Engine::builder(model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).check(true).build()
 }
 
 /// Device memory as the stand-in gives it; kernels leave it so.

@@ -16,7 +16,7 @@ fn one_traced_batch() {
 }
 
 /// The lines in the innermost range of each name that fits, and what they are called.
-fn inside<'a>(report: &'a ChildReport, fits: impl Fn(&str) -> bool) -> Vec<(&'a str, Vec<&'a str>)> {
+fn inside(report: &ChildReport, fits: impl Fn(&str) -> bool) -> Vec<(&str, Vec<&str>)> {
     let mut open: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut closed = Vec::new();
     for line in &report.log {
@@ -41,7 +41,7 @@ fn a_profiler_hears_the_names_of_streams_and_threads() {
             let engine = build(&small_model(), &device).unwrap();
             let producer = std::thread::Builder::new().name("producer-7".into());
             let submit = || drop(engine.acquire().unwrap().submit(1).unwrap()); // for the ring's thread to look at
-            std::thread::scope(|scope| drop(producer.spawn_scoped(scope, submit).unwrap().join().unwrap()));
+            std::thread::scope(|scope| producer.spawn_scoped(scope, submit).unwrap().join().unwrap());
             while engine.credits().unwrap().in_flight > 0 {
                 std::thread::yield_now();
             }

@@ -9,7 +9,15 @@ use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_rele
 
 fn build(device: &Device) -> Result<Engine, Error> {
     let model = small_model();
-    Engine::builder(&model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).trace_batches(4).build()
+    Engine::builder(&model)
+        .on(device)
+        .batch_sizes(&[1, 4])
+        .slots(3)
+        .staging(2)
+        .results(3)
+        .check(true)
+        .trace_batches(4)
+        .build()
 }
 
 /// Six batches one after the other on an engine that remembers four.
@@ -30,7 +38,7 @@ fn batches(device: &Device) -> Result<(), Error> {
 }
 
 /// The calls of a submission without its handles.
-fn names<'a>(report: &'a ChildReport, round: usize) -> Vec<&'a str> {
+fn names(report: &ChildReport, round: usize) -> Vec<&str> {
     let calls = report.between(&format!("submit {round}"), &format!("wait {round}"));
     calls.into_iter().map(|call| call.split(' ').next().unwrap()).collect()
 }

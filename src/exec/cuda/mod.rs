@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Program, Run, Span, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::{Plan, Step};
@@ -112,11 +112,13 @@ fn upload(
     let host = HostBuffer::new(device, weights.len())?;
     // SAFETY: the buffer was just made, nothing else refers to it yet.
     let bytes = unsafe { host.bytes_mut() };
+    device.note(Note::Begin(host.span(), Access::Write));
     for (step, region) in plan.steps.iter().zip(regions) {
         if let Some(region) = region {
             pack::fill(model, plan, step, region, bytes)?;
         }
     }
+    device.note(Note::End(host.span()));
     let uploaded = Event::new(device)?;
     // SAFETY: both buffers outlive the copy, whose event is waited for below.
     unsafe { stream.copy_in(weights, &host, weights.len())? };

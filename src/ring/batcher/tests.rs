@@ -98,7 +98,7 @@ impl Program for Held {
 }
 
 fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
-    let device = Device::cpu(1);
+    let device = Device::cpu(1).checked();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, CAPACITY * ROW_ALIGN).unwrap()).collect();
     let (inputs, outputs) = (buffers(), buffers());
     let held = Held { device: device.clone(), inputs, outputs, gate: Mutex::default(), changed: Condvar::new() };

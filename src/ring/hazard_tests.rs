@@ -1,0 +1,269 @@
+//! Every ordering edge of the ring's table, left out in turn, makes the hazard checker fail; with all of them it finds
+//! nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::{BatcherBuilder, Core, RingSpec, Ticket};
+use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
+use crate::device::{Backend, Device, Kind, Note, Priority, Program, Run};
+use crate::error::Error;
+use crate::sync::lock;
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+
+/// Something that orders one access before another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Edge {
+    /// The n-th wait of a batch on a stream.
+    Wait(&'static str, usize),
+    /// The record of a batch on a stream.
+    Record(&'static str),
+    /// The host's look at an event that a stream recorded, before it goes on.
+    Seen(&'static str),
+}
+
+const COPY_IN: &str = "trefoil-copy-in";
+const COPY_OUT: &str = "trefoil-copy-out";
+const COMPUTE: &str = "trefoil-compute";
+
+const EDGES: [Edge; 9] = [
+    Edge::Wait(COPY_IN, 0),  // `computed`: the slot's input has been read
+    Edge::Record(COPY_IN),   // `uploaded`
+    Edge::Wait(COMPUTE, 0),  // `uploaded`: the input is there
+    Edge::Wait(COMPUTE, 1),  // `done`: the slot's output has been read
+    Edge::Record(COMPUTE),   // `computed`
+    Edge::Wait(COPY_OUT, 0), // `computed`: the output is there
+    Edge::Record(COPY_OUT),  // `done`
+    Edge::Seen(COPY_IN),     // `uploaded`: the staging is free
+    Edge::Seen(COPY_OUT),    // `done`: the result is there
+];
+
+/// Passes everything on but one edge.
+struct Without {
+    inner: Arc<dyn Backend>,
+    edge: Option<Edge>,
+    state: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    names: HashMap<u64, String>,
+    /// Waits of the batch so far, by stream.
+    waits: HashMap<u64, usize>,
+    /// Which stream recorded an event last.
+    recorded_on: HashMap<u64, u64>,
+}
+
+impl Without {
+    /// Whether the edge that `make` makes of a stream's name is the one that is left out.
+    fn leaves_out(&self, state: &Seen, stream: u64, make: impl FnOnce(&'static str) -> Edge) -> bool {
+        let name = [COPY_IN, COPY_OUT, COMPUTE].into_iter().find(|name| state.names[&stream] == *name);
+        name.is_some_and(|name| self.edge == Some(make(name)))
+    }
+
+    fn is_seen_too_early(&self, event: u64) -> bool {
+        let state = lock(&self.state);
+        state.recorded_on.get(&event).is_some_and(|&stream| self.leaves_out(&state, stream, Edge::Seen))
+    }
+}
+
+// SAFETY-relevant calls are all passed on as they come; each `unsafe` below is by the caller's contract.
+impl Backend for Without {
+    fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error> {
+        let stream = self.inner.stream_create(priority, name)?;
+        lock(&self.state).names.insert(stream, name.into());
+        Ok(stream)
+    }
+
+    unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
+
+    fn event_create(&self, timing: bool) -> Result<u64, Error> {
+        self.inner.event_create(timing)
+    }
+
+    unsafe fn event_destroy(&self, event: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_destroy(event) }
+    }
+
+    unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        state.recorded_on.insert(event, stream);
+        if self.leaves_out(&state, stream, Edge::Record) {
+            return Ok(());
+        }
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_record(event, stream) }
+    }
+
+    unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let count = state.waits.entry(stream).or_default();
+        let index = std::mem::replace(count, *count + 1);
+        if self.leaves_out(&state, stream, |name| Edge::Wait(name, index)) {
+            return Ok(());
+        }
+        // SAFETY: by the caller.
+        unsafe { self.inner.stream_wait(stream, event) }
+    }
+
+    unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
+        if self.is_seen_too_early(event) {
+            return Ok(true);
+        }
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_query(event) }
+    }
+
+    unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
+        if self.is_seen_too_early(event) {
+            return Ok(());
+        }
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_wait(event) }
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.elapsed_ms(start, end) }
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        self.inner.host_alloc(bytes)
+    }
+
+    unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.host_free(ptr, bytes) }
+    }
+
+    fn device_alloc(&self, bytes: usize) -> Result<u64, Error> {
+        self.inner.device_alloc(bytes)
+    }
+
+    unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.device_free(addr, bytes) }
+    }
+
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_in(dst, src, bytes, stream) }
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_out(dst, src, bytes, stream) }
+    }
+
+    unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.launch(program, run, stream) }
+    }
+
+    fn note(&self, note: Note) -> Result<(), Error> {
+        if matches!(note, Note::Batch { .. }) {
+            lock(&self.state).waits.clear();
+        }
+        self.inner.note(note)
+    }
+}
+
+const ROWS: usize = 4;
+const SPEC: fn() -> TensorSpec = || TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+
+/// A ring of two slots on the simulated device, checked, without one of the edges.
+fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>) {
+    let rate = 1e9;
+    let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
+    let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: true });
+    let sim = Arc::new(sim);
+    let device = Device::new(Kind::Sim(sim.clone()), info).checked();
+    let device = device.wrapped(|inner| Arc::new(Without { inner, edge, state: Mutex::default() }));
+    let program = SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, 2).unwrap();
+    let spec = RingSpec {
+        staging: 3,
+        results,
+        priority: Priority::Normal,
+        acquire_limit: Duration::from_secs(10),
+        output_kind: OutputKind::Features,
+        input: SPEC(),
+        output: SPEC(),
+    };
+    let core = Core::build(&device, Arc::new(program), spec);
+    (device, core)
+}
+
+/// Twenty batches of changing rows; up to four answers are left unread. Whether each was answered with its own rows.
+fn use_ring(core: &Arc<Core>) -> Result<bool, Error> {
+    let mut right = true;
+    let mut tickets: VecDeque<(u8, Ticket)> = VecDeque::new();
+    for number in 0..20_u8 {
+        let rows = 1 + usize::from(number) % ROWS;
+        let mut batch = core.acquire(Duration::from_secs(1))?;
+        batch.rows_mut().take(rows).for_each(|row| row.fill(number));
+        tickets.push_back((number, batch.submit(rows)?));
+        if tickets.len() > 4 {
+            let (number, ticket) = tickets.pop_front().expect("just counted");
+            let output = ticket.wait()?;
+            right &= (0..output.rows()).all(|row| output.row(row).iter().all(|&byte| byte == number));
+        }
+    }
+    tickets.into_iter().try_for_each(|(_, ticket)| ticket.wait().map(drop))?;
+    Ok(right)
+}
+
+#[test]
+fn the_ring_has_no_hazard() {
+    let (device, core) = ring(None, 6);
+    assert!(use_ring(&core.unwrap()).unwrap());
+    assert!(device.fault().is_none(), "{:?}", device.fault());
+}
+
+#[test]
+fn each_edge_is_missed_when_it_is_left_out() {
+    for edge in EDGES {
+        let (device, core) = ring(Some(edge), 6);
+        // Without an edge rows may be wrong before the checker has its say; it has it all the same.
+        let used = use_ring(&core.unwrap());
+        let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} is not missed: {used:?}"));
+        let Error::Fault { cause } = &fault else { panic!("{fault:?}") };
+        assert!(matches!(**cause, Error::Hazard { .. }), "{edge:?}: {fault}");
+    }
+}
+
+#[test]
+fn a_batcher_has_no_hazard_and_misses_the_answers_event() {
+    for edge in [None, Some(Edge::Seen(COPY_OUT))] {
+        let (device, core) = ring(edge, 12);
+        let core = core.unwrap();
+        let batcher = BatcherBuilder::new(&core).rows(5).max_delay(Duration::ZERO).build().unwrap();
+        let _stopped_at_a_fault = (0..200_u8).try_for_each(|number| {
+            let mut row = batcher.row()?;
+            row.bytes_mut().fill(number);
+            row.submit()?.wait().map(drop)
+        });
+        drop((batcher, core));
+        match (edge, device.fault()) {
+            (None, None) => {}
+            (Some(_), Some(Error::Fault { cause })) if matches!(*cause, Error::Hazard { .. }) => {}
+            (edge, fault) => panic!("{edge:?}: {fault:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_hazard_says_what_where_and_who() {
+    let (device, core) = ring(Some(Edge::Wait(COMPUTE, 0)), 6);
+    let error = use_ring(&core.unwrap()).unwrap_err();
+    let text = device.fault().unwrap().to_string();
+    for part in ["device memory", "bytes 0 to 256 of 1024", "a read by launch on trefoil-compute", "a write by copy_in"]
+    {
+        assert!(text.contains(part), "`{part}` is missing: {text} ({error})");
+    }
+}
