@@ -48,6 +48,7 @@ impl Stream {
     }
 
     /// The backend's handle.
+    #[cfg(any(feature = "cuda", test))]
     pub fn raw(&self) -> u64 {
         self.raw
     }

@@ -12,6 +12,7 @@ mod handles;
 mod note;
 pub(crate) mod sim;
 mod target;
+pub(crate) mod trace;
 
 use std::fmt;
 use std::ptr::NonNull;
