@@ -37,6 +37,8 @@ mod device;
 mod engine;
 mod error;
 mod exec;
+#[cfg(feature = "ffi")]
+mod ffi;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;

@@ -1,0 +1,397 @@
+//! Structs that programs share with the library. They grow at their end: `size` tells which members there are.
+//!
+//! A struct ages better than a function for each option here: it is one call, in C a designated initialiser names what
+//! differs from the default, and zeros mean the default, also for members that a program has never heard of. Old
+//! programs on a new library and new programs on an old one are both defined; only what an old library cannot do is
+//! an error, and only if it is asked for.
+
+use std::ffi::c_char;
+use std::mem::{MaybeUninit, size_of};
+
+use super::handles::trefoil_device;
+use super::pointers::Out;
+use super::status::{Answer, Failure, trefoil_status};
+use crate::tensor::{Dtype, Shape, TensorSpec};
+
+/// The type of one tensor element.
+#[repr(u32)]
+pub enum trefoil_dtype {
+    /// Unsigned byte.
+    U8 = 0,
+    /// IEEE half precision.
+    F16 = 1,
+    /// IEEE single precision.
+    F32 = 2,
+}
+
+/// How the rows that a producer writes are laid out.
+#[repr(u32)]
+pub enum trefoil_input {
+    /// Bytes 0-255, channels innermost, as decoders give them; normalised on the device.
+    U8Nhwc = 0,
+    /// Floats already normalised, one plane for each channel.
+    F32Nchw = 1,
+    /// Halves already normalised, channels innermost.
+    F16Nhwc = 2,
+}
+
+/// What comes out for each row.
+#[repr(u32)]
+pub enum trefoil_result {
+    /// Softmax of the logits: a float for each class.
+    Probabilities = 0,
+    /// The classifier's sums: a float for each class.
+    Logits = 1,
+    /// The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the value
+    /// before the index.
+    TopK = 2,
+    /// The features before the classifier: floats.
+    Features = 3,
+}
+
+/// What trefoil_batcher_submit() and trefoil_batcher_row() do when every row is taken.
+#[repr(u32)]
+pub enum trefoil_when_full {
+    /// They wait for a free row.
+    Wait = 0,
+    /// They wait for `full_limit_ns`, then fail with TIMEOUT.
+    WaitFor = 1,
+    /// They fail at once with FULL.
+    Reject = 2,
+}
+
+/// A class with its probability, logit or feature.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_scored_class {
+    /// Its value.
+    pub value: f32,
+    /// Its index.
+    pub index: u32,
+}
+
+/// Shape, type and size of the rows on one side of an engine.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_tensor {
+    /// sizeof(trefoil_tensor), set by the caller.
+    pub size: usize,
+    /// Element type: a trefoil_dtype.
+    pub dtype: u32,
+    /// Rows of pixels.
+    pub height: u32,
+    /// Pixels in a row.
+    pub width: u32,
+    /// Values in a pixel.
+    pub channels: u32,
+    /// Bytes of one row of a batch, without padding.
+    pub row_bytes: usize,
+    /// Distance of two rows of a batch in bytes.
+    pub row_pitch: usize,
+}
+
+/// What a device says of itself.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_device_info {
+    /// sizeof(trefoil_device_info), set by the caller.
+    pub size: usize,
+    /// `cpu`, `cuda:0`, and so on.
+    pub target: [c_char; 32],
+    /// The name, as the driver gives it.
+    pub name: [c_char; 96],
+    /// Major compute capability; 0 for a CPU.
+    pub capability_major: u32,
+    /// Minor compute capability.
+    pub capability_minor: u32,
+    /// The driver's CUDA version, as 1000 x major + 10 x minor; 0 for a CPU.
+    pub driver_version: u32,
+    /// Streaming multiprocessors; for a CPU, compute threads.
+    pub units: u32,
+    /// Memory in all; 0 where it is the host's.
+    pub memory_bytes: u64,
+    /// Device memory that trefoil holds: weights, activations, slots.
+    pub device_bytes_used: u64,
+    /// Page-locked host memory that trefoil holds: staging, results, rows of batchers.
+    pub page_locked_bytes_used: u64,
+}
+
+/// What a model takes and gives.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_model_info {
+    /// sizeof(trefoil_model_info), set by the caller.
+    pub size: usize,
+    /// The architecture's name.
+    pub name: [c_char; 96],
+    /// Height of its input in pixels.
+    pub height: u32,
+    /// Width of its input in pixels.
+    pub width: u32,
+    /// Channels of its input.
+    pub channels: u32,
+    /// Pictures are to be resized so that their shorter side has so many pixels, then the middle is cut out.
+    pub resize: u32,
+    /// Length of the result, or its channels if it is not a vector.
+    pub classes: usize,
+}
+
+/// How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_engine_options {
+    /// sizeof(trefoil_engine_options).
+    pub size: usize,
+    /// The device; without it a GPU if there is one, else the CPU.
+    pub device: trefoil_device,
+    /// The largest batch. A GPU gets a graph for each power of two below it as well. Default: 32 on a GPU, 8 on a CPU.
+    pub batch: usize,
+    /// Exactly these batch sizes, instead of `batch`.
+    pub batch_sizes: *const usize,
+    /// How many they are.
+    pub batch_size_count: usize,
+    /// Batches on the device at once. Default 3; 1 is the serial baseline.
+    pub slots: usize,
+    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    pub staging: usize,
+    /// Result buffers. Default 4 x staging.
+    pub results: usize,
+    /// What producers write: a trefoil_input.
+    pub input: u32,
+    /// What consumers read: a trefoil_result.
+    pub result: u32,
+    /// Classes of a result of TREFOIL_RESULT_TOP_K.
+    pub top_k: usize,
+    /// How long trefoil_acquire() waits for a free batch. Default 10 s.
+    pub acquire_limit_ns: u64,
+    /// 1: this engine's streams go before those of normal priority.
+    pub high_priority: u32,
+    /// 1: every access is checked to be ordered after those that it conflicts with. For tests.
+    pub check: u32,
+    /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
+    pub trace_batches: usize,
+}
+
+/// Where the credits of an engine's ring are: each batch buffer is in exactly one of these states.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_credits {
+    /// sizeof(trefoil_credits), set by the caller.
+    pub size: usize,
+    /// Lent to producers, not yet submitted.
+    pub filling: usize,
+    /// Submissions whose result is not there yet.
+    pub in_flight: usize,
+    /// Results that are there, held by a ticket or output.
+    pub unread: usize,
+    /// Out of use because a fault left it unknown whether the device still accesses them.
+    pub quarantined: usize,
+    /// Staging buffers in all.
+    pub staging: usize,
+    /// Result buffers in all.
+    pub results: usize,
+}
+
+/// How a batcher is to be built. Zeros are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_batcher_options {
+    /// sizeof(trefoil_batcher_options).
+    pub size: usize,
+    /// How long a batch that is not full waits after its first commit. Default 1 ms; 1 is as good as none.
+    pub max_delay_ns: u64,
+    /// Rows of page-locked memory. Default: as many as may be in flight, and four batches more.
+    pub rows: usize,
+    /// Batches handed to the ring at once. Default: the slots and one.
+    pub in_flight: usize,
+    /// What happens when every row is taken: a trefoil_when_full.
+    pub when_full: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The limit of TREFOIL_WHEN_FULL_WAIT_FOR.
+    pub full_limit_ns: u64,
+}
+
+/// What can be said of one row. Zeros are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_row_options {
+    /// sizeof(trefoil_row_options).
+    pub size: usize,
+    /// How long after the call the row may wait to be uploaded, also for memory; past that it is answered with
+    /// DEADLINE. 0: for ever.
+    pub deadline_ns: u64,
+    /// 1: it goes before waiting and queued rows of normal priority.
+    pub high_priority: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a batcher did since it was built.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_batcher_stats {
+    /// sizeof(trefoil_batcher_stats), set by the caller.
+    pub size: usize,
+    /// Batches submitted.
+    pub batches: u64,
+    /// Rows submitted in them.
+    pub rows: u64,
+    /// Rows refused because there was no room.
+    pub rejected: u64,
+    /// Rows answered with DEADLINE.
+    pub expired: u64,
+    /// Upload copies: one for each run of neighbouring rows.
+    pub runs: u64,
+    /// Rows committed and not yet in a batch.
+    pub queued: u64,
+    /// Half of the rows stayed in the queue no longer than this.
+    pub queue_p50_ns: u64,
+    /// 99 of 100 rows stayed in the queue no longer than this.
+    pub queue_p99_ns: u64,
+}
+
+/// A struct that grows at its end.
+///
+/// # Safety
+/// It is `repr(C)`, its first member is `size: usize`, all others are integers, raw pointers or arrays of them, and
+/// there is no padding at its end.
+pub(super) unsafe trait Growing: Copy {}
+
+macro_rules! growing {
+    ($($type:ident),*) => { $(
+        // SAFETY: as its definition shows; the assertion sees the first member.
+        unsafe impl Growing for $type {}
+        const _: () = assert!(std::mem::offset_of!($type, size) == 0);
+    )* };
+}
+growing!(trefoil_tensor, trefoil_device_info, trefoil_model_info, trefoil_engine_options, trefoil_credits);
+growing!(trefoil_batcher_options, trefoil_row_options, trefoil_batcher_stats);
+
+/// No struct is larger, so that garbage in place of a size is told.
+const MOST_BYTES: usize = 1 << 12;
+
+/// Reads options; null means the defaults.
+///
+/// # Safety
+/// `from` is null, or its first `size` bytes can be read, where `size` is its first member.
+pub(super) unsafe fn read<T: Growing>(from: *const T) -> Answer<T> {
+    let mut options = MaybeUninit::<T>::zeroed();
+    if !from.is_null() {
+        // SAFETY: the first member is there by the caller.
+        let size = checked_size::<T>(unsafe { from.cast::<usize>().read() })?;
+        let known = size.min(size_of::<T>());
+        for at in known..size {
+            // SAFETY: below the size that the caller vouches for.
+            if unsafe { from.cast::<u8>().add(at).read() } != 0 {
+                let what = format!("an option at byte {at} is set, which this library does not know");
+                return Err(Failure::new(trefoil_status::AbiMismatch, what));
+            }
+        }
+        // SAFETY: `known` bytes can be read by the caller, and fit into a T.
+        unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), options.as_mut_ptr().cast(), known) };
+    }
+    // SAFETY: zeros and any other bits are legal in every member by the trait's contract.
+    Ok(unsafe { options.assume_init() })
+}
+
+/// Writes what the caller's struct has room for, and zeros where it is newer than this library.
+///
+/// # Safety
+/// `to` is null, or its first `size` bytes can be read and written, where `size` is its first member.
+pub(super) unsafe fn write<T: Growing>(to: *mut T, name: &str, value: impl FnOnce(usize) -> Answer<T>) -> Answer {
+    // SAFETY: the first member is there by the caller.
+    let _not_null = unsafe { Out::new(to, name)? };
+    // SAFETY: the same.
+    let size = checked_size::<T>(unsafe { to.cast::<usize>().read() })?;
+    let value = value(size)?;
+    let known = size.min(size_of::<T>());
+    // SAFETY: `size` bytes can be written by the caller, and `known` can be read of a T.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), to.cast(), known);
+        to.cast::<u8>().add(known).write_bytes(0, size - known);
+    }
+    Ok(())
+}
+
+fn checked_size<T>(size: usize) -> Answer<usize> {
+    if !(size_of::<usize>()..=MOST_BYTES).contains(&size) {
+        let name = std::any::type_name::<T>().rsplit(':').next().unwrap_or_default();
+        let what = format!("`size` of a {name} is {size}: expected sizeof({name}), {} here", size_of::<T>());
+        return Err(Failure::new(trefoil_status::AbiMismatch, what));
+    }
+    Ok(size)
+}
+
+impl trefoil_tensor {
+    pub(super) fn new(size: usize, spec: TensorSpec) -> Self {
+        let dtype = match spec.dtype {
+            Dtype::U8 => trefoil_dtype::U8,
+            Dtype::F16 => trefoil_dtype::F16,
+            Dtype::F32 => trefoil_dtype::F32,
+        };
+        let Shape { height, width, channels } = spec.shape;
+        let [height, width, channels] = [height, width, channels].map(narrow);
+        Self {
+            size,
+            dtype: dtype as u32,
+            height,
+            width,
+            channels,
+            row_bytes: spec.row_bytes,
+            row_pitch: spec.row_pitch,
+        }
+    }
+}
+
+/// A count that fits 32 bits for all that a machine could hold.
+pub(super) fn narrow(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A struct of an older and of a newer header.
+    #[repr(C)]
+    struct Newer {
+        known: trefoil_row_options,
+        added: u64,
+    }
+
+    fn options(size: usize) -> trefoil_row_options {
+        trefoil_row_options { size, deadline_ns: 5, high_priority: 1, reserved: 0 }
+    }
+
+    #[test]
+    fn options_of_older_and_newer_headers() {
+        let full = size_of::<trefoil_row_options>();
+        // SAFETY: null, and structs of the sizes that they tell.
+        let read = |from: *const trefoil_row_options| unsafe { read(from) }.map(|o| (o.deadline_ns, o.high_priority));
+        assert_eq!(read(std::ptr::null()).unwrap(), (0, 0));
+        assert_eq!(read(&options(full)).unwrap(), (5, 1));
+        assert_eq!(read(&options(16)).unwrap(), (5, 0), "an older header has no priority");
+        let mut newer = Newer { known: options(full + 8), added: 0 };
+        assert_eq!(read((&raw const newer).cast()).unwrap(), (5, 1));
+        newer.added = 1;
+        assert_eq!(read((&raw const newer).cast()).unwrap_err().status, trefoil_status::AbiMismatch);
+        for size in [0, 7, 1 << 30] {
+            let failure = read(&options(size)).unwrap_err();
+            assert!(failure.message.contains("sizeof(trefoil_row_options), 24 here"), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn answers_for_older_and_newer_headers() {
+        let answer = |size| Ok(options(size));
+        let mut newer = Newer { known: options(32), added: 9 };
+        // SAFETY: a struct of the size that it tells.
+        unsafe { write((&raw mut newer).cast::<trefoil_row_options>(), "options", answer) }.unwrap();
+        assert_eq!((newer.known.size, newer.known.high_priority, newer.added), (32, 1, 0));
+        let mut older = trefoil_row_options { size: 16, deadline_ns: 0, high_priority: 7, reserved: 7 };
+        // SAFETY: the same.
+        unsafe { write(&raw mut older, "options", answer) }.unwrap();
+        assert_eq!((older.size, older.deadline_ns, older.high_priority, older.reserved), (16, 5, 7, 7));
+    }
+}
