@@ -9,7 +9,7 @@ use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
 use crate::plan::{Choices, Plan};
-use crate::ring::{Batch, BatcherBuilder, Close, Core, RingSpec, Stage};
+use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
@@ -47,6 +47,7 @@ pub struct EngineBuilder<'a> {
     priority: Priority,
     choices: Choices,
     acquire_limit: Duration,
+    waiting: Waiting,
     check: bool,
 }
 
@@ -65,6 +66,7 @@ impl Engine {
             priority: Priority::default(),
             choices: Choices::default(),
             acquire_limit: Duration::from_secs(10),
+            waiting: Waiting::default(),
             check: false,
         }
     }
@@ -151,6 +153,19 @@ impl Engine {
     /// [`Error::Fault`] if the device is out of use.
     pub fn credits(&self) -> Result<Credits, Error> {
         self.core.credits()
+    }
+
+    /// What state it is in: the fault, if there is one, the credits, what is quarantined, and whether it is closed. Never
+    /// fails, and never waits for the device.
+    ///
+    /// ```
+    /// # fn f(engine: trefoil::Engine) {
+    /// let health = engine.health();
+    /// assert!(health.is_ok(), "{health}");
+    /// # }
+    /// ```
+    pub fn health(&self) -> Health {
+        self.core.health()
     }
 
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
@@ -262,6 +277,12 @@ impl EngineBuilder<'_> {
         self
     }
 
+    /// How threads learn that the device is done. Default [`Waiting::Block`].
+    pub fn waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
     /// Builds: opens the device if none was given, plans, uploads weights, allocates everything and captures every
     /// graph. Nothing is allocated or loaded after it.
     ///
@@ -302,6 +323,7 @@ impl EngineBuilder<'_> {
             results,
             priority: self.priority,
             acquire_limit: self.acquire_limit,
+            waiting: self.waiting,
             output_kind: self.output,
             input,
             output,

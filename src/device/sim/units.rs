@@ -1,7 +1,7 @@
 //! What works on the device: two copy engines on one link, and a compute engine.
 
 use super::{Link, Picos, Unit, picos};
-use crate::error::Error;
+use crate::error::{Error, FaultClass};
 
 pub(super) const UNITS: [Unit; 3] = [Unit::CopyIn, Unit::Compute, Unit::CopyOut];
 
@@ -99,5 +99,6 @@ pub(super) fn injected(unit: Unit, nth: usize) -> Error {
         operation,
         status: "INJECTED".into(),
         code: nth.min(i32::MAX as usize) as i32,
+        class: FaultClass::Device,
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::device::cpu::Work;
 use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, Span};
 use crate::error::Credits;
-use crate::ring::RingSpec;
+use crate::ring::{RingSpec, Waiting};
 use crate::sync::{lock, wait};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape};
 
@@ -108,6 +108,7 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_millis(200),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC,
         output: SPEC,
