@@ -170,7 +170,7 @@ impl Engine {
 
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
     /// [`Engine::acquire`] and [`Batch::submit`] answer [`Error::Closed`]; tickets are dealt with as `how` says. A
-    /// second call waits again, and changes nothing else.
+    /// second call waits again; an abort overrules an earlier drain.
     ///
     /// ```
     /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {

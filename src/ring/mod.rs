@@ -187,7 +187,10 @@ impl Core {
     /// Takes no more work, and waits until the device has finished what is in flight, up to `limit`.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
-        lock(&self.state).closed.get_or_insert(how);
+        {
+            let closed = &mut lock(&self.state).closed;
+            *closed = if how == Close::Abort { Some(how) } else { closed.or(Some(how)) };
+        }
         drop(lock(&self.order)); // a submit that saw the ring open has enqueued by now, and is counted below
         self.changed.notify_all();
         loop {

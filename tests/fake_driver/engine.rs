@@ -11,7 +11,7 @@ use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 use crate::support;
 
 /// One step of every kind: both convolutions, sum, pools, classifier.
-fn small_model() -> Model {
+pub fn small_model() -> Model {
     let mut graph = GraphBuilder::new(Shape::new(12, 10, 3));
     let x = graph.conv2d("stem", graph.input(), 16, Window::square(3, 2, 1));
     let depthwise = Conv2d { groups: 16, ..Conv2d::named("depthwise", 16, Window::square(3, 1, 1)) };
@@ -35,7 +35,7 @@ fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
 }
 
 /// Device memory as the stand-in gives it; kernels leave it so.
-const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
+pub const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
 
 /// Builds an engine and runs four batches.
 fn one_batch(device: &Device) -> Result<(), Error> {

@@ -3,7 +3,9 @@
 #![cfg(feature = "cuda")]
 
 mod engine;
+mod faults;
 mod harness;
 mod open;
 #[path = "../support/mod.rs"]
 mod support;
+mod waiting;
