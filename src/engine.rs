@@ -186,6 +186,19 @@ impl Engine {
         self.core.close(how, limit)
     }
 
+    /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
+    /// ring around them, on this thread: the ten calls and one wait of each, `ahead` batches in flight (at most the
+    /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
+    /// the end of its wait. What the ring itself costs is measured against this: see `examples/waiting.rs`. Takes all
+    /// credits while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for another batch size or too many ahead; [`Error::Timeout`] if credits are held elsewhere past
+    /// the limit; [`Error::Fault`] if the device is out of use.
+    pub fn measure_calls(&self, batch: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
+        self.core.measure_calls(batch, batches, ahead)
+    }
+
     /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of
     /// `batch` rows, one of [`Engine::batch_sizes`]. The rows hold random numbers. Takes all credits while it runs.
     ///

@@ -31,9 +31,12 @@ mod batcher;
 mod completion;
 mod credits;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod hazard_tests;
 mod health;
 mod measure;
+mod measure_calls;
 mod output;
 mod prefetch;
 mod ticket;

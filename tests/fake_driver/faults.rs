@@ -36,11 +36,13 @@ fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
 
 /// Uses an engine in every way, from several threads; the errors that it gave, or what building it gave.
 fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
-    let builder = Engine::builder(&small_model()).on(device).batch_sizes(&[1, 4]).staging(2).results(6);
+    let model = small_model();
+    let builder = Engine::builder(&model).on(device).batch_sizes(&[1, 4]).staging(2).results(6);
     let engine = builder.waiting(waiting).acquire_limit(LONG).build().map_err(|error| vec![error])?;
     let batcher = engine.batcher().rows(6).in_flight(1).build().map_err(|error| vec![error])?;
     mark("built");
     let submit = |rows| engine.acquire().and_then(|batch| batch.submit(rows));
+    let pixels = vec![7; batcher.input().row_bytes];
     let errors: Vec<Error> = thread::scope(|scope| {
         let waits = scope.spawn(|| {
             let answers = (0..6).map(|round| submit(1 + round % 4)?.wait());
@@ -52,7 +54,6 @@ fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
             answers.filter_map(Result::err).collect()
         });
         let drops = scope.spawn(|| (0..4).filter_map(|_| submit(1).map(drop).err()).collect::<Vec<_>>());
-        let pixels = vec![7; batcher.input().row_bytes];
         let rows = scope.spawn(|| {
             let tickets: Vec<_> = (0..8).map(|_| batcher.submit(&pixels)).collect();
             let answer = |ticket: trefoil::RowTicket| match ticket.wait_for(LONG) {
@@ -72,17 +73,20 @@ fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
             closed => errors.extend(closed.err()),
         }
     }
+    let end = Instant::now() + LONG;
+    while engine.health().credits.unread > 0 {
+        assert!(Instant::now() < end, "an output is never dropped: {}", engine.health());
+        thread::yield_now(); // the batcher's thread drops its own view of the last rows
+    }
     let health = engine.health();
     let credits = health.credits;
-    assert_eq!((credits.filling, credits.unread), (0, 0), "{health}");
+    assert_eq!(credits.filling, 0, "{health}");
     assert!(health.closed.is_some() && credits.in_flight + credits.quarantined <= credits.results, "{health}");
     match &health.fault {
         None => assert_eq!((credits.in_flight, health.quarantined), (0, 0), "{health}"),
         Some(_) => {
-            assert!(engine.try_acquire().is_err() && batcher.submit(&[7; 360]).is_err(), "handed out after a fault");
-            let in_flight = || engine.health().credits.in_flight;
-            let end = Instant::now() + LONG;
-            while in_flight() > 0 {
+            assert!(engine.try_acquire().is_err() && batcher.submit(&pixels).is_err(), "handed out after a fault");
+            while engine.health().credits.in_flight > 0 {
                 assert!(Instant::now() < end, "dropped tickets are never settled: {}", engine.health());
                 thread::yield_now();
             }
@@ -141,7 +145,15 @@ fn every_failing_call_answers_everybody() {
         let (call, events) = (call.to_string(), ["instant", "own"][usize::from(number % 4 > 1)]);
         let fails = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky)];
         let report = scenario.run(&[&[("WAITING", waiting), ("FAKE_CUDA_EVENTS", events)], &fails[..]].concat());
-        report.assert_sound();
+        let faulted = report.stdout.contains("faulted");
+        // What is enqueued when one call fails may still run when the context ends; its memory is left to it.
+        let may_be = |what: &&String| faulted && what.starts_with("the context ends with");
+        let violations: Vec<&String> = report.violations.iter().filter(|what| !may_be(what)).collect();
+        assert!(
+            report.status.success() && violations.is_empty(),
+            "call {call}: {}, {violations:?}\n{report}",
+            report.status
+        );
         let injected = report.log.iter().filter(|line| line.ends_with("injected"));
         let failed: BTreeSet<&str> = injected.filter_map(|line| line.split(' ').next()).collect();
         for line in report.stdout.lines().filter(|line| line.starts_with("error") || line.starts_with("faulted")) {
@@ -149,7 +161,6 @@ fn every_failing_call_answers_everybody() {
                 failed.iter().any(|name| line.contains(&format!("{name} failed with CUDA_ERROR_LAUNCH_FAILED")));
             assert!(named, "call {call}: not one of {failed:?}: {line}\n{report}");
         }
-        let faulted = report.stdout.contains("faulted");
         assert!(faulted || report.leaks.is_empty(), "call {call}: {:?}\n{report}", report.leaks);
     });
 }
@@ -175,7 +186,9 @@ fn what_fails_to_build_leaves_nothing() {
             Err(error) => println!("{error}"),
         }
         mark("again");
-        if device.fault().is_none() {
+        if device.fault().is_some() {
+            println!("faulted");
+        } else {
             let (engine, batcher) = build().unwrap();
             drop(engine.acquire().unwrap().submit(1).unwrap().wait().unwrap());
             drop((engine, batcher));
@@ -192,9 +205,7 @@ fn what_fails_to_build_leaves_nothing() {
         let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_CODE", "2")]);
         report.assert_sound();
         // Uploading the weights is enqueued work: its failure is a fault, after which memory is left to the device.
-        let uploads = ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize"];
-        let faults =
-            report.log.iter().any(|l| l.ends_with("injected") && uploads.iter().any(|name| l.starts_with(name)));
+        let faults = report.stdout.contains("faulted");
         assert!(faults || report.leaks.is_empty(), "call {call}: {:?}\n{report}", report.leaks);
     });
 }

@@ -19,7 +19,8 @@ fn chosen() -> Waiting {
 
 fn build(waiting: Waiting) -> (Device, Engine) {
     let device = Device::open(Target::Cuda(0)).unwrap();
-    let builder = Engine::builder(&small_model()).on(&device).batch_sizes(&[1, 4]).staging(2).results(3);
+    let model = small_model();
+    let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).staging(2).results(3);
     let engine = builder.waiting(waiting).build().unwrap();
     (device, engine)
 }
@@ -58,7 +59,7 @@ fn a_batch_takes_at_most_twelve_calls_whichever_way() {
 #[test]
 fn a_driver_with_threads_of_its_own_wakes_everybody() {
     let scenario = Scenario::new("waiting::a_driver_with_threads_of_its_own_wakes_everybody", || {
-        let (_device, engine) = build(chosen());
+        let (device, engine) = build(chosen());
         let start = Instant::now();
         thread::scope(|scope| {
             for producer in 0..4 {
@@ -83,7 +84,7 @@ fn a_driver_with_threads_of_its_own_wakes_everybody() {
         });
         println!("{:?} after {:?}", engine.health(), start.elapsed());
         engine.close(trefoil::Close::Drain, Duration::from_secs(10)).unwrap();
-        drop(engine);
+        drop((engine, device));
         crate::harness::wait_for_release();
     });
     for waiting in ALL {
@@ -96,9 +97,10 @@ fn a_driver_with_threads_of_its_own_wakes_everybody() {
 fn a_fault_wakes_sleepers() {
     let scenario = Scenario::new("waiting::a_fault_wakes_sleepers", || {
         let device = Device::open(Target::Cuda(0)).unwrap();
-        let builder = Engine::builder(&small_model()).on(&device).batch_sizes(&[1, 4]).slots(1).staging(2);
+        let model = small_model();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).slots(1).staging(2);
         let engine = builder.waiting(chosen()).build().unwrap();
-        let tickets = [engine.acquire().unwrap().submit(1).unwrap(), engine.acquire().unwrap().submit(2).unwrap()];
+        let tickets = [1, 2, 3].map(|rows| engine.acquire().unwrap().submit(rows).unwrap());
         thread::scope(|scope| {
             let blocked = scope.spawn(|| engine.acquire().map(drop));
             let waiting = tickets.map(|ticket| scope.spawn(move || ticket.wait().map(drop)));
