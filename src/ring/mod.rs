@@ -33,6 +33,8 @@ mod hazard_tests;
 mod measure;
 mod output;
 mod prefetch;
+#[cfg(test)]
+mod semantics_tests;
 mod ticket;
 
 use std::sync::{Arc, Condvar, Mutex};

@@ -283,4 +283,6 @@ fn unit(stage: Stage) -> Unit {
 }
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod tests;

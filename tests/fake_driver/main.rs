@@ -4,6 +4,8 @@
 
 mod engine;
 mod harness;
+mod nvtx;
 mod open;
 #[path = "../support/mod.rs"]
 mod support;
+mod trace;

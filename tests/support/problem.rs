@@ -85,6 +85,7 @@ impl Case {
             .input(self.input)
             .output(self.output)
             .choices(choices)
+            .check(true)
             .build()
     }
 

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
 use crate::bench::args::BenchArgs;
+use crate::trace::TraceArgs;
 
 /// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
 ///
@@ -40,6 +41,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Predicts throughput and latency for a link and a model of given speeds; needs neither
     Simulate(SimulateArgs),
+    /// Records a run: when each stage of each batch was under way, and how much of it overlapped
+    Trace(TraceArgs),
 }
 
 /// Which model, and where it runs.
