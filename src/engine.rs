@@ -196,6 +196,28 @@ impl Engine {
     pub fn measure(&self, stage: Stage, batch: usize, repetitions: usize) -> Result<Vec<f64>, Error> {
         self.core.measure(stage, batch, repetitions)
     }
+
+    /// Times one stage of the ring back to back on its stream, with the other two stages loaded as in a run: copies
+    /// with the other direction and compute running beside them, compute with copies beside it, one batch of each for
+    /// each batch timed. Mean seconds of a batch over `repetitions`. Takes all credits while it runs, and device memory
+    /// for one more input and output.
+    ///
+    /// ```no_run
+    /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
+    /// use trefoil::Stage;
+    /// let slowest = [Stage::CopyIn, Stage::Compute, Stage::CopyOut]
+    ///     .map(|stage| engine.measure_loaded(stage, engine.capacity(), 200).unwrap_or(f64::NAN))
+    ///     .into_iter()
+    ///     .fold(0.0, f64::max);
+    /// println!("a ring does {:.0} images/s at best", engine.capacity() as f64 / slowest);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Engine::measure`], [`Error::Option`] for no repetition, and [`Error::OutOfMemory`].
+    pub fn measure_loaded(&self, stage: Stage, batch: usize, repetitions: usize) -> Result<f64, Error> {
+        self.core.measure_loaded(stage, batch, repetitions)
+    }
 }
 
 impl EngineBuilder<'_> {
