@@ -46,6 +46,12 @@ impl Completion {
         Ok(this)
     }
 
+    /// Starts no thread: whoever drives the ring calls [`Core::serve_by_hand`].
+    #[cfg(test)]
+    pub(super) fn by_hand() -> Self {
+        Self { results: Shared::new(Vec::new()), uploads: Shared::new(None) }
+    }
+
     /// Has `trefoil-done-N` settle `result` when the device is done with it.
     pub fn watch(&self, core: Arc<Core>, result: usize) {
         lock(&self.results.state).work.push((core, result));
@@ -124,6 +130,19 @@ fn serve_uploads(shared: &Shared<Option<Arc<Core>>>) {
 }
 
 impl Core {
+    /// What `trefoil-done-N` does with what it finds, once, and without waiting.
+    #[cfg(test)]
+    pub(super) fn serve_by_hand(&self) {
+        let mut watched = std::mem::take(&mut lock(&self.completion.results.state).work);
+        let oldest = || lock(&self.state).oldest_in_flight();
+        while let Some((result, number)) = oldest().filter(|_| !watched.is_empty()) {
+            let Ok(true) = self.results[result].done.is_done() else { break };
+            self.done_through(&mut lock(&self.state), number);
+        }
+        watched.retain(|(core, result)| !core.look(*result));
+        lock(&self.completion.results.state).work.append(&mut watched);
+    }
+
     /// Waits for the oldest submission that is not known to be done. Submissions finish in order, so whichever is
     /// watched next, also one that is not watched yet, none is ready before that.
     fn await_oldest(&self) {

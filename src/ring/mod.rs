@@ -40,6 +40,8 @@ mod measure_calls;
 mod output;
 mod prefetch;
 #[cfg(test)]
+mod schedules;
+#[cfg(test)]
 mod semantics_tests;
 mod ticket;
 mod waiting;
@@ -135,6 +137,16 @@ struct Order {
 impl Core {
     /// Allocates streams, events and page-locked memory for `program`.
     pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
+        let completion = Completion::start(spec.results, spec.waiting)?;
+        Self::build_with(device, program, spec, completion)
+    }
+
+    fn build_with(
+        device: &Device,
+        program: Arc<dyn Program>,
+        spec: RingSpec,
+        completion: Completion,
+    ) -> Result<Arc<Self>, Error> {
         let rows = *program.batch_sizes().last().expect("a program has a batch size");
         let stream = |what| Stream::new(device, spec.priority, what);
         let staging = (0..spec.staging)
@@ -160,7 +172,7 @@ impl Core {
             state: Mutex::new(State::new(spec.staging, spec.results)),
             changed: Condvar::new(),
             order: Mutex::new(order),
-            completion: Completion::start(spec.results, spec.waiting)?,
+            completion,
             program,
             spec,
             staging,

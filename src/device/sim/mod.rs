@@ -123,6 +123,12 @@ impl Sim {
         while timeline.step() {}
     }
 
+    /// Operations that have finished, of each unit: 21 bits each.
+    #[cfg(test)]
+    pub fn finished(&self) -> u64 {
+        lock(&self.timeline).finished()
+    }
+
     /// How long a unit has worked, finished operations only.
     pub fn busy(&self, unit: Unit) -> Picos {
         lock(&self.timeline).busy(unit)

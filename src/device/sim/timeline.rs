@@ -69,6 +69,11 @@ impl Timeline {
         self.link
     }
 
+    #[cfg(test)]
+    pub fn finished(&self) -> u64 {
+        self.units.iter().fold(0, |all, unit| all << 21 | unit.finished)
+    }
+
     pub fn busy(&self, unit: Unit) -> Picos {
         self.units[unit as usize].busy
     }
@@ -183,7 +188,9 @@ impl Timeline {
 
     /// Ends an operation.
     fn finish(&mut self, active: &Active) {
-        self.units[active.work.unit as usize].busy += self.now - active.started;
+        let unit = &mut self.units[active.work.unit as usize];
+        unit.busy += self.now - active.started;
+        unit.finished += 1;
         if let Some(nth) = active.work.fails {
             self.broken = Some(injected(active.work.unit, nth));
             return;

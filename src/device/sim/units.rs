@@ -30,6 +30,8 @@ pub(super) struct UnitState {
     pub busy: Picos,
     /// Operations enqueued so far.
     pub calls: usize,
+    /// Operations finished so far.
+    pub finished: u64,
 }
 
 /// What a unit is doing.
