@@ -274,11 +274,11 @@ mod tests {
         assert!(state.is_current(lent));
         assert!(state.abandon(lent.result).0);
         assert_eq!(state.oldest_in_flight(), Some((lent.result, 0)));
-        assert!(matches!(state.look(lent.result, |known| Ok(known)), Seen::InFlight));
+        assert!(matches!(state.look(lent.result, Ok), Seen::InFlight));
         assert!(state.is_current(lent));
         state.done = 1;
         assert_eq!(state.oldest_in_flight(), None);
-        assert!(matches!(state.look(lent.result, |known| Ok(known)), Seen::Settled(None)));
+        assert!(matches!(state.look(lent.result, Ok), Seen::Settled(None)));
         assert!(!state.is_current(lent));
     }
 }
