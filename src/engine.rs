@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::device::trace::{self, Recorder};
 use crate::device::{DEVICE_MEMORY, Device, Priority, Target};
 use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
@@ -11,6 +12,7 @@ use crate::model::Model;
 use crate::plan::{Choices, Plan};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
+use crate::trace::Trace;
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
 ///
@@ -31,6 +33,7 @@ pub struct Engine {
     core: Arc<Core>,
     device: Device,
     plans: Vec<Plan>,
+    recorder: Option<Arc<Recorder>>,
 }
 
 /// How an [`Engine`] is to be built.
@@ -48,8 +51,13 @@ pub struct EngineBuilder<'a> {
     choices: Choices,
     acquire_limit: Duration,
     waiting: Waiting,
+    /// Batches that a recorder remembers, if there is to be one.
+    trace: Option<usize>,
     check: bool,
 }
+
+/// Batches that a recorder remembers unless told otherwise.
+const TRACED_BATCHES: usize = 4096;
 
 impl Engine {
     /// Starts a builder for `model`.
@@ -67,6 +75,7 @@ impl Engine {
             choices: Choices::default(),
             acquire_limit: Duration::from_secs(10),
             waiting: Waiting::default(),
+            trace: None,
             check: false,
         }
     }
@@ -168,6 +177,14 @@ impl Engine {
         self.core.health()
     }
 
+    /// What has finished so far of the batches that it remembers, if it was built with [`EngineBuilder::trace`].
+    ///
+    /// Never waits for the device, and batches go on meanwhile; it allocates and asks the device for the times, so it
+    /// is for now and then.
+    pub fn trace(&self) -> Option<Trace> {
+        self.recorder.as_ref().map(|recorder| recorder.trace())
+    }
+
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
     /// [`Engine::acquire`] and [`Batch::submit`] answer [`Error::Closed`]; tickets are dealt with as `how` says. A
     /// second call waits again; an abort overrules an earlier drain.
@@ -206,6 +223,28 @@ impl Engine {
     /// [`Error::Option`] for another batch size; [`Error::Timeout`] if credits are held elsewhere past the limit.
     pub fn measure(&self, stage: Stage, batch: usize, repetitions: usize) -> Result<Vec<f64>, Error> {
         self.core.measure(stage, batch, repetitions)
+    }
+
+    /// Times one stage of the ring back to back on its stream, with the other two stages loaded as in a run: copies
+    /// with the other direction and compute running beside them, compute with copies beside it, one batch of each for
+    /// each batch timed. Mean seconds of a batch over `repetitions`. Takes all credits while it runs, and device memory
+    /// for one more input and output.
+    ///
+    /// ```no_run
+    /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
+    /// use trefoil::Stage;
+    /// let slowest = [Stage::CopyIn, Stage::Compute, Stage::CopyOut]
+    ///     .map(|stage| engine.measure_loaded(stage, engine.capacity(), 200).unwrap_or(f64::NAN))
+    ///     .into_iter()
+    ///     .fold(0.0, f64::max);
+    /// println!("a ring does {:.0} images/s at best", engine.capacity() as f64 / slowest);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Engine::measure`], [`Error::Option`] for no repetition, and [`Error::OutOfMemory`].
+    pub fn measure_loaded(&self, stage: Stage, batch: usize, repetitions: usize) -> Result<f64, Error> {
+        self.core.measure_loaded(stage, batch, repetitions)
     }
 }
 
@@ -296,6 +335,32 @@ impl EngineBuilder<'_> {
         self
     }
 
+    /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
+    ///
+    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
+    /// events to the operations of a batch, all made here; an engine that does not record has none of it.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&cpu).trace(true).build()?;
+    /// drop(engine.acquire()?.submit(1)?.wait()?);
+    /// println!("{}", engine.trace().unwrap().report());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn trace(mut self, on: bool) -> Self {
+        self.trace = on.then_some(self.trace.unwrap_or(TRACED_BATCHES));
+        self
+    }
+
+    /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
+    /// ones are forgotten and counted. A batch takes six events of the device.
+    pub fn trace_batches(mut self, batches: usize) -> Self {
+        self.trace = Some(batches);
+        self
+    }
+
     /// Builds: opens the device if none was given, plans, uploads weights, allocates everything and captures every
     /// graph. Nothing is allocated or loaded after it.
     ///
@@ -312,6 +377,9 @@ impl EngineBuilder<'_> {
         let results = self.results.unwrap_or(staging.saturating_mul(4));
         within("staging", staging, 1 << 16)?;
         within("results", results, 1 << 16)?;
+        if let Some(batches) = self.trace {
+            within("trace_batches", batches, 1 << 20)?;
+        }
         let device = match &self.device {
             Some(device) => device.clone(),
             None => Device::open(Target::Auto)?,
@@ -341,8 +409,10 @@ impl EngineBuilder<'_> {
             input,
             output,
         };
-        let core = Core::build(&device, program, ring).map_err(advise)?;
-        Ok(Engine { core, device, plans })
+        let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
+        let (on, recorder) = recorded.unzip();
+        let core = Core::build(on.as_ref().unwrap_or(&device), program, ring).map_err(advise)?;
+        Ok(Engine { core, device, plans, recorder })
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {

@@ -19,6 +19,8 @@
 //! [`Ticket::wait`] blocks on that submission alone and gives an [`Output`], read in place; dropping it frees its
 //! memory for a later batch. Any number of threads may do so at once.
 //!
+//! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
+//!
 //! # Environment variables
 //!
 //! | variable | read by | meaning |
@@ -27,6 +29,7 @@
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
+//! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: its library, which is told names |
 //! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |
 //! | `NO_COLOR` | the program | no colours |
 
@@ -42,8 +45,9 @@ mod ring;
 mod simulate;
 mod sync;
 mod tensor;
+mod trace;
 
-pub use device::{Device, DeviceInfo, Target};
+pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error, FaultClass};
 pub use ring::{
@@ -52,3 +56,4 @@ pub use ring::{
 };
 pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+pub use trace::{Trace, TraceGaps, TraceInterval, TraceLatency, TraceReport, TraceStage, TraceStageReport};

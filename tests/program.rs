@@ -209,7 +209,7 @@ fn a_missing_model_says_where_it_was_looked_for() {
 
 #[test]
 fn wrong_command_lines_are_usage_errors_that_name_the_option() {
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 23] = [
         (&["classify", "x.jpg", "--batch", "0"], "--batch"),
         (&["classify", "x.jpg", "--slots", "0"], "--slots"),
         (&["classify", "x.jpg", "--threads", "0"], "--threads"),
@@ -229,6 +229,9 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
         (&["simulate", "--compute", "8=1", "--results", "4"], "--results"),
         (&["simulate", "--compute", "8=1", "--h2d", "0"], "--h2d"),
         (&["simulate", "--compute", "8=1", "--arrival", "poisson"], "--rate"),
+        (&["trace", "--batches", "0"], "--batches"),
+        (&["trace", "--batches", "5", "--seconds", "1"], "--seconds"),
+        (&["trace", "--slots", "0"], "--slots"),
         (&["fly"], "fly"),
     ];
     for (args, named) in cases {
@@ -240,7 +243,7 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for command in ["", "classify", "inspect", "bench", "simulate"] {
+    for command in ["", "classify", "inspect", "bench", "simulate", "trace"] {
         let output = run(&[command, "--help"][usize::from(command.is_empty())..]);
         expect_code(&output, 0);
         assert!(stdout(&output).contains("Example:"), "{}", stdout(&output));
@@ -333,6 +336,36 @@ fn simulate_predicts_and_says_what_bounds_it() {
         assert!(stdout(&table).contains(part), "no `{part}` in:\n{}", stdout(&table));
     }
     assert_eq!(stderr(&table), "");
+}
+
+#[test]
+fn trace_writes_a_timeline_and_reports_the_overlap() {
+    let folder = Folder::new("trace");
+    let file = folder.0.join("timeline.json");
+    let trace = ["trace", "--model", "weights/convnet28", "--device", "cpu", "--batch", "4", "--producers", "2"];
+    let out = ["--out", file.to_str().unwrap()];
+    let text = run(&[&trace[..], &out, &["--batches", "25"]].concat());
+    expect_code(&text, 0);
+    for part in ["cpu: 25 batches, 100 images", "copy-in", "middle", "copy time under compute", "perfetto"] {
+        assert!(stdout(&text).contains(part), "no `{part}` in:\n{}", stdout(&text));
+    }
+    assert_eq!(stderr(&text), "");
+    let timeline: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let computed = events.iter().filter(|event| event["cat"] == "compute" && event["pid"] == 1);
+    assert_eq!(computed.count(), 25);
+    assert!(events.iter().any(|event| event["args"]["name"] == "trefoil-producer-1"));
+
+    let json = run(&[&trace[..], &out, &["--seconds", "0.1", "--json"]].concat());
+    expect_code(&json, 0);
+    let report = &json_lines(&json)[0];
+    assert!(report["batches"].as_u64().is_some_and(|batches| batches > 0), "{report}");
+    assert!(report["copy_under_compute_middle"].is_number() && report["latency"]["p99"].is_number(), "{report}");
+    assert_eq!(report["stages"][3]["stage"], "compute");
+
+    let nowhere = run(&[&trace[..], &["--batches", "2", "--out", "/nonexistent/trace.json"]].concat());
+    expect_code(&nowhere, 1);
+    assert!(stderr(&nowhere).contains("/nonexistent/trace.json"), "{}", stderr(&nowhere));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 #
 #   -o FOLDER    where the report goes (default: a new folder under /tmp, printed at the end)
 #   -d FOLDER    holds libdw1_*.deb and libelf1_*.deb, for an nsys whose importer misses them
-#   -t TRACE     graph (default): a CUDA graph is one span; node: every kernel, for times by layer
+#   -t TRACE     graph (default): a CUDA graph is one span; node: every kernel, and a table of times by layer
 #   -a PERCENT   exit code 1 if less of the copy time lies under compute, or the steady state is not clean
 #
 # NSYS_HOME: the folder that holds target-linux-x64/nsys. Default: the nsys on PATH, else the newest under
@@ -78,4 +78,10 @@ with_libraries "$libraries" "$nsys" export -t sqlite -f true -o "$report".sqlite
     >"$out/export.log" 2>&1 || { tail -5 "$out/export.log" >&2; fail "the export failed"; }
 
 echo "report: $report.nsys-rep"
-python3 "$here/overlap.py" "$report".sqlite --json "$out/overlap.json" ${at_least:+--at-least "$at_least"}
+overlap=0
+python3 "$here/overlap.py" "$report".sqlite --json "$out/overlap.json" ${at_least:+--at-least "$at_least"} || overlap=$?
+if [ "$trace" = node ]; then
+    echo
+    python3 "$here/layers.py" "$report".sqlite --json "$out/layers.json" || [ $overlap -ne 0 ] || overlap=1
+fi
+exit $overlap

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Device, Priority, Program, Run, Signal, Span};
@@ -47,6 +48,7 @@ impl Stream {
     }
 
     /// The backend's handle.
+    #[cfg(any(feature = "cuda", test))]
     pub fn raw(&self) -> u64 {
         self.raw
     }
@@ -169,7 +171,9 @@ impl HostBuffer {
     /// Allocates and zeroes `bytes` (at least one row of alignment).
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
-        Ok(Self { ptr: device.backend().host_alloc(bytes)?, bytes, device: device.clone() })
+        let ptr = device.backend().host_alloc(bytes)?;
+        device.0.held.page_locked.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Self { ptr, bytes, device: device.clone() })
     }
 
     /// Where it is.
@@ -218,7 +222,9 @@ impl DeviceBuffer {
     /// Allocates `bytes` (at least one row of alignment), contents undefined.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
-        Ok(Self { addr: device.backend().device_alloc(bytes)?, bytes, device: device.clone() })
+        let addr = device.backend().device_alloc(bytes)?;
+        device.0.held.device.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Self { addr, bytes, device: device.clone() })
     }
 
     /// Address on the device.
@@ -271,6 +277,7 @@ impl Drop for HostBuffer {
             log::warn!("{} bytes of page-locked memory left to the faulted device", self.bytes);
             return;
         }
+        self.device.0.held.page_locked.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
         report(&self.device, "a page-locked buffer", unsafe { self.device.backend().host_free(self.ptr, self.bytes) });
     }
@@ -282,6 +289,7 @@ impl Drop for DeviceBuffer {
             log::warn!("{} bytes of device memory left to the faulted device", self.bytes);
             return;
         }
+        self.device.0.held.device.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
         report(&self.device, "a device buffer", unsafe { self.device.backend().device_free(self.addr, self.bytes) });
     }

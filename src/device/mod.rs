@@ -13,10 +13,12 @@ mod note;
 mod signal;
 pub(crate) mod sim;
 mod target;
+pub(crate) mod trace;
 
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::Error;
@@ -45,6 +47,7 @@ struct Inner {
     /// The first failed call after which the device's state is unknown. Written once, read by everybody; shared by a
     /// device and the same device wrapped.
     fault: Arc<OnceLock<Latched>>,
+    held: Arc<Held>,
 }
 
 /// A fault, once latched.
@@ -70,6 +73,22 @@ pub(crate) fn during<T>(batch: u64, f: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(BATCH.replace(Some(batch)));
     f()
+}
+
+/// Bytes that live buffers hold; counted for [`Device::memory_use`] alone.
+#[derive(Default)]
+struct Held {
+    device: AtomicU64,
+    page_locked: AtomicU64,
+}
+
+/// Memory that trefoil holds on a device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Device memory: weights, activations, slots. Code and graphs, which the driver keeps, are not in it.
+    pub device_bytes: u64,
+    /// Page-locked host memory: staging, results, rows of batchers.
+    pub page_locked_bytes: u64,
 }
 
 /// The devices there are; `exec` makes a program for each.
@@ -260,14 +279,15 @@ impl Device {
             Kind::Cuda(cuda) => cuda.clone(),
             Kind::Sim(sim) => sim.clone(),
         };
-        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default() }))
+        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default(), held: Arc::default() }))
     }
 
     /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
     pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
-        let Inner { kind, backend, info, fault } = &*self.0;
+        let Inner { kind, backend, info, fault, held } = &*self.0;
         let (kind, backend) = (kind.clone(), wrap(backend.clone()));
-        Self(Arc::new(Inner { kind, backend, info: info.clone(), fault: fault.clone() }))
+        let (info, fault, held) = (info.clone(), fault.clone(), held.clone());
+        Self(Arc::new(Inner { kind, backend, info, fault, held }))
     }
 
     /// The same device behind the hazard checker.
@@ -278,6 +298,19 @@ impl Device {
     /// What the device says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// Memory that the engines and batchers on this device hold now, those of all its handles together.
+    ///
+    /// ```
+    /// use trefoil::{Device, Target};
+    /// assert_eq!(Device::open(Target::Cpu)?.memory_use().page_locked_bytes, 0);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn memory_use(&self) -> MemoryUse {
+        let Held { device, page_locked } = &*self.0.held;
+        let now = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        MemoryUse { device_bytes: now(device), page_locked_bytes: now(page_locked) }
     }
 
     /// The error that put the device out of use, if one did.

@@ -146,6 +146,11 @@ impl State {
         self.uploads.front().map(|upload| upload.0)
     }
 
+    /// The oldest upload, if producers sleep that the free buffers are not enough for.
+    pub fn upload_needed(&self) -> Option<usize> {
+        self.oldest_upload().filter(|_| self.waiting > self.free_staging.len().min(self.free_results.len()))
+    }
+
     /// The submission that the oldest upload belongs to.
     pub fn oldest_upload_number(&self) -> Option<u64> {
         self.uploads.front().map(|upload| upload.1)

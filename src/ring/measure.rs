@@ -1,9 +1,10 @@
-//! The stages of a ring, each alone: back to back on its stream, with no host wait and nothing else running.
+//! The stages of a ring, each back to back on its stream with no host wait: with nothing else running, or with the
+//! other stages running beside it as they do in a run.
 
 use std::sync::Arc;
 
 use super::{Batch, Core};
-use crate::device::{Access, Event, Note, Run, Stream};
+use crate::device::{Access, DeviceBuffer, Event, Note, Run, Span, Stream};
 use crate::error::Error;
 use crate::tensor::Dtype;
 
@@ -22,6 +23,64 @@ impl Core {
     /// Times `repetitions` runs of one stage at a batch size that the ring was built for, in seconds each. Takes all
     /// credits first, so that nothing else runs.
     pub fn measure(self: &Arc<Self>, stage: Stage, rows: usize, repetitions: usize) -> Result<Vec<f64>, Error> {
+        let prepared = self.prepare(rows)?;
+        let (size, buffers) = (prepared.size, prepared.buffers);
+        let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
+        let stream = self.stream_of(stage);
+        for warm_up in 0..self.slots() {
+            self.run_stage(stage, buffers, warm_up, size, stream)?;
+        }
+        marks[0].record(stream)?;
+        for (index, mark) in marks[1..].iter().enumerate() {
+            self.run_stage(stage, buffers, index % self.slots(), size, stream)?;
+            mark.record(stream)?;
+        }
+        marks[repetitions].wait()?;
+        self.device.note(Note::Begin(prepared.staging, Access::Write));
+        marks.windows(2).map(|pair| Ok(f64::from(pair[1].ms_since(&pair[0])?) * 1e-3)).collect()
+    }
+
+    /// Seconds a batch of one stage back to back, the mean over `repetitions`, with the other two stages loaded as in
+    /// a run: each does one batch for each of this stage, started together, or lags behind without a gap. Copies go
+    /// to and from device memory of their own, so nothing that runs beside another conflicts with it.
+    pub fn measure_loaded(self: &Arc<Self>, stage: Stage, rows: usize, repetitions: usize) -> Result<f64, Error> {
+        if repetitions == 0 {
+            return Err(Error::option("repetitions", repetitions, "at least 1"));
+        }
+        let prepared = self.prepare(rows)?;
+        let input = DeviceBuffer::new(&self.device, self.capacity() * self.spec.input.row_pitch)?;
+        let output = DeviceBuffer::new(&self.device, self.capacity() * self.spec.output.row_pitch)?;
+        let staging = &self.staging[prepared.buffers.0].buffer;
+        // SAFETY: the buffer was just made, and `prepared` holds the staging; both outlive the wait for this stream
+        // below. The output is given contents that are not zeros.
+        unsafe { self.copy_out.copy_in(&output, staging, input.len().min(output.len()))? };
+        let result = prepared.drained(self, || {
+            let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
+            let pace = Event::new(&self.device)?;
+            let others = STAGES.into_iter().filter(|other| *other != stage);
+            let run = |which, index| self.run_apart(which, &prepared, index, [&input, &output]);
+            let stream = self.stream_of(stage);
+            for index in 0..self.slots() + repetitions {
+                if index == self.slots() {
+                    start.record(stream)?;
+                }
+                pace.record(stream)?;
+                for other in others.clone() {
+                    self.stream_of(other).wait(&pace)?;
+                    run(other, index)?;
+                }
+                run(stage, index)?;
+            }
+            end.record(stream)?;
+            end.wait()?;
+            Ok(f64::from(end.ms_since(&start)?) * 1e-3 / repetitions as f64)
+        });
+        self.device.note(Note::Begin(prepared.staging, Access::Write));
+        result
+    }
+
+    /// Takes all credits, and puts random rows into a staging buffer and every slot's input.
+    fn prepare(self: &Arc<Self>, rows: usize) -> Result<Prepared, Error> {
         let Ok(size) = self.batch_sizes().binary_search(&rows) else {
             let sizes = self.batch_sizes();
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
@@ -34,29 +93,21 @@ impl Core {
         let buffers = held[0].buffers();
         let staging = self.staging[buffers.0].buffer.span();
         self.device.note(Note::End(staging));
-        let uploaded = Event::new(&self.device)?;
-        let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
         for slot in 0..self.slots() {
             self.run_stage(Stage::CopyIn, buffers, slot, self.batch_sizes().len() - 1, &self.copy_in)?;
         }
+        let uploaded = Event::new(&self.device)?;
         uploaded.record(&self.copy_in)?;
         uploaded.wait()?;
-        let stream = match stage {
+        Ok(Prepared { _held: held, size, buffers, staging })
+    }
+
+    fn stream_of(&self, stage: Stage) -> &Stream {
+        match stage {
             Stage::CopyIn => &self.copy_in,
             Stage::Compute => &self.compute,
             Stage::CopyOut => &self.copy_out,
-        };
-        for warm_up in 0..self.slots() {
-            self.run_stage(stage, buffers, warm_up, size, stream)?;
         }
-        marks[0].record(stream)?;
-        for (index, mark) in marks[1..].iter().enumerate() {
-            self.run_stage(stage, buffers, index % self.slots(), size, stream)?;
-            mark.record(stream)?;
-        }
-        marks[repetitions].wait()?;
-        self.device.note(Note::Begin(staging, Access::Write));
-        marks.windows(2).map(|pair| Ok(f64::from(pair[1].ms_since(&pair[0])?) * 1e-3)).collect()
     }
 
     /// All batches at once: afterwards nothing is in flight and nobody else can submit.
@@ -94,6 +145,58 @@ impl Core {
                 stream.copy_out(&self.results[result].buffer, self.program.output(slot), bytes)
             },
         }
+    }
+
+    /// Enqueues a stage on its stream; copies use device memory of their own in place of the slots'.
+    fn run_apart(
+        &self,
+        stage: Stage,
+        prepared: &Prepared,
+        index: usize,
+        [input, output]: [&DeviceBuffer; 2],
+    ) -> Result<(), Error> {
+        let (staging, result) = prepared.buffers;
+        let rows = self.batch_sizes()[prepared.size];
+        match stage {
+            // SAFETY: as in `run_stage`; the device memory is the caller's, who waits for all streams before it frees
+            // it, and each of the two is accessed by one stream alone.
+            Stage::CopyIn => unsafe {
+                self.copy_in.copy_in(input, &self.staging[staging].buffer, rows * self.spec.input.row_pitch)
+            },
+            // SAFETY: as above.
+            Stage::CopyOut => unsafe {
+                self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.spec.output.row_pitch)
+            },
+            Stage::Compute => {
+                let slot = index % self.slots();
+                self.compute.launch(&self.program, Run { slot, size: prepared.size, rows })
+            }
+        }
+    }
+}
+
+const STAGES: [Stage; 3] = [Stage::CopyIn, Stage::Compute, Stage::CopyOut];
+
+/// All credits, and what a measurement runs on.
+struct Prepared {
+    _held: Vec<Batch>,
+    /// Index of the batch size.
+    size: usize,
+    /// The staging and the result buffer of one held batch.
+    buffers: (usize, usize),
+    staging: Span,
+}
+
+impl Prepared {
+    /// Runs `work`, then waits until all three streams are idle: what they access may be freed after it.
+    fn drained<T>(&self, core: &Core, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let done = work();
+        for stage in STAGES {
+            let idle = Event::new(&core.device)?;
+            idle.record(core.stream_of(stage))?;
+            idle.wait()?;
+        }
+        done
     }
 }
 

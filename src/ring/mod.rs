@@ -39,6 +39,8 @@ mod measure;
 mod measure_calls;
 mod output;
 mod prefetch;
+#[cfg(test)]
+mod semantics_tests;
 mod ticket;
 mod waiting;
 

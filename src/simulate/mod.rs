@@ -284,4 +284,6 @@ fn unit(stage: Stage) -> Unit {
 }
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod tests;

@@ -30,7 +30,7 @@ pub fn small_model() -> Model {
     Model::new(graph, weights.unwrap(), Preprocessing::new(Shape::new(12, 10, 3)), Vec::new()).unwrap()
 }
 
-fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
+pub fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
     Engine::builder(model).on(device).batch_sizes(&[1, 4]).slots(3).staging(2).results(3).check(true).build()
 }
 
@@ -38,7 +38,7 @@ fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
 pub const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
 
 /// Builds an engine and runs four batches.
-fn one_batch(device: &Device) -> Result<(), Error> {
+pub fn one_batch(device: &Device) -> Result<(), Error> {
     let model = small_model();
     let engine = build(&model, device)?;
     let mut first = None;

@@ -5,8 +5,8 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -154,40 +154,51 @@ pub fn for_each_number(last: usize, each: impl Fn(usize) + Sync) {
     });
 }
 
-/// A folder that has the stand-in as `libcuda.so`; it is built if it is missing or older than its source.
+/// A folder that has the stand-in as `libcuda.so`.
 fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let profile = env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned();
-        let built = profile.join("examples/libfake_cuda.so");
-        if !is_fresh(&built) {
-            build(&profile);
-        }
-        let folder = profile.join("fake_driver");
+        let folder = profile().join("fake_driver");
         fs::create_dir_all(&folder).unwrap();
-        match std::os::unix::fs::symlink(&built, folder.join("libcuda.so")) {
+        match std::os::unix::fs::symlink(library("fake_cuda"), folder.join("libcuda.so")) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => panic!("{error}"),
             _ => folder,
         }
     })
 }
 
-fn is_fresh(library: &Path) -> bool {
+/// The folder that this binary was built into.
+fn profile() -> PathBuf {
+    env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned()
+}
+
+/// The library `tests/NAME/`; it is built if it is missing or older than its source.
+pub fn library(name: &str) -> PathBuf {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = BUILDING.lock().unwrap();
+    let built = profile().join(format!("examples/lib{name}.so"));
+    if !is_fresh(&built, name) {
+        build(&profile(), name);
+    }
+    built
+}
+
+fn is_fresh(library: &Path, name: &str) -> bool {
     let age = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_cuda")).unwrap();
+    let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)).unwrap();
     let newest = sources.filter_map(|entry| age(&entry.unwrap().path())).max();
     age(library) > newest
 }
 
-/// `cargo test` builds the stand-in with the other examples; `cargo test --test fake_driver` does not.
-fn build(profile: &Path) {
+/// `cargo test` builds the libraries with the other examples; `cargo test --test fake_driver` does not.
+fn build(profile: &Path, name: &str) {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--example", "fake_cuda", "--manifest-path"]);
+    cargo.args(["build", "--quiet", "--example", name, "--manifest-path"]);
     cargo.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
     cargo.arg("--target-dir").arg(profile.parent().unwrap());
     match profile.file_name().unwrap().to_str().unwrap() {
         "debug" => {}
         name => drop(cargo.args(["--profile", name])),
     }
-    assert!(cargo.status().unwrap().success(), "the stand-in for the driver library does not build");
+    assert!(cargo.status().unwrap().success(), "tests/{name} does not build");
 }

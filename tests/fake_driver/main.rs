@@ -5,7 +5,9 @@
 mod engine;
 mod faults;
 mod harness;
+mod nvtx;
 mod open;
 #[path = "../support/mod.rs"]
 mod support;
+mod trace;
 mod waiting;

@@ -19,9 +19,14 @@ pub fn echo() -> Model {
     Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
-/// An engine of `model` on the CPU that gives features, with the hazard checker on.
+/// An engine of `model` on the CPU that gives features, with the hazard checker on. In `tests/ring_traced.rs` it records.
 pub fn builder_on_cpu(model: &Model) -> trefoil::EngineBuilder<'_> {
-    Engine::builder(model).on(&Device::open(Target::Cpu).unwrap()).output(OutputKind::Features).check(true)
+    let recorded = module_path!().starts_with("ring_traced");
+    Engine::builder(model)
+        .on(&Device::open(Target::Cpu).unwrap())
+        .output(OutputKind::Features)
+        .check(true)
+        .trace(recorded)
 }
 
 /// Writes a number into every row, another in each.

@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
+use crate::bench::args::BenchArgs;
+use crate::trace::TraceArgs;
+
 /// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
 ///
 /// Without a command it runs a demonstration: three photos and a throughput run.
@@ -34,10 +37,12 @@ pub enum Command {
     Classify(ClassifyArgs),
     /// Prints a model's graph and its plan for a device
     Inspect(InspectArgs),
-    /// Measures copies, compute, and all of it end to end
+    /// Measures copies, compute, and all of it end to end; or overlap, many clients, a server's load
     Bench(BenchArgs),
     /// Predicts throughput and latency for a link and a model of given speeds; needs neither
     Simulate(SimulateArgs),
+    /// Records a run: when each stage of each batch was under way, and how much of it overlapped
+    Trace(TraceArgs),
 }
 
 /// Which model, and where it runs.
@@ -97,50 +102,6 @@ pub struct InspectArgs {
     /// The batch to plan for
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
     pub batch: usize,
-}
-
-/// Arguments of `bench`.
-#[derive(Args, Debug)]
-#[command(after_help = "\
-Example:
-  trefoil bench --batch 1,32,256 --only end-to-end --producers 8
-
-Every stage runs on random bytes, after a warm-up; the probabilities that come out are checked. Times are for one
-batch: the median, and the 10th to the 90th percentile.")]
-pub struct BenchArgs {
-    #[command(flatten)]
-    pub place: Place,
-    /// Batch sizes, one run each [default: 1,32,256 on a GPU, 1,8 on the CPU]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
-    pub batch: Vec<usize>,
-    /// Only this stage
-    #[arg(long, value_name = "STAGE")]
-    pub only: Option<BenchStage>,
-    /// Batches on the device at once
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
-    pub slots: usize,
-    /// Threads that fill batches, for end-to-end [default: 4, or as many as there are cores]
-    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
-    pub producers: Option<usize>,
-    /// Seconds measured for each stage and batch size
-    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds)]
-    pub seconds: f64,
-    /// Print a JSON object a line
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// What is measured.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BenchStage {
-    /// The network alone, its input already on the device
-    Compute,
-    /// Host to device alone
-    Upload,
-    /// Device to host alone
-    Download,
-    /// Threads that fill, submit and wait; everything overlaps
-    EndToEnd,
 }
 
 /// Arguments of `simulate`.
@@ -227,12 +188,12 @@ pub enum SimArrival {
 
 const MAX_ROW_BYTES: usize = 1 << 30;
 const MAX_BUFFERS: usize = 65_536;
-const MAX_BATCH: usize = 65_536;
-const MAX_SLOTS: usize = 64;
-const MAX_THREADS: usize = 1_024;
+pub const MAX_BATCH: usize = 65_536;
+pub const MAX_SLOTS: usize = 64;
+pub const MAX_THREADS: usize = 1_024;
 
 /// A number from 1 to MOST.
-fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
+pub fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
     let expected = || match MOST {
         usize::MAX => "expected a whole number of at least 1".to_owned(),
         _ => format!("expected a whole number from 1 to {MOST}"),
@@ -241,13 +202,13 @@ fn count<const MOST: usize>(text: &str) -> Result<usize, String> {
 }
 
 /// A time that a measurement may take.
-fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
     number.ok_or_else(|| "expected seconds from 0.01 to 3600".to_owned())
 }
 
 /// A rate that hardware may have, or a load.
-fn rate(text: &str) -> Result<f64, String> {
+pub fn rate(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|s| (1e-3..=1e9).contains(s));
     number.ok_or_else(|| "expected a number from 0.001 to 1e9".to_owned())
 }

@@ -24,6 +24,7 @@ mod report;
 mod setup;
 mod simulate;
 mod throughput;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
+        Some(Command::Trace(args)) => trace::run(&args),
     };
     match result {
         Ok(Outcome::AllGood) => ExitCode::SUCCESS,

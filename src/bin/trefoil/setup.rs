@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use trefoil::model::Model;
-use trefoil::{Device, DeviceInfo, Engine, OutputKind, Target};
+use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, OutputKind, Target};
 
 /// A producer that finds no free batch for so long gives up: nothing here computes longer.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
@@ -40,18 +40,22 @@ pub fn open_device(target: Target) -> Result<Device> {
 
 /// Builds an engine whose producers do not wait for each other.
 pub fn build_engine(model: &Model, device: &Device, ring: &Ring) -> Result<Engine> {
+    Ok(engine_builder(model, device, ring).build()?)
+}
+
+/// The builder of such an engine.
+pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> EngineBuilder<'a> {
     let builder = Engine::builder(model)
         .on(device)
         .slots(ring.slots)
         .staging(ring.producers + ring.slots)
         .output(ring.output)
         .acquire_limit(ACQUIRE_LIMIT);
-    let builder = match ring.sizes {
+    match ring.sizes {
         Sizes::Default => builder,
         Sizes::UpTo(largest) => builder.batch(largest),
         Sizes::Exactly(size) => builder.batch_sizes(&[size]),
-    };
-    Ok(builder.build()?)
+    }
 }
 
 /// Whether it is the host itself.

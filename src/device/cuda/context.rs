@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys;
 
 use super::driver::{Call, at_exit, cu};
+use super::nvtx;
 use crate::error::Error;
 
 /// A retained primary context.
@@ -64,7 +65,7 @@ impl Context {
         Call { device: &self.target }
     }
 
-    /// Gives this thread the context if it has none; asks the driver once a thread.
+    /// Gives this thread the context if it has none, and its name to a profiler; once a thread.
     pub fn adopt_thread(&self) -> Result<(), Error> {
         thread_local! {
             static ADOPTED: Cell<bool> = const { Cell::new(false) };
@@ -81,6 +82,9 @@ impl Context {
             }
         }
         ADOPTED.set(true);
+        if let Some(nvtx) = nvtx::attached() {
+            nvtx.name_thread();
+        }
         Ok(())
     }
 

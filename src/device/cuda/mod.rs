@@ -4,17 +4,20 @@ mod context;
 mod driver;
 mod graph;
 mod module;
+mod nvtx;
 
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Priority, Signal};
+use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Signal};
 use crate::error::Error;
 use context::{Context, Entered};
 use driver::{Call, cu};
+use nvtx::{Nvtx, Range};
 
 pub(crate) use graph::Graph;
 pub(crate) use module::{Function, Module};
@@ -24,6 +27,8 @@ pub(crate) struct Cuda {
     context: Context,
     /// Priorities of streams: the lowest and the highest, which is the smaller number.
     priorities: [i32; 2],
+    /// The profiler that wants names, if there is one.
+    nvtx: Option<&'static Nvtx>,
 }
 
 impl Cuda {
@@ -38,7 +43,7 @@ impl Cuda {
         // SAFETY: the context is current and both pointers are to live integers.
         unsafe { cu!(context.call(), cuCtxGetStreamPriorityRange(low, high))? };
         drop(entered);
-        Ok((Self { context, priorities }, info))
+        Ok((Self { context, priorities, nvtx: nvtx::attached() }, info))
     }
 
     fn call(&self) -> Call<'_> {
@@ -48,6 +53,11 @@ impl Cuda {
     /// See [`Context::enter`].
     fn enter(&self) -> Result<Entered<'_>, Error> {
         self.context.enter()
+    }
+
+    /// Has a profiler, if there is one, see what this thread does until the result is dropped under a name.
+    pub fn range(&self, name: fmt::Arguments<'_>) -> Range {
+        Range::new(self.nvtx, name)
     }
 
     /// Launches one kernel: `args` is its one by-value struct, 16-byte aligned.
@@ -144,7 +154,7 @@ fn describe(call: Call<'_>, device: i32, ordinal: usize, driver_version: u32) ->
 }
 
 impl Backend for Cuda {
-    fn stream_create(&self, priority: Priority, _name: &str) -> Result<u64, Error> {
+    fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error> {
         let _entered = self.enter()?;
         let [low, high] = self.priorities;
         let priority = match priority {
@@ -155,6 +165,9 @@ impl Backend for Cuda {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the pointer is to a live handle.
         unsafe { cu!(self.call(), cuStreamCreateWithPriority(&mut stream, flags, priority))? };
+        if let Some(nvtx) = self.nvtx {
+            nvtx.name_stream(stream as u64, name);
+        }
         Ok(stream as u64)
     }
 
@@ -261,6 +274,20 @@ impl Backend for Cuda {
         self.context.adopt_thread()?;
         // SAFETY: by the caller, see the trait.
         unsafe { cu!(self.call(), cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream as sys::CUstream)) }
+    }
+
+    /// Profilers see the enqueueing of a batch as a range.
+    fn note(&self, note: Note) -> Result<(), Error> {
+        if let Some(nvtx) = self.nvtx {
+            match note {
+                Note::Batch { number, slot, rows, .. } => {
+                    nvtx.push(format_args!("batch {number} (slot {slot}, {rows} rows)"));
+                }
+                Note::Enqueued => nvtx.pop(),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 

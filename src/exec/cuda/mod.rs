@@ -22,7 +22,7 @@ use crate::device::cuda::{Cuda, Function, Graph, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
-use crate::plan::Plan;
+use crate::plan::{Plan, Step};
 use launch::Launch;
 use pack::Region;
 use steps::Addresses;
@@ -76,14 +76,15 @@ pub(super) fn build(
 
     let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
-    for (input, output) in inputs.iter().zip(&outputs) {
+    for (slot, (input, output)) in inputs.iter().zip(&outputs).enumerate() {
         let mut of_slot = Vec::with_capacity(plans.len());
         for plan in &plans {
             let addresses =
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
             let launches = steps::launches(plan, &regions, &addresses)?;
             kernels.load(&launches)?;
-            of_slot.push(kernels.capture(&launches, &stream)?);
+            let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
+            of_slot.push(kernels.capture(&plan.steps, &launches, &stream)?);
         }
         graphs.push(of_slot);
     }
@@ -148,9 +149,10 @@ impl Kernels {
         Ok(&self.modules[name])
     }
 
-    fn capture(&self, launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
+    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
         Graph::capture(&self.cuda, stream.raw(), || {
-            for launch in launches {
+            for (step, launch) in steps.iter().zip(launches) {
+                let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
                 let function = &self.functions[launch.entry];
                 let shape = [launch.grid, launch.block];
                 // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test

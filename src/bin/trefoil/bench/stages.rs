@@ -1,4 +1,4 @@
-//! `trefoil bench`: each stage alone, and everything end to end.
+//! `trefoil bench` without a subcommand: each stage of a model alone, and everything end to end.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use trefoil::model::Model;
 use trefoil::{Device, Engine, OutputKind, Stage};
 
-use crate::cli::{BenchArgs, BenchStage};
+use super::args::{BenchStage, StagesArgs};
 use crate::report::{self, Spread};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::{self, Load};
@@ -49,13 +49,13 @@ struct Figure<'a> {
 
 /// What all runs have in common.
 struct Bench<'a> {
-    args: &'a BenchArgs,
+    args: &'a StagesArgs,
     model: &'a Model,
     device: &'a Device,
     producers: usize,
 }
 
-pub fn run(args: &BenchArgs) -> Result<Outcome> {
+pub fn run(args: &StagesArgs) -> Result<Outcome> {
     let (model, path) = models::open(args.place.model.as_deref())?;
     let device = setup::open_device(args.place.device)?;
     let defaults = if setup::is_cpu(&device) { &CPU_BATCHES[..] } else { &GPU_BATCHES };
@@ -231,7 +231,7 @@ fn includes(stage: BenchStage) -> &'static str {
 }
 
 /// Says what is in each figure.
-fn explain(args: &BenchArgs, device: &Device) -> Result<()> {
+fn explain(args: &StagesArgs, device: &Device) -> Result<()> {
     let mut out = io::stdout();
     writeln!(out)?;
     for stage in [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd] {

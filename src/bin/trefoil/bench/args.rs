@@ -1,0 +1,253 @@
+//! The command line of `bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+use trefoil::Target;
+
+use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, rate, seconds};
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Example:
+  trefoil bench --batch 1,32,256 --only end-to-end --producers 8
+  trefoil bench overlap --record r.json --plot r.svg
+
+Without a subcommand, every stage runs on random bytes, after a warm-up; the probabilities that come out are checked.
+Times are for one batch: the median, and the 10th to the 90th percentile."
+)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    #[command(flatten)]
+    pub stages: StagesArgs,
+}
+
+/// What to measure.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// How close the ring comes to its slowest engine, by slots, regime and batch, and to what `simulate` predicts
+    Overlap(OverlapArgs),
+    /// Threads with f32 NCHW batches in ordinary memory: five orders of locking, and the ring as it is meant to be used
+    Forum(ForumArgs),
+    /// Many threads with single images through a batcher, each waiting for its answer
+    Clients(ClientsArgs),
+    /// Images that arrive at random: the highest rate whose p99 latency keeps a limit
+    Server(ServerArgs),
+}
+
+/// What becomes of the figures.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Print the record, a JSON object, instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Write the record to this file: figures, options, commit, device, clocks, date
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Write a plot to this file, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// The commit that the record names [default: TREFOIL_COMMIT, or that of the checkout the program lies in]
+    #[arg(long, value_name = "ID")]
+    pub commit: Option<String>,
+    /// Small defaults for a first look, as on the CPU
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// Arguments of `bench` without a subcommand.
+#[derive(Args, Debug)]
+pub struct StagesArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Batch sizes, one run each [default: 1,32,256 on a GPU, 1,8 on the CPU]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
+    pub batch: Vec<usize>,
+    /// Only this stage
+    #[arg(long, value_name = "STAGE")]
+    pub only: Option<BenchStage>,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// Threads that fill batches, for end-to-end [default: 4, or as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
+    pub producers: Option<usize>,
+    /// Seconds measured for each stage and batch size
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Print a JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is measured.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BenchStage {
+    /// The network alone, its input already on the device
+    Compute,
+    /// Host to device alone
+    Upload,
+    /// Device to host alone
+    Download,
+    /// Threads that fill, submit and wait; everything overlaps
+    EndToEnd,
+}
+
+/// Arguments of `bench overlap`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench overlap --batch 8,128 --regime balanced --record r.json
+
+The networks are made for it: f32 features as large as the f32 input, so that a download takes as long as an upload, and
+as many convolutions as make compute a quarter of a copy, as long, or four times as long. An engine alone is its stage
+back to back with no host wait, the other two running beside it as in the run. The prediction is that of `simulate`
+from the times of the engines alone, with no parameter for a configuration.")]
+pub struct OverlapArgs {
+    /// auto (the first GPU, else the CPU), cuda:N or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Target,
+    /// Batch sizes [default: 8,32,128 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
+    pub batch: Vec<usize>,
+    /// Slots: batches on the device at once
+    #[arg(
+        long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,3,4", value_parser = count::<MAX_SLOTS>
+    )]
+    pub slots: Vec<usize>,
+    /// Regimes
+    #[arg(long, value_name = "REGIME,..", value_delimiter = ',', default_value = "compute-bound,copy-bound,balanced")]
+    pub regime: Vec<Regime>,
+    /// Repetitions of each figure; the best counts [default: 5 on a GPU, 2 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<1000>)]
+    pub repetitions: Option<usize>,
+    /// Batches in each repetition [default: 200 on a GPU, 10 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<100_000>)]
+    pub batches: Option<usize>,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Which engine is the slowest.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Regime {
+    /// Compute takes four times as long as a copy
+    ComputeBound,
+    /// Compute takes a quarter of a copy
+    CopyBound,
+    /// Both copies and compute take as long
+    Balanced,
+}
+
+/// Arguments of `bench forum`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench forum --model resnet50 --record r.json
+
+Every thread has a batch of f32 NCHW pixels in ordinary memory, copies it into page-locked memory, submits it and waits.
+Five orders differ in what happens under one lock; the sixth is the ring as it is meant to be used: no lock, and a
+thread fills its next batch while the last one is computed. Every answer is compared with that of a run of one batch at
+a time. benches/peers/forum/run.py runs the same five orders in libtorch beside it.")]
+pub struct ForumArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Images in a batch [default: 32 on a GPU, 4 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
+    pub batch: Option<usize>,
+    /// Threads
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count::<MAX_THREADS>)]
+    pub threads: usize,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// Rounds: each row once in each, in rotating order; medians count [default: 3 on a GPU, 1 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<1000>)]
+    pub rounds: Option<usize>,
+    /// Seconds of each row in each round [default: 2 on a GPU, 0.5 on the CPU]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// How a batcher is built.
+#[derive(Args, Debug)]
+pub struct BatcherArgs {
+    /// Images in the largest batch [default: 32 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
+    pub batch: Option<usize>,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    pub slots: usize,
+    /// How long a batch that is not full waits for company, milliseconds
+    #[arg(long, value_name = "MS", default_value = "1", value_parser = milliseconds)]
+    pub max_delay: f64,
+}
+
+/// Arguments of `bench clients`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench clients --threads 1,64,256 --seconds 60 --record r.json
+
+Every thread copies an image from ordinary memory into the batcher, waits for its answer, checks it and takes the next
+one. Latency is from before the copy to the answer.")]
+pub struct ClientsArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Threads, one run each [default: 1,2,4,8,16,32,64,128,256 on a GPU, 1,4,16 on the CPU]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_THREADS>)]
+    pub threads: Vec<usize>,
+    #[command(flatten)]
+    pub batcher: BatcherArgs,
+    /// Seconds of each run [default: 10 on a GPU, 1 on the CPU]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Arguments of `bench server`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench server --limit 15 --record r.json
+
+Images arrive at random (Poisson) whether or not earlier ones are answered, and are copied from ordinary memory into the
+batcher. Latency is from when an image was due to its answer, so that a sender that falls behind counts.")]
+pub struct ServerArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// The limit on the p99 latency, milliseconds
+    #[arg(long, value_name = "MS", default_value = "15", value_parser = milliseconds)]
+    pub limit: f64,
+    #[command(flatten)]
+    pub batcher: BatcherArgs,
+    /// Seconds of each rate [default: 5 on a GPU, 1 on the CPU]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Rates tried [default: 10 on a GPU, 5 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<100>)]
+    pub steps: Option<usize>,
+    /// The highest rate tried, images/s [default: the ring's own, measured first]
+    #[arg(long, value_name = "IMAGES/S", value_parser = rate)]
+    pub most: Option<f64>,
+    /// Another seed gives other arrivals
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u64,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// A time that somebody may be ready to wait.
+fn milliseconds(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|ms| (0.0..=3.6e6).contains(ms));
+    number.ok_or_else(|| "expected milliseconds from 0 to 3.6e6".to_owned())
+}

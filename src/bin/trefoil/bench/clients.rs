@@ -1,0 +1,256 @@
+//! `trefoil bench clients`: many threads with single images, each waiting for its answer.
+
+use std::io::{self, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::json;
+use trefoil::model::Model;
+use trefoil::{Batcher, BatcherStats, Device, OutputKind};
+
+use super::args::{BatcherArgs, ClientsArgs};
+use super::load::{on_threads, percentile};
+use super::plot::{Axis, Chart, Panel, Series};
+use super::record::Record;
+use super::sources::Images;
+use crate::setup::{self, Ring, Sizes};
+use crate::throughput::Load;
+use crate::{Outcome, models, report};
+
+const GPU_THREADS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const CPU_THREADS: [usize; 3] = [1, 4, 16];
+const GPU_BATCH: usize = 32;
+const CPU_BATCH: usize = 8;
+/// Different images.
+const IMAGES: usize = 16;
+/// Threads that fill batches for the ring's own rate.
+const PRODUCERS: usize = 8;
+/// The bound on p99: the wait for company, and so many batches.
+const BOUND_BATCHES: f64 = 4.0;
+const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for company, upload, \
+                        normalisation, network, probabilities, download, and comparing the answer";
+const RING_INCLUDES: &str = "the ring alone with full batches: copying rows from ordinary memory, upload, compute, \
+                             download, checking probabilities";
+
+/// A model behind a batcher, and the ring's own rate with full batches.
+pub struct Served {
+    pub images: Images,
+    pub batcher: Batcher,
+    pub batch: usize,
+    pub ring_images_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    upload: bool,
+    includes: &'static str,
+    ring: RingFigure,
+    max_delay_seconds: f64,
+    /// `max_delay` and four times the ring's time of a full batch.
+    p99_bound_seconds: f64,
+    rows: Vec<Row>,
+}
+
+/// What the ring does without a batcher.
+#[derive(Serialize)]
+pub struct RingFigure {
+    upload: bool,
+    includes: &'static str,
+    batch: usize,
+    pub images_per_second: f64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    threads: usize,
+    seconds: f64,
+    images: usize,
+    images_per_second: f64,
+    /// Of the ring's rate with full batches.
+    ratio: f64,
+    p50_seconds: f64,
+    p95_seconds: f64,
+    p99_seconds: f64,
+    mean_batch: f64,
+    /// Upload copies for each batch: one for each run of neighbouring rows.
+    copies_a_batch: f64,
+    upload: bool,
+    within_bound: bool,
+}
+
+pub fn run(args: &ClientsArgs) -> Result<Outcome> {
+    let (model, _) = models::open(args.place.model.as_deref())?;
+    let device = setup::open_device(args.place.device)?;
+    let small = args.report.quick || setup::is_cpu(&device);
+    let defaults = if small { &CPU_THREADS[..] } else { &GPU_THREADS };
+    let threads = if args.threads.is_empty() { defaults } else { &args.threads };
+    let seconds = args.seconds.unwrap_or(if small { 1.0 } else { 10.0 });
+    let batch = batch_of(&args.batcher, &device);
+    let options = json!({
+        "threads": threads, "seconds": seconds, "batch": batch, "slots": args.batcher.slots,
+        "max_delay_ms": args.batcher.max_delay, "images": IMAGES,
+    });
+    let mut record = Record::start("clients", &device, Some(model.name()), options, &args.report)?;
+    let served = Served::build(&model, &device, &args.batcher, seconds.min(2.0))?;
+    record.note("ring");
+    let ring = served.ring_images_per_second;
+    let max_delay_seconds = args.batcher.max_delay * 1e-3;
+    let p99_bound_seconds = max_delay_seconds + BOUND_BATCHES * batch as f64 / ring;
+
+    let bar = report::progress_bar(0, "clients  {pos} images in {elapsed}, {msg}");
+    let mut rows = Vec::new();
+    for &count in threads {
+        bar.set_message(format!("{count} threads"));
+        rows.push(measure(&served, count, seconds, p99_bound_seconds, &bar)?);
+        record.note(&format!("{count} threads"));
+    }
+    bar.finish_and_clear();
+    let ring = served.ring_figure();
+    let figures = Figures { upload: true, includes: INCLUDES, ring, max_delay_seconds, p99_bound_seconds, rows };
+    record.finish(&args.report, &figures, |out| print(&figures, out), |about| plot(&figures, about).svg())?;
+    Ok(Outcome::AllGood)
+}
+
+/// Images in the largest batch.
+pub fn batch_of(args: &BatcherArgs, device: &Device) -> usize {
+    args.batch.unwrap_or(if setup::is_cpu(device) { CPU_BATCH } else { GPU_BATCH })
+}
+
+impl Served {
+    /// Builds it, learns the answers, and measures the ring for so many seconds.
+    pub fn build(model: &Model, device: &Device, args: &BatcherArgs, seconds: f64) -> Result<Self> {
+        let batch = batch_of(args, device);
+        let producers = PRODUCERS.min(setup::cores());
+        let sizes = if setup::is_cpu(device) { Sizes::Exactly(batch) } else { Sizes::UpTo(batch) };
+        let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities };
+        let engine = setup::build_engine(model, device, &ring)?;
+        let images = Images::learn(&engine, IMAGES)?;
+        let bar = report::progress_bar(0, "ring     {pos} images in {elapsed}, {rate} images/s");
+        let limit = Duration::from_secs_f64(seconds);
+        let load = Load { engine: &engine, rows: images.all(), batch, producers, limit };
+        let run = load.run(|| bar.inc(batch as u64))?;
+        bar.finish_and_clear();
+        let batch_seconds = run.batch_seconds().context("the ring answered no batch in the time given")?;
+        let max_delay = Duration::from_secs_f64(args.max_delay * 1e-3);
+        let batcher = engine.batcher().max_delay(max_delay).build()?;
+        Ok(Self { images, batcher, batch, ring_images_per_second: batch as f64 / batch_seconds })
+    }
+
+    /// The ring's rate, as a figure.
+    pub fn ring_figure(&self) -> RingFigure {
+        let images_per_second = self.ring_images_per_second;
+        RingFigure { upload: true, includes: RING_INCLUDES, batch: self.batch, images_per_second }
+    }
+}
+
+fn measure(served: &Served, threads: usize, seconds: f64, bound: f64, bar: &ProgressBar) -> Result<Row> {
+    let limit = Duration::from_secs_f64(seconds);
+    // A tenth more beforehand, so that what is counted is a steady state.
+    let warm = limit.mul_f64(0.1);
+    let (start, latencies) = (Instant::now(), Mutex::new(Vec::new()));
+    let counted = AtomicUsize::new(0);
+    let stats = Mutex::new(None);
+    on_threads(threads, |thread| {
+        let mut own: Vec<f32> = Vec::new();
+        let mut number = thread;
+        loop {
+            let asked = Instant::now();
+            let since = asked - start;
+            if since >= warm + limit {
+                break;
+            }
+            if since >= warm && thread == 0 && own.is_empty() {
+                let before = served.batcher.stats();
+                stats.lock().map_err(|_| anyhow!("another thread panicked"))?.get_or_insert(before);
+            }
+            let answer = served.batcher.submit(served.images.pixels(number))?.wait()?;
+            if since >= warm {
+                own.push(asked.elapsed().as_secs_f32());
+            }
+            // Every image answered within the window counts, and no other.
+            if (warm..warm + limit).contains(&start.elapsed()) {
+                counted.fetch_add(1, Ordering::Relaxed);
+                bar.inc(1);
+            }
+            served.images.check(number, answer.bytes())?;
+            number += threads;
+        }
+        latencies.lock().map_err(|_| anyhow!("another thread panicked"))?.append(&mut own);
+        Ok(())
+    })?;
+    let before = stats.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
+    let mut sorted = latencies.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
+    sorted.sort_by(f32::total_cmp);
+    let images = counted.into_inner();
+    anyhow::ensure!(images > 0, "{threads} threads: no image was answered in {seconds} s; measure longer");
+    let (mean_batch, copies_a_batch) = since(before.as_ref(), &served.batcher.stats());
+    let images_per_second = images as f64 / seconds;
+    let p99_seconds = percentile(&sorted, 0.99);
+    Ok(Row {
+        threads,
+        seconds,
+        images,
+        images_per_second,
+        ratio: images_per_second / served.ring_images_per_second,
+        p50_seconds: percentile(&sorted, 0.5),
+        p95_seconds: percentile(&sorted, 0.95),
+        p99_seconds,
+        mean_batch,
+        copies_a_batch,
+        upload: true,
+        within_bound: p99_seconds <= bound,
+    })
+}
+
+/// Images and upload copies in a batch between two looks at the batcher's books.
+pub fn since(before: Option<&BatcherStats>, after: &BatcherStats) -> (f64, f64) {
+    let [rows, runs, batches] = [BatcherStats::rows, |stats: &BatcherStats| stats.runs, BatcherStats::batches]
+        .map(|count: fn(&BatcherStats) -> u64| (count(after) - before.map_or(0, count)) as f64);
+    (rows / batches.max(1.0), runs / batches.max(1.0))
+}
+
+fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
+    let Figures { ring, p99_bound_seconds, .. } = figures;
+    writeln!(
+        out,
+        "{:>7} {:>10} {:>7} {:>10} {:>10} {:>10} {:>6} {:>7}  p99 within the bound",
+        "threads", "images/s", "ratio", "p50", "p95", "p99", "batch", "copies"
+    )?;
+    for row in &figures.rows {
+        let [p50, p95, p99] = [row.p50_seconds, row.p95_seconds, row.p99_seconds].map(report::time);
+        let (threads, rate, ratio) = (row.threads, row.images_per_second, row.ratio);
+        let held = if row.within_bound { "yes" } else { "no" };
+        let (batch, copies) = (row.mean_batch, row.copies_a_batch);
+        writeln!(
+            out,
+            "{threads:>7} {rate:>10.0} {ratio:>7.3} {p50:>10} {p95:>10} {p99:>10} {batch:>6.1} {copies:>7.1}  {held}"
+        )?;
+    }
+    let (batch, rate) = (ring.batch, ring.images_per_second);
+    let bound = report::time(*p99_bound_seconds);
+    writeln!(out, "\nWith the upload: {INCLUDES}.")?;
+    writeln!(out, "ratio: to the ring's {rate:.0} images/s with batches of {batch}, also with the upload.")?;
+    writeln!(out, "bound: {bound}, max_delay and {BOUND_BATCHES:.0} batches of {batch} at the ring's rate.")
+}
+
+fn plot(figures: &Figures, about: &str) -> Chart {
+    let ring = figures.ring.images_per_second;
+    let rate = Axis::new("images/s").with_zero();
+    let mut rates = Panel::new("Throughput", Axis::new("threads").log2(), rate).line(ring, "ring, full batches");
+    let bound = figures.p99_bound_seconds * 1e3;
+    let late = Axis::new("latency, ms").with_zero();
+    let mut latencies = Panel::new("Latency", Axis::new("threads").log2(), late).line(bound, "bound on p99");
+    for row in &figures.rows {
+        let threads = row.threads as f64;
+        rates.point(Series::solid("single images through the batcher"), threads, row.images_per_second);
+        for (name, seconds) in [("p50", row.p50_seconds), ("p95", row.p95_seconds), ("p99", row.p99_seconds)] {
+            latencies.point(Series::solid(name), threads, seconds * 1e3);
+        }
+    }
+    let title = "Clients: single images, each thread waiting for its answer (with the upload)";
+    Chart { title: title.into(), about: about.into(), panels: vec![rates, latencies] }
+}

@@ -1,0 +1,119 @@
+//! Threads that work an engine, and what the times of the answers say.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use trefoil::{Engine, Output, Ticket};
+
+use super::sources::Sources;
+
+/// Runs `work` on `threads` threads; the first error counts when all have ended.
+pub fn on_threads(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        let work = &work;
+        let spawn = |index| {
+            let builder = thread::Builder::new().name(format!("trefoil-load-{index}"));
+            builder.spawn_scoped(scope, move || work(index))
+        };
+        let running: Vec<_> = (0..threads).map(spawn).collect();
+        let ended = running.into_iter().map(|thread| {
+            let joined = thread.context("cannot start a thread")?.join();
+            joined.unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a thread panicked")))
+        });
+        ended.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+/// The ring alone: producers that submit what the page-locked memory holds, each one batch ahead.
+pub struct RingLoad<'a> {
+    pub engine: &'a Engine,
+    pub sources: &'a Sources,
+    pub rows: usize,
+    pub producers: usize,
+}
+
+impl RingLoad<'_> {
+    /// Answers at the start and at the end that do not count: the ring fills, and runs empty.
+    pub fn under_way(&self) -> usize {
+        self.engine.slots() + 2 * self.producers
+    }
+
+    /// Seconds a batch end to end over `batches` batches in the steady state. Some of every answer is checked while
+    /// the clock runs, all of each producer's last answer afterwards.
+    pub fn seconds_a_batch(&self, batches: usize) -> Result<f64> {
+        let total = batches + 2 * self.under_way() + 1;
+        let (next, answered) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(total)));
+        let start = Instant::now();
+        on_threads(self.producers, |_| {
+            let mut last: Option<(usize, Ticket)> = None;
+            let mut kept: Option<(usize, Output)> = None;
+            let wait = |(number, ticket): (usize, Ticket), turn: usize| -> Result<(usize, Output)> {
+                let output = ticket.wait()?;
+                answered.lock().map_err(|_| anyhow!("another thread panicked"))?.push(start.elapsed().as_secs_f64());
+                self.sources.check_some(number, &output, turn)?;
+                Ok((number, output))
+            };
+            loop {
+                let turn = next.fetch_add(1, Ordering::Relaxed);
+                if turn >= total {
+                    break;
+                }
+                let mut batch = self.engine.acquire()?;
+                let number = self.sources.number(&mut batch)?;
+                let ticket = batch.submit(self.rows)?;
+                if let Some(before) = last.replace((number, ticket)) {
+                    drop(wait(before, turn)?);
+                }
+            }
+            if let Some(before) = last {
+                kept = Some(wait(before, total)?);
+            }
+            kept.map_or(Ok(()), |(number, output)| self.sources.check_all(number, &output))
+        })?;
+        let answered = answered.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
+        steady(answered, self.under_way())
+    }
+}
+
+/// Seconds from one answer to the next, without so many at both ends.
+pub fn steady(mut answered: Vec<f64>, under_way: usize) -> Result<f64> {
+    answered.sort_by(f64::total_cmp);
+    let end = answered.len().saturating_sub(under_way);
+    ensure!(end > under_way + 1, "only {} batches were answered: measure longer", answered.len());
+    let took = answered[end - 1] - answered[under_way];
+    ensure!(took > 0.0, "the batches took no measurable time: measure larger ones");
+    Ok(took / (end - 1 - under_way) as f64)
+}
+
+/// The median; of an even number, the mean of the two in the middle.
+pub fn median(values: &[f64]) -> f64 {
+    crate::report::Spread::of(values).map_or(f64::NAN, |spread| spread.median)
+}
+
+/// The smallest value that at least this part of the values does not exceed; values ascend.
+pub fn percentile(sorted: &[f32], part: f64) -> f64 {
+    let place = (sorted.len() as f64 * part).ceil() as usize;
+    sorted.get(place.max(1) - 1).map_or(f64::NAN, |value| f64::from(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_do_not_count() {
+        let answered = [[0.0, 5.0].as_slice(), &[6.0, 7.0, 8.0, 9.0], &[9.1, 9.2]].concat();
+        assert_eq!(steady(answered.clone(), 2).unwrap(), 1.0);
+        assert!(steady(answered, 4).is_err());
+    }
+
+    #[test]
+    fn percentiles_are_values() {
+        let sorted: Vec<f32> = (1..=200).map(|i| i as f32).collect();
+        assert_eq!([0.5, 0.99, 1.0, 0.0].map(|part| percentile(&sorted, part)), [100.0, 198.0, 200.0, 1.0]);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+}

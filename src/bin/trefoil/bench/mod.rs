@@ -1,0 +1,28 @@
+//! `trefoil bench`: the stages of a model, and the benchmarks that have a name.
+
+pub mod args;
+mod clients;
+mod forum;
+mod load;
+mod network;
+mod overlap;
+mod plot;
+mod record;
+mod server;
+mod sources;
+mod stages;
+
+use anyhow::Result;
+
+use crate::Outcome;
+use args::{BenchArgs, BenchCommand};
+
+pub fn run(args: &BenchArgs) -> Result<Outcome> {
+    match &args.command {
+        None => stages::run(&args.stages),
+        Some(BenchCommand::Overlap(args)) => overlap::run(args),
+        Some(BenchCommand::Forum(args)) => forum::run(args),
+        Some(BenchCommand::Clients(args)) => clients::run(args),
+        Some(BenchCommand::Server(args)) => server::run(args),
+    }
+}

@@ -1,0 +1,180 @@
+//! Networks made for `bench overlap`: features as large as the input, and as much compute as asked for.
+
+use anyhow::{Result, ensure};
+use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::{Device, Engine, InputFormat, OutputKind, Shape, Stage};
+
+use super::args::Regime;
+use super::sources::Random;
+use crate::setup;
+
+/// What is stacked: convolutions of as many channels in as out, each added to its input.
+#[derive(Clone, Copy, Debug)]
+pub struct Layers {
+    shape: Shape,
+    window: usize,
+}
+
+/// The ring around a network.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers {
+    pub slots: usize,
+    pub staging: usize,
+    pub results: usize,
+}
+
+/// Convolutions at most.
+const MOST_DEPTH: usize = 1_000;
+/// Depths at which the time of a convolution is found.
+const PROBES: [usize; 2] = [2, 12];
+/// Times that a depth is corrected by what it measures.
+const CORRECTIONS: usize = 3;
+/// Closer than this, a depth is not corrected.
+const CLOSE: f64 = 0.02;
+
+impl Layers {
+    /// Rows of 588 KiB, as 224 x 224 RGB images in f32 have; few operations a layer on the CPU.
+    pub fn of(device: &Device) -> Self {
+        if setup::is_cpu(device) {
+            Self { shape: Shape::new(112, 168, 8), window: 1 }
+        } else {
+            Self { shape: Shape::new(48, 49, 64), window: 3 }
+        }
+    }
+
+    /// A network of `depth` convolutions. Each adds a little to its input, so that the result neither grows nor
+    /// forgets what went in, however deep it is.
+    fn model(self, depth: usize) -> Result<Model> {
+        let (channels, window) = (self.shape.channels, self.window);
+        let fan_in = channels * window * window;
+        let scale = (0.003 * 3.0 / fan_in as f32).sqrt();
+        let mut random = Random::new(depth as u64);
+        let mut graph = GraphBuilder::new(self.shape);
+        let mut x = graph.input();
+        let mut tensors = Vec::with_capacity(depth);
+        for layer in 0..depth {
+            let name = format!("conv{layer}");
+            let y = graph.conv2d(&name, x, channels, Window::square(window, 1, window / 2));
+            x = graph.add(&format!("add{layer}"), y, x);
+            let filter = (0..channels * fan_in).map(|_| scale * random.unit()).collect();
+            tensors.push((format!("{name}.weight"), vec![channels, channels, window, window], filter));
+        }
+        let weights = Weights::from_tensors(tensors)?;
+        let model = Model::new(graph.finish(x)?, weights, Preprocessing::new(self.shape), vec![])?;
+        Ok(model.with_name(&format!("{depth} convolutions {window}x{window} on {}", self.shape)))
+    }
+
+    /// An engine of a network of `depth` convolutions.
+    pub fn engine(self, device: &Device, depth: usize, batch: usize, buffers: Buffers) -> Result<Engine> {
+        let model = self.model(depth)?;
+        let Buffers { slots, staging, results } = buffers;
+        let builder = Engine::builder(&model).on(device).batch_sizes(&[batch]);
+        let builder = builder.input(InputFormat::F32Nchw).output(OutputKind::Features);
+        let engine = builder.slots(slots).staging(staging).results(results).build()?;
+        let (input, output) = (engine.input(), engine.output());
+        ensure!(input.row_pitch == output.row_pitch, "internal error, please report it: {input:?} but {output:?}");
+        Ok(engine)
+    }
+
+    /// What the network is made of.
+    pub fn describe(self) -> String {
+        format!("{0}x{0} convolutions on {1}, f32 in and out", self.window, self.shape)
+    }
+}
+
+impl Regime {
+    /// What compute takes, in copies.
+    pub fn copies(self) -> f64 {
+        match self {
+            Self::ComputeBound => 4.0,
+            Self::CopyBound => 0.25,
+            Self::Balanced => 1.0,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ComputeBound => "compute-bound",
+            Self::CopyBound => "copy-bound",
+            Self::Balanced => "balanced",
+        }
+    }
+}
+
+/// Finds depths at which compute takes some part of a copy, from measured times.
+pub struct Calibration<'a> {
+    device: &'a Device,
+    layers: Layers,
+    batch: usize,
+    batches: usize,
+    /// Depths measured, with seconds of compute, ascending.
+    known: Vec<(usize, f64)>,
+    /// Seconds of the slower copy, the other one beside it.
+    copy: f64,
+}
+
+impl<'a> Calibration<'a> {
+    /// Measures copies, and compute at two depths.
+    pub fn new(device: &'a Device, layers: Layers, batch: usize, batches: usize) -> Result<Self> {
+        let mut this = Self { device, layers, batch, batches, known: Vec::new(), copy: 0.0 };
+        PROBES.into_iter().try_for_each(|depth| this.measure(depth).map(drop))?;
+        Ok(this)
+    }
+
+    /// The depth for a regime, as near as whole convolutions come to it.
+    pub fn depth(&mut self, regime: Regime) -> Result<usize> {
+        let wanted = regime.copies() * self.copy;
+        let mut depth = self.guess(wanted);
+        for _ in 0..CORRECTIONS {
+            if self.known.iter().any(|known| known.0 == depth) {
+                break;
+            }
+            let compute = self.measure(depth)?;
+            if (compute / wanted - 1.0).abs() <= CLOSE {
+                break;
+            }
+            depth = self.guess(wanted);
+        }
+        Ok(depth)
+    }
+
+    fn measure(&mut self, depth: usize) -> Result<f64> {
+        let buffers = Buffers { slots: 1, staging: 1, results: 1 };
+        let engine = self.layers.engine(self.device, depth, self.batch, buffers)?;
+        let time = |stage| engine.measure_loaded(stage, self.batch, self.batches);
+        if self.known.is_empty() {
+            self.copy = time(Stage::CopyIn)?.max(time(Stage::CopyOut)?);
+        }
+        let compute = time(Stage::Compute)?;
+        self.known.push((depth, compute));
+        self.known.sort_by_key(|known| known.0);
+        Ok(compute)
+    }
+
+    /// On the line through the two known depths that are nearest in time.
+    fn guess(&self, wanted: f64) -> usize {
+        let mut near = self.known.clone();
+        near.sort_by(|a, b| (a.1 - wanted).abs().total_cmp(&(b.1 - wanted).abs()));
+        let [(depth, seconds), (other, other_seconds)] = [near[0], near[1]];
+        let slope = (seconds - other_seconds) / (depth as f64 - other as f64);
+        if slope.is_nan() || slope <= 0.0 {
+            return depth; // noise: a deeper network was not slower
+        }
+        let guess = depth as f64 + (wanted - seconds) / slope;
+        guess.round().clamp(1.0, MOST_DEPTH as f64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn depths_lie_on_the_line() {
+        let device = Device::cpu(1);
+        let known = vec![(2, 3.0), (12, 8.0)];
+        let calibration =
+            Calibration { device: &device, layers: Layers::of(&device), batch: 1, batches: 1, known, copy: 1.0 };
+        assert_eq!([8.0, 10.0, 3.0, 0.1, 1e9].map(|wanted| calibration.guess(wanted)), [12, 16, 2, 1, MOST_DEPTH]);
+    }
+}

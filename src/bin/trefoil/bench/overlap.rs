@@ -1,0 +1,324 @@
+//! `trefoil bench overlap`: the ring beside its slowest engine alone, and beside what the simulator says.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use serde_json::json;
+use trefoil::{Device, Engine, SimSpec, Stage, simulate};
+
+use super::args::{OverlapArgs, Regime};
+use super::load::{RingLoad, median};
+use super::network::{Buffers, Calibration, Layers};
+use super::plot::{Axis, Chart, Panel, Series};
+use super::record::Record;
+use super::sources::Sources;
+use crate::Outcome;
+use crate::{report, setup};
+
+const GPU_BATCHES: [usize; 3] = [8, 32, 128];
+const CPU_BATCHES: [usize; 1] = [8];
+/// Threads that submit and wait; they fill nothing.
+const PRODUCERS: usize = 4;
+/// Submissions of its own that a producer leaves unanswered while it takes the next batch.
+const AHEAD: usize = 1;
+/// A regime counts as missed when compute is off by more than this part.
+const REGIME_OFF: f64 = 0.15;
+/// Different batches.
+const SOURCES: usize = 3;
+const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
+                        alone: back to back with no host wait, the other two stages running beside it as in the run";
+
+/// What all rows have in common.
+struct Bench<'a> {
+    device: &'a Device,
+    layers: Layers,
+    repetitions: usize,
+    batches: usize,
+    slots: &'a [usize],
+    bar: ProgressBar,
+}
+
+#[derive(Serialize)]
+struct Figures {
+    upload: bool,
+    includes: &'static str,
+    rows: Vec<Row>,
+}
+
+/// Seconds of a batch on each engine.
+#[derive(Serialize, Clone, Copy, Default)]
+struct Engines {
+    copy_in: f64,
+    compute: f64,
+    copy_out: f64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    regime: Regime,
+    batch: usize,
+    slots: usize,
+    /// Convolutions.
+    depth: usize,
+    upload: bool,
+    /// What compute takes, in copies; and what was aimed at.
+    compute_in_copies: f64,
+    compute_in_copies_wanted: f64,
+    /// The best of all repetitions on this network, the other engines loaded.
+    alone_seconds: Engines,
+    /// Copies with nothing else running.
+    idle_copy_seconds: [f64; 2],
+    slowest: &'static str,
+    slowest_seconds: f64,
+    ring_seconds: f64,
+    ring_seconds_median: f64,
+    ring_seconds_all: Vec<f64>,
+    images_per_second: f64,
+    slowest_images_per_second: f64,
+    /// Of the ring's rate to the slowest engine's.
+    ratio: f64,
+    predicted_images_per_second: f64,
+    /// Of the prediction from the measurement.
+    deviation_percent: f64,
+    /// Over one slot, if that was run.
+    gain: Option<f64>,
+    predicted_gain: Option<f64>,
+}
+
+pub fn run(args: &OverlapArgs) -> Result<Outcome> {
+    let device = setup::open_device(args.device)?;
+    let small = args.report.quick || setup::is_cpu(&device);
+    let defaults = if small { &CPU_BATCHES[..] } else { &GPU_BATCHES };
+    let batches = if args.batch.is_empty() { defaults } else { &args.batch };
+    let layers = Layers::of(&device);
+    let repetitions = args.repetitions.unwrap_or(if small { 2 } else { 5 });
+    let each = args.batches.unwrap_or(if small { 10 } else { 200 });
+    let options = json!({
+        "batch": batches, "slots": args.slots, "regime": args.regime, "repetitions": repetitions, "batches": each,
+        "producers": PRODUCERS, "ahead": AHEAD,
+    });
+    let mut record = Record::start("overlap", &device, Some(&layers.describe()), options, &args.report)?;
+    let networks = batches.len() * args.regime.len();
+    let steps = networks * (1 + args.slots.len() * repetitions);
+    let bar = report::progress_bar(steps as u64, "overlap  {pos} of {len} in {elapsed}, {msg}");
+    let bench = Bench { device: &device, layers, repetitions, batches: each, slots: &args.slots, bar };
+
+    let mut rows = Vec::new();
+    for &batch in batches {
+        bench.bar.set_message(format!("calibrating a batch of {batch}"));
+        let mut calibration = Calibration::new(&device, layers, batch, each.div_ceil(4))?;
+        for &regime in &args.regime {
+            let depth = calibration.depth(regime)?;
+            bench.bar.inc(1);
+            rows.extend(bench.network(regime, batch, depth)?);
+            record.note(&format!("{}, batch {batch}", regime.name()));
+        }
+    }
+    bench.bar.finish_and_clear();
+    let figures = Figures { upload: true, includes: INCLUDES, rows };
+    record.finish(&args.report, &figures, |out| print(&figures, out), |about| plot(&figures, about).svg())?;
+    Ok(Outcome::AllGood)
+}
+
+impl Bench<'_> {
+    /// The rows of one network: all measurements of its engines alone are pooled, for it is the same work whatever the
+    /// slots.
+    fn network(&self, regime: Regime, batch: usize, depth: usize) -> Result<Vec<Row>> {
+        let (mut alone, mut idle) = (Engines::none(), [f64::INFINITY; 2]);
+        let mut rings = Vec::new();
+        // As many measurements alone as repetitions, spread over the run.
+        let alone_each = self.repetitions.div_ceil(self.slots.len());
+        for &slots in self.slots {
+            let engine = self.layers.engine(self.device, depth, batch, buffers(slots))?;
+            let sources = Sources::learn(&engine, batch, SOURCES)?;
+            let load = RingLoad { engine: &engine, sources: &sources, rows: batch, producers: PRODUCERS };
+            let mut ring = Vec::new();
+            for repetition in 0..self.repetitions {
+                self.bar.set_message(format!("{}, batch {batch}, {slots} slots", regime.name()));
+                if repetition < alone_each {
+                    let (loaded, quiet) = self.measure_alone(&engine, batch)?;
+                    alone = alone.best(loaded);
+                    idle = [idle[0].min(quiet[0]), idle[1].min(quiet[1])];
+                    // Measuring leaves other rows in a staging buffer.
+                    sources.restore(&engine)?;
+                }
+                ring.push(load.seconds_a_batch(self.batches)?);
+                self.bar.inc(1);
+            }
+            rings.push((slots, ring, engine.input().row_bytes));
+        }
+        let predict = |slots, row_bytes| -> Result<f64> {
+            let rows = simulated(batch, slots, row_bytes, self.batches, alone, idle);
+            Ok(simulate(&rows).context("cannot simulate what was measured")?.images_per_s)
+        };
+        let one = rings.iter().find(|ring| ring.0 == 1);
+        let one = one.map(|(_, ring, bytes)| Ok::<_, anyhow::Error>((best(ring), predict(1, *bytes)?))).transpose()?;
+        let row = |(slots, ring, row_bytes): (usize, Vec<f64>, usize)| -> Result<Row> {
+            let (slowest, slowest_seconds) = alone.slowest();
+            let ring_seconds = best(&ring);
+            let images_per_second = batch as f64 / ring_seconds;
+            let predicted_images_per_second = predict(slots, row_bytes)?;
+            Ok(Row {
+                regime,
+                batch,
+                slots,
+                depth,
+                upload: true,
+                compute_in_copies: alone.compute / alone.copy_in.max(alone.copy_out),
+                compute_in_copies_wanted: regime.copies(),
+                alone_seconds: alone,
+                idle_copy_seconds: idle,
+                slowest,
+                slowest_seconds,
+                ring_seconds,
+                ring_seconds_median: median(&ring),
+                ring_seconds_all: ring,
+                images_per_second,
+                slowest_images_per_second: batch as f64 / slowest_seconds,
+                ratio: slowest_seconds / ring_seconds,
+                predicted_images_per_second,
+                deviation_percent: 100.0 * (predicted_images_per_second / images_per_second - 1.0),
+                gain: one.map(|(seconds, _)| seconds / ring_seconds),
+                predicted_gain: one.map(|(_, predicted)| predicted_images_per_second / predicted),
+            })
+        };
+        rings.into_iter().map(row).collect()
+    }
+
+    /// Each engine loaded as in a run, and both copies with nothing else running.
+    fn measure_alone(&self, engine: &Engine, batch: usize) -> Result<(Engines, [f64; 2])> {
+        let loaded = |stage| engine.measure_loaded(stage, batch, self.batches);
+        let idle = |stage| -> Result<f64> {
+            let samples = engine.measure(stage, batch, self.batches)?;
+            Ok(samples.iter().sum::<f64>() / samples.len() as f64)
+        };
+        let engines = Engines {
+            copy_in: loaded(Stage::CopyIn)?,
+            compute: loaded(Stage::Compute)?,
+            copy_out: loaded(Stage::CopyOut)?,
+        };
+        Ok((engines, [idle(Stage::CopyIn)?, idle(Stage::CopyOut)?]))
+    }
+}
+
+impl Engines {
+    fn none() -> Self {
+        Self { copy_in: f64::INFINITY, compute: f64::INFINITY, copy_out: f64::INFINITY }
+    }
+
+    fn best(self, other: Self) -> Self {
+        Self {
+            copy_in: self.copy_in.min(other.copy_in),
+            compute: self.compute.min(other.compute),
+            copy_out: self.copy_out.min(other.copy_out),
+        }
+    }
+
+    fn slowest(self) -> (&'static str, f64) {
+        let stages = [("copy-in", self.copy_in), ("compute", self.compute), ("copy-out", self.copy_out)];
+        stages.into_iter().fold(stages[0], |slowest, stage| if stage.1 > slowest.1 { stage } else { slowest })
+    }
+}
+
+fn best(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(f64::INFINITY, f64::min)
+}
+
+/// Enough of both that no producer ever waits for page-locked memory.
+fn buffers(slots: usize) -> Buffers {
+    Buffers { slots, staging: PRODUCERS * (AHEAD + 1) + 1, results: PRODUCERS * (AHEAD + 2) }
+}
+
+/// The run on paper. Link rates are those of the copies measured: idle, and at once in both directions, the slower one.
+fn simulated(batch: usize, slots: usize, row_bytes: usize, batches: usize, alone: Engines, idle: [f64; 2]) -> SimSpec {
+    let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
+    let gbps = |seconds: f64| bytes / seconds * 1e-9;
+    let Buffers { slots, staging, results } = buffers(slots);
+    SimSpec {
+        h2d_gbps: gbps(idle[0]),
+        d2h_gbps: gbps(idle[1]),
+        duplex_gbps: gbps(alone.copy_in.max(alone.copy_out)),
+        copy_overhead_us: 0.0,
+        input_bytes_per_row: row_bytes,
+        output_bytes_per_row: row_bytes,
+        slots,
+        staging,
+        results,
+        producers: PRODUCERS,
+        ahead: AHEAD,
+        batches: batches.max(100),
+        ..SimSpec::new(vec![(batch, alone.compute * 1e6)])
+    }
+}
+
+fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<13} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
+        "regime",
+        "batch",
+        "slots",
+        "copy in",
+        "compute",
+        "copy out",
+        "ring",
+        "images/s",
+        "ratio",
+        "predicted",
+        "off",
+        "gain",
+        "pred."
+    )?;
+    for row in &figures.rows {
+        let Engines { copy_in, compute, copy_out } = row.alone_seconds;
+        let [copy_in, compute, copy_out, ring] = [copy_in, compute, copy_out, row.ring_seconds].map(report::time);
+        let gain = |gain: Option<f64>| gain.map_or_else(|| "-".into(), |gain| format!("{gain:.2}x"));
+        writeln!(
+            out,
+            "{:<13} {:>5} {:>5} {copy_in:>10} {compute:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7.3} {:>10.0} \
+             {:>+5.1} % {:>6} {:>6}",
+            row.regime.name(),
+            row.batch,
+            row.slots,
+            row.images_per_second,
+            row.ratio,
+            row.predicted_images_per_second,
+            row.deviation_percent,
+            gain(row.gain),
+            gain(row.predicted_gain),
+        )?;
+    }
+    let off = |row: &&Row| (row.compute_in_copies / row.compute_in_copies_wanted - 1.0).abs() > REGIME_OFF;
+    for row in figures.rows.iter().filter(off).filter(|row| Some(&row.slots) == figures.rows.first().map(|r| &r.slots))
+    {
+        let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
+        let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);
+        writeln!(out, "{regime}, batch {batch}: compute takes {is:.2} copies with {depth} convolutions, not {wanted}")?;
+    }
+    writeln!(out, "\nWith the upload: {INCLUDES}.")?;
+    writeln!(
+        out,
+        "ratio: the ring to its slowest engine alone. off: the prediction from the measurement. gain: over one slot."
+    )
+}
+
+/// A panel for each regime: ratio over slots, measured and predicted.
+fn plot(figures: &Figures, about: &str) -> Chart {
+    let mut panels: Vec<Panel> = Vec::new();
+    for row in &figures.rows {
+        let title = row.regime.name();
+        let index = panels.iter().position(|panel| panel.title == title).unwrap_or_else(|| {
+            let y = Axis::new("throughput / slowest engine alone").with_zero();
+            panels.push(Panel::new(title, Axis::new("slots"), y).line(1.0, "slowest engine alone"));
+            panels.len() - 1
+        });
+        let slots = row.slots as f64;
+        let predicted = row.predicted_images_per_second / row.slowest_images_per_second;
+        let measured = format!("batch {}", row.batch);
+        panels[index].point(Series::solid(&measured), slots, row.ratio);
+        panels[index].point(Series::dashed(&format!("{measured}, predicted")), slots, predicted);
+    }
+    Chart { title: "Overlap: the ring beside its slowest engine (with the upload)".into(), about: about.into(), panels }
+}

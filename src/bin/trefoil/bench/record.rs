@@ -1,0 +1,232 @@
+//! What a figure has to carry: commit, date, device, driver, clocks, temperature, options, model.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::Value;
+use trefoil::Device;
+
+use super::args::ReportArgs;
+use crate::setup;
+
+/// A benchmark's record, as `--json` prints and `--record` keeps it.
+#[derive(Serialize)]
+pub struct Record {
+    benchmark: &'static str,
+    trefoil: &'static str,
+    commit: String,
+    /// UTC, when it began.
+    date: String,
+    seconds: f64,
+    cores: usize,
+    device: String,
+    device_name: String,
+    /// Of the GPU, as nvidia-smi tells it.
+    driver: Option<String>,
+    /// Nothing where nvidia-smi tells nothing.
+    gpu: Option<Vec<GpuState>>,
+    model: Option<String>,
+    options: Value,
+    figures: Value,
+    #[serde(skip)]
+    began: Instant,
+    /// The GPU that nvidia-smi is asked about.
+    #[serde(skip)]
+    id: Option<String>,
+}
+
+/// The GPU at a moment.
+#[derive(Serialize)]
+struct GpuState {
+    at: String,
+    sm_mhz: Option<f64>,
+    memory_mhz: Option<f64>,
+    celsius: Option<f64>,
+    watt: Option<f64>,
+    /// What holds the clocks down: nvidia-smi's bits.
+    clocks_held_by: Option<String>,
+}
+
+impl Record {
+    /// Starts a record; also makes sure that what is to be written can be.
+    pub fn start(
+        benchmark: &'static str,
+        device: &Device,
+        model: Option<&str>,
+        options: Value,
+        args: &ReportArgs,
+    ) -> Result<Self> {
+        for file in [&args.record, &args.plot].into_iter().flatten() {
+            let opened = File::options().create(true).append(true).open(file);
+            opened.with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        let info = device.info();
+        let id = info.target.strip_prefix("cuda:").map(visible);
+        let mut record = Self {
+            benchmark,
+            trefoil: env!("CARGO_PKG_VERSION"),
+            commit: commit(args),
+            date: date(SystemTime::now()),
+            seconds: 0.0,
+            cores: setup::cores(),
+            device: info.target.clone(),
+            device_name: info.name.clone(),
+            driver: id.as_deref().and_then(|id| query(id, &["driver_version"])?.pop()?),
+            gpu: None,
+            model: model.map(str::to_owned),
+            options,
+            figures: Value::Null,
+            began: Instant::now(),
+            id,
+        };
+        record.note("start");
+        Ok(record)
+    }
+
+    /// Notes the GPU's clocks and temperature. Best right behind a measurement, while the clocks are still up.
+    pub fn note(&mut self, at: &str) {
+        let Some(id) = &self.id else { return };
+        let fields = ["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active"];
+        let Some(values) = query(id, &fields) else { return };
+        let number = |index: usize| values[index].as_ref()?.parse().ok();
+        self.gpu.get_or_insert_default().push(GpuState {
+            at: at.to_owned(),
+            sm_mhz: number(0),
+            memory_mhz: number(1),
+            celsius: number(2),
+            watt: number(3),
+            clocks_held_by: values[4].clone(),
+        });
+    }
+
+    /// One line that says of what the figures are.
+    pub fn headline(&self) -> String {
+        let driver = self.driver.as_ref().map_or_else(String::new, |driver| format!(", driver {driver}"));
+        let model = self.model.as_ref().map_or_else(String::new, |model| format!("{model} on "));
+        format!("{model}{} ({}){driver}, commit {}, {}", self.device, self.device_name, self.commit, self.date)
+    }
+
+    /// Prints the record or the table, and writes the files asked for.
+    pub fn finish(
+        mut self,
+        args: &ReportArgs,
+        figures: &impl Serialize,
+        table: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+        plot: impl FnOnce(&str) -> String,
+    ) -> Result<()> {
+        self.note("end");
+        self.figures = serde_json::to_value(figures)?;
+        self.seconds = self.began.elapsed().as_secs_f64();
+        if let Some(path) = &args.record {
+            write(path, &format!("{}\n", serde_json::to_string_pretty(&self)?))?;
+        }
+        if let Some(path) = &args.plot {
+            write(path, &plot(&self.headline()))?;
+        }
+        let mut out = io::stdout();
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(&self)?)?;
+        } else {
+            writeln!(out, "{}\n", self.headline())?;
+            table(&mut out)?;
+        }
+        Ok(())
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The option, TREFOIL_COMMIT, or what git says of the folder that the program lies in.
+fn commit(args: &ReportArgs) -> String {
+    let given = args.commit.clone().or_else(|| std::env::var("TREFOIL_COMMIT").ok());
+    let described = || {
+        let program = std::env::current_exe().ok()?;
+        let mut git = Command::new("git");
+        git.arg("-C").arg(program.parent()?);
+        git.args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
+        said(&mut git)
+    };
+    given.filter(|commit| !commit.is_empty()).or_else(described).unwrap_or_else(|| "unknown".into())
+}
+
+/// What nvidia-smi calls the GPU that CUDA gives this number.
+fn visible(ordinal: &str) -> String {
+    let list = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let named = ordinal.parse().ok().and_then(|index: usize| list.split(',').nth(index));
+    named.filter(|name| !name.is_empty()).unwrap_or(ordinal).trim().to_owned()
+}
+
+/// Fields of a GPU; nothing where there is no nvidia-smi, and for a field that it does not have.
+fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
+    let ask = |fields: &[&str]| {
+        let mut smi = Command::new("nvidia-smi");
+        smi.arg(format!("--id={id}")).arg(format!("--query-gpu={}", fields.join(",")));
+        said(smi.arg("--format=csv,noheader,nounits"))
+    };
+    let known = |value: &str| Some(value.trim().to_owned()).filter(|value| !value.starts_with('['));
+    match ask(fields) {
+        Some(line) if line.split(',').count() == fields.len() => Some(line.split(',').map(known).collect()),
+        _ if fields.len() == 1 => None,
+        // A field that this nvidia-smi does not have fails all.
+        _ => {
+            let each: Vec<_> = fields.iter().map(|field| ask(&[field]).as_deref().and_then(known)).collect();
+            each.iter().any(Option::is_some).then_some(each)
+        }
+    }
+}
+
+/// The first line of what a command prints, if it succeeds.
+fn said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    let line = String::from_utf8(output.stdout).ok()?.lines().next()?.trim().to_owned();
+    Some(line).filter(|line| !line.is_empty())
+}
+
+/// UTC, as in 2026-11-21T08:09:10Z.
+fn date(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let [hour, minute, second] = [seconds / 3600 % 24, seconds / 60 % 60, seconds % 60];
+    // Days from 1 March of the year 0, in cycles of 400 years of 146,097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153; // 0 is March
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = 400 * cycle + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (1_795_248_550, "2026-11-21T08:09:10Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_says_nothing() {
+        assert_eq!(said(&mut Command::new("no-such-command-anywhere")), None);
+        assert_eq!(said(Command::new("sh").args(["-c", "echo a; exit 3"])), None);
+        assert_eq!(said(Command::new("sh").args(["-c", "echo ' a '; echo b"])), Some("a".into()));
+    }
+}

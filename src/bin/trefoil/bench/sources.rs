@@ -1,0 +1,246 @@
+//! Random batches, and what the engine answers to each when it has nothing else to do: what is timed is checked.
+
+use std::collections::HashMap;
+
+use anyhow::{Result, bail, ensure};
+use trefoil::{Batch, Dtype, Engine, Output, TensorSpec};
+
+/// Batches in ordinary memory, with their answers of a run of one batch at a time.
+pub struct Sources {
+    rows: usize,
+    row_bytes: usize,
+    batches: Vec<Vec<u8>>,
+    /// By the first bytes of a batch: its number.
+    numbers: HashMap<[u8; ID_BYTES], usize>,
+    answers: Vec<Vec<u8>>,
+}
+
+const ID_BYTES: usize = 16;
+
+impl Sources {
+    /// Makes `count` batches of `rows` rows, runs them one at a time, and leaves every staging buffer of the engine
+    /// holding one of them.
+    pub fn learn(engine: &Engine, rows: usize, count: usize) -> Result<Self> {
+        let input = engine.input();
+        let batches: Vec<Vec<u8>> = (0..count).map(|number| random_batch(input, rows, number as u64 + 1)).collect();
+        let id = |(number, batch): (usize, &Vec<u8>)| (first_bytes(batch), number);
+        let numbers: HashMap<_, _> = batches.iter().enumerate().map(id).collect();
+        ensure!(numbers.len() == count, "internal error, please report it: batches that begin alike");
+        let mut sources = Self { rows, row_bytes: input.row_bytes, batches, numbers, answers: vec![Vec::new(); count] };
+        let staging = engine.credits()?.staging;
+        let mut held = (0..staging.max(count)).map(|number| (number, number % count)).peekable();
+        while held.peek().is_some() {
+            // All staging at once, or the same buffer would be lent again and again.
+            let lent: Vec<_> = held.by_ref().take(staging).collect();
+            let lent =
+                lent.into_iter().map(|(_, number)| Ok((number, engine.acquire()?))).collect::<Result<Vec<_>>>()?;
+            for (number, mut batch) in lent {
+                sources.fill(&mut batch, number);
+                let output = batch.submit(rows)?.wait()?;
+                let answer = (0..rows).flat_map(|row| output.row(row)).copied().collect::<Vec<u8>>();
+                let known = &mut sources.answers[number];
+                ensure!(known.is_empty() || *known == answer, "the same batch was answered in two ways, one at a time");
+                *known = answer;
+            }
+        }
+        let differ = sources.answers.windows(2).all(|pair| pair[0] != pair[1]);
+        ensure!(differ, "internal error, please report it: different batches with one answer");
+        Ok(sources)
+    }
+
+    /// Leaves every staging buffer holding one of the batches again.
+    pub fn restore(&self, engine: &Engine) -> Result<()> {
+        let staging = engine.credits()?.staging;
+        let lent = (0..staging).map(|_| engine.acquire()).collect::<Result<Vec<_>, _>>()?;
+        for (number, mut batch) in lent.into_iter().enumerate() {
+            self.fill(&mut batch, number);
+        }
+        Ok(())
+    }
+
+    /// Copies batch `number` into page-locked memory.
+    pub fn fill(&self, batch: &mut Batch, number: usize) {
+        let source = &self.batches[number % self.batches.len()];
+        for (row, pixels) in batch.rows_mut().zip(source.chunks_exact(self.row_bytes)) {
+            row.copy_from_slice(pixels);
+        }
+    }
+
+    /// Which batch the memory holds, by its first bytes.
+    pub fn number(&self, batch: &mut Batch) -> Result<usize> {
+        let number = self.numbers.get(&first_bytes(batch.row_mut(0))).copied();
+        number.map_or_else(|| bail!("internal error, please report it: page-locked memory with unknown pixels"), Ok)
+    }
+
+    /// Checks some of the answer, cheaply: the first, the last and one other row, a part of each that moves with
+    /// `turn`.
+    pub fn check_some(&self, number: usize, output: &Output, turn: usize) -> Result<()> {
+        const PART: usize = 512;
+        for row in [0, turn % self.rows, self.rows - 1] {
+            let bytes = output.row(row);
+            let parts = bytes.len().div_ceil(PART);
+            let at = turn % parts * PART;
+            let part = at..(at + PART).min(bytes.len());
+            self.compare(number, row, &bytes[part.clone()], part.start)?;
+        }
+        Ok(())
+    }
+
+    /// Checks the whole answer.
+    pub fn check_all(&self, number: usize, output: &Output) -> Result<()> {
+        (0..self.rows).try_for_each(|row| self.compare(number, row, output.row(row), 0))
+    }
+
+    fn compare(&self, number: usize, row: usize, bytes: &[u8], at: usize) -> Result<()> {
+        let answer = &self.answers[number % self.answers.len()];
+        let row_bytes = answer.len() / self.rows;
+        let expected = &answer[row * row_bytes + at..][..bytes.len()];
+        if bytes != expected {
+            let off = bytes.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
+            let word = (at + off) / 4;
+            bail!(
+                "wrong output: row {row} of batch {number}, word {word}, is not that of a run of one batch at a time"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Images in ordinary memory, with the answers that they have in a batch of each size, one batch at a time.
+pub struct Images {
+    pixels: Vec<Vec<u8>>,
+    /// By image, then by batch size: sizes run different kernels, which round differently.
+    answers: Vec<Vec<Vec<u8>>>,
+}
+
+impl Images {
+    /// Makes `count` images and runs them in batches of each of the engine's sizes.
+    pub fn learn(engine: &Engine, count: usize) -> Result<Self> {
+        let input = engine.input();
+        let pixels: Vec<_> = (0..count).map(|number| random_batch(input, 1, number as u64 + 1)).collect();
+        let mut answers = vec![Vec::new(); count];
+        for &size in engine.batch_sizes() {
+            for first in (0..count).step_by(size) {
+                let numbers: Vec<usize> = (first..first + size).map(|number| number % count).collect();
+                let mut batch = engine.acquire()?;
+                for (row, number) in batch.rows_mut().zip(&numbers) {
+                    row.copy_from_slice(&pixels[*number]);
+                }
+                let output = batch.submit(size)?.wait()?;
+                for (row, number) in numbers.into_iter().enumerate() {
+                    let known: &mut Vec<Vec<u8>> = &mut answers[number];
+                    if !known.iter().any(|answer| answer == output.row(row)) {
+                        known.push(output.row(row).to_vec());
+                    }
+                }
+            }
+        }
+        let differ = answers.windows(2).all(|pair| !pair[0].iter().any(|answer| pair[1].contains(answer)));
+        ensure!(differ, "internal error, please report it: different images with one answer");
+        Ok(Self { pixels, answers })
+    }
+
+    /// The pixels of image `number`.
+    pub fn pixels(&self, number: usize) -> &[u8] {
+        &self.pixels[number % self.pixels.len()]
+    }
+
+    /// All of them, as rows.
+    pub fn all(&self) -> &[Vec<u8>] {
+        &self.pixels
+    }
+
+    /// Checks that an answer is one that the image has in some batch.
+    pub fn check(&self, number: usize, answer: &[u8]) -> Result<()> {
+        let known = &self.answers[number % self.answers.len()];
+        ensure!(
+            known.iter().any(|known| known == answer),
+            "wrong output: the answer to image {number} is none that it has in batches run one at a time"
+        );
+        Ok(())
+    }
+}
+
+fn first_bytes(bytes: &[u8]) -> [u8; ID_BYTES] {
+    let mut first = [0; ID_BYTES];
+    let length = bytes.len().min(ID_BYTES);
+    first[..length].copy_from_slice(&bytes[..length]);
+    first
+}
+
+/// Rows of any bytes, or of floats in [-1, 1). The rows are one random row, turned round by some pixels.
+fn random_batch(spec: TensorSpec, rows: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let elem_bytes = spec.dtype.bytes();
+    let mut row: Vec<u8> = match spec.dtype {
+        Dtype::U8 => (0..spec.row_bytes).map(|_| random.next() as u8).collect(),
+        Dtype::F32 => (0..spec.shape.elems()).flat_map(|_| random.unit().to_le_bytes()).collect(),
+        // The upper half of an f32 would be a bf16; sign, a small exponent and random bits make a half below 1.
+        Dtype::F16 => {
+            (0..spec.shape.elems()).flat_map(|_| (0x3000 | (random.next() as u16 & 0x8bff)).to_le_bytes()).collect()
+        }
+    };
+    let mut batch = Vec::with_capacity(rows * spec.row_bytes);
+    for _ in 0..rows {
+        batch.extend_from_slice(&row);
+        row.rotate_left((97 * elem_bytes) % spec.row_bytes);
+    }
+    batch
+}
+
+/// xorshift64*.
+pub struct Random(u64);
+
+impl Random {
+    /// The same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self((seed ^ 0x9E37_79B9_7F4A_7C15).max(1)) // zero is the fixed point
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 8
+    }
+
+    /// In [-1, 1).
+    pub fn unit(&mut self) -> f32 {
+        (self.next() >> 32) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// In (0, 1].
+    pub fn positive(&mut self) -> f64 {
+        ((self.next() >> 3) + 1) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trefoil::Shape;
+
+    #[test]
+    fn batches_are_random_and_differ() {
+        for dtype in [Dtype::U8, Dtype::F16, Dtype::F32] {
+            let spec = TensorSpec::new(dtype, Shape::new(9, 7, 3));
+            let (one, two) = (random_batch(spec, 3, 1), random_batch(spec, 3, 2));
+            assert_eq!(one.len(), 3 * spec.row_bytes);
+            assert!(first_bytes(&one) != first_bytes(&two));
+            assert!(one.chunks(spec.row_bytes).collect::<Vec<_>>().windows(2).all(|pair| pair[0] != pair[1]));
+            assert!(one.iter().filter(|&&byte| byte == 0).count() * 8 < one.len());
+        }
+    }
+
+    #[test]
+    fn numbers_keep_to_their_ranges() {
+        let mut random = Random::new(1);
+        let units: Vec<f32> = (0..10_000).map(|_| random.unit()).collect();
+        assert!(units.iter().all(|x| (-1.0..1.0).contains(x)));
+        assert!(units.iter().sum::<f32>().abs() < 300.0);
+        let positives: Vec<f64> = (0..10_000).map(|_| random.positive()).collect();
+        assert!(positives.iter().all(|x| *x > 0.0 && *x <= 1.0));
+        let mean = positives.iter().sum::<f64>() / 10_000.0;
+        assert!((mean - 0.5).abs() < 0.02, "{mean}");
+    }
+}

@@ -1,0 +1,164 @@
+//! `trefoil trace`: a run with the recorder on, as a timeline file and an overlap report.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
+use serde::Serialize;
+use trefoil::{Engine, OutputKind, Ticket, TraceReport};
+
+use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
+use crate::setup::{self, Ring, Sizes};
+use crate::{Outcome, models, throughput};
+
+const DEFAULT_PRODUCERS: usize = 4;
+const DEFAULT_SECONDS: f64 = 2.0;
+/// Different random rows that producers copy.
+const RANDOM_ROWS: usize = 16;
+/// Batches that are remembered of a run over a time.
+const REMEMBERED: usize = 4096;
+/// And of a run over a number of batches at most.
+const MOST_BATCHES: usize = 65_536;
+
+/// Arguments of `trace`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil trace --batch 64 --producers 8 --batches 200 --out trace.json
+
+Threads fill batches with random bytes, submit them and wait. The file is a timeline of streams, slots and threads in
+the trace event format: open it at https://ui.perfetto.dev. The report says how busy each stage was, in all and in the
+middle half of the run, and how much of the copying lay under compute.")]
+pub struct TraceArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Rows of a batch [default: 32 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
+    batch: Option<usize>,
+    /// Batches on the device at once
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
+    slots: usize,
+    /// Threads that fill batches [default: 4, or as many as there are cores]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
+    producers: Option<usize>,
+    /// Run so many batches
+    #[arg(long, value_name = "N", value_parser = count::<MOST_BATCHES>, conflicts_with = "seconds")]
+    batches: Option<usize>,
+    /// Run so long, and keep the last 4096 batches [default: 2]
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// The timeline
+    #[arg(long, value_name = "FILE", default_value = "trace.json")]
+    out: PathBuf,
+    /// Print the report as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The report with what was run.
+#[derive(Serialize)]
+struct Figures<'a> {
+    model: &'a str,
+    device_name: &'a str,
+    batch: usize,
+    slots: usize,
+    producers: usize,
+    out: String,
+    #[serde(flatten)]
+    report: &'a TraceReport,
+}
+
+pub fn run(args: &TraceArgs) -> Result<Outcome> {
+    let (model, path) = models::open(args.place.model.as_deref())?;
+    let device = setup::open_device(args.place.device)?;
+    let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
+    let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
+    let output = OutputKind::Probabilities;
+    let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output };
+    let remembered = args.batches.unwrap_or(REMEMBERED);
+    let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
+    let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);
+    let load = Load {
+        engine: &engine,
+        rows: &rows,
+        batch,
+        batches: args.batches.unwrap_or(usize::MAX),
+        limit: args.batches.is_none().then(|| Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS))),
+        taken: AtomicUsize::new(0),
+    };
+    load.run(producers)?;
+
+    let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
+    let report = trace.report();
+    ensure!(report.batches > 0, "no batch was finished");
+    fs::write(&args.out, trace.to_chrome_json()).with_context(|| format!("cannot write {}", args.out.display()))?;
+    let mut out = io::stdout();
+    if args.json {
+        let (device_name, file) = (&*device.info().name, args.out.display().to_string());
+        let (model, slots) = (model.name(), args.slots);
+        let figures = Figures { model, device_name, batch, slots, producers, out: file, report: &report };
+        writeln!(out, "{}", serde_json::to_string(&figures)?)?;
+    } else {
+        writeln!(out, "device  {}", setup::describe(device.info()))?;
+        writeln!(out, "model   {} from {}", model.name(), path.display())?;
+        writeln!(out, "        batches of {batch}, {} slots, {producers} producers\n", args.slots)?;
+        writeln!(out, "{report}\n")?;
+        writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", args.out.display())?;
+    }
+    Ok(Outcome::AllGood)
+}
+
+/// Threads that fill, submit and wait.
+struct Load<'a> {
+    engine: &'a Engine,
+    rows: &'a [Vec<u8>],
+    batch: usize,
+    batches: usize,
+    limit: Option<Duration>,
+    /// Batches that a producer has begun.
+    taken: AtomicUsize,
+}
+
+impl Load<'_> {
+    fn run(&self, producers: usize) -> Result<()> {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let spawn = |index| {
+                let producer = thread::Builder::new().name(format!("trefoil-producer-{index}"));
+                producer.spawn_scoped(scope, move || self.produce(index, start)).context("cannot start a thread")
+            };
+            let started: Vec<_> = (0..producers).map(spawn).collect();
+            let join = |producer: Result<thread::ScopedJoinHandle<'_, Result<()>>>| {
+                producer?.join().unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a panic")))
+            };
+            // All are joined before the first error counts.
+            started.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
+        })
+    }
+
+    /// One producer: fills a batch while the one before it is computed.
+    fn produce(&self, index: usize, start: Instant) -> Result<()> {
+        let mut sources = self.rows.iter().cycle().skip(index);
+        let mut last: Option<Ticket> = None;
+        while self.limit.is_none_or(|limit| start.elapsed() < limit)
+            && self.taken.fetch_add(1, Ordering::Relaxed) < self.batches
+        {
+            let mut batch = self.engine.acquire()?;
+            for (row, source) in batch.rows_mut().zip(sources.by_ref()).take(self.batch) {
+                row.copy_from_slice(source);
+            }
+            if let Some(before) = last.replace(batch.submit(self.batch)?) {
+                drop(before.wait()?);
+            }
+        }
+        if let Some(ticket) = last {
+            drop(ticket.wait()?);
+        }
+        Ok(())
+    }
+}

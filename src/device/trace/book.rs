@@ -1,0 +1,333 @@
+//! What is remembered of each batch, as plain data. Every table has its size before the first batch.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use super::COPY_OUT;
+use crate::device::Access;
+
+/// Events a batch: begin and end of each stage of the device.
+pub(super) const MARKS: usize = 6;
+/// Looks at an event that are no further apart belong to one wait.
+const POLLED_WITHIN: f64 = 1e-3;
+/// Threads that get a name of their own.
+const MOST_THREADS: usize = 1024;
+/// No batch.
+const NONE: u64 = u64::MAX;
+
+pub(super) struct Book {
+    /// Batch `sequence` is at `sequence % entries.len()`, until a later one takes the place.
+    entries: Vec<Entry>,
+    /// Batches so far.
+    next: u64,
+    /// The batch that is being enqueued.
+    current: Option<Current>,
+    /// Page-locked buffers by address.
+    buffers: HashMap<u64, Buffer>,
+    /// The device's events, each with the batch whose last one it is.
+    last_events: HashMap<u64, u64>,
+    /// Names of the streams that are alive.
+    streams: HashMap<u64, String>,
+    /// Those of the stages, as they were last used.
+    stage_streams: [Option<u64>; 3],
+    threads: Threads,
+    closed: bool,
+}
+
+/// A batch.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    pub sequence: u64,
+    pub number: u64,
+    pub slot: usize,
+    pub rows: usize,
+    /// The recorder's events, which the place keeps.
+    pub marks: [u64; MARKS],
+    /// How many of them are recorded; it is in order.
+    recorded: usize,
+    pub fill: Option<Moments>,
+    pub submit: Option<Moments>,
+    pub wait: Option<Moments>,
+    pub read: Option<Moments>,
+    looks: Option<Moments>,
+}
+
+/// What a thread did, in seconds on the clock.
+#[derive(Clone, Copy)]
+pub(super) struct Moments {
+    pub thread: usize,
+    pub begin: f64,
+    pub end: f64,
+}
+
+struct Current {
+    sequence: u64,
+    /// The stage that has begun and not ended, and its stream.
+    open: Option<(usize, u64)>,
+}
+
+#[derive(Clone, Copy)]
+struct Buffer {
+    /// When its credit holder began to write.
+    writing_since: Option<f64>,
+    filled: Option<Moments>,
+    /// The batch whose result it has.
+    batch: u64,
+    reading_since: Option<f64>,
+}
+
+impl Book {
+    pub fn new(marks: Vec<u64>) -> Self {
+        let (marks, _) = marks.as_chunks::<MARKS>();
+        let empty = |&marks| Entry {
+            sequence: NONE,
+            number: 0,
+            slot: 0,
+            rows: 0,
+            marks,
+            recorded: 0,
+            fill: None,
+            submit: None,
+            wait: None,
+            read: None,
+            looks: None,
+        };
+        Self {
+            entries: marks.iter().map(empty).collect(),
+            next: 0,
+            current: None,
+            buffers: HashMap::new(),
+            last_events: HashMap::new(),
+            streams: HashMap::new(),
+            stage_streams: [None; 3],
+            threads: Threads::default(),
+            closed: false,
+        }
+    }
+
+    pub fn add_buffer(&mut self, addr: u64) {
+        let unused = Buffer { writing_since: None, filled: None, batch: NONE, reading_since: None };
+        self.buffers.insert(addr, unused);
+    }
+
+    pub fn remove_buffer(&mut self, addr: u64) {
+        self.buffers.remove(&addr);
+    }
+
+    pub fn add_event(&mut self, event: u64) {
+        self.last_events.insert(event, NONE);
+    }
+
+    pub fn remove_event(&mut self, event: u64) {
+        self.last_events.remove(&event);
+    }
+
+    pub fn add_stream(&mut self, stream: u64, name: &str) {
+        self.streams.insert(stream, name.to_owned());
+    }
+
+    pub fn remove_stream(&mut self, stream: u64) {
+        self.streams.remove(&stream);
+    }
+
+    /// Records nothing more; the batch that is being enqueued is not recorded either.
+    pub fn close(&mut self) {
+        self.closed = true;
+        if let Some(current) = self.current.take()
+            && let Some(entry) = self.entry(current.sequence)
+        {
+            entry.recorded = 0;
+        }
+    }
+
+    /// All events of its own.
+    pub fn marks(&self) -> Vec<u64> {
+        self.entries.iter().flat_map(|entry| entry.marks).collect()
+    }
+
+    fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
+        let place = (sequence % self.entries.len() as u64) as usize;
+        Some(&mut self.entries[place]).filter(|entry| entry.sequence == sequence && sequence != NONE)
+    }
+
+    pub fn begin(&mut self, addr: u64, access: Access, now: f64) {
+        let Some(buffer) = self.buffers.get_mut(&addr) else { return };
+        match access {
+            Access::Write => (buffer.writing_since, buffer.filled) = (Some(now), None),
+            Access::Read => {
+                buffer.reading_since = Some(now);
+                let (batch, thread) = (buffer.batch, self.threads.current());
+                let Some(entry) = self.entry(batch) else { return };
+                let polled = entry.looks.filter(|look| look.thread == thread && now - look.end < POLLED_WITHIN);
+                if let (None, Some(look)) = (entry.wait, polled) {
+                    entry.wait = Some(Moments { end: now, ..look });
+                }
+            }
+        }
+    }
+
+    pub fn end(&mut self, addr: u64, now: f64) {
+        let Some(buffer) = self.buffers.get_mut(&addr) else { return };
+        let thread = self.threads.current();
+        if let Some(begin) = buffer.writing_since.take() {
+            buffer.filled = Some(Moments { thread, begin, end: now });
+        } else if let Some(begin) = buffer.reading_since.take() {
+            let batch = buffer.batch;
+            if let Some(entry) = self.entry(batch) {
+                entry.read = Some(Moments { thread, begin, end: now });
+            }
+        }
+    }
+
+    /// A batch is enqueued from now on; it takes the place of the oldest one.
+    pub fn batch(&mut self, number: u64, [slot, rows]: [usize; 2], [staging, result]: [u64; 2], now: f64) {
+        if self.closed {
+            return;
+        }
+        let (sequence, thread) = (self.next, self.threads.current());
+        self.next += 1;
+        let fill = self.buffers.get_mut(&staging).and_then(|buffer| buffer.filled.take());
+        if let Some(buffer) = self.buffers.get_mut(&result) {
+            (buffer.batch, buffer.reading_since) = (sequence, None);
+        }
+        let place = (sequence % self.entries.len() as u64) as usize;
+        let marks = self.entries[place].marks;
+        let begin = fill.map_or(now, |fill| fill.end);
+        let submit = Some(Moments { thread, begin, end: now });
+        self.entries[place] = Entry {
+            sequence,
+            number,
+            slot,
+            rows,
+            marks,
+            recorded: 0,
+            fill,
+            submit,
+            wait: None,
+            read: None,
+            looks: None,
+        };
+        self.current = Some(Current { sequence, open: None });
+    }
+
+    pub fn enqueued(&mut self, now: f64) {
+        let Some(current) = self.current.take() else { return };
+        if let Some(submit) = self.entry(current.sequence).and_then(|entry| entry.submit.as_mut()) {
+            submit.end = now;
+        }
+    }
+
+    /// A copy or launch of `stage` comes next on `stream`: the event to record before it, if the stage begins with it.
+    pub fn stage_begins(&mut self, stage: usize, stream: u64) -> Option<u64> {
+        let current = self.current.as_mut().filter(|current| current.open.is_none())?;
+        current.open = Some((stage, stream));
+        let sequence = current.sequence;
+        self.stage_streams[stage] = Some(stream);
+        self.next_mark(sequence, 2 * stage)
+    }
+
+    /// `event` is recorded next on `stream`: the event of its own to record before it, if a stage ends there.
+    pub fn stage_ends(&mut self, event: u64, stream: u64) -> Option<u64> {
+        let current = self.current.as_mut()?;
+        let (stage, _) = current.open.take_if(|open| open.1 == stream)?;
+        let sequence = current.sequence;
+        if stage == COPY_OUT
+            && let Some(batch) = self.last_events.get_mut(&event)
+        {
+            *batch = sequence;
+        }
+        self.next_mark(sequence, 2 * stage + 1)
+    }
+
+    fn next_mark(&mut self, sequence: u64, index: usize) -> Option<u64> {
+        let entry = self.entry(sequence).filter(|entry| entry.recorded == index)?;
+        entry.recorded += 1;
+        Some(entry.marks[index])
+    }
+
+    /// The batch whose last event it is.
+    pub fn ended_by(&self, event: u64) -> Option<u64> {
+        self.last_events.get(&event).copied().filter(|&batch| batch != NONE)
+    }
+
+    /// The thread looked at the batch's last event.
+    pub fn looked(&mut self, batch: u64, before: f64, now: f64) {
+        let thread = self.threads.current();
+        let Some(entry) = self.entry(batch) else { return };
+        let goes_on = entry.looks.filter(|look| look.thread == thread && before - look.end < POLLED_WITHIN);
+        entry.looks = Some(Moments { thread, begin: goes_on.map_or(before, |look| look.begin), end: now });
+    }
+
+    /// The thread blocked on it.
+    pub fn waited(&mut self, batch: u64, begin: f64, end: f64) {
+        let thread = self.threads.current();
+        if let Some(entry) = self.entry(batch) {
+            entry.wait = Some(Moments { thread, begin, end });
+        }
+    }
+
+    /// The batches whose events are all recorded, oldest first, and how many were before them.
+    pub fn enqueued_batches(&self) -> (Vec<Entry>, u64) {
+        let oldest = self.next.saturating_sub(self.entries.len() as u64);
+        let place = |sequence: u64| self.entries[(sequence % self.entries.len() as u64) as usize];
+        let complete = |entry: &Entry| entry.recorded == MARKS;
+        ((oldest..self.next).map(place).filter(complete).collect(), oldest)
+    }
+
+    /// The oldest batch that still has its place.
+    pub fn oldest(&self) -> u64 {
+        self.next.saturating_sub(self.entries.len() as u64)
+    }
+
+    /// Names of the stages' streams.
+    pub fn stream_names(&self) -> [String; 3] {
+        let name = |stream: Option<u64>| stream.and_then(|stream| self.streams.get(&stream)).cloned();
+        self.stage_streams.map(|stream| name(stream).unwrap_or_default())
+    }
+
+    pub fn thread_names(&self) -> Vec<Arc<str>> {
+        self.threads.names.clone()
+    }
+}
+
+/// Threads in the order in which they were first seen.
+#[derive(Default)]
+struct Threads {
+    numbers: HashMap<ThreadId, usize>,
+    /// All different.
+    names: Vec<Arc<str>>,
+    taken: HashSet<Arc<str>>,
+}
+
+impl Threads {
+    /// The number of the calling thread.
+    fn current(&mut self) -> usize {
+        let thread = std::thread::current();
+        if let Some(&number) = self.numbers.get(&thread.id()) {
+            return number;
+        }
+        if self.names.len() >= MOST_THREADS {
+            return self.names.len() - 1;
+        }
+        let number = self.names.len();
+        let others = number + 1 == MOST_THREADS;
+        let own = match thread.name() {
+            _ if others => "other threads".to_owned(),
+            Some(name) => name.to_owned(),
+            None => format!("thread {number}"),
+        };
+        let mut name: Arc<str> = own.as_str().into();
+        for again in 2.. {
+            if self.taken.insert(name.clone()) {
+                break;
+            }
+            name = format!("{own} #{again}").into();
+        }
+        self.names.push(name);
+        if !others {
+            self.numbers.insert(thread.id(), number);
+        }
+        number
+    }
+}

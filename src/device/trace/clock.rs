@@ -1,0 +1,63 @@
+//! The host's clock, and what a device's events have to do with it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Events;
+use crate::device::sim::Sim;
+use crate::device::{Device, Kind, Priority};
+use crate::error::Error;
+
+/// Seconds since it was made; on a simulated device, seconds of virtual time.
+pub(super) enum Clock {
+    Wall(Instant),
+    Virtual(Arc<Sim>),
+}
+
+/// How often the base event is recorded; the recording that took the host least time to see counts.
+const ATTEMPTS: usize = 8;
+
+impl Clock {
+    pub fn of(device: &Device) -> Self {
+        match device.kind() {
+            Kind::Sim(sim) => Self::Virtual(sim.clone()),
+            _ => Self::Wall(Instant::now()),
+        }
+    }
+
+    pub fn now(&self) -> f64 {
+        match self {
+            Self::Wall(start) => start.elapsed().as_secs_f64(),
+            Self::Virtual(sim) => sim.now() as f64 * 1e-12,
+        }
+    }
+
+    /// Makes an event, has the device reach it, and says when that was: the middle of the time in which it must have
+    /// been. Waits for nothing but this event, on a stream of its own.
+    pub fn set_base(&self, events: &mut Events<'_>) -> Result<(u64, f64), Error> {
+        let inner = events.inner;
+        let stream = inner.stream_create(Priority::Normal, "trefoil-trace")?;
+        let best = (0..ATTEMPTS).try_fold(None, |best: Option<(u64, f64, f64)>, _| {
+            let event = events.add()?;
+            let before = self.now();
+            // SAFETY: event and stream were just made and live until the end of this function at least.
+            unsafe {
+                inner.event_record(event, stream)?;
+                while !inner.event_query(event)? {
+                    std::hint::spin_loop();
+                }
+            }
+            let took = self.now() - before;
+            let better = best.is_none_or(|(.., least)| took < least);
+            Ok(if better { Some((event, before + took / 2.0, took)) } else { best })
+        });
+        // SAFETY: made above, destroyed once; all that was enqueued on it is done, or the device failed.
+        let destroyed = unsafe { inner.stream_destroy(stream) };
+        let (base, at, _) = best?.expect("there is an attempt");
+        destroyed?;
+        let attempts = events.made.split_off(events.made.len() - ATTEMPTS);
+        super::destroy(inner, attempts.into_iter().filter(|&event| event != base));
+        events.made.push(base); // destroyed with the others if the recorder cannot be made
+        Ok((base, at))
+    }
+}

@@ -1,0 +1,254 @@
+//! The recorder: a wrapper of a device that notes when each stage of each batch ran.
+//!
+//! It passes every call on. Around the copies and the launch of a batch it records events with timing on the same
+//! streams, six a batch; what the host does it hears as [`Note`]s and sees as waits for the batch's last event. Events
+//! and tables are made when it is installed, for as many batches as it is to remember; afterwards it makes nothing
+//! and waits for nothing, and no lock of its own is held over a call of the device. A thread that is seen first is
+//! entered once.
+//!
+//! What it cannot do, it leaves: a failed call of its own ends the recording and is logged, it never reaches the ring.
+
+mod book;
+mod clock;
+mod read;
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::{Backend, Device, Note, Priority, Program, Run, Signal};
+use crate::error::Error;
+use crate::sync::lock;
+use book::{Book, MARKS};
+use clock::Clock;
+
+/// A device that records, for one ring.
+pub(crate) struct Recorder {
+    inner: Arc<dyn Backend>,
+    target: String,
+    clock: Clock,
+    book: Mutex<Book>,
+    /// The event that device times count from.
+    base: u64,
+    /// When it was reached, in seconds on the clock.
+    base_at: f64,
+    /// Set when a call of the recorder's own failed.
+    broken: AtomicBool,
+}
+
+/// The stages of the device, as indices.
+const COPY_IN: usize = 0;
+const COMPUTE: usize = 1;
+const COPY_OUT: usize = 2;
+
+/// Wraps `device` in a recorder that remembers the last `batches` batches. What is made of the new handle is recorded;
+/// it is for one ring.
+pub(crate) fn install(device: &Device, batches: usize) -> Result<(Device, Arc<Recorder>), Error> {
+    let recorder = Arc::new(Recorder::new(device, batches.max(1))?);
+    Ok((device.wrapped(|_| recorder.clone()), recorder))
+}
+
+impl Recorder {
+    fn new(device: &Device, batches: usize) -> Result<Self, Error> {
+        let clock = Clock::of(device);
+        let inner = device.0.backend.clone();
+        let mut events = Events { inner: &*inner, made: Vec::with_capacity(batches * MARKS + 1) };
+        for _ in 0..batches * MARKS {
+            events.add()?;
+        }
+        let (base, base_at) = clock.set_base(&mut events)?;
+        let marks = std::mem::take(&mut events.made).into_iter().filter(|&event| event != base).collect();
+        drop(events);
+        let target = device.info().target.clone();
+        let book = Mutex::new(Book::new(marks));
+        Ok(Self { inner, target, clock, book, base, base_at, broken: AtomicBool::new(false) })
+    }
+
+    /// Records one of its own events.
+    fn mark(&self, event: Option<u64>, stream: u64) {
+        let Some(event) = event else { return };
+        // SAFETY: the event is the recorder's until it is dropped; the stream is the caller's, who is using it now.
+        if let Err(error) = unsafe { self.inner.event_record(event, stream) } {
+            self.give_up(&error);
+        }
+    }
+
+    fn give_up(&self, error: &Error) {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            log::warn!("{}: the recording ends: {error}", self.target);
+        }
+        lock(&self.book).close();
+    }
+
+    /// Tells the book what the host does, and when.
+    fn enter(&self, note: Note) {
+        let now = self.clock.now();
+        let mut book = lock(&self.book);
+        match note {
+            Note::Begin(span, access) => book.begin(span.addr, access, now),
+            Note::End(span) => book.end(span.addr, now),
+            Note::Batch { number, slot, rows, staging, result } => {
+                book.batch(number, [slot, rows], [staging.addr, result.addr], now);
+            }
+            Note::Enqueued => book.enqueued(now),
+            Note::Taken(_) | Note::Freed(_) | Note::Published => {}
+        }
+    }
+}
+
+/// Events being made; what is left of them when it is dropped is destroyed.
+struct Events<'a> {
+    inner: &'a dyn Backend,
+    made: Vec<u64>,
+}
+
+impl Events<'_> {
+    fn add(&mut self) -> Result<u64, Error> {
+        let event = self.inner.event_create(true)?;
+        self.made.push(event);
+        Ok(event)
+    }
+}
+
+impl Drop for Events<'_> {
+    fn drop(&mut self) {
+        destroy(self.inner, self.made.drain(..));
+    }
+}
+
+fn destroy(inner: &dyn Backend, events: impl Iterator<Item = u64>) {
+    // SAFETY: made by the recorder, destroyed once; nothing refers to them any more.
+    let failed = events.map(|event| unsafe { inner.event_destroy(event) }).filter_map(Result::err).last();
+    if let Some(error) = failed {
+        log::warn!("dropping the events of a recorder: {error}");
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let marks = lock(&self.book).marks();
+        destroy(&*self.inner, marks.into_iter().chain([self.base]));
+    }
+}
+
+impl Backend for Recorder {
+    fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error> {
+        let stream = self.inner.stream_create(priority, name)?;
+        lock(&self.book).add_stream(stream, name);
+        Ok(stream)
+    }
+
+    unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Error> {
+        lock(&self.book).remove_stream(stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.stream_destroy(stream) }
+    }
+
+    fn event_create(&self, timing: bool) -> Result<u64, Error> {
+        let event = self.inner.event_create(timing)?;
+        lock(&self.book).add_event(event);
+        Ok(event)
+    }
+
+    unsafe fn event_destroy(&self, event: u64) -> Result<(), Error> {
+        lock(&self.book).remove_event(event);
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_destroy(event) }
+    }
+
+    unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
+        let end = lock(&self.book).stage_ends(event, stream);
+        self.mark(end, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.event_record(event, stream) }
+    }
+
+    unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.stream_wait(stream, event) }
+    }
+
+    unsafe fn event_query(&self, event: u64) -> Result<bool, Error> {
+        let batch = lock(&self.book).ended_by(event);
+        let before = batch.map(|_| self.clock.now());
+        // SAFETY: by the caller.
+        let done = unsafe { self.inner.event_query(event) };
+        if let (Some(batch), Some(before)) = (batch, before) {
+            let now = self.clock.now();
+            lock(&self.book).looked(batch, before, now);
+        }
+        done
+    }
+
+    unsafe fn event_wait(&self, event: u64) -> Result<(), Error> {
+        let batch = lock(&self.book).ended_by(event);
+        let before = batch.map(|_| self.clock.now());
+        // SAFETY: by the caller.
+        let done = unsafe { self.inner.event_wait(event) };
+        if let (Some(batch), Some(before), true) = (batch, before, done.is_ok()) {
+            let now = self.clock.now();
+            lock(&self.book).waited(batch, before, now);
+        }
+        done
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.elapsed_ms(start, end) }
+    }
+
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.notify(stream, signal) }
+    }
+
+    fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
+        let ptr = self.inner.host_alloc(bytes)?;
+        lock(&self.book).add_buffer(ptr.as_ptr() as u64);
+        Ok(ptr)
+    }
+
+    unsafe fn host_free(&self, ptr: NonNull<u8>, bytes: usize) -> Result<(), Error> {
+        lock(&self.book).remove_buffer(ptr.as_ptr() as u64);
+        // SAFETY: by the caller.
+        unsafe { self.inner.host_free(ptr, bytes) }
+    }
+
+    fn device_alloc(&self, bytes: usize) -> Result<u64, Error> {
+        self.inner.device_alloc(bytes)
+    }
+
+    unsafe fn device_free(&self, addr: u64, bytes: usize) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.device_free(addr, bytes) }
+    }
+
+    unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
+        let begin = lock(&self.book).stage_begins(COPY_IN, stream);
+        self.mark(begin, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_in(dst, src, bytes, stream) }
+    }
+
+    unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        let begin = lock(&self.book).stage_begins(COPY_OUT, stream);
+        self.mark(begin, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_out(dst, src, bytes, stream) }
+    }
+
+    unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
+        let begin = lock(&self.book).stage_begins(COMPUTE, stream);
+        self.mark(begin, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.launch(program, run, stream) }
+    }
+
+    fn note(&self, note: Note) -> Result<(), Error> {
+        self.enter(note);
+        self.inner.note(note)
+    }
+}
+
+#[cfg(test)]
+mod tests;

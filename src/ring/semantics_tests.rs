@@ -1,0 +1,204 @@
+//! What each call waits for, in virtual time: a call that waits for the device moves the clock to the end of exactly
+//! what it waited for, one that does not leaves it where it is. `docs/semantics.md` names these tests.
+//!
+//! Uploads take 1 ms, the model 10 ms, downloads 2 ms; three slots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Batch, Close, Core, RingSpec, Ticket, Waiting};
+use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
+use crate::device::{Device, Kind, Priority};
+use crate::error::Error;
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+
+const MS: Picos = 1_000_000_000;
+const MODEL: Picos = 10 * MS;
+const SOON: Duration = Duration::from_secs(5);
+
+struct Setup {
+    sim: Arc<Sim>,
+    device: Device,
+    core: Arc<Core>,
+}
+
+/// With `polls_advance`, a look at an event that is not done lets the next thing happen.
+fn setup(staging: usize, results: usize, polls_advance: bool) -> Setup {
+    setup_with(3, staging, results, polls_advance)
+}
+
+fn setup_with(slots: usize, staging: usize, results: usize, polls_advance: bool) -> Setup {
+    let (rate_in, rate_out) = (ROW_ALIGN as f64 * 1e3, ROW_ALIGN as f64 * 5e2);
+    let link = Link { in_alone: rate_in, in_duplex: rate_in, out_alone: rate_out, out_duplex: rate_out, overhead: 0 };
+    let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance });
+    let sim = Arc::new(sim);
+    let device = Device::new(Kind::Sim(sim.clone()), info).checked();
+    let core = ring(&device, &sim, [slots, staging, results], Waiting::Block);
+    Setup { sim, device, core }
+}
+
+/// A ring whose threads sleep until they are called back, and so never move the clock.
+fn setup_called_back() -> Setup {
+    let setup = setup(8, 8, false);
+    let core = ring(&setup.device, &setup.sim, [3, 8, 8], Waiting::Callback);
+    Setup { sim: setup.sim.clone(), device: setup.device.clone(), core }
+}
+
+fn ring(device: &Device, sim: &Arc<Sim>, [slots, staging, results]: [usize; 3], waiting: Waiting) -> Arc<Core> {
+    let program = SimProgram::new(device, sim, &[(1, MODEL)], ROW_ALIGN, slots).unwrap();
+    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+    let spec = RingSpec {
+        staging,
+        results,
+        priority: Priority::Normal,
+        acquire_limit: SOON,
+        waiting,
+        output_kind: OutputKind::Features,
+        input: row,
+        output: row,
+    };
+    Core::build(device, Arc::new(program), spec).unwrap()
+}
+
+impl Setup {
+    fn batch(&self) -> Batch {
+        self.core.acquire(SOON).unwrap()
+    }
+
+    fn submit(&self) -> Ticket {
+        self.batch().submit(1).unwrap()
+    }
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        self.sim.drain(); // whatever a test left in flight
+        assert!(self.device.fault().is_none(), "{:?}", self.device.fault());
+    }
+}
+
+#[test]
+fn acquire_and_submit_wait_for_nothing_while_staging_is_free() {
+    let setup = setup(8, 8, false);
+    let tickets: Vec<Ticket> = (0..8).map(|_| setup.submit()).collect();
+    assert_eq!(setup.sim.now(), 0, "eight batches enqueued on three slots, and no time has passed");
+    assert!(tickets.iter().all(|ticket| !ticket.is_ready().unwrap()));
+    setup.sim.drain();
+}
+
+#[test]
+fn acquire_without_staging_waits_for_the_oldest_upload_and_no_longer() {
+    let setup = setup(2, 8, true);
+    let _tickets = [setup.submit(), setup.submit()];
+    let _batch = setup.batch();
+    assert_eq!(setup.sim.now(), MS, "the first upload's end; its model has just begun");
+}
+
+#[test]
+fn page_locked_input_is_free_when_its_upload_ends_and_not_before() {
+    let setup = setup(1, 8, false);
+    let _ticket = setup.submit();
+    setup.sim.advance_to(MS - 1);
+    assert!(matches!(setup.core.acquire(Duration::ZERO), Err(Error::Timeout { .. })));
+    setup.sim.advance_to(MS);
+    drop(setup.core.acquire(Duration::ZERO).unwrap());
+}
+
+#[test]
+fn a_ticket_waits_for_its_own_batch_only() {
+    let setup = setup(8, 8, false);
+    let tickets: Vec<Ticket> = (0..4).map(|_| setup.submit()).collect();
+    let mut ready = Vec::new();
+    for ticket in tickets {
+        drop(ticket.wait().unwrap());
+        ready.push(setup.sim.now());
+    }
+    let done = |batch: u64| MS + (batch + 1) * MODEL + 2 * MS;
+    assert_eq!(ready, [done(0), done(1), done(2), done(3)], "each at its own download's end");
+}
+
+#[test]
+fn a_ticket_waits_for_no_other_ring() {
+    let setup = setup(8, 8, false);
+    let other = ring(&setup.device, &setup.sim, [3, 8, 8], Waiting::Block);
+    let mine = setup.submit();
+    let theirs: Vec<Ticket> = (0..8).map(|_| other.acquire(SOON).unwrap().submit(1).unwrap()).collect();
+    drop(mine.wait().unwrap());
+    assert_eq!(setup.sim.now(), MS + MODEL + 2 * MS, "not for the eight batches of the other ring");
+    setup.sim.drain();
+    drop(theirs);
+}
+
+#[test]
+fn uploads_run_under_the_model_of_earlier_batches() {
+    let setup = setup(8, 8, false);
+    let tickets: Vec<Ticket> = (0..3).map(|_| setup.submit()).collect();
+    setup.sim.advance_to(3 * MS);
+    let is_uploaded = |staging: usize| setup.core.staging[staging].uploaded.is_done().unwrap();
+    assert!((0..3).all(is_uploaded), "three uploads done, the first model is running");
+    assert!(!tickets[0].is_ready().unwrap());
+    setup.sim.drain();
+}
+
+#[test]
+fn looking_and_waiting_with_a_limit_do_not_wait_for_the_device() {
+    let setup = setup_called_back();
+    let ticket = setup.submit();
+    assert!(!ticket.is_ready().unwrap());
+    let ticket = ticket.wait_for(Duration::from_millis(1)).unwrap().expect_err("no time passes by itself");
+    assert_eq!(setup.sim.now(), 0);
+    setup.sim.drain();
+    drop(ticket.wait().unwrap());
+}
+
+#[test]
+fn drops_wait_for_nothing() {
+    let setup = setup_called_back();
+    let ticket = setup.submit();
+    setup.sim.drain();
+    let read = ticket.wait().unwrap();
+    let before = setup.sim.now();
+    drop(setup.batch()); // never submitted
+    let mut tickets: Vec<Ticket> = (0..4).map(|_| setup.submit()).collect();
+    drop(tickets.pop());
+    drop(read);
+    assert_eq!(setup.sim.now(), before);
+    setup.sim.drain();
+}
+
+#[test]
+fn a_result_is_free_when_its_output_is_dropped() {
+    let setup = setup(8, 1, true);
+    let output = setup.submit().wait().unwrap();
+    assert!(matches!(setup.core.acquire(Duration::ZERO), Err(Error::Timeout { credits, .. }) if credits.unread == 1));
+    drop(output);
+    drop(setup.batch());
+}
+
+#[test]
+fn close_waits_for_what_is_in_flight() {
+    for how in [Close::Drain, Close::Abort] {
+        let setup = setup(8, 8, true);
+        let tickets: Vec<Ticket> = (0..3).map(|_| setup.submit()).collect();
+        setup.core.close(how, SOON).unwrap();
+        assert_eq!(setup.sim.now(), MS + 3 * MODEL + 2 * MS, "the last download's end");
+        assert!(matches!(setup.core.acquire(SOON), Err(Error::Closed)));
+        for ticket in tickets {
+            assert_eq!(ticket.wait().is_ok(), how == Close::Drain);
+        }
+    }
+}
+
+#[test]
+fn one_slot_is_serial_but_for_the_copies() {
+    let setup = setup_with(1, 4, 4, false);
+    let tickets: Vec<Ticket> = (0..3).map(|_| setup.submit()).collect();
+    let mut ready = Vec::new();
+    for ticket in tickets {
+        drop(ticket.wait().unwrap());
+        ready.push(setup.sim.now());
+    }
+    // The second upload begins when the first model ends, at 11, and runs under the download, which ends at 13; only
+    // then may the second model write the slot's output.
+    assert_eq!(ready, [13 * MS, 25 * MS, 37 * MS]);
+}

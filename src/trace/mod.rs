@@ -1,0 +1,151 @@
+//! What happened when: the intervals of recorded batches as plain data, the overlap in them, and a timeline file.
+
+mod chrome;
+mod report;
+mod spans;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
+
+/// What finished on an engine that records, batch by batch; [`Engine::trace`](crate::Engine::trace) gives it.
+///
+/// Times are seconds on the host's clock, from the engine's build. Device times are those of timing events, moved to
+/// the host's clock by an event that was recorded at the build and, where that put a copy before its submission or a
+/// result behind its wait, by the little that is needed to undo it.
+///
+/// ```
+/// use trefoil::model::Model;
+/// use trefoil::{Device, Engine, Target, TraceStage};
+/// let model = Model::open("weights/convnet28")?;
+/// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// for _ in 0..3 {
+///     engine.acquire()?.submit(4)?.wait()?;
+/// }
+/// let trace = engine.trace().expect("the engine records");
+/// let computed = trace.intervals().iter().filter(|interval| interval.stage == TraceStage::Compute);
+/// assert_eq!(computed.count(), 3);
+/// println!("{}", trace.report());
+/// std::fs::write(std::env::temp_dir().join("trace.json"), trace.to_chrome_json()).unwrap(); // opens in Perfetto
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    intervals: Vec<TraceInterval>,
+    device: String,
+    /// Names of the three streams, in the order of the stages.
+    streams: [String; 3],
+    dropped: u64,
+}
+
+/// A stage of one batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceInterval {
+    /// Counts the engine's batches, from 0.
+    pub batch: u64,
+    /// The slot that served it.
+    pub slot: usize,
+    /// Rows submitted.
+    pub rows: usize,
+    /// What was done.
+    pub stage: TraceStage,
+    /// The host thread that did it, for the host's stages; the names are distinct.
+    pub thread: Option<Arc<str>>,
+    /// Seconds from the engine's build.
+    pub begin: f64,
+    /// Seconds from the engine's build.
+    pub end: f64,
+}
+
+/// What is done with a batch, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TraceStage {
+    /// The host has the batch: from its acquisition to its submission.
+    Fill,
+    /// The host enqueues it.
+    Submit,
+    /// Staging → device.
+    CopyIn,
+    /// The model's program.
+    Compute,
+    /// Device → result.
+    CopyOut,
+    /// A host thread blocks on the result.
+    Wait,
+    /// The host has the result: from its delivery to the drop of the output.
+    Read,
+}
+
+impl TraceStage {
+    /// All, in order.
+    pub const ALL: [Self; 7] =
+        [Self::Fill, Self::Submit, Self::CopyIn, Self::Compute, Self::CopyOut, Self::Wait, Self::Read];
+    /// Those of the device, in order.
+    pub const DEVICE: [Self; 3] = [Self::CopyIn, Self::Compute, Self::CopyOut];
+
+    /// Whether the device does it.
+    pub fn is_device(self) -> bool {
+        Self::DEVICE.contains(&self)
+    }
+}
+
+impl fmt::Display for TraceStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fill => "fill",
+            Self::Submit => "submit",
+            Self::CopyIn => "copy-in",
+            Self::Compute => "compute",
+            Self::CopyOut => "copy-out",
+            Self::Wait => "wait",
+            Self::Read => "read",
+        })
+    }
+}
+
+impl TraceInterval {
+    /// How long it took, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.end - self.begin
+    }
+}
+
+impl Trace {
+    pub(crate) fn new(intervals: Vec<TraceInterval>, device: String, streams: [String; 3], dropped: u64) -> Self {
+        Self { intervals, device, streams, dropped }
+    }
+
+    /// Every interval that finished, by batch, then by stage. A batch is there once the device has finished it; its
+    /// wait and its read are there when they are over.
+    pub fn intervals(&self) -> &[TraceInterval] {
+        &self.intervals
+    }
+
+    /// Those of one stage, by batch.
+    pub fn stage(&self, stage: TraceStage) -> impl Iterator<Item = &TraceInterval> {
+        self.intervals.iter().filter(move |interval| interval.stage == stage)
+    }
+
+    /// Batches that were finished before the oldest one here, and are forgotten.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// How busy the stages were and how much of the copying lay under compute.
+    pub fn report(&self) -> TraceReport {
+        report::report(self)
+    }
+
+    /// The timeline in the trace event format, as Perfetto (<https://ui.perfetto.dev>) and `chrome://tracing` open it:
+    /// rows for the streams, the slots and the host's threads.
+    pub fn to_chrome_json(&self) -> String {
+        chrome::json(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,231 @@
+//! Figures of a trace: how busy, how much overlap, how long.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::spans::{Span, common, covered, gaps, total};
+use super::{Trace, TraceInterval, TraceStage};
+
+/// How busy the stages of a [`Trace`] were and how much of the copying lay under compute. Times are in seconds, shares
+/// from 0 to 1.
+///
+/// The whole is from the first copy-in to the last copy-out; the middle half leaves a quarter of it out at each end,
+/// where the ring fills and drains.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TraceReport {
+    /// The device.
+    pub device: String,
+    /// Batches in the trace.
+    pub batches: usize,
+    /// Their rows.
+    pub rows: usize,
+    /// Older batches that were forgotten.
+    pub dropped: u64,
+    /// Length of the whole.
+    pub seconds: f64,
+    /// The stages that occurred, in order.
+    pub stages: Vec<TraceStageReport>,
+    /// The device's stage with the longest work in all.
+    pub slowest: TraceStage,
+    /// When it had none, in the middle half.
+    pub gaps: TraceGaps,
+    /// Share of the copying, of either direction, that lies under compute, over the whole.
+    pub copy_under_compute: f64,
+    /// The same in the middle half.
+    pub copy_under_compute_middle: f64,
+    /// Rows a second, by the batches that finished in the middle half.
+    pub images_per_second: f64,
+    /// From the call of submit to the end of the download.
+    pub latency: TraceLatency,
+}
+
+/// One stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TraceStageReport {
+    /// Which.
+    pub stage: TraceStage,
+    /// How long it was under way for at least one batch.
+    pub busy_seconds: f64,
+    /// That, as a share of the whole; host stages of many threads overlap, and count once.
+    pub busy: f64,
+    /// The share of the middle half.
+    pub busy_middle: f64,
+    /// What a batch took, in the mean.
+    pub mean: f64,
+    /// The percentiles.
+    #[serde(flatten)]
+    pub spread: TraceLatency,
+}
+
+/// Percentiles of a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TraceLatency {
+    /// The median.
+    pub p50: f64,
+    /// Nine in ten take no longer.
+    pub p90: f64,
+    /// 99 in a hundred take no longer.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// Times in which a stage had nothing under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TraceGaps {
+    /// How many.
+    pub count: usize,
+    /// How long in all.
+    pub seconds: f64,
+    /// How long the longest was.
+    pub longest: f64,
+}
+
+pub(super) fn report(trace: &Trace) -> TraceReport {
+    let (whole, middle) = windows(trace);
+    let spans = |stage, window| covered(trace.stage(stage).map(span), window);
+    let under_compute = |window| {
+        let copies = covered(trace.stage(TraceStage::CopyIn).chain(trace.stage(TraceStage::CopyOut)).map(span), window);
+        share(common(&copies, &spans(TraceStage::Compute, window)), total(&copies))
+    };
+    let stages: Vec<TraceStageReport> =
+        TraceStage::ALL.into_iter().filter_map(|stage| of_stage(trace, stage, whole, middle)).collect();
+    let on_device = stages.iter().filter(|report| report.stage.is_device());
+    let slowest = on_device.max_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
+    let slowest = slowest.map_or(TraceStage::Compute, |report| report.stage);
+    let idle = gaps(&spans(slowest, middle), middle);
+    TraceReport {
+        device: trace.device.clone(),
+        batches: trace.stage(TraceStage::CopyOut).count(),
+        rows: trace.stage(TraceStage::CopyOut).map(|interval| interval.rows).sum(),
+        dropped: trace.dropped,
+        seconds: whole.1 - whole.0,
+        stages,
+        slowest,
+        gaps: TraceGaps {
+            count: idle.len(),
+            seconds: total(&idle),
+            longest: idle.iter().map(|gap| gap.1 - gap.0).fold(0.0, f64::max),
+        },
+        copy_under_compute: under_compute(whole),
+        copy_under_compute_middle: under_compute(middle),
+        images_per_second: throughput(trace, whole, middle),
+        latency: latency(trace),
+    }
+}
+
+fn span(interval: &TraceInterval) -> Span {
+    (interval.begin, interval.end)
+}
+
+fn share(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// From the first copy-in to the last copy-out, and the middle half of it.
+fn windows(trace: &Trace) -> (Span, Span) {
+    let on_device = || trace.intervals.iter().filter(|interval| interval.stage.is_device());
+    let begin = on_device().map(|interval| interval.begin).fold(f64::INFINITY, f64::min);
+    let end = on_device().map(|interval| interval.end).fold(f64::NEG_INFINITY, f64::max);
+    if begin > end {
+        return ((0.0, 0.0), (0.0, 0.0));
+    }
+    let quarter = (end - begin) / 4.0;
+    ((begin, end), (begin + quarter, end - quarter))
+}
+
+fn of_stage(trace: &Trace, stage: TraceStage, whole: Span, middle: Span) -> Option<TraceStageReport> {
+    let times: Vec<f64> = trace.stage(stage).map(TraceInterval::seconds).collect();
+    if times.is_empty() {
+        return None;
+    }
+    let busy = |window| total(&covered(trace.stage(stage).map(span), window));
+    Some(TraceStageReport {
+        stage,
+        busy_seconds: busy(whole),
+        busy: share(busy(whole), whole.1 - whole.0),
+        busy_middle: share(busy(middle), middle.1 - middle.0),
+        mean: times.iter().sum::<f64>() / times.len() as f64,
+        spread: TraceLatency::of(times),
+    })
+}
+
+/// Rows a second between the first and the last end within the middle half; where that says nothing, over the whole.
+fn throughput(trace: &Trace, whole: Span, middle: Span) -> f64 {
+    let inside = |interval: &&TraceInterval| (middle.0..=middle.1).contains(&interval.end);
+    let ended: Vec<&TraceInterval> = trace.stage(TraceStage::CopyOut).filter(inside).collect();
+    if let [first, rest @ .., last] = &ended[..]
+        && last.end > first.end
+    {
+        let rows: usize = rest.iter().chain([last]).map(|interval| interval.rows).sum();
+        return rows as f64 / (last.end - first.end);
+    }
+    let rows: usize = trace.stage(TraceStage::CopyOut).map(|interval| interval.rows).sum();
+    share(rows as f64, whole.1 - whole.0)
+}
+
+fn latency(trace: &Trace) -> TraceLatency {
+    let mut done = trace.stage(TraceStage::CopyOut).peekable();
+    let mut times = Vec::new();
+    for submit in trace.stage(TraceStage::Submit) {
+        while done.next_if(|interval| interval.batch < submit.batch).is_some() {}
+        if let Some(interval) = done.next_if(|interval| interval.batch == submit.batch) {
+            times.push(interval.end - submit.begin);
+        }
+    }
+    TraceLatency::of(times)
+}
+
+impl TraceLatency {
+    /// Each is the smallest time that at least the part asked for does not exceed; zeros of none.
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        let Some(last) = times.len().checked_sub(1) else { return Self::default() };
+        let at = |percent: usize| times[(times.len() * percent).div_ceil(100).saturating_sub(1).min(last)];
+        Self { p50: at(50), p90: at(90), p99: at(99), max: at(100) }
+    }
+}
+
+/// A time in a unit that suits it.
+struct Time(f64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            s if s < 1e-3 => format!("{:.1} us", s * 1e6),
+            s if s < 1.0 => format!("{:.3} ms", s * 1e3),
+            s => format!("{s:.3} s"),
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for TraceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, batches, rows, dropped, .. } = self;
+        write!(f, "{device}: {batches} batches, {rows} images in {}", Time(self.seconds))?;
+        writeln!(f, "{}", if *dropped > 0 { format!("; {dropped} older batches forgotten") } else { String::new() })?;
+        if *batches == 0 {
+            return write!(f, "nothing has finished");
+        }
+        let heads = ["busy", "middle", "mean", "median", "90 %", "99 %", "max"];
+        write!(f, "{:<9}", "stage")?;
+        heads.iter().try_for_each(|head| write!(f, " {head:>10}"))?;
+        for TraceStageReport { stage, busy, busy_middle, mean, spread, .. } in &self.stages {
+            let (busy, middle) = (format!("{:.1} %", 100.0 * busy), format!("{:.1} %", 100.0 * busy_middle));
+            write!(f, "\n{stage:<9} {busy:>10} {middle:>10}")?;
+            [*mean, spread.p50, spread.p90, spread.p99, spread.max]
+                .iter()
+                .try_for_each(|&time| write!(f, " {:>10}", Time(time)))?;
+        }
+        let [under, middle] = [self.copy_under_compute, self.copy_under_compute_middle].map(|part| 100.0 * part);
+        write!(f, "\ncopy time under compute: {middle:.1} % in the middle half, {under:.1} % in all")?;
+        let TraceGaps { count, seconds, longest } = self.gaps;
+        write!(f, "\nslowest stage: {}", self.slowest)?;
+        write!(f, "; {count} gaps in the middle half, {} in all, the longest {}", Time(seconds), Time(longest))?;
+        write!(f, "\n{:.1} images/s; from submit to done: ", self.images_per_second)?;
+        let TraceLatency { p50, p90, p99, max } = self.latency;
+        write!(f, "median {}, 90 % {}, 99 % {}, max {}", Time(p50), Time(p90), Time(p99), Time(max))
+    }
+}

@@ -1,0 +1,132 @@
+//! Figures and files of schedules that are worked out by hand.
+
+use serde_json::Value;
+
+use super::*;
+
+/// A batch: copy-in, compute and copy-out in milliseconds, submitted when its copy-in begins.
+fn batch(number: u64, stages: [(f64, f64); 3]) -> Vec<TraceInterval> {
+    let interval = |stage, (begin, end): (f64, f64), thread| TraceInterval {
+        batch: number,
+        slot: number as usize % 3,
+        rows: 10,
+        stage,
+        thread,
+        begin: begin * 1e-3,
+        end: end * 1e-3,
+    };
+    let submitted = (stages[0].0, stages[0].0 + 0.5);
+    let submit = interval(TraceStage::Submit, submitted, Some("producer".into()));
+    let on_device = TraceStage::DEVICE.into_iter().zip(stages).map(|(stage, span)| interval(stage, span, None));
+    std::iter::once(submit).chain(on_device).collect()
+}
+
+fn trace(batches: &[[(f64, f64); 3]]) -> Trace {
+    let intervals = batches.iter().zip(0..).flat_map(|(stages, number)| batch(number, *stages)).collect();
+    Trace::new(intervals, "sim".into(), ["in", "compute", "out"].map(String::from), 0)
+}
+
+fn near(got: f64, want: f64) {
+    assert!((got - want).abs() < 1e-9, "got {got}, want {want}");
+}
+
+/// Four batches on 16 ms: compute from 2 to 14 with a gap of 1, copies of 2 and 1.
+fn schedule() -> Trace {
+    trace(&[
+        [(0.0, 2.0), (2.0, 5.0), (5.0, 6.0)],
+        [(2.0, 4.0), (5.0, 8.0), (8.0, 9.0)],
+        [(4.0, 6.0), (9.0, 12.0), (12.0, 13.0)],
+        [(6.0, 8.0), (12.0, 15.0), (15.0, 16.0)],
+    ])
+}
+
+#[test]
+fn the_figures_are_those_worked_out_by_hand() {
+    let report = schedule().report();
+    assert_eq!((report.batches, report.rows, report.dropped), (4, 40, 0));
+    near(report.seconds, 16e-3);
+    let of = |stage| report.stages.iter().find(|report| report.stage == stage).unwrap();
+    let compute = of(TraceStage::Compute);
+    near(compute.busy_seconds, 12e-3);
+    near(compute.busy, 12.0 / 16.0);
+    near(compute.busy_middle, 7.0 / 8.0); // 4 to 12, without 8 to 9
+    near(compute.mean, 3e-3);
+    near(compute.spread.p50, 3e-3);
+    near(of(TraceStage::CopyIn).busy, 0.5);
+    near(of(TraceStage::CopyIn).busy_middle, 0.5);
+    // Copies: 0 to 9, 12 to 13, 15 to 16. Under compute: 2 to 8, 12 to 13.
+    near(report.copy_under_compute, 7.0 / 11.0);
+    // In 4 to 12: 4 to 9, of it 4 to 8.
+    near(report.copy_under_compute_middle, 4.0 / 5.0);
+    assert_eq!(report.slowest, TraceStage::Compute);
+    assert_eq!(report.gaps.count, 1);
+    near(report.gaps.seconds, 1e-3);
+    near(report.gaps.longest, 1e-3);
+    // Ends at 6 and 9 in the middle half: ten rows in 3 ms.
+    near(report.images_per_second, 10.0 / 3e-3);
+    // 6, 7, 9 and 10 ms.
+    near(report.latency.p50, 7e-3);
+    near(report.latency.p90, 10e-3);
+    near(report.latency.max, 10e-3);
+}
+
+#[test]
+fn a_report_prints_its_figures() {
+    let text = schedule().report().to_string();
+    for part in ["sim: 4 batches, 40 images in 16.000 ms", "copy-in", "75.0 %", "87.5 %", "3.000 ms", "80.0 %"] {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+    for part in ["slowest stage: compute; 1 gaps", "3333.3 images/s", "median 7.000 ms", "max 10.000 ms"] {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+}
+
+#[test]
+fn nothing_recorded_is_no_figure_and_no_panic() {
+    let report = trace(&[]).report();
+    assert_eq!((report.batches, report.images_per_second, report.copy_under_compute), (0, 0.0, 0.0));
+    assert!(report.to_string().contains("nothing has finished"));
+    let one = trace(&[[(0.0, 1.0), (1.0, 2.0), (2.0, 4.0)]]).report();
+    near(one.images_per_second, 10.0 / 4e-3);
+    near(one.copy_under_compute, 0.0);
+}
+
+#[test]
+fn the_file_has_named_rows_and_each_stage_once_on_its_stream() {
+    let file: Value = serde_json::from_str(&schedule().to_chrome_json()).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    let named = |what: &str| -> Vec<&str> {
+        let names = events.iter().filter(|event| event["name"] == what);
+        names.map(|event| event["args"]["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!(named("process_name"), ["sim: streams", "sim: slots", "host threads"]);
+    // Batch 3 is copied into slot 0 while nothing of batch 0 is left there: one row a slot.
+    assert_eq!(named("thread_name"), ["in", "compute", "out", "slot 0", "slot 1", "slot 2", "producer"]);
+    let drawn = events.iter().filter(|event| event["ph"] == "X");
+    assert_eq!(drawn.clone().count(), 4 * 3 * 2 + 4);
+    let second = drawn.clone().find(|event| event["cat"] == "compute" && event["name"] == "batch 1").unwrap();
+    near(second["ts"].as_f64().unwrap(), 5_000.0);
+    near(second["dur"].as_f64().unwrap(), 3_000.0);
+    assert_eq!(second["args"]["slot"], 1);
+}
+
+#[test]
+fn intervals_that_cross_get_rows_of_their_own() {
+    let mut crossing = schedule();
+    // The next batch is copied into slot 0 while the last one is copied out of it.
+    crossing.intervals.extend(batch(6, [(5.5, 7.0), (15.0, 16.0), (16.0, 17.0)]));
+    let file: Value = serde_json::from_str(&crossing.to_chrome_json()).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|event| event["args"]["name"] == "slot 0 (2)"), "{file}");
+    let mut rows: std::collections::BTreeMap<u64, Vec<(f64, f64)>> = std::collections::BTreeMap::new();
+    for event in events.iter().filter(|event| event["ph"] == "X") {
+        let (begin, took) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+        rows.entry(event["tid"].as_u64().unwrap()).or_default().push((begin, begin + took));
+    }
+    for row in rows.values() {
+        for (a, b) in row.iter().flat_map(|a| row.iter().map(move |b| (a, b))) {
+            let crosses = a.0 < b.0 - 1e-6 && b.0 < a.1 - 1e-6 && a.1 < b.1 - 1e-6;
+            assert!(!crosses, "{a:?} crosses {b:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! `trefoil bench` and its subcommands as they are run, on the CPU device: exit codes, records whose figures agree with
+//! each other, plots, and what bad options get. Speed is not tested.
+#![cfg(feature = "cli")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use trefoil::model::Model;
+use trefoil::{Device, Engine, Error, Stage};
+
+const MODEL: [&str; 4] = ["--model", "weights/convnet28", "--device", "cpu"];
+
+fn run(args: &[&str]) -> Output {
+    let root = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    command.current_dir(root).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG").env("TREFOIL_COMMIT", "abc");
+    command.arg("bench").args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn expect_code(output: &Output, code: i32) {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "stdout:\n{out}\nstderr:\n{err}");
+}
+
+/// Runs a benchmark with `--json`, `--record` and `--plot`; checks what all records have, and gives the figures.
+fn figures(name: &str, unit: &str, args: &[&str]) -> Value {
+    let folder = std::env::temp_dir().join(format!("trefoil-bench-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let [record, plot] = ["record.json", "plot.svg"].map(|file| folder.join(file));
+    let files = ["--record", record.to_str().unwrap(), "--plot", plot.to_str().unwrap(), "--json"];
+    let output = run(&[&[name], args, &files].concat());
+    expect_code(&output, 0);
+    assert_eq!(text(&output.stderr), "");
+    let printed: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    let kept: Value = serde_json::from_str(&fs::read_to_string(record).unwrap()).unwrap();
+    assert_eq!(printed, kept);
+    assert_eq!(kept["benchmark"], name);
+    assert_eq!((&kept["commit"], &kept["device"], &kept["gpu"]), (&"abc".into(), &"cpu".into(), &Value::Null));
+    assert!(kept["model"].is_string() && kept["options"].is_object() && number(&kept, "/seconds") > 0.0);
+    let date = kept["date"].as_str().unwrap();
+    assert!(date.len() == 20 && date.starts_with("20") && date.ends_with('Z'), "{date}");
+    check_plot(&fs::read_to_string(plot).unwrap(), unit);
+    fs::remove_dir_all(folder).unwrap();
+    kept["figures"].clone()
+}
+
+/// Every element is closed, nothing was drawn nowhere, and the unit is there.
+fn check_plot(svg: &str, unit: &str) {
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    let mut open = Vec::new();
+    for tag in svg.split('<').skip(1).map(|rest| rest.split('>').next().unwrap()) {
+        match tag.strip_prefix('/') {
+            Some(name) => assert_eq!(open.pop(), Some(name)),
+            None if tag.ends_with('/') => {}
+            None => open.push(tag.split(' ').next().unwrap()),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    assert!(svg.contains("prefers-color-scheme: dark") && svg.contains(unit));
+}
+
+fn number(value: &Value, pointer: &str) -> f64 {
+    value.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {value}"))
+}
+
+fn rows<'a>(figures: &'a Value, name: &str) -> &'a [Value] {
+    figures[name].as_array().unwrap()
+}
+
+fn assert_same(a: f64, b: f64) {
+    assert!((a - b).abs() <= 1e-9 * a.abs().max(b.abs()), "{a} is not {b}");
+}
+
+#[test]
+fn overlap_compares_with_the_slowest_engine_and_the_simulator() {
+    let small = ["--device", "cpu", "--batch", "2", "--slots", "1,3", "--repetitions", "2", "--batches", "5"];
+    let figures = figures(
+        "overlap",
+        "throughput / slowest engine alone",
+        &[&small[..], &["--regime", "copy-bound,compute-bound"]].concat(),
+    );
+    let rows = rows(&figures, "rows");
+    let order: Vec<_> = rows.iter().map(|row| (row["regime"].as_str().unwrap(), number(row, "/slots"))).collect();
+    assert_eq!(order, [("copy-bound", 1.0), ("copy-bound", 3.0), ("compute-bound", 1.0), ("compute-bound", 3.0)]);
+    for (index, row) in rows.iter().enumerate() {
+        let of = |pointer: &str| number(row, pointer);
+        let alone = ["copy_in", "compute", "copy_out"].map(|stage| of(&format!("/alone_seconds/{stage}")));
+        assert!(alone.iter().all(|seconds| *seconds > 0.0));
+        let slowest = alone.iter().copied().fold(0.0, f64::max);
+        assert_same(of("/slowest_seconds"), slowest);
+        assert_same(of("/ratio"), slowest / of("/ring_seconds"));
+        assert_same(of("/images_per_second"), 2.0 / of("/ring_seconds"));
+        assert_same(of("/slowest_images_per_second"), 2.0 / slowest);
+        let all: Vec<f64> = row["ring_seconds_all"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+        assert_eq!(all.len(), 2);
+        assert_same(of("/ring_seconds"), all[0].min(all[1]));
+        let deviation = of("/predicted_images_per_second") / of("/images_per_second") - 1.0;
+        assert_same(of("/deviation_percent"), 100.0 * deviation);
+        assert_same(of("/compute_in_copies"), alone[1] / alone[0].max(alone[2]));
+        let one = &rows[index / 2 * 2];
+        assert_same(of("/gain"), of("/images_per_second") / number(one, "/images_per_second"));
+        let predicted = of("/predicted_images_per_second") / number(one, "/predicted_images_per_second");
+        assert_same(of("/predicted_gain"), predicted);
+        // Without a parameter for a configuration: all slots of a network are predicted from the same times.
+        assert_eq!(row["alone_seconds"], one["alone_seconds"]);
+        // On paper three slots hide what one slot does not, and nothing beats the slowest engine.
+        assert!(predicted >= 1.0 - 1e-9 && of("/predicted_images_per_second") <= 1.001 * 2.0 / slowest, "{row}");
+        assert_eq!(row["upload"], true);
+    }
+    // Where even one convolution takes longer than four copies, as on the CPU, both are as shallow as can be.
+    assert!(number(&rows[2], "/depth") >= number(&rows[0], "/depth"));
+}
+
+#[test]
+fn forum_runs_five_orders_and_the_ring() {
+    let small = ["--batch", "2", "--threads", "3", "--rounds", "1", "--seconds", "0.2"];
+    let figures = figures("forum", "images/s", &[&MODEL[..], &small].concat());
+    let rows = rows(&figures, "rows");
+    let of = |row: &Value, key: &str| row[key].as_str().unwrap().to_owned();
+    let kinds: Vec<_> = rows.iter().map(|row| [of(row, "format"), of(row, "start"), of(row, "order")]).collect();
+    assert_eq!(kinds.len(), 9);
+    let five = ["fill-outside", "fill-and-read-outside", "all-inside", "submit-inside", "no-lock", "recommended"];
+    for (kind, order) in kinds.iter().zip(five) {
+        assert_eq!(kind, &["f32 NCHW", "pageable", order]);
+    }
+    assert_eq!(kinds[6], ["f32 NCHW", "page-locked", "recommended"]);
+    assert_eq!(kinds[7], ["u8 NHWC", "pageable", "recommended"]);
+    assert_eq!(kinds[8], ["u8 NHWC", "page-locked", "recommended"]);
+    for row in rows {
+        let same = |compute: &&Value| compute["format"] == row["format"];
+        let compute = figures["compute"].as_array().unwrap().iter().find(same).unwrap();
+        assert_eq!((&compute["upload"], &row["upload"]), (&false.into(), &true.into()));
+        let (rate, alone) = (number(row, "/images_per_second"), number(compute, "/images_per_second"));
+        assert!(rate > 0.0 && alone > 0.0);
+        assert_same(number(row, "/ratio"), rate / alone);
+        let copies = of(row, "includes").contains("copying pixels");
+        assert_eq!(copies, row["start"] == "pageable");
+        assert!(of(row, "includes").contains("upload"));
+    }
+}
+
+#[test]
+fn clients_count_images_and_keep_books() {
+    let small = ["--threads", "1,6", "--batch", "4", "--seconds", "0.3", "--max-delay", "2"];
+    let figures = figures("clients", "latency, ms", &[&MODEL[..], &small].concat());
+    let (ring, bound) = (number(&figures, "/ring/images_per_second"), number(&figures, "/p99_bound_seconds"));
+    assert_same(bound, 0.002 + 4.0 * 4.0 / ring);
+    let rows = rows(&figures, "rows");
+    assert_eq!(rows.iter().map(|row| number(row, "/threads")).collect::<Vec<_>>(), [1.0, 6.0]);
+    for row in rows {
+        let of = |key: &str| number(row, &format!("/{key}"));
+        assert!(of("images") > 0.0);
+        assert_same(of("images_per_second"), of("images") / 0.3);
+        assert_same(of("ratio"), of("images_per_second") / ring);
+        assert!(of("p50_seconds") > 0.0 && of("p50_seconds") <= of("p95_seconds"));
+        assert!(of("p95_seconds") <= of("p99_seconds"));
+        assert_eq!(row["within_bound"], of("p99_seconds") <= bound);
+        let most = of("threads").min(4.0);
+        assert!((1.0..=most).contains(&of("mean_batch")), "{row}");
+        assert!((1.0..=of("mean_batch")).contains(&of("copies_a_batch")), "{row}");
+        assert_eq!(row["upload"], true);
+    }
+    // One client alone waits out the delay, every time.
+    assert!(number(&rows[0], "/p50_seconds") >= 0.002);
+}
+
+#[test]
+fn server_finds_a_rate_between_those_that_keep_the_limit_and_those_that_do_not() {
+    let server = |more: &[&str]| {
+        let small = ["--batch", "4", "--seconds", "0.4", "--steps", "3"];
+        figures("server", "latency, ms", &[&MODEL[..], &small, more].concat())
+    };
+    let easy = server(&["--limit", "60000", "--most", "50"]);
+    assert_eq!(rows(&easy, "ladder").len(), 1);
+    assert_eq!(number(&easy, "/best_images_per_second"), 50.0);
+    assert_same(number(&easy, "/ratio"), 50.0 / number(&easy, "/ring/images_per_second"));
+    let step = &easy["ladder"][0];
+    // 20 are due in the mean, with a deviation of 4.5; the seed is fixed.
+    assert!((5.0..=40.0).contains(&number(step, "/images")), "{step}");
+    assert!(number(step, "/p50_seconds") <= number(step, "/p99_seconds"));
+    assert!(number(step, "/p99_seconds") <= number(step, "/max_seconds"));
+
+    let impossible = server(&["--limit", "0", "--most", "80"]);
+    assert!(impossible["best_images_per_second"].is_null() && impossible["ratio"].is_null());
+    let rates: Vec<f64> = rows(&impossible, "ladder").iter().map(|s| number(s, "/images_per_second")).collect();
+    assert_eq!(rates, [80.0, 40.0, 20.0]);
+    for step in rows(&impossible, "ladder") {
+        assert_eq!(step["within_limit"], false);
+    }
+}
+
+#[test]
+fn tables_say_what_is_in_the_figures() {
+    let clients = run(&[&["clients"], &MODEL[..], &["--threads", "2", "--batch", "2", "--seconds", "0.1"]].concat());
+    expect_code(&clients, 0);
+    for part in ["commit abc", "With the upload", "copying an image", "p99", "ratio", "bound"] {
+        assert!(text(&clients.stdout).contains(part), "no `{part}` in:\n{}", text(&clients.stdout));
+    }
+}
+
+#[test]
+fn wrong_options_are_told_before_anything_is_measured() {
+    let cases: [(&[&str], &str); 12] = [
+        (&["overlap", "--slots", "0"], "--slots"),
+        (&["overlap", "--regime", "fast"], "--regime"),
+        (&["overlap", "--batches", "0"], "--batches"),
+        (&["overlap", "--batch", "2,x"], "--batch"),
+        (&["forum", "--threads", "0"], "--threads"),
+        (&["forum", "--rounds", "0"], "--rounds"),
+        (&["clients", "--threads", "1,0"], "--threads"),
+        (&["clients", "--max-delay", "soon"], "--max-delay"),
+        (&["server", "--limit", "nan"], "--limit"),
+        (&["server", "--most", "0"], "--most"),
+        (&["--batch", "1", "clients"], "clients"),
+        (&["sprint"], "sprint"),
+    ];
+    for (args, named) in cases {
+        let output = run(args);
+        expect_code(&output, 64);
+        let said = text(&output.stderr);
+        assert!(said.contains(named) && output.stdout.is_empty(), "{args:?}: {said}");
+    }
+    let nowhere = run(&[&["clients"], &MODEL[..], &["--record", "no/such/folder/r.json"]].concat());
+    expect_code(&nowhere, 1);
+    assert!(text(&nowhere.stderr).contains("no/such/folder/r.json"), "{}", text(&nowhere.stderr));
+    let model = run(&["forum", "--model", "no/such/model", "--device", "cpu"]);
+    expect_code(&model, 1);
+    assert!(text(&model.stderr).contains("no/such/model"));
+}
+
+#[test]
+fn every_subcommand_has_help_with_an_example() {
+    for name in ["overlap", "forum", "clients", "server"] {
+        let output = run(&[name, "--help"]);
+        expect_code(&output, 0);
+        assert!(text(&output.stdout).contains(&format!("trefoil bench {name}")), "{}", text(&output.stdout));
+    }
+    let output = run(&["--help"]);
+    expect_code(&output, 0);
+    for name in ["overlap", "forum", "clients", "server", "--only"] {
+        assert!(text(&output.stdout).contains(name), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn stages_are_measured_with_the_others_beside_them() {
+    let model = Model::open("weights/convnet28").unwrap();
+    for slots in 1..=3 {
+        let engine = Engine::builder(&model).on(&Device::cpu(1)).batch_sizes(&[2, 4]).slots(slots);
+        let engine = engine.check(true).build().unwrap(); // every access ordered, or the device is at fault
+        for stage in [Stage::CopyIn, Stage::Compute, Stage::CopyOut] {
+            for batch in [2, 4] {
+                assert!(engine.measure_loaded(stage, batch, 5).unwrap() > 0.0);
+            }
+            assert!(matches!(engine.measure_loaded(stage, 3, 5), Err(Error::Option { option: "batch", .. })));
+            assert!(matches!(engine.measure_loaded(stage, 4, 0), Err(Error::Option { option: "repetitions", .. })));
+        }
+        // All credits are back.
+        assert_eq!(engine.acquire().unwrap().submit(1).unwrap().wait().unwrap().rows(), 1);
+        assert!(engine.device().fault().is_none());
+    }
+}
