@@ -22,13 +22,20 @@ type State = (&'static str, fn(&Engine) -> Box<dyn std::any::Any>);
 const STATES: [State; 14] = [
     ("unused", |_| Box::new(())),
     ("a batch is being filled", |engine| Box::new(engine.acquire().unwrap())),
-    ("a batch was given up", |engine| Box::new(drop(engine.acquire().unwrap()))),
+    ("a batch was given up", |engine| {
+        drop(engine.acquire().unwrap());
+        Box::new(())
+    }),
     ("a ticket is in flight", |engine| Box::new(submit(engine, 1, 1).unwrap())),
-    ("a ticket was dropped in flight", |engine| Box::new(drop(submit(engine, 1, 1).unwrap()))),
+    ("a ticket was dropped in flight", |engine| {
+        drop(submit(engine, 1, 1).unwrap());
+        Box::new(())
+    }),
     ("a ticket was awaited and dropped", |engine| {
         let mut ticket = submit(engine, 1, 1).unwrap();
         let _ = Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop()));
-        Box::new(drop(ticket))
+        drop(ticket);
+        Box::new(())
     }),
     ("a ticket is awaited", |engine| {
         let mut ticket = submit(engine, 1, 1).unwrap();

@@ -112,10 +112,11 @@ impl Core {
         loop {
             let mut state = lock(&self.state);
             let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging(&mut state));
-            let next = state.oldest_upload().filter(|_| reclaimed.is_ok() && state.waiting > 0);
-            let Some(upload) = next else {
+            if reclaimed.is_err() {
+                self.changed.notify_all();
+            }
+            let Some(upload) = state.upload_needed().filter(|_| reclaimed.is_ok()) else {
                 state.uploads_watched = false;
-                self.changed.notify_all(); // to hear of a fault, or to have this thread watch again
                 return;
             };
             drop(state);

@@ -11,9 +11,12 @@ use crate::device::Note;
 use crate::error::Error;
 use crate::sync::{lock, wait};
 
+/// A ring, and which of its results to look at.
+type Watch = (Arc<Core>, usize);
+
 /// The ring's end of its threads. They end when it is dropped.
 pub(super) struct Completion {
-    results: Arc<Shared<Vec<(Arc<Core>, usize)>>>,
+    results: Arc<Shared<Vec<Watch>>>,
     uploads: Arc<Shared<Option<Arc<Core>>>>,
 }
 
@@ -89,8 +92,8 @@ impl Drop for Completion {
 }
 
 /// Sleeps while nothing is watched, else waits for one submission after the other.
-fn serve_results(shared: &Shared<Vec<(Arc<Core>, usize)>>, capacity: usize) {
-    let mut watched: Vec<(Arc<Core>, usize)> = Vec::with_capacity(capacity);
+fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
+    let mut watched: Vec<Watch> = Vec::with_capacity(capacity);
     loop {
         {
             let mut order = lock(&shared.state);

@@ -146,6 +146,11 @@ impl State {
         self.uploads.front().map(|upload| upload.0)
     }
 
+    /// The oldest upload, if producers sleep that the free buffers are not enough for.
+    pub fn upload_needed(&self) -> Option<usize> {
+        self.oldest_upload().filter(|_| self.waiting > self.free_staging.len().min(self.free_results.len()))
+    }
+
     /// The submission that the oldest upload belongs to.
     pub fn oldest_upload_number(&self) -> Option<u64> {
         self.uploads.front().map(|upload| upload.1)
@@ -274,11 +279,11 @@ mod tests {
         assert!(state.is_current(lent));
         assert!(state.abandon(lent.result).0);
         assert_eq!(state.oldest_in_flight(), Some((lent.result, 0)));
-        assert!(matches!(state.look(lent.result, |known| Ok(known)), Seen::InFlight));
+        assert!(matches!(state.look(lent.result, Ok), Seen::InFlight));
         assert!(state.is_current(lent));
         state.done = 1;
         assert_eq!(state.oldest_in_flight(), None);
-        assert!(matches!(state.look(lent.result, |known| Ok(known)), Seen::Settled(None)));
+        assert!(matches!(state.look(lent.result, Ok), Seen::Settled(None)));
         assert!(!state.is_current(lent));
     }
 }

@@ -18,7 +18,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
         results: spec.results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_secs(10),
-        waiting: crate::ring::Waiting::default(),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: row,
         output: row,

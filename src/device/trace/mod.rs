@@ -196,7 +196,6 @@ impl Backend for Recorder {
         // SAFETY: by the caller.
         unsafe { self.inner.elapsed_ms(start, end) }
     }
-
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
         let ptr = self.inner.host_alloc(bytes)?;
         lock(&self.book).add_buffer(ptr.as_ptr() as u64);

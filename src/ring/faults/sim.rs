@@ -25,9 +25,10 @@ fn play(injections: Vec<Injection>, waiting: Waiting) -> (Arc<Core>, Vec<Error>)
         });
         let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| use_up(&core, 4)));
         let errors = used.and_then(|errors| {
-            let check = || match errors.is_empty() {
-                true => check_clean(&core, &errors),
-                false => {}
+            let check = || {
+                if errors.is_empty() {
+                    check_clean(&core, &errors);
+                }
             };
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).map(|()| errors)
         });
