@@ -10,7 +10,7 @@ use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
 use crate::plan::{Choices, Plan};
-use crate::ring::{Batch, BatcherBuilder, Close, Core, RingSpec, Stage};
+use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 use crate::trace::Trace;
 
@@ -50,6 +50,7 @@ pub struct EngineBuilder<'a> {
     priority: Priority,
     choices: Choices,
     acquire_limit: Duration,
+    waiting: Waiting,
     /// Batches that a recorder remembers, if there is to be one.
     trace: Option<usize>,
     check: bool,
@@ -73,6 +74,7 @@ impl Engine {
             priority: Priority::default(),
             choices: Choices::default(),
             acquire_limit: Duration::from_secs(10),
+            waiting: Waiting::default(),
             trace: None,
             check: false,
         }
@@ -162,6 +164,19 @@ impl Engine {
         self.core.credits()
     }
 
+    /// What state it is in: the fault, if there is one, the credits, what is quarantined, and whether it is closed. Never
+    /// fails, and never waits for the device.
+    ///
+    /// ```
+    /// # fn f(engine: trefoil::Engine) {
+    /// let health = engine.health();
+    /// assert!(health.is_ok(), "{health}");
+    /// # }
+    /// ```
+    pub fn health(&self) -> Health {
+        self.core.health()
+    }
+
     /// What has finished so far of the batches that it remembers, if it was built with [`EngineBuilder::trace`].
     ///
     /// Never waits for the device, and batches go on meanwhile; it allocates and asks the device for the times, so it
@@ -172,7 +187,7 @@ impl Engine {
 
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
     /// [`Engine::acquire`] and [`Batch::submit`] answer [`Error::Closed`]; tickets are dealt with as `how` says. A
-    /// second call waits again, and changes nothing else.
+    /// second call waits again; an abort overrules an earlier drain.
     ///
     /// ```
     /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
@@ -186,6 +201,19 @@ impl Engine {
     /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device is out of use.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         self.core.close(how, limit)
+    }
+
+    /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
+    /// ring around them, on this thread: the ten calls and one wait of each, `ahead` batches in flight (at most the
+    /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
+    /// the end of its wait. What the ring itself costs is measured against this: see `examples/waiting.rs`. Takes all
+    /// credits while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for another batch size or too many ahead; [`Error::Timeout`] if credits are held elsewhere past
+    /// the limit; [`Error::Fault`] if the device is out of use.
+    pub fn measure_calls(&self, batch: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
+        self.core.measure_calls(batch, batches, ahead)
     }
 
     /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of
@@ -301,6 +329,12 @@ impl EngineBuilder<'_> {
         self
     }
 
+    /// How threads learn that the device is done. Default [`Waiting::Block`].
+    pub fn waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
     /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
     /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
@@ -370,6 +404,7 @@ impl EngineBuilder<'_> {
             results,
             priority: self.priority,
             acquire_limit: self.acquire_limit,
+            waiting: self.waiting,
             output_kind: self.output,
             input,
             output,

@@ -1,10 +1,14 @@
 //! The library's one error type: what failed, where, what was expected, and what to do.
 
+mod class;
+
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use class::FaultClass;
 
 /// Everything that can go wrong in the library.
 ///
@@ -109,11 +113,17 @@ pub enum Error {
         status: String,
         /// The status as a number.
         code: i32,
+        /// How far it reaches, as the driver's documentation says of the status.
+        class: FaultClass,
     },
-    /// The device faulted earlier; everything after it is answered with that fault.
+    /// A call for enqueued work failed, now or earlier, and with it the device: everything after it is answered with
+    /// that fault.
     Fault {
         /// The first failure.
         cause: Arc<Error>,
+        /// The batch that was being enqueued or waited for then, counted from 0 in its ring, if it was one. The failing
+        /// operation may belong to an earlier batch in flight.
+        batch: Option<u64>,
     },
     /// The hazard checker found two conflicting accesses that nothing orders; a bug in trefoil.
     Hazard {
@@ -237,11 +247,14 @@ impl fmt::Display for Error {
                     None => write!(f, "; no batch would fit"),
                 }
             }
-            Self::Driver { device, operation, status, code } => {
+            Self::Driver { device, operation, status, code, .. } => {
                 write!(f, "{device}: {operation} failed with {status} ({code})")
             }
             Self::Hazard { what } => write!(f, "hazard, please report it: {what}"),
-            Self::Fault { cause } => write!(f, "the device faulted earlier: {cause}"),
+            Self::Fault { cause, batch: None } => write!(f, "the device is out of use: {cause}"),
+            Self::Fault { cause, batch: Some(batch) } => {
+                write!(f, "the device is out of use since batch {batch}: {cause}")
+            }
             Self::Timeout { operation, waited, credits } => {
                 write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {
@@ -266,7 +279,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { source, .. } => Some(&**source),
-            Self::Fault { cause } => Some(&**cause),
+            Self::Fault { cause, .. } => Some(&**cause),
             _ => None,
         }
     }

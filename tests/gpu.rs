@@ -1,17 +1,20 @@
-//! Every operation on a GPU against plain loops in f64, with every tile.
+//! Every operation on a GPU against plain loops in f64, with every tile; and a recorded run's times.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure.
 
+#[path = "support/echo.rs"]
+mod echo;
 mod support;
 
 use std::process::ExitCode;
+use std::thread;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::operations;
 use support::problem::Case;
 use trefoil::plan::{Choices, ConvTile};
-use trefoil::{Device, Error, Target};
+use trefoil::{Device, Engine, Error, OutputKind, Target, TraceInterval, TraceStage};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -38,7 +41,7 @@ fn main() -> ExitCode {
 
 /// Each case with the planner's tiles, and those that have a choice with each tile.
 fn trials(device: Option<&Device>) -> Vec<Trial> {
-    let mut trials = Vec::new();
+    let mut trials = vec![recorded(device)];
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         trials.push(trial(case.name.clone(), case.clone(), Choices::new(), device));
@@ -59,4 +62,62 @@ fn trial(name: String, case: std::sync::Arc<Case>, choices: Choices, device: Opt
         None => Err("no CUDA device".into()),
     };
     Trial::test(name, test).with_ignored_flag(ignored)
+}
+
+/// A run of four threads, recorded: each batch's stages in order, none before its submission, no wait over too early.
+fn recorded(device: Option<&Device>) -> Trial {
+    let ignored = device.is_none();
+    let device = device.cloned();
+    let test = move || {
+        let device = device.ok_or("no CUDA device")?;
+        let model = echo::echo();
+        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features);
+        let engine = builder.batch_sizes(&[1, 8]).trace(true).build()?;
+        thread::scope(|scope| {
+            let produce = |producer: u32| {
+                let engine = &engine;
+                move || -> Result<(), Error> {
+                    for number in 100 * producer..100 * (producer + 1) {
+                        let ticket = echo::submit(engine, 1 + number as usize % 8, number)?;
+                        assert_eq!(echo::read(&ticket.wait()?), number);
+                    }
+                    Ok(())
+                }
+            };
+            let producers: Vec<_> = (0..4).map(|producer| scope.spawn(produce(producer))).collect();
+            producers.into_iter().try_for_each(|producer| producer.join().expect("a producer panicked"))
+        })?;
+        let trace = engine.trace().ok_or("an engine without its recorder")?;
+        check_times(trace.intervals()).map_err(Failed::from)
+    };
+    Trial::test("a recorded run", test).with_ignored_flag(ignored)
+}
+
+/// What the timer of a device may be off by, in seconds.
+const RESOLUTION: f64 = 2e-6;
+/// And the device's clock from the host's, over a run of less than a second.
+const CLOCKS: f64 = 50e-6;
+
+fn check_times(intervals: &[TraceInterval]) -> Result<(), String> {
+    let batches: Vec<&[TraceInterval]> = intervals.chunk_by(|a, b| a.batch == b.batch).collect();
+    if batches.len() != 400 {
+        return Err(format!("{} batches of 400", batches.len()));
+    }
+    for batch in batches {
+        let stages: Vec<TraceStage> = batch.iter().map(|interval| interval.stage).collect();
+        if stages != TraceStage::ALL {
+            return Err(format!("batch {} has {stages:?}", batch[0].batch));
+        }
+        let [_, submit, copy_in, compute, copy_out, wait, _] = batch else { unreachable!("all seven, just compared") };
+        let in_order = [
+            submit.begin <= copy_in.begin + RESOLUTION,
+            copy_in.begin <= copy_in.end && copy_in.end <= compute.begin + RESOLUTION,
+            compute.begin <= compute.end && compute.end <= copy_out.begin + RESOLUTION,
+            copy_out.begin <= copy_out.end && copy_out.end <= wait.end + CLOCKS,
+        ];
+        if in_order.contains(&false) {
+            return Err(format!("{in_order:?} of {batch:#?}"));
+        }
+    }
+    Ok(())
 }

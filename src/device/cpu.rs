@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 
-use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, Run};
+use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, Run, Signal};
 use crate::error::Error;
 use crate::sync::{lock, wait};
 use crate::tensor::ROW_ALIGN;
@@ -54,6 +54,7 @@ enum Op {
     Record { event: Arc<EventState>, sequence: u64 },
     Wait { event: Arc<EventState>, sequence: u64 },
     Run { work: Arc<dyn Work>, run: Run },
+    Notify(Arc<Signal>),
 }
 
 #[derive(Default)]
@@ -148,6 +149,11 @@ fn serve(queue: &Queue, broken: &OnceLock<Error>) {
             }
             Op::Record { event, sequence } => event.reach(sequence),
             Op::Wait { event, sequence } => event.wait_for(sequence),
+            Op::Notify(signal) => {
+                if broken.get().is_none() {
+                    signal.fire(); // after a fault a GPU would not either
+                }
+            }
             Op::Run { work, run } => {
                 if broken.get().is_none()
                     && let Err(panic) = catch_unwind(AssertUnwindSafe(|| work.run(run)))
@@ -259,6 +265,11 @@ impl Backend for Cpu {
         };
         let (start, end) = (at(start)?, at(end)?);
         Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+    }
+
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        self.healthy()?;
+        self.push(stream, "notify", Op::Notify(signal.clone()))
     }
 
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {

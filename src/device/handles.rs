@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Device, Priority, Program, Run, Span};
+use super::{Device, Priority, Program, Run, Signal, Span};
 use crate::error::Error;
 
 /// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
@@ -57,6 +57,12 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.
         self.device.latch(unsafe { self.device.backend().stream_wait(self.raw, event.raw) })
+    }
+
+    /// Has `signal` fired when the work enqueued so far is done; never, if the device faults before.
+    pub fn notify(&self, signal: &Arc<Signal>) -> Result<(), Error> {
+        // SAFETY: the stream is owned by self.
+        self.device.latch(unsafe { self.device.backend().notify(self.raw, signal) })
     }
 
     /// Enqueues one run of `program`.

@@ -10,10 +10,12 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod handles;
 mod note;
+mod signal;
 pub(crate) mod sim;
 mod target;
 pub(crate) mod trace;
 
+use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use crate::error::Error;
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 pub(crate) use note::{Access, Note, Span};
+pub(crate) use signal::Signal;
 pub use target::Target;
 
 /// A device that engines run on; clones share it.
@@ -43,8 +46,33 @@ struct Inner {
     info: DeviceInfo,
     /// The first failed call after which the device's state is unknown. Written once, read by everybody; shared by a
     /// device and the same device wrapped.
-    fault: Arc<OnceLock<Arc<Error>>>,
+    fault: Arc<OnceLock<Latched>>,
     held: Arc<Held>,
+}
+
+/// A fault, once latched.
+#[derive(Debug)]
+struct Latched {
+    cause: Arc<Error>,
+    /// The batch that the thread enqueued or waited for when it met the fault.
+    batch: Option<u64>,
+}
+
+thread_local! {
+    /// The batch that this thread enqueues or waits for.
+    static BATCH: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Runs `f`; a fault that it meets on this thread is one of `batch`.
+pub(crate) fn during<T>(batch: u64, f: impl FnOnce() -> T) -> T {
+    struct Restore(Option<u64>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            BATCH.set(self.0);
+        }
+    }
+    let _restore = Restore(BATCH.replace(Some(batch)));
+    f()
 }
 
 /// Bytes that live buffers hold; counted for [`Device::memory_use`] alone.
@@ -161,6 +189,12 @@ pub(crate) trait Backend: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
+
+    /// Fires `signal` when the work enqueued on `stream` so far is done, from a thread of the device's own; never after a
+    /// fault. Later work on the stream may wait until that has happened.
+    /// # Safety
+    /// `stream` is valid.
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error>;
 
     /// Enqueues one run of `program` on `stream`.
     /// # Safety
@@ -281,7 +315,7 @@ impl Device {
 
     /// The error that put the device out of use, if one did.
     pub fn fault(&self) -> Option<Error> {
-        self.0.fault.get().map(|cause| Error::Fault { cause: cause.clone() })
+        self.0.fault.get().map(|latched| Error::Fault { cause: latched.cause.clone(), batch: latched.batch })
     }
 
     pub(crate) fn kind(&self) -> &Kind {
@@ -309,7 +343,7 @@ impl Device {
     /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.
     pub(crate) fn latch<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.inspect_err(|error| {
-            if self.0.fault.set(Arc::new(error.clone())).is_ok() {
+            if self.0.fault.set(Latched { cause: Arc::new(error.clone()), batch: BATCH.get() }).is_ok() {
                 log::error!("{}: fault, the device is out of use: {error}", self.0.info.target);
             }
         })

@@ -88,7 +88,7 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Option`] if `rows` is 0 or above the capacity: the batch's credits are free again.
-    /// [`Error::Driver`] or [`Error::Fault`] if the device failed; it is out of use then.
+    /// [`Error::Fault`] if the device failed; it is out of use then. [`Error::Closed`] if the engine was closed.
     pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
@@ -140,8 +140,9 @@ impl Drop for Batch {
     fn drop(&mut self) {
         if let Some((staging, lent)) = self.held.take() {
             self.core.device.note(Note::End(self.core.staging[staging].buffer.span()));
-            lock(&self.core.state).returned(staging, lent);
-            self.core.changed.notify_all();
+            let mut state = lock(&self.core.state);
+            state.returned(staging, lent);
+            self.core.tell_one(&state);
         }
     }
 }

@@ -1,102 +1,184 @@
-//! One thread a ring that watches results nobody blocks on: awaited tickets and dropped ones.
+//! The ring's own threads: one that watches results nobody blocks on, of awaited tickets and dropped ones, and one that
+//! watches uploads while producers are blocked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::Waker;
 
-use super::credits::Seen;
-use super::{Core, ResultBuffer};
-use crate::device::{Note, POLL};
+use super::credits::{Seen, Wake};
+use super::{Core, ResultBuffer, Waiting};
+use crate::device::Note;
 use crate::error::Error;
 use crate::sync::{lock, wait};
 
-/// The ring's end of the thread. The thread ends when it is dropped.
-pub(super) struct Completion(Arc<Shared>);
+/// A ring, and which of its results to look at.
+type Watch = (Arc<Core>, usize);
 
-struct Shared {
-    state: Mutex<Watches>,
+/// The ring's end of its threads. They end when it is dropped.
+pub(super) struct Completion {
+    results: Arc<Shared<Vec<Watch>>>,
+    uploads: Arc<Shared<Option<Arc<Core>>>>,
+}
+
+/// What a thread is to do. It holds the ring while it does it: a ring is never dropped with work in flight.
+struct Shared<T> {
+    state: Mutex<Order<T>>,
     changed: Condvar,
 }
 
-struct Watches {
-    /// Results to look at, each at most once. A watch keeps its ring alive until the result is done, so a ring is never
-    /// dropped with work in flight.
-    watched: Vec<(Arc<Core>, usize)>,
+struct Order<T> {
+    /// Results to look at, each at most once; or the ring whose uploads to look at.
+    work: T,
     closed: bool,
 }
 
 static RINGS: AtomicUsize = AtomicUsize::new(0);
 
 impl Completion {
-    /// Starts the thread `trefoil-done-N`, with room for watches on all `results`.
-    pub fn start(results: usize) -> Result<Self, Error> {
-        let watches = Watches { watched: Vec::with_capacity(results), closed: false };
-        let shared = Arc::new(Shared { state: Mutex::new(watches), changed: Condvar::new() });
-        let served = shared.clone();
+    /// Starts the threads `trefoil-done-N`, with room for watches on all `results`, and, unless blocked producers spin,
+    /// `trefoil-up-N`.
+    pub fn start(results: usize, waiting: Waiting) -> Result<Self, Error> {
+        let this = Self { results: Shared::new(Vec::with_capacity(results)), uploads: Shared::new(None) };
         let number = RINGS.fetch_add(1, Ordering::Relaxed);
-        std::thread::Builder::new()
-            .name(format!("trefoil-done-{number}"))
-            .spawn(move || serve(&served, results))
-            .map_err(|e| Error::Internal { what: format!("cannot start the completion thread: {e}") })?;
-        Ok(Self(shared))
+        let served = this.results.clone();
+        start(format!("trefoil-done-{number}"), move || serve_results(&served, results))?;
+        if waiting != Waiting::Spin {
+            let served = this.uploads.clone();
+            start(format!("trefoil-up-{number}"), move || serve_uploads(&served))?;
+        }
+        Ok(this)
     }
 
-    /// Has the thread settle `result` when the device is done with it.
+    /// Starts no thread: whoever drives the ring calls [`Core::serve_by_hand`].
+    #[cfg(test)]
+    pub(super) fn by_hand() -> Self {
+        Self { results: Shared::new(Vec::new()), uploads: Shared::new(None) }
+    }
+
+    /// Has `trefoil-done-N` settle `result` when the device is done with it.
     pub fn watch(&self, core: Arc<Core>, result: usize) {
-        lock(&self.0.state).watched.push((core, result));
-        self.0.changed.notify_one();
+        lock(&self.results.state).work.push((core, result));
+        self.results.changed.notify_one();
+    }
+
+    /// Has `trefoil-up-N` free the staging of uploads while producers are blocked.
+    pub fn watch_uploads(&self, core: Arc<Core>) {
+        lock(&self.uploads.state).work = Some(core);
+        self.uploads.changed.notify_one();
+    }
+}
+
+fn start(name: String, serve: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let spawned = std::thread::Builder::new().name(name).spawn(serve);
+    spawned.map(drop).map_err(|e| Error::Internal { what: format!("cannot start a thread of the ring: {e}") })
+}
+
+impl<T> Shared<T> {
+    fn new(work: T) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(Order { work, closed: false }), changed: Condvar::new() })
+    }
+
+    fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_one();
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        lock(&self.0.state).closed = true;
-        self.0.changed.notify_one();
+        self.results.close();
+        self.uploads.close();
     }
 }
 
-/// Sleeps while nothing is watched, else looks every [`POLL`].
-fn serve(shared: &Shared, capacity: usize) {
-    let mut watched: Vec<(Arc<Core>, usize)> = Vec::with_capacity(capacity);
+/// Sleeps while nothing is watched, else waits for one submission after the other.
+fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
+    let mut watched: Vec<Watch> = Vec::with_capacity(capacity);
     loop {
         {
-            let mut state = lock(&shared.state);
-            while watched.is_empty() && state.watched.is_empty() {
-                if state.closed {
+            let mut order = lock(&shared.state);
+            while watched.is_empty() && order.work.is_empty() {
+                if order.closed {
                     return;
                 }
-                state = wait(&shared.changed, state);
+                order = wait(&shared.changed, order);
             }
-            watched.append(&mut state.watched);
+            watched.append(&mut order.work);
         }
         // Dropping a watch may drop the ring, and with it the other end of this thread; no lock is held here.
         watched.retain(|(core, result)| !core.look(*result));
-        if !watched.is_empty() {
-            std::thread::sleep(POLL);
+        if let Some((core, _)) = watched.first() {
+            core.await_oldest();
         }
+    }
+}
+
+/// Sleeps until producers are blocked on uploads.
+fn serve_uploads(shared: &Shared<Option<Arc<Core>>>) {
+    loop {
+        let core = {
+            let mut order = lock(&shared.state);
+            loop {
+                if let Some(core) = order.work.take() {
+                    break core;
+                }
+                if order.closed {
+                    return;
+                }
+                order = wait(&shared.changed, order);
+            }
+        };
+        core.serve_uploads();
     }
 }
 
 impl Core {
+    /// What `trefoil-done-N` does with what it finds, once, and without waiting.
+    #[cfg(test)]
+    pub(super) fn serve_by_hand(&self) {
+        let mut watched = std::mem::take(&mut lock(&self.completion.results.state).work);
+        let oldest = || lock(&self.state).oldest_in_flight();
+        while let Some((result, number)) = oldest().filter(|_| !watched.is_empty()) {
+            let Ok(true) = self.results[result].done.is_done() else { break };
+            self.done_through(&mut lock(&self.state), number);
+        }
+        watched.retain(|(core, result)| !core.look(*result));
+        lock(&self.completion.results.state).work.append(&mut watched);
+    }
+
+    /// Waits for the oldest submission that is not known to be done. Submissions finish in order, so whichever is
+    /// watched next, also one that is not watched yet, none is ready before that.
+    fn await_oldest(&self) {
+        let Some((result, number)) = lock(&self.state).oldest_in_flight() else { return };
+        // If its ticket took the result meanwhile and the buffer is in use again, this waits for that use: later than
+        // need be, but everything watched is done then.
+        if let Ok(true) = self.await_done(result, number, None) {
+            let mut state = lock(&self.state);
+            self.done_through(&mut state, number);
+        }
+    }
+
     /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
     fn look(&self, result: usize) -> bool {
         let mut state = lock(&self.state);
-        let ResultBuffer { buffer, done } = &self.results[result];
-        let done = || {
-            let done = self.device.healthy().and_then(|()| done.is_done())?;
+        let ResultBuffer { buffer, done, .. } = &self.results[result];
+        let done = |is_known: bool| {
+            self.device.healthy()?;
+            let done = is_known && done.is_done()?;
             if done {
                 self.device.note(Note::Freed(buffer.span()));
             }
             Ok(done)
         };
-        let Seen::Settled(waker) = state.look(result, done) else { return false };
-        // A staging that cannot be reclaimed now is a fault, which every acquirer sees for itself.
-        let _ = self.reclaim_staging(&mut state);
+        let Seen::Settled(wake) = state.look(result, done) else { return false };
+        // A dropped ticket's result is free again; after a fault everybody is to hear of it.
+        if self.device.fault().is_some() {
+            self.changed.notify_all();
+        } else {
+            self.tell_one(&state);
+        }
         drop(state);
-        self.changed.notify_all();
-        let wake = AssertUnwindSafe(|| waker.map_or((), Waker::wake));
-        if catch_unwind(wake).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| wake.map_or((), Wake::wake))).is_err() {
             log::error!("the waker of a ticket panicked");
         }
         true

@@ -2,9 +2,25 @@
 
 use std::collections::VecDeque;
 use std::task::Waker;
+use std::thread::Thread;
 
 use super::Close;
 use crate::error::{Credits, Error};
+
+/// Who is to be told of a result. To wake or drop a waker is user code, so never under the lock.
+pub(super) enum Wake {
+    Task(Waker),
+    Thread(Thread),
+}
+
+impl Wake {
+    pub fn wake(self) {
+        match self {
+            Self::Task(waker) => waker.wake(),
+            Self::Thread(thread) => thread.unpark(),
+        }
+    }
+}
 
 /// One use of a result buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +51,10 @@ enum Owner {
 struct ResultState {
     owner: Owner,
     generation: u64,
-    /// Who is woken when the device is done. Wakers are user code: they are dropped and woken with no lock held.
-    waker: Option<Waker>,
+    /// Counts the ring's submissions: the last one that it was for.
+    number: u64,
+    /// Who is woken when the device is done.
+    wake: Option<Wake>,
     /// Whether the completion thread looks at it.
     watched: bool,
 }
@@ -46,34 +64,43 @@ pub(super) enum Seen {
     /// The device still writes it: look again.
     InFlight,
     /// It needs no more looking; who is to be woken.
-    Settled(Option<Waker>),
+    Settled(Option<Wake>),
 }
 
 /// The credits of a ring.
 pub(super) struct State {
     staging: usize,
     free_staging: VecDeque<usize>,
-    /// Staging buffers whose upload was enqueued, oldest first.
-    uploads: VecDeque<usize>,
+    /// Staging buffers whose upload was enqueued, with the submission's number, oldest first.
+    uploads: VecDeque<(usize, u64)>,
+    /// Staging buffers of submissions that failed half-way.
+    lost_staging: usize,
     /// Oldest first, so that a buffer rests as long as possible.
     free_results: VecDeque<usize>,
     results: Vec<ResultState>,
-    /// Whether one of the blocked producers polls the oldest upload.
-    pub polled: bool,
+    /// Submissions that are known to be done: all those numbered below.
+    pub done: u64,
+    /// Producers that sleep until a credit comes free.
+    pub waiting: usize,
+    /// Whether somebody looks at the oldest upload for the blocked producers.
+    pub uploads_watched: bool,
     /// Set once, when the ring takes no more work.
     pub closed: Option<Close>,
 }
 
 impl State {
     pub fn new(staging: usize, results: usize) -> Self {
-        let fresh = || ResultState { owner: Owner::Free, generation: 0, waker: None, watched: false };
+        let fresh = || ResultState { owner: Owner::Free, generation: 0, number: 0, wake: None, watched: false };
         Self {
             staging,
             free_staging: (0..staging).collect(),
             uploads: VecDeque::with_capacity(staging),
+            lost_staging: 0,
             free_results: (0..results).collect(),
             results: (0..results).map(|_| fresh()).collect(),
-            polled: false,
+            done: 0,
+            waiting: 0,
+            uploads_watched: false,
             closed: None,
         }
     }
@@ -98,26 +125,44 @@ impl State {
     /// A batch was given up before it was submitted.
     pub fn returned(&mut self, staging: usize, lent: Lent) {
         self.free_staging.push_front(staging);
-        let waker = self.free(lent.result);
-        debug_assert!(waker.is_none(), "nobody awaits a batch that was not submitted");
+        let wake = self.free(lent.result);
+        debug_assert!(wake.is_none(), "nobody awaits a batch that was not submitted");
     }
 
-    /// A batch was enqueued, or failed half-way: then nothing proves that the device leaves its buffers alone.
-    pub fn submitted(&mut self, staging: usize, lent: Lent, enqueued: bool) {
-        if enqueued {
-            self.uploads.push_back(staging);
-            self.results[lent.result].owner = Owner::InFlight;
-        } else {
-            self.results[lent.result].owner = Owner::Quarantined;
-        }
+    /// A batch was enqueued.
+    pub fn submitted(&mut self, staging: usize, lent: Lent, number: u64) {
+        self.uploads.push_back((staging, number));
+        let state = &mut self.results[lent.result];
+        (state.owner, state.number) = (Owner::InFlight, number);
+    }
+
+    /// A batch failed half-way: nothing proves that the device leaves its buffers alone.
+    pub fn lost(&mut self, lent: Lent) {
+        self.lost_staging += 1;
+        self.results[lent.result].owner = Owner::Quarantined;
     }
 
     pub fn oldest_upload(&self) -> Option<usize> {
-        self.uploads.front().copied()
+        self.uploads.front().map(|upload| upload.0)
+    }
+
+    /// The oldest upload, if producers sleep that the free buffers are not enough for.
+    pub fn upload_needed(&self) -> Option<usize> {
+        self.oldest_upload().filter(|_| self.waiting > self.free_staging.len().min(self.free_results.len()))
+    }
+
+    /// The submission that the oldest upload belongs to.
+    pub fn oldest_upload_number(&self) -> Option<u64> {
+        self.uploads.front().map(|upload| upload.1)
     }
 
     pub fn upload_done(&mut self) {
-        self.free_staging.extend(self.uploads.pop_front());
+        self.free_staging.extend(self.uploads.pop_front().map(|upload| upload.0));
+    }
+
+    /// Staging buffers out of use: after a fault also those whose upload is not known to be done.
+    pub fn quarantined_staging(&self, faulted: bool) -> usize {
+        self.lost_staging + if faulted { self.uploads.len() } else { 0 }
     }
 
     /// Whether the buffer is still in the use that `lent` names: else that use ended long ago.
@@ -127,63 +172,69 @@ impl State {
     }
 
     /// The result is there and goes to its reader.
-    #[must_use = "a waker is dropped with no lock held"]
-    pub fn read(&mut self, result: usize) -> Option<Waker> {
+    #[must_use = "it is dropped with no lock held"]
+    pub fn read(&mut self, result: usize) -> Option<Wake> {
         self.hand_over(result, Owner::Read)
     }
 
     /// Nothing proves that the device is done with the result.
-    #[must_use = "a waker is dropped with no lock held"]
-    pub fn quarantine(&mut self, result: usize) -> Option<Waker> {
+    #[must_use = "it is dropped with no lock held"]
+    pub fn quarantine(&mut self, result: usize) -> Option<Wake> {
         self.hand_over(result, Owner::Quarantined)
     }
 
     /// The result is nobody's any more.
-    #[must_use = "a waker is dropped with no lock held"]
-    pub fn free(&mut self, result: usize) -> Option<Waker> {
+    #[must_use = "it is dropped with no lock held"]
+    pub fn free(&mut self, result: usize) -> Option<Wake> {
         self.free_results.push_back(result);
         self.hand_over(result, Owner::Free)
     }
 
     /// Nobody will read the result; it is freed when the device is done. Whether a watch is to be set.
-    #[must_use = "a waker is dropped with no lock held"]
-    pub fn abandon(&mut self, result: usize) -> (bool, Option<Waker>) {
-        let waker = self.hand_over(result, Owner::Abandoned);
-        (self.watch(result), waker)
+    #[must_use = "it is dropped with no lock held"]
+    pub fn abandon(&mut self, result: usize) -> (bool, Option<Wake>) {
+        let wake = self.hand_over(result, Owner::Abandoned);
+        (self.watch(result), wake)
     }
 
     /// Sets who is woken when the result is there. Whether a watch is to be set, and who was to be woken before.
-    #[must_use = "a waker is dropped with no lock held"]
-    pub fn set_waker(&mut self, result: usize, waker: Waker) -> (bool, Option<Waker>) {
-        let old = self.results[result].waker.replace(waker);
+    #[must_use = "it is dropped with no lock held"]
+    pub fn set_wake(&mut self, result: usize, wake: Wake) -> (bool, Option<Wake>) {
+        let old = self.results[result].wake.replace(wake);
         (self.watch(result), old)
     }
 
-    /// What a look at a watched result finds; `done` asks the device.
-    pub fn look(&mut self, result: usize, done: impl FnOnce() -> Result<bool, Error>) -> Seen {
-        let owner = self.results[result].owner;
-        let mut waker = None;
+    /// What a look at a watched result finds; `done` asks the device, and gets whether it is known to be done.
+    pub fn look(&mut self, result: usize, done: impl FnOnce(bool) -> Result<bool, Error>) -> Seen {
+        let ResultState { owner, number, .. } = self.results[result];
+        let mut wake = None;
         if matches!(owner, Owner::InFlight | Owner::Abandoned) {
-            match done() {
+            match done(number < self.done) {
                 Ok(false) => return Seen::InFlight,
-                Ok(true) if owner == Owner::Abandoned => waker = self.free(result),
-                Ok(true) => waker = self.results[result].waker.take(),
+                Ok(true) if owner == Owner::Abandoned => wake = self.free(result),
+                Ok(true) => wake = self.results[result].wake.take(),
                 // The device is gone: whoever awaits the result is woken to hear of it.
-                Err(_) if owner == Owner::Abandoned => waker = self.quarantine(result),
-                Err(_) => waker = self.results[result].waker.take(),
+                Err(_) if owner == Owner::Abandoned => wake = self.quarantine(result),
+                Err(_) => wake = self.results[result].wake.take(),
             }
         }
         self.results[result].watched = false;
-        Seen::Settled(waker)
+        Seen::Settled(wake)
     }
 
-    fn hand_over(&mut self, result: usize, owner: Owner) -> Option<Waker> {
+    fn hand_over(&mut self, result: usize, owner: Owner) -> Option<Wake> {
         self.results[result].owner = owner;
-        self.results[result].waker.take()
+        self.results[result].wake.take()
     }
 
     fn watch(&mut self, result: usize) -> bool {
         !std::mem::replace(&mut self.results[result].watched, true)
+    }
+
+    /// The result and the number of the oldest submission that is not known to be done.
+    pub fn oldest_in_flight(&self) -> Option<(usize, u64)> {
+        let unknown = self.in_flight().map(|result| (result, self.results[result].number));
+        unknown.filter(|(_, number)| *number >= self.done).min_by_key(|(_, number)| *number)
     }
 
     /// Results that the device may still be writing.
@@ -224,12 +275,15 @@ mod tests {
     fn a_freed_use_is_not_current() {
         let mut state = State::new(1, 2);
         let (staging, lent) = state.take().unwrap();
-        state.submitted(staging, lent, true);
+        state.submitted(staging, lent, 0);
         assert!(state.is_current(lent));
         assert!(state.abandon(lent.result).0);
-        assert!(matches!(state.look(lent.result, || Ok(false)), Seen::InFlight));
+        assert_eq!(state.oldest_in_flight(), Some((lent.result, 0)));
+        assert!(matches!(state.look(lent.result, Ok), Seen::InFlight));
         assert!(state.is_current(lent));
-        assert!(matches!(state.look(lent.result, || Ok(true)), Seen::Settled(None)));
+        state.done = 1;
+        assert_eq!(state.oldest_in_flight(), None);
+        assert!(matches!(state.look(lent.result, Ok), Seen::Settled(None)));
         assert!(!state.is_current(lent));
     }
 }

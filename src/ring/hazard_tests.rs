@@ -6,9 +6,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{BatcherBuilder, Core, RingSpec, Ticket};
+use super::{BatcherBuilder, Core, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
-use crate::device::{Backend, Device, Kind, Note, Priority, Program, Run};
+use crate::device::{Backend, Device, Kind, Note, Priority, Program, Run, Signal};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -133,6 +133,11 @@ impl Backend for Without {
         unsafe { self.inner.elapsed_ms(start, end) }
     }
 
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.notify(stream, signal) }
+    }
+
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
         self.inner.host_alloc(bytes)
     }
@@ -191,6 +196,7 @@ fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>
         results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_secs(10),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC(),
         output: SPEC(),
@@ -232,7 +238,7 @@ fn each_edge_is_missed_when_it_is_left_out() {
         // Without an edge rows may be wrong before the checker has its say; it has it all the same.
         let used = use_ring(&core.unwrap());
         let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} is not missed: {used:?}"));
-        let Error::Fault { cause } = &fault else { panic!("{fault:?}") };
+        let Error::Fault { cause, .. } = &fault else { panic!("{fault:?}") };
         assert!(matches!(**cause, Error::Hazard { .. }), "{edge:?}: {fault}");
     }
 }
@@ -251,7 +257,7 @@ fn a_batcher_has_no_hazard_and_misses_the_answers_event() {
         drop((batcher, core));
         match (edge, device.fault()) {
             (None, None) => {}
-            (Some(_), Some(Error::Fault { cause })) if matches!(*cause, Error::Hazard { .. }) => {}
+            (Some(_), Some(Error::Fault { cause, .. })) if matches!(*cause, Error::Hazard { .. }) => {}
             (edge, fault) => panic!("{edge:?}: {fault:?}"),
         }
     }

@@ -111,7 +111,7 @@ impl Core {
     }
 
     /// All batches at once: afterwards nothing is in flight and nobody else can submit.
-    fn acquire_all(self: &Arc<Self>) -> Result<Vec<Batch>, Error> {
+    pub(super) fn acquire_all(self: &Arc<Self>) -> Result<Vec<Batch>, Error> {
         let credits = self.spec.staging.min(self.spec.results);
         let held = (0..credits).map(|_| self.acquire(self.spec.acquire_limit)).collect::<Result<Vec<_>, _>>()?;
         let idle = Event::new(&self.device)?;

@@ -20,37 +20,48 @@
 //! | copy-out | wait `computed` of the slot | the output is there |
 //! | copy-out | copy slot output → result | |
 //! | copy-out | record `done` of the result | the ticket waits on this one |
+//! | copy-out | with [`Waiting::Callback`] only: call back | whoever sleeps looks at `done` |
 //!
 //! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
 //! again. The ring sees devices and programs only; it runs the same on every device.
 
+mod acquire;
 mod batch;
 mod batcher;
 mod completion;
 mod credits;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod hazard_tests;
+mod health;
 mod measure;
+mod measure_calls;
 mod output;
 mod prefetch;
 #[cfg(test)]
+mod schedules;
+#[cfg(test)]
 mod semantics_tests;
 mod ticket;
+mod waiting;
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::device::{Access, Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Stream};
+use crate::device::{Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Signal, Stream, during};
 use crate::error::{Credits, Error};
-use crate::sync::{after, lock, wait_until};
+use crate::sync::lock;
 use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
+pub use health::Health;
 pub use measure::Stage;
 pub use output::Output;
 pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;
+pub use waiting::Waiting;
 
 use batch::Gathered;
 use completion::Completion;
@@ -71,6 +82,7 @@ pub(crate) struct RingSpec {
     pub results: usize,
     pub priority: Priority,
     pub acquire_limit: Duration,
+    pub waiting: Waiting,
     pub output_kind: OutputKind,
     /// Rows that producers write.
     pub input: TensorSpec,
@@ -92,7 +104,7 @@ pub(crate) struct Core {
     results: Vec<ResultBuffer>,
     /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
     state: Mutex<State>,
-    /// Told when a credit comes free, a fault is latched, or the polling acquirer leaves.
+    /// Told of each credit that comes free while producers sleep, of a fault, and of the end.
     changed: Condvar,
     /// Held while a batch is enqueued, so that batches are in the same order on all three streams.
     order: Mutex<Order>,
@@ -110,6 +122,8 @@ struct Staging {
 struct ResultBuffer {
     buffer: HostBuffer,
     done: Event,
+    /// Fired behind `done`, where threads wait for that.
+    signal: Arc<Signal>,
 }
 
 struct Order {
@@ -123,6 +137,16 @@ struct Order {
 impl Core {
     /// Allocates streams, events and page-locked memory for `program`.
     pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
+        let completion = Completion::start(spec.results, spec.waiting)?;
+        Self::build_with(device, program, spec, completion)
+    }
+
+    fn build_with(
+        device: &Device,
+        program: Arc<dyn Program>,
+        spec: RingSpec,
+        completion: Completion,
+    ) -> Result<Arc<Self>, Error> {
         let rows = *program.batch_sizes().last().expect("a program has a batch size");
         let stream = |what| Stream::new(device, spec.priority, what);
         let staging = (0..spec.staging)
@@ -134,7 +158,7 @@ impl Core {
         let results = (0..spec.results)
             .map(|_| {
                 let buffer = HostBuffer::new(device, rows * spec.output.row_pitch)?;
-                Ok(ResultBuffer { buffer, done: Event::new(device)? })
+                Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default() })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let slots = (0..program.slots()).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
@@ -148,7 +172,7 @@ impl Core {
             state: Mutex::new(State::new(spec.staging, spec.results)),
             changed: Condvar::new(),
             order: Mutex::new(order),
-            completion: Completion::start(spec.results)?,
+            completion,
             program,
             spec,
             staging,
@@ -177,56 +201,13 @@ impl Core {
         &self.spec
     }
 
-    /// Takes a staging and a result credit, waiting for them until `deadline`.
-    pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
-        let (start, mut state) = (Instant::now(), lock(&self.state));
-        let deadline = after(limit);
-        let mut polling = false;
-        let outcome = loop {
-            if let Err(fault) = self.device.healthy() {
-                break Err(fault);
-            }
-            if let Err(fault) = self.reclaim_staging(&mut state) {
-                break Err(fault);
-            }
-            if state.closed.is_some() {
-                break Err(Error::Closed);
-            }
-            if let Some(lent) = state.take() {
-                break Ok(lent);
-            }
-            if Instant::now() >= deadline {
-                break match self.count(&mut state) {
-                    Ok(credits) => Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits }),
-                    Err(fault) => Err(fault),
-                };
-            }
-            // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
-            if polling != state.waits_for_upload() && (polling || !state.polled) {
-                polling = !polling;
-                state.polled = polling;
-            }
-            let nap = if polling { POLL } else { FAULT_CHECK };
-            state = wait_until(&self.changed, state, deadline.min(Instant::now() + nap)).0;
-        };
-        if polling {
-            state.polled = false;
-            self.changed.notify_all();
-        }
-        drop(state);
-        outcome.map(|(staging, lent)| {
-            let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
-            for note in [Note::Taken(input), Note::Taken(output), Note::Begin(input, Access::Write)] {
-                self.device.note(note);
-            }
-            Batch::new(self.clone(), staging, lent)
-        })
-    }
-
     /// Takes no more work, and waits until the device has finished what is in flight, up to `limit`.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
-        lock(&self.state).closed.get_or_insert(how);
+        {
+            let closed = &mut lock(&self.state).closed;
+            *closed = if how == Close::Abort { Some(how) } else { closed.or(Some(how)) };
+        }
         drop(lock(&self.order)); // a submit that saw the ring open has enqueued by now, and is counted below
         self.changed.notify_all();
         loop {
@@ -251,22 +232,29 @@ impl Core {
         gathered: Option<&Gathered<'_>>,
     ) -> Result<Ticket, Error> {
         self.device.note(Note::End(self.staging[staging].buffer.span()));
-        let (enqueued, wake) = {
-            let mut order = lock(&self.order);
-            if self.is_closed(staging, lent) {
-                return Err(Error::Closed);
-            }
-            let healthy = self.device.healthy();
-            let enqueued = healthy.and_then(|()| self.enqueue_noted(&mut order, staging, lent, rows, gathered));
-            let mut state = lock(&self.state);
-            state.submitted(staging, lent, enqueued.is_ok());
-            let wake = enqueued.is_err() || (state.waits_for_upload() && !state.polled);
-            (enqueued, wake)
-        };
-        if wake {
-            self.changed.notify_all(); // a fault to hear of, or an upload to look at
+        let mut order = lock(&self.order);
+        let number = order.number;
+        if self.is_closed(staging, lent) {
+            return Err(Error::Closed);
         }
-        enqueued.map(|()| Ticket::new(self.clone(), lent, rows))
+        let healthy = self.device.healthy();
+        let enqueue = || self.enqueue_noted(&mut order, staging, lent, rows, gathered);
+        let enqueued = healthy.and_then(|()| during(number, enqueue));
+        let mut state = lock(&self.state);
+        match enqueued {
+            Ok(()) => {
+                state.submitted(staging, lent, number);
+                self.upload_began(&mut state);
+                drop((state, order));
+                Ok(Ticket::new(self.clone(), lent, number, rows))
+            }
+            Err(error) => {
+                state.lost(lent);
+                drop((state, order));
+                self.changed.notify_all(); // a fault to hear of
+                Err(self.device.fault().unwrap_or(error))
+            }
+        }
     }
 
     /// Whether the ring takes no more work; then the credits of the batch that came too late are free again.
@@ -344,27 +332,13 @@ impl Core {
         // until its output is dropped; the slot output's writer is ordered before by `computed`.
         unsafe { self.copy_out.copy_out(&result.buffer, self.program.output(slot), bytes_out)? };
         result.done.record(&self.copy_out)?;
+        if self.spec.waiting == Waiting::Callback {
+            self.copy_out.notify(&result.signal)?;
+        }
 
         order.number += 1;
         order.last[slot] = Some(lent);
         order.next_slot = (slot + 1) % self.slots.len();
-        Ok(())
-    }
-
-    /// Frees the staging of every upload that is done. Uploads finish in the order of their submission.
-    fn reclaim_staging(&self, state: &mut State) -> Result<(), Error> {
-        let mut freed = false;
-        while let Some(staging) = state.oldest_upload() {
-            if !self.staging[staging].uploaded.is_done()? {
-                break;
-            }
-            self.device.note(Note::Freed(self.staging[staging].buffer.span()));
-            state.upload_done();
-            freed = true;
-        }
-        if freed {
-            self.changed.notify_all();
-        }
         Ok(())
     }
 
@@ -384,6 +358,3 @@ impl Core {
         Ok(credits)
     }
 }
-
-/// How often a blocked producer looks whether another ring's work has faulted the device.
-const FAULT_CHECK: Duration = Duration::from_millis(100);

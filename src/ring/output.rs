@@ -95,9 +95,11 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         self.core.device.note(Note::End(self.core.results[self.result].buffer.span()));
-        let waker = lock(&self.core.state).free(self.result);
-        drop(waker);
-        self.core.changed.notify_all();
+        let mut state = lock(&self.core.state);
+        let unused = state.free(self.result);
+        self.core.tell_one(&state);
+        drop(state);
+        drop(unused);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Batch, Close, Core, RingSpec, Ticket};
+use super::{Batch, Close, Core, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
 use crate::device::{Device, Kind, Priority};
 use crate::error::Error;
@@ -33,11 +33,18 @@ fn setup_with(slots: usize, staging: usize, results: usize, polls_advance: bool)
     let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
-    let core = ring(&device, &sim, slots, staging, results);
+    let core = ring(&device, &sim, [slots, staging, results], Waiting::Block);
     Setup { sim, device, core }
 }
 
-fn ring(device: &Device, sim: &Arc<Sim>, slots: usize, staging: usize, results: usize) -> Arc<Core> {
+/// A ring whose threads sleep until they are called back, and so never move the clock.
+fn setup_called_back() -> Setup {
+    let setup = setup(8, 8, false);
+    let core = ring(&setup.device, &setup.sim, [3, 8, 8], Waiting::Callback);
+    Setup { sim: setup.sim.clone(), device: setup.device.clone(), core }
+}
+
+fn ring(device: &Device, sim: &Arc<Sim>, [slots, staging, results]: [usize; 3], waiting: Waiting) -> Arc<Core> {
     let program = SimProgram::new(device, sim, &[(1, MODEL)], ROW_ALIGN, slots).unwrap();
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
     let spec = RingSpec {
@@ -45,6 +52,7 @@ fn ring(device: &Device, sim: &Arc<Sim>, slots: usize, staging: usize, results: 
         results,
         priority: Priority::Normal,
         acquire_limit: SOON,
+        waiting,
         output_kind: OutputKind::Features,
         input: row,
         output: row,
@@ -112,7 +120,7 @@ fn a_ticket_waits_for_its_own_batch_only() {
 #[test]
 fn a_ticket_waits_for_no_other_ring() {
     let setup = setup(8, 8, false);
-    let other = ring(&setup.device, &setup.sim, 3, 8, 8);
+    let other = ring(&setup.device, &setup.sim, [3, 8, 8], Waiting::Block);
     let mine = setup.submit();
     let theirs: Vec<Ticket> = (0..8).map(|_| other.acquire(SOON).unwrap().submit(1).unwrap()).collect();
     drop(mine.wait().unwrap());
@@ -126,30 +134,29 @@ fn uploads_run_under_the_model_of_earlier_batches() {
     let setup = setup(8, 8, false);
     let tickets: Vec<Ticket> = (0..3).map(|_| setup.submit()).collect();
     setup.sim.advance_to(3 * MS);
-    drop(setup.core.acquire(Duration::ZERO).unwrap()); // reclaims what is uploaded
-    assert_eq!(
-        setup.core.state.lock().unwrap().oldest_upload(),
-        None,
-        "three uploads done, the first model is running"
-    );
+    let is_uploaded = |staging: usize| setup.core.staging[staging].uploaded.is_done().unwrap();
+    assert!((0..3).all(is_uploaded), "three uploads done, the first model is running");
     assert!(!tickets[0].is_ready().unwrap());
     setup.sim.drain();
 }
 
 #[test]
 fn looking_and_waiting_with_a_limit_do_not_wait_for_the_device() {
-    let setup = setup(8, 8, false);
+    let setup = setup_called_back();
     let ticket = setup.submit();
     assert!(!ticket.is_ready().unwrap());
     let ticket = ticket.wait_for(Duration::from_millis(1)).unwrap().expect_err("no time passes by itself");
     assert_eq!(setup.sim.now(), 0);
+    setup.sim.drain();
     drop(ticket.wait().unwrap());
 }
 
 #[test]
 fn drops_wait_for_nothing() {
-    let setup = setup(8, 8, false);
-    let read = setup.submit().wait().unwrap();
+    let setup = setup_called_back();
+    let ticket = setup.submit();
+    setup.sim.drain();
+    let read = ticket.wait().unwrap();
     let before = setup.sim.now();
     drop(setup.batch()); // never submitted
     let mut tickets: Vec<Ticket> = (0..4).map(|_| setup.submit()).collect();

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::credits::Lent;
+use super::credits::{Lent, Wake};
 use super::{Close, Core, Output};
 use crate::device::{Access, Note};
 use crate::error::Error;
-use crate::sync::{after, lock};
+use crate::sync::lock;
 
 /// A submission in flight. It waits on its own event and on nothing else.
 ///
@@ -20,14 +20,16 @@ use crate::sync::{after, lock};
 pub struct Ticket {
     core: Arc<Core>,
     lent: Lent,
+    /// Counts the ring's submissions.
+    number: u64,
     rows: usize,
     /// Whether the result went to an output, or was quarantined.
     settled: bool,
 }
 
 impl Ticket {
-    pub(super) fn new(core: Arc<Core>, lent: Lent, rows: usize) -> Self {
-        Self { core, lent, rows, settled: false }
+    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, rows: usize) -> Self {
+        Self { core, lent, number, rows, settled: false }
     }
 
     /// Rows submitted.
@@ -35,13 +37,14 @@ impl Ticket {
         self.rows
     }
 
-    /// Blocks until the result is there.
+    /// Blocks until the result is there; how, [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says.
     ///
     /// # Errors
-    /// [`Error::Driver`] or [`Error::Fault`] if the device failed: then the result's memory is not used again.
+    /// [`Error::Fault`] if the device failed: then the result's memory is not used again. [`Error::Closed`] if the engine
+    /// was closed by [`Close::Abort`].
     pub fn wait(mut self) -> Result<Output, Error> {
-        let waited = self.core.results[self.lent.result].done.wait();
-        self.settle(waited)
+        let waited = self.core.await_done(self.lent.result, self.number, None);
+        self.settle(waited.map(drop))
     }
 
     /// Whether the result is there; never blocks.
@@ -49,8 +52,7 @@ impl Ticket {
     /// # Errors
     /// As for [`Ticket::wait`].
     pub fn is_ready(&self) -> Result<bool, Error> {
-        self.core.device.healthy()?;
-        self.core.results[self.lent.result].done.is_done()
+        self.core.is_done(self.lent.result, self.number)
     }
 
     /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
@@ -58,7 +60,7 @@ impl Ticket {
     /// # Errors
     /// As for [`Ticket::wait`].
     pub fn wait_for(mut self, limit: Duration) -> Result<Result<Output, Self>, Error> {
-        match self.core.results[self.lent.result].done.wait_until(after(limit)) {
+        match self.core.await_for(self.lent, self.number, limit) {
             Ok(false) => Ok(Err(self)),
             Ok(true) => self.settle(Ok(())).map(Ok),
             Err(error) => self.settle(Err(error)).map(Ok),
@@ -70,27 +72,29 @@ impl Ticket {
         self.settled = true;
         let checked = waited.and_then(|()| self.core.device.healthy());
         let mut state = lock(&self.core.state);
-        match checked.and_then(|()| self.core.reclaim_staging(&mut state)) {
+        if checked.is_ok() {
+            self.core.done_through(&mut state, self.number);
+        }
+        let span = self.core.results[self.lent.result].buffer.span();
+        match checked {
             Ok(()) if state.closed == Some(Close::Abort) => {
-                self.core.device.note(Note::Freed(self.core.results[self.lent.result].buffer.span()));
-                let waker = state.free(self.lent.result);
+                self.core.device.note(Note::Freed(span));
+                let unused = state.free(self.lent.result);
                 drop(state);
-                drop(waker);
-                self.core.changed.notify_all();
+                drop(unused);
                 Err(Error::Closed)
             }
             Ok(()) => {
-                let waker = state.read(self.lent.result);
+                let unused = state.read(self.lent.result);
                 drop(state);
-                let span = self.core.results[self.lent.result].buffer.span();
+                drop(unused);
                 self.core.device.note(Note::Begin(span, Access::Read));
-                drop(waker);
                 Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
             }
             Err(error) => {
-                let waker = state.quarantine(self.lent.result);
+                let unused = state.quarantine(self.lent.result);
                 drop(state);
-                drop(waker);
+                drop(unused);
                 self.core.changed.notify_all();
                 Err(error)
             }
@@ -108,11 +112,7 @@ impl Future for Ticket {
             Err(error) => return Poll::Ready(self.settle(Err(error))),
             Ok(false) => {}
         }
-        let waker = context.waker().clone();
-        let (watch, _old) = lock(&self.core.state).set_waker(self.lent.result, waker);
-        if watch {
-            self.core.completion.watch(self.core.clone(), self.lent.result);
-        }
+        self.core.wake_when_done(self.lent.result, Wake::Task(context.waker().clone()));
         Poll::Pending
     }
 }
@@ -120,7 +120,7 @@ impl Future for Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.settled {
-            let (watch, _waker) = lock(&self.core.state).abandon(self.lent.result);
+            let (watch, _unused) = lock(&self.core.state).abandon(self.lent.result);
             if watch {
                 self.core.completion.watch(self.core.clone(), self.lent.result);
             }

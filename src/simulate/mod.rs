@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::device::sim::{self, Link, Picos, Sim, SimOptions, SimProgram, Unit, picos};
 use crate::device::{Device, Kind, Priority};
 use crate::error::Error;
-use crate::ring::{Core, RingSpec, Stage};
+use crate::ring::{Core, RingSpec, Stage, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 
 pub use report::{SimBound, SimLatency, SimReport, SimStage};
@@ -238,6 +238,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), E
         results: spec.results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_secs(10),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: row,
         output: row,

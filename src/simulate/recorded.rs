@@ -18,6 +18,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
         results: spec.results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_secs(10),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: row,
         output: row,

@@ -223,7 +223,8 @@ impl fmt::Display for TraceReport {
         write!(f, "\ncopy time under compute: {middle:.1} % in the middle half, {under:.1} % in all")?;
         let TraceGaps { count, seconds, longest } = self.gaps;
         write!(f, "\nslowest stage: {}", self.slowest)?;
-        write!(f, "; {count} gaps in the middle half, {} in all, the longest {}", Time(seconds), Time(longest))?;
+        let gaps = if count == 1 { "gap" } else { "gaps" };
+        write!(f, "; {count} {gaps} in the middle half, {} in all, the longest {}", Time(seconds), Time(longest))?;
         write!(f, "\n{:.1} images/s; from submit to done: ", self.images_per_second)?;
         let TraceLatency { p50, p90, p99, max } = self.latency;
         write!(f, "median {}, 90 % {}, 99 % {}, max {}", Time(p50), Time(p90), Time(p99), Time(max))

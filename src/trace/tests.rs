@@ -76,7 +76,7 @@ fn a_report_prints_its_figures() {
     for part in ["sim: 4 batches, 40 images in 16.000 ms", "copy-in", "75.0 %", "87.5 %", "3.000 ms", "80.0 %"] {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    for part in ["slowest stage: compute; 1 gaps", "3333.3 images/s", "median 7.000 ms", "max 10.000 ms"] {
+    for part in ["slowest stage: compute; 1 gap in", "3333.3 images/s", "median 7.000 ms", "max 10.000 ms"] {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
 }

@@ -22,6 +22,9 @@ extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(_flags: u32) -> Code {
     call("cuInit", |driver| {
+        if driver.config.own && !driver.started {
+            crate::driver::start_own_thread();
+        }
         driver.started = true;
         Ok(String::new())
     })
@@ -309,7 +312,9 @@ extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: Handle) -> Code {
     call("cuEventQuery", |driver| {
-        driver.step();
+        if !driver.config.own {
+            driver.step();
+        }
         let found = driver.events.get(event).map(|event| event.done >= event.recorded);
         match driver.valid(found)? {
             true => Ok(driver.events.name(event)),
@@ -320,6 +325,7 @@ extern "C" fn cuEventQuery(event: Handle) -> Code {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: Handle) -> Code {
+    crate::driver::sleep_until_done(event);
     call("cuEventSynchronize", |driver| {
         driver.finish(event)?;
         Ok(driver.events.name(event))
@@ -339,6 +345,14 @@ extern "C" fn cuEventElapsedTime_v2(ms: Out<f32>, start: Handle, end: Handle) ->
         }
         ms.set(1.0);
         Ok(format!("{} {}", driver.events.name(start), driver.events.name(end)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuLaunchHostFunc(stream: Handle, function: extern "C" fn(usize), data: usize) -> Code {
+    call("cuLaunchHostFunc", |driver| {
+        driver.enqueue(stream, Operation::Call { function, data })?;
+        Ok(driver.streams.name(stream))
     })
 }
 

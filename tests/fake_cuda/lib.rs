@@ -13,7 +13,7 @@
 //! | `FAKE_CUDA_DEVICES` | number of GPUs | 1 |
 //! | `FAKE_CUDA_CAPABILITY` | compute capability, as 10 x major + minor | 90 |
 //! | `FAKE_CUDA_MEMORY` | bytes of device memory | 1 GiB |
-//! | `FAKE_CUDA_EVENTS` | `instant`: work is done when enqueued; `held`: as late as it may be, a step a query | `instant` |
+//! | `FAKE_CUDA_EVENTS` | `instant`: work is done when enqueued; `held`: as late as it may be, a step a query; `own`: by a thread of the driver's own, a step at a time; `stuck`: kernels never end | `instant` |
 //! | `FAKE_CUDA_SEED` | which of the ready streams goes first, where work is held | 1 |
 //! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or a name | none |
 //! | `FAKE_CUDA_FAIL_CODE` | with which status | 719 |

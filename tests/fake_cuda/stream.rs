@@ -23,10 +23,25 @@ pub struct Event {
 }
 
 pub enum Operation {
-    Copy { dst: usize, src: usize, bytes: usize },
-    Record { event: Handle, recording: u64 },
-    Wait { event: Handle, recording: u64 },
+    Copy {
+        dst: usize,
+        src: usize,
+        bytes: usize,
+    },
+    Record {
+        event: Handle,
+        recording: u64,
+    },
+    Wait {
+        event: Handle,
+        recording: u64,
+    },
     Run(Vec<Node>),
+    /// A host function and its argument, an address.
+    Call {
+        function: extern "C" fn(usize),
+        data: usize,
+    },
 }
 
 impl Driver {
@@ -43,8 +58,10 @@ impl Driver {
 
     /// Runs one operation of one of the streams that have one ready; whether there was any.
     pub fn step(&mut self) -> bool {
+        let stuck = self.config.stuck;
         let is_ready = |operation: &Operation, events: &mut Table<Event>| match operation {
             Operation::Wait { event, recording } => events.ever(*event).done >= *recording,
+            Operation::Run(_) => !stuck,
             _ => true,
         };
         let fronts = self.streams.all().filter_map(|(handle, stream)| Some((handle, stream.queue.front()?)));
@@ -86,6 +103,8 @@ impl Driver {
             }
             Operation::Wait { .. } => {}
             Operation::Run(nodes) => self.check_run(&nodes),
+            // The driver's lock is held: a function that called the driver would never return.
+            Operation::Call { function, data } => function(data),
         }
     }
 

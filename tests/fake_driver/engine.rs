@@ -35,7 +35,7 @@ pub fn build(model: &Model, device: &Device) -> Result<Engine, Error> {
 }
 
 /// Device memory as the stand-in gives it; kernels leave it so.
-const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
+pub const POISON: f32 = f32::from_bits(0xCDCD_CDCD);
 
 /// Builds an engine and runs four batches.
 pub fn one_batch(device: &Device) -> Result<(), Error> {

@@ -3,9 +3,11 @@
 #![cfg(feature = "cuda")]
 
 mod engine;
+mod faults;
 mod harness;
 mod nvtx;
 mod open;
 #[path = "../support/mod.rs"]
 mod support;
 mod trace;
+mod waiting;

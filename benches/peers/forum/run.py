@@ -110,7 +110,7 @@ def build(work):
     flags = ["-O2", "-std=c++17", "-pthread", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
              *(f"-I{path}" for path in includes), *(f"-L{path}" for path in libraries),
              *(f"-Wl,-rpath,{path}" for path in libraries)]  # fmt: skip
-    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
+    link = ["-Wl,--no-as-needed,--allow-shlib-undefined", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
     key = hashlib.sha256(repr((source.read_text(), torch.__version__, flags, link)).encode()).hexdigest()[:16]
     program = work / f"forum-{key}"
     if not program.is_file():

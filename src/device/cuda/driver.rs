@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys;
 
-use crate::error::Error;
+use crate::error::{Error, FaultClass};
 
 /// Who is called, for errors.
 #[derive(Clone, Copy)]
@@ -21,8 +21,18 @@ impl Call<'_> {
                 operation: operation.trim_end_matches("_v2"),
                 status: format!("{status:?}"),
                 code: status as i32,
+                class: class(status),
             }),
         }
+    }
+}
+
+/// How far a status reaches, as the driver's documentation says; the whole list is in [`FaultClass`]'s.
+fn class(status: sys::CUresult) -> FaultClass {
+    match status as i32 {
+        4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 810 | 911 => FaultClass::Process,
+        3 | 46 | 100 | 102 | 201 | 304 | 401 | 709 | 802..=809 | 909 | 999 => FaultClass::Device,
+        _ => FaultClass::Request,
     }
 }
 
@@ -75,5 +85,56 @@ pub(super) fn start(ordinal: usize) -> Result<u32, Error> {
             Err(Error::NoDevice { target, why: "the NVIDIA driver finds no GPU".into() })
         }
         status => call.check("cuInit", status).map(|()| version),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names that the documentation of [`FaultClass`] gives belong to the numbers.
+    #[test]
+    fn statuses_are_of_their_class() {
+        use sys::CUresult as S;
+        for status in [
+            S::CUDA_ERROR_DEINITIALIZED,
+            S::CUDA_ERROR_ECC_UNCORRECTABLE,
+            S::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            S::CUDA_ERROR_CONTAINED,
+            S::CUDA_ERROR_ILLEGAL_ADDRESS,
+            S::CUDA_ERROR_LAUNCH_TIMEOUT,
+            S::CUDA_ERROR_ASSERT,
+            S::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            S::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            S::CUDA_ERROR_MISALIGNED_ADDRESS,
+            S::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            S::CUDA_ERROR_INVALID_PC,
+            S::CUDA_ERROR_LAUNCH_FAILED,
+            S::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+            S::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            S::CUDA_ERROR_EXTERNAL_DEVICE,
+        ] {
+            assert_eq!(class(status), FaultClass::Process, "{status:?}");
+        }
+        for status in [
+            S::CUDA_ERROR_NOT_INITIALIZED,
+            S::CUDA_ERROR_DEVICE_UNAVAILABLE,
+            S::CUDA_ERROR_NO_DEVICE,
+            S::CUDA_ERROR_DEVICE_NOT_LICENSED,
+            S::CUDA_ERROR_INVALID_CONTEXT,
+            S::CUDA_ERROR_OPERATING_SYSTEM,
+            S::CUDA_ERROR_ILLEGAL_STATE,
+            S::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            S::CUDA_ERROR_SYSTEM_NOT_READY,
+            S::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+            S::CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED,
+            S::CUDA_ERROR_TIMEOUT,
+            S::CUDA_ERROR_UNKNOWN,
+        ] {
+            assert_eq!(class(status), FaultClass::Device, "{status:?}");
+        }
+        for status in [S::CUDA_ERROR_OUT_OF_MEMORY, S::CUDA_ERROR_INVALID_VALUE, S::CUDA_ERROR_INVALID_PTX] {
+            assert_eq!(class(status), FaultClass::Request, "{status:?}");
+        }
     }
 }

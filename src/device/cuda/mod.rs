@@ -9,10 +9,11 @@ mod nvtx;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority};
+use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Signal};
 use crate::error::Error;
 use context::{Context, Entered};
 use driver::{Call, cu};
@@ -224,6 +225,14 @@ impl Backend for Cuda {
         Ok(ms)
     }
 
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        self.context.adopt_thread()?;
+        let data = Arc::into_raw(signal.clone()).cast_mut().cast();
+        // SAFETY: the caller passes a live stream of this context; `data` keeps the signal alive until `fire` has run,
+        // for ever if it never does: after an error nothing proves that it is not enqueued.
+        unsafe { cu!(self.call(), cuLaunchHostFunc(stream as sys::CUstream, Some(fire), data)) }
+    }
+
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
         let _entered = self.enter()?;
         let mut ptr = null_mut();
@@ -280,4 +289,10 @@ impl Backend for Cuda {
         }
         Ok(())
     }
+}
+
+/// The one callback. The driver runs it on a thread of its own, where no driver call is allowed.
+unsafe extern "C" fn fire(data: *mut c_void) {
+    // SAFETY: `notify` made the pointer of an `Arc`, for this one run.
+    unsafe { Arc::from_raw(data.cast_const().cast::<Signal>()) }.fire();
 }

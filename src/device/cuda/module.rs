@@ -86,9 +86,9 @@ fn with_log(error: Error, module: &str, log: &[u8]) -> Error {
     let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
     let text = String::from_utf8_lossy(&log[..end]);
     match error {
-        Error::Driver { device, operation, status, code } if !text.trim().is_empty() => {
+        Error::Driver { device, operation, status, code, class } if !text.trim().is_empty() => {
             let status = format!("{status}, module {module}: {}", text.trim());
-            Error::Driver { device, operation, status, code }
+            Error::Driver { device, operation, status, code, class }
         }
         other => other,
     }

@@ -16,9 +16,9 @@ mod timeline;
 mod units;
 
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use super::{Backend, DeviceInfo, Priority, cpu};
+use super::{Backend, DeviceInfo, Priority, Signal, cpu};
 use crate::error::Error;
 use crate::sync::lock;
 
@@ -123,6 +123,12 @@ impl Sim {
         while timeline.step() {}
     }
 
+    /// Operations that have finished, of each unit: 21 bits each.
+    #[cfg(test)]
+    pub fn finished(&self) -> u64 {
+        lock(&self.timeline).finished()
+    }
+
     /// How long a unit has worked, finished operations only.
     pub fn busy(&self, unit: Unit) -> Picos {
         lock(&self.timeline).busy(unit)
@@ -210,6 +216,14 @@ impl Backend for Sim {
         let timeline = lock(&self.timeline);
         let (start, end) = (timeline.reached_at(start)?, timeline.reached_at(end)?);
         Ok((end.saturating_sub(start) as f64 * 1e-9) as f32)
+    }
+
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        let mut timeline = lock(&self.timeline);
+        timeline.healthy()?;
+        timeline.push(stream, Op::Notify(signal.clone()))?;
+        timeline.settle();
+        Ok(())
     }
 
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {

@@ -1,10 +1,11 @@
 //! The discrete-event simulation itself: streams, events, and what happens when.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::units::{Active, Transfer, UNITS, UnitState, Work, injected, share_link};
 use super::{Effect, Injection, Link, Picos, Unit};
-use crate::device::Priority;
+use crate::device::{Priority, Signal};
 use crate::error::Error;
 
 /// Everything on the device, and the time.
@@ -30,11 +31,11 @@ struct Queue {
     closed: bool,
 }
 
-#[derive(Clone, Copy)]
 pub(super) enum Op {
     Record { event: u64, sequence: u64 },
     Wait { event: u64, sequence: u64 },
     Work(Work),
+    Notify(Arc<Signal>),
 }
 
 #[derive(Default)]
@@ -66,6 +67,11 @@ impl Timeline {
 
     pub fn link(&self) -> Link {
         self.link
+    }
+
+    #[cfg(test)]
+    pub fn finished(&self) -> u64 {
+        self.units.iter().fold(0, |all, unit| all << 21 | unit.finished)
     }
 
     pub fn busy(&self, unit: Unit) -> Picos {
@@ -182,7 +188,9 @@ impl Timeline {
 
     /// Ends an operation.
     fn finish(&mut self, active: &Active) {
-        self.units[active.work.unit as usize].busy += self.now - active.started;
+        let unit = &mut self.units[active.work.unit as usize];
+        unit.busy += self.now - active.started;
+        unit.finished += 1;
         if let Some(nth) = active.work.fails {
             self.broken = Some(injected(active.work.unit, nth));
             return;
@@ -213,8 +221,9 @@ impl Timeline {
     fn pass_events(&mut self) -> bool {
         let mut reached = false;
         for (&stream, queue) in &mut self.streams {
-            while let Some(&op) = queue.ops.front() {
-                match op {
+            while let Some(op) = queue.ops.front() {
+                match *op {
+                    Op::Notify(ref signal) => signal.fire(),
                     Op::Record { event, sequence } => {
                         if let Some(state) = self.events.get_mut(&event) {
                             state.reached = state.reached.max(sequence);
@@ -246,7 +255,7 @@ impl Timeline {
         let first = (0..state.ready.len()).min_by_key(|&index| state.ready[index]);
         let (None, Some(first)) = (&state.active, first) else { return };
         let (_, _, stream) = state.ready.remove(first);
-        if let Some(Op::Work(work)) = self.streams.get(&stream).and_then(|queue| queue.ops.front()).copied() {
+        if let Some(&Op::Work(work)) = self.streams.get(&stream).and_then(|queue| queue.ops.front()) {
             work.moves.first_half();
             let until = self.now + work.fixed;
             state.active = Some(Active { stream, work, started: self.now, until, transfer: None });

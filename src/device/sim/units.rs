@@ -1,7 +1,7 @@
 //! What works on the device: two copy engines on one link, and a compute engine.
 
 use super::{Link, Picos, Unit, picos};
-use crate::error::Error;
+use crate::error::{Error, FaultClass};
 
 pub(super) const UNITS: [Unit; 3] = [Unit::CopyIn, Unit::Compute, Unit::CopyOut];
 
@@ -30,6 +30,8 @@ pub(super) struct UnitState {
     pub busy: Picos,
     /// Operations enqueued so far.
     pub calls: usize,
+    /// Operations finished so far.
+    pub finished: u64,
 }
 
 /// What a unit is doing.
@@ -99,5 +101,6 @@ pub(super) fn injected(unit: Unit, nth: usize) -> Error {
         operation,
         status: "INJECTED".into(),
         code: nth.min(i32::MAX as usize) as i32,
+        class: FaultClass::Device,
     }
 }

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{Backend, Device, Note, Priority, Program, Run};
+use super::{Backend, Device, Note, Priority, Program, Run, Signal};
 use crate::error::Error;
 use crate::sync::lock;
 use book::{Book, MARKS};
@@ -196,7 +196,6 @@ impl Backend for Recorder {
         // SAFETY: by the caller.
         unsafe { self.inner.elapsed_ms(start, end) }
     }
-
     fn host_alloc(&self, bytes: usize) -> Result<NonNull<u8>, Error> {
         let ptr = self.inner.host_alloc(bytes)?;
         lock(&self.book).add_buffer(ptr.as_ptr() as u64);
@@ -237,6 +236,11 @@ impl Backend for Recorder {
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.launch(program, run, stream) }
+    }
+
+    unsafe fn notify(&self, stream: u64, signal: &Arc<Signal>) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.notify(stream, signal) }
     }
 
     fn note(&self, note: Note) -> Result<(), Error> {

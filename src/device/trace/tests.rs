@@ -199,6 +199,7 @@ fn the_cpu_has_its_times_between_those_of_the_host() {
         // No program at hand: the recorder is told of the launch as if there was one.
         let begin = lock(&recorder.book).stage_begins(COMPUTE, copy_in.raw());
         recorder.mark(begin, copy_in.raw());
+        recorder.inner.event_wait(begin.unwrap()).unwrap(); // the stream's thread may be late
         std::thread::sleep(Duration::from_millis(2));
         computed.record(&copy_in).unwrap();
         copy_out.wait(&computed).unwrap();

@@ -20,6 +20,7 @@
 //! dropped without it. In steady state the only allocation is one `Arc` a batch.
 
 mod builder;
+mod close;
 mod places;
 mod row;
 mod serve;
@@ -32,7 +33,7 @@ mod ticket;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use super::Core;
+use super::{Close, Core};
 use crate::device::{HostBuffer, Note, Span};
 use crate::error::Error;
 use crate::sync::{lock, wait, wait_until};
@@ -50,6 +51,7 @@ use state::State;
 /// builds it.
 ///
 /// `Send` and `Sync`. Dropping it does not wait: what is committed is still computed, and every ticket answered.
+/// [`Batcher::close`] waits for that.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -109,7 +111,7 @@ impl Batcher {
     ///
     /// # Errors
     /// If no row is free, as [`BatcherBuilder::when_full`] says: [`Error::Full`], or [`Error::Timeout`] past the
-    /// limit. [`Error::Fault`] if the device is out of use.
+    /// limit. [`Error::Closed`] if it was closed; [`Error::Fault`] if the device is out of use.
     pub fn row(&self) -> Result<Row, Error> {
         self.request().row()
     }
@@ -202,8 +204,7 @@ impl Shared {
 
 impl Drop for Batcher {
     fn drop(&mut self) {
-        lock(&self.shared.state).closed = true;
-        self.shared.work.notify_all();
+        self.shared.stop(Close::Drain);
     }
 }
 

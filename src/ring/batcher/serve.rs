@@ -59,6 +59,12 @@ pub(super) fn deliver(shared: &Shared) {
                 shared.work.notify_one();
                 shared.room.notify_all();
             }
+            Err(Error::Closed) => {
+                // The engine was closed: the device has finished the batch, but nobody is to have it.
+                flight.rows.iter().for_each(|row| shared.note_row(row.row, Note::Freed));
+                shared.told(|state, wakes| state.land(flight.rows, &Error::Closed, wakes));
+                shared.fail(&Error::Closed);
+            }
             Err(error) => {
                 shared.told(|state, wakes| state.lose(&flight.rows, &error, wakes));
                 shared.fail(&error);
@@ -80,7 +86,7 @@ impl Shared {
                 state = lock(&self.state);
                 continue;
             }
-            if state.has_failed() || (state.closed && state.queued() == 0) {
+            if state.failure().is_some() || (state.is_closed() && state.queued() == 0) {
                 return false;
             }
             let may_leave = state.in_flight < self.options.in_flight;
@@ -108,6 +114,7 @@ impl Shared {
             rows
         });
         if rows.is_empty() {
+            self.room.notify_all();
             return; // all expired or abandoned; the batch gives its credits back
         }
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
@@ -119,6 +126,10 @@ impl Shared {
             Ok(ticket) => {
                 lock(&self.state).flights.push_back(Flight { ticket, rows });
                 self.flown.notify_one();
+            }
+            Err(Error::Closed) => {
+                self.told(|state, wakes| state.land(rows, &Error::Closed, wakes));
+                self.fail(&Error::Closed);
             }
             Err(error) => {
                 self.told(|state, wakes| state.lose(&rows, &error, wakes));
@@ -168,7 +179,7 @@ impl Shared {
     }
 
     /// The same where nobody, or a few, are to be woken.
-    fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T) -> T {
+    pub(super) fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T) -> T {
         self.told_with(&mut Vec::new(), change)
     }
 }

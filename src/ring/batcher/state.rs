@@ -11,7 +11,7 @@ use super::places::Places;
 use super::stats::Counters;
 use super::ticket::RowOutput;
 use crate::error::Error;
-use crate::ring::{Output, Ticket};
+use crate::ring::{Close, Output, Ticket};
 
 /// Which queued rows go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -82,8 +82,8 @@ pub(super) struct State {
     pub in_flight: usize,
     /// Submitters of high priority that wait for a free row.
     pub waiting_high: usize,
-    /// The batcher was dropped: nothing new is accepted.
-    pub closed: bool,
+    /// How the batcher was closed, or drained because it was dropped: nothing new is accepted.
+    closed: Option<Close>,
     /// The batching thread is gone: no flight follows.
     pub ended: bool,
     /// The fault that everything is answered with.
@@ -102,7 +102,7 @@ impl State {
             spare: Vec::new(),
             in_flight: 0,
             waiting_high: 0,
-            closed: false,
+            closed: None,
             ended: false,
             failed: None,
             counters: Counters::new(capacity),
@@ -113,13 +113,28 @@ impl State {
     pub fn open(&self) -> Result<(), Error> {
         match &self.failed {
             Some(error) => Err(error.clone()),
-            None if self.closed => Err(Error::Closed),
+            None if self.is_closed() => Err(Error::Closed),
             None => Ok(()),
         }
     }
 
-    pub fn has_failed(&self) -> bool {
-        self.failed.is_some()
+    /// What everything is answered with, if anything.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    /// Accepts nothing more. An abort answers what is queued, and overrules an earlier drain.
+    pub fn close(&mut self, how: Close, wakes: &mut Vec<Wake>) {
+        if how == Close::Drain {
+            self.closed.get_or_insert(how);
+            return;
+        }
+        self.closed = Some(how);
+        self.answer_queued(&Error::Closed, wakes);
     }
 
     /// Takes a free row, unless one of higher priority waits for it.
@@ -161,7 +176,7 @@ impl State {
     pub fn closes(&self, full: usize, max_delay: Duration, now: Instant) -> bool {
         let queued = self.queued();
         queued >= full
-            || (queued > 0 && self.closed)
+            || (queued > 0 && self.is_closed())
             || self.queues.iter().flatten().any(|queued| queued.due(max_delay) <= now)
     }
 
@@ -202,10 +217,21 @@ impl State {
 
     /// The device is done with a batch: its rows are free, its tickets have their answers.
     pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, wakes: &mut Vec<Wake>) {
+        if self.closed == Some(Close::Abort) {
+            return self.land(rows, &Error::Closed, wakes);
+        }
         for (index, queued) in rows.iter().enumerate() {
             self.free.give(queued.row);
             wakes.push(self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))));
         }
+        rows.clear();
+        self.spare.push(rows);
+        self.in_flight -= 1;
+    }
+
+    /// The device is done with a batch, or never had it, but its tickets get an error.
+    pub fn land(&mut self, mut rows: Vec<Queued>, error: &Error, wakes: &mut Vec<Wake>) {
+        self.refuse(&rows, error, wakes);
         rows.clear();
         self.spare.push(rows);
         self.in_flight -= 1;
@@ -225,6 +251,10 @@ impl State {
     /// Latches `error` and answers everything queued with it.
     pub fn fail(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
         self.failed.get_or_insert_with(|| error.clone());
+        self.answer_queued(error, wakes);
+    }
+
+    fn answer_queued(&mut self, error: &Error, wakes: &mut Vec<Wake>) {
         while let Some(queued) = self.queues.iter_mut().find_map(VecDeque::pop_front) {
             self.refuse(&[queued], error, wakes);
         }

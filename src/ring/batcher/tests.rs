@@ -8,7 +8,7 @@ use super::*;
 use crate::device::cpu::Work;
 use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, Span};
 use crate::error::Credits;
-use crate::ring::RingSpec;
+use crate::ring::{RingSpec, Waiting};
 use crate::sync::{lock, wait};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape};
 
@@ -108,6 +108,7 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         results,
         priority: Priority::Normal,
         acquire_limit: Duration::from_millis(200),
+        waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC,
         output: SPEC,
@@ -336,6 +337,74 @@ fn dropped_in_any_state_it_answers_every_ticket() {
     assert_eq!(held.seen().len(), 3);
     all_credits_return(&core);
     until(|| Arc::strong_count(&core) == 1); // both threads are gone
+}
+
+#[test]
+fn closed_by_draining_it_answers_all_that_is_committed() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, HOUR).in_flight(1).build().unwrap();
+    let tickets: Vec<_> = (1..=6).map(|number| submit(&batcher, number)).collect();
+    let open = batcher.row().unwrap();
+    until(|| batcher.queued() == 2);
+    let late = batcher.close(Close::Drain, Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(late, Error::Timeout { operation: "close", .. }), "{late}");
+    assert!(matches!(open.submit(), Err(Error::Closed)));
+    assert!(matches!(batcher.row(), Err(Error::Closed)));
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| batcher.close(Close::Drain, LONG));
+        held.permit(100);
+        closing.join().unwrap().unwrap();
+    });
+    for (number, ticket) in (1..).zip(tickets) {
+        assert!(ticket.is_ready());
+        assert_eq!(answer(ticket).unwrap().bytes(), [number; 8]);
+    }
+    batcher.close(Close::Drain, Duration::ZERO).unwrap();
+    core.acquire(LONG).unwrap(); // the ring is open
+    all_credits_return(&core);
+}
+
+#[test]
+fn closed_by_aborting_it_answers_the_queue_at_once_and_the_flights_when_they_land() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).rows(3).in_flight(1).build().unwrap();
+    let flying = busy(&batcher, 1);
+    let queued = [submit(&batcher, 2), submit(&batcher, 3)];
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| batcher.row().map(drop)); // no room
+        thread::sleep(Duration::from_millis(20));
+        let late = batcher.close(Close::Drain, Duration::ZERO).unwrap_err();
+        assert!(matches!(late, Error::Timeout { .. }), "{late}");
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
+    });
+    assert!(matches!(batcher.close(Close::Abort, Duration::ZERO), Err(Error::Timeout { .. })));
+    for ticket in queued {
+        assert!(ticket.is_ready() && matches!(answer(ticket), Err(Error::Closed)));
+    }
+    assert!(!flying.is_ready());
+    held.permit(100);
+    batcher.close(Close::Abort, LONG).unwrap();
+    assert!(matches!(answer(flying), Err(Error::Closed)));
+    assert_eq!(held.seen(), [[1]]);
+    all_credits_return(&core);
+}
+
+#[test]
+fn an_engine_closed_under_it_ends_it() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, Duration::ZERO).in_flight(1).build().unwrap();
+    let flying = busy(&batcher, 1);
+    let queued = submit(&batcher, 2);
+    assert!(matches!(core.close(Close::Abort, Duration::ZERO), Err(Error::Timeout { .. })));
+    held.permit(100);
+    for ticket in [flying, queued] {
+        assert!(matches!(answer(ticket), Err(Error::Closed)));
+    }
+    assert!(matches!(batcher.submit(&[3; 8]), Err(Error::Closed)));
+    batcher.close(Close::Drain, LONG).unwrap();
+    drop(batcher);
+    until(|| Arc::strong_count(&core) == 1);
+    all_credits_return(&core);
 }
 
 #[test]

@@ -6,18 +6,17 @@
 //! waits; what a thread can do before it is to acquire page-locked memory and copy its pixels there.
 
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
-use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind, Stage, Ticket};
+use trefoil::{Device, Engine, InputFormat, OutputKind, Stage};
 
 use super::args::ForumArgs;
-use super::load::{median, on_threads, steady};
+use super::load::median;
+use super::orders::{Case, Order, Start, Turns, cases};
 use super::plot::{Bar, bars};
 use super::record::Record;
 use super::sources::Sources;
@@ -29,51 +28,6 @@ const CPU_BATCH: usize = 4;
 const COMPUTE_RUNS: usize = 50;
 /// A thread that finds no free batch for so long gives up.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
-
-/// What happens under the lock that all threads share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Order {
-    /// Filled outside; submitted, waited for and read under it.
-    FillOutside,
-    /// Filled and read outside; submitted and waited for under it.
-    FillAndReadOutside,
-    /// Everything under it.
-    AllInside,
-    /// Only the submission under it.
-    SubmitInside,
-    /// No lock; each thread waits for its batch at once.
-    NoLock,
-    /// No lock; each thread fills its next batch while the last one is on its way.
-    Recommended,
-}
-
-const ORDERS: [Order; 6] = [
-    Order::FillOutside,
-    Order::FillAndReadOutside,
-    Order::AllInside,
-    Order::SubmitInside,
-    Order::NoLock,
-    Order::Recommended,
-];
-
-/// Where the pixels are when a thread has its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Start {
-    /// In memory of the thread's own: they are copied.
-    Pageable,
-    /// In the batch that was acquired, as a camera or decoder would have written them.
-    PageLocked,
-}
-
-/// A row of the table.
-#[derive(Clone, Copy)]
-struct Case {
-    format: InputFormat,
-    start: Start,
-    order: Order,
-}
 
 #[derive(Serialize)]
 struct Figures {
@@ -142,7 +96,8 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
             let case = &cases[index];
             bar.set_message(case.order.name());
             let side = sides.iter().find(|side| side.format == case.format).expect("both formats are built");
-            let load = Turns { side, case, batch, threads: args.threads, seconds };
+            let Side { engine, sources, .. } = side;
+            let load = Turns { engine, sources, case, batch, threads: args.threads, seconds };
             rates[index].push(load.images_per_second()?);
             bar.inc(1);
         }
@@ -177,45 +132,6 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// The five orders and the recommended one from ordinary memory; the recommended one from where the pixels may be else.
-fn cases() -> Vec<Case> {
-    let forum = ORDERS.map(|order| Case { format: InputFormat::F32Nchw, start: Start::Pageable, order });
-    let more = [
-        (InputFormat::F32Nchw, Start::PageLocked),
-        (InputFormat::U8Nhwc, Start::Pageable),
-        (InputFormat::U8Nhwc, Start::PageLocked),
-    ];
-    let more = more.map(|(format, start)| Case { format, start, order: Order::Recommended });
-    forum.into_iter().chain(more).collect()
-}
-
-impl Order {
-    fn name(self) -> &'static str {
-        match self {
-            Self::FillOutside => "1 fill | lock: submit, wait, read",
-            Self::FillAndReadOutside => "2 fill | lock: submit, wait | read",
-            Self::AllInside => "3 lock: fill, submit, wait, read",
-            Self::SubmitInside => "4 fill | lock: submit | wait, read",
-            Self::NoLock => "5 no lock: fill, submit, wait, read",
-            Self::Recommended => "the ring as recommended, one ahead",
-        }
-    }
-}
-
-impl Case {
-    fn includes(self) -> String {
-        let copied = match self.start {
-            Start::Pageable => "copying pixels from ordinary into page-locked memory, ",
-            Start::PageLocked => "",
-        };
-        let converted = match self.format {
-            InputFormat::U8Nhwc => "normalisation",
-            _ => "conversion of f32 NCHW to the network's type and layout",
-        };
-        format!("{copied}upload, {converted}, network, probabilities, download, comparing the answers")
-    }
-}
-
 impl Side {
     /// Every thread has a batch of its own to submit, and one more to fill.
     fn build(model: &Model, device: &Device, format: InputFormat, args: &ForumArgs, batch: usize) -> Result<Self> {
@@ -236,97 +152,12 @@ impl Side {
     }
 }
 
-/// Threads that take turns in one order.
-struct Turns<'a> {
-    side: &'a Side,
-    case: &'a Case,
-    batch: usize,
-    threads: usize,
-    seconds: f64,
-}
-
-impl Turns<'_> {
-    fn images_per_second(&self) -> Result<f64> {
-        let (lock, answered) = (Mutex::new(()), Mutex::new(Vec::new()));
-        let start = Instant::now();
-        let read = |number: usize, output: &Output| -> Result<()> {
-            answered.lock().map_err(|_| anyhow!("another thread panicked"))?.push(start.elapsed().as_secs_f64());
-            self.side.sources.check_all(number, output)
-        };
-        on_threads(self.threads, |thread| {
-            let mut last: Option<(usize, Ticket)> = None;
-            while start.elapsed().as_secs_f64() < self.seconds {
-                last = self.turn(thread, &lock, last, &read)?;
-            }
-            last.map_or(Ok(()), |(number, ticket)| read(number, &ticket.wait()?))
-        })?;
-        let answered = answered.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
-        let under_way = (2 * self.threads + self.side.engine.slots()).min(answered.len().saturating_sub(2) / 2);
-        Ok(self.batch as f64 / steady(answered, under_way)?)
-    }
-
-    /// One batch of one thread. What is returned is on its way.
-    fn turn(
-        &self,
-        thread: usize,
-        lock: &Mutex<()>,
-        last: Option<(usize, Ticket)>,
-        read: &impl Fn(usize, &Output) -> Result<()>,
-    ) -> Result<Option<(usize, Ticket)>> {
-        let locked = || -> Result<MutexGuard<'_, ()>> { lock.lock().map_err(|_| anyhow!("another thread panicked")) };
-        let outside = if self.case.order == Order::AllInside { Some(locked()?) } else { None };
-        let (number, batch) = self.filled(thread)?;
-        match self.case.order {
-            Order::FillOutside => {
-                let _held = locked()?;
-                read(number, &batch.submit(self.batch)?.wait()?)?;
-            }
-            Order::FillAndReadOutside => {
-                let held = locked()?;
-                let output = batch.submit(self.batch)?.wait()?;
-                drop(held);
-                read(number, &output)?;
-            }
-            Order::AllInside => {
-                read(number, &batch.submit(self.batch)?.wait()?)?;
-                drop(outside);
-                thread::yield_now(); // or the thread that has the lock would take it again and again
-            }
-            Order::SubmitInside => {
-                let held = locked()?;
-                let ticket = batch.submit(self.batch)?;
-                drop(held);
-                read(number, &ticket.wait()?)?;
-            }
-            Order::NoLock => read(number, &batch.submit(self.batch)?.wait()?)?,
-            Order::Recommended => {
-                let ticket = batch.submit(self.batch)?;
-                if let Some((number, before)) = last {
-                    read(number, &before.wait()?)?;
-                }
-                return Ok(Some((number, ticket)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// A batch with pixels in it: the thread's own, or what was there.
-    fn filled(&self, thread: usize) -> Result<(usize, Batch)> {
-        let mut batch = self.side.engine.acquire()?;
-        if self.case.start == Start::PageLocked {
-            return Ok((self.side.sources.number(&mut batch)?, batch));
-        }
-        self.side.sources.fill(&mut batch, thread);
-        Ok((thread, batch))
-    }
-}
-
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     let Figures { threads, batch, .. } = figures;
     writeln!(out, "{threads} threads, batches of {batch}\n")?;
     writeln!(out, "{:<9} {:<12} {:<36} {:>10} {:>8}", "pixels", "start in", "order", "images/s", "ratio")?;
     for row in &figures.rows {
-        let start = if row.start == Start::Pageable { "pageable" } else { "page-locked" };
+        let start = row.start.name();
         let Row { format, name, images_per_second, ratio, .. } = row;
         writeln!(out, "{format:<9} {start:<12} {name:<36} {images_per_second:>10.0} {ratio:>8.3}")?;
     }
@@ -340,7 +171,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     for row in figures.rows.iter().rev() {
         if !said.contains(&row.includes.as_str()) {
             said.push(&row.includes);
-            let start = if row.start == Start::Pageable { "pageable" } else { "page-locked" };
+            let start = row.start.name();
             writeln!(out, "  {} {start}: {}", row.format, row.includes)?;
         }
     }
@@ -349,7 +180,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
 
 fn plot(figures: &Figures, about: &str) -> String {
     let bar = |row: &Row| {
-        let start = if row.start == Start::Pageable { "pageable" } else { "page-locked" };
+        let start = row.start.name();
         let group = if row.order == Order::Recommended { 1 } else { 0 };
         Bar { label: format!("{} {start}: {}", row.format, row.name), value: row.images_per_second, group }
     };

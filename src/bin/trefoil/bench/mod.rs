@@ -2,9 +2,11 @@
 
 pub mod args;
 mod clients;
+mod engines;
 mod forum;
 mod load;
 mod network;
+mod orders;
 mod overlap;
 mod plot;
 mod record;

@@ -6,11 +6,12 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
-use trefoil::{Device, Engine, SimSpec, Stage, simulate};
+use trefoil::{Device, simulate};
 
 use super::args::{OverlapArgs, Regime};
+use super::engines::{AHEAD, Engines, PRODUCERS, buffers, measure_alone, simulated};
 use super::load::{RingLoad, median};
-use super::network::{Buffers, Calibration, Layers};
+use super::network::{Calibration, Layers};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Sources;
@@ -19,10 +20,6 @@ use crate::{report, setup};
 
 const GPU_BATCHES: [usize; 3] = [8, 32, 128];
 const CPU_BATCHES: [usize; 1] = [8];
-/// Threads that submit and wait; they fill nothing.
-const PRODUCERS: usize = 4;
-/// Submissions of its own that a producer leaves unanswered while it takes the next batch.
-const AHEAD: usize = 1;
 /// A regime counts as missed when compute is off by more than this part.
 const REGIME_OFF: f64 = 0.15;
 /// Different batches.
@@ -45,14 +42,6 @@ struct Figures {
     upload: bool,
     includes: &'static str,
     rows: Vec<Row>,
-}
-
-/// Seconds of a batch on each engine.
-#[derive(Serialize, Clone, Copy, Default)]
-struct Engines {
-    copy_in: f64,
-    compute: f64,
-    copy_out: f64,
 }
 
 #[derive(Serialize)]
@@ -138,7 +127,7 @@ impl Bench<'_> {
             for repetition in 0..self.repetitions {
                 self.bar.set_message(format!("{}, batch {batch}, {slots} slots", regime.name()));
                 if repetition < alone_each {
-                    let (loaded, quiet) = self.measure_alone(&engine, batch)?;
+                    let (loaded, quiet) = measure_alone(&engine, batch, self.batches)?;
                     alone = alone.best(loaded);
                     idle = [idle[0].min(quiet[0]), idle[1].min(quiet[1])];
                     // Measuring leaves other rows in a staging buffer.
@@ -186,71 +175,10 @@ impl Bench<'_> {
         };
         rings.into_iter().map(row).collect()
     }
-
-    /// Each engine loaded as in a run, and both copies with nothing else running.
-    fn measure_alone(&self, engine: &Engine, batch: usize) -> Result<(Engines, [f64; 2])> {
-        let loaded = |stage| engine.measure_loaded(stage, batch, self.batches);
-        let idle = |stage| -> Result<f64> {
-            let samples = engine.measure(stage, batch, self.batches)?;
-            Ok(samples.iter().sum::<f64>() / samples.len() as f64)
-        };
-        let engines = Engines {
-            copy_in: loaded(Stage::CopyIn)?,
-            compute: loaded(Stage::Compute)?,
-            copy_out: loaded(Stage::CopyOut)?,
-        };
-        Ok((engines, [idle(Stage::CopyIn)?, idle(Stage::CopyOut)?]))
-    }
-}
-
-impl Engines {
-    fn none() -> Self {
-        Self { copy_in: f64::INFINITY, compute: f64::INFINITY, copy_out: f64::INFINITY }
-    }
-
-    fn best(self, other: Self) -> Self {
-        Self {
-            copy_in: self.copy_in.min(other.copy_in),
-            compute: self.compute.min(other.compute),
-            copy_out: self.copy_out.min(other.copy_out),
-        }
-    }
-
-    fn slowest(self) -> (&'static str, f64) {
-        let stages = [("copy-in", self.copy_in), ("compute", self.compute), ("copy-out", self.copy_out)];
-        stages.into_iter().fold(stages[0], |slowest, stage| if stage.1 > slowest.1 { stage } else { slowest })
-    }
 }
 
 fn best(seconds: &[f64]) -> f64 {
     seconds.iter().copied().fold(f64::INFINITY, f64::min)
-}
-
-/// Enough of both that no producer ever waits for page-locked memory.
-fn buffers(slots: usize) -> Buffers {
-    Buffers { slots, staging: PRODUCERS * (AHEAD + 1) + 1, results: PRODUCERS * (AHEAD + 2) }
-}
-
-/// The run on paper. Link rates are those of the copies measured: idle, and at once in both directions, the slower one.
-fn simulated(batch: usize, slots: usize, row_bytes: usize, batches: usize, alone: Engines, idle: [f64; 2]) -> SimSpec {
-    let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
-    let gbps = |seconds: f64| bytes / seconds * 1e-9;
-    let Buffers { slots, staging, results } = buffers(slots);
-    SimSpec {
-        h2d_gbps: gbps(idle[0]),
-        d2h_gbps: gbps(idle[1]),
-        duplex_gbps: gbps(alone.copy_in.max(alone.copy_out)),
-        copy_overhead_us: 0.0,
-        input_bytes_per_row: row_bytes,
-        output_bytes_per_row: row_bytes,
-        slots,
-        staging,
-        results,
-        producers: PRODUCERS,
-        ahead: AHEAD,
-        batches: batches.max(100),
-        ..SimSpec::new(vec![(batch, alone.compute * 1e6)])
-    }
 }
 
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {

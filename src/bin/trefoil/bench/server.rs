@@ -249,6 +249,9 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
             step.images_per_second, step.answered_per_second, step.images, step.mean_batch
         )?;
     }
+    if figures.ladder.iter().any(|step| step.images < 100) {
+        writeln!(out, "the p99 of fewer than 100 images is the slowest of them: --seconds measures longer")?;
+    }
     let limit = report::time(figures.limit_seconds);
     match (figures.best_images_per_second, figures.ratio) {
         (Some(best), Some(ratio)) => {

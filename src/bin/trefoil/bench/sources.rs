@@ -44,7 +44,7 @@ impl Sources {
             }
         }
         let differ = sources.answers.windows(2).all(|pair| pair[0] != pair[1]);
-        ensure!(differ, "internal error, please report it: different batches with one answer");
+        ensure!(differ, "wrong output: different batches have the same answer");
         Ok(sources)
     }
 
@@ -136,7 +136,7 @@ impl Images {
             }
         }
         let differ = answers.windows(2).all(|pair| !pair[0].iter().any(|answer| pair[1].contains(answer)));
-        ensure!(differ, "internal error, please report it: different images with one answer");
+        ensure!(differ, "wrong output: different images have the same answer");
         Ok(Self { pixels, answers })
     }
 

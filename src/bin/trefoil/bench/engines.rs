@@ -1,0 +1,91 @@
+//! The times of a ring's engines, each measured alone, and the run on paper that follows from them.
+
+use anyhow::Result;
+use serde::Serialize;
+use trefoil::{Engine, SimSpec, Stage};
+
+use super::network::Buffers;
+
+/// Threads that submit and wait; they fill nothing.
+pub const PRODUCERS: usize = 4;
+/// Submissions of its own that a producer leaves unanswered while it takes the next batch.
+pub const AHEAD: usize = 1;
+
+/// Seconds of a batch on each engine.
+#[derive(Serialize, Clone, Copy, Default)]
+pub struct Engines {
+    pub copy_in: f64,
+    pub compute: f64,
+    pub copy_out: f64,
+}
+
+impl Engines {
+    /// Slower than anything.
+    pub fn none() -> Self {
+        Self { copy_in: f64::INFINITY, compute: f64::INFINITY, copy_out: f64::INFINITY }
+    }
+
+    /// The best of both, engine by engine.
+    pub fn best(self, other: Self) -> Self {
+        Self {
+            copy_in: self.copy_in.min(other.copy_in),
+            compute: self.compute.min(other.compute),
+            copy_out: self.copy_out.min(other.copy_out),
+        }
+    }
+
+    /// The slowest engine and its time.
+    pub fn slowest(self) -> (&'static str, f64) {
+        let stages = [("copy-in", self.copy_in), ("compute", self.compute), ("copy-out", self.copy_out)];
+        stages.into_iter().fold(stages[0], |slowest, stage| if stage.1 > slowest.1 { stage } else { slowest })
+    }
+}
+
+/// Each engine loaded as in a run, and both copies with nothing else running.
+pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(Engines, [f64; 2])> {
+    let loaded = |stage| engine.measure_loaded(stage, batch, batches);
+    let idle = |stage| -> Result<f64> {
+        let samples = engine.measure(stage, batch, batches)?;
+        Ok(samples.iter().sum::<f64>() / samples.len() as f64)
+    };
+    let engines = Engines {
+        copy_in: loaded(Stage::CopyIn)?,
+        compute: loaded(Stage::Compute)?,
+        copy_out: loaded(Stage::CopyOut)?,
+    };
+    Ok((engines, [idle(Stage::CopyIn)?, idle(Stage::CopyOut)?]))
+}
+
+/// Enough of both that no producer ever waits for page-locked memory.
+pub fn buffers(slots: usize) -> Buffers {
+    Buffers { slots, staging: PRODUCERS * (AHEAD + 1) + 1, results: PRODUCERS * (AHEAD + 2) }
+}
+
+/// The run on paper. Link rates are those of the copies measured: idle, and at once in both directions, the slower one.
+pub fn simulated(
+    batch: usize,
+    slots: usize,
+    row_bytes: usize,
+    batches: usize,
+    alone: Engines,
+    idle: [f64; 2],
+) -> SimSpec {
+    let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
+    let gbps = |seconds: f64| bytes / seconds * 1e-9;
+    let Buffers { slots, staging, results } = buffers(slots);
+    SimSpec {
+        h2d_gbps: gbps(idle[0]),
+        d2h_gbps: gbps(idle[1]),
+        duplex_gbps: gbps(alone.copy_in.max(alone.copy_out)),
+        copy_overhead_us: 0.0,
+        input_bytes_per_row: row_bytes,
+        output_bytes_per_row: row_bytes,
+        slots,
+        staging,
+        results,
+        producers: PRODUCERS,
+        ahead: AHEAD,
+        batches: batches.max(100),
+        ..SimSpec::new(vec![(batch, alone.compute * 1e6)])
+    }
+}

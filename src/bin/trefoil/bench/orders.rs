@@ -1,0 +1,195 @@
+//! Orders in which threads may share an engine, and threads that keep to one of them.
+
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use serde::Serialize;
+use trefoil::{Batch, Engine, InputFormat, Output, Ticket};
+
+use super::load::{on_threads, steady};
+use super::sources::Sources;
+
+/// What happens under the lock that all threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Filled outside; submitted, waited for and read under it.
+    FillOutside,
+    /// Filled and read outside; submitted and waited for under it.
+    FillAndReadOutside,
+    /// Everything under it.
+    AllInside,
+    /// Only the submission under it.
+    SubmitInside,
+    /// No lock; each thread waits for its batch at once.
+    NoLock,
+    /// No lock; each thread fills its next batch while the last one is on its way.
+    Recommended,
+}
+
+const ORDERS: [Order; 6] = [
+    Order::FillOutside,
+    Order::FillAndReadOutside,
+    Order::AllInside,
+    Order::SubmitInside,
+    Order::NoLock,
+    Order::Recommended,
+];
+
+/// Where the pixels are when a thread has its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Start {
+    /// In memory of the thread's own: they are copied.
+    Pageable,
+    /// In the batch that was acquired, as a camera or decoder would have written them.
+    PageLocked,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub format: InputFormat,
+    pub start: Start,
+    pub order: Order,
+}
+
+/// The five orders and the recommended one from ordinary memory; the recommended one from where the pixels may be else.
+pub fn cases() -> Vec<Case> {
+    let forum = ORDERS.map(|order| Case { format: InputFormat::F32Nchw, start: Start::Pageable, order });
+    let more = [
+        (InputFormat::F32Nchw, Start::PageLocked),
+        (InputFormat::U8Nhwc, Start::Pageable),
+        (InputFormat::U8Nhwc, Start::PageLocked),
+    ];
+    let more = more.map(|(format, start)| Case { format, start, order: Order::Recommended });
+    forum.into_iter().chain(more).collect()
+}
+
+impl Order {
+    /// In few words; a bar is where the lock is taken or given back.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FillOutside => "1 fill | lock: submit, wait, read",
+            Self::FillAndReadOutside => "2 fill | lock: submit, wait | read",
+            Self::AllInside => "3 lock: fill, submit, wait, read",
+            Self::SubmitInside => "4 fill | lock: submit | wait, read",
+            Self::NoLock => "5 no lock: fill, submit, wait, read",
+            Self::Recommended => "the ring as recommended, one ahead",
+        }
+    }
+}
+
+impl Start {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pageable => "pageable",
+            Self::PageLocked => "page-locked",
+        }
+    }
+}
+
+impl Case {
+    /// What a figure has in it.
+    pub fn includes(self) -> String {
+        let copied = match self.start {
+            Start::Pageable => "copying pixels from ordinary into page-locked memory, ",
+            Start::PageLocked => "",
+        };
+        let converted = match self.format {
+            InputFormat::U8Nhwc => "normalisation",
+            _ => "conversion of f32 NCHW to the network's type and layout",
+        };
+        format!("{copied}upload, {converted}, network, probabilities, download, comparing the answers")
+    }
+}
+
+/// Threads that take turns in one order.
+pub struct Turns<'a> {
+    pub engine: &'a Engine,
+    pub sources: &'a Sources,
+    pub case: &'a Case,
+    pub batch: usize,
+    pub threads: usize,
+    pub seconds: f64,
+}
+
+impl Turns<'_> {
+    /// Images a second in the steady state; every answer is compared.
+    pub fn images_per_second(&self) -> Result<f64> {
+        let (lock, answered) = (Mutex::new(()), Mutex::new(Vec::new()));
+        let start = Instant::now();
+        let read = |number: usize, output: &Output| -> Result<()> {
+            answered.lock().map_err(|_| anyhow!("another thread panicked"))?.push(start.elapsed().as_secs_f64());
+            self.sources.check_all(number, output)
+        };
+        on_threads(self.threads, |thread| {
+            let mut last: Option<(usize, Ticket)> = None;
+            while start.elapsed().as_secs_f64() < self.seconds {
+                last = self.turn(thread, &lock, last, &read)?;
+            }
+            last.map_or(Ok(()), |(number, ticket)| read(number, &ticket.wait()?))
+        })?;
+        let answered = answered.into_inner().map_err(|_| anyhow!("a thread panicked"))?;
+        let under_way = (2 * self.threads + self.engine.slots()).min(answered.len().saturating_sub(2) / 2);
+        Ok(self.batch as f64 / steady(answered, under_way)?)
+    }
+
+    /// One batch of one thread. What is returned is on its way.
+    fn turn(
+        &self,
+        thread: usize,
+        lock: &Mutex<()>,
+        last: Option<(usize, Ticket)>,
+        read: &impl Fn(usize, &Output) -> Result<()>,
+    ) -> Result<Option<(usize, Ticket)>> {
+        let locked = || -> Result<MutexGuard<'_, ()>> { lock.lock().map_err(|_| anyhow!("another thread panicked")) };
+        let outside = if self.case.order == Order::AllInside { Some(locked()?) } else { None };
+        let (number, batch) = self.filled(thread)?;
+        match self.case.order {
+            Order::FillOutside => {
+                let _held = locked()?;
+                read(number, &batch.submit(self.batch)?.wait()?)?;
+            }
+            Order::FillAndReadOutside => {
+                let held = locked()?;
+                let output = batch.submit(self.batch)?.wait()?;
+                drop(held);
+                read(number, &output)?;
+            }
+            Order::AllInside => {
+                read(number, &batch.submit(self.batch)?.wait()?)?;
+                drop(outside);
+                thread::yield_now(); // or the thread that has the lock would take it again and again
+            }
+            Order::SubmitInside => {
+                let held = locked()?;
+                let ticket = batch.submit(self.batch)?;
+                drop(held);
+                read(number, &ticket.wait()?)?;
+            }
+            Order::NoLock => read(number, &batch.submit(self.batch)?.wait()?)?,
+            Order::Recommended => {
+                let ticket = batch.submit(self.batch)?;
+                if let Some((number, before)) = last {
+                    read(number, &before.wait()?)?;
+                }
+                return Ok(Some((number, ticket)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A batch with pixels in it: the thread's own, or what was there.
+    fn filled(&self, thread: usize) -> Result<(usize, Batch)> {
+        let mut batch = self.engine.acquire()?;
+        if self.case.start == Start::PageLocked {
+            return Ok((self.sources.number(&mut batch)?, batch));
+        }
+        self.sources.fill(&mut batch, thread);
+        Ok((thread, batch))
+    }
+}

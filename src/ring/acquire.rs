@@ -1,0 +1,164 @@
+//! Credits for producers: lent if there are any, else waited for.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::credits::State;
+use super::waiting::{FAULT_CHECK, Waiting, pause};
+use super::{Batch, Core};
+use crate::device::{Access, Note};
+use crate::error::Error;
+use crate::sync::{after, lock, wait_until};
+
+/// Who looks at the oldest upload, of the producers that [`Waiting::Spin`].
+#[derive(Default)]
+struct Spinner {
+    /// This one.
+    mine: bool,
+    looks: u32,
+}
+
+impl Core {
+    /// Takes a staging and a result credit, waiting for them until `limit` has passed.
+    pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
+        let (start, mut state) = (Instant::now(), lock(&self.state));
+        let deadline = after(limit);
+        let mut spinner = Spinner::default();
+        let outcome = loop {
+            if let Err(fault) = self.device.healthy() {
+                break Err(fault);
+            }
+            if state.closed.is_some() {
+                break Err(Error::Closed);
+            }
+            if let Some(lent) = state.take() {
+                break Ok(lent);
+            }
+            match self.reclaim_staging(&mut state) {
+                Err(fault) => break Err(self.device.fault().unwrap_or(fault)),
+                Ok(true) => continue,
+                Ok(false) => {}
+            }
+            if Instant::now() >= deadline {
+                break match self.count(&mut state) {
+                    Ok(credits) => Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits }),
+                    Err(fault) => Err(self.device.fault().unwrap_or(fault)),
+                };
+            }
+            state = self.doze(state, deadline, &mut spinner);
+        };
+        if spinner.mine {
+            state.uploads_watched = false;
+            self.tell_one(&state); // somebody else may have to look
+        }
+        drop(state);
+        outcome.map(|(staging, lent)| {
+            let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
+            for note in [Note::Taken(input), Note::Taken(output), Note::Begin(input, Access::Write)] {
+                self.device.note(note);
+            }
+            Batch::new(self.clone(), staging, lent)
+        })
+    }
+
+    /// Sleeps until a credit may have come free, or it is time to look for a fault.
+    fn doze<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        deadline: Instant,
+        spinner: &mut Spinner,
+    ) -> MutexGuard<'a, State> {
+        if self.spec.waiting == Waiting::Spin {
+            // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
+            if spinner.mine != state.waits_for_upload() && (spinner.mine || !state.uploads_watched) {
+                spinner.mine = !spinner.mine;
+                state.uploads_watched = spinner.mine;
+            }
+            if spinner.mine {
+                drop(state);
+                pause(&mut spinner.looks);
+                return lock(&self.state);
+            }
+        } else {
+            self.watch_uploads(&mut state);
+        }
+        state.waiting += 1;
+        let (mut state, _) = wait_until(&self.changed, state, deadline.min(Instant::now() + FAULT_CHECK));
+        state.waiting -= 1;
+        state
+    }
+
+    /// Has `trefoil-up-N` wait for uploads, if that would help a blocked producer and is not done yet.
+    fn watch_uploads(self: &Arc<Self>, state: &mut State) {
+        if state.waits_for_upload() && !state.uploads_watched {
+            state.uploads_watched = true;
+            self.completion.watch_uploads(self.clone());
+        }
+    }
+
+    /// A batch was submitted: if a producer is blocked, its upload may be what frees a credit.
+    pub(super) fn upload_began(self: &Arc<Self>, state: &mut State) {
+        if state.waiting == 0 || !state.waits_for_upload() || state.uploads_watched {
+            return;
+        }
+        match self.spec.waiting {
+            Waiting::Spin => self.changed.notify_one(), // it has to look
+            Waiting::Block | Waiting::Callback => self.watch_uploads(state),
+        }
+    }
+
+    /// On `trefoil-up-N`: waits for one upload after the other, and frees its staging, while producers are blocked.
+    pub(super) fn serve_uploads(&self) {
+        loop {
+            let mut state = lock(&self.state);
+            let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging(&mut state));
+            if reclaimed.is_err() {
+                self.changed.notify_all();
+            }
+            let Some(upload) = state.upload_needed().filter(|_| reclaimed.is_ok()) else {
+                state.uploads_watched = false;
+                return;
+            };
+            drop(state);
+            // An error is latched, and found above. If the upload ended meanwhile and its staging is in use again, this
+            // waits for that use: blocked producers look for themselves every `FAULT_CHECK`.
+            let _ = self.staging[upload].uploaded.wait();
+        }
+    }
+
+    /// Frees the staging of every upload that is done; whether there was any. Uploads finish in the order of their
+    /// submission.
+    fn reclaim_staging(&self, state: &mut State) -> Result<bool, Error> {
+        let mut freed = false;
+        while let Some(staging) = state.oldest_upload() {
+            if !self.staging[staging].uploaded.is_done()? {
+                break;
+            }
+            self.free_oldest_upload(state);
+            freed = true;
+        }
+        Ok(freed)
+    }
+
+    /// A submission is done, and so is every earlier one, and their uploads: no call is needed to know it.
+    pub(super) fn done_through(&self, state: &mut State, number: u64) {
+        state.done = state.done.max(number + 1);
+        while state.oldest_upload_number().is_some_and(|oldest| oldest <= number) {
+            self.free_oldest_upload(state);
+        }
+    }
+
+    fn free_oldest_upload(&self, state: &mut State) {
+        let Some(staging) = state.oldest_upload() else { return };
+        self.device.note(Note::Freed(self.staging[staging].buffer.span()));
+        state.upload_done();
+        self.tell_one(state);
+    }
+
+    /// One credit came free.
+    pub(super) fn tell_one(&self, state: &State) {
+        if state.waiting > 0 {
+            self.changed.notify_one();
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The end of a batcher, waited for.
+
+use std::time::{Duration, Instant};
+
+use super::{Batcher, Shared};
+use crate::error::Error;
+use crate::ring::Close;
+use crate::sync::{after, lock, wait_until};
+
+impl Batcher {
+    /// Accepts no more rows, and waits, up to `limit`, until every row that was committed has its answer.
+    ///
+    /// With [`Close::Drain`] what is queued leaves at once, in as few batches as it takes, and is computed. With
+    /// [`Close::Abort`] queued rows are answered [`Error::Closed`] before this waits, and not uploaded; the device
+    /// finishes what is in flight, and its rows get the same answer then. Claimed rows that are not committed delay
+    /// nobody, as ever: committing them is answered [`Error::Closed`], like everything after it. The engine stays open.
+    ///
+    /// A second call waits again; an abort overrules an earlier drain.
+    ///
+    /// ```
+    /// # fn f(engine: trefoil::Engine, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
+    /// use std::time::Duration;
+    /// use trefoil::{Close, Error};
+    /// let batcher = engine.batcher().build()?;
+    /// let ticket = batcher.submit(&pixels)?;
+    /// batcher.close(Close::Drain, Duration::from_secs(5))?;
+    /// assert!(ticket.is_ready());
+    /// assert!(matches!(batcher.submit(&pixels), Err(Error::Closed)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] past the limit, with the ring's credits; [`Error::Fault`] if the device is out of use: then
+    /// everything is answered with that.
+    pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
+        let start = Instant::now();
+        self.shared.stop(how);
+        let mut state = lock(&self.shared.state);
+        loop {
+            // An engine closed under the batcher has ended it as well: there is nothing left to wait for.
+            match state.failure() {
+                Some(Error::Closed) if state.in_flight == 0 => return Ok(()),
+                Some(Error::Closed) | None => {}
+                Some(error) => return Err(error.clone()),
+            }
+            if state.queued() == 0 && state.in_flight == 0 {
+                return Ok(());
+            }
+            let (waited_for, late) = wait_until(&self.shared.room, state, after(limit.saturating_sub(start.elapsed())));
+            state = waited_for;
+            if late && (state.queued() > 0 || state.in_flight > 0) {
+                drop(state);
+                let credits = self.shared.core.credits()?;
+                return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Accepts nothing more, and tells everybody.
+    pub(super) fn stop(&self, how: Close) {
+        self.told(|state, wakes| state.close(how, wakes));
+        self.work.notify_all();
+        self.room.notify_all();
+    }
+}

@@ -1,0 +1,134 @@
+//! How host threads learn that the device is done.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::credits::{Lent, Wake};
+use crate::device::during;
+use crate::error::Error;
+use crate::sync::{after, lock};
+
+/// How host threads learn that the device is done: in [`Ticket::wait`](crate::Ticket::wait) and `wait_for`, in an
+/// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, and in the ring's own threads, which serve
+/// awaited and dropped tickets. Set by [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
+///
+/// Whichever it is, what is waited for is the submission's own event, and a fault of the device wakes everybody.
+///
+/// ```
+/// use trefoil::{Device, Engine, Target, Waiting, model::Model};
+/// # fn f(model: &Model) -> Result<(), trefoil::Error> {
+/// let cpu = Device::open(Target::Cpu)?;
+/// let engine = Engine::builder(model).on(&cpu).waiting(Waiting::Callback).build()?;
+/// # Ok(()) }
+/// assert_eq!(Waiting::default(), Waiting::Block);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Waiting {
+    /// A waiting thread asks for its event again and again, and keeps a core busy with it: the lowest latency. So does
+    /// the completion thread while a ticket is awaited.
+    Spin,
+    /// A waiting thread sleeps in the driver until its event is done (`cuEventSynchronize` on a blocking-sync event).
+    #[default]
+    Block,
+    /// The driver calls back behind each download (`cuLaunchHostFunc`, one call more a batch), which wakes the threads
+    /// that sleep on that result; then they look at the event. No user code and no waker runs in the callback. After a
+    /// fault there are no callbacks: a sleeper looks at its event ten times a second, so it hears of it within 0.1 s.
+    ///
+    /// For threads that may not sleep in the driver. A later download waits for the callback of the one before.
+    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` sleeps in the driver for them.
+    Callback,
+}
+
+/// How often a sleeper that nothing but a fault may wake looks for one.
+pub(super) const FAULT_CHECK: Duration = Duration::from_millis(100);
+
+/// Waits a moment between two looks of [`Waiting::Spin`]; now and then another thread gets the core.
+pub(super) fn pause(looks: &mut u32) {
+    *looks = looks.wrapping_add(1);
+    if looks.is_multiple_of(64) {
+        thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+impl Core {
+    /// Waits for a submission's own event, until `deadline` at the latest; whether it is done.
+    pub(super) fn await_done(&self, result: usize, number: u64, deadline: Option<Instant>) -> Result<bool, Error> {
+        let waited = during(number, || match (self.spec.waiting, deadline) {
+            (Waiting::Spin, _) => self.spin(result, deadline),
+            (Waiting::Callback, _) => self.await_signal(result, deadline),
+            (Waiting::Block, None) => self.results[result].done.wait().map(|()| true),
+            (Waiting::Block, Some(deadline)) => self.results[result].done.wait_until(deadline),
+        });
+        waited.map_err(|error| self.device.fault().unwrap_or(error))
+    }
+
+    fn spin(&self, result: usize, deadline: Option<Instant>) -> Result<bool, Error> {
+        let mut looks = 0;
+        loop {
+            self.device.healthy()?;
+            if self.results[result].done.is_done()? {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Ok(false);
+            }
+            pause(&mut looks);
+        }
+    }
+
+    fn await_signal(&self, result: usize, deadline: Option<Instant>) -> Result<bool, Error> {
+        let signal = &self.results[result].signal;
+        loop {
+            let seen = signal.count(); // before the look: what is fired after it is not slept through
+            self.device.healthy()?;
+            if self.results[result].done.is_done()? {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return Ok(false);
+            }
+            let check = now + FAULT_CHECK;
+            signal.wait_past(seen, deadline.map_or(check, |deadline| deadline.min(check)));
+        }
+    }
+
+    /// Waits for a submission, a while. Where threads sleep in the driver, which knows no limit, the completion thread
+    /// does that, and wakes this one.
+    pub(super) fn await_for(self: &Arc<Self>, lent: Lent, number: u64, limit: Duration) -> Result<bool, Error> {
+        let deadline = after(limit);
+        if self.spec.waiting != Waiting::Block {
+            return self.await_done(lent.result, number, Some(deadline));
+        }
+        loop {
+            if self.is_done(lent.result, number)? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.wake_when_done(lent.result, Wake::Thread(thread::current()));
+            thread::park_timeout(left);
+        }
+    }
+
+    /// Whether a submission is done; never blocks.
+    pub(super) fn is_done(&self, result: usize, number: u64) -> Result<bool, Error> {
+        let done = during(number, || self.device.healthy().and_then(|()| self.results[result].done.is_done()));
+        done.map_err(|error| self.device.fault().unwrap_or(error))
+    }
+
+    /// Has the completion thread wake somebody when a submission is done, or the device gone.
+    pub(super) fn wake_when_done(self: &Arc<Self>, result: usize, wake: Wake) {
+        let (watch, old) = lock(&self.state).set_wake(result, wake);
+        drop(old); // a waker's drop is user code, so without the lock
+        if watch {
+            self.completion.watch(self.clone(), result);
+        }
+    }
+}
