@@ -97,6 +97,27 @@ typedef int32_t trefoil_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+/* How far a failure reaches, and so what is to be done about it. */
+enum trefoil_fault_class
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* This call or this request failed; everything else goes on. */
+    TREFOIL_FAULT_CLASS_REQUEST = 0,
+    /* The device is out of use for whoever has it open; to open it anew and build anew may work. */
+    TREFOIL_FAULT_CLASS_DEVICE = 1,
+    /* Nothing works on the device in this process any more: it has to be started anew. */
+    TREFOIL_FAULT_CLASS_PROCESS = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_fault_class trefoil_fault_class;
+#else
+typedef uint32_t trefoil_fault_class;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 /* The type of one tensor element. */
 enum trefoil_dtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -183,6 +204,27 @@ enum trefoil_when_full
 typedef enum trefoil_when_full trefoil_when_full;
 #else
 typedef uint32_t trefoil_when_full;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* How threads of the host learn that the device is done. */
+enum trefoil_waiting
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* They sleep in the driver. */
+    TREFOIL_WAITING_BLOCK = 0,
+    /* They ask again and again, and keep a core busy with it: the lowest latency. */
+    TREFOIL_WAITING_SPIN = 1,
+    /* The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver. */
+    TREFOIL_WAITING_CALLBACK = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_waiting trefoil_waiting;
+#else
+typedef uint32_t trefoil_waiting;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -289,6 +331,10 @@ typedef struct trefoil_engine_options {
     uint32_t high_priority;
     /* 1: every access is checked to be ordered after those that it conflicts with. For tests. */
     uint32_t check;
+    /* How threads learn that the device is done: a trefoil_waiting. */
+    uint32_t waiting;
+    /* Zero. */
+    uint32_t reserved;
     /* Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none. */
     size_t trace_batches;
 } trefoil_engine_options;
@@ -314,23 +360,34 @@ typedef struct trefoil_tensor {
     size_t row_pitch;
 } trefoil_tensor;
 
-/* Where the credits of an engine's ring are: each batch buffer is in exactly one of these states. */
-typedef struct trefoil_credits {
-    /* sizeof(trefoil_credits), set by the caller. */
+/* What state an engine is in. Each batch buffer is in exactly one of the states that are counted. */
+typedef struct trefoil_health {
+    /* sizeof(trefoil_health), set by the caller. */
     size_t size;
-    /* Lent to producers, not yet submitted. */
+    /*
+     1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+     message.
+     */
+    uint32_t faulted;
+    /* How far the fault reaches: a trefoil_fault_class. */
+    uint32_t fault_class;
+    /* 1 if the engine was closed. */
+    uint32_t closed;
+    /* Zero. */
+    uint32_t reserved;
+    /* Batches lent to producers, not yet submitted. */
     size_t filling;
     /* Submissions whose result is not there yet. */
     size_t in_flight;
     /* Results that are there, held by a ticket or output. */
     size_t unread;
-    /* Out of use because a fault left it unknown whether the device still accesses them. */
+    /* Buffers out of use because a fault left it unknown whether the device still accesses them. */
     size_t quarantined;
     /* Staging buffers in all. */
     size_t staging;
     /* Result buffers in all. */
     size_t results;
-} trefoil_credits;
+} trefoil_health;
 
 /* A batch being filled. */
 typedef uint64_t trefoil_batch;
@@ -440,6 +497,9 @@ const char *trefoil_version(void);
  call of this thread that fails.
  */
 const char *trefoil_last_error(void);
+
+/* How far that failure reaches. */
+trefoil_fault_class trefoil_last_error_class(void);
 
 /* The name of a status, such as `TREFOIL_STATUS_TIMEOUT`; `unknown status` for another number. Lives for ever. */
 const char *trefoil_status_name(int32_t status);
@@ -572,12 +632,13 @@ trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine, size_t *sizes, 
 trefoil_status trefoil_engine_capacity(trefoil_engine engine, size_t *rows);
 
 /*
- What the ring's credits are doing now.
+ What state an engine is in: faulted, closed, where its batches are. Does not fail after a fault, and never waits for
+ the device.
 
  Pointers:
- `credits` is null, or has its `size` set and so many bytes.
+ `health` is null, or has its `size` set and so many bytes.
  */
-trefoil_status trefoil_engine_credits(trefoil_engine engine, struct trefoil_credits *credits);
+trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_health *health);
 
 /*
  Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
@@ -749,6 +810,12 @@ trefoil_status trefoil_row_memory(trefoil_row row, void **memory, size_t *bytes)
  `ticket` can be written or is null.
  */
 trefoil_status trefoil_row_submit(trefoil_row row, trefoil_ticket *ticket);
+
+/*
+ Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
+ in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+ */
+trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, uint64_t limit_ns);
 
 /*
  What a batcher did so far. It allocates, so it is for now and then.

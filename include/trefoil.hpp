@@ -31,11 +31,15 @@ namespace trefoil {
 /// A call that failed: its status, and what() in English.
 class error : public std::runtime_error {
 public:
-    error(trefoil_status status, const char *message) : std::runtime_error(message), status_(status) {}
+    error(trefoil_status status, const char *message)
+        : std::runtime_error(message), status_(status), reaches_(trefoil_last_error_class()) {}
     trefoil_status status() const noexcept { return status_; }
+    /// How far it reaches: this request, the device, or the process.
+    trefoil_fault_class reaches() const noexcept { return reaches_; }
 
 private:
     trefoil_status status_;
+    trefoil_fault_class reaches_;
 };
 
 inline void check(trefoil_status status) {
@@ -254,7 +258,7 @@ public:
     ticket submit(std::size_t rows) && {
         trefoil_ticket raw = 0;
         const trefoil_status status = trefoil_submit(get(), rows, &raw);
-        if (status != TREFOIL_STATUS_INVALID_ARGUMENT) used_up();
+        if (status != TREFOIL_STATUS_INVALID_ARGUMENT && status != TREFOIL_STATUS_BUSY) used_up();
         check(status);
         return ticket(raw);
     }
@@ -305,7 +309,7 @@ public:
         check(trefoil_engine_batch_sizes(get(), sizes.data(), count, &count));
         return sizes;
     }
-    trefoil_credits credits() const { return detail::ask<trefoil_credits>(trefoil_engine_credits, get()); }
+    trefoil_health health() const { return detail::ask<trefoil_health>(trefoil_engine_health, get()); }
     trefoil::device device() const {
         trefoil_device raw = 0;
         check(trefoil_engine_device(get(), &raw));
@@ -338,7 +342,7 @@ public:
     ticket submit() && {
         trefoil_ticket raw = 0;
         const trefoil_status status = trefoil_row_submit(get(), &raw);
-        used_up();
+        if (status != TREFOIL_STATUS_BUSY) used_up();
         check(status);
         return ticket(raw);
     }
@@ -359,6 +363,10 @@ public:
         trefoil_row raw = 0;
         check(trefoil_batcher_row(get(), &options, &raw));
         return trefoil::row(raw);
+    }
+    /// Answers what is committed and takes no more.
+    void close(std::chrono::nanoseconds limit) const {
+        check(trefoil_batcher_close(get(), 0, detail::nanoseconds(limit)));
     }
     trefoil_batcher_stats stats() const {
         return detail::ask<trefoil_batcher_stats>(trefoil_batcher_get_stats, get());

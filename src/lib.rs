@@ -28,6 +28,7 @@
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
+//! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
 //! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: its library, which is told names |
 //! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::Memory;
-use super::engine::flag;
+use super::engine::{flag, how, unused};
 use super::handles::{
     insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
 };
@@ -53,6 +53,7 @@ pub unsafe extern "C" fn trefoil_batcher_build(
 }
 
 fn when_full(options: &trefoil_batcher_options) -> Answer<WhenFull> {
+    unused(options.reserved)?;
     let is = |wanted: trefoil_when_full| options.when_full == wanted as u32;
     Ok(match options.when_full {
         _ if is(trefoil_when_full::Wait) => WhenFull::Wait,
@@ -63,6 +64,7 @@ fn when_full(options: &trefoil_batcher_options) -> Answer<WhenFull> {
 }
 
 fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Request<'a>> {
+    unused(options.reserved)?;
     let mut request = batcher.request();
     if options.deadline_ns > 0 {
         request = request.deadline(Duration::from_nanos(options.deadline_ns));
@@ -164,6 +166,13 @@ pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefo
         to.set(insert(Flying::Row(taken.object().row.submit()?))?);
         Ok(())
     })
+}
+
+/// Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
+/// in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
+    guard(|| Ok(shared::<Arc<Batcher>>(batcher)?.close(how(abort)?, Duration::from_nanos(limit_ns))?))
 }
 
 /// What a batcher did so far. It allocates, so it is for now and then.

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_model};
-use super::layout::{self, trefoil_credits, trefoil_engine_options, trefoil_input, trefoil_result, trefoil_tensor};
+use super::layout::{
+    self, trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
+};
 use super::pointers::Out;
-use super::status::{Answer, Failure, guard, trefoil_status};
+use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
 use crate::device::Device;
 use crate::engine::{Engine, EngineBuilder};
 use crate::model::Model;
-use crate::ring::Close;
+use crate::ring::{Close, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
 /// Builds an engine: plans, uploads weights, allocates everything. `options` is null for the defaults. The model's
@@ -40,6 +42,8 @@ pub unsafe extern "C" fn trefoil_engine_build(
 /// The batch sizes are as many as the options say.
 unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
     let mut builder = Engine::builder(model).input(input(options.input)?).output(output(options)?);
+    builder = builder.waiting(waiting(options.waiting)?);
+    unused(options.reserved)?;
     if options.device != 0 {
         builder = builder.on(&shared::<Device>(options.device)?);
     }
@@ -95,6 +99,29 @@ fn output(options: &trefoil_engine_options) -> Answer<OutputKind> {
         _ if is(trefoil_result::Features) => OutputKind::Features,
         _ => return Err(Failure::argument(format!("result is {result}: expected a trefoil_result"))),
     })
+}
+
+fn waiting(how: u32) -> Answer<Waiting> {
+    let is = |wanted: trefoil_waiting| how == wanted as u32;
+    Ok(match how {
+        _ if is(trefoil_waiting::Block) => Waiting::Block,
+        _ if is(trefoil_waiting::Spin) => Waiting::Spin,
+        _ if is(trefoil_waiting::Callback) => Waiting::Callback,
+        _ => return Err(Failure::argument(format!("waiting is {how}: expected a trefoil_waiting"))),
+    })
+}
+
+/// A member for later, which must be zero so that it can become something.
+pub(super) fn unused(reserved: u32) -> Answer {
+    if reserved != 0 {
+        return Err(Failure::argument(format!("reserved is {reserved}: expected 0")));
+    }
+    Ok(())
+}
+
+/// How to close.
+pub(super) fn how(abort: u32) -> Answer<Close> {
+    Ok(if flag("abort", abort)? { Close::Abort } else { Close::Drain })
 }
 
 /// A truth value of a struct.
@@ -187,30 +214,32 @@ pub unsafe extern "C" fn trefoil_engine_capacity(engine: trefoil_engine, rows: *
     })
 }
 
-/// What the ring's credits are doing now.
+/// What state an engine is in: faulted, closed, where its batches are. Does not fail after a fault, and never waits for
+/// the device.
 ///
 /// # Safety
-/// `credits` is null, or has its `size` set and so many bytes.
+/// `health` is null, or has its `size` set and so many bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn trefoil_engine_credits(
-    engine: trefoil_engine,
-    credits: *mut trefoil_credits,
-) -> trefoil_status {
+pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *mut trefoil_health) -> trefoil_status {
     guard(|| {
-        let now = shared::<Arc<Engine>>(engine)?.credits()?;
+        let now = shared::<Arc<Engine>>(engine)?.health();
         let value = |size| {
-            Ok(trefoil_credits {
+            Ok(trefoil_health {
                 size,
-                filling: now.filling,
-                in_flight: now.in_flight,
-                unread: now.unread,
+                faulted: now.fault.is_some().into(),
+                fault_class: now.class().map_or(trefoil_fault_class::Request, trefoil_fault_class::from) as u32,
+                closed: now.closed.is_some().into(),
+                reserved: 0,
+                filling: now.credits.filling,
+                in_flight: now.credits.in_flight,
+                unread: now.credits.unread,
                 quarantined: now.quarantined,
-                staging: now.staging,
-                results: now.results,
+                staging: now.credits.staging,
+                results: now.credits.results,
             })
         };
         // SAFETY: by the caller.
-        unsafe { layout::write(credits, "credits", value) }
+        unsafe { layout::write(health, "health", value) }
     })
 }
 
@@ -219,8 +248,5 @@ pub unsafe extern "C" fn trefoil_engine_credits(
 /// trefoil_submit() answer CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_close(engine: trefoil_engine, abort: u32, limit_ns: u64) -> trefoil_status {
-    guard(|| {
-        let how = if flag("abort", abort)? { Close::Abort } else { Close::Drain };
-        Ok(shared::<Arc<Engine>>(engine)?.close(how, Duration::from_nanos(limit_ns))?)
-    })
+    guard(|| Ok(shared::<Arc<Engine>>(engine)?.close(how(abort)?, Duration::from_nanos(limit_ns))?))
 }

@@ -60,6 +60,17 @@ pub enum trefoil_when_full {
     Reject = 2,
 }
 
+/// How threads of the host learn that the device is done.
+#[repr(u32)]
+pub enum trefoil_waiting {
+    /// They sleep in the driver.
+    Block = 0,
+    /// They ask again and again, and keep a core busy with it: the lowest latency.
+    Spin = 1,
+    /// The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver.
+    Callback = 2,
+}
+
 /// A class with its probability, logit or feature.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -168,23 +179,36 @@ pub struct trefoil_engine_options {
     pub high_priority: u32,
     /// 1: every access is checked to be ordered after those that it conflicts with. For tests.
     pub check: u32,
+    /// How threads learn that the device is done: a trefoil_waiting.
+    pub waiting: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
     pub trace_batches: usize,
 }
 
-/// Where the credits of an engine's ring are: each batch buffer is in exactly one of these states.
+/// What state an engine is in. Each batch buffer is in exactly one of the states that are counted.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct trefoil_credits {
-    /// sizeof(trefoil_credits), set by the caller.
+pub struct trefoil_health {
+    /// sizeof(trefoil_health), set by the caller.
     pub size: usize,
-    /// Lent to producers, not yet submitted.
+    /// 1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+    /// message.
+    pub faulted: u32,
+    /// How far the fault reaches: a trefoil_fault_class.
+    pub fault_class: u32,
+    /// 1 if the engine was closed.
+    pub closed: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Batches lent to producers, not yet submitted.
     pub filling: usize,
     /// Submissions whose result is not there yet.
     pub in_flight: usize,
     /// Results that are there, held by a ticket or output.
     pub unread: usize,
-    /// Out of use because a fault left it unknown whether the device still accesses them.
+    /// Buffers out of use because a fault left it unknown whether the device still accesses them.
     pub quarantined: usize,
     /// Staging buffers in all.
     pub staging: usize,
@@ -265,7 +289,7 @@ macro_rules! growing {
         const _: () = assert!(std::mem::offset_of!($type, size) == 0);
     )* };
 }
-growing!(trefoil_tensor, trefoil_device_info, trefoil_model_info, trefoil_engine_options, trefoil_credits);
+growing!(trefoil_tensor, trefoil_device_info, trefoil_model_info, trefoil_engine_options, trefoil_health);
 growing!(trefoil_batcher_options, trefoil_row_options, trefoil_batcher_stats);
 
 /// No struct is larger, so that garbage in place of a size is told.

@@ -2,11 +2,11 @@
 
 use std::any::Any;
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::Error;
+use crate::error::{Error, FaultClass};
 
 /// What a call answers. The numbers never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,28 @@ pub enum trefoil_status {
     Internal = 50,
 }
 
+/// How far a failure reaches, and so what is to be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum trefoil_fault_class {
+    /// This call or this request failed; everything else goes on.
+    Request = 0,
+    /// The device is out of use for whoever has it open; to open it anew and build anew may work.
+    Device = 1,
+    /// Nothing works on the device in this process any more: it has to be started anew.
+    Process = 2,
+}
+
+impl From<FaultClass> for trefoil_fault_class {
+    fn from(class: FaultClass) -> Self {
+        match class {
+            FaultClass::Request => Self::Request,
+            FaultClass::Device => Self::Device,
+            FaultClass::Process => Self::Process,
+        }
+    }
+}
+
 /// What a call answers inside: nothing, or why not.
 pub(super) type Answer<T = ()> = Result<T, Failure>;
 
@@ -71,10 +93,12 @@ pub(super) type Answer<T = ()> = Result<T, Failure>;
 pub(super) struct Failure {
     pub status: trefoil_status,
     pub message: Cow<'static, str>,
+    class: trefoil_fault_class,
 }
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
+    static LAST_CLASS: Cell<trefoil_fault_class> = const { Cell::new(trefoil_fault_class::Request) };
 }
 
 /// Runs the body of a function of the interface: failures become a status and this thread's last error, and a panic
@@ -90,7 +114,7 @@ pub(super) fn guard(body: impl FnOnce() -> Answer) -> trefoil_status {
 
 impl Failure {
     pub fn new(status: trefoil_status, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, message: message.into() }
+        Self { status, message: message.into(), class: trefoil_fault_class::Request }
     }
 
     pub fn argument(message: impl Into<Cow<'static, str>>) -> Self {
@@ -119,6 +143,7 @@ impl Failure {
             let text = CString::new(self.message.replace('\0', "?")).unwrap_or_default();
             // A thread that is ending has no messages any more.
             let _ = LAST.try_with(|last| last.replace(text));
+            LAST_CLASS.set(self.class);
         }
         self.status
     }
@@ -146,7 +171,7 @@ impl From<Error> for Failure {
             Error::Closed => status::Closed,
             Error::Hazard { .. } | Error::Internal { .. } => status::Internal,
         };
-        Self::new(status, error.to_string())
+        Self { class: error.class().into(), ..Self::new(status, error.to_string()) }
     }
 }
 
@@ -156,6 +181,12 @@ impl From<Error> for Failure {
 pub extern "C" fn trefoil_last_error() -> *const c_char {
     // The string in the cell stays where it is until `tell` replaces it, on this thread.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// How far that failure reaches.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_last_error_class() -> trefoil_fault_class {
+    LAST_CLASS.get()
 }
 
 /// The name of a status, such as `TREFOIL_STATUS_TIMEOUT`; `unknown status` for another number. Lives for ever.

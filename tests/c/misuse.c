@@ -142,6 +142,14 @@ int main(int argc, char **argv)
     options.check = 2;
     EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "check is 2");
     options.check = 1;
+    options.waiting = 3;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "waiting is 3");
+    options.waiting = TREFOIL_WAITING_BLOCK;
+    options.reserved = 1;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "reserved is 1");
+    if (trefoil_last_error_class() != TREFOIL_FAULT_CLASS_REQUEST)
+        wrong++, printf("a wrong argument puts nothing out of use\n");
+    options.reserved = 0;
     options.batch_size_count = 1;
     EXPECT(trefoil_engine_build(model, &options, &engine), NULL_POINTER, "batch_sizes is null");
     const size_t sizes[] = {2, 1};
@@ -248,6 +256,8 @@ int main(int argc, char **argv)
     OK(trefoil_output_rows(output, &size));
     EXPECT(trefoil_output_row(output, 1, &values, NULL), INVALID_ARGUMENT, "below 1");
     OK(trefoil_release(output));
+    OK(trefoil_batcher_close(batcher, 0, 10ull * 1000 * 1000 * 1000));
+    EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket), CLOSED, "closed");
     OK(trefoil_release(batcher));
     EXPECT(trefoil_batcher_row(batcher, NULL, &row), RELEASED, NULL);
 
@@ -259,6 +269,10 @@ int main(int argc, char **argv)
     EXPECT(trefoil_engine_close(engine, 5, 0), INVALID_ARGUMENT, "abort is 5");
     OK(trefoil_engine_close(engine, 1, 10ull * 1000 * 1000 * 1000));
     EXPECT(trefoil_acquire(engine, &third), CLOSED, "closed");
+    trefoil_health health = {.size = sizeof health};
+    OK(trefoil_engine_health(engine, &health));
+    if (health.faulted != 0 || health.closed != 1 || health.filling != 1 || health.staging != 2)
+        wrong++, printf("health: %u, %u, %zu, %zu\n", health.faulted, health.closed, health.filling, health.staging);
     EXPECT(trefoil_submit(batch, 1, &third), CLOSED, "closed");
     OK(trefoil_on_ready(ticket, count, &closed));
     for (int i = 0; i < 1000 && __atomic_load_n(&closed, __ATOMIC_SEQ_CST) == 0; i++)

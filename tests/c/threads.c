@@ -171,7 +171,7 @@ static void serve(struct served *of, const char *path, trefoil_device device, si
     trefoil_model model;
     MUST(trefoil_model_open(path, &model));
     trefoil_engine_options options = {
-        .size = sizeof options, .device = device, .batch = 4, .staging = threads + 3, .trace_batches = 64};
+        .size = sizeof options, .device = device, .batch = 4, .staging = threads + 3, .waiting = of == served ? TREFOIL_WAITING_BLOCK : TREFOIL_WAITING_CALLBACK, .trace_batches = 64};
     trefoil_batcher_options delay = {.size = sizeof delay, .max_delay_ns = 200 * 1000};
     MUST(trefoil_engine_build(model, &options, &of->engine));
     MUST(trefoil_batcher_build(of->engine, &delay, &of->batcher));
@@ -228,17 +228,18 @@ int main(int argc, char **argv)
     MUST(trefoil_trace_report(served[0].engine, report, sizeof report, NULL));
     MUST(trefoil_batcher_get_stats(served[0].batcher, &stats));
     for (int i = 0; i < 2; i++) {
-        trefoil_credits credits = {.size = sizeof credits};
+        trefoil_health health = {.size = sizeof health};
+        MUST(trefoil_batcher_close(served[i].batcher, 0, 10ull * 1000 * 1000 * 1000));
         MUST(trefoil_engine_close(served[i].engine, 0, 10ull * 1000 * 1000 * 1000));
         /* The result of a ticket that was released is freed by the completion thread, soon. */
         for (int look = 0; look < 1000; look++) {
-            MUST(trefoil_engine_credits(served[i].engine, &credits));
-            if (credits.filling + credits.in_flight + credits.unread == 0)
+            MUST(trefoil_engine_health(served[i].engine, &health));
+            if (health.filling + health.in_flight + health.unread == 0)
                 break;
             nanosleep(&(struct timespec){.tv_nsec = 1000 * 1000}, NULL);
         }
-        if (credits.filling + credits.in_flight + credits.unread + credits.quarantined != 0) {
-            printf("credits are missing: %zu, %zu, %zu\n", credits.filling, credits.in_flight, credits.unread);
+        if (health.filling + health.in_flight + health.unread + health.quarantined != 0) {
+            printf("credits are missing: %zu, %zu, %zu\n", health.filling, health.in_flight, health.unread);
             failed++;
         }
         MUST(trefoil_release(served[i].batcher));
