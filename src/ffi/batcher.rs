@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::batch::Memory;
 use super::engine::{flag, how, unused};
+use super::growing;
 use super::handles::{
     insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
 };
-use super::layout::{self, trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
+use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn trefoil_batcher_build(
 ) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (to, options) = unsafe { (Out::new(batcher, "batcher")?, layout::read(options)?) };
+        let (to, options) = unsafe { (Out::new(batcher, "batcher")?, growing::read(options)?) };
         let mut builder = shared::<Arc<Engine>>(engine)?.batcher().when_full(when_full(&options)?);
         if options.max_delay_ns > 0 {
             builder = builder.max_delay(Duration::from_nanos(options.max_delay_ns));
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
 ) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (to, options) = unsafe { (Out::new(ticket, "ticket")?, layout::read(options)?) };
+        let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
         if pixels.is_null() {
             return Err(Failure::null("pixels"));
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn trefoil_batcher_row(
 ) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (to, options) = unsafe { (Out::new(row, "row")?, layout::read(options)?) };
+        let (to, options) = unsafe { (Out::new(row, "row")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
         let mut row = request(&batcher, &options)?.row()?;
         let memory = Memory(row.bytes_mut().as_mut_ptr());
@@ -202,6 +203,6 @@ pub unsafe extern "C" fn trefoil_batcher_get_stats(
             })
         };
         // SAFETY: by the caller.
-        unsafe { layout::write(stats, "stats", value) }
+        unsafe { growing::write(stats, "stats", value) }
     })
 }

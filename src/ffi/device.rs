@@ -2,8 +2,9 @@
 
 use std::ffi::c_char;
 
+use super::growing;
 use super::handles::{insert, shared, trefoil_device};
-use super::layout::{self, narrow, trefoil_device_info};
+use super::layout::{narrow, trefoil_device_info};
 use super::pointers::{Out, array, text};
 use super::status::{Failure, guard, trefoil_status};
 use crate::device::{Device, Target};
@@ -67,7 +68,7 @@ pub unsafe extern "C" fn trefoil_device_get_info(
             })
         };
         // SAFETY: by the caller.
-        unsafe { layout::write(info, "info", value) }
+        unsafe { growing::write(info, "info", value) }
     })
 }
 

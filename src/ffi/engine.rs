@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::growing;
 use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_model};
 use super::layout::{
-    self, trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
+    trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
 };
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
@@ -29,7 +30,7 @@ pub unsafe extern "C" fn trefoil_engine_build(
 ) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (to, options) = unsafe { (Out::new(engine, "engine")?, layout::read(options)?) };
+        let (to, options) = unsafe { (Out::new(engine, "engine")?, growing::read(options)?) };
         let model: Model = shared(model)?;
         // SAFETY: by the caller.
         let builder = unsafe { builder(&model, &options)? };
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn trefoil_engine_input(engine: trefoil_engine, tensor: *m
     guard(|| {
         let spec = shared::<Arc<Engine>>(engine)?.input();
         // SAFETY: by the caller.
-        unsafe { layout::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
+        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
     })
 }
 
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn trefoil_engine_output(engine: trefoil_engine, tensor: *
     guard(|| {
         let spec = shared::<Arc<Engine>>(engine)?.output();
         // SAFETY: by the caller.
-        unsafe { layout::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
+        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
     })
 }
 
@@ -239,7 +240,7 @@ pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *
             })
         };
         // SAFETY: by the caller.
-        unsafe { layout::write(health, "health", value) }
+        unsafe { growing::write(health, "health", value) }
     })
 }
 

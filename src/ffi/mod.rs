@@ -12,6 +12,7 @@ mod batcher;
 mod callback;
 mod device;
 mod engine;
+mod growing;
 mod handles;
 mod layout;
 mod log;

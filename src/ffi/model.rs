@@ -2,8 +2,9 @@
 
 use std::ffi::c_char;
 
+use super::growing;
 use super::handles::{insert, shared, trefoil_model};
-use super::layout::{self, narrow, trefoil_model_info};
+use super::layout::{narrow, trefoil_model_info};
 use super::pointers::{Out, array, copy_text, text};
 use super::status::{Failure, guard, trefoil_status};
 use crate::model::Model;
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut
             })
         };
         // SAFETY: by the caller.
-        unsafe { layout::write(info, "info", value) }
+        unsafe { growing::write(info, "info", value) }
     })
 }
 

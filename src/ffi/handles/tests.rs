@@ -103,10 +103,12 @@ fn threads_that_fight_over_handles_lose_no_object() {
                         drop(thing);
                         drop(take::<Thing>(insert(Thing::new(&alive, 0)).unwrap()).unwrap());
                     }
-                    assert_eq!(status(number(handle).and(Err::<(), _>(Failure::argument("still there")))), s::Released);
+                    // Whoever took it may still be giving it up.
+                    assert!(matches!(status(number(handle)), s::Busy | s::Released));
                 }
             });
         }
     });
+    assert!(handles.iter().all(|&handle| status(number(handle)) == s::Released));
     assert_eq!((taken.into_inner(), alive.load(Ordering::Relaxed)), (handles.len(), 0));
 }
