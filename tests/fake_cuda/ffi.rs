@@ -11,6 +11,7 @@ pub const OUT_OF_MEMORY: Code = 2;
 pub const NOT_INITIALIZED: Code = 3;
 pub const INVALID_DEVICE: Code = 101;
 pub const INVALID_CONTEXT: Code = 201;
+pub const NO_BINARY_FOR_GPU: Code = 209;
 pub const INVALID_PTX: Code = 218;
 pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
@@ -33,6 +34,11 @@ impl<T> Out<T> {
         unsafe { self.0.write(value) }
     }
 }
+
+/// The driver's `CUtensorMap`.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct TensorMap(pub [u64; 16]);
 
 /// The driver's `CUlaunchConfig`.
 #[repr(C)]

@@ -4,6 +4,7 @@ mod context;
 mod driver;
 mod graph;
 mod module;
+mod tensor_map;
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -17,6 +18,7 @@ use driver::{Call, cu};
 
 pub(crate) use graph::Graph;
 pub(crate) use module::{Function, Module};
+pub(crate) use tensor_map::{TENSOR_MAP_BYTES, TensorMap, Windows};
 
 /// A GPU: its primary context, and what streams may be asked of it.
 pub(crate) struct Cuda {
@@ -49,7 +51,7 @@ impl Cuda {
         self.context.enter()
     }
 
-    /// Launches one kernel: `args` is its one by-value struct, 16-byte aligned.
+    /// Launches one kernel: `args` is its one by-value struct, 64-byte aligned.
     ///
     /// # Safety
     /// `args` has the size and layout of the function's parameter, the addresses in it are valid for what the kernel

@@ -125,6 +125,7 @@ pub(super) fn launch(
         block: [pipeline.threads as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes as u32,
         args: ArgBytes::new(&args),
+        maps: Vec::new(),
     })
 }
 

@@ -12,6 +12,7 @@ mod linear;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_conv2d_fprop;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -81,8 +82,9 @@ pub(super) fn build(
         for plan in &plans {
             let addresses =
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let launches = steps::launches(plan, &regions, &addresses)?;
+            let mut launches = steps::launches(plan, &regions, &addresses)?;
             kernels.load(&launches)?;
+            kernels.encode(&mut launches)?;
             of_slot.push(kernels.capture(&launches, &stream)?);
         }
         graphs.push(of_slot);
@@ -146,13 +148,23 @@ impl Kernels {
         Ok(&self.modules[name])
     }
 
+    /// Encodes the tensor maps of `launches` into their arguments.
+    fn encode(&self, launches: &mut [Launch]) -> Result<(), Error> {
+        for Launch { args, maps, .. } in launches {
+            for (index, map) in maps.iter().enumerate() {
+                args.put_map(index, &self.cuda.encode(map)?);
+            }
+        }
+        Ok(())
+    }
+
     fn capture(&self, launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
         Graph::capture(&self.cuda, stream.raw(), || {
             for launch in launches {
                 let function = &self.functions[launch.entry];
                 let shape = [launch.grid, launch.block];
                 // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
-                // compares with the PTX, and checked its ranges; the addresses are of buffers that the program owns.
+                // compares with the PTX and the cubins, and checked its ranges; the addresses are of buffers that the program owns.
                 unsafe {
                     self.cuda.launch(function, shape, launch.shared_bytes, launch.args.as_bytes(), stream.raw())?;
                 }
