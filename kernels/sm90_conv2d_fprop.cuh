@@ -52,10 +52,15 @@ constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters i
 
 // Everything that follows from a tile's shape: kSlabs times 64 output channels, kParts times kPartPixels pixels, one
 // warpgroup for each slab of each part.
-template <int kSlabs_, int kParts_, int kPartPixels_, int kStages_, int kChunkPixels_, int kChunks_> struct Sm90Tile {
+template <int kSlabs_, int kParts_, int kPartPixels_, int kStages_, int kChunkPixels_, int kChunks_, int kMinBlocks_>
+struct Sm90Tile {
   static constexpr int kSlabs = kSlabs_, kParts = kParts_, kPartPixels = kPartPixels_, kStages = kStages_;
   static constexpr int kChannels = kSlabs * kSlabChannels, kPixels = kParts * kPartPixels;
+  static constexpr int kMinBlocks = kMinBlocks_;
   static constexpr int kConsumers = kSlabs * kParts, kThreads = 128 * (1 + kConsumers);
+
+  // Three warpgroups on a multiprocessor of their own start with 168 registers a thread; those that multiply want more.
+  static constexpr bool kMovesRegisters = kThreads == 384 && kMinBlocks == 1;
 
   // A stage: filters, then pixels, a row of 64 channels each.
   static constexpr int kPartBytes = kPartPixels * kRowBytes;
@@ -128,33 +133,58 @@ TREFOIL_DEVICE void load_residual(const Sm90ConvArgs &args, Ring<Tile> &ring, Sm
   }
 }
 
+// A step of the sum: 64 channels of a filter tap.
+struct Step {
+  int32_t r = 0, s = 0, tap = 0, c = 0;
+
+  __device__ __forceinline__ void advance(const Sm90ConvArgs &args) {
+    c += kStepChannels;
+    if (c < args.c_steps * kStepChannels) return;
+    c = 0, ++tap;
+    if (++s == args.filter_w) s = 0, ++r;
+  }
+};
+
+// Expects a stage's bytes, and copies its filters.
+template <class Tile>
+TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &ring, const Step &step, int32_t k) {
+  barrier_arrive_expect(ring.full(), Tile::kStageBytes);
+  copy_box_3d(ring.filters(), &args.filter, ring.full(), step.c, step.tap, k);
+}
+
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Tile> ring) {
-  prefetch_tensor_map(&args.filter), prefetch_tensor_map(&args.x), prefetch_tensor_map(&args.y);
+  allow_next_launch();
+  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
+  // Filters depend on no launch: those of the first stages come while earlier launches end.
+  int32_t filters_ahead = min(steps, Tile::kStages);
+  Ring<Tile> ahead = ring;
+  Step step_ahead;
+  for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
+    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x).k);
   wait_for_earlier_launches();
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     Window window[Tile::kParts];
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part) window[part] = window_of(args, origin.m + part * Tile::kPartPixels);
-    int32_t tap = 0;
-    for (int32_t r = 0; r < args.filter_h; ++r)
-      for (int32_t s = 0; s < args.filter_w; ++s, ++tap)
-        for (int32_t step = 0; step < args.c_steps; ++step) {
-          const int32_t c = step * kStepChannels;
-          barrier_wait(ring.empty(), ring.phase ^ 1);
-          barrier_arrive_expect(ring.full(), Tile::kStageBytes);
-          copy_box_3d(ring.filters(), &args.filter, ring.full(), c, tap, origin.k);
+    Step step;
+    for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
+      if (filters_ahead > 0) {
+        --filters_ahead;
+      } else {
+        barrier_wait(ring.empty(), ring.phase ^ 1);
+        load_filters(args, ring, step, origin.k);
+      }
 #pragma unroll
-          for (int part = 0; part < Tile::kParts; ++part) {
-            const uint32_t smem_part = ring.pixels() + part * Tile::kPartBytes;
-            if (args.x_by_windows)
-              copy_im2col(smem_part, &args.x, ring.full(), c, window[part].w, window[part].h, window[part].n,
-                          s * args.dilation_w, r * args.dilation_h);
-            else
-              copy_box_2d(smem_part, &args.x, ring.full(), c, origin.m + part * Tile::kPartPixels);
-          }
-          ring.advance();
-        }
+      for (int part = 0; part < Tile::kParts; ++part) {
+        const uint32_t smem_part = ring.pixels() + part * Tile::kPartBytes;
+        if (args.x_by_windows)
+          copy_im2col(smem_part, &args.x, ring.full(), step.c, window[part].w, window[part].h, window[part].n,
+                      step.s * args.dilation_w, step.r * args.dilation_h);
+        else
+          copy_box_2d(smem_part, &args.x, ring.full(), step.c, origin.m + part * Tile::kPartPixels);
+      }
+    }
     if (args.has_residual) load_residual(args, ring, origin);
   }
 }
@@ -280,10 +310,10 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
-    give_registers_up<40>();
+    if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
     if (threadIdx.x == 0) load(args, ring);
   } else {
-    take_registers<232>();
+    if constexpr (Tile::kMovesRegisters) take_registers<232>();
     multiply_and_store(args, ring, group - 1);
   }
 }

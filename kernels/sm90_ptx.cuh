@@ -180,6 +180,10 @@ TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
 
 // ---- order of launches -------------------------------------------------------------------------------------------
 
+// Lets the launch after this one start once every block has said so or ended, where that launch allows it. It says
+// nothing about what can be read.
+TREFOIL_DEVICE void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Waits until the launches before this one have ended and what they wrote can be read. Does nothing where the launch
 // was not allowed to start earlier.
 TREFOIL_DEVICE void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

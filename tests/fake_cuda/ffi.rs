@@ -1,7 +1,5 @@
 //! What crosses the border: statuses, handles, pointers to results, and the launch configuration.
 
-use std::ffi::c_void;
-
 /// A driver status.
 pub type Code = u32;
 
@@ -47,6 +45,27 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     pub shared_bytes: u32,
     pub stream: Handle,
-    pub attributes: *const c_void,
+    pub attributes: *const LaunchAttribute,
     pub attribute_count: u32,
+}
+
+/// The driver's `CUlaunchAttribute`.
+#[repr(C)]
+pub struct LaunchAttribute {
+    id: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+impl LaunchConfig {
+    /// Whether there is none, or only the permission to start before the predecessor has ended.
+    pub fn attributes_are_known(&self) -> bool {
+        const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+        if self.attribute_count == 0 {
+            return true;
+        }
+        // SAFETY: the driver's contract: there are as many attributes as the count says.
+        let attributes = unsafe { std::slice::from_raw_parts(self.attributes, self.attribute_count as usize) };
+        attributes.iter().all(|a| a.id == PROGRAMMATIC_STREAM_SERIALIZATION && a.pad == 0 && a.value[0] == 1)
+    }
 }

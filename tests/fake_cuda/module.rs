@@ -87,8 +87,8 @@ impl Driver {
             Some("more shared memory than was asked for")
         } else if argument.is_null() || !argument.addr().is_multiple_of(64) {
             Some("an argument that is not aligned to 64 bytes")
-        } else if !config.attributes.is_null() || config.attribute_count != 0 {
-            Some("launch attributes")
+        } else if !config.attributes_are_known() {
+            Some("attributes that the fake does not know")
         } else {
             None
         };

@@ -27,6 +27,16 @@ pub(crate) struct Cuda {
     priorities: [i32; 2],
 }
 
+/// How a kernel is launched.
+pub(crate) struct LaunchShape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The kernel waits for its predecessor in the stream itself: it may start before that has ended.
+    pub waits_itself: bool,
+}
+
 impl Cuda {
     /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
     pub fn open(ordinal: usize) -> Result<(Self, DeviceInfo), Error> {
@@ -55,15 +65,21 @@ impl Cuda {
     ///
     /// # Safety
     /// `args` has the size and layout of the function's parameter, the addresses in it are valid for what the kernel
-    /// does with them until it has run, and the launch shape is one that the kernel is made for.
+    /// does with them until it has run, and the launch shape is one that the kernel is made for; one that waits itself
+    /// does so in every block before it touches what another launch reads or writes.
     pub unsafe fn launch(
         &self,
         function: &Function,
-        [grid, block]: [[u32; 3]; 2],
-        shared_bytes: u32,
+        shape: &LaunchShape,
         args: &[u8],
         stream: u64,
     ) -> Result<(), Error> {
+        let &LaunchShape { grid, block, shared_bytes, waits_itself } = shape;
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -73,11 +89,11 @@ impl Cuda {
             blockDimZ: block[2],
             sharedMemBytes: shared_bytes,
             hStream: stream as sys::CUstream,
-            attrs: null_mut(),
-            numAttrs: 0,
+            attrs: &mut early,
+            numAttrs: u32::from(waits_itself),
         };
         let mut parameters = [args.as_ptr() as *mut c_void];
-        // SAFETY: config and parameters live over the call, which copies the argument; the rest by the caller.
+        // SAFETY: config, attribute and parameters live over the call, which copies them; the rest by the caller.
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 

@@ -238,7 +238,8 @@ mod tests {
         for ((name, numbers), tile) in lines.into_iter().zip(Sm90Tile::ALL) {
             assert_eq!(name, tile.to_string());
             let p = tile.pipeline().unwrap();
-            assert_eq!(numbers, [p.slabs, p.parts, p.part_pixels, p.stages, p.chunk_pixels, p.chunks], "{name}");
+            let expected = [p.slabs, p.parts, p.part_pixels, p.stages, p.chunk_pixels, p.chunks, p.blocks];
+            assert_eq!(numbers, expected, "{name}");
         }
         assert_eq!(sm90_conv2d_fprop::ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
     }

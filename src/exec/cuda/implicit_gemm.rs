@@ -126,6 +126,7 @@ pub(super) fn launch(
         shared_bytes: pipeline.shared_bytes as u32,
         args: ArgBytes::new(&args),
         maps: Vec::new(),
+        waits_itself: false,
     })
 }
 

@@ -21,13 +21,16 @@ pub(crate) struct Launch {
     pub(crate) args: ArgBytes,
     /// What its first bytes are before it is enqueued: these maps, encoded.
     pub(crate) maps: Vec<TensorMap>,
+    /// Whether the kernel waits for its predecessor in the stream itself, so that it may start before that has ended.
+    pub(crate) waits_itself: bool,
 }
 
 impl Launch {
     /// A one-dimensional launch without dynamic shared memory.
     pub(crate) fn flat<A: NoUninit>(entry: &'static str, blocks: u32, threads: u32, args: &A) -> Self {
         let args = ArgBytes::new(args);
-        Self { entry, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args, maps: Vec::new() }
+        let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
+        Self { entry, grid, block, shared_bytes: 0, args, maps: Vec::new(), waits_itself: false }
     }
 }
 

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
-use crate::device::cuda::{Cuda, Function, Graph, Module};
+use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Program, Run, Stream};
 use crate::error::Error;
 use crate::model::Model;
@@ -162,11 +162,16 @@ impl Kernels {
         Graph::capture(&self.cuda, stream.raw(), || {
             for launch in launches {
                 let function = &self.functions[launch.entry];
-                let shape = [launch.grid, launch.block];
+                let shape = LaunchShape {
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared_bytes: launch.shared_bytes,
+                    waits_itself: launch.waits_itself,
+                };
                 // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
                 // compares with the PTX and the cubins, and checked its ranges; the addresses are of buffers that the program owns.
                 unsafe {
-                    self.cuda.launch(function, shape, launch.shared_bytes, launch.args.as_bytes(), stream.raw())?;
+                    self.cuda.launch(function, &shape, launch.args.as_bytes(), stream.raw())?;
                 }
             }
             Ok(())

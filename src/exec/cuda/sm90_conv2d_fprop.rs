@@ -48,9 +48,10 @@ pub(super) const ENTRIES: [(Sm90Tile, &str); Sm90Tile::ALL.len()] = [
     (Sm90Tile { channels: 128, pixels: 192 }, "sm90_conv2d_fprop_128x192"),
     (Sm90Tile { channels: 128, pixels: 128 }, "sm90_conv2d_fprop_128x128"),
     (Sm90Tile { channels: 128, pixels: 64 }, "sm90_conv2d_fprop_128x64"),
-    (Sm90Tile { channels: 64, pixels: 384 }, "sm90_conv2d_fprop_64x384"),
     (Sm90Tile { channels: 64, pixels: 256 }, "sm90_conv2d_fprop_64x256"),
     (Sm90Tile { channels: 64, pixels: 128 }, "sm90_conv2d_fprop_64x128"),
+    (Sm90Tile { channels: 64, pixels: 64 }, "sm90_conv2d_fprop_64x64"),
+    (Sm90Tile { channels: 64, pixels: 32 }, "sm90_conv2d_fprop_64x32"),
 ];
 
 /// Channels of one stage.
@@ -120,11 +121,12 @@ pub(crate) fn launch(
     let residual = outputs(residual, pipeline.part_pixels);
     Ok(Launch {
         entry,
-        grid: [tiles.min(units) as u32, 1, 1],
+        grid: [tiles.min(units * pipeline.blocks) as u32, 1, 1],
         block: [pipeline.threads() as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes() as u32,
         args: ArgBytes::new(&args),
         maps: vec![filter, x, residual, outputs(y, pipeline.chunk_pixels)],
+        waits_itself: true,
     })
 }
 
@@ -186,7 +188,7 @@ mod tests {
         assert_eq!(args.by_out_pixels.divide(627), 3);
         assert_eq!(args.by_out_width.divide(208), 10);
         assert_eq!((launch.grid, launch.block), ([20, 1, 1], [384, 1, 1]));
-        assert_eq!(launch.shared_bytes, 8 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
+        assert_eq!(launch.shared_bytes, 4 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
         assert_eq!(launch.entry, "sm90_conv2d_fprop_128x64");
         let matrix = |address, pixels| TensorMap::Matrix { address, dims: [136, 627], box_dims: [64, pixels] };
         assert_eq!(
@@ -216,12 +218,12 @@ mod tests {
             window: Window::square(1, 1, 0),
             ..problem()
         };
-        let tile = Sm90Tile { channels: 64, pixels: 384 };
+        let tile = Sm90Tile { channels: 64, pixels: 256 };
         let launch = launch(&problem, tile, 7, &ConvPointers { residual: None, ..POINTERS }).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
-        assert_eq!([args.x_by_windows, args.has_residual, args.tiles], [0, 0, 10]);
+        assert_eq!([args.x_by_windows, args.has_residual, args.tiles], [0, 0, 15]);
         assert_eq!(launch.grid, [7, 1, 1]);
-        assert_eq!(launch.maps[1], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 192] });
+        assert_eq!(launch.maps[1], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 128] });
     }
 
     #[test]
