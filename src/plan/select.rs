@@ -97,8 +97,12 @@ pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) ->
         return Kernel::Sm80Gemm(sm80);
     }
     let clocks = |tile: &Sm90Tile| sm90::clocks(conv, *tile, limits);
-    let sm90 = Sm90Tile::ALL.into_iter().min_by(|a, b| clocks(a).total_cmp(&clocks(b))).expect("there are tiles");
-    if clocks(&sm90) < sm80_clocks { Kernel::Sm90Conv(sm90) } else { Kernel::Sm80Gemm(sm80) }
+    let fits = |tile: &Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
+    let best = Sm90Tile::ALL.into_iter().filter(fits).min_by(|a, b| clocks(a).total_cmp(&clocks(b)));
+    match best.filter(|tile| clocks(tile) < sm80_clocks) {
+        Some(sm90) => Kernel::Sm90Conv(sm90),
+        None => Kernel::Sm80Gemm(sm80),
+    }
 }
 
 /// The kernel of a linear layer.
@@ -121,9 +125,9 @@ fn best_tile(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> (Con
     (best, cost(&best) / PRODUCTS_A_CLOCK)
 }
 
-/// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor of an H200: fewer
-/// than it does where products count (about 800), so that it is chosen only where the sm90 kernel has no chance. Measured
-/// side by side, that kernel is faster on every layer of ResNet-50 but the stem, at every batch size.
+/// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor of an H200: half of
+/// what it does where products count, so that it is chosen only where the sm90 kernel has no chance. Side by side in
+/// `examples/tile_sweep.rs` that kernel is no slower on any layer of ResNet-50 and EfficientNet-Lite0 but the stems.
 const PRODUCTS_A_CLOCK: f64 = 400.0;
 
 /// Prologue and epilogue of one block, in multiply-adds of the best tile.

@@ -75,6 +75,7 @@ pub(crate) struct Sm90Pipeline {
 
 impl Sm90Pipeline {
     /// Threads of a block: a warpgroup that copies, and those that multiply.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) const fn threads(self) -> usize {
         128 * (1 + self.slabs * self.parts)
     }
