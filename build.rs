@@ -1,4 +1,4 @@
-//! Embeds the kernels: the PTX kept in `kernels/ptx`, or what `TREFOIL_NVCC` compiles now.
+//! Embeds the kernels: the PTX and cubins kept in `kernels/`, or what `TREFOIL_NVCC` compiles now.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,39 +20,48 @@ fn main() {
     embed(&modules, &out);
 }
 
-/// The PTX in the repository.
+/// The PTX and the cubins in the repository.
 fn kept(kernels: &Path) -> Vec<PathBuf> {
     println!("cargo::rerun-if-changed=kernels/ptx");
-    files(&kernels.join("ptx"), "ptx")
+    println!("cargo::rerun-if-changed=kernels/cubin");
+    let mut kept = files(&kernels.join("ptx"), "ptx");
+    kept.extend(files(&kernels.join("cubin"), "cubin"));
+    kept
 }
 
-/// Compiles every kernel with the flags that the kept PTX was compiled with.
+/// Compiles every kernel with the flags that the kept files were compiled with.
 fn compile(nvcc: &OsString, kernels: &Path, out: &Path) -> Vec<PathBuf> {
     println!("cargo::rerun-if-changed=kernels");
-    let flags = fs::read_to_string(kernels.join("flags.txt")).expect("kernels/flags.txt");
+    let flags = |name: &str| fs::read_to_string(kernels.join(name)).unwrap_or_else(|e| panic!("kernels/{name}: {e}"));
+    let (ptx_flags, cubin_flags) = (flags("flags.txt"), flags("flags_sm90.txt"));
     let compile = |source: PathBuf| {
-        let ptx = out.join(source.file_name().expect("a file")).with_extension("nvcc.ptx");
-        let status = Command::new(nvcc).args(flags.split_whitespace()).arg(&source).arg("-o").arg(&ptx).status();
+        let file = source.file_name().and_then(|name| name.to_str()).expect("kernel names are ASCII");
+        let flags = if file.starts_with("sm90_") { &cubin_flags } else { &ptx_flags };
+        let image = out.join(file).with_extension("nvcc");
+        let status = Command::new(nvcc).args(flags.split_whitespace()).arg(&source).arg("-o").arg(&image).status();
         match status {
-            Ok(status) if status.success() => ptx,
+            Ok(status) if status.success() => image,
             other => panic!("TREFOIL_NVCC ({}) failed on {}: {other:?}", nvcc.display(), source.display()),
         }
     };
     files(kernels, "cu").into_iter().map(compile).collect()
 }
 
-/// Writes `kernels.rs`: a list of (stem, PTX with the final NUL that the driver wants).
+/// Writes `kernels.rs`: a list of (stem, PTX or cubin), aligned as a cubin has to be, and with the final NUL that the
+/// driver wants after PTX.
 fn embed(modules: &[PathBuf], out: &Path) {
     assert!(!modules.is_empty(), "no kernels found: is kernels/ptx there?");
-    let mut list = String::from("pub(crate) const MODULES: &[(&str, &[u8])] = &[\n");
-    for ptx in modules {
-        let name = ptx.file_name().and_then(|n| n.to_str()).expect("kernel names are ASCII");
+    let mut list = String::from(
+        "#[repr(C, align(64))]\nstruct Aligned<T: ?Sized>(T);\n\npub(crate) const MODULES: &[(&str, &[u8])] = &[\n",
+    );
+    for image in modules {
+        let name = image.file_name().and_then(|n| n.to_str()).expect("kernel names are ASCII");
         let stem = name.split('.').next().expect("a stem");
-        let mut text = fs::read(ptx).unwrap_or_else(|e| panic!("{}: {e}", ptx.display()));
-        text.push(0);
-        let copy = out.join(format!("{stem}.ptx0"));
-        fs::write(&copy, text).unwrap_or_else(|e| panic!("{}: {e}", copy.display()));
-        list += &format!("    ({stem:?}, include_bytes!({copy:?})),\n");
+        let mut bytes = fs::read(image).unwrap_or_else(|e| panic!("{}: {e}", image.display()));
+        bytes.push(0);
+        let copy = out.join(format!("{stem}.image"));
+        fs::write(&copy, bytes).unwrap_or_else(|e| panic!("{}: {e}", copy.display()));
+        list += &format!("    ({stem:?}, &Aligned(*include_bytes!({copy:?})).0),\n");
     }
     list += "];\n";
     fs::write(out.join("kernels.rs"), list).expect("OUT_DIR is writable");

@@ -1,5 +1,5 @@
-//! Times every tile of every distinct convolution of a model inside the whole graph: the table behind the planner's
-//! tile model.
+//! Times every kernel and tile of every distinct convolution of a model inside the whole graph: the table behind the
+//! planner's tile model.
 //!
 //! usage: tile_sweep MODEL BATCH [REPETITIONS]
 //!
@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use trefoil::model::Model;
-use trefoil::plan::{Choices, ConvTile, Kernel, Plan, StepOp};
+use trefoil::plan::{Choices, Kernel, Plan, StepOp};
 use trefoil::{Device, Engine, Error, Stage, Target};
 
 fn main() -> Result<(), Error> {
@@ -22,47 +22,56 @@ fn main() -> Result<(), Error> {
     let repetitions: usize = rest.first().map_or(20, |r| r.parse().expect("REPETITIONS is a number"));
     let model = Model::open(model)?;
     let device = Device::open(Target::Cuda(0))?;
-    let (planned, plan) = time(&model, &device, batch, repetitions, Choices::new())?;
-    println!("{} batch {batch}: {planned:.1} us as planned", model.name());
-    for (shape, (steps, chosen)) in groups(&plan) {
+    let planned = build(&model, &device, batch, Choices::new())?;
+    let kernels = Kernel::of_convolutions(&planned.plans()[0].limits);
+    let baseline = time(&planned, batch, repetitions)?;
+    println!("{} batch {batch}: {baseline:.1} us as planned", model.name());
+    for (shape, (steps, chosen)) in groups(&planned.plans()[0]) {
         print!("{:2}x {shape:<44}", steps.len());
-        for tile in ConvTile::ALL {
-            let choices = steps.iter().map(|step| (step.clone(), tile)).collect();
-            let (us, _) = time(&model, &device, batch, repetitions, choices)?;
-            let mark = if tile == chosen { "*" } else { "" };
-            print!("  {tile} {:+.1}{mark}", (us - planned) / steps.len() as f64);
+        // Building takes longer than timing: all at once, then one after the other.
+        let engines = std::thread::scope(|scope| {
+            let building: Vec<_> = kernels
+                .iter()
+                .map(|&kernel| {
+                    let choices = steps.iter().map(|step| (step.clone(), kernel)).collect();
+                    scope.spawn(|| build(&model, &device, batch, choices))
+                })
+                .collect();
+            building.into_iter().map(|thread| thread.join().expect("building does not panic")).collect::<Vec<_>>()
+        });
+        for (kernel, engine) in kernels.iter().zip(engines) {
+            let us = time(&engine?, batch, repetitions)?;
+            let mark = if *kernel == chosen { "*" } else { "" };
+            print!("  {kernel} {:+.1}{mark}", (us - baseline) / steps.len() as f64);
         }
         println!();
     }
     Ok(())
 }
 
-/// Median microseconds of the graph, and its plan.
-fn time(
-    model: &Model,
-    device: &Device,
-    batch: usize,
-    repetitions: usize,
-    choices: Choices,
-) -> Result<(f64, Plan), Error> {
+fn build(model: &Model, device: &Device, batch: usize, choices: Choices) -> Result<Engine, Error> {
     let engine = Engine::builder(model).on(device).batch_sizes(&[batch]).slots(1).staging(1).results(1);
-    let engine = engine.choices(choices).build()?;
-    let mut seconds = engine.measure(Stage::Compute, batch, repetitions)?;
-    seconds.sort_by(f64::total_cmp);
-    Ok((1e6 * seconds[repetitions / 2], engine.plans()[0].clone()))
+    engine.choices(choices).build()
 }
 
-/// The convolutions by shape: their names, and the tile that the planner gave them.
-fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, ConvTile)> {
-    let mut groups = BTreeMap::<String, (Vec<String>, ConvTile)>::new();
+/// Median microseconds of the graph.
+fn time(engine: &Engine, batch: usize, repetitions: usize) -> Result<f64, Error> {
+    let mut seconds = engine.measure(Stage::Compute, batch, repetitions)?;
+    seconds.sort_by(f64::total_cmp);
+    Ok(1e6 * seconds[repetitions / 2])
+}
+
+/// The convolutions by shape: their names, and the kernel that the planner gave them.
+fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, Kernel)> {
+    let mut groups = BTreeMap::<String, (Vec<String>, Kernel)>::new();
     for step in &plan.steps {
-        if let (StepOp::Conv(conv), Kernel::Sm80Gemm(tile)) = (&step.op, step.kernel) {
+        if let StepOp::Conv(conv) = &step.op {
             let input = plan.tensors[step.inputs[0].0].shape;
             let output = plan.tensors[step.output.0].shape;
             let [r, s] = conv.window.size;
             let residual = if step.inputs.len() > 1 { " +res" } else { "" };
             let shape = format!("{input} -> {output} {r}x{s}/{}{residual}", conv.window.stride[0]);
-            groups.entry(shape).or_insert((Vec::new(), tile)).0.push(step.name.clone());
+            groups.entry(shape).or_insert((Vec::new(), step.kernel)).0.push(step.name.clone());
         }
     }
     groups

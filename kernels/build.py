@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Regenerates kernels/ptx from kernels/*.cu with the pinned compiler, or checks that it is up to date.
+"""Regenerates kernels/ptx and kernels/cubin from kernels/*.cu with the pinned compiler, or checks that they are up to
+date.
 
-    python3 kernels/build.py            write ptx/*.ptx and ptx/manifest.json
+    python3 kernels/build.py            write ptx/*.ptx, cubin/*.cubin and ptx/manifest.json
     python3 kernels/build.py --check    fail if they differ from what the sources compile to
 
 Needs python3 with pip and g++. The compiler (five packages, 270 MB) is installed into .venv/ on the first run.
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
-PTX = KERNELS / "ptx"
+FOLDERS = ["ptx", "cubin"]  # of the kept files
 
 # All five are pinned: a newer companion writes a newer PTX version, which older drivers refuse.
 PACKAGES = [
@@ -32,6 +33,8 @@ COMPILER = KERNELS.parent / ".venv" / "nvcc-13.0.88"
 PTX_VERSION, TARGET = "9.0", "sm_80"
 # ptxas runs for these, to record what the driver's compiler will make of the PTX.
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_120"]
+# Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
+SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
 
 
 def main():
@@ -43,13 +46,12 @@ def main():
         files = generate(binaries, Path(folder))
     if check:
         sys.exit(compare(files))
-    PTX.mkdir(exist_ok=True)
-    for kept in PTX.iterdir():
-        if kept.name not in files:
-            kept.unlink()
-    for name, text in files.items():
-        (PTX / name).write_text(text)
-    print(f"wrote {len(files)} files to {PTX.relative_to(KERNELS.parent)}")
+    for name in kept_files().keys() - files.keys():
+        (KERNELS / name).unlink()
+    for name, data in files.items():
+        (KERNELS / name).parent.mkdir(exist_ok=True)
+        (KERNELS / name).write_bytes(data)
+    print(f"wrote {len(files)} files to {', '.join(f'kernels/{folder}' for folder in FOLDERS)}")
 
 
 def install_compiler():
@@ -66,20 +68,38 @@ def install_compiler():
 
 
 def generate(binaries, folder):
-    """Compiles every kernel; returns the texts of the kept files by name."""
-    flags = (KERNELS / "flags.txt").read_text().split()
-    files, modules = {}, {}
+    """Compiles every kernel; returns the contents of the kept files by name."""
+    flags, sm90_flags = [(KERNELS / name).read_text().split() for name in ("flags.txt", "flags_sm90.txt")]
+    files, modules, cubins = {}, {}, {}
     for source in sorted(KERNELS.glob("*.cu")):
-        ptx = folder / f"{source.stem}.ptx"
         # Relative names: nothing of this machine may get into the PTX.
-        run([binaries / "nvcc", *flags, "-Werror", "all-warnings", source.name, "-o", ptx], cwd=KERNELS)
-        text = ptx.read_text()
-        verify(source.name, text)
-        files[ptx.name] = text
-        modules[source.stem] = entries(binaries, ptx, text)
+        compile = [binaries / "nvcc", "-Werror", "all-warnings", source.name]
+        ptx = folder / f"{source.stem}.ptx"
+        if source.stem.startswith(SM90_PREFIX):
+            cubin = ptx.with_suffix(".cubin")
+            more = ["-Xptxas", "-v", "--keep", "--keep-dir", folder]
+            log = run([*compile, *sm90_flags, *more, "-o", cubin], cwd=KERNELS)
+            verify_sm90(source.name, log)
+            data = cubin.read_bytes()
+            files[f"cubin/{cubin.name}"] = data
+            cubins[source.stem] = fnv1a64(data)
+            modules[source.stem] = entries(ptx.read_text(), {SM90_TARGET: log})
+        else:
+            run([*compile, *flags, "-o", ptx], cwd=KERNELS)
+            text = ptx.read_text()
+            verify(source.name, text)
+            files[f"ptx/{ptx.name}"] = text.encode()
+            modules[source.stem] = entries(text, {arch: assemble(binaries, ptx, arch) for arch in ARCHITECTURES})
     sources = {p.name: fnv1a64(p.read_bytes()) for p in sorted(KERNELS.iterdir()) if p.suffix in (".cu", ".cuh", ".txt")}
-    manifest = {"compiler": PACKAGES, "flags": flags, "sources_fnv1a64": sources, "modules": modules}
-    files["manifest.json"] = json.dumps(manifest, indent=1) + "\n"
+    manifest = {
+        "compiler": PACKAGES,
+        "flags": flags,
+        "sm90_flags": sm90_flags,
+        "sources_fnv1a64": sources,
+        "cubins_fnv1a64": cubins,
+        "modules": modules,
+    }
+    files["ptx/manifest.json"] = (json.dumps(manifest, indent=1) + "\n").encode()
     return files
 
 
@@ -92,14 +112,24 @@ def verify(name, text):
         sys.exit(f"{name}: the PTX contains a path")
 
 
-def entries(binaries, ptx, text):
-    """Parameters, threads and, for each architecture, registers and memory of every entry point."""
+def verify_sm90(name, log):
+    """Stops where the assembler says that it takes warpgroup products apart, or ignores what was asked for."""
+    complaints = re.findall(r".*\bC75\d\d\b.*", log)
+    if complaints:
+        sys.exit(f"{name}: " + "\n".join(complaints))
+
+
+def assemble(binaries, ptx, arch):
+    """What ptxas says of a PTX file."""
+    return run([binaries / "ptxas", "-v", f"-arch={arch}", ptx, "-o", ptx.with_suffix(f".{arch}.cubin")])
+
+
+def entries(ptx, logs):
+    """Parameters, threads and, for each architecture, registers and memory of every entry point of a PTX text."""
     result = {}
-    for match in re.finditer(r"\.visible \.entry (\w+)\(\s*\.param [^\n]*\[(\d+)\]\s*\)\s*\.maxntid (\d+)", text):
+    for match in re.finditer(r"\.visible \.entry (\w+)\(\s*\.param [^\n]*\[(\d+)\]\s*\)\s*\.maxntid (\d+)", ptx):
         result[match[1]] = {"param_bytes": int(match[2]), "threads": int(match[3])}
-    for arch in ARCHITECTURES:
-        cubin = ptx.with_suffix(f".{arch}.cubin")
-        log = run([binaries / "ptxas", "-v", f"-arch={arch}", ptx, "-o", cubin])
+    for arch, log in logs.items():
         for name, part in re.findall(r"entry function '(\w+)'[^\n]*\n(.*?registers[^\n]*)", log, re.S):
             number = lambda pattern: int((re.search(pattern, part) or [0, 0])[1])
             result[name][arch] = {
@@ -108,7 +138,7 @@ def entries(binaries, ptx, text):
                 "stack_bytes": number(r"(\d+) bytes stack frame"),
                 "static_shared_bytes": number(r"(\d+) bytes smem"),
             }
-    spilled = [f"{name} on {arch}" for name, entry in result.items() for arch in ARCHITECTURES
+    spilled = [f"{name} on {arch}" for name, entry in result.items() for arch in logs
                if entry[arch]["spill_bytes"] > 0]
     if spilled:
         print(f"warning: registers are spilled in {', '.join(spilled)}", file=sys.stderr)
@@ -125,11 +155,17 @@ def fnv1a64(data):
 
 def compare(files):
     """Prints the kept files that differ; the exit status."""
-    kept = {p.name: p.read_text() for p in PTX.iterdir()} if PTX.exists() else {}
+    kept = kept_files()
     different = sorted(name for name in files.keys() | kept.keys() if files.get(name) != kept.get(name))
     for name in different:
-        print(f"ptx/{name} is not what the sources compile to: run python3 kernels/build.py", file=sys.stderr)
+        print(f"{name} is not what the sources compile to: run python3 kernels/build.py", file=sys.stderr)
     return 1 if different else 0
+
+
+def kept_files():
+    """Contents of the kept files by name."""
+    paths = [path for folder in FOLDERS if (KERNELS / folder).exists() for path in (KERNELS / folder).iterdir()]
+    return {path.relative_to(KERNELS).as_posix(): path.read_bytes() for path in paths}
 
 
 def run(command, cwd=None):

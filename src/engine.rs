@@ -308,7 +308,7 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// Tiles that overrule the planner's, by step name.
+    /// Kernels that overrule the planner's, by step name.
     pub fn choices(mut self, choices: Choices) -> Self {
         self.choices = choices;
         self

@@ -1,8 +1,32 @@
-//! Small helpers around `std::sync`, shared by devices and rings.
+//! Locks and threads, shared by devices and rings: those of `std`, or of a model checker under `cfg(shuttle)`, which then
+//! decides who runs when.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+#[cfg(not(shuttle))]
+pub(crate) use std::{
+    sync::{Condvar, Mutex, MutexGuard},
+    thread,
+};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+/// Under the model checker no wait times out by itself, so that a wake-up that is lost is a deadlock.
+#[cfg(shuttle)]
+pub(crate) mod thread {
+    pub(crate) use shuttle::thread::{Builder, Thread, current, park, yield_now};
+    use std::time::Duration;
+
+    pub(crate) fn sleep(_time: Duration) {
+        yield_now();
+    }
+
+    pub(crate) fn park_timeout(_limit: Duration) {
+        park();
+    }
+}
 /// The moment `limit` from now; for a limit beyond all clocks, decades from now.
 pub(crate) fn after(limit: Duration) -> Instant {
     let now = Instant::now();

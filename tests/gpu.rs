@@ -1,4 +1,4 @@
-//! Every operation on a GPU against plain loops in f64, with every tile; and a recorded run's times.
+//! Every operation on a GPU against plain loops in f64, with every kernel and tile; and a recorded run's times.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure.
@@ -13,7 +13,7 @@ use std::thread;
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::operations;
 use support::problem::Case;
-use trefoil::plan::{Choices, ConvTile};
+use trefoil::plan::{Choices, Kernel, Limits};
 use trefoil::{Device, Engine, Error, OutputKind, Target, TraceInterval, TraceStage};
 
 fn main() -> ExitCode {
@@ -39,15 +39,19 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Each case with the planner's tiles, and those that have a choice with each tile.
+/// Each case with the planner's kernels, and those that have a choice with each kernel that the device has.
 fn trials(device: Option<&Device>) -> Vec<Trial> {
+    let limits = device.map_or_else(Limits::h200, |device| {
+        let info = device.info();
+        Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
+    });
     let mut trials = vec![recorded(device)];
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         trials.push(trial(case.name.clone(), case.clone(), Choices::new(), device));
-        for tile in ConvTile::ALL {
-            if let Some(choices) = case.choices(tile) {
-                trials.push(trial(format!("{}, tile {tile}", case.name), case.clone(), choices, device));
+        for kernel in Kernel::of_convolutions(&limits) {
+            if let Some(choices) = case.choices(kernel) {
+                trials.push(trial(format!("{}, kernel {kernel}", case.name), case.clone(), choices, device));
             }
         }
     }

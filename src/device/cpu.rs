@@ -9,12 +9,12 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, Run, Signal};
 use crate::error::Error;
-use crate::sync::{lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait};
 use crate::tensor::ROW_ALIGN;
 
 /// Work that a stream of the CPU runs: a program on one slot.

@@ -1,10 +1,9 @@
 //! What a device's callback does: it counts, and notifies a thread that sleeps until it has.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex};
 use std::time::Instant;
 
-use crate::sync::{lock, wait_until};
+use crate::sync::{Condvar, Mutex, lock, wait_until};
 
 /// Counts how often it was fired. Firing it is all that ever runs in a driver's callback: two counters, and a lock and
 /// a notification if somebody sleeps. It makes no driver call, allocates nothing and runs nobody's code.

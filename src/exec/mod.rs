@@ -23,7 +23,7 @@ pub(crate) struct BuildSpec {
     pub input: InputFormat,
     /// What they get.
     pub output: OutputKind,
-    /// Tiles that overrule the planner's.
+    /// Kernels that overrule the planner's.
     pub choices: Choices,
     /// Of the stream that graphs are captured on, whose kernels keep it.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU captures no graphs"))]

@@ -39,6 +39,11 @@ impl Limits {
         Self { name: name.into(), family: Family::Sm80, compute_capability, units, shared_bytes }
     }
 
+    /// Whether the sm90 kernels run too: they use instructions that only compute capability 9.0 has.
+    pub fn has_sm90_kernels(&self) -> bool {
+        self.family == Family::Sm80 && self.compute_capability == [9, 0]
+    }
+
     /// NVIDIA A100.
     pub fn a100() -> Self {
         Self::gpu("NVIDIA A100", [8, 0], 108, 166_912)

@@ -3,7 +3,8 @@
 use super::{Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, select};
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, NodeId, Op};
-use crate::plan::{ConvTile, Family};
+use crate::plan::Family;
+use crate::plan::sm90::{self, ConvShape};
 use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
 
 /// Rewrites `graph` and lowers it. Tensors have no offsets yet.
@@ -20,7 +21,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
         let step = match &node.op {
             Op::Input => lowering.normalize(index),
             Op::Conv2d(conv) => lowering.conv(index, &node.name, conv, &inputs)?,
-            Op::Linear(linear) => lowering.linear(index, &node.name, linear, &inputs),
+            Op::Linear(linear) => lowering.linear(index, &node.name, linear, &inputs)?,
             Op::MaxPool(pool) => lowering.simple(index, StepOp::MaxPool(*pool), window_ops(pool.window.size)),
             Op::AvgPool(pool) => lowering.simple(index, StepOp::AvgPool(*pool), window_ops(pool.window.size)),
             Op::GlobalAvgPool => {
@@ -154,7 +155,11 @@ impl<'a> Lowering<'a> {
         let (op, kernel) = if depthwise {
             (StepOp::Depthwise(conv.clone()), self.only_kernel())
         } else {
-            (StepOp::Conv(conv.clone()), self.gemm_kernel(name, &ConvTile::ALL, [m_gemm, conv.out_channels, k_gemm]))
+            let align = self.family().channel_align();
+            let stored = |shape: Shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape };
+            let input = stored(self.tensor(inputs[0]).shape);
+            let whole = ConvShape { batch: self.request.batch, input, output: stored(shape), window: conv.window };
+            (StepOp::Conv(conv.clone()), self.conv_kernel(name, &whole, [m_gemm, conv.out_channels, k_gemm])?)
         };
         Ok(Draft {
             op,
@@ -166,29 +171,35 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Draft {
+    fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Result<Draft, Error> {
         let k_gemm = self.tensor(inputs[0]).shape.channels;
         let n_gemm = linear.out_features;
-        Draft {
+        let kernel = match (self.family(), self.request.choices.get(name)) {
+            (Family::Cpu, _) => Kernel::Cpu,
+            (Family::Sm80, None) => select::linear_kernel(self.request.limits, [self.request.batch, n_gemm, k_gemm]),
+            (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => kernel,
+            (Family::Sm80, Some(&other)) => return Err(not_a_choice(name, other)),
+        };
+        Ok(Draft {
             op: StepOp::Linear(linear.clone()),
-            kernel: self.gemm_kernel(name, &ConvTile::LINEAR, [self.request.batch, n_gemm, k_gemm]),
+            kernel,
             shape: self.shapes[node],
             dtype: Dtype::F32,
             flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
             weight_bytes: (n_gemm * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
-        }
+        })
     }
 
-    fn gemm_kernel(&self, name: &str, tiles: &[ConvTile], mnk: [usize; 3]) -> Kernel {
-        match self.family() {
-            Family::Cpu => Kernel::Cpu,
-            Family::Sm80 => Kernel::Sm80Gemm(
-                self.request
-                    .choices
-                    .get(name)
-                    .copied()
-                    .unwrap_or_else(|| select::best_tile(tiles, self.request.limits, mnk)),
-            ),
+    fn conv_kernel(&self, name: &str, conv: &ConvShape, mnk: [usize; 3]) -> Result<Kernel, Error> {
+        let limits = self.request.limits;
+        match (self.family(), self.request.choices.get(name)) {
+            (Family::Cpu, _) => Ok(Kernel::Cpu),
+            (Family::Sm80, None) => Ok(select::conv_kernel(limits, conv, mnk)),
+            (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => Ok(kernel),
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv(_))) if limits.has_sm90_kernels() => {
+                sm90::check(conv).map(|()| kernel)
+            }
+            (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }
     }
 
@@ -259,6 +270,13 @@ impl<'a> Lowering<'a> {
             bytes,
             weight_bytes: draft.weight_bytes,
         });
+    }
+}
+
+fn not_a_choice(name: &str, kernel: Kernel) -> Error {
+    Error::Unsupported {
+        what: format!("node `{name}`: the chosen kernel {kernel:?}"),
+        instead: "choose one of the operation, for this device".into(),
     }
 }
 

@@ -8,6 +8,7 @@ mod display;
 mod limits;
 mod lower;
 mod select;
+mod sm90;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
@@ -15,6 +16,9 @@ use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
+pub use sm90::Sm90Tile;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90::{ConvShape, check as check_sm90};
 
 /// What a plan is asked for.
 #[derive(Clone, Debug)]
@@ -29,7 +33,7 @@ pub struct Request<'a> {
     pub preprocessing: &'a Preprocessing,
     /// What is wanted.
     pub output: OutputKind,
-    /// Tiles that overrule the planner's.
+    /// Kernels that overrule the planner's.
     pub choices: &'a Choices,
 }
 
@@ -136,6 +140,8 @@ pub enum Kernel {
     Sm80,
     /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
     Sm80Gemm(ConvTile),
+    /// The sm90 convolution with a tile.
+    Sm90Conv(Sm90Tile),
 }
 
 /// A tensor between steps.

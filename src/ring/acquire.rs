@@ -1,6 +1,6 @@
 //! Credits for producers: lent if there are any, else waited for.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::credits::State;
@@ -8,7 +8,7 @@ use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core};
 use crate::device::{Access, Note};
 use crate::error::Error;
-use crate::sync::{after, lock, wait_until};
+use crate::sync::{MutexGuard, after, lock, wait_until};
 
 /// Who looks at the oldest upload, of the producers that [`Waiting::Spin`].
 #[derive(Default)]

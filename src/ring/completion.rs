@@ -2,14 +2,14 @@
 //! watches uploads while producers are blocked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
 use super::credits::{Seen, Wake};
 use super::{Core, ResultBuffer, Waiting};
 use crate::device::Note;
 use crate::error::Error;
-use crate::sync::{lock, wait};
+use crate::sync::{Condvar, Mutex, lock, thread, wait};
 
 /// A ring, and which of its results to look at.
 type Watch = (Arc<Core>, usize);
@@ -69,7 +69,7 @@ impl Completion {
 }
 
 fn start(name: String, serve: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let spawned = std::thread::Builder::new().name(name).spawn(serve);
+    let spawned = thread::Builder::new().name(name).spawn(serve);
     spawned.map(drop).map_err(|e| Error::Internal { what: format!("cannot start a thread of the ring: {e}") })
 }
 

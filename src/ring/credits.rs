@@ -1,8 +1,8 @@
 //! The host side of the ring as plain data: which buffer is whose. Every change is one method, under one lock.
 
+use crate::sync::thread::Thread;
 use std::collections::VecDeque;
 use std::task::Waker;
-use std::thread::Thread;
 
 use super::Close;
 use crate::error::{Credits, Error};

@@ -3,14 +3,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BatcherBuilder, Core, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
 use crate::device::{Backend, Device, Kind, Note, Priority, Program, Run, Signal};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 
 /// Something that orders one access before another.

@@ -37,6 +37,8 @@ mod hazard_tests;
 mod health;
 mod measure;
 mod measure_calls;
+#[cfg(all(test, shuttle))]
+mod model_check;
 mod output;
 mod prefetch;
 #[cfg(test)]
@@ -46,12 +48,12 @@ mod semantics_tests;
 mod ticket;
 mod waiting;
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::{Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Signal, Stream, during};
 use crate::error::{Credits, Error};
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock, thread};
 use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
@@ -219,7 +221,7 @@ impl Core {
             if start.elapsed() >= limit {
                 return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
             }
-            std::thread::sleep(POLL);
+            thread::sleep(POLL);
         }
     }
 

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::{self, Scope};
 
 use crate::error::Error;
-use crate::sync::{lock, wait};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
 /// Runs `load` on each of `inputs` on `threads` threads (`trefoil-load-N`) and gives the results in the inputs' order.
 ///

@@ -1,14 +1,13 @@
 //! How host threads learn that the device is done.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Core;
 use super::credits::{Lent, Wake};
 use crate::device::during;
 use crate::error::Error;
-use crate::sync::{after, lock};
+use crate::sync::{after, lock, thread};
 
 /// How host threads learn that the device is done: in [`Ticket::wait`](crate::Ticket::wait) and `wait_for`, in an
 /// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, and in the ring's own threads, which serve

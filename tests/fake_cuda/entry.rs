@@ -8,6 +8,7 @@ use crate::driver::{CURRENT, call};
 use crate::ffi::*;
 use crate::module::{Function, Module};
 use crate::stream::{Event, Operation, Stream};
+use crate::tensor::{HALVES, Tensor};
 
 // Devices and contexts ---------------------------------------------------------------------------------------------
 
@@ -369,10 +370,10 @@ extern "C" fn cuModuleLoadDataEx(
     /// CU_JIT_ERROR_LOG_BUFFER, followed by its size.
     const ERROR_LOG: [u32; 2] = [5, 6];
     call("cuModuleLoadDataEx", |driver| {
-        // SAFETY: the driver's contract: PTX ends with a NUL; there are `count` options and values.
-        let (ptx, options, values) = unsafe {
+        // SAFETY: the driver's contract: a cubin is whole, PTX ends with a NUL; there are `count` options and values.
+        let (read, options, values) = unsafe {
             let options = std::slice::from_raw_parts(options, count as usize);
-            (CStr::from_ptr(image), options, std::slice::from_raw_parts(values, count as usize))
+            (Module::read(image.cast()), options, std::slice::from_raw_parts(values, count as usize))
         };
         if let Some(complaint) = &driver.config.ptx_error {
             if options == ERROR_LOG && complaint.len() < values[1].addr() {
@@ -381,9 +382,12 @@ extern "C" fn cuModuleLoadDataEx(
             }
             return Err(INVALID_PTX);
         }
-        let Some(read) = Module::parse(&ptx.to_string_lossy()) else {
-            return driver.refuse("PTX that the fake cannot read".into(), INVALID_PTX);
+        let Some(read) = read else {
+            return driver.refuse("an image that the fake cannot read".into(), INVALID_PTX);
         };
+        if read.capability.is_some_and(|only| only != driver.config.capability) {
+            return Err(NO_BINARY_FOR_GPU);
+        }
         let kernels = read.kernels.len();
         let handle = driver.modules.add(read);
         module.set(handle);
@@ -459,6 +463,78 @@ extern "C" fn cuLaunchKernelEx(
             Err(what) => return driver.refuse(what, INVALID_HANDLE),
         }
         Ok(format!("{line} {}", driver.streams.name(config.stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuTensorMapEncodeTiled(
+    map: Out<TensorMap>,
+    data_type: u32,
+    rank: u32,
+    address: usize,
+    dims: *const u64,
+    strides: *const u64,
+    box_dims: *const u32,
+    steps: *const u32,
+    interleave: u32,
+    swizzle: u32,
+    _promotion: u32,
+    fill: u32,
+) -> Code {
+    call("cuTensorMapEncodeTiled", |driver| {
+        // SAFETY: the driver's contract: as many elements as the rank says, and one stride less.
+        let tensor = unsafe { Tensor::read(address, rank, dims, strides, steps) };
+        // SAFETY: as above.
+        let box_dims = unsafe { std::slice::from_raw_parts(box_dims, rank as usize) };
+        let fits =
+            box_dims.iter().all(|dim| (1..=256).contains(dim)) && [data_type, interleave, swizzle, fill] == HALVES;
+        if !fits || !(1..=5).contains(&rank) || !(box_dims[0] * 2).is_multiple_of(16) || box_dims[0] * 2 > 128 {
+            return driver.refuse(format!("a tensor map with boxes of {box_dims:?}"), INVALID_VALUE);
+        }
+        let block = driver.tensor(&tensor)?;
+        map.set(tensor.map());
+        Ok(format!("{block} {:?} boxes {box_dims:?}", tensor.dims))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuTensorMapEncodeIm2col(
+    map: Out<TensorMap>,
+    data_type: u32,
+    rank: u32,
+    address: usize,
+    dims: *const u64,
+    strides: *const u64,
+    lower: *const c_int,
+    upper: *const c_int,
+    channels: u32,
+    pixels: u32,
+    steps: *const u32,
+    interleave: u32,
+    swizzle: u32,
+    _promotion: u32,
+    fill: u32,
+) -> Code {
+    call("cuTensorMapEncodeIm2col", |driver| {
+        if rank != 4 {
+            return driver.refuse(format!("an im2col map of rank {rank}"), INVALID_VALUE);
+        }
+        // SAFETY: the driver's contract: four dimensions and steps, three strides, two coordinates of each corner.
+        let (tensor, lower, upper) = unsafe {
+            let corner = |corner| std::slice::from_raw_parts::<c_int>(corner, 2);
+            (Tensor::read(address, rank, dims, strides, steps), corner(lower), corner(upper))
+        };
+        let corners = lower.iter().chain(upper).all(|corner| (-128..=127).contains(corner));
+        let columns = channels * 2 <= 128 && (channels * 2).is_multiple_of(16) && (1..=256).contains(&pixels);
+        // Every dimension must leave room for a window.
+        let room = (0..2).all(|axis| tensor.dims[1 + axis] as i64 + i64::from(upper[axis] - lower[axis]) > 0);
+        if !corners || !columns || !room || [data_type, interleave, swizzle, fill] != HALVES {
+            let what = format!("an im2col map of {:?}, corners {lower:?} {upper:?}", tensor.dims);
+            return driver.refuse(what, INVALID_VALUE);
+        }
+        let block = driver.tensor(&tensor)?;
+        map.set(tensor.map());
+        Ok(format!("{block} {:?} corners {lower:?} {upper:?} steps {:?}", tensor.dims, tensor.steps))
     })
 }
 

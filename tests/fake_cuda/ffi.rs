@@ -1,7 +1,5 @@
 //! What crosses the border: statuses, handles, pointers to results, and the launch configuration.
 
-use std::ffi::c_void;
-
 /// A driver status.
 pub type Code = u32;
 
@@ -11,6 +9,7 @@ pub const OUT_OF_MEMORY: Code = 2;
 pub const NOT_INITIALIZED: Code = 3;
 pub const INVALID_DEVICE: Code = 101;
 pub const INVALID_CONTEXT: Code = 201;
+pub const NO_BINARY_FOR_GPU: Code = 209;
 pub const INVALID_PTX: Code = 218;
 pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
@@ -34,6 +33,11 @@ impl<T> Out<T> {
     }
 }
 
+/// The driver's `CUtensorMap`.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct TensorMap(pub [u64; 16]);
+
 /// The driver's `CUlaunchConfig`.
 #[repr(C)]
 pub struct LaunchConfig {
@@ -41,6 +45,27 @@ pub struct LaunchConfig {
     pub block: [u32; 3],
     pub shared_bytes: u32,
     pub stream: Handle,
-    pub attributes: *const c_void,
+    pub attributes: *const LaunchAttribute,
     pub attribute_count: u32,
+}
+
+/// The driver's `CUlaunchAttribute`.
+#[repr(C)]
+pub struct LaunchAttribute {
+    id: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+impl LaunchConfig {
+    /// Whether there is none, or only the permission to start before the predecessor has ended.
+    pub fn attributes_are_known(&self) -> bool {
+        const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+        if self.attribute_count == 0 {
+            return true;
+        }
+        // SAFETY: the driver's contract: there are as many attributes as the count says.
+        let attributes = unsafe { std::slice::from_raw_parts(self.attributes, self.attribute_count as usize) };
+        attributes.iter().all(|a| a.id == PROGRAMMATIC_STREAM_SERIALIZATION && a.pad == 0 && a.value[0] == 1)
+    }
 }

@@ -20,6 +20,7 @@
 //! | `FAKE_CUDA_FAIL_STICKY` | `1`: and every call after it too, as after a real fault | |
 //! | `FAKE_CUDA_PTX_ERROR` | modules do not load, and the compiler's log says this | none |
 
+mod cubin;
 mod driver;
 mod entry;
 mod ffi;
@@ -27,3 +28,4 @@ mod memory;
 mod module;
 mod stream;
 mod table;
+mod tensor;

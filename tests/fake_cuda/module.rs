@@ -1,13 +1,18 @@
-//! Modules, kernels and the nodes of graphs: PTX is read as far as a launch can be checked against it.
+//! Modules, kernels and the nodes of graphs: PTX and cubins are read as far as a launch can be checked against them.
 
+use std::ffi::CStr;
+
+use crate::cubin;
 use crate::driver::Driver;
 use crate::ffi::*;
 
 pub struct Module {
     pub kernels: Vec<Kernel>,
+    /// The one compute capability that it runs on; PTX runs on more.
+    pub capability: Option<i32>,
 }
 
-/// What PTX says of an entry point.
+/// What PTX or a cubin says of an entry point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
     pub name: String,
@@ -34,8 +39,23 @@ pub struct Node {
 }
 
 impl Module {
+    /// Reads an image: a cubin, which is an ELF file, or PTX.
+    ///
+    /// # Safety
+    /// `image` is a whole cubin, or text that ends with a NUL.
+    pub unsafe fn read(image: *const u8) -> Option<Self> {
+        // SAFETY: by the caller; a cubin's first NUL is past its magic number.
+        let text = unsafe { CStr::from_ptr(image.cast()) };
+        if text.to_bytes().starts_with(b"\x7fELF") {
+            // SAFETY: by the caller.
+            let kernels = unsafe { cubin::kernels(image) }?;
+            return Some(Self { kernels, capability: Some(90) });
+        }
+        Self::parse(&text.to_string_lossy())
+    }
+
     /// Reads the entry points of PTX text: `.entry NAME( .param ... NAME_param_0[BYTES] ) .maxntid X, Y, Z`.
-    pub fn parse(ptx: &str) -> Option<Self> {
+    fn parse(ptx: &str) -> Option<Self> {
         ptx.lines().find(|line| line.starts_with(".version "))?;
         let kernels = ptx.split(".entry ").skip(1).map(|entry| {
             let (name, rest) = entry.split_once('(')?;
@@ -45,7 +65,7 @@ impl Module {
             let threads = bounds.split(',').map(|n| n.trim().parse::<u32>()).product::<Result<u32, _>>().ok()?;
             Some(Kernel { name: name.trim().to_owned(), argument_bytes, threads })
         });
-        kernels.collect::<Option<Vec<_>>>().map(|kernels| Self { kernels })
+        kernels.collect::<Option<Vec<_>>>().map(|kernels| Self { kernels, capability: None })
     }
 }
 
@@ -65,10 +85,10 @@ impl Driver {
             Some("more threads than .maxntid")
         } else if config.shared_bytes > most_shared {
             Some("more shared memory than was asked for")
-        } else if argument.is_null() || !argument.addr().is_multiple_of(16) {
-            Some("an argument that is not aligned to 16 bytes")
-        } else if !config.attributes.is_null() || config.attribute_count != 0 {
-            Some("launch attributes")
+        } else if argument.is_null() || !argument.addr().is_multiple_of(64) {
+            Some("an argument that is not aligned to 64 bytes")
+        } else if !config.attributes_are_known() {
+            Some("attributes that the fake does not know")
         } else {
             None
         };

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::plan::{Choices, Kernel, Limits};
 use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
@@ -233,15 +234,16 @@ fn stages_are_timed_by_events() {
     scenario.run(&[("FAKE_CUDA_EVENTS", "held")]).assert_clean();
 }
 
-/// The stand-in compares each launch with its kernel's PTX: argument size, threads, shared memory, live buffers.
+/// The stand-in compares each launch with its kernel's PTX or cubin: argument size, threads, shared memory, live buffers.
 #[test]
 fn every_operation_launches_within_its_kernels_limits() {
     let scenario = Scenario::new("engine::every_operation_launches_within_its_kernels_limits", || {
         let device = Device::open(Target::Cuda(0)).unwrap();
         let mut engines = 0;
         for case in support::operations::all() {
-            let tiles = trefoil::plan::ConvTile::ALL.into_iter().filter_map(|tile| case.choices(tile));
-            for choices in std::iter::once(trefoil::plan::Choices::new()).chain(tiles) {
+            let kernels = Kernel::of_convolutions(&Limits::h200());
+            let chosen = kernels.into_iter().filter_map(|kernel| case.choices(kernel));
+            for choices in std::iter::once(Choices::new()).chain(chosen) {
                 let engine = case.build(&device, choices).unwrap_or_else(|error| panic!("{}: {error}", case.name));
                 drop(engine.acquire().unwrap().submit(case.rows.len()).unwrap().wait().unwrap());
                 engines += 1;

@@ -2,7 +2,7 @@
 
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, ConvTile};
+use trefoil::plan::{Choices, Kernel};
 use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -52,12 +52,12 @@ impl Case {
         tiled.collect()
     }
 
-    /// A choice of `tile` for every step that has it; nothing if none does. Linear layers have the 64 wide tiles of
-    /// up to 128 rows.
-    pub fn choices(&self, tile: ConvTile) -> Option<Choices> {
-        let has = |linear: &bool| !linear || (tile.n == 64 && tile.m <= 128);
+    /// A choice of `kernel` for every step that has it; nothing if none does. Linear layers have the 64 wide sm80 tiles
+    /// of up to 128 rows.
+    pub fn choices(&self, kernel: Kernel) -> Option<Choices> {
+        let has = |linear: &bool| !linear || matches!(kernel, Kernel::Sm80Gemm(tile) if tile.n == 64 && tile.m <= 128);
         let choices: Choices =
-            self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, tile)).collect();
+            self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, kernel)).collect();
         (!choices.is_empty()).then_some(choices)
     }
 

@@ -16,13 +16,13 @@ mod memory;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use self::clock::{Actor, Clock, Identity, with_known};
 use self::memory::{Credit, Memory, Record, Turn, offsets};
 use super::{Access, Backend, DEVICE_MEMORY, HOST_MEMORY, Note, Priority, Program, Run, Signal, Span};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The wrapper.
 pub(crate) struct Checker {

@@ -5,6 +5,7 @@ mod driver;
 mod graph;
 mod module;
 mod nvtx;
+mod tensor_map;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -21,6 +22,7 @@ use nvtx::{Nvtx, Range};
 
 pub(crate) use graph::Graph;
 pub(crate) use module::{Function, Module};
+pub(crate) use tensor_map::{TENSOR_MAP_BYTES, TensorMap, Windows};
 
 /// A GPU: its primary context, and what streams may be asked of it.
 pub(crate) struct Cuda {
@@ -29,6 +31,16 @@ pub(crate) struct Cuda {
     priorities: [i32; 2],
     /// The profiler that wants names, if there is one.
     nvtx: Option<&'static Nvtx>,
+}
+
+/// How a kernel is launched.
+pub(crate) struct LaunchShape {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The kernel waits for its predecessor in the stream itself: it may start before that has ended.
+    pub waits_itself: bool,
 }
 
 impl Cuda {
@@ -60,19 +72,25 @@ impl Cuda {
         Range::new(self.nvtx, name)
     }
 
-    /// Launches one kernel: `args` is its one by-value struct, 16-byte aligned.
+    /// Launches one kernel: `args` is its one by-value struct, 64-byte aligned.
     ///
     /// # Safety
     /// `args` has the size and layout of the function's parameter, the addresses in it are valid for what the kernel
-    /// does with them until it has run, and the launch shape is one that the kernel is made for.
+    /// does with them until it has run, and the launch shape is one that the kernel is made for; one that waits itself
+    /// does so in every block before it touches what another launch reads or writes.
     pub unsafe fn launch(
         &self,
         function: &Function,
-        [grid, block]: [[u32; 3]; 2],
-        shared_bytes: u32,
+        shape: &LaunchShape,
         args: &[u8],
         stream: u64,
     ) -> Result<(), Error> {
+        let &LaunchShape { grid, block, shared_bytes, waits_itself } = shape;
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -82,11 +100,11 @@ impl Cuda {
             blockDimZ: block[2],
             sharedMemBytes: shared_bytes,
             hStream: stream as sys::CUstream,
-            attrs: null_mut(),
-            numAttrs: 0,
+            attrs: &mut early,
+            numAttrs: u32::from(waits_itself),
         };
         let mut parameters = [args.as_ptr() as *mut c_void];
-        // SAFETY: config and parameters live over the call, which copies the argument; the rest by the caller.
+        // SAFETY: config, attribute and parameters live over the call, which copies them; the rest by the caller.
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 

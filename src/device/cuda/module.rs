@@ -1,4 +1,4 @@
-//! Kernels: a module is loaded from PTX, which the driver compiles for the GPU and caches.
+//! Kernels: a module is loaded from PTX, which the driver compiles for the GPU and caches, or from a cubin.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -36,7 +36,7 @@ unsafe impl Sync for Function {}
 const LOG_BYTES: usize = 4096;
 
 impl Module {
-    /// Loads PTX text that ends with a NUL.
+    /// Loads PTX text or a cubin; a NUL follows either.
     pub fn load(cuda: &Arc<Cuda>, name: &str, image: &[u8]) -> Result<Arc<Self>, Error> {
         assert_eq!(image.last(), Some(&0), "the driver reads PTX up to a NUL");
         let _entered = cuda.enter()?;

@@ -16,11 +16,11 @@ mod timeline;
 mod units;
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::{Backend, DeviceInfo, Priority, Signal, cpu};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 pub(crate) use program::SimProgram;
 use timeline::{Op, Timeline};

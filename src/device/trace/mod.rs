@@ -13,12 +13,12 @@ mod clock;
 mod read;
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::{Backend, Device, Note, Priority, Program, Run, Signal};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use book::{Book, MARKS};
 use clock::Clock;
 

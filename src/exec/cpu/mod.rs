@@ -19,7 +19,7 @@ mod tests;
 mod window;
 
 use std::slice;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use self::network::{Network, Worker};
 use self::pool::Pool;
@@ -30,7 +30,7 @@ use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::Plan;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::tensor::TensorSpec;
 
 /// Makes `model` ready to run on the CPU. There is one plan, for one image.

@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 use crate::error::Error;
-use crate::sync::{lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Threads `trefoil-cpu-1`, … and whoever calls [`Pool::for_each`], which is worker 0.
 pub(super) struct Pool {

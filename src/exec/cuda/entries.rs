@@ -1,7 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
-use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d};
-use crate::plan::ConvTile;
+use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d, sm90_conv2d_fprop};
+use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,11 @@ pub(crate) fn entries() -> Vec<Entry> {
     };
     all.extend(conv2d_fprop::ENTRIES.map(|entry| gemm("conv2d_fprop", entry)));
     all.extend(linear::ENTRIES.map(|entry| gemm("linear", entry)));
+    all.extend(sm90_conv2d_fprop::ENTRIES.map(|(tile, name): (Sm90Tile, _)| {
+        let pipeline = tile.pipeline().expect("every compiled tile has one");
+        let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
+        Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes }
+    }));
     let mut add = |module, names: &[&'static str], threads| {
         all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
     };
@@ -49,9 +54,15 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 8] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 9] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        twin::<sm90_conv2d_fprop::Sm90ConvArgs>(
+            "sm90_conv2d_fprop",
+            "sm90_conv2d_fprop.cuh",
+            "Sm90ConvArgs",
+            sm90_conv2d_fprop::Sm90ConvArgs::FIELDS,
+        ),
         twin::<conv2d_depthwise::DepthwiseArgs>(
             "conv2d_depthwise",
             "conv2d_depthwise.cu",
@@ -110,7 +121,7 @@ mod tests {
             let listed = (entry.name.to_owned(), args[entry.module], entry.threads);
             launched.entry(entry.module).or_default().push(listed);
         }
-        for (module, mut expected) in launched {
+        for (module, mut expected) in launched.into_iter().filter(|(module, _)| !is_cubin(module)) {
             let ptx = read(&format!("ptx/{module}.ptx"));
             assert!(ptx.contains(".version 9.0\n") && ptx.contains(".target sm_80\n"), "{module}");
             let mut found = ptx_entries(&ptx);
@@ -120,11 +131,47 @@ mod tests {
         }
     }
 
+    /// Kernels that need compute capability 9.0 exactly are kept as cubins.
+    fn is_cubin(module: &str) -> bool {
+        module.starts_with("sm90_")
+    }
+
+    fn fnv1a64(bytes: &[u8]) -> String {
+        let hash =
+            bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
+        format!("{hash:016x}")
+    }
+
+    #[test]
+    fn kept_cubins_have_exactly_the_entries_that_are_launched() {
+        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let args: BTreeMap<_, _> = STRUCTS.iter().map(|s| (s.0, s.4)).collect();
+        let mut launched: BTreeMap<&str, BTreeMap<String, _>> = BTreeMap::new();
+        for entry in entries().into_iter().filter(|entry| is_cubin(entry.module)) {
+            let listed = [args[entry.module] as u64, u64::from(entry.threads)];
+            launched.entry(entry.module).or_default().insert(entry.name.to_owned(), listed);
+        }
+        assert!(!launched.is_empty());
+        for (module, expected) in launched {
+            let cubin = fs::read(kernels().join(format!("cubin/{module}.cubin"))).unwrap();
+            assert!(cubin.starts_with(b"\x7fELF"), "{module}");
+            assert_eq!(manifest["cubins_fnv1a64"][module], fnv1a64(&cubin), "{module}");
+            let number = |entry: &serde_json::Value, field: &str| entry[field].as_u64().expect("a number");
+            let found: BTreeMap<String, _> = manifest["modules"][module]
+                .as_object()
+                .unwrap()
+                .iter()
+                .map(|(name, entry)| (name.clone(), [number(entry, "param_bytes"), number(entry, "threads")]))
+                .collect();
+            assert_eq!(found, expected, "{module}");
+        }
+    }
+
     #[test]
     fn embedded_modules_are_those_of_the_entries() {
         let modules: BTreeMap<_, _> = super::super::MODULES.iter().copied().collect();
         assert!(entries().iter().all(|entry| modules.contains_key(entry.module)));
-        assert!(modules.values().all(|image| image.last() == Some(&0)));
+        assert!(modules.values().all(|image| image.last() == Some(&0) && image.as_ptr().addr().is_multiple_of(16)));
     }
 
     #[test]
@@ -141,9 +188,11 @@ mod tests {
                 };
                 let (size, align) = match kind.trim() {
                     "FastDivide" => (8, 4),
+                    "int32_t" if field.contains("[6]") => (24, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
                     "float" if field.contains("[kMaxMeans]") => (32, 4),
+                    "TensorMap" => (128, 64),
                     _ if line.contains('*') => (8, 8),
                     other => panic!("{name}: unknown type {other}"),
                 };
@@ -177,18 +226,36 @@ mod tests {
     }
 
     #[test]
+    fn sm90_tiles_agree_with_the_source() {
+        let source = read("sm90_conv2d_fprop.cu");
+        let line = |line: &str| -> (String, Vec<usize>) {
+            let (name, list) = line.split_once(" = Sm90Tile<").expect("a tile");
+            let numbers = list.trim_end_matches(">;").split(',').map(|n| n.trim().parse().expect("a number"));
+            (name.trim_start_matches("using Tile").to_owned(), numbers.collect())
+        };
+        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(line).collect();
+        assert_eq!(lines.len(), Sm90Tile::ALL.len());
+        for ((name, numbers), tile) in lines.into_iter().zip(Sm90Tile::ALL) {
+            assert_eq!(name, tile.to_string());
+            let p = tile.pipeline().unwrap();
+            let expected = [p.slabs, p.parts, p.part_pixels, p.stages, p.chunk_pixels, p.chunks, p.blocks];
+            assert_eq!(numbers, expected, "{name}");
+        }
+        assert_eq!(sm90_conv2d_fprop::ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
+    }
+
+    #[test]
     fn manifest_is_of_these_sources_and_reports_no_spills() {
         let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
         let sources = manifest["sources_fnv1a64"].as_object().unwrap();
         for (name, hash) in sources {
             let bytes = fs::read(kernels().join(name)).unwrap();
-            let found =
-                bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
-            assert_eq!(hash, &format!("{found:016x}"), "{name} changed: run python3 kernels/build.py");
+            assert_eq!(hash, &fnv1a64(&bytes), "{name} changed: run python3 kernels/build.py");
         }
         for entry in entries() {
             let resources = &manifest["modules"][entry.module][entry.name];
-            for arch in ["sm_80", "sm_89", "sm_90", "sm_120"] {
+            let all = ["sm_80", "sm_89", "sm_90", "sm_120"];
+            for arch in if is_cubin(entry.module) { &["sm_90a"] } else { &all[..] } {
                 assert_eq!(resources[arch]["spill_bytes"], 0, "{} on {arch}", entry.name);
                 let registers = resources[arch]["registers"].as_u64().unwrap();
                 assert!(registers * u64::from(entry.threads) <= 65_536, "{} on {arch}", entry.name);

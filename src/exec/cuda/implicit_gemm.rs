@@ -125,6 +125,8 @@ pub(super) fn launch(
         block: [pipeline.threads as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes as u32,
         args: ArgBytes::new(&args),
+        maps: Vec::new(),
+        waits_itself: false,
     })
 }
 

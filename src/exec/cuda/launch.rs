@@ -2,6 +2,7 @@
 
 use bytemuck::{NoUninit, Zeroable};
 
+use crate::device::cuda::{TENSOR_MAP_BYTES, TensorMap};
 use crate::error::Error;
 use crate::tensor::Activation;
 
@@ -18,36 +19,47 @@ pub(crate) struct Launch {
     pub(crate) shared_bytes: u32,
     /// The one by-value argument.
     pub(crate) args: ArgBytes,
+    /// What its first bytes are before it is enqueued: these maps, encoded.
+    pub(crate) maps: Vec<TensorMap>,
+    /// Whether the kernel waits for its predecessor in the stream itself, so that it may start before that has ended.
+    pub(crate) waits_itself: bool,
 }
 
 impl Launch {
     /// A one-dimensional launch without dynamic shared memory.
     pub(crate) fn flat<A: NoUninit>(entry: &'static str, blocks: u32, threads: u32, args: &A) -> Self {
-        Self { entry, grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args: ArgBytes::new(args) }
+        let args = ArgBytes::new(args);
+        let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
+        Self { entry, grid, block, shared_bytes: 0, args, maps: Vec::new(), waits_itself: false }
     }
 }
 
 /// The bytes of an argument struct, inline and aligned for any of them.
 #[derive(Clone, Copy, PartialEq)]
-#[repr(C, align(16))]
+#[repr(C, align(64))]
 pub(crate) struct ArgBytes {
     bytes: [u8; Self::CAPACITY],
     len: usize,
 }
 
 impl ArgBytes {
-    const CAPACITY: usize = 256;
+    const CAPACITY: usize = 640;
 
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {
-        const { assert!(size_of::<A>() <= Self::CAPACITY && align_of::<A>() <= 16) };
+        const { assert!(size_of::<A>() <= Self::CAPACITY && align_of::<A>() <= 64) };
         let mut bytes = [0; Self::CAPACITY];
         let source = bytemuck::bytes_of(args);
         bytes[..source.len()].copy_from_slice(source);
         Self { bytes, len: source.len() }
     }
 
-    /// The struct's bytes, 16-byte aligned.
+    /// Puts an encoded tensor map in its place, among those that the struct begins with.
+    pub(crate) fn put_map(&mut self, index: usize, map: &[u8; TENSOR_MAP_BYTES]) {
+        self.bytes[index * TENSOR_MAP_BYTES..self.len][..TENSOR_MAP_BYTES].copy_from_slice(map);
+    }
+
+    /// The struct's bytes, 64-byte aligned.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -196,8 +208,11 @@ mod tests {
     fn arguments_come_back_and_are_aligned() {
         let bytes = ArgBytes::new(&[1_u64, 2, 3]);
         assert_eq!(bytes.as_bytes().len(), 24);
-        assert_eq!(bytes.as_bytes().as_ptr() as usize % 16, 0);
+        assert_eq!(bytes.as_bytes().as_ptr() as usize % 64, 0);
         assert_eq!(bytes.read::<[u64; 3]>(), [1, 2, 3]);
+        let mut bytes = ArgBytes::new(&[7_u64; 64]);
+        bytes.put_map(1, &[0; TENSOR_MAP_BYTES]);
+        assert_eq!(bytes.read::<[u64; 64]>().map(|word| word == 7), std::array::from_fn(|i| !(16..32).contains(&i)));
     }
 
     #[test]

@@ -12,13 +12,14 @@ mod linear;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_conv2d_fprop;
 mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
-use crate::device::cuda::{Cuda, Function, Graph, Module};
+use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
@@ -81,8 +82,9 @@ pub(super) fn build(
         for plan in &plans {
             let addresses =
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let launches = steps::launches(plan, &regions, &addresses)?;
+            let mut launches = steps::launches(plan, &regions, &addresses)?;
             kernels.load(&launches)?;
+            kernels.encode(&mut launches)?;
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
             of_slot.push(kernels.capture(&plan.steps, &launches, &stream)?);
         }
@@ -149,16 +151,31 @@ impl Kernels {
         Ok(&self.modules[name])
     }
 
+    /// Encodes the tensor maps of `launches` into their arguments.
+    fn encode(&self, launches: &mut [Launch]) -> Result<(), Error> {
+        for Launch { args, maps, .. } in launches {
+            for (index, map) in maps.iter().enumerate() {
+                args.put_map(index, &self.cuda.encode(map)?);
+            }
+        }
+        Ok(())
+    }
+
     fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
         Graph::capture(&self.cuda, stream.raw(), || {
             for (step, launch) in steps.iter().zip(launches) {
                 let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
                 let function = &self.functions[launch.entry];
-                let shape = [launch.grid, launch.block];
+                let shape = LaunchShape {
+                    grid: launch.grid,
+                    block: launch.block,
+                    shared_bytes: launch.shared_bytes,
+                    waits_itself: launch.waits_itself,
+                };
                 // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
-                // compares with the PTX, and checked its ranges; the addresses are of buffers that the program owns.
+                // compares with the PTX and the cubins, and checked its ranges; the addresses are of buffers that the program owns.
                 unsafe {
-                    self.cuda.launch(function, shape, launch.shared_bytes, launch.args.as_bytes(), stream.raw())?;
+                    self.cuda.launch(function, &shape, launch.args.as_bytes(), stream.raw())?;
                 }
             }
             Ok(())

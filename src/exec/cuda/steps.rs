@@ -10,6 +10,7 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Region;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use super::sm90_conv2d_fprop;
 use crate::error::Error;
 use crate::model::Pool;
 use crate::plan::{ConvTile, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
@@ -110,7 +111,13 @@ impl Operands<'_> {
                     window: conv.window,
                     activation: conv.activation,
                 };
-                conv2d_fprop::launch(&problem, self.tile()?, &ConvPointers { x, filter, bias, residual: second, y })
+                let pointers = ConvPointers { x, filter, bias, residual: second, y };
+                match self.step.kernel {
+                    Kernel::Sm90Conv(tile) => {
+                        sm90_conv2d_fprop::launch(&problem, tile, self.plan.limits.units, &pointers)
+                    }
+                    _ => conv2d_fprop::launch(&problem, self.tile()?, &pointers),
+                }
             }
             StepOp::Depthwise(conv) => {
                 let (filter, bias) = self.weights();

@@ -1,8 +1,8 @@
 //! How a batcher is to be built.
 
+use crate::sync::{Condvar, Mutex, thread};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use super::state::State;

@@ -30,13 +30,13 @@ mod stats;
 mod tests;
 mod ticket;
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Close, Core};
 use crate::device::{HostBuffer, Note, Span};
 use crate::error::Error;
-use crate::sync::{lock, wait, wait_until};
+use crate::sync::{Condvar, Mutex, lock, wait, wait_until};
 use crate::tensor::TensorSpec;
 
 pub use builder::{BatcherBuilder, WhenFull};

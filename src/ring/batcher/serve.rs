@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -11,7 +11,7 @@ use crate::device::Note;
 use crate::error::Error;
 use crate::ring::Batch;
 use crate::ring::batch::Gathered;
-use crate::sync::{lock, wait, wait_until};
+use crate::sync::{MutexGuard, lock, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);

@@ -1,10 +1,10 @@
 //! The batcher's books as plain data: which page-locked row is whose, what is queued, and who waits for an answer.
 //! Every change is one method, under one lock; what it leaves to be woken is woken after the lock is gone.
 
+use crate::sync::thread::Thread;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::places::Places;

@@ -1,7 +1,6 @@
 //! The batcher around a program that can be held, counted and broken. What needs no such program is in
 //! `tests/batcher.rs`.
 
-use std::sync::{Condvar, Mutex};
 use std::thread;
 
 use super::*;
@@ -9,7 +8,7 @@ use crate::device::cpu::Work;
 use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, Span};
 use crate::error::Credits;
 use crate::ring::{RingSpec, Waiting};
-use crate::sync::{lock, wait};
+use crate::sync::{Condvar, Mutex, lock, wait};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape};
 
 const SLOTS: usize = 2;

@@ -4,14 +4,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::state::Wake;
 use crate::error::Error;
 use crate::ring::Output;
-use crate::sync::lock;
+use crate::sync::{lock, thread};
 #[cfg(feature = "ffi")]
 use crate::tensor::OutputKind;
 use crate::tensor::TensorSpec;

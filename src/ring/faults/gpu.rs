@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::device::cuda::{Cuda, Function, Module};
+use crate::device::cuda::{Cuda, Function, LaunchShape, Module};
 use crate::device::{Access, DeviceBuffer, Kind, Run, Span, Target};
 
 /// Tells the child process that it is the child, and how to wait.
@@ -23,7 +23,7 @@ struct Faulting {
 }
 
 /// The kernel's one argument, aligned as `Cuda::launch` wants it.
-#[repr(C, align(16))]
+#[repr(C, align(64))]
 struct Address([u8; 8]);
 
 impl Program for Faulting {
@@ -50,9 +50,10 @@ impl Program for Faulting {
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let is_bad = self.runs.fetch_add(1, Ordering::Relaxed) == self.faults_at;
         let address = Address(if is_bad { [0; 8] } else { self.outputs[run.slot].addr().to_ne_bytes() });
+        let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0, waits_itself: false };
         // SAFETY: one thread writes four bytes to the slot's output, which the ring orders; or, as this test is about,
         // to an address that is nobody's.
-        unsafe { self.cuda.launch(&self.kernel, [[1; 3], [1; 3]], 0, &address.0, stream) }
+        unsafe { self.cuda.launch(&self.kernel, &shape, &address.0, stream) }
     }
 }
 

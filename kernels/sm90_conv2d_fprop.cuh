@@ -1,0 +1,319 @@
+// Convolution as a matrix product on Hopper: the kernel body of sm90_conv2d_fprop.cu.
+//
+//   D[k][m] = sum over (r, s, c) of F[k][r, s, c] * X[m][r, s, c];  Y[m][k] = act(D[k][m] + bias[k] + residual[m][k])
+//
+// Output channels lie on the rows of the warpgroup product, 64 to a warpgroup, pixels on its columns, up to 256: then
+// neither operand is transposed, and a tile's pixels can be any multiple of 8. One warp copies: filters, pixels
+// (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
+// run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
+#pragma once
+
+#include "common.cuh"
+#include "sm90_ptx.cuh"
+
+// The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
+struct Sm90ConvArgs {
+  TensorMap filter;    // halves {C, R * S, K}, box {64, 1, channels of the tile}
+  TensorMap x;         // halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part
+  TensorMap residual;  // halves {K, pixels}, box {64, pixels of a part}
+  TensorMap y;         // halves {K, pixels}, box {64, pixels of a chunk}
+  const float *bias;   // [k_stored]
+  int32_t k_stored;
+  int32_t tiles;
+  int32_t channel_tiles;
+  int32_t out_pixels;  // P * Q
+  int32_t out_width;   // Q
+  int32_t filter_h;
+  int32_t filter_w;
+  int32_t c_steps;     // ceil(C / 64)
+  int32_t stride_h;
+  int32_t stride_w;
+  int32_t pad_top;
+  int32_t pad_left;
+  int32_t dilation_h;
+  int32_t dilation_w;
+  int32_t activation;
+  int32_t x_by_windows;  // 0: x is a matrix, one filter tap
+  int32_t has_residual;
+  int32_t reserved;
+  FastDivide by_channel_tiles;
+  FastDivide by_out_pixels;
+  FastDivide by_out_width;
+  int32_t padding[6];
+};
+static_assert(sizeof(Sm90ConvArgs) == 640, "mirrored in sm90_conv2d_fprop.rs");
+static_assert(offsetof(Sm90ConvArgs, bias) == 512 && offsetof(Sm90ConvArgs, by_channel_tiles) == 592,
+              "mirrored in sm90_conv2d_fprop.rs");
+
+constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
+constexpr int kRowBytes = kStepChannels * 2;            // of a channel's filter and of a pixel, in a stage
+constexpr int kSlabChannels = 64;                       // output channels of a warpgroup
+constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters in a stage
+
+// Everything that follows from a tile's shape: kSlabs times 64 output channels, kParts times kPartPixels pixels, one
+// warpgroup for each slab of each part.
+template <int kSlabs_, int kParts_, int kPartPixels_, int kStages_, int kChunkPixels_, int kChunks_, int kMinBlocks_>
+struct Sm90Tile {
+  static constexpr int kSlabs = kSlabs_, kParts = kParts_, kPartPixels = kPartPixels_, kStages = kStages_;
+  static constexpr int kChannels = kSlabs * kSlabChannels, kPixels = kParts * kPartPixels;
+  static constexpr int kMinBlocks = kMinBlocks_;
+  static constexpr int kConsumers = kSlabs * kParts, kThreads = 128 * (1 + kConsumers);
+
+  // Three warpgroups on a multiprocessor of their own start with 168 registers a thread; those that multiply want more.
+  static constexpr bool kMovesRegisters = kThreads == 384 && kMinBlocks == 1;
+
+  // A stage: filters, then pixels, a row of 64 channels each.
+  static constexpr int kPartBytes = kPartPixels * kRowBytes;
+  static constexpr int kFilterBytes = kSlabs * kSlabBytes, kPixelBytes = kParts * kPartBytes;
+  static constexpr int kStageBytes = kFilterBytes + kPixelBytes;
+
+  // The output goes out in chunks: kChunks buffers for each warpgroup.
+  static constexpr int kChunkPixels = kChunkPixels_, kChunks = kChunks_;
+  static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
+  static constexpr int kOutBytes = kConsumers * kChunks * kChunkBytes;
+
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes;
+
+  static_assert(kPartPixels % 16 == 0 && kPartPixels <= 256 && kPartPixels % kChunkPixels == 0, "whole products");
+  static_assert(kChunkPixels % 16 == 0 && kChunkBytes % 1024 == 0 && kPartBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
+};
+
+// A place in the ring of stages; runs on from tile to tile.
+template <class Tile> struct Ring {
+  uint32_t smem;  // of stage 0
+  uint32_t stage = 0, phase = 0;
+
+  __device__ __forceinline__ uint32_t filters() const { return smem + stage * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t pixels() const { return filters() + Tile::kFilterBytes; }
+  __device__ __forceinline__ uint32_t full() const {
+    return smem + Tile::kStages * Tile::kStageBytes + Tile::kOutBytes + stage * 8;
+  }
+  __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
+  __device__ __forceinline__ void advance() {
+    if (++stage == Tile::kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// The first output channel and pixel of a tile. Channel tiles of one pixel tile follow each other, so that all but
+// the first read the pixels from the L2 cache.
+struct Sm90Origin {
+  int32_t k, m;
+};
+
+template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &args, int32_t tile) {
+  const int32_t m_tile = divide(tile, args.by_channel_tiles);
+  return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m_tile * Tile::kPixels};
+}
+
+// ---- load: one thread --------------------------------------------------------------------------------------------
+
+// Where a part's first window starts.
+struct Window {
+  int32_t n, h, w;
+};
+
+TREFOIL_DEVICE Window window_of(const Sm90ConvArgs &args, int32_t m) {
+  const int32_t n = divide(m, args.by_out_pixels), in_image = m - n * args.out_pixels;
+  const int32_t p = divide(in_image, args.by_out_width), q = in_image - p * args.out_width;
+  return {n, p * args.stride_h - args.pad_top, q * args.stride_w - args.pad_left};
+}
+
+template <class Tile>
+TREFOIL_DEVICE void load_residual(const Sm90ConvArgs &args, Ring<Tile> &ring, Sm90Origin origin) {
+#pragma unroll
+  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+    barrier_wait(ring.empty(), ring.phase ^ 1);
+    barrier_arrive_expect(ring.full(), Tile::kPixelBytes);
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part)
+      copy_box_2d(ring.pixels() + part * Tile::kPartBytes, &args.residual, ring.full(), origin.k + slab * kSlabChannels,
+                  origin.m + part * Tile::kPartPixels);
+    ring.advance();
+  }
+}
+
+// A step of the sum: 64 channels of a filter tap.
+struct Step {
+  int32_t r = 0, s = 0, tap = 0, c = 0;
+
+  __device__ __forceinline__ void advance(const Sm90ConvArgs &args) {
+    c += kStepChannels;
+    if (c < args.c_steps * kStepChannels) return;
+    c = 0, ++tap;
+    if (++s == args.filter_w) s = 0, ++r;
+  }
+};
+
+// Expects a stage's bytes, and copies its filters.
+template <class Tile>
+TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &ring, const Step &step, int32_t k) {
+  barrier_arrive_expect(ring.full(), Tile::kStageBytes);
+  copy_box_3d(ring.filters(), &args.filter, ring.full(), step.c, step.tap, k);
+}
+
+template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Tile> ring) {
+  allow_next_launch();
+  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
+  // Filters depend on no launch: those of the first stages come while earlier launches end.
+  int32_t filters_ahead = min(steps, Tile::kStages);
+  Ring<Tile> ahead = ring;
+  Step step_ahead;
+  for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
+    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x).k);
+  wait_for_earlier_launches();
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const Sm90Origin origin = sm90_origin<Tile>(args, tile);
+    Window window[Tile::kParts];
+#pragma unroll
+    for (int part = 0; part < Tile::kParts; ++part) window[part] = window_of(args, origin.m + part * Tile::kPartPixels);
+    Step step;
+    for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
+      if (filters_ahead > 0) {
+        --filters_ahead;
+      } else {
+        barrier_wait(ring.empty(), ring.phase ^ 1);
+        load_filters(args, ring, step, origin.k);
+      }
+#pragma unroll
+      for (int part = 0; part < Tile::kParts; ++part) {
+        const uint32_t smem_part = ring.pixels() + part * Tile::kPartBytes;
+        if (args.x_by_windows)
+          copy_im2col(smem_part, &args.x, ring.full(), step.c, window[part].w, window[part].h, window[part].n,
+                      step.s * args.dilation_w, step.r * args.dilation_h);
+        else
+          copy_box_2d(smem_part, &args.x, ring.full(), step.c, origin.m + part * Tile::kPartPixels);
+      }
+    }
+    if (args.has_residual) load_residual(args, ring, origin);
+  }
+}
+
+// ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
+
+// Gives a stage back, once for each warp.
+template <class Tile> TREFOIL_DEVICE void release(const Ring<Tile> &ring) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+}
+
+// The sums of one tile: this warpgroup's 64 channels of its part's pixels.
+template <class Tile>
+TREFOIL_DEVICE void multiply(const Sm90ConvArgs &args, Ring<Tile> &ring, uint32_t slab, uint32_t part,
+                             float (&d)[Tile::kPartPixels / 2]) {
+  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
+  Ring<Tile> before = ring;
+  for (int32_t step = 0; step < steps; ++step) {
+    barrier_wait(ring.full(), ring.phase);
+    const uint64_t a = wgmma_operand(ring.filters() + slab * kSlabBytes);
+    const uint64_t b = wgmma_operand(ring.pixels() + part * Tile::kPartBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStepChannels / 16; ++k) Wgmma<Tile::kPartPixels>::multiply(d, a + 2 * k, b + 2 * k, step + k > 0);
+    wgmma_commit();
+    // One group stays in flight; the one before it has read its stage.
+    wgmma_wait<1>();
+    if (step > 0) release(before);
+    before = ring;
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  wgmma_use(d);
+  release(before);
+}
+
+// Waits for the residual's stages; gives the address of this warpgroup's part and the stage to release after it.
+template <class Tile>
+TREFOIL_DEVICE Ring<Tile> await_residual(Ring<Tile> &ring, uint32_t slab) {
+  Ring<Tile> mine = ring;
+#pragma unroll
+  for (int i = 0; i < Tile::kSlabs; ++i) {
+    barrier_wait(ring.full(), ring.phase);
+    if (i == slab) mine = ring;
+    else release(ring);
+    ring.advance();
+  }
+  return mine;
+}
+
+template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, Ring<Tile> ring, uint32_t group) {
+  constexpr int kChunksOfPart = Tile::kPartPixels / Tile::kChunkPixels;
+  const uint32_t slab = group % Tile::kSlabs, part = group / Tile::kSlabs;
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const bool stores = threadIdx.x % 128 == 0;
+  const uint32_t smem_out = ring.smem + Tile::kStages * Tile::kStageBytes + group * Tile::kChunks * Tile::kChunkBytes;
+  // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
+  const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
+  const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
+  const __half2 low = __float2half2_rn(args.activation == kActivationNone ? -INFINITY : 0.0f);
+  const __half2 high = __float2half2_rn(args.activation == kActivationRelu6 ? 6.0f : INFINITY);
+
+  uint32_t chunk_slot = 0;
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const Sm90Origin origin = sm90_origin<Tile>(args, tile);
+    const int32_t k = origin.k + slab * kSlabChannels;
+    const int32_t k_lane = k + warp * 16 + lane / 4;  // and eight more
+    const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
+                           k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
+    float d[Tile::kPartPixels / 2];
+    multiply(args, ring, slab, part, d);
+
+    Ring<Tile> residual = ring;
+    if (args.has_residual) residual = await_residual(ring, slab);
+    const uint32_t smem_residual = residual.pixels() + part * Tile::kPartBytes + lane_offset;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunksOfPart; ++chunk) {
+      const uint32_t smem_chunk = smem_out + chunk_slot * Tile::kChunkBytes;
+      if (stores) wait_stores_read<Tile::kChunks - 1>();
+      barrier_sync(1 + group, 128);
+#pragma unroll
+      for (int j = 0; j < Tile::kChunkPixels / 16; ++j) {
+        const int sixteen = chunk * Tile::kChunkPixels / 16 + j;
+        uint32_t add[4] = {}, out[4];
+        if (args.has_residual) ldmatrix_x4_trans(add, smem_residual + sixteen * 16 * kRowBytes);
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          float2 sum = make_float2(d[sixteen * 8 + q * 2] + bias[q % 2], d[sixteen * 8 + q * 2 + 1] + bias[q % 2]);
+          if (args.has_residual) {
+            const float2 other = unpack_half2(add[q]);
+            sum.x += other.x, sum.y += other.y;
+          }
+          // Rounding first gives the same: it is monotone, and both bounds are halves.
+          const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
+          out[q] = *reinterpret_cast<const uint32_t *>(&rounded);
+        }
+        stmatrix_x4_trans(smem_chunk + lane_offset + j * 16 * kRowBytes, out);
+      }
+      fence_shared_for_copies();
+      barrier_sync(1 + group, 128);
+      if (stores) store_box_2d(&args.y, k, origin.m + part * Tile::kPartPixels + chunk * Tile::kChunkPixels, smem_chunk);
+      chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
+    }
+    if (args.has_residual) release(residual);
+  }
+  if (stores) wait_stores_read<0>();
+}
+
+// The kernel body.
+template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &args) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  Ring<Tile> ring{shared_address(shared_bytes)};
+  if (threadIdx.x == 0) {
+    if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
+    Ring<Tile> each = ring;
+    for (int stage = 0; stage < Tile::kStages; ++stage, each.advance()) {
+      barrier_init(each.full(), 1);
+      barrier_init(each.empty(), 4 * Tile::kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  // The same for all lanes, and the compiler knows it.
+  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (group == 0) {
+    if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
+    if (threadIdx.x == 0) load(args, ring);
+  } else {
+    if constexpr (Tile::kMovesRegisters) take_registers<232>();
+    multiply_and_store(args, ring, group - 1);
+  }
+}

@@ -1,0 +1,189 @@
+// Inline PTX in tiny named wrappers: what needs sm_90a. Barriers, the tensor memory accelerator, warpgroup products.
+#pragma once
+
+#include "ptx.cuh"
+
+// A tensor map as the driver encodes it: its operations take its address, in a kernel's parameters.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+static_assert(sizeof(TensorMap) == 128, "the driver's CUtensorMap");
+
+// ---- barriers in shared memory -----------------------------------------------------------------------------------
+
+TREFOIL_DEVICE void barrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine.
+TREFOIL_DEVICE void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+TREFOIL_DEVICE void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Arrives, and lets the phase end only after `bytes` more have been copied. A box counts whole, also where it is
+// clipped.
+TREFOIL_DEVICE void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of this parity. A fresh barrier counts as after a phase of parity 1.
+TREFOIL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n"
+               "}" :: "r"(barrier), "r"(parity) : "memory");
+}
+
+// A barrier of `threads` threads of the block, of those that name the same `id` from 1 to 15.
+TREFOIL_DEVICE void barrier_sync(uint32_t id, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
+// ---- copies by tensor map ----------------------------------------------------------------------------------------
+
+TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
+}
+
+// A box of a matrix, from `x` in its rows and from row `y`; elements outside are zeros.
+TREFOIL_DEVICE void copy_box_2d(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x, int32_t y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+TREFOIL_DEVICE void copy_box_3d(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x, int32_t y,
+                                int32_t z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+// A column of pixels, each `offset_w`, `offset_h` from where the map's window starts: the first at (w, h) of image n,
+// the rest in the order of windows along W, then H, then N.
+TREFOIL_DEVICE void copy_im2col(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t c, int32_t w,
+                                int32_t h, int32_t n, uint16_t offset_w, uint16_t offset_h) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h)
+               : "memory");
+}
+
+// Copies a box to a matrix and closes a group of it; elements outside are left out.
+TREFOIL_DEVICE void store_box_2d(const TensorMap *map, int32_t x, int32_t y, uint32_t shared_src) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+               :: "l"(map), "r"(x), "r"(y), "r"(shared_src) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until at most `kPending` of this thread's stores have not read their shared memory yet.
+template <int kPending> TREFOIL_DEVICE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(kPending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to the copy engine, once a barrier has followed.
+TREFOIL_DEVICE void fence_shared_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- matrices of halves in shared memory -------------------------------------------------------------------------
+
+// Four 8x8 matrices, transposed; lane i gives the address of row i % 8 of matrix i / 8.
+TREFOIL_DEVICE void stmatrix_x4_trans(uint32_t shared_dst, const uint32_t (&s)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(shared_dst), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
+}
+
+TREFOIL_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_src) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
+}
+
+// ---- warpgroups --------------------------------------------------------------------------------------------------
+
+template <int kRegisters> TREFOIL_DEVICE void give_registers_up() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(kRegisters));
+}
+
+template <int kRegisters> TREFOIL_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(kRegisters));
+}
+
+// Before the first product and after any other write to the sums.
+TREFOIL_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Closes a group of the products since the last commit.
+TREFOIL_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `kPending` groups of products are unfinished.
+template <int kPending> TREFOIL_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(kPending) : "memory");
+}
+
+// Keeps the compiler from reading the sums before the wait that precedes it.
+template <int kCount> TREFOIL_DEVICE void wgmma_use(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+
+// Where a matrix of 64 halves a row lies, in the copy engine's 128-byte swizzle: groups of 8 rows 1024 bytes apart.
+// Sixteen columns on, the address is 32 more: add 2 to the descriptor.
+TREFOIL_DEVICE uint64_t wgmma_operand(uint32_t shared_src) {
+  constexpr uint64_t kGroupBytes = 1024, kSwizzle128 = 1;
+  return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle128 << 62;
+}
+
+// d[64][kN] += a[64][16] * b[kN][16]: halves in, floats out; `add` false: d is overwritten. Warp w of the four, lane
+// l: d[4j], d[4j+1] = D[16w + l/4][8j + 2(l%4)], and the next column; d[4j+2], d[4j+3] the same eight rows below.
+template <int kN> struct Wgmma;
+
+#define TREFOIL_SUMS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TREFOIL_SUMS_1 TREFOIL_SUMS_0 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TREFOIL_SUMS_2 TREFOIL_SUMS_1 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TREFOIL_SUMS_3 TREFOIL_SUMS_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define TREFOIL_SUMS_5 TREFOIL_SUMS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TREFOIL_SUMS_6 TREFOIL_SUMS_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TREFOIL_SUMS_7 TREFOIL_SUMS_6 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define TREFOIL_SUMS_8 TREFOIL_SUMS_7 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define TREFOIL_SUMS_9 TREFOIL_SUMS_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define TREFOIL_SUMS_10 TREFOIL_SUMS_9 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define TREFOIL_SUMS_11 TREFOIL_SUMS_10 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define TREFOIL_SUMS_12 TREFOIL_SUMS_11 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define TREFOIL_SUMS_13 TREFOIL_SUMS_12 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define TREFOIL_SUMS_14 TREFOIL_SUMS_13 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define TREFOIL_SUMS_15 TREFOIL_SUMS_14 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define TREFOIL_EIGHT(i)                                                                                        \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
+      "+f"(d[i + 7])
+#define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
+#define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
+#define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
+#define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
+#define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
+
+// `last`: eights of sums less one; the operands that follow the sums are %a, %b, %add.
+#define TREFOIL_WGMMA(n, last, a_operand, b_operand, add_operand)                                               \
+  template <> struct Wgmma<n> {                                                                                 \
+    static __device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {      \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" TREFOIL_SUMS_##last               \
+                   "}, " a_operand ", " b_operand ", add, 1, 1, 0, 0;\n}"                                       \
+                   : TREFOIL_REFS_##last : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));                     \
+    }                                                                                                           \
+  };
+
+TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
+TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
+TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
+TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
+TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
+
+// ---- order of launches -------------------------------------------------------------------------------------------
+
+// Lets the launch after this one start once every block has said so or ended, where that launch allows it. It says
+// nothing about what can be read.
+TREFOIL_DEVICE void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Waits until the launches before this one have ended and what they wrote can be read. Does nothing where the launch
+// was not allowed to start earlier.
+TREFOIL_DEVICE void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

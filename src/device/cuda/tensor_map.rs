@@ -1,0 +1,134 @@
+//! Tensor maps: what the copy engine of compute capability 9.0 is told of a tensor, as plain data and as the driver
+//! encodes it.
+
+use cudarc::driver::sys;
+
+use super::Cuda;
+use super::driver::cu;
+use crate::error::Error;
+
+/// A tensor of halves without gaps, its innermost dimension first, and what one copy takes of it. Boxes are swizzled
+/// in shared memory in rows of 128 bytes; what lies outside the tensor reads as zeros and is not written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum TensorMap {
+    /// Boxes of a matrix.
+    Matrix { address: u64, dims: [u64; 2], box_dims: [u32; 2] },
+    /// Boxes of three dimensions.
+    Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
+    /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
+    Windows(Windows),
+}
+
+/// See [`TensorMap::Windows`]; two values are of W and H.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Windows {
+    pub(crate) address: u64,
+    pub(crate) dims: [u64; 4],
+    /// Where a window's first pixel may be: from this corner, measured from the image's first pixel,
+    pub(crate) lower: [i32; 2],
+    /// to this one, measured from its last pixel.
+    pub(crate) upper: [i32; 2],
+    pub(crate) strides: [u32; 2],
+    pub(crate) channels: u32,
+    pub(crate) pixels: u32,
+}
+
+/// Bytes of an encoded map.
+pub(crate) const TENSOR_MAP_BYTES: usize = 128;
+
+impl Cuda {
+    /// Encodes `map` for a kernel's arguments. It is bound to the map's address.
+    pub fn encode(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
+        let mut raw = sys::CUtensorMap { opaque: [0; 16] };
+        let encoded = match map {
+            TensorMap::Matrix { address, dims, box_dims } => self.encode_tiled(&mut raw, *address, dims, box_dims),
+            TensorMap::Blocks { address, dims, box_dims } => self.encode_tiled(&mut raw, *address, dims, box_dims),
+            TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
+        };
+        encoded.map_err(|error| with_map(error, map))?;
+        let mut bytes = [0; TENSOR_MAP_BYTES];
+        for (bytes, word) in bytes.chunks_exact_mut(8).zip(raw.opaque) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        Ok(bytes)
+    }
+
+    fn encode_tiled<const RANK: usize>(
+        &self,
+        raw: &mut sys::CUtensorMap,
+        address: u64,
+        dims: &[u64; RANK],
+        box_dims: &[u32; RANK],
+    ) -> Result<(), Error> {
+        let (strides, steps) = (strides(dims), [1_u32; RANK]);
+        // SAFETY: each array has as many elements as the rank says, the strides one less; all live over the call. The
+        // address is only noted.
+        unsafe {
+            cu!(
+                self.call(),
+                cuTensorMapEncodeTiled(
+                    raw,
+                    sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                    RANK as u32,
+                    address as *mut _,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    box_dims.as_ptr(),
+                    steps.as_ptr(),
+                    sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                )
+            )
+        }
+    }
+
+    fn encode_windows(&self, raw: &mut sys::CUtensorMap, windows: &Windows) -> Result<(), Error> {
+        let Windows { address, dims, lower, upper, strides: [step_w, step_h], channels, pixels } = windows;
+        let (strides, steps) = (strides(dims), [1, *step_w, *step_h, 1]);
+        // SAFETY: four dimensions and steps, three strides, two coordinates of each corner; all live over the call.
+        // The address is only noted.
+        unsafe {
+            cu!(
+                self.call(),
+                cuTensorMapEncodeIm2col(
+                    raw,
+                    sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                    4,
+                    *address as *mut _,
+                    dims.as_ptr(),
+                    strides.as_ptr(),
+                    lower.as_ptr(),
+                    upper.as_ptr(),
+                    *channels,
+                    *pixels,
+                    steps.as_ptr(),
+                    sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                )
+            )
+        }
+    }
+}
+
+/// Bytes from one element to the next along each dimension but the first; the last of the array is not used.
+fn strides<const RANK: usize>(dims: &[u64; RANK]) -> [u64; RANK] {
+    let mut bytes = 2;
+    dims.map(|dim| {
+        bytes *= dim;
+        bytes
+    })
+}
+
+/// The driver only says that a value is invalid: adds all of them.
+fn with_map(error: Error, map: &TensorMap) -> Error {
+    match error {
+        Error::Driver { device, operation, status, code, class } => {
+            Error::Driver { device, operation, status: format!("{status}, {map:?}"), code, class }
+        }
+        other => other,
+    }
+}

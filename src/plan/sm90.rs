@@ -1,0 +1,221 @@
+//! The Hopper convolution: its tiles, what it can compute, and how long a tile's layer takes.
+
+use std::fmt;
+
+use super::Limits;
+use crate::error::Error;
+use crate::model::Window;
+use crate::tensor::Shape;
+
+/// The tile of the Hopper convolution: output channels x pixels of one thread block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sm90Tile {
+    /// Output channels.
+    pub channels: usize,
+    /// Output pixels.
+    pub pixels: usize,
+}
+
+impl Sm90Tile {
+    /// Every tile that the kernel is compiled for.
+    pub const ALL: [Self; 8] = [
+        Self { channels: 128, pixels: 256 },
+        Self { channels: 128, pixels: 192 },
+        Self { channels: 128, pixels: 128 },
+        Self { channels: 128, pixels: 64 },
+        Self { channels: 64, pixels: 256 },
+        Self { channels: 64, pixels: 128 },
+        Self { channels: 64, pixels: 64 },
+        Self { channels: 64, pixels: 32 },
+    ];
+
+    /// How the kernel walks through this tile; `None` if it is not compiled for it.
+    pub(crate) const fn pipeline(self) -> Option<Sm90Pipeline> {
+        let (parts, stages, chunks, blocks) = match (self.channels, self.pixels) {
+            (128, 256) => (1, 4, 2, 1),
+            (128, 192) => (1, 4, 3, 1),
+            (128, 128) => (1, 6, 2, 1),
+            (128, 64) => (1, 4, 1, 2),
+            (64, 256) => (2, 4, 2, 1),
+            (64, 128) => (2, 4, 1, 2),
+            (64, 64) => (1, 6, 1, 2),
+            (64, 32) => (1, 8, 1, 2),
+            _ => return None,
+        };
+        let (slabs, part_pixels) = (self.channels / 64, self.pixels / parts);
+        let chunk_pixels = if part_pixels < 64 { part_pixels } else { 64 };
+        Some(Sm90Pipeline { slabs, parts, part_pixels, stages, chunk_pixels, chunks, blocks })
+    }
+}
+
+impl fmt::Display for Sm90Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.channels, self.pixels)
+    }
+}
+
+/// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_fprop.cu` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sm90Pipeline {
+    /// Groups of 64 output channels, a warpgroup for each.
+    pub(crate) slabs: usize,
+    /// Groups of pixels, a warpgroup for each.
+    pub(crate) parts: usize,
+    /// Pixels of a part.
+    pub(crate) part_pixels: usize,
+    /// Stages in flight, of 64 channels each.
+    pub(crate) stages: usize,
+    /// Pixels that are stored at once.
+    pub(crate) chunk_pixels: usize,
+    /// Chunks on their way out, for each warpgroup.
+    pub(crate) chunks: usize,
+    /// Blocks that a multiprocessor has room for.
+    pub(crate) blocks: usize,
+}
+
+impl Sm90Pipeline {
+    /// Threads of a block: a warpgroup that copies, and those that multiply.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
+    pub(crate) const fn threads(self) -> usize {
+        128 * (1 + self.slabs * self.parts)
+    }
+
+    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks.
+    pub(crate) const fn shared_bytes(self) -> usize {
+        let rows = self.slabs * 64 + self.parts * self.part_pixels;
+        let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels;
+        self.stages * (rows * ROW_BYTES + 16) + chunks * ROW_BYTES
+    }
+}
+
+/// Bytes of 64 halves.
+const ROW_BYTES: usize = 128;
+
+/// A convolution; the channels of both shapes are the stored ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConvShape {
+    pub(crate) batch: usize,
+    pub(crate) input: Shape,
+    pub(crate) output: Shape,
+    pub(crate) window: Window,
+}
+
+/// An error that names what the copy engine's window walk cannot do, if anything.
+pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
+    let ConvShape { batch, input, output, window } = *conv;
+    let refuse = |what: &str, value: String, takes: &str| {
+        Err(Error::Unsupported { what: format!("{what} = {value}"), instead: format!("the sm90 kernel takes {takes}") })
+    };
+    for (what, channels) in [("input channels", input.channels), ("output channels", output.channels)] {
+        if channels == 0 || !channels.is_multiple_of(8) || channels >= INDEX_LIMIT {
+            return refuse(what, channels.to_string(), "a positive multiple of 8");
+        }
+    }
+    let axes = [
+        ("height", input.height, output.height, 0, window.pad.top, window.pad.bottom),
+        ("width", input.width, output.width, 1, window.pad.left, window.pad.right),
+    ];
+    for (axis, size, out, index, before, after) in axes {
+        let [taps, stride, dilation] = [window.size[index], window.stride[index], window.dilation[index]];
+        if !(1..=8).contains(&stride) {
+            return refuse(&format!("{axis}: stride"), stride.to_string(), "1 to 8");
+        }
+        let reach = taps.saturating_sub(1).saturating_mul(dilation);
+        if taps == 0 || dilation == 0 || reach > 127 {
+            return refuse(&format!("{axis}: window reach"), reach.to_string(), "up to 127 pixels");
+        }
+        if before > 127 || after > 127 {
+            return refuse(&format!("{axis}: padding"), before.max(after).to_string(), "up to 127 pixels");
+        }
+        // The engine steps through what the windows' first pixels may be; it must come to the same count.
+        let span = (size + before + after).checked_sub(reach + 1);
+        if size == 0 || size >= INDEX_LIMIT || span.map(|span| span / stride + 1) != Some(out) {
+            return refuse(&format!("{axis}: output size"), out.to_string(), "what follows from size and window");
+        }
+    }
+    let below = |factors: &[usize]| {
+        let product = factors.iter().try_fold(1_usize, |product, &factor| product.checked_mul(factor));
+        product.is_some_and(|product| (1..INDEX_LIMIT - 1024).contains(&product))
+    };
+    let pixels = [batch, output.height, output.width];
+    let tiles = [batch, output.height, output.width, output.channels.div_ceil(64)];
+    if !below(&pixels) || !below(&tiles) || !below(&[batch, input.height, input.width]) {
+        return refuse("pixels", format!("{batch} images"), "fewer than 2^31 pixels and tiles");
+    }
+    Ok(())
+}
+
+/// 2^31: what counts and indices stay below.
+const INDEX_LIMIT: usize = 1 << 31;
+
+/// Clocks that the layer takes in this tile: the busiest block's copies or products, whichever is longer, and its
+/// epilogues.
+pub(super) fn clocks(conv: &ConvShape, tile: Sm90Tile, limits: &Limits) -> f64 {
+    let pixels = conv.batch * conv.output.pixels();
+    let tiles = pixels.div_ceil(tile.pixels) * conv.output.channels.div_ceil(tile.channels);
+    let waves = tiles.div_ceil(limits.units.max(1));
+    let steps = conv.window.size.iter().product::<usize>() * conv.input.channels.div_ceil(64);
+    let area = (tile.channels * tile.pixels) as f64;
+    let step = (area * 64.0 / PRODUCTS_A_CLOCK).max((tile.channels + tile.pixels) as f64 * 128.0 / BYTES_A_CLOCK);
+    STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE)
+}
+
+/// Multiply-adds of halves that a multiprocessor does in a clock.
+const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
+/// Bytes that a multiprocessor gets from the L2 cache in a clock.
+const BYTES_A_CLOCK: f64 = 36.0;
+/// Launch, barriers and the first load.
+const STARTUP: f64 = 1500.0;
+/// Of each tile, whatever its size.
+const EPILOGUE: f64 = 600.0;
+/// Of each output value of a tile.
+const EPILOGUE_OF_VALUE: f64 = 0.035;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Pad;
+
+    #[test]
+    fn every_tile_has_a_pipeline_that_fits_the_device() {
+        for tile in Sm90Tile::ALL {
+            let pipeline = tile.pipeline().unwrap();
+            assert_eq!(pipeline.slabs * 64, tile.channels);
+            assert_eq!(pipeline.parts * pipeline.part_pixels, tile.pixels);
+            // A block takes 1 KiB more than it asks for.
+            let granted = Limits::h200().shared_bytes + 1024;
+            assert!(pipeline.blocks * (pipeline.shared_bytes() + 1024) <= granted, "{tile}");
+        }
+    }
+
+    #[test]
+    fn what_the_walk_cannot_do_is_refused() {
+        let good = ConvShape {
+            batch: 3,
+            input: Shape::new(30, 40, 24),
+            output: Shape::new(11, 19, 72),
+            window: Window {
+                size: [5, 7],
+                stride: [3, 2],
+                pad: Pad { top: 2, left: 1, bottom: 16, right: 32 },
+                dilation: [4, 6],
+            },
+        };
+        check(&good).unwrap();
+        let refused = |change: fn(&mut ConvShape)| {
+            let mut conv = good;
+            change(&mut conv);
+            matches!(check(&conv), Err(Error::Unsupported { .. }))
+        };
+        assert!(refused(|c| c.batch = 0));
+        assert!(refused(|c| c.batch = 100_000_000));
+        assert!(refused(|c| c.input.channels = 20));
+        assert!(refused(|c| c.output.channels = 0));
+        assert!(refused(|c| c.output.width = 18));
+        assert!(refused(|c| c.window.stride = [9, 2]));
+        assert!(refused(|c| c.window.stride = [0, 2]));
+        assert!(refused(|c| c.window.dilation = [32, 6]));
+        assert!(refused(|c| c.window.pad.left = 128));
+        assert!(refused(|c| c.input.height = 1));
+    }
+}

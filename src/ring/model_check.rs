@@ -1,0 +1,264 @@
+//! The ring's host side under a model checker: the real ring and batcher, made small, on the simulated device, with
+//! every lock, wait and thread in the checker's hands. No wait times out by itself there, so a wake-up that is lost is a
+//! deadlock, which the checker reports with the schedule that led to it.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test --lib model_check`
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::{check_dfs, check_pct, check_random, future, thread};
+
+use super::{BatcherBuilder, Close, Core, RingSpec, Ticket, Waiting};
+use crate::device::sim::{Effect, Injection, Link, Sim, SimOptions, SimProgram, Unit};
+use crate::device::{Device, Kind, Priority};
+use crate::error::Error;
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+
+const LONG: Duration = Duration::from_secs(1 << 20);
+
+/// How many schedules of each scenario: at random, and with few, well-placed preemptions.
+const RANDOM: usize = 10_000;
+const PREEMPTING: usize = 3_000;
+const PREEMPTIONS: usize = 4;
+
+#[derive(Clone)]
+struct Small {
+    slots: usize,
+    staging: usize,
+    results: usize,
+    waiting: Waiting,
+    injections: Vec<Injection>,
+}
+
+const SMALL: Small = Small { slots: 1, staging: 1, results: 2, waiting: Waiting::Block, injections: Vec::new() };
+
+fn ring(small: Small) -> Arc<Core> {
+    ring_and_device(small).0
+}
+
+fn ring_and_device(small: Small) -> (Arc<Core>, Arc<Sim>) {
+    let rate = 1e9;
+    let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
+    let (sim, info) = Sim::new(SimOptions { link, injections: small.injections, polls_advance: true });
+    let sim = Arc::new(sim);
+    let device = Device::new(Kind::Sim(sim.clone()), info).checked();
+    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+    let program = SimProgram::new(&device, &sim, &[(2, 1_000_000)], ROW_ALIGN, small.slots).unwrap();
+    let spec = RingSpec {
+        staging: small.staging,
+        results: small.results,
+        priority: Priority::Normal,
+        acquire_limit: LONG,
+        waiting: small.waiting,
+        output_kind: OutputKind::Features,
+        input: row,
+        output: row,
+    };
+    (Core::build(&device, Arc::new(program), spec).unwrap(), sim)
+}
+
+fn submit(core: &Arc<Core>, number: u8) -> Result<Ticket, Error> {
+    let mut batch = core.acquire(LONG)?;
+    batch.row_mut(0).fill(number);
+    batch.submit(1)
+}
+
+fn answered(number: u8, answer: Result<super::Output, Error>) {
+    assert!(answer.unwrap().row(0).iter().all(|&byte| byte == number), "another's answer");
+}
+
+/// Every credit is home, and the device had no hazard.
+fn all_home(core: &Arc<Core>) {
+    assert!(core.device.fault().is_none(), "{:?}", core.device.fault());
+    let credits = core.credits().unwrap();
+    assert_eq!((credits.filling, credits.in_flight, credits.unread, credits.quarantined), (0, 0, 0, 0), "{credits}");
+}
+
+fn explore(scenario: impl Fn() + Send + Sync + Clone + 'static) {
+    check_random(scenario.clone(), RANDOM);
+    check_pct(scenario, PREEMPTING, PREEMPTIONS);
+}
+
+/// Runs `body` on two threads with different numbers, to their end.
+fn two(core: &Arc<Core>, body: impl Fn(&Arc<Core>, u8) + Clone + Send + 'static) {
+    let threads: Vec<_> = [1, 101]
+        .into_iter()
+        .map(|first| {
+            let (core, body) = (core.clone(), body.clone());
+            thread::spawn(move || body(&core, first))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn two_producers_share_one_staging() {
+    for waiting in [Waiting::Block, Waiting::Spin] {
+        explore(move || {
+            let core = ring(Small { waiting, ..SMALL });
+            two(&core, |core, first| {
+                for number in first..first + 2 {
+                    answered(number, submit(core, number).unwrap().wait());
+                }
+            });
+            all_home(&core);
+        });
+    }
+}
+
+#[test]
+fn callbacks_wake_whoever_sleeps() {
+    explore(|| {
+        let (core, sim) = ring_and_device(Small { waiting: Waiting::Callback, ..SMALL });
+        // Nobody waits in the driver, so somebody has to be the device.
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let device = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                sim.drain();
+                thread::yield_now();
+            }
+        });
+        two(&core, |core, number| answered(number, submit(core, number).unwrap().wait()));
+        stop.store(true, Ordering::Relaxed);
+        device.join().unwrap();
+        all_home(&core);
+    });
+}
+
+#[test]
+fn the_smallest_ring_exhaustively() {
+    const MOST: usize = 20_000;
+    check_dfs(
+        || {
+            let core = ring(Small { results: 1, ..SMALL });
+            let other = core.clone();
+            let producer = thread::spawn(move || answered(1, submit(&other, 1).unwrap().wait()));
+            answered(2, submit(&core, 2).unwrap().wait());
+            producer.join().unwrap();
+            all_home(&core);
+        },
+        Some(MOST),
+    );
+}
+
+#[test]
+fn dropped_batches_tickets_and_outputs_give_their_credits_back() {
+    explore(|| {
+        let core = ring(Small { results: 2, staging: 2, ..SMALL });
+        two(&core, |core, first| {
+            for number in first..first + 3 {
+                match thread_rng().gen_range(0..3) {
+                    0 => drop(core.acquire(LONG).unwrap()),
+                    1 => drop(submit(core, number).unwrap()),
+                    _ => answered(number, submit(core, number).unwrap().wait()),
+                }
+            }
+        });
+        // A dropped ticket's result comes home by the ring's own thread.
+        let held: Vec<_> = (0..2).map(|_| core.acquire(LONG).unwrap()).collect();
+        drop(held);
+        all_home(&core);
+    });
+}
+
+#[test]
+fn awaited_tickets_are_woken() {
+    explore(|| {
+        let core = ring(Small { staging: 2, ..SMALL });
+        two(&core, |core, number| answered(number, future::block_on(submit(core, number).unwrap())));
+        all_home(&core);
+    });
+}
+
+#[test]
+fn a_ring_dropped_with_everything_in_flight_ends_its_threads() {
+    explore(|| {
+        let core = ring(Small { staging: 2, ..SMALL });
+        let (kept, dropped) = (submit(&core, 1).unwrap(), submit(&core, 2).unwrap());
+        let reader = thread::spawn(move || answered(1, kept.wait()));
+        drop(core);
+        drop(dropped);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn closing_meets_acquires_and_submits() {
+    for how in [Close::Drain, Close::Abort] {
+        explore(move || {
+            let core = ring(SMALL);
+            let closer = core.clone();
+            let closing = thread::spawn(move || closer.close(how, LONG).unwrap());
+            two(&core, move |core, number| match submit(core, number) {
+                Err(Error::Closed) => {}
+                ticket => match ticket.unwrap().wait() {
+                    Err(Error::Closed) => assert_eq!(how, Close::Abort),
+                    answer => answered(number, answer),
+                },
+            });
+            closing.join().unwrap();
+            assert!(matches!(core.acquire(LONG), Err(Error::Closed)));
+            all_home(&core);
+        });
+    }
+}
+
+#[test]
+fn a_fault_is_heard_by_everybody() {
+    let operations = [Unit::CopyIn, Unit::Compute, Unit::CopyOut];
+    for (unit, effect) in operations.into_iter().flat_map(|unit| [(unit, Effect::FailRun), (unit, Effect::RefuseCall)])
+    {
+        explore(move || {
+            let injections = vec![Injection { unit, nth: 2, effect }];
+            let core = ring(Small { injections, ..SMALL });
+            two(&core, |core, first| {
+                for number in first..first + 2 {
+                    let Ok(ticket) = submit(core, number) else { break };
+                    let answer = if number % 2 == 0 { ticket.wait() } else { future::block_on(ticket) };
+                    let Ok(output) = answer else { break };
+                    answered(number, Ok(output));
+                }
+            });
+            assert!(core.device.fault().is_some());
+        });
+    }
+}
+
+#[test]
+fn a_batcher_answers_every_row() {
+    explore(|| {
+        let core = ring(Small { staging: 2, ..SMALL });
+        let batcher = Arc::new(BatcherBuilder::new(&core).rows(2).max_delay(Duration::ZERO).build().unwrap());
+        let clients: Vec<_> = [1_u8, 101]
+            .into_iter()
+            .map(|first| {
+                let batcher = batcher.clone();
+                thread::spawn(move || {
+                    for number in first..first + 2 {
+                        let mut row = batcher.row().unwrap();
+                        row.bytes_mut().fill(number);
+                        match thread_rng().gen_range(0..4) {
+                            0 => drop(row),
+                            1 => drop(row.submit().unwrap()),
+                            2 => {
+                                let output = future::block_on(row.submit().unwrap()).unwrap();
+                                assert!(output.bytes().iter().all(|&byte| byte == number));
+                            }
+                            _ => {
+                                let output = row.submit().unwrap().wait().unwrap();
+                                assert!(output.bytes().iter().all(|&byte| byte == number));
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        drop(batcher);
+        drop(core); // the batcher's and the ring's threads end, or the checker finds them waiting
+    });
+}
