@@ -64,6 +64,8 @@ enum trefoil_status
     TREFOIL_STATUS_ABI_MISMATCH = 16,
     /* There are a million handles of this kind. */
     TREFOIL_STATUS_TOO_MANY_HANDLES = 17,
+    /* A callback waited for a result that is not there: its own thread may be the one that would bring it. */
+    TREFOIL_STATUS_IN_CALLBACK = 18,
     /* A file cannot be opened, read or written. */
     TREFOIL_STATUS_IO = 20,
     /* A file's content is not what its format or the model demands. */
@@ -475,7 +477,8 @@ typedef struct trefoil_batcher_stats {
 
 /*
  What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
- the call returns.
+ the call returns. A message may come from within any call and with a lock of the library held, so that this must
+ make no call of the library, and must not throw or jump out.
  */
 typedef void (*trefoil_log_callback)(void *user, uint32_t level, const char *message);
 
@@ -696,7 +699,7 @@ trefoil_status trefoil_submit(trefoil_batch batch, size_t rows, trefoil_ticket *
 
 /*
  Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
- be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+ be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
 
  Pointers:
  `output` can be written or is null.
@@ -716,11 +719,13 @@ trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 
 /*
  Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
- to it.
+ to it; unless the answer is OK, the callback is never called.
 
- It is called by a thread of the library, never by the driver's and never by the caller within this call, and the
- library holds no lock meanwhile: it may make any call of this interface. Other results of the same ring are
- told after it, so that it had better be short. It must not throw or jump out.
+ It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
+ library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
+ for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
+ limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
+ jump out.
 
  Pointers:
  `callback` may be called with `user`, from another thread.

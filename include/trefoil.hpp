@@ -72,7 +72,7 @@ public:
     explicit handle(std::uint64_t raw) noexcept : raw_(raw) {}
     handle(handle &&other) noexcept : raw_(std::exchange(other.raw_, 0)) {}
     handle &operator=(handle &&other) noexcept {
-        std::swap(raw_, other.raw_);
+        const handle old(std::exchange(raw_, std::exchange(other.raw_, 0)));
         return *this;
     }
     ~handle() {
@@ -124,6 +124,12 @@ public:
     /// `auto`, `cpu` or `cuda:N`.
     explicit device(const char *target = "auto") : handle(open(target)) {}
     explicit device(std::uint64_t raw) noexcept : handle(raw) {}
+    /// The CPU with a number of compute threads.
+    static device cpu(std::size_t threads) {
+        trefoil_device raw = 0;
+        check(trefoil_device_open_cpu(threads, &raw));
+        return device(raw);
+    }
     trefoil_device_info info() const { return detail::ask<trefoil_device_info>(trefoil_device_get_info, get()); }
     /// Throws the fault that put the device out of use, if one did.
     void health() const { check(trefoil_device_health(get())); }
@@ -141,12 +147,20 @@ class model : public handle {
 public:
     explicit model(const char *path) : handle(open(path)) {}
     explicit model(const std::string &path) : model(path.c_str()) {}
+    explicit model(std::uint64_t raw) noexcept : handle(raw) {}
+    /// The model cut at a node or module, such as `layer4`: its result is that node's value.
+    model cut(const char *node) const {
+        trefoil_model raw = 0;
+        check(trefoil_model_cut(get(), node, &raw));
+        return model(raw);
+    }
     trefoil_model_info info() const { return detail::ask<trefoil_model_info>(trefoil_model_get_info, get()); }
     std::string label(std::size_t index) const {
         std::size_t length = 0;
         check(trefoil_model_label(get(), index, nullptr, 0, &length));
-        std::string text(length, '\0');
-        check(trefoil_model_label(get(), index, text.data(), length + 1, nullptr));
+        std::string text(length + 1, '\0');
+        check(trefoil_model_label(get(), index, &text[0], text.size(), nullptr));
+        text.resize(length);
         return text;
     }
 
@@ -206,7 +220,7 @@ public:
     output wait() && {
         trefoil_output raw = 0;
         const trefoil_status status = trefoil_wait(get(), &raw);
-        if (status != TREFOIL_STATUS_BUSY) used_up();
+        if (status != TREFOIL_STATUS_BUSY && status != TREFOIL_STATUS_IN_CALLBACK) used_up();
         check(status);
         return output(raw);
     }
@@ -226,7 +240,8 @@ public:
         return true;
     }
     /// Has `callback(status, output)` called once, on a thread of the library; the output is empty where the status is
-    /// not OK. `callback` lives until then, and what it throws ends the program.
+    /// not OK. `callback` lives until then, and what it throws ends the program. Nothing waits in it: see
+    /// trefoil_on_ready().
     template <class F>
     void on_ready(F &callback) && {
         const auto call = [](void *user, trefoil_status status, trefoil_output raw) noexcept {
@@ -295,9 +310,9 @@ public:
         check(status);
         return lend(raw);
     }
-    /// Finishes what is in flight and takes no more.
-    void close(std::chrono::nanoseconds limit) const {
-        check(trefoil_engine_close(get(), 0, detail::nanoseconds(limit)));
+    /// Finishes what is in flight and takes no more; with `abort` nobody gets the results.
+    void close(std::chrono::nanoseconds limit, bool abort = false) const {
+        check(trefoil_engine_close(get(), abort, detail::nanoseconds(limit)));
     }
     const trefoil_tensor &input() const noexcept { return input_; }
     const trefoil_tensor &output() const noexcept { return output_; }
@@ -309,6 +324,18 @@ public:
         check(trefoil_engine_batch_sizes(get(), sizes.data(), count, &count));
         return sizes;
     }
+    /// What a recorder saw, as text and as a timeline file, of an engine built with `trace_batches`.
+    std::string trace_report() const {
+        std::string text(4096, '\0');
+        std::size_t length = 0;
+        for (;;) { // a later report may be longer
+            check(trefoil_trace_report(get(), &text[0], text.size(), &length));
+            const bool fits = length < text.size();
+            text.resize(fits ? length : length + 1024);
+            if (fits) return text;
+        }
+    }
+    void trace_write(const char *path) const { check(trefoil_trace_write(get(), path)); }
     trefoil_health health() const { return detail::ask<trefoil_health>(trefoil_engine_health, get()); }
     trefoil::device device() const {
         trefoil_device raw = 0;
@@ -364,9 +391,9 @@ public:
         check(trefoil_batcher_row(get(), &options, &raw));
         return trefoil::row(raw);
     }
-    /// Answers what is committed and takes no more.
-    void close(std::chrono::nanoseconds limit) const {
-        check(trefoil_batcher_close(get(), 0, detail::nanoseconds(limit)));
+    /// Answers what is committed and takes no more; with `abort` what is queued is not computed.
+    void close(std::chrono::nanoseconds limit, bool abort = false) const {
+        check(trefoil_batcher_close(get(), abort, detail::nanoseconds(limit)));
     }
     trefoil_batcher_stats stats() const {
         return detail::ask<trefoil_batcher_stats>(trefoil_batcher_get_stats, get());

@@ -14,9 +14,9 @@ major=$(sed -n 's/^#define TREFOIL_ABI_MAJOR //p' include/trefoil.h)
 minor=$(sed -n 's/^#define TREFOIL_ABI_MINOR //p' include/trefoil.h)
 
 # The crate type is asked for here and not in Cargo.toml, so that nobody who links trefoil from Rust links a shared
-# library on the side.
+# library on the side. Its threads run until the process ends, so that dlclose() must not take the code from under them.
 cargo rustc --release --locked --lib --no-default-features --features "ffi${features:+,$features}" \
-    --crate-type cdylib,staticlib -- -C "link-arg=-Wl,-soname,libtrefoil.so.$major"
+    --crate-type cdylib,staticlib -- -C "link-arg=-Wl,-soname,libtrefoil.so.$major,-z,nodelete"
 built=${CARGO_TARGET_DIR:-target}/release
 
 install -d "$prefix/lib/pkgconfig" "$prefix/include"

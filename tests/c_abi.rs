@@ -34,10 +34,11 @@ fn main() {
     let trials = vec![
         trial("the_header_declares_what_the_sources_define", &[], header_and_sources),
         trial("every_function_is_guarded", &[], every_function_is_guarded),
-        trial("the_library_exports_what_the_header_declares", &["gcc", "nm", "bash"], exports),
+        trial("the_library_exports_what_the_header_declares", &["gcc", "nm", "readelf", "bash"], exports),
         trial("the_headers_stand_alone_in_c99_and_cpp17", C, headers_stand_alone),
         trial("the_documented_commands_make_programs_that_are_right", C, documented_commands),
         trial("every_misuse_is_told", C, misuse),
+        trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
@@ -88,17 +89,18 @@ fn installed() -> Result<PathBuf, Failed> {
     INSTALLED.get_or_init(install).clone().map_err(Failed::from)
 }
 
-/// One of `tests/c/`, compiled with every warning an error; removed at the end.
+/// One of `tests/c/`, a C or C++ file, compiled with every warning an error; removed at the end.
 struct Program(PathBuf);
 
 impl Program {
-    fn new(stem: &str) -> Result<Self, Failed> {
+    fn new(file: &str) -> Result<Self, Failed> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let (prefix, program) = (installed()?, work().join(format!("{stem}-{}-{number}", std::process::id())));
-        let mut command = Command::new("gcc");
-        command.args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-pedantic", "-Werror"]);
-        command.arg(root().join("tests/c").join(stem).with_extension("c")).arg("-o").arg(&program);
+        let (prefix, program) = (installed()?, work().join(format!("{file}-{}-{number}", std::process::id())));
+        let (compiler, standard) = if file.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
+        let mut command = Command::new(compiler);
+        command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-pedantic", "-Werror"]);
+        command.arg(root().join("tests/c").join(file)).arg("-o").arg(&program);
         run(command.args(pkg_config(&prefix)?).args(["-lpthread", "-lm"]).arg(rpath(&prefix)))?;
         Ok(Self(program))
     }
@@ -142,6 +144,13 @@ fn header_and_sources() -> Outcome {
     let defined: BTreeSet<String> = defined.map(|after| after.split('(').next().unwrap().to_owned()).collect();
     assert!(defined.len() >= 40, "{defined:?}");
     assert_eq!(declared(), defined, "run scripts/header.sh");
+    let header = fs::read_to_string(root().join("include/trefoil.h")).unwrap();
+    let statuses = header.lines().map(str::trim).filter(|line| line.starts_with("TREFOIL_STATUS_"));
+    let names: Vec<&str> = statuses.filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.len() >= 20, "{names:?}");
+    for name in names {
+        assert!(sources.contains(&format!("c\"{name}\"")), "trefoil_status_name does not know {name}");
+    }
     Ok(())
 }
 
@@ -161,10 +170,12 @@ fn every_function_is_guarded() -> Outcome {
 
 fn exports() -> Outcome {
     let library = installed()?.join("lib/libtrefoil.so");
-    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library))?;
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library))?;
     let exported: BTreeSet<String> =
         symbols.lines().filter_map(|line| line.split(' ').next_back()).map(str::to_owned).collect();
     assert_eq!(declared(), exported);
+    let dynamic = run(Command::new("readelf").arg("-d").arg(&library))?;
+    assert!(dynamic.contains("[libtrefoil.so.1]") && dynamic.contains("NODELETE"), "{dynamic}");
     Ok(())
 }
 
@@ -236,15 +247,22 @@ fn ppm(photo: &str) -> Result<PathBuf, Failed> {
     Ok(path)
 }
 
+fn wrapper() -> Outcome {
+    let (program, timeline) = (Program::new("wrapper.cpp")?, work().join("wrapper.json"));
+    let said = run(Command::new(&program.0).args(["weights/convnet28", "conv3"]).arg(timeline))?;
+    assert!(said.contains("the wrapper holds"), "{said}");
+    Ok(())
+}
+
 fn misuse() -> Outcome {
-    let program = Program::new("misuse")?;
+    let program = Program::new("misuse.c")?;
     let said = run(Command::new(&program.0).arg("weights/convnet28"))?;
     assert!(said.contains("every misuse was told"), "{said}");
     Ok(())
 }
 
 fn threads() -> Outcome {
-    let program = Program::new("threads")?;
+    let program = Program::new("threads.c")?;
     run(Command::new(&program.0).args(["weights/convnet28", "weights/efficientnet-lite0", "8", "60"])).map(drop)
 }
 
@@ -257,9 +275,9 @@ fn valgrind(program: &Program, arguments: &[&str]) -> Outcome {
 }
 
 fn valgrind_misuse() -> Outcome {
-    valgrind(&Program::new("misuse")?, &["weights/convnet28"])
+    valgrind(&Program::new("misuse.c")?, &["weights/convnet28"])
 }
 
 fn valgrind_threads() -> Outcome {
-    valgrind(&Program::new("threads")?, &["weights/convnet28", "weights/convnet28", "3", "5"])
+    valgrind(&Program::new("threads.c")?, &["weights/convnet28", "weights/convnet28", "3", "5"])
 }

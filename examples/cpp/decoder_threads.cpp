@@ -5,6 +5,7 @@
 //
 // A picture is a binary PPM of the model's size, as for examples/c/classify.c; a real program decodes JPEG here.
 // examples/decoder_threads.rs is the same in Rust.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <fstream>

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::callback;
 use super::handles::{insert, look, object, shared, take_if, trefoil_batch, trefoil_engine, trefoil_ticket};
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
@@ -37,7 +38,8 @@ pub unsafe extern "C" fn trefoil_acquire(engine: trefoil_engine, batch: *mut tre
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(batch, "batch")? };
-        lend(&to, shared::<Arc<Engine>>(engine)?.acquire()?)
+        let engine: Arc<Engine> = shared(engine)?;
+        lend(&to, if callback::running() { engine.acquire_within(Duration::ZERO)? } else { engine.acquire()? })
     })
 }
 
@@ -54,7 +56,7 @@ pub unsafe extern "C" fn trefoil_acquire_within(
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(batch, "batch")? };
-        lend(&to, shared::<Arc<Engine>>(engine)?.acquire_within(Duration::from_nanos(limit_ns))?)
+        lend(&to, shared::<Arc<Engine>>(engine)?.acquire_within(callback::limit(limit_ns))?)
     })
 }
 

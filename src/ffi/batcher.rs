@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::batch::Memory;
 use super::engine::{flag, how, unused};
-use super::growing;
 use super::handles::{
     insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
 };
@@ -14,6 +13,7 @@ use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
+use super::{callback, growing};
 use crate::engine::Engine;
 use crate::ring::{Batcher, Request, Row, RowPriority, WhenFull};
 
@@ -67,6 +67,9 @@ fn when_full(options: &trefoil_batcher_options) -> Answer<WhenFull> {
 fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Request<'a>> {
     unused(options.reserved)?;
     let mut request = batcher.request();
+    if callback::running() {
+        request = request.at_once();
+    }
     if options.deadline_ns > 0 {
         request = request.deadline(Duration::from_nanos(options.deadline_ns));
     }
@@ -173,7 +176,7 @@ pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefo
 /// in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
-    guard(|| Ok(shared::<Arc<Batcher>>(batcher)?.close(how(abort)?, Duration::from_nanos(limit_ns))?))
+    guard(|| Ok(shared::<Arc<Batcher>>(batcher)?.close(how(abort)?, callback::limit(limit_ns))?))
 }
 
 /// What a batcher did so far. It allocates, so it is for now and then.

@@ -1,20 +1,25 @@
 //! Callbacks: a ticket whose waker is a handle.
 //!
-//! The ring's completion thread, or a batcher's delivering thread, wakes the waker with no lock held. Its data is the
-//! handle of the [`Pending`] ticket and nothing else, so that it is copied freely, never dangles, and allocates
-//! nothing; a wake that comes too late finds that the handle was given up.
+//! The ring's completion thread, or a batcher's, wakes the waker with no lock held. Its data is the handle of the
+//! [`Pending`] ticket and nothing else, so that it is copied freely, never dangles, and allocates nothing; a wake that
+//! comes too late finds that the handle was given up.
+//!
+//! What would be called within a call of the program's own goes to a thread for that, `trefoil-callback`: the program
+//! may hold a lock there that the callback wants. While a callback runs, nothing waits: no limit is longer than zero.
 
+use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{OnceLock, mpsc};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread;
+use std::time::Duration;
 
 use super::handles::{insert, object, resolve, trefoil_output};
 use super::output::Landed;
-use super::status::{Answer, Failure, trefoil_status};
+use super::status::{Answer, Failure, in_call, trefoil_status};
 use super::ticket::Flying;
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
 /// trefoil_last_error() has the message.
@@ -44,14 +49,29 @@ unsafe impl Sync for Call {}
 
 type Result = std::result::Result<Landed, Error>;
 
+thread_local! {
+    static RUNNING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread runs a callback.
+pub(super) fn running() -> bool {
+    RUNNING.get()
+}
+
+/// How long a call may wait: in a callback not at all, for its own thread may be the one that would end the wait.
+pub(super) fn limit(nanoseconds: u64) -> Duration {
+    if running() { Duration::ZERO } else { Duration::from_nanos(nanoseconds) }
+}
+
+/// Starts the thread for callbacks, unless it runs.
+pub(super) fn start() -> Answer {
+    hand_over_to().map(drop)
+}
+
 /// Has `function` called when the result is there; from another thread if it is there already.
 pub(super) fn register(flying: Flying, function: Callback, user: *mut c_void) -> Answer {
-    let late = late()?;
     let pending = insert(Pending { flying, call: Call { function, user } })?;
-    if let Some(ready) = attempt(pending) {
-        lock(late).send(ready).map_err(|_| internal("the thread for callbacks is gone"))?;
-    }
-    Ok(())
+    attempt(pending).map_or(Ok(()), hand_over)
 }
 
 /// Looks for the result of a pending ticket, once: what to call, and with what.
@@ -74,22 +94,29 @@ fn run((Call { function, user }, result): (Call, Result)) {
         Ok(output) => (trefoil_status::Ok, output),
         Err(failure) => (failure.tell(), 0),
     };
+    RUNNING.set(true);
     // SAFETY: by trefoil_on_ready's contract.
     unsafe { function(user, status, output) };
+    RUNNING.set(false);
 }
 
-type Late = Mutex<mpsc::Sender<(Call, Result)>>;
+type Sender = Mutex<mpsc::Sender<(Call, Result)>>;
 
-/// The way to the thread that calls back for results that were there before anybody could be told of them.
-fn late() -> Answer<&'static Late> {
-    static LATE: OnceLock<Option<Late>> = OnceLock::new();
+/// Leaves a callback to `trefoil-callback`.
+fn hand_over(ready: (Call, Result)) -> Answer {
+    lock(hand_over_to()?).send(ready).map_err(|_| internal("the thread for callbacks is gone"))
+}
+
+/// The way to `trefoil-callback`, which is started by the first call.
+fn hand_over_to() -> Answer<&'static Sender> {
+    static SENDER: OnceLock<Option<Sender>> = OnceLock::new();
     let start = || {
         let (sender, receiver) = mpsc::channel();
         let serve = move || receiver.into_iter().for_each(run);
         thread::Builder::new().name("trefoil-callback".into()).spawn(serve).ok()?;
         Some(Mutex::new(sender))
     };
-    LATE.get_or_init(start).as_ref().ok_or_else(|| internal("cannot start the thread for callbacks"))
+    SENDER.get_or_init(start).as_ref().ok_or_else(|| internal("cannot start the thread for callbacks"))
 }
 
 fn internal(what: &'static str) -> Failure {
@@ -111,8 +138,15 @@ unsafe fn clone(data: *const ()) -> RawWaker {
 }
 
 unsafe fn wake(data: *const ()) {
-    if let Some(ready) = attempt(data.addr() as u64) {
-        run(ready);
+    match attempt(data.addr() as u64) {
+        // To abort a batcher answers its queued rows in the thread that asks for it.
+        Some(ready) if in_call() => {
+            if let Err(failure) = hand_over(ready) {
+                log::error!("a callback is lost: {}", failure.message);
+            }
+        }
+        Some(ready) => run(ready),
+        None => {}
     }
 }
 

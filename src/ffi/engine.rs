@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::growing;
 use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_model};
 use super::layout::{
     trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
 };
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
+use super::{callback, growing};
 use crate::device::Device;
 use crate::engine::{Engine, EngineBuilder};
 use crate::model::Model;
@@ -249,5 +249,5 @@ pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *
 /// trefoil_submit() answer CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_close(engine: trefoil_engine, abort: u32, limit_ns: u64) -> trefoil_status {
-    guard(|| Ok(shared::<Arc<Engine>>(engine)?.close(how(abort)?, Duration::from_nanos(limit_ns))?))
+    guard(|| Ok(shared::<Arc<Engine>>(engine)?.close(how(abort)?, callback::limit(limit_ns))?))
 }

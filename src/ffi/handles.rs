@@ -6,14 +6,14 @@
 //! places is locked to push or pop one number. No lock is held over a wait or over a caller's code. A table grows
 //! to the most objects there ever were at once, and allocates nothing after that.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::model::Model;
 use crate::ring::Batcher;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// A device that engines run on.
 pub type trefoil_device = u64;

@@ -23,7 +23,8 @@ pub enum trefoil_log_level {
 }
 
 /// What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
-/// the call returns.
+/// the call returns. A message may come from within any call and with a lock of the library held, so that this must
+/// make no call of the library, and must not throw or jump out.
 pub type trefoil_log_callback = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, message: *const c_char)>;
 
 #[derive(Clone, Copy)]

@@ -33,6 +33,8 @@ pub enum trefoil_status {
     AbiMismatch = 16,
     /// There are a million handles of this kind.
     TooManyHandles = 17,
+    /// A callback waited for a result that is not there: its own thread may be the one that would bring it.
+    InCallback = 18,
 
     /// A file cannot be opened, read or written.
     Io = 20,
@@ -99,13 +101,23 @@ pub(super) struct Failure {
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
     static LAST_CLASS: Cell<trefoil_fault_class> = const { Cell::new(trefoil_fault_class::Request) };
+    /// Calls of the interface that this thread is in.
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread is in a call of the interface, so that its caller may hold any lock.
+pub(super) fn in_call() -> bool {
+    CALLS.get() > 0
 }
 
 /// Runs the body of a function of the interface: failures become a status and this thread's last error, and a panic
 /// becomes one of them.
 pub(super) fn guard(body: impl FnOnce() -> Answer) -> trefoil_status {
+    CALLS.set(CALLS.get() + 1);
     // What a panicking body leaves behind is dropped or put back by its guards; locks here ignore poison.
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    CALLS.set(CALLS.get() - 1);
+    match ended {
         Ok(Ok(())) => trefoil_status::Ok,
         Ok(Err(failure)) => failure.tell(),
         Err(panic) => Failure::panicked(panic).tell(),
@@ -204,6 +216,7 @@ pub extern "C" fn trefoil_status_name(status: i32) -> *const c_char {
         (s::InvalidArgument, c"TREFOIL_STATUS_INVALID_ARGUMENT"),
         (s::AbiMismatch, c"TREFOIL_STATUS_ABI_MISMATCH"),
         (s::TooManyHandles, c"TREFOIL_STATUS_TOO_MANY_HANDLES"),
+        (s::InCallback, c"TREFOIL_STATUS_IN_CALLBACK"),
         (s::Io, c"TREFOIL_STATUS_IO"),
         (s::Format, c"TREFOIL_STATUS_FORMAT"),
         (s::Unsupported, c"TREFOIL_STATUS_UNSUPPORTED"),

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::callback::{self, trefoil_callback};
-use super::handles::{insert, look, object, take, trefoil_output, trefoil_ticket};
+use super::handles::{insert, look, object, take, take_if, trefoil_output, trefoil_ticket};
 use super::output::Landed;
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
@@ -53,7 +53,7 @@ impl Flying {
 }
 
 /// Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
-/// be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+/// be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
 ///
 /// # Safety
 /// `output` can be written or is null.
@@ -62,7 +62,13 @@ pub unsafe extern "C" fn trefoil_wait(ticket: trefoil_ticket, output: *mut trefo
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
-        let mut taken = take::<Flying>(ticket)?;
+        let mut taken = take_if::<Flying>(ticket, |flying| {
+            if callback::running() && matches!(flying.is_ready(), Ok(false)) {
+                let what = "the result is not there, and a callback does not wait: ask for another callback";
+                return Err(Failure::new(trefoil_status::InCallback, what));
+            }
+            Ok(())
+        })?;
         to.set(insert(taken.object().wait()?)?);
         Ok(())
     })
@@ -82,7 +88,7 @@ pub unsafe extern "C" fn trefoil_wait_for(
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
         let mut taken = take::<Flying>(ticket)?;
-        match taken.object().wait_for(Duration::from_nanos(limit_ns))? {
+        match taken.object().wait_for(callback::limit(limit_ns))? {
             Ok(landed) => to.set(insert(landed)?),
             Err(flying) => {
                 taken.put_back(flying);
@@ -103,11 +109,13 @@ pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
 }
 
 /// Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
-/// to it.
+/// to it; unless the answer is OK, the callback is never called.
 ///
-/// It is called by a thread of the library, never by the driver's and never by the caller within this call, and the
-/// library holds no lock meanwhile: it may make any call of this interface. Other results of the same ring are
-/// told after it, so that it had better be short. It must not throw or jump out.
+/// It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
+/// library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
+/// for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
+/// limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
+/// jump out.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from another thread.
@@ -119,6 +127,7 @@ pub unsafe extern "C" fn trefoil_on_ready(
 ) -> trefoil_status {
     guard(|| -> Answer {
         let Some(callback) = callback else { return Err(Failure::null("callback")) };
+        callback::start()?; // what can fail before the ticket is given up
         let mut taken = take::<Flying>(ticket)?;
         let flying = taken.object();
         drop(taken); // given up before the callback can run

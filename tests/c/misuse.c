@@ -40,6 +40,49 @@ static void count(void *user, trefoil_status status, trefoil_output output)
         __atomic_add_fetch((int *)user, 1, __ATOMIC_SEQ_CST);
 }
 
+static int done(const int *flag)
+{
+    for (int i = 0; i < 1000 && __atomic_load_n(flag, __ATOMIC_SEQ_CST) == 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    return __atomic_load_n(flag, __ATOMIC_SEQ_CST);
+}
+
+/* In a callback nothing waits: this thread is the one that frees rows and brings results. */
+struct impatient {
+    trefoil_batcher batcher;
+    int done;
+};
+static void impatient(void *user, trefoil_status status, trefoil_output output)
+{
+    struct impatient *self = user;
+    trefoil_row row = 0, second = 0;
+    trefoil_ticket ticket = 0;
+    OK(status);
+    OK(trefoil_release(output));
+    OK(trefoil_batcher_row(self->batcher, NULL, &row));
+    EXPECT(trefoil_batcher_row(self->batcher, NULL, &second), TIMEOUT, NULL);
+    OK(trefoil_row_submit(row, &ticket));
+    EXPECT(trefoil_wait(ticket, &output), IN_CALLBACK, "a callback does not wait");
+    EXPECT(trefoil_wait_for(ticket, UINT64_MAX, &output), NOT_READY, NULL);
+    EXPECT(trefoil_batcher_close(self->batcher, 0, UINT64_MAX), TIMEOUT, "close");
+    OK(trefoil_release(ticket));
+    __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* An aborted row is told of in no call of the program's, whose locks its callback may want. */
+struct elsewhere {
+    pthread_t caller;
+    int done;
+};
+static void elsewhere(void *user, trefoil_status status, trefoil_output output)
+{
+    struct elsewhere *self = user;
+    EXPECT(status, CLOSED, "closed");
+    if (output != 0 || pthread_equal(self->caller, pthread_self()))
+        wrong++, printf("called back within a call\n");
+    __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
 /* Releases a batch that the main thread is about to submit. */
 static trefoil_batch shared_batch;
 static void *submit_shared(void *status)
@@ -261,6 +304,27 @@ int main(int argc, char **argv)
     OK(trefoil_release(batcher));
     EXPECT(trefoil_batcher_row(batcher, NULL, &row), RELEASED, NULL);
 
+    /* callbacks */
+    struct impatient self = {0};
+    trefoil_batcher_options waits = {.size = sizeof waits, .rows = 1, .max_delay_ns = 300ull * 1000 * 1000};
+    OK(trefoil_batcher_build(engine, &waits, &self.batcher));
+    OK(trefoil_batcher_submit(self.batcher, NULL, pixels, 784, &ticket));
+    OK(trefoil_on_ready(ticket, impatient, &self));
+    EXPECT(trefoil_wait(ticket, &output), RELEASED, NULL);
+    if (!done(&self.done))
+        wrong++, printf("no callback\n");
+    OK(trefoil_batcher_close(self.batcher, 0, 10ull * 1000 * 1000 * 1000));
+    OK(trefoil_release(self.batcher));
+    struct elsewhere from = {.caller = pthread_self()};
+    waits = (trefoil_batcher_options){.size = sizeof waits, .rows = 4, .max_delay_ns = 60ull * 1000 * 1000 * 1000};
+    OK(trefoil_batcher_build(engine, &waits, &batcher));
+    OK(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket));
+    OK(trefoil_on_ready(ticket, elsewhere, &from));
+    OK(trefoil_batcher_close(batcher, 1, 10ull * 1000 * 1000 * 1000));
+    if (!done(&from.done))
+        wrong++, printf("no callback of an aborted row\n");
+    OK(trefoil_release(batcher));
+
     /* closing: callbacks are answered too, and what was lent before is refused */
     int closed = 0;
     OK(trefoil_acquire(engine, &batch));
@@ -275,9 +339,7 @@ int main(int argc, char **argv)
         wrong++, printf("health: %u, %u, %zu, %zu\n", health.faulted, health.closed, health.filling, health.staging);
     EXPECT(trefoil_submit(batch, 1, &third), CLOSED, "closed");
     OK(trefoil_on_ready(ticket, count, &closed));
-    for (int i = 0; i < 1000 && __atomic_load_n(&closed, __ATOMIC_SEQ_CST) == 0; i++)
-        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
-    if (__atomic_load_n(&closed, __ATOMIC_SEQ_CST) != 1)
+    if (done(&closed) != 1)
         wrong++, printf("%d callbacks of a closed engine\n", closed);
 
     /* a device under two handles */
