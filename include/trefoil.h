@@ -9,10 +9,11 @@
  *
  * Handles are numbers, never pointers; 0 is none. Every function may be called from any thread at any time, with any
  * handle: one that was released, that never was, or that names something else is answered with a status. An object
- * that a call uses up, as trefoil_submit() does the batch, is gone for every thread.
+ * that a call uses up, as trefoil_submit() does the batch, is gone for every thread. No function may be called from a
+ * signal handler, from a trefoil_log_callback, or in a child after fork().
  *
  * Every function that can fail gives a trefoil_status; trefoil_last_error() tells more. What a failing call would have
- * written is left as it was. Nothing here throws or aborts.
+ * written is left as it was. Nothing here throws, and nothing aborts unless malloc() fails.
  *
  * Structs begin with `size`, to be set to sizeof the struct; other members of options are 0 for the default. They
  * grow at their end, and programs compiled with an older header keep working.

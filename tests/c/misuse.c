@@ -281,6 +281,9 @@ int main(int argc, char **argv)
     static unsigned char pixels[28 * 28];
     EXPECT(trefoil_batcher_build(engine, &few, &batcher), INVALID_ARGUMENT, "when_full is 7");
     few.when_full = TREFOIL_WHEN_FULL_REJECT;
+    few.in_flight = SIZE_MAX;
+    EXPECT(trefoil_batcher_build(engine, &few, &batcher), INVALID_ARGUMENT, "in_flight is 18446744073709551615");
+    few.in_flight = 0;
     OK(trefoil_batcher_build(engine, &few, &batcher));
     EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 3, &ticket), INVALID_ARGUMENT, "expected 784");
     EXPECT(trefoil_batcher_submit(batcher, NULL, NULL, 784, &ticket), NULL_POINTER, "pixels is null");
