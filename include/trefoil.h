@@ -800,8 +800,8 @@ trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
                                    trefoil_row *row);
 
 /*
- Where a row is, in page-locked memory, to be written until it is submitted or released. `bytes` is null, or gets
- its length.
+ Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
+ after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
 
  Pointers:
  `memory` can be written or is null, and so is `bytes`.

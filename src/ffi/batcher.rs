@@ -132,8 +132,8 @@ pub unsafe extern "C" fn trefoil_batcher_row(
     })
 }
 
-/// Where a row is, in page-locked memory, to be written until it is submitted or released. `bytes` is null, or gets
-/// its length.
+/// Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
+/// after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
 ///
 /// # Safety
 /// `memory` can be written or is null, and so is `bytes`.

@@ -268,7 +268,8 @@ int main(int argc, char **argv)
     if (size != 10)
         wrong++, printf("%zu of 10 classes\n", size);
     for (size_t i = 1; i < size; i++)
-        if (best[i].value > best[i - 1].value || (best[i].value == best[i - 1].value && best[i].index < best[i - 1].index))
+        if (best[i].value > best[i - 1].value ||
+            (best[i].value == best[i - 1].value && best[i].index < best[i - 1].index))
             wrong++, printf("class %zu out of order\n", i);
     OK(trefoil_output_top_k(output, 1, best, 0, &size));
     OK(trefoil_release(output));

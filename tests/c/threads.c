@@ -171,7 +171,8 @@ static void serve(struct served *of, const char *path, trefoil_device device, si
     trefoil_model model;
     MUST(trefoil_model_open(path, &model));
     trefoil_engine_options options = {
-        .size = sizeof options, .device = device, .batch = 4, .staging = threads + 3, .waiting = of == served ? TREFOIL_WAITING_BLOCK : TREFOIL_WAITING_CALLBACK, .trace_batches = 64};
+        .size = sizeof options, .device = device, .batch = 4, .staging = threads + 3, .trace_batches = 64,
+        .waiting = of == served ? TREFOIL_WAITING_BLOCK : TREFOIL_WAITING_CALLBACK};
     trefoil_batcher_options delay = {.size = sizeof delay, .max_delay_ns = 200 * 1000};
     MUST(trefoil_engine_build(model, &options, &of->engine));
     MUST(trefoil_batcher_build(of->engine, &delay, &of->batcher));
