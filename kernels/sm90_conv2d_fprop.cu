@@ -14,12 +14,14 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 
 // Purpose    y[i][p][q][n] = act(sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                       [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
-//            + bias[n] + residual[i][p][q][n]); x is zero outside the image.
-// Operands   x         read   halves [images][height][width][C], by its map
-//            filter    read   halves [k_stored][filter_h][filter_w][C], zeros in padded channels, by its map
+//            + the same sum of a second source + bias[n] + residual[i][p][q][n]); x is zero outside the image. The
+//            second source, a convolution with the same output pixels and channels, may be missing.
+// Operands   x         read   of each source: halves [images][height][width][C], by its map
+//            filter    read   of each source: halves [k_stored][filter_h][filter_w][C], zeros in padded channels, by its
+//                             map
 //            bias      read   floats [k_stored], zeros in padded channels
 //            residual  read   halves like y, by its map; has_residual 0: not read. Disjoint from y
-//            y         write  halves [images][P][Q][k_stored], by its map, disjoint from x
+//            y         write  halves [images][P][Q][k_stored], by its map, disjoint from each x
 //            All are row-major, without gaps, at multiples of 16 bytes; channel counts are multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).

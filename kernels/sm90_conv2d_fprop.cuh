@@ -2,6 +2,9 @@
 //
 //   D[k][m] = sum over (r, s, c) of F[k][r, s, c] * X[m][r, s, c];  Y[m][k] = act(D[k][m] + bias[k] + residual[m][k])
 //
+// A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
+// its own.
+//
 // Output channels lie on the rows of the warpgroup product, 64 to a warpgroup, pixels on its columns, up to 256: then
 // neither operand is transposed, and a tile's pixels can be any multiple of 8. One warp copies: filters, pixels
 // (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
@@ -11,38 +14,43 @@
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
-// The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
-struct Sm90ConvArgs {
-  TensorMap filter;    // halves {C, R * S, K}, box {64, 1, channels of the tile}
-  TensorMap x;         // halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part
-  TensorMap residual;  // halves {K, pixels}, box {64, pixels of a part}
-  TensorMap y;         // halves {K, pixels}, box {64, pixels of a chunk}
-  const float *bias;   // [k_stored]
-  int32_t k_stored;
-  int32_t tiles;
-  int32_t channel_tiles;
-  int32_t out_pixels;  // P * Q
-  int32_t out_width;   // Q
+// One of the convolutions whose sum a launch computes. Mirrored in sm90_conv2d_fprop.rs.
+struct Sm90Source {
   int32_t filter_h;
   int32_t filter_w;
-  int32_t c_steps;     // ceil(C / 64)
+  int32_t c_steps;  // ceil(C / 64)
   int32_t stride_h;
   int32_t stride_w;
   int32_t pad_top;
   int32_t pad_left;
   int32_t dilation_h;
   int32_t dilation_w;
+  int32_t by_windows;  // 0: x is a matrix, one filter tap
+};
+
+// The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
+struct Sm90ConvArgs {
+  TensorMap filter[2];  // of each source: halves {C, R * S, K}, box {64, 1, channels of the tile}
+  TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part
+  TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
+  TensorMap y;          // halves {K, pixels}, box {64, pixels of a chunk}
+  const float *bias;    // [k_stored]
+  int32_t k_stored;
+  int32_t tiles;
+  int32_t channel_tiles;
+  int32_t out_pixels;  // P * Q
+  int32_t out_width;   // Q
+  int32_t steps;       // of all sources
   int32_t activation;
-  int32_t x_by_windows;  // 0: x is a matrix, one filter tap
   int32_t has_residual;
-  int32_t reserved;
   FastDivide by_channel_tiles;
   FastDivide by_out_pixels;
   FastDivide by_out_width;
-  int32_t padding[6];
+  Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
+  int32_t padding[12];
 };
-static_assert(sizeof(Sm90ConvArgs) == 640, "mirrored in sm90_conv2d_fprop.rs");
-static_assert(offsetof(Sm90ConvArgs, bias) == 512 && offsetof(Sm90ConvArgs, by_channel_tiles) == 592,
+static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
+static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 832,
               "mirrored in sm90_conv2d_fprop.rs");
 
 constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
@@ -108,15 +116,15 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
 
-// Where a part's first window starts.
-struct Window {
-  int32_t n, h, w;
+// An output pixel.
+struct Pixel {
+  int32_t n, p, q;
 };
 
-TREFOIL_DEVICE Window window_of(const Sm90ConvArgs &args, int32_t m) {
+TREFOIL_DEVICE Pixel pixel_of(const Sm90ConvArgs &args, int32_t m) {
   const int32_t n = divide(m, args.by_out_pixels), in_image = m - n * args.out_pixels;
-  const int32_t p = divide(in_image, args.by_out_width), q = in_image - p * args.out_width;
-  return {n, p * args.stride_h - args.pad_top, q * args.stride_w - args.pad_left};
+  const int32_t p = divide(in_image, args.by_out_width);
+  return {n, p, in_image - p * args.out_width};
 }
 
 template <class Tile>
@@ -133,15 +141,19 @@ TREFOIL_DEVICE void load_residual(const Sm90ConvArgs &args, Ring<Tile> &ring, Sm
   }
 }
 
-// A step of the sum: 64 channels of a filter tap.
+// A step of the sum: 64 channels of a filter tap of a source.
 struct Step {
-  int32_t r = 0, s = 0, tap = 0, c = 0;
+  int32_t source = 0, r = 0, s = 0, tap = 0, c = 0;
 
   __device__ __forceinline__ void advance(const Sm90ConvArgs &args) {
+    const Sm90Source &from = args.source[source];
     c += kStepChannels;
-    if (c < args.c_steps * kStepChannels) return;
+    if (c < from.c_steps * kStepChannels) return;
     c = 0, ++tap;
-    if (++s == args.filter_w) s = 0, ++r;
+    if (++s < from.filter_w) return;
+    s = 0;
+    if (++r < from.filter_h) return;
+    r = 0, tap = 0, source = 1;
   }
 };
 
@@ -149,14 +161,25 @@ struct Step {
 template <class Tile>
 TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &ring, const Step &step, int32_t k) {
   barrier_arrive_expect(ring.full(), Tile::kStageBytes);
-  copy_box_3d(ring.filters(), &args.filter, ring.full(), step.c, step.tap, k);
+  copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c, step.tap, k);
+}
+
+// Copies a stage's pixels: one part of the tile, from output pixel m on, which is `first`.
+TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, uint32_t smem_part, uint32_t full, const Step &step, int32_t m,
+                                const Pixel &first) {
+  const Sm90Source &from = args.source[step.source];
+  const TensorMap *map = &args.x[step.source];
+  if (from.by_windows)
+    copy_im2col(smem_part, map, full, step.c, first.q * from.stride_w - from.pad_left,
+                first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
+  else
+    copy_box_2d(smem_part, map, full, step.c, m);
 }
 
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Tile> ring) {
   allow_next_launch();
-  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
-  int32_t filters_ahead = min(steps, Tile::kStages);
+  int32_t filters_ahead = min(args.steps, Tile::kStages);
   Ring<Tile> ahead = ring;
   Step step_ahead;
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
@@ -164,11 +187,11 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Ti
   wait_for_earlier_launches();
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
-    Window window[Tile::kParts];
+    Pixel first[Tile::kParts];
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) window[part] = window_of(args, origin.m + part * Tile::kPartPixels);
+    for (int part = 0; part < Tile::kParts; ++part) first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels);
     Step step;
-    for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
+    for (int32_t i = 0; i < args.steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
         --filters_ahead;
       } else {
@@ -176,14 +199,9 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Ti
         load_filters(args, ring, step, origin.k);
       }
 #pragma unroll
-      for (int part = 0; part < Tile::kParts; ++part) {
-        const uint32_t smem_part = ring.pixels() + part * Tile::kPartBytes;
-        if (args.x_by_windows)
-          copy_im2col(smem_part, &args.x, ring.full(), step.c, window[part].w, window[part].h, window[part].n,
-                      step.s * args.dilation_w, step.r * args.dilation_h);
-        else
-          copy_box_2d(smem_part, &args.x, ring.full(), step.c, origin.m + part * Tile::kPartPixels);
-      }
+      for (int part = 0; part < Tile::kParts; ++part)
+        load_pixels(args, ring.pixels() + part * Tile::kPartBytes, ring.full(), step,
+                    origin.m + part * Tile::kPartPixels, first[part]);
     }
     if (args.has_residual) load_residual(args, ring, origin);
   }
@@ -200,9 +218,8 @@ template <class Tile> TREFOIL_DEVICE void release(const Ring<Tile> &ring) {
 template <class Tile>
 TREFOIL_DEVICE void multiply(const Sm90ConvArgs &args, Ring<Tile> &ring, uint32_t slab, uint32_t part,
                              float (&d)[Tile::kPartPixels / 2]) {
-  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
   Ring<Tile> before = ring;
-  for (int32_t step = 0; step < steps; ++step) {
+  for (int32_t step = 0; step < args.steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
     const uint64_t a = wgmma_operand(ring.filters() + slab * kSlabBytes);
     const uint64_t b = wgmma_operand(ring.pixels() + part * Tile::kPartBytes);

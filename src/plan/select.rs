@@ -86,23 +86,26 @@ impl fmt::Display for Kernel {
             Self::Sm80 => write!(f, "sm80"),
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
             Self::Sm90Conv(tile) => write!(f, "sm90 {tile}"),
+            Self::Joined => write!(f, "joined"),
         }
     }
 }
 
-/// The kernel of a dense convolution: on compute capability 9.0 the better of both families' best tiles.
-pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> Kernel {
+/// The kernel of a dense convolution, and the clocks that it takes: on compute capability 9.0 the better of both
+/// families' best tiles.
+pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> (Kernel, f64) {
     let (sm80, sm80_clocks) = best_tile(&ConvTile::ALL, limits, mnk);
-    if !limits.has_sm90_kernels() || sm90::check(conv).is_err() {
-        return Kernel::Sm80Gemm(sm80);
-    }
-    let clocks = |tile: &Sm90Tile| sm90::clocks(conv, *tile, limits);
+    let sm90 = if sm90::check(conv).is_ok() { sm90_kernel(limits, &[*conv]) } else { None };
+    sm90.filter(|(_, clocks)| *clocks < sm80_clocks).unwrap_or((Kernel::Sm80Gemm(sm80), sm80_clocks))
+}
+
+/// The best sm90 kernel of a sum of convolutions that it can compute, and the clocks that it takes, if the device has
+/// one.
+pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
     let fits = |tile: &Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
-    let best = Sm90Tile::ALL.into_iter().filter(fits).min_by(|a, b| clocks(a).total_cmp(&clocks(b)));
-    match best.filter(|tile| clocks(tile) < sm80_clocks) {
-        Some(sm90) => Kernel::Sm90Conv(sm90),
-        None => Kernel::Sm80Gemm(sm80),
-    }
+    let tiles = Sm90Tile::ALL.into_iter().filter(|tile| limits.has_sm90_kernels() && fits(tile));
+    let kernels = tiles.map(|tile| (Kernel::Sm90Conv(tile), sm90::clocks(convs, tile, limits)));
+    kernels.min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// The kernel of a linear layer.

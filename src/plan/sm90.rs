@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Limits;
+use super::{Limits, Request};
 use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -100,6 +100,20 @@ pub(crate) struct ConvShape {
     pub(crate) window: Window,
 }
 
+impl ConvShape {
+    /// Of logical shapes.
+    pub(super) fn stored(request: &Request<'_>, input: Shape, output: Shape, window: Window) -> Self {
+        let align = request.limits.family.channel_align();
+        let stored = |shape: Shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape };
+        Self { batch: request.batch, input: stored(input), output: stored(output), window }
+    }
+
+    /// Steps of the sum, of 64 channels each.
+    pub(crate) fn steps(&self) -> usize {
+        self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(64)
+    }
+}
+
 /// An error that names what the copy engine's window walk cannot do, if anything.
 pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
     let ConvShape { batch, input, output, window } = *conv;
@@ -148,13 +162,14 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
 /// 2^31: what counts and indices stay below.
 const INDEX_LIMIT: usize = 1 << 31;
 
-/// Clocks that the layer takes in this tile: the busiest block's copies or products, whichever is longer, and its
-/// epilogues.
-pub(super) fn clocks(conv: &ConvShape, tile: Sm90Tile, limits: &Limits) -> f64 {
-    let pixels = conv.batch * conv.output.pixels();
-    let tiles = pixels.div_ceil(tile.pixels) * conv.output.channels.div_ceil(tile.channels);
+/// Clocks that the sum of `convs`, which have one output shape, takes in this tile: the busiest block's copies or
+/// products, whichever is longer, and its epilogues.
+pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, limits: &Limits) -> f64 {
+    let ConvShape { batch, output, .. } = convs[0];
+    let pixels = batch * output.pixels();
+    let tiles = pixels.div_ceil(tile.pixels) * output.channels.div_ceil(tile.channels);
     let waves = tiles.div_ceil(limits.units.max(1));
-    let steps = conv.window.size.iter().product::<usize>() * conv.input.channels.div_ceil(64);
+    let steps: usize = convs.iter().map(ConvShape::steps).sum();
     let area = (tile.channels * tile.pixels) as f64;
     let step = (area * 64.0 / PRODUCTS_A_CLOCK).max((tile.channels + tile.pixels) as f64 * 128.0 / BYTES_A_CLOCK);
     STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE)

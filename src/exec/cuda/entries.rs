@@ -188,14 +188,20 @@ mod tests {
                 };
                 let (size, align) = match kind.trim() {
                     "FastDivide" => (8, 4),
-                    "int32_t" if field.contains("[6]") => (24, 4),
+                    "Sm90Source" => (40, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
-                    "float" if field.contains("[kMaxMeans]") => (32, 4),
+                    "float" => (4, 4),
                     "TensorMap" => (128, 64),
                     _ if line.contains('*') => (8, 8),
                     other => panic!("{name}: unknown type {other}"),
                 };
+                let count = match field.trim_end_matches(']').split_once('[') {
+                    None => 1,
+                    Some((_, "kMaxMeans")) => 8,
+                    Some((_, count)) => count.parse().expect("a number of elements"),
+                };
+                let size = count * size;
                 offset = usize::next_multiple_of(offset, align);
                 found.push((field.split('[').next().unwrap_or(field).to_owned(), offset, size));
                 offset += size;

@@ -43,7 +43,7 @@ pub(crate) struct ArgBytes {
 }
 
 impl ArgBytes {
-    const CAPACITY: usize = 640;
+    const CAPACITY: usize = 960;
 
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {
