@@ -3,7 +3,7 @@
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
 use trefoil::plan::{Choices, Kernel};
-use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind};
+use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -59,6 +59,20 @@ impl Case {
         let choices: Choices =
             self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, kernel)).collect();
         (!choices.is_empty()).then_some(choices)
+    }
+
+    /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
+    /// no such convolution.
+    pub fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
+        let graph = optimize(&self.graph);
+        let mut choices = self.choices(kernel)?;
+        let mut any = false;
+        for (host, added) in joinable(&graph) {
+            any = true;
+            choices.insert(graph.nodes[host].name.clone(), kernel);
+            choices.insert(graph.nodes[added].name.clone(), Kernel::Joined);
+        }
+        (any && matches!(kernel, Kernel::Sm90Conv(_))).then_some(choices)
     }
 
     /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's
@@ -180,6 +194,22 @@ impl Case {
             kind => emit(kind, result).check(how.growth, output.values(row)),
         }
     }
+}
+
+/// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.
+pub fn joinable(graph: &Graph) -> Vec<(usize, usize)> {
+    let uses = graph.use_counts();
+    let dense = |index: usize| match &graph.nodes[index].op {
+        Op::Conv2d(conv) => conv.groups == 1,
+        _ => false,
+    };
+    let plain = |index: usize| match &graph.nodes[index].op {
+        Op::Conv2d(conv) => conv.activation == Activation::None && graph.nodes[index].inputs.len() == 1,
+        _ => false,
+    };
+    let added = |host: usize| Some(graph.nodes[host].inputs.get(1)?.0);
+    let pairs = (0..graph.nodes.len()).filter(|&host| dense(host)).filter_map(|host| Some((host, added(host)?)));
+    pairs.filter(|&(_, added)| dense(added) && plain(added) && uses[added] == 1).collect()
 }
 
 /// Tensors by name, as [`Weights::from_tensors`] takes them.

@@ -54,9 +54,16 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 9] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 10] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        // A part of the next one.
+        twin::<sm90_conv2d_fprop::Sm90Source>(
+            "",
+            "sm90_conv2d_fprop.cuh",
+            "Sm90Source",
+            sm90_conv2d_fprop::Sm90Source::FIELDS,
+        ),
         twin::<sm90_conv2d_fprop::Sm90ConvArgs>(
             "sm90_conv2d_fprop",
             "sm90_conv2d_fprop.cuh",

@@ -27,9 +27,8 @@ pub(super) struct Addresses {
 
 /// The launches of `plan` on the buffers at `addresses`.
 pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
-    let of_step = |step: &Step| {
-        Operands { plan, step, layout, addresses }.launch().map_err(|error| at_step(error, step))
-    };
+    let of_step =
+        |step: &Step| Operands { plan, step, layout, addresses }.launch().map_err(|error| at_step(error, step));
     plan.steps.iter().map(of_step).collect()
 }
 
