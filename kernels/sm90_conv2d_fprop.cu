@@ -26,13 +26,15 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).
 //            NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.
-// Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile.
+// Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Tiles of one
+//            warpgroup (kSplits): or clusters of 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block
+//            sums a part of the steps, then adds up what all have for a part of the tile.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
 //            tiles = ceil(m_pixels / kPixels) * channel_tiles, channel_tiles = ceil(k_stored / kChannels).
 //            compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31.
 //            Tails in pixels, channels and k are the maps': nothing outside the operands is read or written. The
-//            launcher checks all of it. Deterministic, no atomics.
+//            launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks' sums in their order.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y, only after griddepcontrol.wait; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0.

@@ -9,6 +9,9 @@
 // neither operand is transposed, and a tile's pixels can be any multiple of 8. One warp copies: filters, pixels
 // (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
 // run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
+//
+// Where there are far fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps
+// and leaves its sums in its shared memory, where the others read them.
 #pragma once
 
 #include "common.cuh"
@@ -35,28 +38,33 @@ struct Sm90ConvArgs {
   TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
   TensorMap y;          // halves {K, pixels}, box {64, pixels of a chunk}
   const float *bias;    // [k_stored]
+  const __half *residual_values;  // what its map is of; null: there is none
+  __half *y_values;               // what its map is of
   int32_t k_stored;
   int32_t tiles;
   int32_t channel_tiles;
+  int32_t m_pixels;
   int32_t out_pixels;  // P * Q
   int32_t out_width;   // Q
   int32_t steps;       // of all sources
   int32_t activation;
-  int32_t has_residual;
   FastDivide by_channel_tiles;
   FastDivide by_out_pixels;
   FastDivide by_out_width;
   Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
-  int32_t padding[12];
+  int32_t padding[8];
 };
 static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
-static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 832,
+static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 848,
               "mirrored in sm90_conv2d_fprop.rs");
 
 constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepChannels * 2;            // of a channel's filter and of a pixel, in a stage
 constexpr int kSlabChannels = 64;                       // output channels of a warpgroup
+constexpr uint32_t kMostBlocks = 8;                     // that share a tile: what every device takes as a cluster
 constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters in a stage
+
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 // Everything that follows from a tile's shape: kSlabs times 64 output channels, kParts times kPartPixels pixels, one
 // warpgroup for each slab of each part.
@@ -78,7 +86,10 @@ struct Sm90Tile {
   // The output goes out in chunks: kChunks buffers for each warpgroup.
   static constexpr int kChunkPixels = kChunkPixels_, kChunks = kChunks_;
   static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
-  static constexpr int kOutBytes = kConsumers * kChunks * kChunkBytes;
+  // A tile of one warpgroup may be shared by the blocks of a cluster; then the sums of one lie there instead.
+  static constexpr bool kSplits = kConsumers == 1;
+  static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
+  static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
   static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes;
 
@@ -112,6 +123,20 @@ struct Sm90Origin {
 template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &args, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m_tile * Tile::kPixels};
+}
+
+// What a block does of each of its tiles: the steps from `begin` to `end`. All of them, unless a cluster shares the tile.
+struct Share {
+  uint32_t rank = 0, blocks = 1;
+  int32_t begin, end;
+};
+
+template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
+  Share share;
+  if constexpr (Tile::kSplits) share.rank = cluster_rank(), share.blocks = cluster_blocks();
+  share.begin = args.steps * share.rank / share.blocks;
+  share.end = args.steps * (share.rank + 1) / share.blocks;
+  return share;
 }
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
@@ -157,6 +182,18 @@ struct Step {
   }
 };
 
+TREFOIL_DEVICE Step step_at(const Sm90ConvArgs &args, int32_t index) {
+  Step step;
+  const int32_t of_first = args.source[0].filter_h * args.source[0].filter_w * args.source[0].c_steps;
+  if (index >= of_first) index -= of_first, step.source = 1;
+  const Sm90Source &from = args.source[step.source];
+  step.tap = index / from.c_steps;
+  step.c = (index - step.tap * from.c_steps) * kStepChannels;
+  step.r = step.tap / from.filter_w;
+  step.s = step.tap - step.r * from.filter_w;
+  return step;
+}
+
 // Expects a stage's bytes, and copies its filters.
 template <class Tile>
 TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &ring, const Step &step, int32_t k) {
@@ -176,22 +213,24 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, uint32_t smem_part, ui
     copy_box_2d(smem_part, map, full, step.c, m);
 }
 
-template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Tile> ring) {
+template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring) {
   allow_next_launch();
+  const int32_t steps = share.end - share.begin;
+  const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
   // Filters depend on no launch: those of the first stages come while earlier launches end.
-  int32_t filters_ahead = min(args.steps, Tile::kStages);
+  int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
-  Step step_ahead;
+  Step step_ahead = begin;
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
-    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x).k);
+    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x / share.blocks).k);
   wait_for_earlier_launches();
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+  for (int32_t tile = blockIdx.x / share.blocks; tile < args.tiles; tile += gridDim.x / share.blocks) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     Pixel first[Tile::kParts];
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part) first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels);
-    Step step;
-    for (int32_t i = 0; i < args.steps; ++i, ring.advance(), step.advance(args)) {
+    Step step = begin;
+    for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
         --filters_ahead;
       } else {
@@ -203,7 +242,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Ti
         load_pixels(args, ring.pixels() + part * Tile::kPartBytes, ring.full(), step,
                     origin.m + part * Tile::kPartPixels, first[part]);
     }
-    if (args.has_residual) load_residual(args, ring, origin);
+    if (args.residual_values != nullptr && share.blocks == 1) load_residual(args, ring, origin);
   }
 }
 
@@ -214,12 +253,17 @@ template <class Tile> TREFOIL_DEVICE void release(const Ring<Tile> &ring) {
   if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
 }
 
-// The sums of one tile: this warpgroup's 64 channels of its part's pixels.
+// The sums of one tile over some steps: this warpgroup's 64 channels of its part's pixels.
 template <class Tile>
-TREFOIL_DEVICE void multiply(const Sm90ConvArgs &args, Ring<Tile> &ring, uint32_t slab, uint32_t part,
+TREFOIL_DEVICE void multiply(int32_t steps, Ring<Tile> &ring, uint32_t slab, uint32_t part,
                              float (&d)[Tile::kPartPixels / 2]) {
+  if (Tile::kSplits && steps == 0) {
+#pragma unroll
+    for (float &sum : d) sum = 0.0f;
+    return;
+  }
   Ring<Tile> before = ring;
-  for (int32_t step = 0; step < args.steps; ++step) {
+  for (int32_t step = 0; step < steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
     const uint64_t a = wgmma_operand(ring.filters() + slab * kSlabBytes);
     const uint64_t b = wgmma_operand(ring.pixels() + part * Tile::kPartBytes);
@@ -252,7 +296,68 @@ TREFOIL_DEVICE Ring<Tile> await_residual(Ring<Tile> &ring, uint32_t slab) {
   return mine;
 }
 
-template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, Ring<Tile> ring, uint32_t group) {
+// The bounds of an activation. Rounding to half first gives the same: it is monotone, and both bounds are halves.
+struct Clamp {
+  __half2 low, high;
+
+  __device__ __forceinline__ explicit Clamp(int32_t activation)
+      : low(__float2half2_rn(activation == kActivationNone ? -INFINITY : 0.0f)),
+        high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
+
+  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
+    const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
+    return *reinterpret_cast<const uint32_t *>(&rounded);
+  }
+};
+
+// Where a block keeps its sums of four channels of a pixel: swizzled, so that neither fragments nor rows collide.
+TREFOIL_DEVICE uint32_t sum_address(uint32_t smem_sums, uint32_t pixel, uint32_t four) {
+  return smem_sums + pixel * (kSlabChannels * 4) + (four ^ pixel / 2 % 4 * 2) * 16;
+}
+
+// Adds up what the blocks of a cluster have summed, in their order, and stores it: each block an equal part of the tile.
+template <class Tile>
+TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
+                                  const float (&d)[Tile::kPartPixels / 2]) {
+  constexpr int kFours = kSlabChannels / 4;
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Tile::kPartPixels / 2; ++i) {
+    const uint32_t pixel = i / 4 * 8 + lane % 4 * 2 + i % 2, channel = warp * 16 + lane / 4 + i / 2 % 2 * 8;
+    store_shared(sum_address(smem_sums, pixel, channel / 4) + channel % 4 * 4, d[i]);
+  }
+  cluster_sync();
+  wait_for_earlier_launches();
+  const Clamp clamp(args.activation);
+  const uint32_t items = Tile::kPartPixels * kFours / share.blocks;
+  for (uint32_t item = threadIdx.x % 128; item < items; item += 128) {
+    const uint32_t place = share.rank * items + item, pixel = place / kFours, four = place % kFours;
+    const int32_t k = origin.k + four * 4, m = origin.m + pixel;
+    if (k >= args.k_stored || m >= args.m_pixels) continue;
+    const int64_t at = static_cast<int64_t>(m) * args.k_stored + k;
+    uint2 other = {};
+    if (args.residual_values != nullptr) other = __ldcg(reinterpret_cast<const uint2 *>(args.residual_values + at));
+    const float4 bias = __ldg(reinterpret_cast<const float4 *>(args.bias + k));
+    float4 part[kMostBlocks];
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMostBlocks; ++rank)
+      if (rank < share.blocks) part[rank] = load_from_block(sum_address(smem_sums, pixel, four), rank);
+    float4 sum = part[0];
+#pragma unroll
+    for (uint32_t rank = 1; rank < kMostBlocks; ++rank)
+      if (rank < share.blocks)
+        sum.x += part[rank].x, sum.y += part[rank].y, sum.z += part[rank].z, sum.w += part[rank].w;
+    const float2 add[2] = {unpack_half2(other.x), unpack_half2(other.y)};
+    const uint2 out = {clamp({sum.x + bias.x + add[0].x, sum.y + bias.y + add[0].y}),
+                       clamp({sum.z + bias.z + add[1].x, sum.w + bias.w + add[1].y})};
+    *reinterpret_cast<uint2 *>(args.y_values + at) = out;
+  }
+  __syncwarp();
+  cluster_sync();  // no block ends while its sums are read
+}
+
+template <class Tile>
+TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring, uint32_t group) {
   constexpr int kChunksOfPart = Tile::kPartPixels / Tile::kChunkPixels;
   const uint32_t slab = group % Tile::kSlabs, part = group / Tile::kSlabs;
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -261,21 +366,27 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
   // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
-  const __half2 low = __float2half2_rn(args.activation == kActivationNone ? -INFINITY : 0.0f);
-  const __half2 high = __float2half2_rn(args.activation == kActivationRelu6 ? 6.0f : INFINITY);
+  const Clamp clamp(args.activation);
+  const bool has_residual = args.residual_values != nullptr;
 
   uint32_t chunk_slot = 0;
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+  for (int32_t tile = blockIdx.x / share.blocks; tile < args.tiles; tile += gridDim.x / share.blocks) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     const int32_t k = origin.k + slab * kSlabChannels;
     const int32_t k_lane = k + warp * 16 + lane / 4;  // and eight more
     const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                            k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
     float d[Tile::kPartPixels / 2];
-    multiply(args, ring, slab, part, d);
+    multiply(share.end - share.begin, ring, slab, part, d);
+    if constexpr (Tile::kSplits) {
+      if (share.blocks > 1) {
+        add_and_store<Tile>(args, share, origin, smem_out, d);
+        continue;
+      }
+    }
 
     Ring<Tile> residual = ring;
-    if (args.has_residual) residual = await_residual(ring, slab);
+    if (has_residual) residual = await_residual(ring, slab);
     const uint32_t smem_residual = residual.pixels() + part * Tile::kPartBytes + lane_offset;
 #pragma unroll
     for (int chunk = 0; chunk < kChunksOfPart; ++chunk) {
@@ -286,17 +397,15 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
       for (int j = 0; j < Tile::kChunkPixels / 16; ++j) {
         const int sixteen = chunk * Tile::kChunkPixels / 16 + j;
         uint32_t add[4] = {}, out[4];
-        if (args.has_residual) ldmatrix_x4_trans(add, smem_residual + sixteen * 16 * kRowBytes);
+        if (has_residual) ldmatrix_x4_trans(add, smem_residual + sixteen * 16 * kRowBytes);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           float2 sum = make_float2(d[sixteen * 8 + q * 2] + bias[q % 2], d[sixteen * 8 + q * 2 + 1] + bias[q % 2]);
-          if (args.has_residual) {
+          if (has_residual) {
             const float2 other = unpack_half2(add[q]);
             sum.x += other.x, sum.y += other.y;
           }
-          // Rounding first gives the same: it is monotone, and both bounds are halves.
-          const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
-          out[q] = *reinterpret_cast<const uint32_t *>(&rounded);
+          out[q] = clamp(sum);
         }
         stmatrix_x4_trans(smem_chunk + lane_offset + j * 16 * kRowBytes, out);
       }
@@ -305,7 +414,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
       if (stores) store_box_2d(&args.y, k, origin.m + part * Tile::kPartPixels + chunk * Tile::kChunkPixels, smem_chunk);
       chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
     }
-    if (args.has_residual) release(residual);
+    if (has_residual) release(residual);
   }
   if (stores) wait_stores_read<0>();
 }
@@ -326,11 +435,12 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
   __syncthreads();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const Share share = share_of<Tile>(args);
   if (group == 0) {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 0) load(args, ring);
+    if (threadIdx.x == 0) load(args, share, ring);
   } else {
     if constexpr (Tile::kMovesRegisters) take_registers<232>();
-    multiply_and_store(args, ring, group - 1);
+    multiply_and_store(args, share, ring, group - 1);
   }
 }

@@ -43,6 +43,42 @@ TREFOIL_DEVICE void barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// ---- clusters ----------------------------------------------------------------------------------------------------
+
+// This block's place in its cluster, and the cluster's blocks. Without a cluster a block is one of its own.
+TREFOIL_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+TREFOIL_DEVICE uint32_t cluster_blocks() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+
+// Waits for all threads of the cluster that have not ended; what they wrote before can be read after it.
+TREFOIL_DEVICE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n"
+               "barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Reads what another block of the cluster has at this address of its shared memory.
+TREFOIL_DEVICE float4 load_from_block(uint32_t shared_src, uint32_t rank) {
+  float4 value;
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+               "}" : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w) : "r"(shared_src), "r"(rank) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE void store_shared(uint32_t shared_dst, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" :: "r"(shared_dst), "f"(value) : "memory");
+}
+
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {

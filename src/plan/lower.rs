@@ -235,7 +235,7 @@ impl<'a> Lowering<'a> {
             (Family::Cpu, _) => Ok(Kernel::Cpu),
             (Family::Sm80, None) => Ok(select::conv_kernel(limits, conv, mnk).0),
             (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => Ok(kernel),
-            (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv(_))) if limits.has_sm90_kernels() => {
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
             }
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),

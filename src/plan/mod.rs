@@ -159,7 +159,12 @@ pub enum Kernel {
     /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
     Sm80Gemm(ConvTile),
     /// The sm90 convolution with a tile.
-    Sm90Conv(Sm90Tile),
+    Sm90Conv {
+        /// The tile.
+        tile: Sm90Tile,
+        /// Blocks that share each tile, a part of the sum for each: one of [`Sm90Tile::splits`].
+        split: usize,
+    },
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
 }

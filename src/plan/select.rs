@@ -71,7 +71,7 @@ impl Kernel {
     /// Every kernel that a dense convolution may be given on `limits`.
     pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
         let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
-        let sm90 = Sm90Tile::ALL.into_iter().map(Self::Sm90Conv).filter(|_| limits.has_sm90_kernels());
+        let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
         match limits.family {
             super::Family::Cpu => vec![Self::Cpu],
             super::Family::Sm80 => sm80.chain(sm90).collect(),
@@ -85,7 +85,8 @@ impl fmt::Display for Kernel {
             Self::Cpu => write!(f, "cpu"),
             Self::Sm80 => write!(f, "sm80"),
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
-            Self::Sm90Conv(tile) => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, split: 1 } => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, split } => write!(f, "sm90 {tile}/{split}"),
             Self::Joined => write!(f, "joined"),
         }
     }
@@ -102,10 +103,13 @@ pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) ->
 /// The best sm90 kernel of a sum of convolutions that it can compute, and the clocks that it takes, if the device has
 /// one.
 pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
-    let fits = |tile: &Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
-    let tiles = Sm90Tile::ALL.into_iter().filter(|tile| limits.has_sm90_kernels() && fits(tile));
-    let kernels = tiles.map(|tile| (Kernel::Sm90Conv(tile), sm90::clocks(convs, tile, limits)));
-    kernels.min_by(|a, b| a.1.total_cmp(&b.1))
+    let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
+    let clocks = |kernel| match kernel {
+        Kernel::Sm90Conv { tile, split } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, split, limits))),
+        _ => None,
+    };
+    let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
+    kernels.filter_map(clocks).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// The kernel of a linear layer.

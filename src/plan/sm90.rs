@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Limits, Request};
+use super::{Kernel, Limits, Request};
 use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -28,6 +28,19 @@ impl Sm90Tile {
         Self { channels: 64, pixels: 64 },
         Self { channels: 64, pixels: 32 },
     ];
+
+    /// How many blocks may share a tile: those of one warpgroup's size, where there are too few to fill a device.
+    pub fn splits(self) -> &'static [usize] {
+        match self.pipeline() {
+            Some(pipeline) if pipeline.splits() => &[1, 2, 4, 8],
+            _ => &[1],
+        }
+    }
+
+    /// The kernel in every tile and split.
+    pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
+        Self::ALL.into_iter().flat_map(|tile| tile.splits().iter().map(move |&split| Kernel::Sm90Conv { tile, split }))
+    }
 
     /// How the kernel walks through this tile; `None` if it is not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<Sm90Pipeline> {
@@ -80,11 +93,17 @@ impl Sm90Pipeline {
         128 * (1 + self.slabs * self.parts)
     }
 
-    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks.
+    /// Whether blocks can share a tile.
+    pub(crate) const fn splits(self) -> bool {
+        self.slabs * self.parts == 1
+    }
+
+    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or a shared tile's sums.
     pub(crate) const fn shared_bytes(self) -> usize {
         let rows = self.slabs * 64 + self.parts * self.part_pixels;
-        let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels;
-        self.stages * (rows * ROW_BYTES + 16) + chunks * ROW_BYTES
+        let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels * ROW_BYTES;
+        let sums = if self.splits() { self.part_pixels * 64 * 4 } else { 0 };
+        self.stages * (rows * ROW_BYTES + 16) + if sums > chunks { sums } else { chunks }
     }
 }
 
@@ -162,17 +181,18 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
 /// 2^31: what counts and indices stay below.
 const INDEX_LIMIT: usize = 1 << 31;
 
-/// Clocks that the sum of `convs`, which have one output shape, takes in this tile: the busiest block's copies or
-/// products, whichever is longer, and its epilogues.
-pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, limits: &Limits) -> f64 {
+/// Clocks that the sum of `convs`, which have one output shape, takes in this tile, shared by `split` blocks: the
+/// busiest block's copies or products, whichever is longer, and its epilogues.
+pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, split: usize, limits: &Limits) -> f64 {
     let ConvShape { batch, output, .. } = convs[0];
     let pixels = batch * output.pixels();
     let tiles = pixels.div_ceil(tile.pixels) * output.channels.div_ceil(tile.channels);
-    let waves = tiles.div_ceil(limits.units.max(1));
-    let steps: usize = convs.iter().map(ConvShape::steps).sum();
+    let waves = (tiles * split).div_ceil(limits.units.max(1));
+    let steps = convs.iter().map(ConvShape::steps).sum::<usize>().div_ceil(split);
     let area = (tile.channels * tile.pixels) as f64;
     let step = (area * 64.0 / PRODUCTS_A_CLOCK).max((tile.channels + tile.pixels) as f64 * 128.0 / BYTES_A_CLOCK);
-    STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE)
+    let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
+    STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
 }
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.
@@ -185,6 +205,10 @@ const STARTUP: f64 = 1500.0;
 const EPILOGUE: f64 = 600.0;
 /// Of each output value of a tile.
 const EPILOGUE_OF_VALUE: f64 = 0.035;
+/// Of a tile that blocks share: two barriers of the cluster, and a first read of another block's sums.
+const EXCHANGE: f64 = 900.0;
+/// Of each value of such a tile.
+const EXCHANGE_OF_VALUE: f64 = 0.15;
 
 #[cfg(test)]
 mod tests {

@@ -72,7 +72,7 @@ impl Case {
             choices.insert(graph.nodes[host].name.clone(), kernel);
             choices.insert(graph.nodes[added].name.clone(), Kernel::Joined);
         }
-        (any && matches!(kernel, Kernel::Sm90Conv(_))).then_some(choices)
+        (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
     }
 
     /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's

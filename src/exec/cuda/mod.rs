@@ -164,6 +164,7 @@ impl Kernels {
                 let function = &self.functions[launch.entry];
                 let shape = LaunchShape {
                     grid: launch.grid,
+                    cluster: launch.cluster,
                     block: launch.block,
                     shared_bytes: launch.shared_bytes,
                     waits_itself: launch.waits_itself,

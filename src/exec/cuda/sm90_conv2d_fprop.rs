@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 use super::launch::{
-    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, unsupported,
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, product, unsupported,
 };
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
@@ -36,19 +36,21 @@ kernel_args! {
         residual: MapBytes,
         y: MapBytes,
         bias: u64,
+        residual_values: u64,
+        y_values: u64,
         k_stored: i32,
         tiles: i32,
         channel_tiles: i32,
+        m_pixels: i32,
         out_pixels: i32,
         out_width: i32,
         steps: i32,
         activation: i32,
-        has_residual: i32,
         by_channel_tiles: FastDivide,
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
         source: [Sm90Source; 2],
-        padding: [i32; 12],
+        padding: [i32; 8],
     }
 }
 
@@ -70,6 +72,9 @@ pub(super) const ENTRIES: [(Sm90Tile, &str); Sm90Tile::ALL.len()] = [
 /// Channels of one stage.
 const STEP_CHANNELS: usize = 64;
 
+/// That share a tile at most.
+const MOST_BLOCKS: usize = 8;
+
 /// A second convolution, of the same output shape, whose sum is added to the first one's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Second {
@@ -83,19 +88,32 @@ pub(crate) struct Second {
     pub(crate) filter: u64,
 }
 
-/// The launch of `problem`, and of a second convolution with it, in tiles of `tile`, on a device of `units`
-/// multiprocessors. The bias is of both.
+/// How the work is divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    /// What a block computes, alone or
+    pub(crate) tile: Sm90Tile,
+    /// with so many in all, in a cluster.
+    pub(crate) split: usize,
+    /// The device's multiprocessors.
+    pub(crate) units: usize,
+}
+
+/// The launch of `problem`, and of a second convolution with it. The bias is of both.
 pub(crate) fn launch(
     problem: &ConvProblem,
     second: Option<&Second>,
-    tile: Sm90Tile,
-    units: usize,
+    tiling: &Tiling,
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
+    let Tiling { tile, split, units } = *tiling;
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
     };
+    if !tile.splits().contains(&split) {
+        return Err(unsupported("blocks that share a tile", split, "use one of Sm90Tile::splits"));
+    }
     let ConvProblem { batch, input, output, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
@@ -111,14 +129,16 @@ pub(crate) fn launch(
     let tiles = pixels.div_ceil(tile.pixels) * channel_tiles;
     let args = Sm90ConvArgs {
         bias: aligned("bias", bias, 16)?,
+        residual_values: residual.unwrap_or(0),
+        y_values: y,
         k_stored: int(output.channels),
         tiles: int(tiles),
         channel_tiles: int(channel_tiles),
+        m_pixels: int(pixels),
         out_pixels: int(output.pixels()),
         out_width: int(output.width),
-        steps: in_range("steps", steps, 1, INDEX_LIMIT)?,
+        steps: in_range("steps", steps, 1, INDEX_LIMIT / MOST_BLOCKS)?,
         activation: activation_code(activation),
-        has_residual: i32::from(residual.is_some()),
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
@@ -142,9 +162,13 @@ pub(crate) fn launch(
         maps.push(source.x_map(pipeline.part_pixels)?);
     }
     maps.extend([outputs(residual, pipeline.part_pixels), outputs(y, pipeline.chunk_pixels)]);
+    // Blocks that share their tile take no second one.
+    let blocks =
+        if split > 1 { product("blocks", &[tiles, split])? } else { tiles.min(units * pipeline.blocks) as u32 };
     Ok(Launch {
         entry,
-        grid: [tiles.min(units * pipeline.blocks) as u32, 1, 1],
+        grid: [blocks, 1, 1],
+        cluster: split as u32,
         block: [pipeline.threads() as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes() as u32,
         args: ArgBytes::new(&args),
@@ -232,6 +256,10 @@ mod tests {
     const POINTERS: ConvPointers =
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
 
+    fn tiling(channels: usize, pixels: usize) -> Tiling {
+        Tiling { tile: Sm90Tile { channels, pixels }, split: 1, units: 132 }
+    }
+
     fn problem() -> ConvProblem {
         let pad = Pad { top: 2, left: 1, bottom: 16, right: 32 };
         ConvProblem {
@@ -251,13 +279,14 @@ mod tests {
             x: 0x600,
             filter: 0x700,
         };
-        let tile = Sm90Tile { channels: 128, pixels: 64 };
-        let launch = launch(&problem(), Some(&second), tile, 132, &POINTERS).unwrap();
+        let tiling = tiling(128, 64);
+        let launch = launch(&problem(), Some(&second), &tiling, &POINTERS).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
-        assert_eq!([args.bias, args.k_stored as u64], [0x300, 136]);
+        assert_eq!([args.bias, args.residual_values, args.y_values], [0x300, 0x400, 0x500]);
+        assert_eq!([args.k_stored, args.m_pixels], [136, 627]);
         assert_eq!([args.tiles, args.channel_tiles], [20, 2]);
         assert_eq!([args.out_pixels, args.out_width, args.steps], [209, 19, 35 * 2 + 4]);
-        assert_eq!([args.activation, args.has_residual], [2, 1]);
+        assert_eq!(args.activation, 2);
         let source = args.source[0];
         assert_eq!([source.filter_h, source.filter_w, source.c_steps], [5, 7, 2]);
         assert_eq!([source.stride_h, source.stride_w], [3, 2]);
@@ -268,7 +297,7 @@ mod tests {
         assert_eq!(args.by_channel_tiles.divide(19), 9);
         assert_eq!(args.by_out_pixels.divide(627), 3);
         assert_eq!(args.by_out_width.divide(208), 10);
-        assert_eq!((launch.grid, launch.block), ([20, 1, 1], [384, 1, 1]));
+        assert_eq!((launch.grid, launch.cluster, launch.block), ([20, 1, 1], 1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 4 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
         assert_eq!(launch.entry, "sm90_conv2d_fprop_128x64");
         let matrix = |address, pixels| TensorMap::Matrix { address, dims: [136, 627], box_dims: [64, pixels] };
@@ -309,22 +338,37 @@ mod tests {
             window: Window::square(1, 1, 0),
             ..problem()
         };
-        let tile = Sm90Tile { channels: 64, pixels: 256 };
-        let launch = launch(&problem, None, tile, 7, &ConvPointers { residual: None, ..POINTERS }).unwrap();
+        let tiling = Tiling { units: 7, ..tiling(64, 256) };
+        let launch = launch(&problem, None, &tiling, &ConvPointers { residual: None, ..POINTERS }).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
-        assert_eq!([args.source[0].by_windows, args.has_residual, args.tiles, args.steps], [0, 0, 15, 1]);
+        assert_eq!([args.source[0].by_windows, args.tiles, args.steps], [0, 15, 1]);
+        assert_eq!(args.residual_values, 0);
         assert_eq!(launch.grid, [7, 1, 1]);
         assert_eq!(launch.maps[2], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 128] });
     }
 
     #[test]
+    fn clusters_share_tiles_one_each() {
+        let tiling = Tiling { split: 4, units: 7, ..tiling(64, 32) };
+        let launch = launch(&problem(), None, &tiling, &POINTERS).unwrap();
+        let args: Sm90ConvArgs = launch.args.read();
+        assert_eq!([args.tiles, args.steps], [20 * 3, 70]);
+        assert_eq!((launch.grid, launch.cluster), ([60 * 4, 1, 1], 4));
+        assert_eq!(launch.shared_bytes, 8 * ((64 + 32) * 128 + 16) + 32 * 64 * 4);
+    }
+
+    #[test]
     fn out_of_range_is_an_error() {
-        let tile = Sm90Tile { channels: 128, pixels: 128 };
+        let fine = tiling(128, 128);
         let wide = ConvProblem { window: Window { stride: [9, 2], ..problem().window }, ..problem() };
-        assert!(matches!(launch(&wide, None, tile, 132, &POINTERS), Err(Error::Unsupported { .. })));
-        let odd = Sm90Tile { channels: 96, pixels: 96 };
-        assert!(matches!(launch(&problem(), None, odd, 132, &POINTERS), Err(Error::Unsupported { .. })));
+        assert!(matches!(launch(&wide, None, &fine, &POINTERS), Err(Error::Unsupported { .. })));
+        let odd = tiling(96, 96);
+        assert!(matches!(launch(&problem(), None, &odd, &POINTERS), Err(Error::Unsupported { .. })));
+        for (split, tile) in [(3, [64, 64]), (16, [64, 64]), (2, [128, 64])] {
+            let unknown = Tiling { split, ..tiling(tile[0], tile[1]) };
+            assert!(matches!(launch(&problem(), None, &unknown, &POINTERS), Err(Error::Unsupported { .. })));
+        }
         let shifted = ConvPointers { x: 0x108, ..POINTERS };
-        assert!(matches!(launch(&problem(), None, tile, 132, &shifted), Err(Error::Option { option: "x", .. })));
+        assert!(matches!(launch(&problem(), None, &fine, &shifted), Err(Error::Option { option: "x", .. })));
     }
 }

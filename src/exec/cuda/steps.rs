@@ -10,10 +10,10 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
-use super::sm90_conv2d_fprop::{self, Second};
+use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use crate::error::Error;
 use crate::model::{Conv2d, Pool};
-use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, Sm90Tile, Step, StepOp, Tensor, TensorId};
+use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -114,19 +114,16 @@ impl Operands<'_> {
     }
 
     /// The sm90 launch of a convolution, with the one joined to it if there is one.
-    fn sm90_conv(
-        &self,
-        tile: Sm90Tile,
-        problem: &ConvProblem,
-        pointers: &ConvPointers,
-        joined: Option<&Joined>,
-    ) -> Result<Launch, Error> {
+    fn sm90_conv(&self, conv: &Conv2d, residual: Option<u64>, joined: Option<&Joined>) -> Result<Launch, Error> {
+        let Kernel::Sm90Conv { tile, split } = self.step.kernel else { return Err(self.wrong_kernel()) };
         let second = joined.map(|joined| {
             let id = self.step.inputs[1];
             let (input, window) = (stored(self.tensor(id)), joined.conv.window);
             Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
         });
-        sm90_conv2d_fprop::launch(problem, second.as_ref(), tile, self.plan.limits.units, pointers)
+        let tiling = Tiling { tile, split, units: self.plan.limits.units };
+        let pointers = self.conv_pointers(residual);
+        sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
     }
 
     fn launch(&self) -> Result<Launch, Error> {
@@ -140,17 +137,11 @@ impl Operands<'_> {
                 let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
                 normalize::launch(&problem, &NormalizePointers { x, y })
             }
-            StepOp::Conv(conv) => {
-                let pointers = self.conv_pointers(second);
-                match self.step.kernel {
-                    Kernel::Sm90Conv(tile) => self.sm90_conv(tile, &self.conv_problem(conv), &pointers, None),
-                    _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &pointers),
-                }
-            }
-            StepOp::ConvSum { conv, joined } => {
-                let Kernel::Sm90Conv(tile) = self.step.kernel else { return Err(self.wrong_kernel()) };
-                self.sm90_conv(tile, &self.conv_problem(conv), &self.conv_pointers(None), Some(joined))
-            }
+            StepOp::Conv(conv) => match self.step.kernel {
+                Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),
+                _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
+            },
+            StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
             StepOp::Depthwise(conv) => {
                 let (filter, bias) = self.weights();
                 let problem = DepthwiseProblem {
