@@ -11,7 +11,7 @@
 // run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
 //
 // Where there are far fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps
-// and leaves its sums in its shared memory, where the others read them.
+// and sends its sums to the shared memory of the blocks that add them up.
 #pragma once
 
 #include "common.cuh"
@@ -61,7 +61,6 @@ static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, sour
 constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepChannels * 2;            // of a channel's filter and of a pixel, in a stage
 constexpr int kSlabChannels = 64;                       // output channels of a warpgroup
-constexpr uint32_t kMostBlocks = 8;                     // that share a tile: what every device takes as a cluster
 constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters in a stage
 
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
@@ -86,12 +85,13 @@ struct Sm90Tile {
   // The output goes out in chunks: kChunks buffers for each warpgroup.
   static constexpr int kChunkPixels = kChunkPixels_, kChunks = kChunks_;
   static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
-  // A tile of one warpgroup may be shared by the blocks of a cluster; then the sums of one lie there instead.
+  // A tile of one warpgroup may be shared by the blocks of a cluster; then what a block gets of their sums lies there
+  // instead, with a barrier of its own.
   static constexpr bool kSplits = kConsumers == 1;
   static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
   static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + (kSplits ? 8 : 0);
 
   static_assert(kPartPixels % 16 == 0 && kPartPixels <= 256 && kPartPixels % kChunkPixels == 0, "whole products");
   static_assert(kChunkPixels % 16 == 0 && kChunkBytes % 1024 == 0 && kPartBytes % 1024 == 0, "swizzled in 1024 bytes");
@@ -109,6 +109,7 @@ template <class Tile> struct Ring {
     return smem + Tile::kStages * Tile::kStageBytes + Tile::kOutBytes + stage * 8;
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
+  __device__ __forceinline__ uint32_t received() const { return smem + Tile::kSharedBytes - 8; }
   __device__ __forceinline__ void advance() {
     if (++stage == Tile::kStages) stage = 0, phase ^= 1;
   }
@@ -310,50 +311,45 @@ struct Clamp {
   }
 };
 
-// Where a block keeps its sums of four channels of a pixel: swizzled, so that neither fragments nor rows collide.
-TREFOIL_DEVICE uint32_t sum_address(uint32_t smem_sums, uint32_t pixel, uint32_t four) {
-  return smem_sums + pixel * (kSlabChannels * 4) + (four ^ pixel / 2 % 4 * 2) * 16;
-}
-
-// Adds up what the blocks of a cluster have summed, in their order, and stores it: each block an equal part of the tile.
+// Adds up what the blocks of a cluster have summed, in their order, and stores it, each block an equal part of the tile.
+// A thread's sums go in pairs, two pixels of a channel, to the block that stores them: its `smem_sums` is
+// [blocks][pairs of a block][128 threads], its barrier at `received` counts the bytes.
 template <class Tile>
 TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
-                                  const float (&d)[Tile::kPartPixels / 2]) {
-  constexpr int kFours = kSlabChannels / 4;
-  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+                                  uint32_t received, const float (&d)[Tile::kPartPixels / 2]) {
+  constexpr uint32_t kPairs = Tile::kPartPixels / 4;
+  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, pairs = kPairs / share.blocks;
+  const uint32_t smem_thread = smem_sums + thread * 8;
+  cluster_wait();
 #pragma unroll
-  for (int i = 0; i < Tile::kPartPixels / 2; ++i) {
-    const uint32_t pixel = i / 4 * 8 + lane % 4 * 2 + i % 2, channel = warp * 16 + lane / 4 + i / 2 % 2 * 8;
-    store_shared(sum_address(smem_sums, pixel, channel / 4) + channel % 4 * 4, d[i]);
-  }
-  cluster_sync();
+  for (uint32_t pair = 0; pair < kPairs; ++pair)
+    send_pair(smem_thread + (share.rank * pairs + (pair & pairs - 1)) * 1024, received, pair * share.blocks / kPairs,
+              d[pair * 2], d[pair * 2 + 1]);
   wait_for_earlier_launches();
+  barrier_wait_cluster(received);
   const Clamp clamp(args.activation);
-  const uint32_t items = Tile::kPartPixels * kFours / share.blocks;
-  for (uint32_t item = threadIdx.x % 128; item < items; item += 128) {
-    const uint32_t place = share.rank * items + item, pixel = place / kFours, four = place % kFours;
-    const int32_t k = origin.k + four * 4, m = origin.m + pixel;
+  const uint32_t odd = lane / 4 % 2;
+  for (uint32_t i = 0; i < pairs; ++i) {
+    float2 sum = {};
+    for (uint32_t rank = 0; rank < share.blocks; ++rank) {
+      const float2 part = load_shared_pair(smem_thread + (rank * pairs + i) * 1024);
+      sum.x += part.x, sum.y += part.y;
+    }
+    // Two pixels of this lane's channel become two channels of one pixel.
+    const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
+    sum = odd ? make_float2(other, sum.y) : make_float2(sum.x, other);
+    const uint32_t pair = share.rank * pairs + i;
+    const int32_t k = origin.k + warp * 16 + pair % 2 * 8 + lane / 4 - odd, m = origin.m + pair / 2 * 8 + lane % 4 * 2 + odd;
     if (k >= args.k_stored || m >= args.m_pixels) continue;
     const int64_t at = static_cast<int64_t>(m) * args.k_stored + k;
-    uint2 other = {};
-    if (args.residual_values != nullptr) other = __ldcg(reinterpret_cast<const uint2 *>(args.residual_values + at));
-    const float4 bias = __ldg(reinterpret_cast<const float4 *>(args.bias + k));
-    float4 part[kMostBlocks];
-#pragma unroll
-    for (uint32_t rank = 0; rank < kMostBlocks; ++rank)
-      if (rank < share.blocks) part[rank] = load_from_block(sum_address(smem_sums, pixel, four), rank);
-    float4 sum = part[0];
-#pragma unroll
-    for (uint32_t rank = 1; rank < kMostBlocks; ++rank)
-      if (rank < share.blocks)
-        sum.x += part[rank].x, sum.y += part[rank].y, sum.z += part[rank].z, sum.w += part[rank].w;
-    const float2 add[2] = {unpack_half2(other.x), unpack_half2(other.y)};
-    const uint2 out = {clamp({sum.x + bias.x + add[0].x, sum.y + bias.y + add[0].y}),
-                       clamp({sum.z + bias.z + add[1].x, sum.w + bias.w + add[1].y})};
-    *reinterpret_cast<uint2 *>(args.y_values + at) = out;
+    const float2 bias = __ldg(reinterpret_cast<const float2 *>(args.bias + k));
+    sum.x += bias.x, sum.y += bias.y;
+    if (args.residual_values != nullptr) {
+      const float2 add = unpack_half2(__ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at)));
+      sum.x += add.x, sum.y += add.y;
+    }
+    *reinterpret_cast<uint32_t *>(args.y_values + at) = clamp(sum);
   }
-  __syncwarp();
-  cluster_sync();  // no block ends while its sums are read
 }
 
 template <class Tile>
@@ -380,7 +376,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     multiply(share.end - share.begin, ring, slab, part, d);
     if constexpr (Tile::kSplits) {
       if (share.blocks > 1) {
-        add_and_store<Tile>(args, share, origin, smem_out, d);
+        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), d);
         continue;
       }
     }
@@ -430,12 +426,17 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
       barrier_init(each.full(), 1);
       barrier_init(each.empty(), 4 * Tile::kConsumers);
     }
+    if constexpr (Tile::kSplits) {
+      barrier_init(ring.received(), 1);
+      barrier_arrive_expect(ring.received(), Tile::kSumBytes);
+    }
     fence_barrier_init();
   }
   __syncthreads();
+  const Share share = share_of<Tile>(args);
+  if (share.blocks > 1) cluster_arrive();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  const Share share = share_of<Tile>(args);
   if (group == 0) {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
     if (threadIdx.x == 0) load(args, share, ring);

@@ -58,25 +58,37 @@ TREFOIL_DEVICE uint32_t cluster_blocks() {
   return blocks;
 }
 
-// Waits for all threads of the cluster that have not ended; what they wrote before can be read after it.
-TREFOIL_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n"
-               "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+// Says that this thread's block has begun and its barriers are initialised; every thread does.
+TREFOIL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
-// Reads what another block of the cluster has at this address of its shared memory.
-TREFOIL_DEVICE float4 load_from_block(uint32_t shared_src, uint32_t rank) {
-  float4 value;
+// Waits until all threads of the cluster that have not ended have arrived.
+TREFOIL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Writes two floats to this address of the shared memory of a block of the cluster, and completes 8 bytes of the
+// transaction of its barrier at `barrier`.
+TREFOIL_DEVICE void send_pair(uint32_t shared_dst, uint32_t barrier, uint32_t rank, float x, float y) {
   asm volatile("{\n"
-               ".reg .b32 there;\n"
-               "mapa.shared::cluster.u32 there, %4, %5;\n"
-               "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-               "}" : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w) : "r"(shared_src), "r"(rank) : "memory");
-  return value;
+               ".reg .b32 dst, at;\n"
+               "mapa.shared::cluster.u32 dst, %0, %2;\n"
+               "mapa.shared::cluster.u32 at, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [dst], {%3, %4}, [at];\n"
+               "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
 }
 
-TREFOIL_DEVICE void store_shared(uint32_t shared_dst, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" :: "r"(shared_dst), "f"(value) : "memory");
+// Waits for the end of the first phase of a barrier that other blocks of the cluster complete.
+TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+               "@!done bra again;\n"
+               "}" :: "r"(barrier) : "memory");
+}
+
+TREFOIL_DEVICE float2 load_shared_pair(uint32_t shared_src) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
+  return value;
 }
 
 // ---- copies by tensor map ----------------------------------------------------------------------------------------

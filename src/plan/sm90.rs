@@ -98,12 +98,13 @@ impl Sm90Pipeline {
         self.slabs * self.parts == 1
     }
 
-    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or a shared tile's sums.
+    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or what it gets of a shared
+    /// tile's sums, with a barrier.
     pub(crate) const fn shared_bytes(self) -> usize {
         let rows = self.slabs * 64 + self.parts * self.part_pixels;
         let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels * ROW_BYTES;
-        let sums = if self.splits() { self.part_pixels * 64 * 4 } else { 0 };
-        self.stages * (rows * ROW_BYTES + 16) + if sums > chunks { sums } else { chunks }
+        let (sums, barrier) = if self.splits() { (self.part_pixels * 64 * 4, 8) } else { (0, 0) };
+        self.stages * (rows * ROW_BYTES + 16) + if sums > chunks { sums } else { chunks } + barrier
     }
 }
 
@@ -205,7 +206,7 @@ const STARTUP: f64 = 1500.0;
 const EPILOGUE: f64 = 600.0;
 /// Of each output value of a tile.
 const EPILOGUE_OF_VALUE: f64 = 0.035;
-/// Of a tile that blocks share: two barriers of the cluster, and a first read of another block's sums.
+/// Of a tile that blocks share: until a block has what the others send.
 const EXCHANGE: f64 = 900.0;
 /// Of each value of such a tile.
 const EXCHANGE_OF_VALUE: f64 = 0.15;

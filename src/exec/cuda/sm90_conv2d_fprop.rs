@@ -354,7 +354,7 @@ mod tests {
         let args: Sm90ConvArgs = launch.args.read();
         assert_eq!([args.tiles, args.steps], [20 * 3, 70]);
         assert_eq!((launch.grid, launch.cluster), ([60 * 4, 1, 1], 4));
-        assert_eq!(launch.shared_bytes, 8 * ((64 + 32) * 128 + 16) + 32 * 64 * 4);
+        assert_eq!(launch.shared_bytes, 8 * ((64 + 32) * 128 + 16) + 32 * 64 * 4 + 8);
     }
 
     #[test]
