@@ -34,7 +34,8 @@ struct Sm90Source {
 // The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
 struct Sm90ConvArgs {
   TensorMap filter[2];  // of each source: halves {C, R * S, K}, box {64, 1, channels of the tile}
-  TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part
+  TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part,
+                        // or of what a block of a pair copies of it
   TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
   TensorMap y;          // halves {K, pixels}, box {64, pixels of a chunk}
   const float *bias;    // [k_stored]
@@ -88,6 +89,8 @@ struct Sm90Tile {
   // A tile of one warpgroup may be shared by the blocks of a cluster; then what a block gets of their sums lies there
   // instead, with a barrier of its own.
   static constexpr bool kSplits = kConsumers == 1;
+  // Two blocks with neighbouring channels may share their pixels: each copies one half of them for both.
+  static constexpr bool kPairs = kSlabs == 2;
   static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
   static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
@@ -126,17 +129,19 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m_tile * Tile::kPixels};
 }
 
-// What a block does of each of its tiles: the steps from `begin` to `end`. All of them, unless a cluster shares the tile.
+// What a block does: which tiles, and of each the steps from `begin` to `end`.
 struct Share {
-  uint32_t rank = 0, blocks = 1;
+  uint32_t rank = 0, blocks = 1;  // of the cluster
   int32_t begin, end;
+  int32_t first_tile, tile_stride;
 };
 
 template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
   Share share;
-  if constexpr (Tile::kSplits) share.rank = cluster_rank(), share.blocks = cluster_blocks();
-  share.begin = args.steps * share.rank / share.blocks;
-  share.end = args.steps * (share.rank + 1) / share.blocks;
+  if constexpr (Tile::kSplits || Tile::kPairs) share.rank = cluster_rank(), share.blocks = cluster_blocks();
+  const int32_t parts = Tile::kSplits ? share.blocks : 1, part = Tile::kSplits ? share.rank : 0;
+  share.begin = args.steps * part / parts, share.end = args.steps * (part + 1) / parts;
+  share.first_tile = blockIdx.x / parts, share.tile_stride = gridDim.x / parts;
   return share;
 }
 
@@ -202,34 +207,44 @@ TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &rin
   copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c, step.tap, k);
 }
 
-// Copies a stage's pixels: one part of the tile, from output pixel m on, which is `first`.
-TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, uint32_t smem_part, uint32_t full, const Step &step, int32_t m,
-                                const Pixel &first) {
+// Copies a stage's pixels: one part of the tile, or what the block gets of it for all of its cluster: from output pixel m
+// on, which is `first`.
+template <class Tile>
+TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, uint32_t smem, uint32_t full,
+                                const Step &step, int32_t m, const Pixel &first) {
   const Sm90Source &from = args.source[step.source];
   const TensorMap *map = &args.x[step.source];
-  if (from.by_windows)
-    copy_im2col(smem_part, map, full, step.c, first.q * from.stride_w - from.pad_left,
-                first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
-  else
-    copy_box_2d(smem_part, map, full, step.c, m);
+  const int32_t w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
+  const uint16_t offset_w = step.s * from.dilation_w, offset_h = step.r * from.dilation_h;
+  if (Tile::kPairs && share.blocks > 1) {
+    const uint16_t both = 3;
+    if (from.by_windows) copy_im2col_to(both, smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d_to(both, smem, map, full, step.c, m);
+  } else {
+    if (from.by_windows) copy_im2col(smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d(smem, map, full, step.c, m);
+  }
 }
 
 template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring) {
   allow_next_launch();
   const int32_t steps = share.end - share.begin;
   const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
+  // Of a pair each block copies one half of the pixels for both.
+  const int32_t ahead_pixels = Tile::kPairs ? share.rank * (Tile::kPartPixels / share.blocks) : 0;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
   Step step_ahead = begin;
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
-    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x / share.blocks).k);
+    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, share.first_tile).k);
   wait_for_earlier_launches();
-  for (int32_t tile = blockIdx.x / share.blocks; tile < args.tiles; tile += gridDim.x / share.blocks) {
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     Pixel first[Tile::kParts];
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels);
+    for (int part = 0; part < Tile::kParts; ++part)
+      first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels + ahead_pixels);
     Step step = begin;
     for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
@@ -240,24 +255,30 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
       }
 #pragma unroll
       for (int part = 0; part < Tile::kParts; ++part)
-        load_pixels(args, ring.pixels() + part * Tile::kPartBytes, ring.full(), step,
-                    origin.m + part * Tile::kPartPixels, first[part]);
+        load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + ahead_pixels * kRowBytes, ring.full(),
+                          step, origin.m + part * Tile::kPartPixels + ahead_pixels, first[part]);
     }
-    if (args.residual_values != nullptr && share.blocks == 1) load_residual(args, ring, origin);
+    if (args.residual_values != nullptr && (!Tile::kSplits || share.blocks == 1)) load_residual(args, ring, origin);
   }
 }
 
 // ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
 
-// Gives a stage back, once for each warp.
-template <class Tile> TREFOIL_DEVICE void release(const Ring<Tile> &ring) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+// Gives a stage back, once for each warp: to all who copy into it.
+template <class Tile> TREFOIL_DEVICE void release(const Share &share, const Ring<Tile> &ring) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (!Tile::kPairs || share.blocks == 1) {
+    if (lane == 0) barrier_arrive(ring.empty());
+  } else {
+    if (lane < share.blocks) barrier_arrive_at(ring.empty(), lane);
+  }
 }
 
 // The sums of one tile over some steps: this warpgroup's 64 channels of its part's pixels.
 template <class Tile>
-TREFOIL_DEVICE void multiply(int32_t steps, Ring<Tile> &ring, uint32_t slab, uint32_t part,
+TREFOIL_DEVICE void multiply(const Share &share, Ring<Tile> &ring, uint32_t slab, uint32_t part,
                              float (&d)[Tile::kPartPixels / 2]) {
+  const int32_t steps = share.end - share.begin;
   if (Tile::kSplits && steps == 0) {
 #pragma unroll
     for (float &sum : d) sum = 0.0f;
@@ -274,24 +295,24 @@ TREFOIL_DEVICE void multiply(int32_t steps, Ring<Tile> &ring, uint32_t slab, uin
     wgmma_commit();
     // One group stays in flight; the one before it has read its stage.
     wgmma_wait<1>();
-    if (step > 0) release(before);
+    if (step > 0) release(share, before);
     before = ring;
     ring.advance();
   }
   wgmma_wait<0>();
   wgmma_use(d);
-  release(before);
+  release(share, before);
 }
 
 // Waits for the residual's stages; gives the address of this warpgroup's part and the stage to release after it.
 template <class Tile>
-TREFOIL_DEVICE Ring<Tile> await_residual(Ring<Tile> &ring, uint32_t slab) {
+TREFOIL_DEVICE Ring<Tile> await_residual(const Share &share, Ring<Tile> &ring, uint32_t slab) {
   Ring<Tile> mine = ring;
 #pragma unroll
   for (int i = 0; i < Tile::kSlabs; ++i) {
     barrier_wait(ring.full(), ring.phase);
     if (i == slab) mine = ring;
-    else release(ring);
+    else release(share, ring);
     ring.advance();
   }
   return mine;
@@ -366,14 +387,14 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
   const bool has_residual = args.residual_values != nullptr;
 
   uint32_t chunk_slot = 0;
-  for (int32_t tile = blockIdx.x / share.blocks; tile < args.tiles; tile += gridDim.x / share.blocks) {
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     const int32_t k = origin.k + slab * kSlabChannels;
     const int32_t k_lane = k + warp * 16 + lane / 4;  // and eight more
     const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                            k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
     float d[Tile::kPartPixels / 2];
-    multiply(share.end - share.begin, ring, slab, part, d);
+    multiply(share, ring, slab, part, d);
     if constexpr (Tile::kSplits) {
       if (share.blocks > 1) {
         add_and_store<Tile>(args, share, origin, smem_out, ring.received(), d);
@@ -382,7 +403,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     }
 
     Ring<Tile> residual = ring;
-    if (has_residual) residual = await_residual(ring, slab);
+    if (has_residual) residual = await_residual(share, ring, slab);
     const uint32_t smem_residual = residual.pixels() + part * Tile::kPartBytes + lane_offset;
 #pragma unroll
     for (int chunk = 0; chunk < kChunksOfPart; ++chunk) {
@@ -410,21 +431,28 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
       if (stores) store_box_2d(&args.y, k, origin.m + part * Tile::kPartPixels + chunk * Tile::kChunkPixels, smem_chunk);
       chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
     }
-    if (has_residual) release(residual);
+    if (has_residual) release(share, residual);
   }
   if (stores) wait_stores_read<0>();
+  if (Tile::kPairs && share.blocks > 1) {
+    // No block ends while the other arrives at its barriers.
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
+  }
 }
 
 // The kernel body.
 template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Ring<Tile> ring{shared_address(shared_bytes)};
+  const Share share = share_of<Tile>(args);
   if (threadIdx.x == 0) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
     Ring<Tile> each = ring;
     for (int stage = 0; stage < Tile::kStages; ++stage, each.advance()) {
       barrier_init(each.full(), 1);
-      barrier_init(each.empty(), 4 * Tile::kConsumers);
+      barrier_init(each.empty(), 4 * Tile::kConsumers * (Tile::kPairs ? share.blocks : 1));
     }
     if constexpr (Tile::kSplits) {
       barrier_init(ring.received(), 1);
@@ -433,8 +461,10 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &
     fence_barrier_init();
   }
   __syncthreads();
-  const Share share = share_of<Tile>(args);
-  if (share.blocks > 1) cluster_arrive();
+  if (share.blocks > 1) {
+    cluster_arrive();
+    if constexpr (Tile::kPairs) cluster_wait();
+  }
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {

@@ -58,6 +58,15 @@ TREFOIL_DEVICE uint32_t cluster_blocks() {
   return blocks;
 }
 
+// Arrives at another block's barrier: the one at this address of its shared memory.
+TREFOIL_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+               "}" :: "r"(barrier), "r"(rank) : "memory");
+}
+
 // Says that this thread's block has begun and its barriers are initialised; every thread does.
 TREFOIL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
@@ -116,6 +125,20 @@ TREFOIL_DEVICE void copy_im2col(uint32_t shared_dst, const TensorMap *map, uint3
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h)
                : "memory");
+}
+
+// The same to this address in several blocks of the cluster, those of `mask`, and to the barrier of each.
+TREFOIL_DEVICE void copy_box_2d_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x,
+                                   int32_t y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask) : "memory");
+}
+
+TREFOIL_DEVICE void copy_im2col_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t c,
+                                   int32_t w, int32_t h, int32_t n, uint16_t offset_w, uint16_t offset_h) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h),
+                  "h"(mask) : "memory");
 }
 
 // Copies a box to a matrix and closes a group of it; elements outside are left out.

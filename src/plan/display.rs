@@ -97,8 +97,8 @@ impl Plan {
             Kernel::Cpu => format!("cpu {stem}"),
             Kernel::Sm80 => format!("sm80 {stem}"),
             Kernel::Sm80Gemm(tile) => format!("sm80 {stem} {tile}"),
-            Kernel::Sm90Conv { tile, split: 1 } => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Conv { tile, split } => format!("sm90 {stem} {tile}/{split}"),
+            Kernel::Sm90Conv { tile, cluster: 1 } => format!("sm90 {stem} {tile}"),
+            Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
         }
     }

@@ -162,8 +162,8 @@ pub enum Kernel {
     Sm90Conv {
         /// The tile.
         tile: Sm90Tile,
-        /// Blocks that share each tile, a part of the sum for each: one of [`Sm90Tile::splits`].
-        split: usize,
+        /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
+        cluster: usize,
     },
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,

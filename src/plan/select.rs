@@ -85,8 +85,8 @@ impl fmt::Display for Kernel {
             Self::Cpu => write!(f, "cpu"),
             Self::Sm80 => write!(f, "sm80"),
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
-            Self::Sm90Conv { tile, split: 1 } => write!(f, "sm90 {tile}"),
-            Self::Sm90Conv { tile, split } => write!(f, "sm90 {tile}/{split}"),
+            Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Joined => write!(f, "joined"),
         }
     }
@@ -105,7 +105,7 @@ pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) ->
 pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
     let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
     let clocks = |kernel| match kernel {
-        Kernel::Sm90Conv { tile, split } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, split, limits))),
+        Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, cluster, limits))),
         _ => None,
     };
     let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());

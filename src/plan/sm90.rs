@@ -29,17 +29,21 @@ impl Sm90Tile {
         Self { channels: 64, pixels: 32 },
     ];
 
-    /// How many blocks may share a tile: those of one warpgroup's size, where there are too few to fill a device.
-    pub fn splits(self) -> &'static [usize] {
+    /// The sizes that a cluster of blocks may have. Of a tile of one warpgroup the blocks share each tile, a part of the
+    /// sum for each; of one of 128 channels two blocks have neighbouring channels, and each copies half of the pixels
+    /// for both.
+    pub fn clusters(self) -> &'static [usize] {
         match self.pipeline() {
             Some(pipeline) if pipeline.splits() => &[1, 2, 4, 8],
+            Some(pipeline) if pipeline.pairs() => &[1, 2],
             _ => &[1],
         }
     }
 
-    /// The kernel in every tile and split.
+    /// The kernel in every tile and cluster.
     pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
-        Self::ALL.into_iter().flat_map(|tile| tile.splits().iter().map(move |&split| Kernel::Sm90Conv { tile, split }))
+        let of = |tile: Self| tile.clusters().iter().map(move |&cluster| Kernel::Sm90Conv { tile, cluster });
+        Self::ALL.into_iter().flat_map(of)
     }
 
     /// How the kernel walks through this tile; `None` if it is not compiled for it.
@@ -93,9 +97,14 @@ impl Sm90Pipeline {
         128 * (1 + self.slabs * self.parts)
     }
 
-    /// Whether blocks can share a tile.
+    /// Whether the blocks of a cluster share a tile.
     pub(crate) const fn splits(self) -> bool {
         self.slabs * self.parts == 1
+    }
+
+    /// Whether the blocks of a cluster share their pixels.
+    pub(crate) const fn pairs(self) -> bool {
+        self.slabs == 2
     }
 
     /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or what it gets of a shared
@@ -182,16 +191,20 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
 /// 2^31: what counts and indices stay below.
 const INDEX_LIMIT: usize = 1 << 31;
 
-/// Clocks that the sum of `convs`, which have one output shape, takes in this tile, shared by `split` blocks: the
-/// busiest block's copies or products, whichever is longer, and its epilogues.
-pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, split: usize, limits: &Limits) -> f64 {
+/// Clocks that the sum of `convs`, which have one output shape, takes in this tile and clusters of so many blocks: the
+/// busiest block's copies or products, whichever is longer, and its epilogues. Infinity for a tile that is not compiled.
+pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits: &Limits) -> f64 {
     let ConvShape { batch, output, .. } = convs[0];
-    let pixels = batch * output.pixels();
-    let tiles = pixels.div_ceil(tile.pixels) * output.channels.div_ceil(tile.channels);
-    let waves = (tiles * split).div_ceil(limits.units.max(1));
+    let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
+    let split = if pipeline.splits() { cluster } else { 1 };
+    let pair = if pipeline.pairs() { cluster } else { 1 };
+    let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
+    let blocks = (batch * output.pixels()).div_ceil(tile.pixels) * channel_tiles * split;
+    let waves = blocks.div_ceil(limits.units.max(1));
     let steps = convs.iter().map(ConvShape::steps).sum::<usize>().div_ceil(split);
     let area = (tile.channels * tile.pixels) as f64;
-    let step = (area * 64.0 / PRODUCTS_A_CLOCK).max((tile.channels + tile.pixels) as f64 * 128.0 / BYTES_A_CLOCK);
+    let bytes = (tile.channels + tile.pixels / pair) as f64 * 128.0;
+    let step = (area * 64.0 / PRODUCTS_A_CLOCK).max(bytes / BYTES_A_CLOCK);
     let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
     STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
 }

@@ -91,10 +91,10 @@ pub(crate) struct Second {
 /// How the work is divided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiling {
-    /// What a block computes, alone or
+    /// What a block computes.
     pub(crate) tile: Sm90Tile,
-    /// with so many in all, in a cluster.
-    pub(crate) split: usize,
+    /// Blocks of a cluster.
+    pub(crate) cluster: usize,
     /// The device's multiprocessors.
     pub(crate) units: usize,
 }
@@ -106,18 +106,19 @@ pub(crate) fn launch(
     tiling: &Tiling,
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
-    let Tiling { tile, split, units } = *tiling;
+    let Tiling { tile, cluster, units } = *tiling;
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
     };
-    if !tile.splits().contains(&split) {
-        return Err(unsupported("blocks that share a tile", split, "use one of Sm90Tile::splits"));
+    if !tile.clusters().contains(&cluster) {
+        return Err(unsupported("blocks of a cluster", cluster, "use one of Sm90Tile::clusters"));
     }
+    let pair = if pipeline.pairs() { cluster } else { 1 };
     let ConvProblem { batch, input, output, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
-    let channel_tiles = output.channels.div_ceil(tile.channels);
+    let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
     let first = Source { shape: ConvShape { batch, input, output, window }, x, filter };
     let second = second.map(|second| {
         let Second { input, window, x, filter } = *second;
@@ -159,16 +160,18 @@ pub(crate) fn launch(
         maps.push(source.filter_map(tile.channels)?);
     }
     for source in both {
-        maps.push(source.x_map(pipeline.part_pixels)?);
+        maps.push(source.x_map(pipeline.part_pixels / pair)?);
     }
     maps.extend([outputs(residual, pipeline.part_pixels), outputs(y, pipeline.chunk_pixels)]);
     // Blocks that share their tile take no second one.
-    let blocks =
-        if split > 1 { product("blocks", &[tiles, split])? } else { tiles.min(units * pipeline.blocks) as u32 };
+    let blocks = match cluster {
+        2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
+        _ => tiles.min((units * pipeline.blocks / cluster).max(1) * cluster) as u32,
+    };
     Ok(Launch {
         entry,
         grid: [blocks, 1, 1],
-        cluster: split as u32,
+        cluster: cluster as u32,
         block: [pipeline.threads() as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes() as u32,
         args: ArgBytes::new(&args),
@@ -257,7 +260,7 @@ mod tests {
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
 
     fn tiling(channels: usize, pixels: usize) -> Tiling {
-        Tiling { tile: Sm90Tile { channels, pixels }, split: 1, units: 132 }
+        Tiling { tile: Sm90Tile { channels, pixels }, cluster: 1, units: 132 }
     }
 
     fn problem() -> ConvProblem {
@@ -349,12 +352,23 @@ mod tests {
 
     #[test]
     fn clusters_share_tiles_one_each() {
-        let tiling = Tiling { split: 4, units: 7, ..tiling(64, 32) };
+        let tiling = Tiling { cluster: 4, units: 7, ..tiling(64, 32) };
         let launch = launch(&problem(), None, &tiling, &POINTERS).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
         assert_eq!([args.tiles, args.steps], [20 * 3, 70]);
         assert_eq!((launch.grid, launch.cluster), ([60 * 4, 1, 1], 4));
         assert_eq!(launch.shared_bytes, 8 * ((64 + 32) * 128 + 16) + 32 * 64 * 4 + 8);
+    }
+
+    #[test]
+    fn pairs_have_an_even_number_of_channel_tiles_and_copy_half_of_the_pixels() {
+        let problem = ConvProblem { output: Shape::new(11, 19, 264), ..problem() };
+        let tiling = Tiling { cluster: 2, units: 7, ..tiling(128, 128) };
+        let launch = launch(&problem, None, &tiling, &POINTERS).unwrap();
+        let args: Sm90ConvArgs = launch.args.read();
+        assert_eq!([args.tiles, args.channel_tiles], [5 * 4, 4]);
+        assert_eq!((launch.grid, launch.cluster), ([6, 1, 1], 2));
+        assert!(matches!(&launch.maps[2], TensorMap::Windows(Windows { pixels: 64, .. })));
     }
 
     #[test]
@@ -364,8 +378,8 @@ mod tests {
         assert!(matches!(launch(&wide, None, &fine, &POINTERS), Err(Error::Unsupported { .. })));
         let odd = tiling(96, 96);
         assert!(matches!(launch(&problem(), None, &odd, &POINTERS), Err(Error::Unsupported { .. })));
-        for (split, tile) in [(3, [64, 64]), (16, [64, 64]), (2, [128, 64])] {
-            let unknown = Tiling { split, ..tiling(tile[0], tile[1]) };
+        for (cluster, tile) in [(3, [64, 64]), (16, [64, 64]), (2, [64, 128]), (4, [128, 64])] {
+            let unknown = Tiling { cluster, ..tiling(tile[0], tile[1]) };
             assert!(matches!(launch(&problem(), None, &unknown, &POINTERS), Err(Error::Unsupported { .. })));
         }
         let shifted = ConvPointers { x: 0x108, ..POINTERS };

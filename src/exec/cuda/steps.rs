@@ -115,13 +115,13 @@ impl Operands<'_> {
 
     /// The sm90 launch of a convolution, with the one joined to it if there is one.
     fn sm90_conv(&self, conv: &Conv2d, residual: Option<u64>, joined: Option<&Joined>) -> Result<Launch, Error> {
-        let Kernel::Sm90Conv { tile, split } = self.step.kernel else { return Err(self.wrong_kernel()) };
+        let Kernel::Sm90Conv { tile, cluster } = self.step.kernel else { return Err(self.wrong_kernel()) };
         let second = joined.map(|joined| {
             let id = self.step.inputs[1];
             let (input, window) = (stored(self.tensor(id)), joined.conv.window);
             Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
         });
-        let tiling = Tiling { tile, split, units: self.plan.limits.units };
+        let tiling = Tiling { tile, cluster, units: self.plan.limits.units };
         let pointers = self.conv_pointers(residual);
         sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
     }
