@@ -131,17 +131,18 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
 
 // What a block does: which tiles, and of each the steps from `begin` to `end`.
 struct Share {
-  uint32_t rank = 0, blocks = 1;  // of the cluster
+  uint32_t rank = 0, log_blocks = 0, blocks = 1;  // of the cluster, of a power of two
   int32_t begin, end;
   int32_t first_tile, tile_stride;
 };
 
 template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
   Share share;
-  if constexpr (Tile::kSplits || Tile::kPairs) share.rank = cluster_rank(), share.blocks = cluster_blocks();
-  const int32_t parts = Tile::kSplits ? share.blocks : 1, part = Tile::kSplits ? share.rank : 0;
-  share.begin = args.steps * part / parts, share.end = args.steps * (part + 1) / parts;
-  share.first_tile = blockIdx.x / parts, share.tile_stride = gridDim.x / parts;
+  if constexpr (Tile::kSplits || Tile::kPairs)
+    share.rank = cluster_rank(), share.blocks = cluster_blocks(), share.log_blocks = 31 - __clz(share.blocks);
+  const uint32_t part = Tile::kSplits ? share.rank : 0, log_parts = Tile::kSplits ? share.log_blocks : 0;
+  share.begin = args.steps * part >> log_parts, share.end = args.steps * (part + 1) >> log_parts;
+  share.first_tile = blockIdx.x >> log_parts, share.tile_stride = gridDim.x >> log_parts;
   return share;
 }
 
@@ -231,7 +232,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
   const int32_t steps = share.end - share.begin;
   const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
   // Of a pair each block copies one half of the pixels for both.
-  const int32_t ahead_pixels = Tile::kPairs ? share.rank * (Tile::kPartPixels / share.blocks) : 0;
+  const int32_t ahead_pixels = Tile::kPairs ? share.rank * (Tile::kPartPixels >> share.log_blocks) : 0;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
@@ -337,39 +338,47 @@ struct Clamp {
 // [blocks][pairs of a block][128 threads], its barrier at `received` counts the bytes.
 template <class Tile>
 TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
-                                  uint32_t received, const float (&d)[Tile::kPartPixels / 2]) {
-  constexpr uint32_t kPairs = Tile::kPartPixels / 4;
-  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, pairs = kPairs / share.blocks;
+                                  uint32_t received, const float (&bias)[2], const float (&d)[Tile::kPartPixels / 2]) {
+  constexpr uint32_t kPairs = Tile::kPartPixels / 4, kMostPairs = kPairs / 2;
+  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, pairs = kPairs >> share.log_blocks;
   const uint32_t smem_thread = smem_sums + thread * 8;
   cluster_wait();
 #pragma unroll
   for (uint32_t pair = 0; pair < kPairs; ++pair)
     send_pair(smem_thread + (share.rank * pairs + (pair & pairs - 1)) * 1024, received, pair * share.blocks / kPairs,
               d[pair * 2], d[pair * 2 + 1]);
+
+  // Lanes of an even and an odd channel exchange a pixel: then each has two channels of one.
+  const uint32_t odd = lane / 4 % 2;
+  int64_t at[kMostPairs];  // in y; negative: outside
+  uint32_t residual[kMostPairs];
   wait_for_earlier_launches();
+#pragma unroll
+  for (uint32_t i = 0; i < kMostPairs; ++i) {
+    const uint32_t pair = share.rank * pairs + i;
+    const int32_t k = origin.k + warp * 16 + pair % 2 * 8 + lane / 4 - odd, m = origin.m + pair / 2 * 8 + lane % 4 * 2 + odd;
+    const bool inside = i < pairs && k < args.k_stored && m < args.m_pixels;
+    at[i] = inside ? static_cast<int64_t>(m) * args.k_stored + k : -1;
+    residual[i] = 0;
+    if (inside && args.residual_values != nullptr)
+      residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at[i]));
+  }
   barrier_wait_cluster(received);
   const Clamp clamp(args.activation);
-  const uint32_t odd = lane / 4 % 2;
-  for (uint32_t i = 0; i < pairs; ++i) {
+#pragma unroll
+  for (uint32_t i = 0; i < kMostPairs; ++i) {
+    if (i >= pairs) break;
     float2 sum = {};
     for (uint32_t rank = 0; rank < share.blocks; ++rank) {
       const float2 part = load_shared_pair(smem_thread + (rank * pairs + i) * 1024);
       sum.x += part.x, sum.y += part.y;
     }
-    // Two pixels of this lane's channel become two channels of one pixel.
+    const float bias_of_channel = (share.rank * pairs + i) % 2 == 0 ? bias[0] : bias[1];
+    sum.x += bias_of_channel, sum.y += bias_of_channel;
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
-    sum = odd ? make_float2(other, sum.y) : make_float2(sum.x, other);
-    const uint32_t pair = share.rank * pairs + i;
-    const int32_t k = origin.k + warp * 16 + pair % 2 * 8 + lane / 4 - odd, m = origin.m + pair / 2 * 8 + lane % 4 * 2 + odd;
-    if (k >= args.k_stored || m >= args.m_pixels) continue;
-    const int64_t at = static_cast<int64_t>(m) * args.k_stored + k;
-    const float2 bias = __ldg(reinterpret_cast<const float2 *>(args.bias + k));
-    sum.x += bias.x, sum.y += bias.y;
-    if (args.residual_values != nullptr) {
-      const float2 add = unpack_half2(__ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at)));
-      sum.x += add.x, sum.y += add.y;
-    }
-    *reinterpret_cast<uint32_t *>(args.y_values + at) = clamp(sum);
+    const float2 add = unpack_half2(residual[i]);
+    sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
+    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = clamp(sum);
   }
 }
 
@@ -397,7 +406,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     multiply(share, ring, slab, part, d);
     if constexpr (Tile::kSplits) {
       if (share.blocks > 1) {
-        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), d);
+        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
         continue;
       }
     }

@@ -220,9 +220,9 @@ const EPILOGUE: f64 = 600.0;
 /// Of each output value of a tile.
 const EPILOGUE_OF_VALUE: f64 = 0.035;
 /// Of a tile that blocks share: until a block has what the others send.
-const EXCHANGE: f64 = 900.0;
+const EXCHANGE: f64 = 1500.0;
 /// Of each value of such a tile.
-const EXCHANGE_OF_VALUE: f64 = 0.15;
+const EXCHANGE_OF_VALUE: f64 = 0.5;
 
 #[cfg(test)]
 mod tests {
