@@ -199,7 +199,7 @@ impl<'a> Lowering<'a> {
         };
         let taps = windows.map(|window| window.size.iter().product::<usize>());
         let k_gemm: usize = [0, 1].map(|i| taps[i] * self.tensor(inputs[i]).shape.channels).iter().sum();
-        let joined = Joined { name: added.name.clone(), conv: joined.clone() };
+        let joined = Box::new(Joined { name: added.name.clone(), conv: joined.clone() });
         Ok(Draft {
             op: StepOp::ConvSum { conv: conv.clone(), joined },
             kernel,

@@ -122,7 +122,7 @@ pub enum StepOp {
         /// The one that the step is named after.
         conv: Conv2d,
         /// The other.
-        joined: Joined,
+        joined: Box<Joined>,
     },
     /// Depthwise convolution with bias and activation.
     Depthwise(Conv2d),

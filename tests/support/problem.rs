@@ -75,13 +75,18 @@ impl Case {
         (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
     }
 
-    /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's
-    /// values before: NaN for float inputs, so that whatever reads what it should not gives NaN.
+    /// Runs it on `device` and compares every row with the reference, and with another run bit by bit. The device's
+    /// memory is full of another run's values before: NaN for float inputs, so that whatever reads what it should not
+    /// gives NaN.
     pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
         let tell = |e: trefoil::Error| format!("{}: {e}", self.name);
         let engine = self.build(device, choices).map_err(tell)?;
         self.submit(&engine, |batch| batch.rows_mut().for_each(|row| row.fill(0xff))).map_err(tell)?;
         let output = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
+        let again = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
+        if let Some(row) = (0..self.rows.len()).find(|&row| output.row(row) != again.row(row)) {
+            return Err(format!("{}, row {row}: another run gives other bits", self.name));
+        }
         let storage = if device.info().target == "cpu" { Storage::F32 } else { Storage::F16 };
         for row in 0..self.rows.len() {
             self.check(storage, row, &output).map_err(|e| format!("{}, row {row}: {e}", self.name))?;

@@ -170,13 +170,8 @@ fn joined_terms(graph: &Graph, shapes: &[Shape], i: usize) -> usize {
         Op::Conv2d(conv) => terms(conv, shapes[graph.nodes[node].inputs[0].0]) + 2,
         _ => 0,
     };
-    joinable(graph)
-        .into_iter()
-        .map(|(host, added)| [(host, added), (added, host)])
-        .flatten()
-        .filter(|(node, _)| *node == i)
-        .map(|(_, other)| of(other))
-        .sum()
+    let both = |(host, added)| [(host, added), (added, host)];
+    joinable(graph).into_iter().flat_map(both).filter(|(node, _)| *node == i).map(|(_, other)| of(other)).sum()
 }
 
 /// Products in one sum of a convolution.
