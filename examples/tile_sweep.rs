@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::Model;
+use trefoil::model::{Conv2d, Model};
 use trefoil::plan::{Choices, Kernel, Plan, StepOp, TensorId};
 use trefoil::{Device, Engine, Error, Stage, Target};
 
@@ -71,20 +71,14 @@ fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, Kernel)> {
             _ => continue,
         };
         let shape = |id: TensorId| plan.tensors[id.0].shape;
-        let [r, s] = conv.window.size;
+        let window =
+            |conv: &Conv2d| format!("{}x{}/{}", conv.window.size[0], conv.window.size[1], conv.window.stride[0]);
         let more = match (joined, &step.inputs[..]) {
-            (Some(joined), &[_, id]) => format!(
-                " +{} {}x{}/{}",
-                shape(id),
-                joined.conv.window.size[0],
-                joined.conv.window.size[1],
-                joined.conv.window.stride[0]
-            ),
+            (Some(joined), &[_, id]) => format!(" +{} {}", shape(id), window(&joined.conv)),
             (None, &[_, _]) => " +res".into(),
             _ => String::new(),
         };
-        let [input, output] = [step.inputs[0], step.output].map(shape);
-        let group = format!("{input} -> {output} {r}x{s}/{}{more}", conv.window.stride[0]);
+        let group = format!("{} -> {} {}{more}", shape(step.inputs[0]), shape(step.output), window(conv));
         groups.entry(group).or_insert((Vec::new(), step.kernel)).0.push(step.name.clone());
     }
     groups
