@@ -11,7 +11,8 @@
 // run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
 //
 // Where there are far fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps
-// and sends its sums to the shared memory of the blocks that add them up.
+// and sends its sums to the shared memory of the blocks that add them up. Where there are many, two blocks with
+// neighbouring channels may be a pair: each copies half of their pixels, for both, so that the L2 cache gives them once.
 #pragma once
 
 #include "common.cuh"
@@ -62,6 +63,7 @@ static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, sour
 constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepChannels * 2;            // of a channel's filter and of a pixel, in a stage
 constexpr int kSlabChannels = 64;                       // output channels of a warpgroup
+constexpr uint32_t kMostBlocks = 8;                     // of a cluster that every device takes
 constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters in a stage
 
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
@@ -139,7 +141,8 @@ struct Share {
 template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
   Share share;
   if constexpr (Tile::kSplits || Tile::kPairs)
-    share.rank = cluster_rank(), share.blocks = cluster_blocks(), share.log_blocks = 31 - __clz(share.blocks);
+    share.rank = cluster_rank(), share.blocks = cluster_blocks();
+  share.log_blocks = 31 - __clz(share.blocks);
   const uint32_t part = Tile::kSplits ? share.rank : 0, log_parts = Tile::kSplits ? share.log_blocks : 0;
   share.begin = args.steps * part >> log_parts, share.end = args.steps * (part + 1) >> log_parts;
   share.first_tile = blockIdx.x >> log_parts, share.tile_stride = gridDim.x >> log_parts;
@@ -189,6 +192,7 @@ struct Step {
   }
 };
 
+// The step that `index` others come before.
 TREFOIL_DEVICE Step step_at(const Sm90ConvArgs &args, int32_t index) {
   Step step;
   const int32_t of_first = args.source[0].filter_h * args.source[0].filter_w * args.source[0].c_steps;
@@ -208,7 +212,7 @@ TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &rin
   copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c, step.tap, k);
 }
 
-// Copies a stage's pixels: one part of the tile, or what the block gets of it for all of its cluster: from output pixel m
+// Copies a stage's pixels: one part of the tile, or the half of it that the block copies for a pair, from output pixel m
 // on, which is `first`.
 template <class Tile>
 TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, uint32_t smem, uint32_t full,
@@ -232,7 +236,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
   const int32_t steps = share.end - share.begin;
   const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
   // Of a pair each block copies one half of the pixels for both.
-  const int32_t ahead_pixels = Tile::kPairs ? share.rank * (Tile::kPartPixels >> share.log_blocks) : 0;
+  const int32_t from_pixel = Tile::kPairs ? share.rank * (Tile::kPartPixels >> share.log_blocks) : 0;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
@@ -245,7 +249,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
     Pixel first[Tile::kParts];
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part)
-      first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels + ahead_pixels);
+      first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels + from_pixel);
     Step step = begin;
     for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
@@ -256,10 +260,14 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const S
       }
 #pragma unroll
       for (int part = 0; part < Tile::kParts; ++part)
-        load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + ahead_pixels * kRowBytes, ring.full(),
-                          step, origin.m + part * Tile::kPartPixels + ahead_pixels, first[part]);
+        load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + from_pixel * kRowBytes, ring.full(),
+                          step, origin.m + part * Tile::kPartPixels + from_pixel, first[part]);
     }
     if (args.residual_values != nullptr && (!Tile::kSplits || share.blocks == 1)) load_residual(args, ring, origin);
+  }
+  if (Tile::kPairs && share.blocks > 1) {
+    // The block ends after the other has read what it copied there, and has given all stages back.
+    for (int32_t i = 0; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
   }
 }
 
@@ -334,30 +342,31 @@ struct Clamp {
 };
 
 // Adds up what the blocks of a cluster have summed, in their order, and stores it, each block an equal part of the tile.
-// A thread's sums go in pairs, two pixels of a channel, to the block that stores them: its `smem_sums` is
-// [blocks][pairs of a block][128 threads], its barrier at `received` counts the bytes.
+// A thread's sums go by twos, two pixels of a channel, to the block that stores them: its `smem_sums` is [blocks][twos
+// that it stores][128 threads], its barrier at `received` counts the bytes.
 template <class Tile>
 TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
                                   uint32_t received, const float (&bias)[2], const float (&d)[Tile::kPartPixels / 2]) {
-  constexpr uint32_t kPairs = Tile::kPartPixels / 4, kMostPairs = kPairs / 2;
-  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, pairs = kPairs >> share.log_blocks;
+  constexpr uint32_t kTwos = Tile::kPartPixels / 4, kMostTwos = kTwos / 2;
+  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, twos = kTwos >> share.log_blocks;
   const uint32_t smem_thread = smem_sums + thread * 8;
   cluster_wait();
 #pragma unroll
-  for (uint32_t pair = 0; pair < kPairs; ++pair)
-    send_pair(smem_thread + (share.rank * pairs + (pair & pairs - 1)) * 1024, received, pair * share.blocks / kPairs,
-              d[pair * 2], d[pair * 2 + 1]);
+  for (uint32_t two = 0; two < kTwos; ++two)
+    send_two(smem_thread + (share.rank * twos + (two & twos - 1)) * 1024, received, two * share.blocks / kTwos,
+              d[two * 2], d[two * 2 + 1]);
 
   // Lanes of an even and an odd channel exchange a pixel: then each has two channels of one.
   const uint32_t odd = lane / 4 % 2;
-  int64_t at[kMostPairs];  // in y; negative: outside
-  uint32_t residual[kMostPairs];
+  int64_t at[kMostTwos];  // in y; negative: outside
+  uint32_t residual[kMostTwos];
   wait_for_earlier_launches();
 #pragma unroll
-  for (uint32_t i = 0; i < kMostPairs; ++i) {
-    const uint32_t pair = share.rank * pairs + i;
-    const int32_t k = origin.k + warp * 16 + pair % 2 * 8 + lane / 4 - odd, m = origin.m + pair / 2 * 8 + lane % 4 * 2 + odd;
-    const bool inside = i < pairs && k < args.k_stored && m < args.m_pixels;
+  for (uint32_t i = 0; i < kMostTwos; ++i) {
+    const uint32_t two = share.rank * twos + i;
+    const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
+    const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
+    const bool inside = i < twos && k < args.k_stored && m < args.m_pixels;
     at[i] = inside ? static_cast<int64_t>(m) * args.k_stored + k : -1;
     residual[i] = 0;
     if (inside && args.residual_values != nullptr)
@@ -366,14 +375,16 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
   barrier_wait_cluster(received);
   const Clamp clamp(args.activation);
 #pragma unroll
-  for (uint32_t i = 0; i < kMostPairs; ++i) {
-    if (i >= pairs) break;
+  for (uint32_t i = 0; i < kMostTwos; ++i) {
+    if (i >= twos) break;
     float2 sum = {};
-    for (uint32_t rank = 0; rank < share.blocks; ++rank) {
-      const float2 part = load_shared_pair(smem_thread + (rank * pairs + i) * 1024);
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMostBlocks; ++rank) {
+      if (rank >= share.blocks) break;
+      const float2 part = load_shared_two(smem_thread + (rank * twos + i) * 1024);
       sum.x += part.x, sum.y += part.y;
     }
-    const float bias_of_channel = (share.rank * pairs + i) % 2 == 0 ? bias[0] : bias[1];
+    const float bias_of_channel = (share.rank * twos + i) % 2 == 0 ? bias[0] : bias[1];
     sum.x += bias_of_channel, sum.y += bias_of_channel;
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
     const float2 add = unpack_half2(residual[i]);
@@ -407,7 +418,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     if constexpr (Tile::kSplits) {
       if (share.blocks > 1) {
         add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
-        continue;
+        return;  // there is no other tile
       }
     }
 
@@ -443,12 +454,6 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
     if (has_residual) release(share, residual);
   }
   if (stores) wait_stores_read<0>();
-  if (Tile::kPairs && share.blocks > 1) {
-    // No block ends while the other arrives at its barriers.
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-  }
 }
 
 // The kernel body.

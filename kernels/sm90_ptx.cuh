@@ -75,7 +75,7 @@ TREFOIL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.
 
 // Writes two floats to this address of the shared memory of a block of the cluster, and completes 8 bytes of the
 // transaction of its barrier at `barrier`.
-TREFOIL_DEVICE void send_pair(uint32_t shared_dst, uint32_t barrier, uint32_t rank, float x, float y) {
+TREFOIL_DEVICE void send_two(uint32_t shared_dst, uint32_t barrier, uint32_t rank, float x, float y) {
   asm volatile("{\n"
                ".reg .b32 dst, at;\n"
                "mapa.shared::cluster.u32 dst, %0, %2;\n"
@@ -94,7 +94,7 @@ TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
                "}" :: "r"(barrier) : "memory");
 }
 
-TREFOIL_DEVICE float2 load_shared_pair(uint32_t shared_src) {
+TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
   return value;

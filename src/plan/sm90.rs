@@ -206,7 +206,8 @@ pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits
     let bytes = (tile.channels + tile.pixels / pair) as f64 * 128.0;
     let step = (area * 64.0 / PRODUCTS_A_CLOCK).max(bytes / BYTES_A_CLOCK);
     let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
-    STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
+    let startup = if pair > 1 { STARTUP + PAIR } else { STARTUP };
+    startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
 }
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.
@@ -215,6 +216,8 @@ const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
 const BYTES_A_CLOCK: f64 = 36.0;
 /// Launch, barriers and the first load.
 const STARTUP: f64 = 1500.0;
+/// Until the blocks of a pair have begun and ended together.
+const PAIR: f64 = 500.0;
 /// Of each tile, whatever its size.
 const EPILOGUE: f64 = 600.0;
 /// Of each output value of a tile.
