@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::Model;
-use trefoil::plan::{Choices, Kernel, Plan, StepOp};
+use trefoil::model::{Conv2d, Model};
+use trefoil::plan::{Choices, Kernel, Plan, StepOp, TensorId};
 use trefoil::{Device, Engine, Error, Stage, Target};
 
 fn main() -> Result<(), Error> {
@@ -27,7 +27,7 @@ fn main() -> Result<(), Error> {
     let baseline = time(&planned, batch, repetitions)?;
     println!("{} batch {batch}: {baseline:.1} us as planned", model.name());
     for (shape, (steps, chosen)) in groups(&planned.plans()[0]) {
-        print!("{:2}x {shape:<44}", steps.len());
+        print!("{:2}x {shape:<60}", steps.len());
         // Building takes longer than timing: all at once, then one after the other.
         let engines = std::thread::scope(|scope| {
             let building: Vec<_> = kernels
@@ -65,14 +65,21 @@ fn time(engine: &Engine, batch: usize, repetitions: usize) -> Result<f64, Error>
 fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, Kernel)> {
     let mut groups = BTreeMap::<String, (Vec<String>, Kernel)>::new();
     for step in &plan.steps {
-        if let StepOp::Conv(conv) = &step.op {
-            let input = plan.tensors[step.inputs[0].0].shape;
-            let output = plan.tensors[step.output.0].shape;
-            let [r, s] = conv.window.size;
-            let residual = if step.inputs.len() > 1 { " +res" } else { "" };
-            let shape = format!("{input} -> {output} {r}x{s}/{}{residual}", conv.window.stride[0]);
-            groups.entry(shape).or_insert((Vec::new(), step.kernel)).0.push(step.name.clone());
-        }
+        let (conv, joined) = match &step.op {
+            StepOp::Conv(conv) => (conv, None),
+            StepOp::ConvSum { conv, joined } => (conv, Some(joined)),
+            _ => continue,
+        };
+        let shape = |id: TensorId| plan.tensors[id.0].shape;
+        let window =
+            |conv: &Conv2d| format!("{}x{}/{}", conv.window.size[0], conv.window.size[1], conv.window.stride[0]);
+        let more = match (joined, &step.inputs[..]) {
+            (Some(joined), &[_, id]) => format!(" +{} {}", shape(id), window(&joined.conv)),
+            (None, &[_, _]) => " +res".into(),
+            _ => String::new(),
+        };
+        let group = format!("{} -> {} {}{more}", shape(step.inputs[0]), shape(step.output), window(conv));
+        groups.entry(group).or_insert((Vec::new(), step.kernel)).0.push(step.name.clone());
     }
     groups
 }

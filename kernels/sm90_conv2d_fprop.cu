@@ -14,23 +14,28 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 
 // Purpose    y[i][p][q][n] = act(sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                       [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
-//            + bias[n] + residual[i][p][q][n]); x is zero outside the image.
-// Operands   x         read   halves [images][height][width][C], by its map
-//            filter    read   halves [k_stored][filter_h][filter_w][C], zeros in padded channels, by its map
+//            + the same sum of a second source + bias[n] + residual[i][p][q][n]); x is zero outside the image. The
+//            second source, a convolution with the same output pixels and channels, may be missing.
+// Operands   x         read   of each source: halves [images][height][width][C], by its map
+//            filter    read   of each source: halves [k_stored][filter_h][filter_w][C], zeros in padded channels, by its
+//                             map
 //            bias      read   floats [k_stored], zeros in padded channels
 //            residual  read   halves like y, by its map; has_residual 0: not read. Disjoint from y
-//            y         write  halves [images][P][Q][k_stored], by its map, disjoint from x
+//            y         write  halves [images][P][Q][k_stored], by its map, disjoint from each x
 //            All are row-major, without gaps, at multiples of 16 bytes; channel counts are multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).
 //            NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.
-// Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile.
+// Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Tiles of one
+//            warpgroup (kSplits): or clusters of 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block
+//            sums a part of the steps, then adds up what all have for a part of the tile. Tiles of 128 channels (kPairs):
+//            or clusters of 2, with an even channel_tiles; x's box is then half as many pixels.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
 //            tiles = ceil(m_pixels / kPixels) * channel_tiles, channel_tiles = ceil(k_stored / kChannels).
 //            compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31.
 //            Tails in pixels, channels and k are the maps': nothing outside the operands is read or written. The
-//            launcher checks all of it. Deterministic, no atomics.
+//            launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks' sums in their order.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y, only after griddepcontrol.wait; filter and bias before.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0.

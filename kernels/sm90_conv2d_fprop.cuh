@@ -2,53 +2,71 @@
 //
 //   D[k][m] = sum over (r, s, c) of F[k][r, s, c] * X[m][r, s, c];  Y[m][k] = act(D[k][m] + bias[k] + residual[m][k])
 //
+// A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
+// its own.
+//
 // Output channels lie on the rows of the warpgroup product, 64 to a warpgroup, pixels on its columns, up to 256: then
 // neither operand is transposed, and a tile's pixels can be any multiple of 8. One warp copies: filters, pixels
 // (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
 // run ahead into the next tile. The other warpgroups multiply, each its own part of the tile, and store.
+//
+// Where there are far fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps
+// and sends its sums to the shared memory of the blocks that add them up. Where there are many, two blocks with
+// neighbouring channels may be a pair: each copies half of their pixels, for both, so that the L2 cache gives them once.
 #pragma once
 
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
-// The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
-struct Sm90ConvArgs {
-  TensorMap filter;    // halves {C, R * S, K}, box {64, 1, channels of the tile}
-  TensorMap x;         // halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part
-  TensorMap residual;  // halves {K, pixels}, box {64, pixels of a part}
-  TensorMap y;         // halves {K, pixels}, box {64, pixels of a chunk}
-  const float *bias;   // [k_stored]
-  int32_t k_stored;
-  int32_t tiles;
-  int32_t channel_tiles;
-  int32_t out_pixels;  // P * Q
-  int32_t out_width;   // Q
+// One of the convolutions whose sum a launch computes. Mirrored in sm90_conv2d_fprop.rs.
+struct Sm90Source {
   int32_t filter_h;
   int32_t filter_w;
-  int32_t c_steps;     // ceil(C / 64)
+  int32_t c_steps;  // ceil(C / 64)
   int32_t stride_h;
   int32_t stride_w;
   int32_t pad_top;
   int32_t pad_left;
   int32_t dilation_h;
   int32_t dilation_w;
+  int32_t by_windows;  // 0: x is a matrix, one filter tap
+};
+
+// The one argument of every entry point. Mirrored in sm90_conv2d_fprop.rs.
+struct Sm90ConvArgs {
+  TensorMap filter[2];  // of each source: halves {C, R * S, K}, box {64, 1, channels of the tile}
+  TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part,
+                        // or of what a block of a pair copies of it
+  TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
+  TensorMap y;          // halves {K, pixels}, box {64, pixels of a chunk}
+  const float *bias;    // [k_stored]
+  const __half *residual_values;  // what its map is of; null: there is none
+  __half *y_values;               // what its map is of
+  int32_t k_stored;
+  int32_t tiles;
+  int32_t channel_tiles;
+  int32_t m_pixels;
+  int32_t out_pixels;  // P * Q
+  int32_t out_width;   // Q
+  int32_t steps;       // of all sources
   int32_t activation;
-  int32_t x_by_windows;  // 0: x is a matrix, one filter tap
-  int32_t has_residual;
-  int32_t reserved;
   FastDivide by_channel_tiles;
   FastDivide by_out_pixels;
   FastDivide by_out_width;
-  int32_t padding[6];
+  Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
+  int32_t padding[8];
 };
-static_assert(sizeof(Sm90ConvArgs) == 640, "mirrored in sm90_conv2d_fprop.rs");
-static_assert(offsetof(Sm90ConvArgs, bias) == 512 && offsetof(Sm90ConvArgs, by_channel_tiles) == 592,
+static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
+static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 848,
               "mirrored in sm90_conv2d_fprop.rs");
 
 constexpr int kStepChannels = 64;                       // of one stage: 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kStepChannels * 2;            // of a channel's filter and of a pixel, in a stage
 constexpr int kSlabChannels = 64;                       // output channels of a warpgroup
+constexpr uint32_t kMostBlocks = 8;                     // of a cluster that every device takes
 constexpr int kSlabBytes = kSlabChannels * kRowBytes;   // of a slab's filters in a stage
+
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 // Everything that follows from a tile's shape: kSlabs times 64 output channels, kParts times kPartPixels pixels, one
 // warpgroup for each slab of each part.
@@ -70,9 +88,15 @@ struct Sm90Tile {
   // The output goes out in chunks: kChunks buffers for each warpgroup.
   static constexpr int kChunkPixels = kChunkPixels_, kChunks = kChunks_;
   static constexpr int kChunkBytes = kChunkPixels * kRowBytes;
-  static constexpr int kOutBytes = kConsumers * kChunks * kChunkBytes;
+  // A tile of one warpgroup may be shared by the blocks of a cluster; then what a block gets of their sums lies there
+  // instead, with a barrier of its own.
+  static constexpr bool kSplits = kConsumers == 1;
+  // Two blocks with neighbouring channels may share their pixels: each copies one half of them for both.
+  static constexpr bool kPairs = kSlabs == 2;
+  static constexpr int kSumBytes = kSplits ? kPartPixels * kSlabChannels * 4 : 0;
+  static constexpr int kOutBytes = max_of(kConsumers * kChunks * kChunkBytes, kSumBytes);
 
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + (kSplits ? 8 : 0);
 
   static_assert(kPartPixels % 16 == 0 && kPartPixels <= 256 && kPartPixels % kChunkPixels == 0, "whole products");
   static_assert(kChunkPixels % 16 == 0 && kChunkBytes % 1024 == 0 && kPartBytes % 1024 == 0, "swizzled in 1024 bytes");
@@ -90,6 +114,7 @@ template <class Tile> struct Ring {
     return smem + Tile::kStages * Tile::kStageBytes + Tile::kOutBytes + stage * 8;
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
+  __device__ __forceinline__ uint32_t received() const { return smem + Tile::kSharedBytes - 8; }
   __device__ __forceinline__ void advance() {
     if (++stage == Tile::kStages) stage = 0, phase ^= 1;
   }
@@ -106,17 +131,35 @@ template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m_tile * Tile::kPixels};
 }
 
-// ---- load: one thread --------------------------------------------------------------------------------------------
-
-// Where a part's first window starts.
-struct Window {
-  int32_t n, h, w;
+// What a block does: which tiles, and of each the steps from `begin` to `end`.
+struct Share {
+  uint32_t rank = 0, log_blocks = 0, blocks = 1;  // of the cluster, of a power of two
+  int32_t begin, end;
+  int32_t first_tile, tile_stride;
 };
 
-TREFOIL_DEVICE Window window_of(const Sm90ConvArgs &args, int32_t m) {
+template <class Tile> TREFOIL_DEVICE Share share_of(const Sm90ConvArgs &args) {
+  Share share;
+  if constexpr (Tile::kSplits || Tile::kPairs)
+    share.rank = cluster_rank(), share.blocks = cluster_blocks();
+  share.log_blocks = 31 - __clz(share.blocks);
+  const uint32_t part = Tile::kSplits ? share.rank : 0, log_parts = Tile::kSplits ? share.log_blocks : 0;
+  share.begin = args.steps * part >> log_parts, share.end = args.steps * (part + 1) >> log_parts;
+  share.first_tile = blockIdx.x >> log_parts, share.tile_stride = gridDim.x >> log_parts;
+  return share;
+}
+
+// ---- load: one thread --------------------------------------------------------------------------------------------
+
+// An output pixel.
+struct Pixel {
+  int32_t n, p, q;
+};
+
+TREFOIL_DEVICE Pixel pixel_of(const Sm90ConvArgs &args, int32_t m) {
   const int32_t n = divide(m, args.by_out_pixels), in_image = m - n * args.out_pixels;
-  const int32_t p = divide(in_image, args.by_out_width), q = in_image - p * args.out_width;
-  return {n, p * args.stride_h - args.pad_top, q * args.stride_w - args.pad_left};
+  const int32_t p = divide(in_image, args.by_out_width);
+  return {n, p, in_image - p * args.out_width};
 }
 
 template <class Tile>
@@ -133,41 +176,81 @@ TREFOIL_DEVICE void load_residual(const Sm90ConvArgs &args, Ring<Tile> &ring, Sm
   }
 }
 
-// A step of the sum: 64 channels of a filter tap.
+// A step of the sum: 64 channels of a filter tap of a source.
 struct Step {
-  int32_t r = 0, s = 0, tap = 0, c = 0;
+  int32_t source = 0, r = 0, s = 0, tap = 0, c = 0;
 
   __device__ __forceinline__ void advance(const Sm90ConvArgs &args) {
+    const Sm90Source &from = args.source[source];
     c += kStepChannels;
-    if (c < args.c_steps * kStepChannels) return;
+    if (c < from.c_steps * kStepChannels) return;
     c = 0, ++tap;
-    if (++s == args.filter_w) s = 0, ++r;
+    if (++s < from.filter_w) return;
+    s = 0;
+    if (++r < from.filter_h) return;
+    r = 0, tap = 0, source = 1;
   }
 };
+
+// The step that `index` others come before.
+TREFOIL_DEVICE Step step_at(const Sm90ConvArgs &args, int32_t index) {
+  Step step;
+  const int32_t of_first = args.source[0].filter_h * args.source[0].filter_w * args.source[0].c_steps;
+  if (index >= of_first) index -= of_first, step.source = 1;
+  const Sm90Source &from = args.source[step.source];
+  step.tap = index / from.c_steps;
+  step.c = (index - step.tap * from.c_steps) * kStepChannels;
+  step.r = step.tap / from.filter_w;
+  step.s = step.tap - step.r * from.filter_w;
+  return step;
+}
 
 // Expects a stage's bytes, and copies its filters.
 template <class Tile>
 TREFOIL_DEVICE void load_filters(const Sm90ConvArgs &args, const Ring<Tile> &ring, const Step &step, int32_t k) {
   barrier_arrive_expect(ring.full(), Tile::kStageBytes);
-  copy_box_3d(ring.filters(), &args.filter, ring.full(), step.c, step.tap, k);
+  copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c, step.tap, k);
 }
 
-template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Tile> ring) {
+// Copies a stage's pixels: one part of the tile, or the half of it that the block copies for a pair, from output pixel m
+// on, which is `first`.
+template <class Tile>
+TREFOIL_DEVICE void load_pixels(const Sm90ConvArgs &args, const Share &share, uint32_t smem, uint32_t full,
+                                const Step &step, int32_t m, const Pixel &first) {
+  const Sm90Source &from = args.source[step.source];
+  const TensorMap *map = &args.x[step.source];
+  const int32_t w = first.q * from.stride_w - from.pad_left, h = first.p * from.stride_h - from.pad_top;
+  const uint16_t offset_w = step.s * from.dilation_w, offset_h = step.r * from.dilation_h;
+  if (Tile::kPairs && share.blocks > 1) {
+    const uint16_t both = 3;
+    if (from.by_windows) copy_im2col_to(both, smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d_to(both, smem, map, full, step.c, m);
+  } else {
+    if (from.by_windows) copy_im2col(smem, map, full, step.c, w, h, first.n, offset_w, offset_h);
+    else copy_box_2d(smem, map, full, step.c, m);
+  }
+}
+
+template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring) {
   allow_next_launch();
-  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
+  const int32_t steps = share.end - share.begin;
+  const Step begin = share.begin > 0 ? step_at(args, share.begin) : Step();
+  // Of a pair each block copies one half of the pixels for both.
+  const int32_t from_pixel = Tile::kPairs ? share.rank * (Tile::kPartPixels >> share.log_blocks) : 0;
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(steps, Tile::kStages);
   Ring<Tile> ahead = ring;
-  Step step_ahead;
+  Step step_ahead = begin;
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
-    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, blockIdx.x).k);
+    load_filters(args, ahead, step_ahead, sm90_origin<Tile>(args, share.first_tile).k);
   wait_for_earlier_launches();
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
-    Window window[Tile::kParts];
+    Pixel first[Tile::kParts];
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) window[part] = window_of(args, origin.m + part * Tile::kPartPixels);
-    Step step;
+    for (int part = 0; part < Tile::kParts; ++part)
+      first[part] = pixel_of(args, origin.m + part * Tile::kPartPixels + from_pixel);
+    Step step = begin;
     for (int32_t i = 0; i < steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
         --filters_ahead;
@@ -176,31 +259,40 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvArgs &args, Ring<Ti
         load_filters(args, ring, step, origin.k);
       }
 #pragma unroll
-      for (int part = 0; part < Tile::kParts; ++part) {
-        const uint32_t smem_part = ring.pixels() + part * Tile::kPartBytes;
-        if (args.x_by_windows)
-          copy_im2col(smem_part, &args.x, ring.full(), step.c, window[part].w, window[part].h, window[part].n,
-                      step.s * args.dilation_w, step.r * args.dilation_h);
-        else
-          copy_box_2d(smem_part, &args.x, ring.full(), step.c, origin.m + part * Tile::kPartPixels);
-      }
+      for (int part = 0; part < Tile::kParts; ++part)
+        load_pixels<Tile>(args, share, ring.pixels() + part * Tile::kPartBytes + from_pixel * kRowBytes, ring.full(),
+                          step, origin.m + part * Tile::kPartPixels + from_pixel, first[part]);
     }
-    if (args.has_residual) load_residual(args, ring, origin);
+    if (args.residual_values != nullptr && (!Tile::kSplits || share.blocks == 1)) load_residual(args, ring, origin);
+  }
+  if (Tile::kPairs && share.blocks > 1) {
+    // The block ends after the other has read what it copied there, and has given all stages back.
+    for (int32_t i = 0; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
   }
 }
 
 // ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
 
-// Gives a stage back, once for each warp.
-template <class Tile> TREFOIL_DEVICE void release(const Ring<Tile> &ring) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+// Gives a stage back, once for each warp: to all who copy into it.
+template <class Tile> TREFOIL_DEVICE void release(const Share &share, const Ring<Tile> &ring) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (!Tile::kPairs || share.blocks == 1) {
+    if (lane == 0) barrier_arrive(ring.empty());
+  } else {
+    if (lane < share.blocks) barrier_arrive_at(ring.empty(), lane);
+  }
 }
 
-// The sums of one tile: this warpgroup's 64 channels of its part's pixels.
+// The sums of one tile over some steps: this warpgroup's 64 channels of its part's pixels.
 template <class Tile>
-TREFOIL_DEVICE void multiply(const Sm90ConvArgs &args, Ring<Tile> &ring, uint32_t slab, uint32_t part,
+TREFOIL_DEVICE void multiply(const Share &share, Ring<Tile> &ring, uint32_t slab, uint32_t part,
                              float (&d)[Tile::kPartPixels / 2]) {
-  const int32_t steps = args.filter_h * args.filter_w * args.c_steps;
+  const int32_t steps = share.end - share.begin;
+  if (Tile::kSplits && steps == 0) {
+#pragma unroll
+    for (float &sum : d) sum = 0.0f;
+    return;
+  }
   Ring<Tile> before = ring;
   for (int32_t step = 0; step < steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
@@ -212,30 +304,97 @@ TREFOIL_DEVICE void multiply(const Sm90ConvArgs &args, Ring<Tile> &ring, uint32_
     wgmma_commit();
     // One group stays in flight; the one before it has read its stage.
     wgmma_wait<1>();
-    if (step > 0) release(before);
+    if (step > 0) release(share, before);
     before = ring;
     ring.advance();
   }
   wgmma_wait<0>();
   wgmma_use(d);
-  release(before);
+  release(share, before);
 }
 
 // Waits for the residual's stages; gives the address of this warpgroup's part and the stage to release after it.
 template <class Tile>
-TREFOIL_DEVICE Ring<Tile> await_residual(Ring<Tile> &ring, uint32_t slab) {
+TREFOIL_DEVICE Ring<Tile> await_residual(const Share &share, Ring<Tile> &ring, uint32_t slab) {
   Ring<Tile> mine = ring;
 #pragma unroll
   for (int i = 0; i < Tile::kSlabs; ++i) {
     barrier_wait(ring.full(), ring.phase);
     if (i == slab) mine = ring;
-    else release(ring);
+    else release(share, ring);
     ring.advance();
   }
   return mine;
 }
 
-template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, Ring<Tile> ring, uint32_t group) {
+// The bounds of an activation. Rounding to half first gives the same: it is monotone, and both bounds are halves.
+struct Clamp {
+  __half2 low, high;
+
+  __device__ __forceinline__ explicit Clamp(int32_t activation)
+      : low(__float2half2_rn(activation == kActivationNone ? -INFINITY : 0.0f)),
+        high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
+
+  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
+    const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
+    return *reinterpret_cast<const uint32_t *>(&rounded);
+  }
+};
+
+// Adds up what the blocks of a cluster have summed, in their order, and stores it, each block an equal part of the tile.
+// A thread's sums go by twos, two pixels of a channel, to the block that stores them: its `smem_sums` is [blocks][twos
+// that it stores][128 threads], its barrier at `received` counts the bytes.
+template <class Tile>
+TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, Sm90Origin origin, uint32_t smem_sums,
+                                  uint32_t received, const float (&bias)[2], const float (&d)[Tile::kPartPixels / 2]) {
+  constexpr uint32_t kTwos = Tile::kPartPixels / 4, kMostTwos = kTwos / 2;
+  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, twos = kTwos >> share.log_blocks;
+  const uint32_t smem_thread = smem_sums + thread * 8;
+  cluster_wait();
+#pragma unroll
+  for (uint32_t two = 0; two < kTwos; ++two)
+    send_two(smem_thread + (share.rank * twos + (two & twos - 1)) * 1024, received, two * share.blocks / kTwos,
+              d[two * 2], d[two * 2 + 1]);
+
+  // Lanes of an even and an odd channel exchange a pixel: then each has two channels of one.
+  const uint32_t odd = lane / 4 % 2;
+  int64_t at[kMostTwos];  // in y; negative: outside
+  uint32_t residual[kMostTwos];
+  wait_for_earlier_launches();
+#pragma unroll
+  for (uint32_t i = 0; i < kMostTwos; ++i) {
+    const uint32_t two = share.rank * twos + i;
+    const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
+    const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
+    const bool inside = i < twos && k < args.k_stored && m < args.m_pixels;
+    at[i] = inside ? static_cast<int64_t>(m) * args.k_stored + k : -1;
+    residual[i] = 0;
+    if (inside && args.residual_values != nullptr)
+      residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at[i]));
+  }
+  barrier_wait_cluster(received);
+  const Clamp clamp(args.activation);
+#pragma unroll
+  for (uint32_t i = 0; i < kMostTwos; ++i) {
+    if (i >= twos) break;
+    float2 sum = {};
+#pragma unroll
+    for (uint32_t rank = 0; rank < kMostBlocks; ++rank) {
+      if (rank >= share.blocks) break;
+      const float2 part = load_shared_two(smem_thread + (rank * twos + i) * 1024);
+      sum.x += part.x, sum.y += part.y;
+    }
+    const float bias_of_channel = (share.rank * twos + i) % 2 == 0 ? bias[0] : bias[1];
+    sum.x += bias_of_channel, sum.y += bias_of_channel;
+    const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
+    const float2 add = unpack_half2(residual[i]);
+    sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
+    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = clamp(sum);
+  }
+}
+
+template <class Tile>
+TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &share, Ring<Tile> ring, uint32_t group) {
   constexpr int kChunksOfPart = Tile::kPartPixels / Tile::kChunkPixels;
   const uint32_t slab = group % Tile::kSlabs, part = group / Tile::kSlabs;
   const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -244,21 +403,27 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
   // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
-  const __half2 low = __float2half2_rn(args.activation == kActivationNone ? -INFINITY : 0.0f);
-  const __half2 high = __float2half2_rn(args.activation == kActivationRelu6 ? 6.0f : INFINITY);
+  const Clamp clamp(args.activation);
+  const bool has_residual = args.residual_values != nullptr;
 
   uint32_t chunk_slot = 0;
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const Sm90Origin origin = sm90_origin<Tile>(args, tile);
     const int32_t k = origin.k + slab * kSlabChannels;
     const int32_t k_lane = k + warp * 16 + lane / 4;  // and eight more
     const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                            k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
     float d[Tile::kPartPixels / 2];
-    multiply(args, ring, slab, part, d);
+    multiply(share, ring, slab, part, d);
+    if constexpr (Tile::kSplits) {
+      if (share.blocks > 1) {
+        add_and_store<Tile>(args, share, origin, smem_out, ring.received(), bias, d);
+        return;  // there is no other tile
+      }
+    }
 
     Ring<Tile> residual = ring;
-    if (args.has_residual) residual = await_residual(ring, slab);
+    if (has_residual) residual = await_residual(share, ring, slab);
     const uint32_t smem_residual = residual.pixels() + part * Tile::kPartBytes + lane_offset;
 #pragma unroll
     for (int chunk = 0; chunk < kChunksOfPart; ++chunk) {
@@ -269,17 +434,15 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
       for (int j = 0; j < Tile::kChunkPixels / 16; ++j) {
         const int sixteen = chunk * Tile::kChunkPixels / 16 + j;
         uint32_t add[4] = {}, out[4];
-        if (args.has_residual) ldmatrix_x4_trans(add, smem_residual + sixteen * 16 * kRowBytes);
+        if (has_residual) ldmatrix_x4_trans(add, smem_residual + sixteen * 16 * kRowBytes);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           float2 sum = make_float2(d[sixteen * 8 + q * 2] + bias[q % 2], d[sixteen * 8 + q * 2 + 1] + bias[q % 2]);
-          if (args.has_residual) {
+          if (has_residual) {
             const float2 other = unpack_half2(add[q]);
             sum.x += other.x, sum.y += other.y;
           }
-          // Rounding first gives the same: it is monotone, and both bounds are halves.
-          const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
-          out[q] = *reinterpret_cast<const uint32_t *>(&rounded);
+          out[q] = clamp(sum);
         }
         stmatrix_x4_trans(smem_chunk + lane_offset + j * 16 * kRowBytes, out);
       }
@@ -288,7 +451,7 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
       if (stores) store_box_2d(&args.y, k, origin.m + part * Tile::kPartPixels + chunk * Tile::kChunkPixels, smem_chunk);
       chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
     }
-    if (args.has_residual) release(residual);
+    if (has_residual) release(share, residual);
   }
   if (stores) wait_stores_read<0>();
 }
@@ -297,23 +460,32 @@ template <class Tile> TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs 
 template <class Tile> TREFOIL_DEVICE void sm90_conv2d_fprop(const Sm90ConvArgs &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   Ring<Tile> ring{shared_address(shared_bytes)};
+  const Share share = share_of<Tile>(args);
   if (threadIdx.x == 0) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
     Ring<Tile> each = ring;
     for (int stage = 0; stage < Tile::kStages; ++stage, each.advance()) {
       barrier_init(each.full(), 1);
-      barrier_init(each.empty(), 4 * Tile::kConsumers);
+      barrier_init(each.empty(), 4 * Tile::kConsumers * (Tile::kPairs ? share.blocks : 1));
+    }
+    if constexpr (Tile::kSplits) {
+      barrier_init(ring.received(), 1);
+      barrier_arrive_expect(ring.received(), Tile::kSumBytes);
     }
     fence_barrier_init();
   }
   __syncthreads();
+  if (share.blocks > 1) {
+    cluster_arrive();
+    if constexpr (Tile::kPairs) cluster_wait();
+  }
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 0) load(args, ring);
+    if (threadIdx.x == 0) load(args, share, ring);
   } else {
     if constexpr (Tile::kMovesRegisters) take_registers<232>();
-    multiply_and_store(args, ring, group - 1);
+    multiply_and_store(args, share, ring, group - 1);
   }
 }

@@ -43,6 +43,63 @@ TREFOIL_DEVICE void barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// ---- clusters ----------------------------------------------------------------------------------------------------
+
+// This block's place in its cluster, and the cluster's blocks. Without a cluster a block is one of its own.
+TREFOIL_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+TREFOIL_DEVICE uint32_t cluster_blocks() {
+  uint32_t blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+
+// Arrives at another block's barrier: the one at this address of its shared memory.
+TREFOIL_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+               "}" :: "r"(barrier), "r"(rank) : "memory");
+}
+
+// Says that this thread's block has begun and its barriers are initialised; every thread does.
+TREFOIL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
+// Waits until all threads of the cluster that have not ended have arrived.
+TREFOIL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Writes two floats to this address of the shared memory of a block of the cluster, and completes 8 bytes of the
+// transaction of its barrier at `barrier`.
+TREFOIL_DEVICE void send_two(uint32_t shared_dst, uint32_t barrier, uint32_t rank, float x, float y) {
+  asm volatile("{\n"
+               ".reg .b32 dst, at;\n"
+               "mapa.shared::cluster.u32 dst, %0, %2;\n"
+               "mapa.shared::cluster.u32 at, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [dst], {%3, %4}, [at];\n"
+               "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
+}
+
+// Waits for the end of the first phase of a barrier that other blocks of the cluster complete.
+TREFOIL_DEVICE void barrier_wait_cluster(uint32_t barrier) {
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+               "@!done bra again;\n"
+               "}" :: "r"(barrier) : "memory");
+}
+
+TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {
@@ -68,6 +125,20 @@ TREFOIL_DEVICE void copy_im2col(uint32_t shared_dst, const TensorMap *map, uint3
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h)
                : "memory");
+}
+
+// The same to this address in several blocks of the cluster, those of `mask`, and to the barrier of each.
+TREFOIL_DEVICE void copy_box_2d_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x,
+                                   int32_t y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask) : "memory");
+}
+
+TREFOIL_DEVICE void copy_im2col_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t c,
+                                   int32_t w, int32_t h, int32_t n, uint16_t offset_w, uint16_t offset_h) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h),
+                  "h"(mask) : "memory");
 }
 
 // Copies a box to a matrix and closes a group of it; elements outside are left out.

@@ -53,6 +53,9 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             if let Some(choices) = case.choices(kernel) {
                 trials.push(trial(format!("{}, kernel {kernel}", case.name), case.clone(), choices, device));
             }
+            if let Some(choices) = case.joined_choices(kernel) {
+                trials.push(trial(format!("{}, joined, kernel {kernel}", case.name), case.clone(), choices, device));
+            }
         }
     }
     trials

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trefoil::model::Model;
-use trefoil::plan::{Choices, Limits, Place, Plan, Request, plan};
-use trefoil::{Error, InputFormat, OutputKind};
+use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Window};
+use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Place, Plan, Request, Sm90Tile, StepOp, plan};
+use trefoil::{Error, InputFormat, OutputKind, Shape};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -76,6 +76,85 @@ fn impossible_requests_are_errors() {
     for k in [0, 65, 1001] {
         assert!(matches!(plan_of(&model, &limits, 1, OutputKind::TopK(k)), Err(Error::Option { option: "top-k", .. })));
     }
+}
+
+/// The first block of a stage: two convolutions, and one in the shortcut.
+fn block() -> Graph {
+    let mut g = GraphBuilder::new(Shape::new(28, 28, 256));
+    let x = g.conv2d("before", g.input(), 256, Window::square(1, 1, 0));
+    let shortcut = g.conv2d("shortcut", x, 512, Window::square(1, 2, 0));
+    let y = g.conv2d("first", x, 128, Window::square(3, 2, 1));
+    let y = g.relu("relu", y);
+    let y = g.conv2d("last", y, 512, Window::square(1, 1, 0));
+    let sum = g.add("add", y, shortcut);
+    g.finish(sum).unwrap()
+}
+
+fn plan_of_graph(graph: &Graph, limits: &Limits, choices: &[(&str, Kernel)]) -> Result<Plan, Error> {
+    let choices: Choices = choices.iter().map(|(name, kernel)| ((*name).to_owned(), *kernel)).collect();
+    let request = Request {
+        limits,
+        batch: 64,
+        input: InputFormat::F16Nhwc,
+        preprocessing: &Preprocessing::new(graph.input),
+        output: OutputKind::Features,
+        choices: &choices,
+    };
+    plan(graph, &request)
+}
+
+fn step_names(plan: &Plan) -> Vec<&str> {
+    plan.steps.iter().map(|step| &step.name[..]).collect()
+}
+
+#[test]
+fn a_shortcut_s_convolution_joins_the_one_that_adds_it() {
+    let (graph, h200) = (block(), Limits::h200());
+    let joined = plan_of_graph(&graph, &h200, &[]).unwrap();
+    assert_eq!(step_names(&joined), ["input", "before", "first", "last", "output"]);
+    let last = &joined.steps[3];
+    assert!(matches!(&last.op, StepOp::ConvSum { joined, .. } if joined.name == "shortcut"));
+    // It reads what the shortcut reads, which lives until then.
+    assert_eq!(last.inputs, [joined.steps[2].output, joined.steps[1].output]);
+    assert_eq!(joined.tensors[joined.steps[1].output.0].lifetime, [1, 3]);
+    let apart = ["input", "before", "shortcut", "first", "last", "output"];
+    for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {
+        assert_eq!(step_names(&plan_of_graph(&graph, &limits, &[]).unwrap()), apart);
+    }
+    let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
+    assert_eq!(work(&joined), work(&plan_of_graph(&graph, &Limits::a100(), &[]).unwrap()));
+    let own = graph.cut(graph.find("shortcut").unwrap());
+    assert_eq!(step_names(&plan_of_graph(&own, &h200, &[]).unwrap()), ["input", "before", "shortcut", "output"]);
+}
+
+#[test]
+fn joining_can_be_chosen_and_refused() {
+    let (graph, h200) = (block(), Limits::h200());
+    let sm90 = Kernel::Sm90Conv { tile: Sm90Tile { channels: 128, pixels: 64 }, cluster: 2 };
+    let sm80 = Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 });
+    let steps = |choices: &[(&str, Kernel)]| plan_of_graph(&graph, &h200, choices).unwrap().steps.len();
+    assert_eq!(steps(&[("shortcut", Kernel::Joined), ("last", sm90)]), 5);
+    assert_eq!(steps(&[("shortcut", sm90)]), 6);
+    assert_eq!(steps(&[("last", sm80)]), 6);
+    let refused = |limits: &Limits, choices: &[(&str, Kernel)]| {
+        matches!(plan_of_graph(&graph, limits, choices), Err(Error::Unsupported { .. }))
+    };
+    assert!(refused(&h200, &[("shortcut", Kernel::Joined), ("last", sm80)]));
+    assert!(refused(&h200, &[("first", Kernel::Joined)]));
+    assert!(refused(&Limits::a100(), &[("shortcut", Kernel::Joined)]));
+}
+
+#[test]
+fn clusters_share_tiles_where_there_are_few() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    let shared = |limits: &Limits, batch| {
+        let plan = plan_of(&model, limits, batch, OutputKind::Logits).unwrap();
+        let split = |kernel| matches!(kernel, Kernel::Sm90Conv { tile: Sm90Tile { channels: 64, .. }, cluster: 2.. });
+        plan.steps.iter().filter(|step| split(step.kernel)).count()
+    };
+    assert!(shared(&Limits::h200(), 1) > 5);
+    assert_eq!(shared(&Limits::h200(), 256), 0);
+    assert_eq!(shared(&Limits::a100(), 1), 0);
 }
 
 /// The printed plans are kept; `TREFOIL_BLESS=1` writes them anew, for a look at the difference.

@@ -56,6 +56,10 @@ impl StepOp {
                 let residual = if inputs > 1 { "+res" } else { "" };
                 format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
             }
+            Self::ConvSum { conv, joined } => {
+                let ([r, s], [joined_r, joined_s]) = (conv.window.size, joined.conv.window.size);
+                format!("conv{r}x{s}+{joined_r}x{joined_s}{}", suffix(conv.activation))
+            }
             Self::Depthwise(conv) => {
                 let [r, s] = conv.window.size;
                 format!("dw{r}x{s}{}", suffix(conv.activation))
@@ -81,7 +85,7 @@ impl Plan {
     fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
         let stem = match op {
             StepOp::Normalize { .. } => "normalize",
-            StepOp::Conv(_) => "conv2d_fprop",
+            StepOp::Conv(_) | StepOp::ConvSum { .. } => "conv2d_fprop",
             StepOp::Depthwise(_) => "conv2d_depthwise",
             StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
             StepOp::GlobalAvgPool => "global_avg_pool",
@@ -93,7 +97,9 @@ impl Plan {
             Kernel::Cpu => format!("cpu {stem}"),
             Kernel::Sm80 => format!("sm80 {stem}"),
             Kernel::Sm80Gemm(tile) => format!("sm80 {stem} {tile}"),
-            Kernel::Sm90Conv(tile) => format!("sm90 {stem} {tile}"),
+            Kernel::Sm90Conv { tile, cluster: 1 } => format!("sm90 {stem} {tile}"),
+            Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
+            Kernel::Joined => format!("joined {stem}"),
         }
     }
 }

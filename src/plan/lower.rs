@@ -1,8 +1,9 @@
-//! From a rewritten graph to steps: one launch for each node, normalisation before them, output rows after them.
+//! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
+//! output rows after them.
 
-use super::{Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, select};
+use super::{Joined, Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, join, select};
 use crate::error::Error;
-use crate::model::{self, Conv2d, Graph, Linear, NodeId, Op};
+use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op};
 use crate::plan::Family;
 use crate::plan::sm90::{self, ConvShape};
 use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
@@ -14,12 +15,22 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     }
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
+    let joined = join::joined(&graph, &shapes, request)?;
     let mut lowering = Lowering::new(request, shapes);
     for (index, node) in graph.nodes.iter().enumerate() {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
+        if joined.values().any(|&added| added == NodeId(index)) {
+            // What the node that it is joined to reads in its place.
+            lowering.of_node.push(inputs[0]);
+            continue;
+        }
         let step = match &node.op {
             Op::Input => lowering.normalize(index),
+            Op::Conv2d(conv) if joined.contains_key(&NodeId(index)) => {
+                let added = &graph.nodes[joined[&NodeId(index)].0];
+                lowering.conv_sum(index, &node.name, conv, added, &inputs)?
+            }
             Op::Conv2d(conv) => lowering.conv(index, &node.name, conv, &inputs)?,
             Op::Linear(linear) => lowering.linear(index, &node.name, linear, &inputs)?,
             Op::MaxPool(pool) => lowering.simple(index, StepOp::MaxPool(*pool), window_ops(pool.window.size)),
@@ -155,10 +166,7 @@ impl<'a> Lowering<'a> {
         let (op, kernel) = if depthwise {
             (StepOp::Depthwise(conv.clone()), self.only_kernel())
         } else {
-            let align = self.family().channel_align();
-            let stored = |shape: Shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape };
-            let input = stored(self.tensor(inputs[0]).shape);
-            let whole = ConvShape { batch: self.request.batch, input, output: stored(shape), window: conv.window };
+            let whole = ConvShape::stored(self.request, self.tensor(inputs[0]).shape, shape, conv.window);
             (StepOp::Conv(conv.clone()), self.conv_kernel(name, &whole, [m_gemm, conv.out_channels, k_gemm])?)
         };
         Ok(Draft {
@@ -167,6 +175,37 @@ impl<'a> Lowering<'a> {
             shape,
             dtype: self.family().dtype(),
             flops: 2 * m_gemm as u64 * conv.out_channels as u64 * k_gemm as u64,
+            weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
+        })
+    }
+
+    /// A dense convolution and the one joined to it: the step's two inputs are theirs.
+    fn conv_sum(
+        &self,
+        node: usize,
+        name: &str,
+        conv: &Conv2d,
+        added: &Node,
+        inputs: &[TensorId],
+    ) -> Result<Draft, Error> {
+        let Op::Conv2d(joined) = &added.op else { unreachable!("only convolutions are joined") };
+        let (limits, shape) = (self.request.limits, self.shapes[node]);
+        let windows = [conv.window, joined.window];
+        let [own, other] =
+            [0, 1].map(|i| ConvShape::stored(self.request, self.tensor(inputs[i]).shape, shape, windows[i]));
+        let kernel = match self.request.choices.get(name) {
+            Some(&kernel) => kernel,
+            None => select::sm90_kernel(limits, &[own, other]).ok_or_else(|| not_a_choice(name, Kernel::Joined))?.0,
+        };
+        let taps = windows.map(|window| window.size.iter().product::<usize>());
+        let k_gemm: usize = [0, 1].map(|i| taps[i] * self.tensor(inputs[i]).shape.channels).iter().sum();
+        let joined = Box::new(Joined { name: added.name.clone(), conv: joined.clone() });
+        Ok(Draft {
+            op: StepOp::ConvSum { conv: conv.clone(), joined },
+            kernel,
+            shape,
+            dtype: self.family().dtype(),
+            flops: 2 * (self.request.batch * shape.pixels() * conv.out_channels) as u64 * k_gemm as u64,
             weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
         })
     }
@@ -194,9 +233,9 @@ impl<'a> Lowering<'a> {
         let limits = self.request.limits;
         match (self.family(), self.request.choices.get(name)) {
             (Family::Cpu, _) => Ok(Kernel::Cpu),
-            (Family::Sm80, None) => Ok(select::conv_kernel(limits, conv, mnk)),
+            (Family::Sm80, None) => Ok(select::conv_kernel(limits, conv, mnk).0),
             (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => Ok(kernel),
-            (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv(_))) if limits.has_sm90_kernels() => {
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
             }
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
@@ -273,7 +312,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn not_a_choice(name: &str, kernel: Kernel) -> Error {
+pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
     Error::Unsupported {
         what: format!("node `{name}`: the chosen kernel {kernel:?}"),
         instead: "choose one of the operation, for this device".into(),

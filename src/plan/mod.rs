@@ -5,6 +5,7 @@
 
 mod arena;
 mod display;
+mod join;
 mod limits;
 mod lower;
 mod select;
@@ -89,7 +90,8 @@ pub struct Step {
     pub name: String,
     /// What it computes.
     pub op: StepOp,
-    /// What it reads; for a convolution or an addition the second is the residual.
+    /// What it reads; for a convolution or an addition the second is the residual, for a sum of convolutions what the
+    /// joined one reads.
     pub inputs: Vec<TensorId>,
     /// What it writes.
     pub output: TensorId,
@@ -115,6 +117,13 @@ pub enum StepOp {
     },
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
+    /// The sum of two dense convolutions of one output shape, each of its own input, then the first one's activation.
+    ConvSum {
+        /// The one that the step is named after.
+        conv: Conv2d,
+        /// The other.
+        joined: Box<Joined>,
+    },
     /// Depthwise convolution with bias and activation.
     Depthwise(Conv2d),
     /// Maximum over windows.
@@ -131,6 +140,15 @@ pub enum StepOp {
     Emit(OutputKind),
 }
 
+/// A convolution without a step of its own: it is computed by the one that adds its result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Joined {
+    /// Name of the graph's node.
+    pub name: String,
+    /// The convolution, without activation.
+    pub conv: Conv2d,
+}
+
 /// How a step computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
@@ -141,7 +159,14 @@ pub enum Kernel {
     /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
     Sm80Gemm(ConvTile),
     /// The sm90 convolution with a tile.
-    Sm90Conv(Sm90Tile),
+    Sm90Conv {
+        /// The tile.
+        tile: Sm90Tile,
+        /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
+        cluster: usize,
+    },
+    /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
+    Joined,
 }
 
 /// A tensor between steps.

@@ -71,7 +71,7 @@ impl Kernel {
     /// Every kernel that a dense convolution may be given on `limits`.
     pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
         let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
-        let sm90 = Sm90Tile::ALL.into_iter().map(Self::Sm90Conv).filter(|_| limits.has_sm90_kernels());
+        let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
         match limits.family {
             super::Family::Cpu => vec![Self::Cpu],
             super::Family::Sm80 => sm80.chain(sm90).collect(),
@@ -85,24 +85,31 @@ impl fmt::Display for Kernel {
             Self::Cpu => write!(f, "cpu"),
             Self::Sm80 => write!(f, "sm80"),
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
-            Self::Sm90Conv(tile) => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
+            Self::Joined => write!(f, "joined"),
         }
     }
 }
 
-/// The kernel of a dense convolution: on compute capability 9.0 the better of both families' best tiles.
-pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> Kernel {
+/// The kernel of a dense convolution, and the clocks that it takes: on compute capability 9.0 the better of both
+/// families' best tiles.
+pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> (Kernel, f64) {
     let (sm80, sm80_clocks) = best_tile(&ConvTile::ALL, limits, mnk);
-    if !limits.has_sm90_kernels() || sm90::check(conv).is_err() {
-        return Kernel::Sm80Gemm(sm80);
-    }
-    let clocks = |tile: &Sm90Tile| sm90::clocks(conv, *tile, limits);
-    let fits = |tile: &Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
-    let best = Sm90Tile::ALL.into_iter().filter(fits).min_by(|a, b| clocks(a).total_cmp(&clocks(b)));
-    match best.filter(|tile| clocks(tile) < sm80_clocks) {
-        Some(sm90) => Kernel::Sm90Conv(sm90),
-        None => Kernel::Sm80Gemm(sm80),
-    }
+    let sm90 = if sm90::check(conv).is_ok() { sm90_kernel(limits, &[*conv]) } else { None };
+    sm90.filter(|(_, clocks)| *clocks < sm80_clocks).unwrap_or((Kernel::Sm80Gemm(sm80), sm80_clocks))
+}
+
+/// The best sm90 kernel of a sum of convolutions that it can compute, and the clocks that it takes, if the device has
+/// one.
+pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
+    let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
+    let clocks = |kernel| match kernel {
+        Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, cluster, limits))),
+        _ => None,
+    };
+    let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
+    kernels.filter_map(clocks).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// The kernel of a linear layer.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Limits;
+use super::{Kernel, Limits, Request};
 use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -28,6 +28,23 @@ impl Sm90Tile {
         Self { channels: 64, pixels: 64 },
         Self { channels: 64, pixels: 32 },
     ];
+
+    /// The sizes that a cluster of blocks may have. Of a tile of one warpgroup the blocks share each tile, a part of the
+    /// sum for each; of one of 128 channels two blocks have neighbouring channels, and each copies half of the pixels
+    /// for both.
+    pub fn clusters(self) -> &'static [usize] {
+        match self.pipeline() {
+            Some(pipeline) if pipeline.splits() => &[1, 2, 4, 8],
+            Some(pipeline) if pipeline.pairs() => &[1, 2],
+            _ => &[1],
+        }
+    }
+
+    /// The kernel in every tile and cluster.
+    pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
+        let of = |tile: Self| tile.clusters().iter().map(move |&cluster| Kernel::Sm90Conv { tile, cluster });
+        Self::ALL.into_iter().flat_map(of)
+    }
 
     /// How the kernel walks through this tile; `None` if it is not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<Sm90Pipeline> {
@@ -80,11 +97,23 @@ impl Sm90Pipeline {
         128 * (1 + self.slabs * self.parts)
     }
 
-    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks.
+    /// Whether the blocks of a cluster share a tile.
+    pub(crate) const fn splits(self) -> bool {
+        self.slabs * self.parts == 1
+    }
+
+    /// Whether the blocks of a cluster share their pixels.
+    pub(crate) const fn pairs(self) -> bool {
+        self.slabs == 2
+    }
+
+    /// Dynamic shared memory of a block: the stages with two barriers each, and the chunks or what it gets of a shared
+    /// tile's sums, with a barrier.
     pub(crate) const fn shared_bytes(self) -> usize {
         let rows = self.slabs * 64 + self.parts * self.part_pixels;
-        let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels;
-        self.stages * (rows * ROW_BYTES + 16) + chunks * ROW_BYTES
+        let chunks = self.slabs * self.parts * self.chunks * self.chunk_pixels * ROW_BYTES;
+        let (sums, barrier) = if self.splits() { (self.part_pixels * 64 * 4, 8) } else { (0, 0) };
+        self.stages * (rows * ROW_BYTES + 16) + if sums > chunks { sums } else { chunks } + barrier
     }
 }
 
@@ -98,6 +127,20 @@ pub(crate) struct ConvShape {
     pub(crate) input: Shape,
     pub(crate) output: Shape,
     pub(crate) window: Window,
+}
+
+impl ConvShape {
+    /// Of logical shapes.
+    pub(super) fn stored(request: &Request<'_>, input: Shape, output: Shape, window: Window) -> Self {
+        let align = request.limits.family.channel_align();
+        let stored = |shape: Shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape };
+        Self { batch: request.batch, input: stored(input), output: stored(output), window }
+    }
+
+    /// Steps of the sum, of 64 channels each.
+    pub(crate) fn steps(&self) -> usize {
+        self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(64)
+    }
 }
 
 /// An error that names what the copy engine's window walk cannot do, if anything.
@@ -148,16 +191,23 @@ pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
 /// 2^31: what counts and indices stay below.
 const INDEX_LIMIT: usize = 1 << 31;
 
-/// Clocks that the layer takes in this tile: the busiest block's copies or products, whichever is longer, and its
-/// epilogues.
-pub(super) fn clocks(conv: &ConvShape, tile: Sm90Tile, limits: &Limits) -> f64 {
-    let pixels = conv.batch * conv.output.pixels();
-    let tiles = pixels.div_ceil(tile.pixels) * conv.output.channels.div_ceil(tile.channels);
-    let waves = tiles.div_ceil(limits.units.max(1));
-    let steps = conv.window.size.iter().product::<usize>() * conv.input.channels.div_ceil(64);
+/// Clocks that the sum of `convs`, which have one output shape, takes in this tile and clusters of so many blocks: the
+/// busiest block's copies or products, whichever is longer, and its epilogues. Infinity for a tile that is not compiled.
+pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits: &Limits) -> f64 {
+    let ConvShape { batch, output, .. } = convs[0];
+    let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
+    let split = if pipeline.splits() { cluster } else { 1 };
+    let pair = if pipeline.pairs() { cluster } else { 1 };
+    let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
+    let blocks = (batch * output.pixels()).div_ceil(tile.pixels) * channel_tiles * split;
+    let waves = blocks.div_ceil(limits.units.max(1));
+    let steps = convs.iter().map(ConvShape::steps).sum::<usize>().div_ceil(split);
     let area = (tile.channels * tile.pixels) as f64;
-    let step = (area * 64.0 / PRODUCTS_A_CLOCK).max((tile.channels + tile.pixels) as f64 * 128.0 / BYTES_A_CLOCK);
-    STARTUP + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE)
+    let bytes = (tile.channels + tile.pixels / pair) as f64 * 128.0;
+    let step = (area * 64.0 / PRODUCTS_A_CLOCK).max(bytes / BYTES_A_CLOCK);
+    let exchange = if split > 1 { EXCHANGE + area * EXCHANGE_OF_VALUE } else { 0.0 };
+    let startup = if pair > 1 { STARTUP + PAIR } else { STARTUP };
+    startup + waves as f64 * (steps as f64 * step + EPILOGUE + area * EPILOGUE_OF_VALUE + exchange)
 }
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.
@@ -166,10 +216,16 @@ const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
 const BYTES_A_CLOCK: f64 = 36.0;
 /// Launch, barriers and the first load.
 const STARTUP: f64 = 1500.0;
+/// Until the blocks of a pair have begun and ended together.
+const PAIR: f64 = 500.0;
 /// Of each tile, whatever its size.
 const EPILOGUE: f64 = 600.0;
 /// Of each output value of a tile.
 const EPILOGUE_OF_VALUE: f64 = 0.035;
+/// Of a tile that blocks share: until a block has what the others send.
+const EXCHANGE: f64 = 1500.0;
+/// Of each value of such a tile.
+const EXCHANGE_OF_VALUE: f64 = 0.5;
 
 #[cfg(test)]
 mod tests {

@@ -58,14 +58,20 @@ pub struct LaunchAttribute {
 }
 
 impl LaunchConfig {
-    /// Whether there is none, or only the permission to start before the predecessor has ended.
+    /// Whether there is none but the permission to start before the predecessor has ended, and a cluster of as many
+    /// blocks as any device takes, which the grid is a multiple of.
     pub fn attributes_are_known(&self) -> bool {
+        const CLUSTER_DIMENSION: u32 = 4;
         const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
         if self.attribute_count == 0 {
             return true;
         }
         // SAFETY: the driver's contract: there are as many attributes as the count says.
         let attributes = unsafe { std::slice::from_raw_parts(self.attributes, self.attribute_count as usize) };
-        attributes.iter().all(|a| a.id == PROGRAMMATIC_STREAM_SERIALIZATION && a.pad == 0 && a.value[0] == 1)
+        attributes.iter().all(|a| match (a.id, &a.value) {
+            (PROGRAMMATIC_STREAM_SERIALIZATION, value) => a.pad == 0 && value[0] == 1,
+            (CLUSTER_DIMENSION, [x @ 2..=8, 1, 1, ..]) => a.pad == 0 && self.grid[0].is_multiple_of(*x),
+            _ => false,
+        })
     }
 }

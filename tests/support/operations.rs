@@ -9,7 +9,7 @@ use super::tolerance::Growth;
 
 /// Every problem of every operation.
 pub fn all() -> Vec<Case> {
-    [normalize(), conv2d(), depthwise(), pool2d(), global_avg_pool(), linear(), add(), outputs(), networks()]
+    [normalize(), conv2d(), blocks(), depthwise(), pool2d(), global_avg_pool(), linear(), add(), outputs(), networks()]
         .into_iter()
         .flatten()
         .collect()
@@ -226,6 +226,70 @@ pub fn conv2d() -> Vec<Case> {
         let conv = dense(x, random.pick(&[1, 7, 8, 16, 31, 48, 65, 100]), window);
         let [norm, residual] = [random.between(0, 1) == 1, random.between(0, 2) == 0];
         Convolution { norm, residual, activation: random.pick(&ACTIVATIONS), rows: random.between(1, 4), ..conv }
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
+/// Two convolutions and a shortcut with one of its own: what the last and the shortcut's give is added.
+#[derive(Clone, Copy)]
+struct Block {
+    x: Shape,
+    inside: usize,
+    k: usize,
+    /// Of the first convolution, 3x3, and of the shortcut's.
+    stride: usize,
+    last: usize,
+    shortcut: usize,
+    activation: Activation,
+    rows: usize,
+}
+
+impl Problem for Block {
+    fn case(&self) -> Case {
+        let Self { x, inside, k, stride, last, shortcut, activation, rows } = *self;
+        let name = format!(
+            "block {x} to {inside} by {stride}, {last}x{last} to {k}, shortcut {shortcut}x{shortcut}, {activation}, rows {rows}"
+        );
+        let mut g = GraphBuilder::new(x);
+        let other = g.conv2d("shortcut", g.input(), k, Window::square(shortcut, stride, shortcut / 2));
+        let other = g.batch_norm("shortcut.norm", other, 1e-3);
+        let y = g.conv2d("first", g.input(), inside, Window::square(3, stride, 1));
+        let y = g.activation("first.activation", y, Activation::Relu);
+        let last =
+            Conv2d { bias: Some("last.bias".into()), ..Conv2d::named("last", k, Window::square(last, 1, last / 2)) };
+        let y = g.conv2d_with("last", y, last);
+        let mut y = g.add("add", y, other);
+        if activation != Activation::None {
+            y = g.activation("activation", y, activation);
+        }
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn blocks() -> Vec<Case> {
+    let block = |x: [usize; 3], inside, k, stride, last, shortcut, rows| {
+        let x = Shape::new(x[0], x[1], x[2]);
+        Block { x, inside, k, stride, last, shortcut, activation: Activation::Relu, rows }
+    };
+    let chosen = [
+        block([1, 1, 8], 8, 8, 1, 1, 1, 1),
+        block([7, 7, 64], 64, 136, 1, 1, 1, 2),
+        block([14, 13, 200], 72, 264, 2, 1, 1, 3),
+        block([9, 11, 24], 40, 65, 3, 3, 1, 2),
+        block([13, 6, 100], 8, 31, 2, 3, 1, 5),
+        block([8, 9, 16], 130, 64, 2, 1, 3, 2),
+        block([17, 15, 3], 24, 100, 2, 5, 3, 1),
+    ];
+    let mut random = Random::new("blocks");
+    let any = (0..12).map(|_| Block {
+        x: Shape::new(random.between(1, 19), random.between(1, 19), random.pick(&[1, 3, 8, 24, 72, 128])),
+        inside: random.pick(&[1, 8, 40, 64, 72, 200]),
+        k: random.pick(&[7, 8, 31, 64, 100, 128, 136]),
+        stride: random.between(1, 3),
+        last: random.pick(&[1, 1, 3]),
+        shortcut: random.pick(&[1, 1, 3]),
+        activation: random.pick(&ACTIVATIONS),
+        rows: random.between(1, 5),
     });
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }

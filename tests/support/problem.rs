@@ -3,7 +3,7 @@
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
 use trefoil::plan::{Choices, Kernel};
-use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind};
+use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -61,13 +61,32 @@ impl Case {
         (!choices.is_empty()).then_some(choices)
     }
 
-    /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's
-    /// values before: NaN for float inputs, so that whatever reads what it should not gives NaN.
+    /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
+    /// no such convolution.
+    pub fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
+        let graph = optimize(&self.graph);
+        let mut choices = self.choices(kernel)?;
+        let mut any = false;
+        for (host, added) in joinable(&graph) {
+            any = true;
+            choices.insert(graph.nodes[host].name.clone(), kernel);
+            choices.insert(graph.nodes[added].name.clone(), Kernel::Joined);
+        }
+        (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
+    }
+
+    /// Runs it on `device` and compares every row with the reference, and with another run bit by bit. The device's
+    /// memory is full of another run's values before: NaN for float inputs, so that whatever reads what it should not
+    /// gives NaN.
     pub fn run(&self, device: &Device, choices: Choices) -> Result<(), String> {
         let tell = |e: trefoil::Error| format!("{}: {e}", self.name);
         let engine = self.build(device, choices).map_err(tell)?;
         self.submit(&engine, |batch| batch.rows_mut().for_each(|row| row.fill(0xff))).map_err(tell)?;
         let output = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
+        let again = self.submit(&engine, |batch| self.fill(batch)).map_err(tell)?;
+        if let Some(row) = (0..self.rows.len()).find(|&row| output.row(row) != again.row(row)) {
+            return Err(format!("{}, row {row}: another run gives other bits", self.name));
+        }
         let storage = if device.info().target == "cpu" { Storage::F32 } else { Storage::F16 };
         for row in 0..self.rows.len() {
             self.check(storage, row, &output).map_err(|e| format!("{}, row {row}: {e}", self.name))?;
@@ -180,6 +199,22 @@ impl Case {
             kind => emit(kind, result).check(how.growth, output.values(row)),
         }
     }
+}
+
+/// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.
+pub fn joinable(graph: &Graph) -> Vec<(usize, usize)> {
+    let uses = graph.use_counts();
+    let dense = |index: usize| match &graph.nodes[index].op {
+        Op::Conv2d(conv) => conv.groups == 1,
+        _ => false,
+    };
+    let plain = |index: usize| match &graph.nodes[index].op {
+        Op::Conv2d(conv) => conv.activation == Activation::None && graph.nodes[index].inputs.len() == 1,
+        _ => false,
+    };
+    let added = |host: usize| Some(graph.nodes[host].inputs.get(1)?.0);
+    let pairs = (0..graph.nodes.len()).filter(|&host| dense(host)).filter_map(|host| Some((host, added(host)?)));
+    pairs.filter(|&(_, added)| dense(added) && plain(added) && uses[added] == 1).collect()
 }
 
 /// Tensors by name, as [`Weights::from_tensors`] takes them.

@@ -8,6 +8,7 @@ use half::f16;
 use trefoil::model::{BatchNorm, Conv2d, Graph, Linear, Op, Pool, Weights, Window, fold_conv, infer, optimize};
 use trefoil::{Activation, OutputKind, Shape};
 
+use super::problem::joinable;
 use super::tolerance::{Expected, Growth, Storage, U32};
 
 /// How a device computes.
@@ -32,7 +33,7 @@ pub fn run_graph(graph: &Graph, weights: &Weights, input: &Expected, how: Arithm
         let y = shapes[i];
         let mut value = match &node.op {
             Op::Input => input.clone(),
-            Op::Conv2d(conv) => convolution(conv, weights, x, second, y, how),
+            Op::Conv2d(conv) => convolution(conv, weights, x, second, y, joined_terms(&graph, &shapes, i), how),
             Op::BatchNorm(norm) => {
                 let terms = match &graph.nodes[node.inputs[0].0].op {
                     Op::Conv2d(conv) => terms(conv, values[graph.nodes[node.inputs[0].0].inputs[0].0].shape),
@@ -118,6 +119,7 @@ fn convolution(
     x: &Expected,
     residual: Option<&Expected>,
     y: Shape,
+    more_terms: usize,
     how: Arithmetic,
 ) -> Expected {
     let (filter, bias) = filter_and_bias(conv, weights, x.shape.channels, how.storage);
@@ -144,7 +146,7 @@ fn convolution(
                 }
                 let at = (p * y.width + q) * y.channels + k;
                 // Two more roundings: the bias, and a filter that a batch norm is folded into.
-                let own = how.growth.sum(how.storage, terms(conv, x.shape) + 2, magnitude);
+                let own = how.growth.sum(how.storage, terms(conv, x.shape) + 2 + more_terms, magnitude);
                 result.values[at] = sum;
                 result.errors[at] = how.growth.join(inherited.into_iter().chain([own]));
             }
@@ -159,6 +161,17 @@ fn convolution(
         Some(residual) => add(conv.activation, &result, residual),
         None => activate(conv.activation, result),
     }
+}
+
+/// Products of another convolution that a device may add in the same sum: of the one whose result node `i` adds, or of
+/// the one that adds node i's.
+fn joined_terms(graph: &Graph, shapes: &[Shape], i: usize) -> usize {
+    let of = |node: usize| match &graph.nodes[node].op {
+        Op::Conv2d(conv) => terms(conv, shapes[graph.nodes[node].inputs[0].0]) + 2,
+        _ => 0,
+    };
+    let both = |(host, added)| [(host, added), (added, host)];
+    joinable(graph).into_iter().flat_map(both).filter(|(node, _)| *node == i).map(|(_, other)| of(other)).sum()
 }
 
 /// Products in one sum of a convolution.

@@ -36,6 +36,8 @@ pub(crate) struct Cuda {
 /// How a kernel is launched.
 pub(crate) struct LaunchShape {
     pub grid: [u32; 3],
+    /// Blocks of a cluster, along the grid's first dimension; 1: no cluster.
+    pub cluster: u32,
     pub block: [u32; 3],
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
@@ -85,12 +87,22 @@ impl Cuda {
         args: &[u8],
         stream: u64,
     ) -> Result<(), Error> {
-        let &LaunchShape { grid, block, shared_bytes, waits_itself } = shape;
-        let mut early = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        let &LaunchShape { grid, cluster, block, shared_bytes, waits_itself } = shape;
+        use sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY,
         };
+        let early = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let together = sys::CUlaunchAttributeValue {
+            clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+        };
+        let wanted = [(waits_itself, EARLY, early), (cluster > 1, CLUSTER, together)];
+        let mut attributes = [sys::CUlaunchAttribute { id: EARLY, pad: [0; 4], value: early }; 2];
+        let mut count = 0;
+        for (_, id, value) in wanted.into_iter().filter(|(wanted, ..)| *wanted) {
+            attributes[count] = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+            count += 1;
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: grid[0],
             gridDimY: grid[1],
@@ -100,11 +112,11 @@ impl Cuda {
             blockDimZ: block[2],
             sharedMemBytes: shared_bytes,
             hStream: stream as sys::CUstream,
-            attrs: &mut early,
-            numAttrs: u32::from(waits_itself),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count as u32,
         };
         let mut parameters = [args.as_ptr() as *mut c_void];
-        // SAFETY: config, attribute and parameters live over the call, which copies them; the rest by the caller.
+        // SAFETY: config, attributes and parameters live over the call, which copies them; the rest by the caller.
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 

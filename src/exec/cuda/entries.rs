@@ -54,9 +54,16 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 9] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 10] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        // A part of the next one.
+        twin::<sm90_conv2d_fprop::Sm90Source>(
+            "",
+            "sm90_conv2d_fprop.cuh",
+            "Sm90Source",
+            sm90_conv2d_fprop::Sm90Source::FIELDS,
+        ),
         twin::<sm90_conv2d_fprop::Sm90ConvArgs>(
             "sm90_conv2d_fprop",
             "sm90_conv2d_fprop.cuh",
@@ -188,14 +195,20 @@ mod tests {
                 };
                 let (size, align) = match kind.trim() {
                     "FastDivide" => (8, 4),
-                    "int32_t" if field.contains("[6]") => (24, 4),
+                    "Sm90Source" => (40, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
-                    "float" if field.contains("[kMaxMeans]") => (32, 4),
+                    "float" => (4, 4),
                     "TensorMap" => (128, 64),
                     _ if line.contains('*') => (8, 8),
                     other => panic!("{name}: unknown type {other}"),
                 };
+                let count = match field.trim_end_matches(']').split_once('[') {
+                    None => 1,
+                    Some((_, "kMaxMeans")) => 8,
+                    Some((_, count)) => count.parse().expect("a number of elements"),
+                };
+                let size = count * size;
                 offset = usize::next_multiple_of(offset, align);
                 found.push((field.split('[').next().unwrap_or(field).to_owned(), offset, size));
                 offset += size;

@@ -122,6 +122,7 @@ pub(super) fn launch(
     Ok(Launch {
         entry,
         grid: [blocks, 1, 1],
+        cluster: 1,
         block: [pipeline.threads as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes as u32,
         args: ArgBytes::new(&args),

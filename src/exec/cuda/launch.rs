@@ -13,6 +13,8 @@ pub(crate) struct Launch {
     pub(crate) entry: &'static str,
     /// Blocks.
     pub(crate) grid: [u32; 3],
+    /// Neighbours among them that run at the same time and read each other's shared memory; 1: none.
+    pub(crate) cluster: u32,
     /// Threads of a block.
     pub(crate) block: [u32; 3],
     /// Dynamic shared memory of a block.
@@ -30,7 +32,7 @@ impl Launch {
     pub(crate) fn flat<A: NoUninit>(entry: &'static str, blocks: u32, threads: u32, args: &A) -> Self {
         let args = ArgBytes::new(args);
         let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-        Self { entry, grid, block, shared_bytes: 0, args, maps: Vec::new(), waits_itself: false }
+        Self { entry, grid, cluster: 1, block, shared_bytes: 0, args, maps: Vec::new(), waits_itself: false }
     }
 }
 
@@ -43,7 +45,7 @@ pub(crate) struct ArgBytes {
 }
 
 impl ArgBytes {
-    const CAPACITY: usize = 640;
+    const CAPACITY: usize = 960;
 
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {

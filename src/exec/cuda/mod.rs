@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::plan::{Plan, Step};
 use launch::Launch;
-use pack::Region;
+use pack::Layout;
 use steps::Addresses;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -66,14 +66,14 @@ pub(super) fn build(
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
     let largest = plans.last().expect("a spec has a batch size");
-    let (regions, weight_bytes) = pack::regions(largest);
+    let layout = Layout::new(&plans);
     let stream = Stream::new(device, spec.priority, "trefoil-build")?;
-    let weights = DeviceBuffer::new(device, weight_bytes)?;
+    let weights = DeviceBuffer::new(device, layout.bytes())?;
     let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = rows(largest.tensors[0].bytes)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    upload(model, device, largest, &regions, &weights, &stream)?;
+    upload(model, device, &plans, &layout, &weights, &stream)?;
 
     let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
@@ -82,7 +82,7 @@ pub(super) fn build(
         for plan in &plans {
             let addresses =
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let mut launches = steps::launches(plan, &regions, &addresses)?;
+            let mut launches = steps::launches(plan, &layout, &addresses)?;
             kernels.load(&launches)?;
             kernels.encode(&mut launches)?;
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
@@ -106,8 +106,8 @@ pub(super) fn build(
 fn upload(
     model: &Model,
     device: &Device,
-    plan: &Plan,
-    regions: &[Option<Region>],
+    plans: &[Plan],
+    layout: &Layout,
     weights: &DeviceBuffer,
     stream: &Stream,
 ) -> Result<(), Error> {
@@ -115,11 +115,7 @@ fn upload(
     // SAFETY: the buffer was just made, nothing else refers to it yet.
     let bytes = unsafe { host.bytes_mut() };
     device.note(Note::Begin(host.span(), Access::Write));
-    for (step, region) in plan.steps.iter().zip(regions) {
-        if let Some(region) = region {
-            pack::fill(model, plan, step, region, bytes)?;
-        }
-    }
+    layout.fill(model, plans, bytes)?;
     device.note(Note::End(host.span()));
     let uploaded = Event::new(device)?;
     // SAFETY: both buffers outlive the copy, whose event is waited for below.
@@ -168,6 +164,7 @@ impl Kernels {
                 let function = &self.functions[launch.entry];
                 let shape = LaunchShape {
                     grid: launch.grid,
+                    cluster: launch.cluster,
                     block: launch.block,
                     shared_bytes: launch.shared_bytes,
                     waits_itself: launch.waits_itself,

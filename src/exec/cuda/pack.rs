@@ -1,69 +1,158 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use half::f16;
 
 use crate::error::Error;
-use crate::model::{Model, fold_conv, read_linear};
-use crate::plan::{Plan, Step, StepOp};
+use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
+use crate::plan::{Plan, Step, StepOp, TensorId};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
 
-/// Where a step's weights lie in the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Region {
-    /// Byte offset of the filter: f16, `filter_elems` of them.
-    pub filter: usize,
-    /// Elements of the filter, padding included.
-    pub filter_elems: usize,
-    /// Byte offset of the bias: f32, `bias_elems` of them.
-    pub bias: usize,
-    /// Stored output channels.
-    pub bias_elems: usize,
+/// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
+pub(super) struct Layout {
+    offsets: BTreeMap<Part, usize>,
+    bytes: usize,
 }
 
-/// Lays out the weights of all steps; gives the regions, by step, and the bytes in all. It depends on the graph
-/// only, so every batch size of a model has the same.
-pub(super) fn regions(plan: &Plan) -> (Vec<Option<Region>>, usize) {
-    let mut end = 0;
-    let mut take = |bytes: usize| {
-        let start = end;
-        end = (end + bytes).next_multiple_of(ALIGN);
-        start
-    };
-    let regions = plan.steps.iter().map(|step| {
-        let (c, k) = (stored(plan, step.inputs[0]), stored(plan, step.output));
-        let filter_elems = match &step.op {
-            StepOp::Conv(conv) => k * taps(conv.window.size) * c,
-            StepOp::Depthwise(conv) => taps(conv.window.size) * c,
-            StepOp::Linear(_) => k * c,
-            _ => return None,
-        };
-        Some(Region { filter: take(2 * filter_elems), filter_elems, bias: take(4 * k), bias_elems: k })
-    });
-    let regions = regions.collect();
-    (regions, end)
+/// What has a place of its own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// A node's filter: f16, padding included.
+    Filter(String),
+    /// The sum of some nodes' biases: f32, one for each stored output channel.
+    Bias(Vec<String>),
 }
 
-/// Reads, folds and repacks the weights of `step` into `bytes`, the whole buffer, which is zeros before.
-pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, bytes: &mut [u8]) -> Result<(), Error> {
-    let input = &plan.tensors[step.inputs[0].0];
+/// A node with weights, of a step that computes one or more.
+struct Layer<'a> {
+    name: &'a str,
+    weights: Weights<'a>,
+    input: TensorId,
+}
+
+enum Weights<'a> {
+    Dense(&'a Conv2d),
+    Depthwise(&'a Conv2d),
+    Linear(&'a Linear),
+}
+
+impl Layout {
+    /// Lays out the weights of `plans`.
+    pub(super) fn new(plans: &[Plan]) -> Self {
+        let mut this = Self { offsets: BTreeMap::new(), bytes: 0 };
+        for (plan, step) in steps(plans) {
+            let layers = layers(step);
+            for layer in &layers {
+                this.place(Part::Filter(layer.name.to_owned()), 2 * filter_elems(plan, step, layer));
+            }
+            if !layers.is_empty() {
+                this.place(bias_of(&layers), 4 * stored(plan, step.output));
+            }
+        }
+        this
+    }
+
+    fn place(&mut self, part: Part, bytes: usize) {
+        if let std::collections::btree_map::Entry::Vacant(entry) = self.offsets.entry(part) {
+            entry.insert(self.bytes);
+            self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
+        }
+    }
+
+    /// Bytes in all.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Byte offset of a node's filter.
+    pub(super) fn filter(&self, node: &str) -> usize {
+        self.offsets[&Part::Filter(node.to_owned())]
+    }
+
+    /// Byte offset of a step's bias.
+    pub(super) fn bias(&self, step: &Step) -> usize {
+        self.offsets[&bias_of(&layers(step))]
+    }
+
+    /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before.
+    pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
+        let mut filled = BTreeSet::new();
+        for (plan, step) in steps(plans) {
+            let layers = layers(step);
+            if !layers.is_empty() && filled.insert(bias_of(&layers)) {
+                let mut sum = vec![0.0; stored(plan, step.output)];
+                for layer in &layers {
+                    let bias = fill_layer(model, plan, step, layer, &mut bytes[self.filter(layer.name)..])?;
+                    sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
+                }
+                for (target, value) in bytes[self.bias(step)..].chunks_exact_mut(4).zip(&sum) {
+                    target.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
+    plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
+}
+
+/// The nodes with weights that `step` computes.
+fn layers(step: &Step) -> Vec<Layer<'_>> {
+    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input] };
+    match &step.op {
+        StepOp::Conv(conv) => vec![layer(&step.name, Weights::Dense(conv), 0)],
+        StepOp::ConvSum { conv, joined } => {
+            vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]
+        }
+        StepOp::Depthwise(conv) => vec![layer(&step.name, Weights::Depthwise(conv), 0)],
+        StepOp::Linear(linear) => vec![layer(&step.name, Weights::Linear(linear), 0)],
+        _ => Vec::new(),
+    }
+}
+
+fn bias_of(layers: &[Layer<'_>]) -> Part {
+    Part::Bias(layers.iter().map(|layer| layer.name.to_owned()).collect())
+}
+
+/// Elements of the filter, padding included.
+fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
+    let (c, k) = (stored(plan, layer.input), stored(plan, step.output));
+    match layer.weights {
+        Weights::Dense(conv) => k * taps(conv.window.size) * c,
+        Weights::Depthwise(conv) => taps(conv.window.size) * c,
+        Weights::Linear(_) => k * c,
+    }
+}
+
+/// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
+fn fill_layer(
+    model: &Model,
+    plan: &Plan,
+    step: &Step,
+    layer: &Layer<'_>,
+    target: &mut [u8],
+) -> Result<Vec<f32>, Error> {
+    let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let (filter, bias, shape) = match &step.op {
-        StepOp::Conv(conv) | StepOp::Depthwise(conv) => {
+    let (filter, bias, shape) = match layer.weights {
+        Weights::Dense(conv) | Weights::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c / conv.groups, taps(conv.window.size)])
         }
-        StepOp::Linear(linear) => {
+        Weights::Linear(linear) => {
             let (weight, bias) = read_linear(model.weights(), linear, c)?;
             (weight, bias, [linear.out_features, c, 1])
         }
-        _ => unreachable!("a step with a region has weights"),
     };
-    let target = &mut bytes[region.filter..][..2 * region.filter_elems];
-    let place: fn([usize; 3], [usize; 3], usize) -> usize = match &step.op {
+    let target = &mut target[..2 * filter_elems(plan, step, layer)];
+    let place: fn([usize; 3], [usize; 3], usize) -> usize = match layer.weights {
         // [C, 1, taps] → [taps][c_stored]
-        StepOp::Depthwise(_) => |[k, _, tap], _, c_stored| tap * c_stored + k,
+        Weights::Depthwise(_) => |[k, _, tap], _, c_stored| tap * c_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
         _ => |[k, c, tap], [_, _, taps], c_stored| (k * taps + tap) * c_stored + c,
     };
@@ -71,31 +160,28 @@ pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, byt
     for k in 0..shape[0] {
         for channel in 0..shape[1] {
             for tap in 0..shape[2] {
-                let value = half(*source.next().expect("the filter has this shape"), &step.name)?;
+                let value = half(*source.next().expect("the filter has this shape"), layer.name)?;
                 let index = place([k, channel, tap], shape, c_stored);
                 target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
             }
         }
     }
-    for (target, value) in bytes[region.bias..][..4 * region.bias_elems].chunks_exact_mut(4).zip(&bias) {
-        target.copy_from_slice(&value.to_le_bytes());
-    }
-    Ok(())
+    Ok(bias)
 }
 
 /// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.
-fn half(value: f32, step: &str) -> Result<f16, Error> {
+fn half(value: f32, node: &str) -> Result<f16, Error> {
     let rounded = f16::from_f32(value);
     if rounded.is_infinite() {
         return Err(Error::Unsupported {
-            what: format!("node `{step}`: a weight of {value} after folding, beyond the range of f16,"),
+            what: format!("node `{node}`: a weight of {value} after folding, beyond the range of f16,"),
             instead: "run it with `--device cpu`, which computes in f32".into(),
         });
     }
     Ok(rounded)
 }
 
-fn stored(plan: &Plan, id: crate::plan::TensorId) -> usize {
+fn stored(plan: &Plan, id: TensorId) -> usize {
     plan.tensors[id.0].stored_channels
 }
 

@@ -1,24 +1,20 @@
 //! Launches of `kernels/sm90_conv2d_fprop.cu`.
 
+use bytemuck::Zeroable;
+
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
-use super::launch::{ArgBytes, FastDivide, Launch, activation_code, aligned, kernel_args, unsupported};
+use super::launch::{
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, product, unsupported,
+};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
+use crate::model::Window;
 use crate::plan::{ConvShape, Sm90Tile, check_sm90};
+use crate::tensor::Shape;
 
 kernel_args! {
-    /// `Sm90ConvArgs`; the maps are encoded before the launch.
-    Sm90ConvArgs, 640 bytes {
-        filter: MapBytes,
-        x: MapBytes,
-        residual: MapBytes,
-        y: MapBytes,
-        bias: u64,
-        k_stored: i32,
-        tiles: i32,
-        channel_tiles: i32,
-        out_pixels: i32,
-        out_width: i32,
+    /// `Sm90Source`.
+    Sm90Source, 40 bytes {
         filter_h: i32,
         filter_w: i32,
         c_steps: i32,
@@ -28,14 +24,33 @@ kernel_args! {
         pad_left: i32,
         dilation_h: i32,
         dilation_w: i32,
+        by_windows: i32,
+    }
+}
+
+kernel_args! {
+    /// `Sm90ConvArgs`; the maps are encoded before the launch.
+    Sm90ConvArgs, 960 bytes {
+        filter: [MapBytes; 2],
+        x: [MapBytes; 2],
+        residual: MapBytes,
+        y: MapBytes,
+        bias: u64,
+        residual_values: u64,
+        y_values: u64,
+        k_stored: i32,
+        tiles: i32,
+        channel_tiles: i32,
+        m_pixels: i32,
+        out_pixels: i32,
+        out_width: i32,
+        steps: i32,
         activation: i32,
-        x_by_windows: i32,
-        has_residual: i32,
-        reserved: i32,
         by_channel_tiles: FastDivide,
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
-        padding: [i32; 6],
+        source: [Sm90Source; 2],
+        padding: [i32; 8],
     }
 }
 
@@ -57,111 +72,196 @@ pub(super) const ENTRIES: [(Sm90Tile, &str); Sm90Tile::ALL.len()] = [
 /// Channels of one stage.
 const STEP_CHANNELS: usize = 64;
 
-/// The launch of `problem` in tiles of `tile`, on a device of `units` multiprocessors.
+/// That share a tile at most.
+const MOST_BLOCKS: usize = 8;
+
+/// A second convolution, of the same output shape, whose sum is added to the first one's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Second {
+    /// H, W and the stored channels of its input.
+    pub(crate) input: Shape,
+    /// Its window.
+    pub(crate) window: Window,
+    /// Address of its input.
+    pub(crate) x: u64,
+    /// Address of its filter.
+    pub(crate) filter: u64,
+}
+
+/// How the work is divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    /// What a block computes.
+    pub(crate) tile: Sm90Tile,
+    /// Blocks of a cluster.
+    pub(crate) cluster: usize,
+    /// The device's multiprocessors.
+    pub(crate) units: usize,
+}
+
+/// The launch of `problem`, and of a second convolution with it. The bias is of both.
 pub(crate) fn launch(
     problem: &ConvProblem,
-    tile: Sm90Tile,
-    units: usize,
+    second: Option<&Second>,
+    tiling: &Tiling,
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
+    let Tiling { tile, cluster, units } = *tiling;
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
     };
+    if !tile.clusters().contains(&cluster) {
+        return Err(unsupported("blocks of a cluster", cluster, "use one of Sm90Tile::clusters"));
+    }
+    let pair = if pipeline.pairs() { cluster } else { 1 };
     let ConvProblem { batch, input, output, window, activation } = *problem;
-    check_sm90(&ConvShape { batch, input, output, window })?;
+    let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
-    let channel_tiles = output.channels.div_ceil(tile.channels);
+    let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
+    let first = Source { shape: ConvShape { batch, input, output, window }, x, filter };
+    let second = second.map(|second| {
+        let Second { input, window, x, filter } = *second;
+        Source { shape: ConvShape { batch, input, output, window }, x, filter }
+    });
+    let sources: Vec<Source> = [first].into_iter().chain(second).collect();
+    sources.iter().try_for_each(|source| check_sm90(&source.shape))?;
+    let steps = sources.iter().map(|source| source.shape.steps()).sum::<usize>();
     let tiles = pixels.div_ceil(tile.pixels) * channel_tiles;
-    let x_by_windows = !is_matrix(problem);
-    let int = |value: usize| value as i32; // all checked above
     let args = Sm90ConvArgs {
-        bias: aligned("bias", pointers.bias, 16)?,
+        bias: aligned("bias", bias, 16)?,
+        residual_values: residual.unwrap_or(0),
+        y_values: y,
         k_stored: int(output.channels),
         tiles: int(tiles),
         channel_tiles: int(channel_tiles),
+        m_pixels: int(pixels),
         out_pixels: int(output.pixels()),
         out_width: int(output.width),
-        filter_h: int(window.size[0]),
-        filter_w: int(window.size[1]),
-        c_steps: int(input.channels.div_ceil(STEP_CHANNELS)),
-        stride_h: int(window.stride[0]),
-        stride_w: int(window.stride[1]),
-        pad_top: int(window.pad.top),
-        pad_left: int(window.pad.left),
-        dilation_h: int(window.dilation[0]),
-        dilation_w: int(window.dilation[1]),
+        steps: in_range("steps", steps, 1, INDEX_LIMIT / MOST_BLOCKS)?,
         activation: activation_code(activation),
-        x_by_windows: i32::from(x_by_windows),
-        has_residual: i32::from(pointers.residual.is_some()),
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
-        ..bytemuck::Zeroable::zeroed()
+        source: [first.args(), second.map_or(Zeroable::zeroed(), |second| second.args())],
+        ..Zeroable::zeroed()
     };
-
-    let channels = STEP_CHANNELS as u32;
-    let [c, k, m] = [input.channels, output.channels, pixels].map(|value| value as u64);
-    let x = aligned("x", pointers.x, 16)?;
-    let outputs =
-        |address: u64, pixels: usize| TensorMap::Matrix { address, dims: [k, m], box_dims: [channels, pixels as u32] };
-    let y = aligned("y", pointers.y, 16)?;
-    let filter = TensorMap::Blocks {
-        address: aligned("filter", pointers.filter, 16)?,
-        dims: [c, window.size.iter().product::<usize>() as u64, k],
-        box_dims: [channels, 1, tile.channels as u32],
+    // Without a second source or residual their maps are there, and are not used.
+    let both = [first, second.unwrap_or(first)];
+    let y = aligned("y", y, 16)?;
+    let residual = aligned("residual", residual.unwrap_or(y), 16)?;
+    let outputs = |address: u64, box_pixels: usize| TensorMap::Matrix {
+        address,
+        dims: [output.channels as u64, pixels as u64],
+        box_dims: [STEP_CHANNELS as u32, box_pixels as u32],
     };
-    let x = if x_by_windows {
-        TensorMap::Windows(windows(problem, x, pipeline.part_pixels))
-    } else {
-        TensorMap::Matrix { address: x, dims: [c, m], box_dims: [channels, pipeline.part_pixels as u32] }
+    let mut maps = Vec::with_capacity(6);
+    for source in both {
+        maps.push(source.filter_map(tile.channels)?);
+    }
+    for source in both {
+        maps.push(source.x_map(pipeline.part_pixels / pair)?);
+    }
+    maps.extend([outputs(residual, pipeline.part_pixels), outputs(y, pipeline.chunk_pixels)]);
+    // Blocks that share their tile take no second one.
+    let blocks = match cluster {
+        2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
+        _ => tiles.min((units * pipeline.blocks / cluster).max(1) * cluster) as u32,
     };
-    // Without a residual its map is there, and is not used.
-    let residual = aligned("residual", pointers.residual.unwrap_or(y), 16)?;
-    let residual = outputs(residual, pipeline.part_pixels);
     Ok(Launch {
         entry,
-        grid: [tiles.min(units * pipeline.blocks) as u32, 1, 1],
+        grid: [blocks, 1, 1],
+        cluster: cluster as u32,
         block: [pipeline.threads() as u32, 1, 1],
         shared_bytes: pipeline.shared_bytes() as u32,
         args: ArgBytes::new(&args),
-        maps: vec![filter, x, residual, outputs(y, pipeline.chunk_pixels)],
+        maps,
         waits_itself: true,
     })
 }
 
-/// Whether every output pixel sees just the input pixel of its own place.
-fn is_matrix(problem: &ConvProblem) -> bool {
-    let ConvProblem { input, output, window, .. } = problem;
-    window.size == [1; 2]
-        && window.stride == [1; 2]
-        && [window.pad.top, window.pad.left] == [0; 2]
-        && [input.height, input.width] == [output.height, output.width]
+/// A value that `check_sm90` found to be small enough.
+fn int(value: usize) -> i32 {
+    value as i32
 }
 
-fn windows(problem: &ConvProblem, address: u64, pixels: usize) -> Windows {
-    let ConvProblem { batch, input, window, .. } = problem;
-    let corner = |pad: usize| pad as i32; // checked to be small
-    let reach = |axis: usize| ((window.size[axis] - 1) * window.dilation[axis]) as i32;
-    Windows {
-        address,
-        dims: [input.channels, input.width, input.height, *batch].map(|value| value as u64),
-        lower: [-corner(window.pad.left), -corner(window.pad.top)],
-        upper: [corner(window.pad.right) - reach(1), corner(window.pad.bottom) - reach(0)],
-        strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
-        channels: STEP_CHANNELS as u32,
-        pixels: pixels as u32,
+/// One of the convolutions whose sum is computed.
+#[derive(Clone, Copy)]
+struct Source {
+    shape: ConvShape,
+    x: u64,
+    filter: u64,
+}
+
+impl Source {
+    fn args(&self) -> Sm90Source {
+        let ConvShape { input, window, .. } = self.shape;
+        Sm90Source {
+            filter_h: int(window.size[0]),
+            filter_w: int(window.size[1]),
+            c_steps: int(input.channels.div_ceil(STEP_CHANNELS)),
+            stride_h: int(window.stride[0]),
+            stride_w: int(window.stride[1]),
+            pad_top: int(window.pad.top),
+            pad_left: int(window.pad.left),
+            dilation_h: int(window.dilation[0]),
+            dilation_w: int(window.dilation[1]),
+            by_windows: i32::from(!self.is_matrix()),
+        }
+    }
+
+    /// Whether every output pixel sees just the input pixel of its own place.
+    fn is_matrix(&self) -> bool {
+        let ConvShape { input, output, window, .. } = self.shape;
+        window.size == [1; 2]
+            && window.stride == [1; 2]
+            && [window.pad.top, window.pad.left] == [0; 2]
+            && [input.height, input.width] == [output.height, output.width]
+    }
+
+    fn filter_map(&self, channels: usize) -> Result<TensorMap, Error> {
+        let ConvShape { input, output, window, .. } = self.shape;
+        let taps = window.size.iter().product::<usize>();
+        Ok(TensorMap::Blocks {
+            address: aligned("filter", self.filter, 16)?,
+            dims: [input.channels, taps, output.channels].map(|value| value as u64),
+            box_dims: [STEP_CHANNELS as u32, 1, channels as u32],
+        })
+    }
+
+    /// The map of its input in columns of `pixels`.
+    fn x_map(&self, pixels: usize) -> Result<TensorMap, Error> {
+        let ConvShape { batch, input, window, .. } = self.shape;
+        let (address, channels, pixels) = (aligned("x", self.x, 16)?, STEP_CHANNELS as u32, pixels as u32);
+        if self.is_matrix() {
+            let dims = [input.channels as u64, (batch * input.pixels()) as u64];
+            return Ok(TensorMap::Matrix { address, dims, box_dims: [channels, pixels] });
+        }
+        let reach = |axis: usize| int((window.size[axis] - 1) * window.dilation[axis]);
+        Ok(TensorMap::Windows(Windows {
+            address,
+            dims: [input.channels, input.width, input.height, batch].map(|value| value as u64),
+            lower: [-int(window.pad.left), -int(window.pad.top)],
+            upper: [int(window.pad.right) - reach(1), int(window.pad.bottom) - reach(0)],
+            strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
+            channels,
+            pixels,
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Pad, Window};
-    use crate::tensor::{Activation, Shape};
+    use crate::model::Pad;
+    use crate::tensor::Activation;
 
     const POINTERS: ConvPointers =
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
+
+    fn tiling(channels: usize, pixels: usize) -> Tiling {
+        Tiling { tile: Sm90Tile { channels, pixels }, cluster: 1, units: 132 }
+    }
 
     fn problem() -> ConvProblem {
         let pad = Pad { top: 2, left: 1, bottom: 16, right: 32 };
@@ -176,18 +276,31 @@ mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let launch = launch(&problem(), Sm90Tile { channels: 128, pixels: 64 }, 132, &POINTERS).unwrap();
+        let second = Second {
+            input: Shape::new(21, 55, 200),
+            window: Window { stride: [2, 3], ..Window::square(1, 1, 0) },
+            x: 0x600,
+            filter: 0x700,
+        };
+        let tiling = tiling(128, 64);
+        let launch = launch(&problem(), Some(&second), &tiling, &POINTERS).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
-        assert_eq!([args.bias, args.k_stored as u64], [0x300, 136]);
+        assert_eq!([args.bias, args.residual_values, args.y_values], [0x300, 0x400, 0x500]);
+        assert_eq!([args.k_stored, args.m_pixels], [136, 627]);
         assert_eq!([args.tiles, args.channel_tiles], [20, 2]);
-        assert_eq!([args.out_pixels, args.out_width, args.filter_h, args.filter_w], [209, 19, 5, 7]);
-        assert_eq!([args.c_steps, args.stride_h, args.stride_w], [2, 3, 2]);
-        assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
-        assert_eq!([args.activation, args.x_by_windows, args.has_residual], [2, 1, 1]);
+        assert_eq!([args.out_pixels, args.out_width, args.steps], [209, 19, 35 * 2 + 4]);
+        assert_eq!(args.activation, 2);
+        let source = args.source[0];
+        assert_eq!([source.filter_h, source.filter_w, source.c_steps], [5, 7, 2]);
+        assert_eq!([source.stride_h, source.stride_w], [3, 2]);
+        assert_eq!([source.pad_top, source.pad_left, source.dilation_h, source.dilation_w], [2, 1, 4, 6]);
+        let source = args.source[1];
+        assert_eq!([source.filter_h, source.filter_w, source.c_steps], [1, 1, 4]);
+        assert_eq!([source.stride_h, source.stride_w, source.by_windows], [2, 3, 1]);
         assert_eq!(args.by_channel_tiles.divide(19), 9);
         assert_eq!(args.by_out_pixels.divide(627), 3);
         assert_eq!(args.by_out_width.divide(208), 10);
-        assert_eq!((launch.grid, launch.block), ([20, 1, 1], [384, 1, 1]));
+        assert_eq!((launch.grid, launch.cluster, launch.block), ([20, 1, 1], 1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 4 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
         assert_eq!(launch.entry, "sm90_conv2d_fprop_128x64");
         let matrix = |address, pixels| TensorMap::Matrix { address, dims: [136, 627], box_dims: [64, pixels] };
@@ -195,12 +308,22 @@ mod tests {
             launch.maps,
             [
                 TensorMap::Blocks { address: 0x200, dims: [72, 35, 136], box_dims: [64, 1, 128] },
+                TensorMap::Blocks { address: 0x700, dims: [200, 1, 136], box_dims: [64, 1, 128] },
                 TensorMap::Windows(Windows {
                     address: 0x100,
                     dims: [72, 40, 30, 3],
                     lower: [-1, -2],
                     upper: [32 - 36, 0],
                     strides: [2, 3],
+                    channels: 64,
+                    pixels: 64,
+                }),
+                TensorMap::Windows(Windows {
+                    address: 0x600,
+                    dims: [200, 55, 21, 3],
+                    lower: [0, 0],
+                    upper: [0, 0],
+                    strides: [3, 2],
                     channels: 64,
                     pixels: 64,
                 }),
@@ -218,22 +341,48 @@ mod tests {
             window: Window::square(1, 1, 0),
             ..problem()
         };
-        let tile = Sm90Tile { channels: 64, pixels: 256 };
-        let launch = launch(&problem, tile, 7, &ConvPointers { residual: None, ..POINTERS }).unwrap();
+        let tiling = Tiling { units: 7, ..tiling(64, 256) };
+        let launch = launch(&problem, None, &tiling, &ConvPointers { residual: None, ..POINTERS }).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
-        assert_eq!([args.x_by_windows, args.has_residual, args.tiles], [0, 0, 15]);
+        assert_eq!([args.source[0].by_windows, args.tiles, args.steps], [0, 15, 1]);
+        assert_eq!(args.residual_values, 0);
         assert_eq!(launch.grid, [7, 1, 1]);
-        assert_eq!(launch.maps[1], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 128] });
+        assert_eq!(launch.maps[2], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 128] });
+    }
+
+    #[test]
+    fn clusters_share_tiles_one_each() {
+        let tiling = Tiling { cluster: 4, units: 7, ..tiling(64, 32) };
+        let launch = launch(&problem(), None, &tiling, &POINTERS).unwrap();
+        let args: Sm90ConvArgs = launch.args.read();
+        assert_eq!([args.tiles, args.steps], [20 * 3, 70]);
+        assert_eq!((launch.grid, launch.cluster), ([60 * 4, 1, 1], 4));
+        assert_eq!(launch.shared_bytes, 8 * ((64 + 32) * 128 + 16) + 32 * 64 * 4 + 8);
+    }
+
+    #[test]
+    fn pairs_have_an_even_number_of_channel_tiles_and_copy_half_of_the_pixels() {
+        let problem = ConvProblem { output: Shape::new(11, 19, 264), ..problem() };
+        let tiling = Tiling { cluster: 2, units: 7, ..tiling(128, 128) };
+        let launch = launch(&problem, None, &tiling, &POINTERS).unwrap();
+        let args: Sm90ConvArgs = launch.args.read();
+        assert_eq!([args.tiles, args.channel_tiles], [5 * 4, 4]);
+        assert_eq!((launch.grid, launch.cluster), ([6, 1, 1], 2));
+        assert!(matches!(&launch.maps[2], TensorMap::Windows(Windows { pixels: 64, .. })));
     }
 
     #[test]
     fn out_of_range_is_an_error() {
-        let tile = Sm90Tile { channels: 128, pixels: 128 };
+        let fine = tiling(128, 128);
         let wide = ConvProblem { window: Window { stride: [9, 2], ..problem().window }, ..problem() };
-        assert!(matches!(launch(&wide, tile, 132, &POINTERS), Err(Error::Unsupported { .. })));
-        let odd = Sm90Tile { channels: 96, pixels: 96 };
-        assert!(matches!(launch(&problem(), odd, 132, &POINTERS), Err(Error::Unsupported { .. })));
+        assert!(matches!(launch(&wide, None, &fine, &POINTERS), Err(Error::Unsupported { .. })));
+        let odd = tiling(96, 96);
+        assert!(matches!(launch(&problem(), None, &odd, &POINTERS), Err(Error::Unsupported { .. })));
+        for (cluster, tile) in [(3, [64, 64]), (16, [64, 64]), (2, [64, 128]), (4, [128, 64])] {
+            let unknown = Tiling { cluster, ..tiling(tile[0], tile[1]) };
+            assert!(matches!(launch(&problem(), None, &unknown, &POINTERS), Err(Error::Unsupported { .. })));
+        }
         let shifted = ConvPointers { x: 0x108, ..POINTERS };
-        assert!(matches!(launch(&problem(), tile, 132, &shifted), Err(Error::Option { option: "x", .. })));
+        assert!(matches!(launch(&problem(), None, &fine, &shifted), Err(Error::Option { option: "x", .. })));
     }
 }

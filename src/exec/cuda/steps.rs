@@ -8,12 +8,12 @@ use super::global_avg_pool::{self, GlobalAvgPoolPointers, GlobalAvgPoolProblem};
 use super::launch::Launch;
 use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
-use super::pack::Region;
+use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
-use super::sm90_conv2d_fprop;
+use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use crate::error::Error;
-use crate::model::Pool;
-use crate::plan::{ConvTile, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
+use crate::model::{Conv2d, Pool};
+use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -26,11 +26,10 @@ pub(super) struct Addresses {
 }
 
 /// The launches of `plan` on the buffers at `addresses`.
-pub(super) fn launches(plan: &Plan, regions: &[Option<Region>], addresses: &Addresses) -> Result<Vec<Launch>, Error> {
-    let of_step = |(step, region): (&Step, &Option<Region>)| {
-        Operands { plan, step, region: region.as_ref(), addresses }.launch().map_err(|error| at_step(error, step))
-    };
-    plan.steps.iter().zip(regions).map(of_step).collect()
+pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
+    let of_step =
+        |step: &Step| Operands { plan, step, layout, addresses }.launch().map_err(|error| at_step(error, step));
+    plan.steps.iter().map(of_step).collect()
 }
 
 /// Names the step in an error about its ranges.
@@ -47,7 +46,7 @@ fn at_step(error: Error, step: &Step) -> Error {
 struct Operands<'a> {
     plan: &'a Plan,
     step: &'a Step,
-    region: Option<&'a Region>,
+    layout: &'a Layout,
     addresses: &'a Addresses,
 }
 
@@ -80,15 +79,51 @@ impl Operands<'_> {
 
     /// Addresses of filter and bias.
     fn weights(&self) -> (u64, u64) {
-        let region = self.region.expect("a step with weights has a region");
-        (self.addresses.weights + region.filter as u64, self.addresses.weights + region.bias as u64)
+        (self.filter(&self.step.name), self.addresses.weights + self.layout.bias(self.step) as u64)
+    }
+
+    fn filter(&self, node: &str) -> u64 {
+        self.addresses.weights + self.layout.filter(node) as u64
     }
 
     fn tile(&self) -> Result<ConvTile, Error> {
         match self.step.kernel {
             Kernel::Sm80Gemm(tile) => Ok(tile),
-            other => Err(Error::Internal { what: format!("step {} planned for {other:?}", self.step.name) }),
+            _ => Err(self.wrong_kernel()),
         }
+    }
+
+    fn wrong_kernel(&self) -> Error {
+        Error::Internal { what: format!("step {} planned for {:?}", self.step.name, self.step.kernel) }
+    }
+
+    fn conv_problem(&self, conv: &Conv2d) -> ConvProblem {
+        ConvProblem {
+            batch: self.plan.batch,
+            input: stored(self.x()),
+            output: stored(self.y()),
+            window: conv.window,
+            activation: conv.activation,
+        }
+    }
+
+    fn conv_pointers(&self, residual: Option<u64>) -> ConvPointers {
+        let (x, _, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        ConvPointers { x, filter, bias, residual, y }
+    }
+
+    /// The sm90 launch of a convolution, with the one joined to it if there is one.
+    fn sm90_conv(&self, conv: &Conv2d, residual: Option<u64>, joined: Option<&Joined>) -> Result<Launch, Error> {
+        let Kernel::Sm90Conv { tile, cluster } = self.step.kernel else { return Err(self.wrong_kernel()) };
+        let second = joined.map(|joined| {
+            let id = self.step.inputs[1];
+            let (input, window) = (stored(self.tensor(id)), joined.conv.window);
+            Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
+        });
+        let tiling = Tiling { tile, cluster, units: self.plan.limits.units };
+        let pointers = self.conv_pointers(residual);
+        sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
     }
 
     fn launch(&self) -> Result<Launch, Error> {
@@ -102,23 +137,11 @@ impl Operands<'_> {
                 let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
                 normalize::launch(&problem, &NormalizePointers { x, y })
             }
-            StepOp::Conv(conv) => {
-                let (filter, bias) = self.weights();
-                let problem = ConvProblem {
-                    batch,
-                    input: stored(self.x()),
-                    output: stored(self.y()),
-                    window: conv.window,
-                    activation: conv.activation,
-                };
-                let pointers = ConvPointers { x, filter, bias, residual: second, y };
-                match self.step.kernel {
-                    Kernel::Sm90Conv(tile) => {
-                        sm90_conv2d_fprop::launch(&problem, tile, self.plan.limits.units, &pointers)
-                    }
-                    _ => conv2d_fprop::launch(&problem, self.tile()?, &pointers),
-                }
-            }
+            StepOp::Conv(conv) => match self.step.kernel {
+                Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),
+                _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
+            },
+            StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
             StepOp::Depthwise(conv) => {
                 let (filter, bias) = self.weights();
                 let problem = DepthwiseProblem {
@@ -194,7 +217,6 @@ fn stored(tensor: &Tensor) -> Shape {
 mod tests {
     use std::path::Path;
 
-    use super::super::pack;
     use super::*;
     use crate::model::Model;
     use crate::plan::{Choices, Limits, Request, plan};
@@ -214,8 +236,8 @@ mod tests {
             choices: &Choices::default(),
         };
         let plan = plan(model.graph(), &request).unwrap();
-        let (regions, _) = pack::regions(&plan);
-        let launches = launches(&plan, &regions, &ADDRESSES).unwrap();
+        let layout = Layout::new(std::slice::from_ref(&plan));
+        let launches = launches(&plan, &layout, &ADDRESSES).unwrap();
         (plan, launches)
     }
 
@@ -255,8 +277,8 @@ mod tests {
             choices: &Choices::default(),
         };
         let plan = plan(model.graph(), &request).unwrap();
-        let (regions, _) = pack::regions(&plan);
-        match launches(&plan, &regions, &ADDRESSES) {
+        let layout = Layout::new(std::slice::from_ref(&plan));
+        match launches(&plan, &layout, &ADDRESSES) {
             Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),
             other => panic!("{:?}", other.map(|l| l.len())),
         }

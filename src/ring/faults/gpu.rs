@@ -50,7 +50,7 @@ impl Program for Faulting {
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let is_bad = self.runs.fetch_add(1, Ordering::Relaxed) == self.faults_at;
         let address = Address(if is_bad { [0; 8] } else { self.outputs[run.slot].addr().to_ne_bytes() });
-        let shape = LaunchShape { grid: [1; 3], block: [1; 3], shared_bytes: 0, waits_itself: false };
+        let shape = LaunchShape { grid: [1; 3], cluster: 1, block: [1; 3], shared_bytes: 0, waits_itself: false };
         // SAFETY: one thread writes four bytes to the slot's output, which the ring orders; or, as this test is about,
         // to an address that is nobody's.
         unsafe { self.cuda.launch(&self.kernel, &shape, &address.0, stream) }
