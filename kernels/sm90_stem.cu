@@ -285,5 +285,5 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 
 TREFOIL_SM90_STEM(7x7_pool_112, 7, 112, true, 4)
 TREFOIL_SM90_STEM(7x7_pool_64, 7, 64, true, 4)
-TREFOIL_SM90_STEM(3x3_112, 3, 112, false, 5)
-TREFOIL_SM90_STEM(3x3_64, 3, 64, false, 6)
+TREFOIL_SM90_STEM(3x3_112, 3, 112, false, 4)
+TREFOIL_SM90_STEM(3x3_64, 3, 64, false, 5)

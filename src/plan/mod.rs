@@ -9,6 +9,7 @@ mod limits;
 mod lower;
 mod select;
 mod sm90;
+mod stem;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
@@ -19,6 +20,9 @@ pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90::{ConvShape, check as check_sm90};
+#[cfg(feature = "cuda")]
+pub(crate) use stem::StemLayers;
+pub use stem::{Stem, StemTile};
 
 /// What a plan is asked for.
 #[derive(Clone, Debug)]
@@ -113,6 +117,8 @@ pub enum StepOp {
         /// Divides each channel after that.
         std: Vec<f32>,
     },
+    /// Normalisation, convolution and maximum in one: input rows → activations.
+    Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
     /// Depthwise convolution with bias and activation.
@@ -142,6 +148,8 @@ pub enum Kernel {
     Sm80Gemm(ConvTile),
     /// The sm90 convolution with a tile.
     Sm90Conv(Sm90Tile),
+    /// The sm90 kernel of a network's first layers with a tile.
+    Sm90Stem(StemTile),
 }
 
 /// A tensor between steps.

@@ -86,6 +86,7 @@ impl fmt::Display for Kernel {
             Self::Sm80 => write!(f, "sm80"),
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
             Self::Sm90Conv(tile) => write!(f, "sm90 {tile}"),
+            Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, Kernel};
+use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
 use trefoil::{Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -59,6 +59,32 @@ impl Case {
         let choices: Choices =
             self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, kernel)).collect();
         (!choices.is_empty()).then_some(choices)
+    }
+
+    /// Every choice of kernels that there is on `limits`, by name: the planner's first, with an empty name.
+    pub fn all_choices(&self, limits: &Limits) -> Vec<(String, Choices)> {
+        let mut all = vec![(String::new(), Choices::new())];
+        let kernels = Kernel::of_convolutions(limits).into_iter();
+        all.extend(kernels.filter_map(|kernel| Some((format!(", kernel {kernel}"), self.choices(kernel)?))));
+        let request = Request {
+            limits,
+            batch: self.rows.len(),
+            input: self.input,
+            preprocessing: &self.preprocessing,
+            output: self.output,
+            choices: &Choices::new(),
+        };
+        let plan = plan(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
+        if let StepOp::Stem(_) = &plan.steps[0].op {
+            let rows = [1, 2, 5, 1 << 13];
+            let tiles = StemTile::COLUMNS.into_iter().flat_map(|columns| rows.map(|rows| StemTile { columns, rows }));
+            all.extend(
+                tiles.map(Kernel::Sm90Stem).map(|kernel| {
+                    (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
+                }),
+            );
+        }
+        all
     }
 
     /// Runs it on `device` and compares every row with the reference. The device's memory is full of another run's
@@ -165,10 +191,7 @@ impl Case {
 
     fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
         let how = Arithmetic { storage, growth: self.growth };
-        let graph = match self.output {
-            OutputKind::Features => without_classifier(&self.graph),
-            _ => self.graph.clone(),
-        };
+        let graph = without_classifier_for(self.output, &self.graph);
         let values = run_graph(&graph, &self.weights, &self.normalized(row), how);
         let result = match storage {
             Storage::F32 => graph.output,
@@ -184,6 +207,13 @@ impl Case {
 
 /// Tensors by name, as [`Weights::from_tensors`] takes them.
 pub type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+fn without_classifier_for(output: OutputKind, graph: &Graph) -> Graph {
+    match output {
+        OutputKind::Features => without_classifier(graph),
+        _ => graph.clone(),
+    }
+}
 
 /// Features are what the classifier at the end reads.
 fn without_classifier(graph: &Graph) -> Graph {

@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::error::Error;
 use crate::model::{Model, fold_conv, read_linear};
-use crate::plan::{Plan, Step, StepOp};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
@@ -34,6 +34,7 @@ pub(super) fn regions(plan: &Plan) -> (Vec<Option<Region>>, usize) {
     let regions = plan.steps.iter().map(|step| {
         let (c, k) = (stored(plan, step.inputs[0]), stored(plan, step.output));
         let filter_elems = match &step.op {
+            StepOp::Stem(stem) => stem_layers(stem).filter_elems(),
             StepOp::Conv(conv) => k * taps(conv.window.size) * c,
             StepOp::Depthwise(conv) => taps(conv.window.size) * c,
             StepOp::Linear(_) => k * c,
@@ -50,7 +51,7 @@ pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, byt
     let input = &plan.tensors[step.inputs[0].0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
     let (filter, bias, shape) = match &step.op {
-        StepOp::Conv(conv) | StepOp::Depthwise(conv) => {
+        StepOp::Stem(Stem { conv, .. }) | StepOp::Conv(conv) | StepOp::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c / conv.groups, taps(conv.window.size)])
         }
@@ -61,18 +62,23 @@ pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, byt
         _ => unreachable!("a step with a region has weights"),
     };
     let target = &mut bytes[region.filter..][..2 * region.filter_elems];
-    let place: fn([usize; 3], [usize; 3], usize) -> usize = match &step.op {
+    let [_, _, taps] = shape;
+    let place = |k: usize, c: usize, tap: usize| match &step.op {
+        StepOp::Stem(stem) => {
+            let [_, s] = stem.conv.window.size;
+            stem_layers(stem).filter_index([tap / s, tap % s], k, c)
+        }
         // [C, 1, taps] → [taps][c_stored]
-        StepOp::Depthwise(_) => |[k, _, tap], _, c_stored| tap * c_stored + k,
+        StepOp::Depthwise(_) => tap * c_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
-        _ => |[k, c, tap], [_, _, taps], c_stored| (k * taps + tap) * c_stored + c,
+        _ => (k * taps + tap) * c_stored + c,
     };
     let mut source = filter.iter();
     for k in 0..shape[0] {
         for channel in 0..shape[1] {
-            for tap in 0..shape[2] {
+            for tap in 0..taps {
                 let value = half(*source.next().expect("the filter has this shape"), &step.name)?;
-                let index = place([k, channel, tap], shape, c_stored);
+                let index = place(k, channel, tap);
                 target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
             }
         }
@@ -81,6 +87,10 @@ pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, byt
         target.copy_from_slice(&value.to_le_bytes());
     }
     Ok(())
+}
+
+fn stem_layers(stem: &Stem) -> StemLayers {
+    stem.layers().expect("planned for what the kernel does")
 }
 
 /// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.

@@ -11,9 +11,10 @@ use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Region;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use super::sm90_conv2d_fprop;
+use super::sm90_stem::{self, StemPointers, StemProblem};
 use crate::error::Error;
 use crate::model::Pool;
-use crate::plan::{ConvTile, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
+use crate::plan::{ConvTile, Kernel, Place, Plan, StemTile, Step, StepOp, Tensor, TensorId};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -87,8 +88,19 @@ impl Operands<'_> {
     fn tile(&self) -> Result<ConvTile, Error> {
         match self.step.kernel {
             Kernel::Sm80Gemm(tile) => Ok(tile),
-            other => Err(Error::Internal { what: format!("step {} planned for {other:?}", self.step.name) }),
+            other => Err(self.not_for(other)),
         }
+    }
+
+    fn stem_tile(&self) -> Result<StemTile, Error> {
+        match self.step.kernel {
+            Kernel::Sm90Stem(tile) => Ok(tile),
+            other => Err(self.not_for(other)),
+        }
+    }
+
+    fn not_for(&self, kernel: Kernel) -> Error {
+        Error::Internal { what: format!("step {} planned for {kernel:?}", self.step.name) }
     }
 
     fn launch(&self) -> Result<Launch, Error> {
@@ -101,6 +113,12 @@ impl Operands<'_> {
                 let c_stored = self.y().stored_channels;
                 let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
                 normalize::launch(&problem, &NormalizePointers { x, y })
+            }
+            StepOp::Stem(stem) => {
+                let (filter, bias) = self.weights();
+                let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
+                let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
+                sm90_stem::launch(&problem, self.stem_tile()?, &StemPointers { x, filter, bias, y })
             }
             StepOp::Conv(conv) => {
                 let (filter, bias) = self.weights();
