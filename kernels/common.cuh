@@ -28,12 +28,6 @@ TREFOIL_DEVICE float activate(float x, int32_t activation) {
   return x;
 }
 
-// The activation that a byte of an image becomes: 1/255 is a rounded factor, and each operation is rounded by itself,
-// so that every kernel gives the same.
-TREFOIL_DEVICE float normalize_byte(uint32_t byte, float mean, float inv_std) {
-  return __fmul_rn(__fsub_rn(__fmul_rn(static_cast<float>(byte), 1.0f / 255.0f), mean), inv_std);
-}
-
 TREFOIL_DEVICE uint32_t pack_half2(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t *>(&pair);

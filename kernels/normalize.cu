@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < kMaxMeans; ++c) {
       if (c >= args.channels) break;
-      chunk.v[c] = normalize_byte(bytes[in_tile * args.channels + c], args.mean[c], args.inv_std[c]);
+      const float value = static_cast<float>(bytes[in_tile * args.channels + c]) * (1.0f / 255.0f);
+      chunk.v[c] = (value - args.mean[c]) * args.inv_std[c];
     }
     args.y[static_cast<int64_t>(position.image) * args.pixels + first_pixel + in_tile] = pack_chunk(chunk);
   }

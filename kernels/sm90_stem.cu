@@ -1,17 +1,17 @@
 // A network's first layers in one pass, on Hopper: bytes to activations, convolution, maximum.
 //
-// A pixel is stored as four halves, the fourth zero, so two neighbours are the 16 bytes that a warpgroup product reads
-// at a time. With a stride of two pixels the windows of neighbouring outputs begin 16 bytes apart: the product reads
-// overlapping windows straight from the image rows, and nothing is copied to make a matrix of them.
+// A pixel is stored as four halves, the fourth 1, so two neighbours are the 16 bytes that a warpgroup product reads at a
+// time. With a stride of two pixels the windows of neighbouring outputs begin 16 bytes apart: the product reads
+// overlapping windows straight from the image rows, and nothing is copied to make a matrix of them. The fourth
+// channel's weights are the bias.
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
-constexpr int kMaxMeans = 8;
+constexpr int kMaxMeans = 8;  // of which three are used
 
 struct StemArgs {
   const uint8_t *x;      // [height][width][3], images `row_pitch_bytes` apart
   const uint4 *filter;   // [taps * pairs][64] chunks of 8 halves: what 2 pixels of a tap row give each channel
-  const float *bias;     // [k_stored]
   uint4 *y;              // [images][out_height][out_width][k_stored] halves
   uint64_t row_pitch_bytes;
   int32_t height;
@@ -30,11 +30,11 @@ struct StemArgs {
   int32_t reserved;
   FastDivide by_column_tiles;
   FastDivide by_bands;
-  float mean[kMaxMeans];
-  float inv_std[kMaxMeans];
+  float scale[kMaxMeans];  // a byte times this, plus that, is normalised
+  float shift[kMaxMeans];
 };
-static_assert(sizeof(StemArgs) == 176, "mirrored in sm90_stem.rs");
-static_assert(offsetof(StemArgs, height) == 40 && offsetof(StemArgs, mean) == 112, "mirrored in sm90_stem.rs");
+static_assert(sizeof(StemArgs) == 168, "mirrored in sm90_stem.rs");
+static_assert(offsetof(StemArgs, height) == 32 && offsetof(StemArgs, scale) == 104, "mirrored in sm90_stem.rs");
 
 constexpr int kThreads = 128;        // a warpgroup
 constexpr int kSlabChannels = 64;    // output channels of a product
@@ -48,13 +48,12 @@ template <int kTaps_, int kColumns_, bool kPools_> struct Stem {
   static constexpr bool kPools = kPools_;
   static constexpr int kPairs = (kTaps + 3) / 4 * 2;           // of a window's row, as many as whole products read
   static constexpr int kRowPairs = kColumns + kPairs - 1;      // of an image row
-  static constexpr int kRowBytes = kRowPairs * kPairBytes;
-  static constexpr int kRows = kTaps + 2;                      // image rows kept: a window's, and two to come
+  static constexpr int kRing = (kTaps + 2) * kRowPairs;        // pairs kept: a window's rows, and two rows to come
   static constexpr int kOutColumns = kPools ? kColumns / 2 : kColumns;
   static constexpr int kNextTile = kPools ? kOutColumns - 1 : kOutColumns;  // a pooled column needs its left neighbour
   static constexpr int kFilterBytes = kTaps * kPairs * kSlabChannels * 16;
   static constexpr int kStagedBytes = kOutColumns * kPixelBytes;  // of a warp
-  static constexpr int kSharedBytes = kFilterBytes + kRows * kRowBytes + kThreads / 32 * kStagedBytes;
+  static constexpr int kSharedBytes = kFilterBytes + kRing * kPairBytes + kThreads / 32 * kStagedBytes;
 
   static_assert(kRowPairs <= kThreads, "a thread for each pair of pixels");
   static_assert(kColumns % 16 == 0, "whole matrices of pooled pixels");
@@ -80,50 +79,77 @@ template <class S> TREFOIL_DEVICE Place place_of(const StemArgs &args) {
 
 // ---- image rows: each thread has a pair of pixels of every row ---------------------------------------------------
 
-// A thread's pair in the image.
-struct Pair {
-  const uint8_t *x;  // of image row 0
-  int32_t h_first;   // image row of the block's row 0
-  bool valid[2];     // whether its pixels are in the image's columns
-  uint32_t smem;     // of ring row 0
-};
-
+// A thread's pair of pixels of two image rows.
 struct Bytes {
-  uint32_t v[6];
-  bool valid[2];
+  uint32_t v[2][6];
 };
 
-TREFOIL_DEVICE Bytes load_pair(const StemArgs &args, const Pair &pair, int32_t row) {
-  const int32_t h = pair.h_first + row;
-  const bool inside = static_cast<uint32_t>(h) < static_cast<uint32_t>(args.height);
-  const uint8_t *x = pair.x + static_cast<int64_t>(h) * args.width * 3;
-  Bytes bytes;
+// Where a thread's pairs come from and go to.
+struct Pairs {
+  const uint8_t *x;  // of the next image row to load
+  int32_t h_load;    // its index, and that of the next to store
+  int32_t h_store;
+  int32_t h_end;     // of the rows that the block needs
+  bool valid[2];     // whether the pixels are in the image's columns
+  uint32_t smem;     // of the ring's first row
+};
+
+TREFOIL_DEVICE void load_row(const StemArgs &args, Pairs &pairs, uint32_t (&bytes)[6]) {
+  const bool inside = pairs.h_load >= 0 && pairs.h_load < pairs.h_end;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    bytes.valid[i] = inside && pair.valid[i];
-#pragma unroll
-    for (int c = 0; c < 3; ++c) bytes.v[i * 3 + c] = bytes.valid[i] ? __ldg(x + i * 3 + c) : 0;
-  }
-  return bytes;
+  for (int i = 0; i < 6; ++i) bytes[i] = inside && pairs.valid[i / 3] ? __ldg(pairs.x + i) : 0;
+  pairs.x += args.width * 3;
+  ++pairs.h_load;
 }
 
-// Normalises and stores; padding is zero.
+// Normalises and stores; padding is zero. The fourth channel is one.
 template <class S>
-TREFOIL_DEVICE void store_pair(const StemArgs &args, const Pair &pair, const Bytes &bytes, uint32_t ring_row) {
+TREFOIL_DEVICE void store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&bytes)[6], uint32_t ring) {
+  constexpr uint32_t kOne = 0x3c000000u;  // in the upper half
+  const bool inside = pairs.h_store >= 0 && pairs.h_store < pairs.h_end;
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float v[3];
 #pragma unroll
-    for (int c = 0; c < 3; ++c)
-      v[c] = bytes.valid[i] ? normalize_byte(bytes.v[i * 3 + c], args.mean[c], args.inv_std[c]) : 0.0f;
-    words[2 * i] = pack_half2(v[0], v[1]), words[2 * i + 1] = pack_half2(v[2], 0.0f);
+    for (int c = 0; c < 3; ++c) v[c] = fmaf(static_cast<float>(bytes[i * 3 + c]), args.scale[c], args.shift[c]);
+    const uint32_t mask = inside && pairs.valid[i] ? ~0u : 0;
+    words[2 * i] = pack_half2(v[0], v[1]) & mask, words[2 * i + 1] = pack_half2(v[2], 0.0f) & mask | kOne;
   }
   if (threadIdx.x < S::kRowPairs)
-    store_shared_u32x4(pair.smem + ring_row * S::kRowBytes, make_uint4(words[0], words[1], words[2], words[3]));
+    store_shared_u32x4(pairs.smem + ring * kPairBytes, make_uint4(words[0], words[1], words[2], words[3]));
+  ++pairs.h_store;
 }
 
-template <class S> TREFOIL_DEVICE uint32_t ring_row(uint32_t row) { return row < S::kRows ? row : row - S::kRows; }
+// A place in the ring, in pairs, that may have run over its end once.
+template <class S> TREFOIL_DEVICE uint32_t wrap(uint32_t ring) { return ring < S::kRing ? ring : ring - S::kRing; }
+
+// ---- a row of the convolution ------------------------------------------------------------------------------------
+
+// The sums of one row, whose windows begin at `ring`. While the products run, the image rows that were loaded before are
+// stored for the next row, and those for the one after it are loaded.
+template <class S>
+TREFOIL_DEVICE void convolve_row(const StemArgs &args, Pairs &pairs, Bytes &bytes, uint64_t filter, uint64_t windows,
+                                 uint32_t &ring, float (&d)[S::kColumns / 2]) {
+  __syncthreads();
+  wgmma_fence();
+#pragma unroll
+  for (int r = 0; r < S::kTaps; ++r) {
+    const uint64_t row = windows + wrap<S>(ring + r * S::kRowPairs);
+#pragma unroll
+    for (int s = 0; s < S::kPairs; s += 2)
+      Wgmma<S::kColumns>::multiply(d, filter + (r * S::kPairs + s) * kSlabChannels, row + s, r + s > 0);
+  }
+  wgmma_commit();
+  store_row<S>(args, pairs, bytes.v[0], wrap<S>(ring + S::kTaps * S::kRowPairs));
+  store_row<S>(args, pairs, bytes.v[1], wrap<S>(ring + (S::kTaps + 1) * S::kRowPairs));
+  fence_shared_for_copies();
+  load_row(args, pairs, bytes.v[0]);
+  load_row(args, pairs, bytes.v[1]);
+  ring = wrap<S>(ring + 2 * S::kRowPairs);
+  wgmma_wait<0>();
+  wgmma_use(d);
+}
 
 // ---- output ------------------------------------------------------------------------------------------------------
 
@@ -139,141 +165,165 @@ TREFOIL_DEVICE uint32_t min_half2(uint32_t a, uint32_t b) {
 
 constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
 
-// Writes a warp's staged pixels, 16 channels of each, to output row `row`.
-template <class S>
-TREFOIL_DEVICE void store_row(const StemArgs &args, const Place &place, uint32_t smem_staged, int32_t row) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t k_chunks = args.k_stored / kChunkElems, k_chunk = warp * 2 + lane % 2;
-  uint4 *y = args.y + (static_cast<int64_t>(place.image) * args.out_height + row) * args.out_width * k_chunks + k_chunk;
+// What a thread does with its sums.
+struct Out {
+  uint32_t low, high;  // of the activation
+  uint32_t smem_write; // its row of two 8x8 matrices of 8 staged pixels: 8 channels, then 8 more
+  uint32_t smem_read;  // its 8 channels of every 16th staged pixel
+  uint4 *y;            // where they go, in the next row
+  int32_t columns;     // of the row from there on
+  bool first;          // whether the first is stored
+};
+
+TREFOIL_DEVICE uint32_t activate_half2(const Out &out, uint32_t x) {
+  return min_half2(max_half2(x, out.low), out.high);
+}
+
+// Writes a warp's staged pixels, 16 channels of each.
+template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &out) {
+  const uint32_t k_chunks = args.k_stored / kChunkElems;
   __syncwarp();
 #pragma unroll
   for (int first = 0; first < S::kOutColumns; first += 16) {
-    const int32_t pixel = first + lane / 2, column = place.column_first + pixel;
-    // The first pooled column of a tile that has a left neighbour is the neighbour's last.
-    const bool whole = !S::kPools || pixel > 0 || column == 0;
-    if (pixel < S::kOutColumns && whole && column < args.out_width && k_chunk < k_chunks)
-      y[static_cast<int64_t>(column) * k_chunks] =
-          load_shared_u32x4(smem_staged + pixel * kPixelBytes + (lane % 2 ^ pixel / 4 % 2) * 16);
+    const bool whole = S::kOutColumns - first >= 16 || threadIdx.x % 32 < 16;
+    if (first < out.columns && whole && (first > 0 || out.first))
+      out.y[first * k_chunks] = load_shared_u32x4(out.smem_read + first * kPixelBytes);
+  }
+  out.y += args.out_width * k_chunks;
+}
+
+// Even and odd columns of a row, this lane's two channels together.
+template <class S>
+TREFOIL_DEVICE void pack_row(const float (&d)[S::kColumns / 2], uint32_t (&row)[S::kColumns / 4]) {
+#pragma unroll
+  for (int j = 0; j < S::kColumns / 4; ++j) {
+    const int i = j / 2 * 4 + j % 2;
+    row[j] = pack_half2(d[i], d[i + 2]);
   }
 }
+
+// Pools the columns of the three rows' maximum.
+template <class S>
+TREFOIL_DEVICE void pool_columns(const StemArgs &args, const Place &place, Out &out, uint32_t (&best)[S::kColumns / 4]) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (args.conv_width % 2 == 1) {  // the last odd column is none
+    const int32_t j_none = args.conv_width / 2 - place.column_first - static_cast<int32_t>(lane % 4);
+#pragma unroll
+    for (int j = 0; j < S::kColumns / 8; ++j)
+      if (j * 4 == j_none) best[2 * j + 1] = kLowest;
+  }
+  uint32_t before = kLowest;  // the odd column left of the lane's first
+#pragma unroll
+  for (int group = 0; group < S::kOutColumns / 8; ++group) {
+    uint32_t pooled[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t even = best[group * 4 + i * 2], odd = best[group * 4 + i * 2 + 1];
+      const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
+      before = odd;
+      pooled[i] = activate_half2(out, max_half2(max_half2(even, odd), left));
+    }
+    const uint32_t pixels[2] = {__byte_perm(pooled[0], pooled[1], 0x5410), __byte_perm(pooled[0], pooled[1], 0x7632)};
+    stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
+  }
+}
+
+template <class S> TREFOIL_DEVICE void stage_row(Out &out, const float (&d)[S::kColumns / 2]) {
+#pragma unroll
+  for (int group = 0; group < S::kOutColumns / 8; ++group) {
+    const float *of = d + group * 4;
+    const uint32_t pixels[2] = {activate_half2(out, pack_half2(of[0], of[1])), activate_half2(out, pack_half2(of[2], of[3]))};
+    stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
+  }
+}
+
+// ---- kernel ------------------------------------------------------------------------------------------------------
 
 template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   const uint32_t smem_filter = shared_address(shared_bytes);
   const uint32_t smem_rows = smem_filter + S::kFilterBytes;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t smem_staged = smem_rows + S::kRows * S::kRowBytes + warp * S::kStagedBytes;
   const Place place = place_of<S>(args);
   allow_next_launch();
 
-  // Setup: the filter, and the image rows of the first windows.
-  for (int i = threadIdx.x; i < S::kFilterBytes / 16; i += kThreads) cp_async_16(smem_filter + i * 16, args.filter + i, true);
+  // Setup: the filter, and the image rows of the first windows; those of the next row are on their way after it.
+  for (int i = threadIdx.x; i < S::kFilterBytes / 16; i += kThreads)
+    cp_async_16(smem_filter + i * 16, args.filter + i, true);
   cp_async_commit();
   const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + static_cast<int32_t>(threadIdx.x)) - args.pad_left;
-  const auto in_width = [&](int32_t w) { return static_cast<uint32_t>(w) < static_cast<uint32_t>(args.width); };
-  const Pair pair{args.x + place.image * args.row_pitch_bytes + static_cast<int64_t>(w) * 3,
-                  2 * place.conv_first - args.pad_top,
-                  {in_width(w) && threadIdx.x < S::kRowPairs, in_width(w + 1) && threadIdx.x < S::kRowPairs},
-                  smem_rows + threadIdx.x * kPairBytes};
+  const int32_t h = 2 * place.conv_first - args.pad_top;
+  const auto valid = [&](int32_t w) { return threadIdx.x < S::kRowPairs && w >= 0 && w < args.width; };
+  Pairs pairs{args.x + place.image * args.row_pitch_bytes + (static_cast<int64_t>(h) * args.width + w) * 3,
+              h,
+              h,
+              min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
+              {valid(w), valid(w + 1)},
+              smem_rows + threadIdx.x * kPairBytes};
+  Bytes bytes;
   {
-    Bytes bytes[S::kTaps];
+    uint32_t rows[S::kTaps][6];
 #pragma unroll
-    for (int row = 0; row < S::kTaps; ++row) bytes[row] = load_pair(args, pair, row);
+    for (int row = 0; row < S::kTaps; ++row) load_row(args, pairs, rows[row]);
+    load_row(args, pairs, bytes.v[0]);
+    load_row(args, pairs, bytes.v[1]);
 #pragma unroll
-    for (int row = 0; row < S::kTaps; ++row) store_pair<S>(args, pair, bytes[row], row);
+    for (int row = 0; row < S::kTaps; ++row) store_row<S>(args, pairs, rows[row], row * S::kRowPairs);
   }
-  const int32_t k_lane = warp * 16 + lane / 4;  // and eight more
-  const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
-                         k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
-  const uint32_t low = args.activation == kActivationNone ? kLowest : 0;
-  const uint32_t high = args.activation == kActivationRelu6 ? 0x46004600u : 0x7c007c00u;  // 6 or infinity
-  // This lane's row of two 8x8 matrices of 8 pixels: 8 channels, then 8 more.
+  Out out;
+  out.low = args.activation == kActivationNone ? kLowest : 0;
+  out.high = args.activation == kActivationRelu6 ? 0x46004600u : 0x7c007c00u;  // 6 or infinity
+  const uint32_t smem_staged = smem_rows + S::kRing * kPairBytes + warp * S::kStagedBytes;
   const uint32_t in_eight = S::kPools ? lane % 8 / 2 + lane % 2 * 4 : lane % 8;
-  const uint32_t smem_lane = smem_staged + in_eight * kPixelBytes + (lane / 8 % 2 ^ in_eight / 4) * 16;
-  const uint64_t filter_operand = wgmma_operand_plain(smem_filter, kSlabChannels * 16, 128);
+  out.smem_write = smem_staged + in_eight * kPixelBytes + (lane / 8 % 2 ^ in_eight / 4) * 16;
+  out.smem_read = smem_staged + lane / 2 * kPixelBytes + (lane % 2 ^ lane / 8 % 2) * 16;
+  const int32_t column = place.column_first + lane / 2, k_chunks = args.k_stored / kChunkElems, k_chunk = warp * 2 + lane % 2;
+  out.y = args.y + ((static_cast<int64_t>(place.image) * args.out_height + place.out_first) * args.out_width + column) * k_chunks + k_chunk;
+  out.columns = k_chunk < k_chunks ? args.out_width - column : 0;
+  // The first pooled column of a tile that has a left neighbour is the neighbour's last.
+  out.first = !S::kPools || lane >= 2 || column == 0;
+  const uint64_t filter = wgmma_operand_plain(smem_filter, kSlabChannels * 16, 128);
+  const uint64_t windows = wgmma_operand_plain(smem_rows, kPairBytes, 8 * kPairBytes);
   cp_async_wait<0>();
   fence_shared_for_copies();
-  __syncthreads();
 
-  // Main loop: a row of the convolution. The image rows of the next come while the products run.
-  uint32_t best[S::kPools ? S::kColumns / 4 : 1];
+  // Main loop: rows of the result.
+  uint32_t ring = 0;  // where the windows begin
+  float d[S::kColumns / 2];
+  const auto convolve = [&] { convolve_row<S>(args, pairs, bytes, filter, windows, ring, d); };
+  if constexpr (S::kPools) {
+    uint32_t best[S::kColumns / 4], row[S::kColumns / 4];
 #pragma unroll
-  for (uint32_t &b : best) b = kLowest;
-  uint32_t first_row = 0;  // of the windows, in the ring
-  for (int32_t p = place.conv_first; p < place.conv_end; ++p) {
-    const bool more = p + 1 < place.conv_end;
-    Bytes bytes[2];
-    const int32_t next_row = 2 * (p - place.conv_first) + S::kTaps;
-    if (more) bytes[0] = load_pair(args, pair, next_row), bytes[1] = load_pair(args, pair, next_row + 1);
-
-    float d[S::kColumns / 2];
-    wgmma_fence();
+    for (uint32_t &b : best) b = kLowest;
+    // The odd row above the first even one belongs to the first result too.
+    bool above = place.conv_first % 2 == 1;
+    for (int32_t p = place.conv_first / 2 * 2; p < place.conv_end; p += 2) {
+      if (!above) {
+        convolve();
+        pack_row<S>(d, row);
 #pragma unroll
-    for (int r = 0; r < S::kTaps; ++r) {
-      const uint32_t smem_row = smem_rows + ring_row<S>(first_row + r) * S::kRowBytes;
-      const uint64_t windows = wgmma_operand_plain(smem_row, kPairBytes, 8 * kPairBytes);
+        for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
+      }
+      if (p + 1 < place.conv_end) {
+        convolve();
+        pack_row<S>(d, row);
+      }
 #pragma unroll
-      for (int s = 0; s < S::kPairs; s += 2)
-        Wgmma<S::kColumns>::multiply(d, filter_operand + (r * S::kPairs + s) * kSlabChannels, windows + s, r + s > 0);
+      for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
+      if (!above) {
+        pool_columns<S>(args, place, out, best);
+        store_pixels<S>(args, out);
+      }
+#pragma unroll
+      for (int j = 0; j < S::kColumns / 4; ++j) best[j] = row[j];
+      above = false;
     }
-    wgmma_commit();
-    if (more) {
-      store_pair<S>(args, pair, bytes[0], ring_row<S>(first_row + S::kTaps));
-      store_pair<S>(args, pair, bytes[1], ring_row<S>(first_row + S::kTaps + 1));
-      fence_shared_for_copies();
+  } else {
+    for (int32_t p = place.conv_first; p < place.conv_end; ++p) {
+      convolve();
+      stage_row<S>(out, d);
+      store_pixels<S>(args, out);
     }
-    first_row = ring_row<S>(first_row + 2);
-    wgmma_wait<0>();
-    wgmma_use(d);
-
-    if constexpr (S::kPools) {
-      // Even and odd columns, this lane's two channels together.
-      uint32_t row[S::kColumns / 4];
-#pragma unroll
-      for (int j = 0; j < S::kColumns / 4; ++j) {
-        const int i = j / 2 * 4 + j % 2;
-        row[j] = pack_half2(d[i] + bias[0], d[i + 2] + bias[1]);
-        best[j] = max_half2(best[j], row[j]);
-      }
-      const bool last = p % 2 == 1 || p + 1 == args.conv_height;
-      if (last && p >= 2 * place.out_first) {
-        uint32_t before = kLowest;  // the odd column left of the lane's first
-#pragma unroll
-        for (int group = 0; group < S::kOutColumns / 8; ++group) {
-          uint32_t pooled[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int j = group * 2 + i;
-            const uint32_t even = best[2 * j], odd = best[2 * j + 1];
-            const int32_t q = 2 * place.column_first + j * 8 + lane % 4 * 2 + 1;
-            const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
-            before = odd;
-            const uint32_t pair_max = max_half2(even, q < args.conv_width ? odd : kLowest);
-            pooled[i] = min_half2(max_half2(max_half2(pair_max, left), low), high);
-          }
-          const uint32_t out[2] = {__byte_perm(pooled[0], pooled[1], 0x5410), __byte_perm(pooled[0], pooled[1], 0x7632)};
-          stmatrix_x2_trans(smem_lane + group * 8 * kPixelBytes, out);
-        }
-        store_row<S>(args, place, smem_staged, p / 2);
-      }
-      if (p % 2 == 1) {
-#pragma unroll
-        for (int j = 0; j < S::kColumns / 4; ++j) best[j] = row[j];
-      }
-    } else {
-#pragma unroll
-      for (int group = 0; group < S::kOutColumns / 8; ++group) {
-        uint32_t out[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = group * 4 + i * 2;
-          out[i] = min_half2(max_half2(pack_half2(d[at] + bias[i], d[at + 1] + bias[i]), low), high);
-        }
-        stmatrix_x2_trans(smem_lane + group * 8 * kPixelBytes, out);
-      }
-      store_row<S>(args, place, smem_staged, p);
-    }
-    __syncthreads();
   }
 }
 

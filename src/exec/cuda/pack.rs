@@ -18,7 +18,7 @@ pub(super) struct Region {
     pub filter_elems: usize,
     /// Byte offset of the bias: f32, `bias_elems` of them.
     pub bias: usize,
-    /// Stored output channels.
+    /// Stored output channels; none if the filter has the bias in it.
     pub bias_elems: usize,
 }
 
@@ -40,7 +40,8 @@ pub(super) fn regions(plan: &Plan) -> (Vec<Option<Region>>, usize) {
             StepOp::Linear(_) => k * c,
             _ => return None,
         };
-        Some(Region { filter: take(2 * filter_elems), filter_elems, bias: take(4 * k), bias_elems: k })
+        let bias_elems = if matches!(step.op, StepOp::Stem(_)) { 0 } else { k };
+        Some(Region { filter: take(2 * filter_elems), filter_elems, bias: take(4 * bias_elems), bias_elems })
     });
     let regions = regions.collect();
     (regions, end)
@@ -73,20 +74,40 @@ pub(super) fn fill(model: &Model, plan: &Plan, step: &Step, region: &Region, byt
         // [K, C, taps] → [K][taps][c_stored]
         _ => (k * taps + tap) * c_stored + c,
     };
+    let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
     let mut source = filter.iter();
     for k in 0..shape[0] {
         for channel in 0..shape[1] {
             for tap in 0..taps {
                 let value = half(*source.next().expect("the filter has this shape"), &step.name)?;
-                let index = place(k, channel, tap);
-                target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
+                put(place(k, channel, tap), value);
             }
+        }
+    }
+    if let StepOp::Stem(_) = &step.op {
+        for (k, value) in bias.iter().enumerate() {
+            let parts = parts(*value, &step.name)?;
+            parts.into_iter().enumerate().for_each(|(tap, part)| put(place(k, BIAS_CHANNEL, tap), part));
         }
     }
     for (target, value) in bytes[region.bias..][..4 * region.bias_elems].chunks_exact_mut(4).zip(&bias) {
         target.copy_from_slice(&value.to_le_bytes());
     }
     Ok(())
+}
+
+/// The channel that is one in every pixel of a stem's input: the weights of its first taps are the bias.
+const BIAS_CHANNEL: usize = 3;
+
+/// Three halves whose sum is `value`, to within 2^-25.
+fn parts(value: f32, step: &str) -> Result<[f16; 3], Error> {
+    let mut rest = value;
+    let mut part = || {
+        let part = half(rest, step)?;
+        rest -= part.to_f32();
+        Ok(part)
+    };
+    Ok([part()?, part()?, part()?])
 }
 
 fn stem_layers(stem: &Stem) -> StemLayers {

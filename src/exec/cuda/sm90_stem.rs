@@ -10,10 +10,9 @@ use crate::tensor::Shape;
 
 kernel_args! {
     /// `StemArgs`.
-    StemArgs, 176 bytes {
+    StemArgs, 168 bytes {
         x: u64,
         filter: u64,
-        bias: u64,
         y: u64,
         row_pitch_bytes: u64,
         height: i32,
@@ -32,8 +31,8 @@ kernel_args! {
         reserved: i32,
         by_column_tiles: FastDivide,
         by_bands: FastDivide,
-        mean: [f32; MAX_MEANS],
-        inv_std: [f32; MAX_MEANS],
+        scale: [f32; MAX_MEANS],
+        shift: [f32; MAX_MEANS],
     }
 }
 
@@ -57,10 +56,8 @@ pub(crate) struct StemProblem<'a> {
 pub(crate) struct StemPointers {
     /// The images.
     pub(crate) x: u64,
-    /// Halves, placed by [`StemLayers::filter_index`].
+    /// Halves, placed by [`StemLayers::filter_index`]; the bias is among them.
     pub(crate) filter: u64,
-    /// Floats, one a stored channel.
-    pub(crate) bias: u64,
     /// Halves [batch][H][W][C].
     pub(crate) y: u64,
 }
@@ -103,7 +100,6 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     let args = StemArgs {
         x: aligned("x", pointers.x, 1)?,
         filter: aligned("filter", pointers.filter, 16)?,
-        bias: aligned("bias", pointers.bias, 4)?,
         y: aligned("y", pointers.y, 16)?,
         row_pitch_bytes: row_pitch as u64,
         height: extent("height", input.height, 1)?,
@@ -122,8 +118,8 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
         reserved: 0,
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_bands: FastDivide::by(bands as u32),
-        mean,
-        inv_std,
+        scale: inv_std.map(|factor| factor / 255.0),
+        shift: std::array::from_fn(|c| -mean[c] * inv_std[c]),
     };
     Ok(Launch {
         entry,
@@ -142,7 +138,7 @@ mod tests {
     use crate::model::{Conv2d, Pad, Pool, Window};
     use crate::tensor::Activation;
 
-    const POINTERS: StemPointers = StemPointers { x: 0x101, filter: 0x200, bias: 0x304, y: 0x400 };
+    const POINTERS: StemPointers = StemPointers { x: 0x101, filter: 0x200, y: 0x300 };
 
     fn stem() -> Stem {
         let window = Window { pad: Pad { top: 3, left: 2, bottom: 3, right: 3 }, ..Window::square(7, 2, 3) };
@@ -165,17 +161,14 @@ mod tests {
         let stem = stem();
         let launch = launch(&problem(&stem), StemTile { columns: 112, rows: 4 }, &POINTERS).unwrap();
         let args: StemArgs = launch.args.read();
-        assert_eq!(
-            [args.x, args.filter, args.bias, args.y, args.row_pitch_bytes],
-            [0x101, 0x200, 0x304, 0x400, 30_464]
-        );
+        assert_eq!([args.x, args.filter, args.y, args.row_pitch_bytes], [0x101, 0x200, 0x300, 30_464]);
         assert_eq!([args.height, args.width, args.conv_height, args.conv_width], [39, 260, 20, 130]);
         assert_eq!([args.out_height, args.out_width, args.pad_top, args.pad_left], [10, 65, 3, 2]);
         assert_eq!([args.k_stored, args.activation, args.band_rows], [40, 2, 4]);
         assert_eq!([args.column_tiles, args.bands], [2, 3]);
         assert_eq!([args.by_column_tiles, args.by_bands].map(|d| d.divide(100)), [50, 33]);
-        assert_eq!(args.mean[..4], [0.5, 0.75, 0.25, 0.0]);
-        assert_eq!(args.inv_std[..4], [0.25, 0.125, 0.0625, 0.0]);
+        assert_eq!(args.scale[..4], [0.25 / 255.0, 0.125 / 255.0, 0.0625 / 255.0, 0.0]);
+        assert_eq!(args.shift[..4], [-0.125, -0.09375, -0.015625, 0.0]);
         assert_eq!((launch.grid, launch.block), ([30, 1, 1], [128, 1, 1]));
         assert_eq!(launch.shared_bytes, 28 * 64 * 16 + 9 * 115 * 16 + 4 * 56 * 32);
         assert_eq!(launch.entry, "sm90_stem_7x7_pool_112");

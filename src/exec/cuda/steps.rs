@@ -115,10 +115,10 @@ impl Operands<'_> {
                 normalize::launch(&problem, &NormalizePointers { x, y })
             }
             StepOp::Stem(stem) => {
-                let (filter, bias) = self.weights();
+                let (filter, _) = self.weights();
                 let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
                 let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
-                sm90_stem::launch(&problem, self.stem_tile()?, &StemPointers { x, filter, bias, y })
+                sm90_stem::launch(&problem, self.stem_tile()?, &StemPointers { x, filter, y })
             }
             StepOp::Conv(conv) => {
                 let (filter, bias) = self.weights();
