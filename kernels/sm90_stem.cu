@@ -327,6 +327,25 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   }
 }
 
+// Purpose    y[i][u][v][k] = act(max over p, q of conv[i][p][q][k]), the maximum over 3 x 3 windows from (2u - 1, 2v - 1)
+//            on, those of their pixels that conv has; or y = act(conv). conv[i][p][q][k] = sum over r, s, c of
+//            n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c]; n[i][h][w][c] = x[i][h][w][c] * scale[c]
+//            + shift[c] for c < 3, and 1 for c = 3; outside the image it is (0, 0, 0, 1).
+// Operands   x       read   bytes [height][width][3] of an image, images row_pitch_bytes apart; any alignment
+//            filter  read   halves [taps][pairs][64][2][4]: tap row, pair of taps along the width, output channel, tap
+//                           of the pair, c; zeros beyond the taps and output channels. 16-byte aligned
+//            y       write  halves [images][out_height][out_width][k_stored], 16-byte aligned, disjoint from the others
+// Arithmetic n in float by one multiply-add, rounded to half; half products, float sums in a fixed order, one rounding to
+//            half at the end (overflow becomes infinity). NaN stays NaN, through maximum and activation. Padded channels
+//            of y are zero.
+// Launch     grid images * bands * column_tiles, bands = ceil(out_height / band_rows); block and dynamic shared memory
+//            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap by
+//            a column and compute the row of conv above their first twice. column_tiles: those of kNextTile columns
+//            after the first kOutColumns, and one. compute capability 9.0 exactly.
+// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14. out = conv
+//            without pooling, ceil(conv / 2) with it. Deterministic, no atomics.
+// Ordering   lets its successor be launched early; is not launched early itself.
+// Source     the windows' overlap in shared memory: matrix descriptors as in PTX ISA 9.0, without swizzle.
 #define TREFOIL_SM90_STEM(name, taps, columns, pools, blocks)                                                   \
   extern "C" __global__ void __launch_bounds__(kThreads, blocks)                                                \
       sm90_stem_##name(const __grid_constant__ StemArgs args) {                                                 \
