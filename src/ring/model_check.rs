@@ -109,6 +109,21 @@ fn two_producers_share_one_staging() {
     }
 }
 
+/// Nobody reads a result meanwhile, so nothing else wakes a producer.
+#[test]
+fn an_upload_that_ends_wakes_a_blocked_producer() {
+    for waiting in [Waiting::Block, Waiting::Spin] {
+        explore(move || {
+            let core = ring(Small { results: 4, waiting, ..SMALL });
+            two(&core, |core, first| {
+                let tickets = [first, first + 1].map(|number| (number, submit(core, number).unwrap()));
+                tickets.into_iter().for_each(|(number, ticket)| answered(number, ticket.wait()));
+            });
+            all_home(&core);
+        });
+    }
+}
+
 #[test]
 fn callbacks_wake_whoever_sleeps() {
     explore(|| {
