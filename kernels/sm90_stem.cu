@@ -342,8 +342,8 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 //            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap by
 //            a column and compute the row of conv above their first twice. column_tiles: those of kNextTile columns
 //            after the first kOutColumns, and one. compute capability 9.0 exactly.
-// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14. out = conv
-//            without pooling, ceil(conv / 2) with it. Deterministic, no atomics.
+// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14. y is as
+//            large as conv, or as its windows, whose last may lack one row and column. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     the windows' overlap in shared memory: matrix descriptors as in PTX ISA 9.0, without swizzle.
 #define TREFOIL_SM90_STEM(name, taps, columns, pools, blocks)                                                   \

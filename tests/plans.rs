@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trefoil::model::Model;
-use trefoil::plan::{Choices, Limits, Place, Plan, Request, plan};
-use trefoil::{Error, InputFormat, OutputKind};
+use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window, params};
+use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Place, Plan, Request, plan};
+use trefoil::{Error, InputFormat, OutputKind, Shape};
 
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -76,6 +76,46 @@ fn impossible_requests_are_errors() {
     for k in [0, 65, 1001] {
         assert!(matches!(plan_of(&model, &limits, 1, OutputKind::TopK(k)), Err(Error::Option { option: "top-k", .. })));
     }
+}
+
+/// A 7x7 convolution of every other pixel, with or without a maximum behind it.
+fn first_layers(pooled: bool) -> Model {
+    let mut g = GraphBuilder::new(Shape::new(64, 60, 3));
+    let conv = g.conv2d("conv1", g.input(), 24, Window::square(7, 2, 3));
+    let mut y = g.relu("relu", conv);
+    if pooled {
+        y = g.max_pool("maxpool", y, Window::square(3, 2, 1));
+    }
+    let y = g.conv2d("conv2", y, 8, Window::square(1, 1, 0));
+    let graph = g.finish(y).unwrap();
+    let tensors = params(&graph).unwrap().into_iter().map(|(name, dims)| {
+        let values = vec![0.5; dims.iter().product()];
+        (name.to_owned(), dims, values)
+    });
+    let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
+    let preprocessing = Preprocessing::new(graph.input);
+    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
+}
+
+#[test]
+fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less() {
+    let kinds = |model: &Model, limits: &Limits, input, choices: &Choices| -> Vec<String> {
+        let preprocessing = model.preprocessing();
+        let request = Request { limits, batch: 3, input, preprocessing, output: OutputKind::Features, choices };
+        let plan = plan(model.graph(), &request).unwrap();
+        plan.steps.iter().map(|step| step.op.label(step.inputs.len())).collect()
+    };
+    let (h200, none, u8) = (Limits::h200(), Choices::new(), InputFormat::U8Nhwc);
+    let model = first_layers(true);
+    assert_eq!(kinds(&model, &h200, u8, &none), ["stem7x7+relu+max", "conv1x1", "features"]);
+    let apart = ["normalize", "conv7x7+relu", "max-pool", "conv1x1", "features"];
+    assert_eq!(kinds(&model, &Limits::a100(), u8, &none), apart);
+    assert_eq!(kinds(&model, &Limits::cpu(2), u8, &none), apart);
+    assert_eq!(kinds(&model, &h200, InputFormat::F16Nhwc, &none), apart);
+    let other = Choices::from([("conv1".to_owned(), Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]);
+    assert_eq!(kinds(&model, &h200, u8, &other), apart);
+    assert_eq!(kinds(&model.features_at("relu").unwrap(), &h200, u8, &none), ["normalize", "conv7x7+relu", "features"]);
+    assert_eq!(kinds(&first_layers(false), &h200, u8, &none)[..2], apart[..2]);
 }
 
 /// The printed plans are kept; `TREFOIL_BLESS=1` writes them anew, for a look at the difference.
