@@ -1,7 +1,7 @@
 // A network's first layers in one pass, on Hopper: bytes to activations, convolution, maximum.
 //
-// A pixel is stored as four halves, the fourth 1, so two neighbours are the 16 bytes that a warpgroup product reads at a
-// time. With a stride of two pixels the windows of neighbouring outputs begin 16 bytes apart: the product reads
+// A pixel is stored as four halves, the fourth 1, so two neighbours are the 16 bytes that a warpgroup product reads at
+// a time. With a stride of two pixels the windows of neighbouring outputs begin 16 bytes apart: the product reads
 // overlapping windows straight from the image rows, and nothing is copied to make a matrix of them. The fourth
 // channel's weights are the bias.
 #include "common.cuh"
@@ -126,8 +126,8 @@ template <class S> TREFOIL_DEVICE uint32_t wrap(uint32_t ring) { return ring < S
 
 // ---- a row of the convolution ------------------------------------------------------------------------------------
 
-// The sums of one row, whose windows begin at `ring`. While the products run, the image rows that were loaded before are
-// stored for the next row, and those for the one after it are loaded.
+// The sums of one row, whose windows begin at `ring`. While the products run, the image rows that were loaded before
+// are stored for the next row, and those for the one after it are loaded.
 template <class S>
 TREFOIL_DEVICE void convolve_row(const StemArgs &args, Pairs &pairs, Bytes &bytes, uint64_t filter, uint64_t windows,
                                  uint32_t &ring, float (&d)[S::kColumns / 2]) {
@@ -167,12 +167,12 @@ constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
 
 // What a thread does with its sums.
 struct Out {
-  uint32_t low, high;  // of the activation
-  uint32_t smem_write; // its row of two 8x8 matrices of 8 staged pixels: 8 channels, then 8 more
-  uint32_t smem_read;  // its 8 channels of every 16th staged pixel
-  uint4 *y;            // where they go, in the next row
-  int32_t columns;     // of the row from there on
-  bool first;          // whether the first is stored
+  uint32_t low, high;   // of the activation
+  uint32_t smem_write;  // its row of two 8x8 matrices of 8 staged pixels: 8 channels, then 8 more
+  uint32_t smem_read;   // its 8 channels of every 16th staged pixel
+  uint4 *y;             // where they go, in the next row
+  int32_t columns;      // of the row from there on
+  bool first;           // whether the first is stored
 };
 
 TREFOIL_DEVICE uint32_t activate_half2(const Out &out, uint32_t x) {
@@ -204,7 +204,8 @@ TREFOIL_DEVICE void pack_row(const float (&d)[S::kColumns / 2], uint32_t (&row)[
 
 // Pools the columns of the three rows' maximum.
 template <class S>
-TREFOIL_DEVICE void pool_columns(const StemArgs &args, const Place &place, Out &out, uint32_t (&best)[S::kColumns / 4]) {
+TREFOIL_DEVICE void pool_columns(const StemArgs &args, const Place &place, const Out &out,
+                                 uint32_t (&best)[S::kColumns / 4]) {
   const uint32_t lane = threadIdx.x % 32;
   if (args.conv_width % 2 == 1) {  // the last odd column is none
     const int32_t j_none = args.conv_width / 2 - place.column_first - static_cast<int32_t>(lane % 4);
@@ -228,11 +229,12 @@ TREFOIL_DEVICE void pool_columns(const StemArgs &args, const Place &place, Out &
   }
 }
 
-template <class S> TREFOIL_DEVICE void stage_row(Out &out, const float (&d)[S::kColumns / 2]) {
+template <class S> TREFOIL_DEVICE void stage_row(const Out &out, const float (&d)[S::kColumns / 2]) {
 #pragma unroll
   for (int group = 0; group < S::kOutColumns / 8; ++group) {
     const float *of = d + group * 4;
-    const uint32_t pixels[2] = {activate_half2(out, pack_half2(of[0], of[1])), activate_half2(out, pack_half2(of[2], of[3]))};
+    const uint32_t pixels[2] = {activate_half2(out, pack_half2(of[0], of[1])),
+                                activate_half2(out, pack_half2(of[2], of[3]))};
     stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
   }
 }
@@ -277,8 +279,10 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   const uint32_t in_eight = S::kPools ? lane % 8 / 2 + lane % 2 * 4 : lane % 8;
   out.smem_write = smem_staged + in_eight * kPixelBytes + (lane / 8 % 2 ^ in_eight / 4) * 16;
   out.smem_read = smem_staged + lane / 2 * kPixelBytes + (lane % 2 ^ lane / 8 % 2) * 16;
-  const int32_t column = place.column_first + lane / 2, k_chunks = args.k_stored / kChunkElems, k_chunk = warp * 2 + lane % 2;
-  out.y = args.y + ((static_cast<int64_t>(place.image) * args.out_height + place.out_first) * args.out_width + column) * k_chunks + k_chunk;
+  const int32_t column = place.column_first + lane / 2;
+  const int32_t k_chunks = args.k_stored / kChunkElems, k_chunk = warp * 2 + lane % 2;
+  const int64_t first_row = static_cast<int64_t>(place.image) * args.out_height + place.out_first;
+  out.y = args.y + (first_row * args.out_width + column) * k_chunks + k_chunk;
   out.columns = k_chunk < k_chunks ? args.out_width - column : 0;
   // The first pooled column of a tile that has a left neighbour is the neighbour's last.
   out.first = !S::kPools || lane >= 2 || column == 0;
@@ -327,21 +331,22 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   }
 }
 
-// Purpose    y[i][u][v][k] = act(max over p, q of conv[i][p][q][k]), the maximum over 3 x 3 windows from (2u - 1, 2v - 1)
-//            on, those of their pixels that conv has; or y = act(conv). conv[i][p][q][k] = sum over r, s, c of
-//            n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c]; n[i][h][w][c] = x[i][h][w][c] * scale[c]
-//            + shift[c] for c < 3, and 1 for c = 3; outside the image it is (0, 0, 0, 1).
+// Purpose    y[i][u][v][k] = act(max over p, q of conv[i][p][q][k]), the maximum over 3 x 3 windows from
+//            (2u - 1, 2v - 1) on, those of their pixels that conv has; or y = act(conv).
+//            conv[i][p][q][k] = sum over r, s, c of n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c];
+//            n[i][h][w][c] = x[i][h][w][c] * scale[c] + shift[c] for c < 3, and 1 for c = 3; outside the image it is
+//            (0, 0, 0, 1).
 // Operands   x       read   bytes [height][width][3] of an image, images row_pitch_bytes apart; any alignment
 //            filter  read   halves [taps][pairs][64][2][4]: tap row, pair of taps along the width, output channel, tap
 //                           of the pair, c; zeros beyond the taps and output channels. 16-byte aligned
 //            y       write  halves [images][out_height][out_width][k_stored], 16-byte aligned, disjoint from the others
-// Arithmetic n in float by one multiply-add, rounded to half; half products, float sums in a fixed order, one rounding to
-//            half at the end (overflow becomes infinity). NaN stays NaN, through maximum and activation. Padded channels
-//            of y are zero.
+// Arithmetic n in float by one multiply-add, rounded to half; half products, float sums in a fixed order, one rounding
+//            to half at the end (overflow becomes infinity). NaN stays NaN, through maximum and activation. Padded
+//            channels of y are zero.
 // Launch     grid images * bands * column_tiles, bands = ceil(out_height / band_rows); block and dynamic shared memory
-//            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap by
-//            a column and compute the row of conv above their first twice. column_tiles: those of kNextTile columns
-//            after the first kOutColumns, and one. compute capability 9.0 exactly.
+//            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap
+//            by a column and compute the row of conv above their first twice. column_tiles: one, and those of kNextTile
+//            columns after the first kOutColumns. compute capability 9.0 exactly.
 // Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14. y is as
 //            large as conv, or as its windows, whose last may lack one row and column. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.

@@ -173,7 +173,7 @@ fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limit
     STARTUP + of_busiest * (OF_BLOCK + conv_rows * row) + conv_rows * UNSHARED_ROW
 }
 
-// From times on an H200 at batch 1 to 256, which the model meets within a tenth, small ones within a third.
+// From times on an H200 at batch 1 to 256.
 
 /// Of 128 bytes from or to shared memory.
 const CLOCKS_OF_READ: f64 = 1.3;
