@@ -1,32 +1,37 @@
 //! Times every kernel and tile of every distinct convolution of a model inside the whole graph: the table behind the
 //! planner's tile model.
 //!
-//! usage: tile_sweep MODEL BATCH [REPETITIONS]
+//! usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]
 //!
 //! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
-//! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked.
+//! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked. PART: only
+//! groups whose line has this text. First layers that are one step are a group too; a convolution's kernel for them takes
+//! them apart.
 
 use std::collections::BTreeMap;
 
 use trefoil::model::{Conv2d, Model};
-use trefoil::plan::{Choices, Kernel, Plan, StepOp, TensorId};
+use trefoil::plan::{Choices, ConvTile, Kernel, Plan, StemTile, StepOp, TensorId};
 use trefoil::{Device, Engine, Error, Stage, Target};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, batch, rest @ ..] = &arguments[..] else {
-        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS]");
+        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]");
         std::process::exit(64);
     };
     let batch: usize = batch.parse().expect("BATCH is a number");
     let repetitions: usize = rest.first().map_or(20, |r| r.parse().expect("REPETITIONS is a number"));
+    let part = rest.get(1).map_or("", String::as_str);
     let model = Model::open(model)?;
     let device = Device::open(Target::Cuda(0))?;
     let planned = build(&model, &device, batch, Choices::new())?;
-    let kernels = Kernel::of_convolutions(&planned.plans()[0].limits);
     let baseline = time(&planned, batch, repetitions)?;
     println!("{} batch {batch}: {baseline:.1} us as planned", model.name());
-    for (shape, (steps, chosen)) in groups(&planned.plans()[0]) {
+    for (shape, Group { steps, chosen, kernels }) in groups(&planned.plans()[0]) {
+        if !shape.contains(part) {
+            continue;
+        }
         print!("{:2}x {shape:<60}", steps.len());
         // Building takes longer than timing: all at once, then one after the other.
         let engines = std::thread::scope(|scope| {
@@ -61,10 +66,28 @@ fn time(engine: &Engine, batch: usize, repetitions: usize) -> Result<f64, Error>
     Ok(1e6 * seconds[repetitions / 2])
 }
 
-/// The convolutions by shape: their names, and the kernel that the planner gave them.
-fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, Kernel)> {
-    let mut groups = BTreeMap::<String, (Vec<String>, Kernel)>::new();
+/// Convolutions of one shape.
+struct Group {
+    steps: Vec<String>,
+    /// What the planner gave them.
+    chosen: Kernel,
+    /// What they may have.
+    kernels: Vec<Kernel>,
+}
+
+/// The convolutions by shape, and the first layers.
+fn groups(plan: &Plan) -> BTreeMap<String, Group> {
+    let mut groups = BTreeMap::<String, Group>::new();
     for step in &plan.steps {
+        if let StepOp::Stem(_) = &step.op {
+            let tiles = StemTile::COLUMNS
+                .into_iter()
+                .flat_map(|columns| [1, 2, 4, 7, 14, 28, 56].map(|rows| Kernel::Sm90Stem(StemTile { columns, rows })));
+            let kernels = tiles.chain(ConvTile::ALL.map(Kernel::Sm80Gemm)).collect();
+            let group = Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels };
+            groups.insert(step.op.label(1), group);
+            continue;
+        }
         let (conv, joined) = match &step.op {
             StepOp::Conv(conv) => (conv, None),
             StepOp::ConvSum { conv, joined } => (conv, Some(joined)),
@@ -78,8 +101,10 @@ fn groups(plan: &Plan) -> BTreeMap<String, (Vec<String>, Kernel)> {
             (None, &[_, _]) => " +res".into(),
             _ => String::new(),
         };
-        let group = format!("{} -> {} {}{more}", shape(step.inputs[0]), shape(step.output), window(conv));
-        groups.entry(group).or_insert((Vec::new(), step.kernel)).0.push(step.name.clone());
+        let name = format!("{} -> {} {}{more}", shape(step.inputs[0]), shape(step.output), window(conv));
+        let kernels = Kernel::of_convolutions(&plan.limits);
+        let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
+        group.steps.push(step.name.clone());
     }
     groups
 }

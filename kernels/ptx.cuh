@@ -72,6 +72,11 @@ TREFOIL_DEVICE uint4 load_shared_u32x4(uint32_t shared_src) {
   return value;
 }
 
+TREFOIL_DEVICE void store_shared_u32x4(uint32_t shared_dst, uint4 value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "r"(shared_dst), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
 // The larger and the smaller of two floats; NaN if either is.
 TREFOIL_DEVICE float max_or_nan(float a, float b) {
   float d;

@@ -169,6 +169,11 @@ TREFOIL_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_src) {
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
 }
 
+TREFOIL_DEVICE void stmatrix_x2_trans(uint32_t shared_dst, const uint32_t (&s)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               :: "r"(shared_dst), "r"(s[0]), "r"(s[1]) : "memory");
+}
+
 // ---- warpgroups --------------------------------------------------------------------------------------------------
 
 template <int kRegisters> TREFOIL_DEVICE void give_registers_up() {
@@ -203,6 +208,12 @@ TREFOIL_DEVICE uint64_t wgmma_operand(uint32_t shared_src) {
   return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
+// Where a matrix lies that is not swizzled: blocks of 8 rows by 8 halves, each 128 bytes together, the next 8 columns
+// and the next 8 rows at these distances. Blocks may overlap.
+TREFOIL_DEVICE uint64_t wgmma_operand_plain(uint32_t shared_src, uint64_t columns_bytes, uint64_t rows_bytes) {
+  return (shared_src & 0x3ffff) >> 4 | columns_bytes >> 4 << 16 | rows_bytes >> 4 << 32;
+}
+
 // d[64][kN] += a[64][16] * b[kN][16]: halves in, floats out; `add` false: d is overwritten. Warp w of the four, lane
 // l: d[4j], d[4j+1] = D[16w + l/4][8j + 2(l%4)], and the next column; d[4j+2], d[4j+3] the same eight rows below.
 template <int kN> struct Wgmma;
@@ -229,6 +240,7 @@ template <int kN> struct Wgmma;
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
 #define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
+#define TREFOIL_REFS_6 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48)
 #define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
 #define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
 
@@ -245,6 +257,7 @@ template <int kN> struct Wgmma;
 
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
+TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")

@@ -13,7 +13,7 @@ use std::thread;
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::operations;
 use support::problem::Case;
-use trefoil::plan::{Choices, Kernel, Limits};
+use trefoil::plan::{Choices, Limits};
 use trefoil::{Device, Engine, Error, OutputKind, Target, TraceInterval, TraceStage};
 
 fn main() -> ExitCode {
@@ -48,14 +48,8 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     let mut trials = vec![recorded(device)];
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
-        trials.push(trial(case.name.clone(), case.clone(), Choices::new(), device));
-        for kernel in Kernel::of_convolutions(&limits) {
-            if let Some(choices) = case.choices(kernel) {
-                trials.push(trial(format!("{}, kernel {kernel}", case.name), case.clone(), choices, device));
-            }
-            if let Some(choices) = case.joined_choices(kernel) {
-                trials.push(trial(format!("{}, joined, kernel {kernel}", case.name), case.clone(), choices, device));
-            }
+        for (chosen, choices) in case.all_choices(&limits) {
+            trials.push(trial(format!("{}{chosen}", case.name), case.clone(), choices, device));
         }
     }
     trials

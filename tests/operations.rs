@@ -25,6 +25,11 @@ fn conv2d() {
 }
 
 #[test]
+fn stem() {
+    check(operations::stem());
+}
+
+#[test]
 fn depthwise() {
     check(operations::depthwise());
 }

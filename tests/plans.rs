@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Window};
+use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
 use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Place, Plan, Request, Sm90Tile, StepOp, plan};
 use trefoil::{Error, InputFormat, OutputKind, Shape};
 
@@ -155,6 +155,46 @@ fn clusters_share_tiles_where_there_are_few() {
     assert!(shared(&Limits::h200(), 1) > 5);
     assert_eq!(shared(&Limits::h200(), 256), 0);
     assert_eq!(shared(&Limits::a100(), 1), 0);
+}
+
+/// A 7x7 convolution of every other pixel, with or without a maximum behind it.
+fn first_layers(pooled: bool) -> Model {
+    let mut g = GraphBuilder::new(Shape::new(64, 60, 3));
+    let conv = g.conv2d("conv1", g.input(), 24, Window::square(7, 2, 3));
+    let mut y = g.relu("relu", conv);
+    if pooled {
+        y = g.max_pool("maxpool", y, Window::square(3, 2, 1));
+    }
+    let y = g.conv2d("conv2", y, 8, Window::square(1, 1, 0));
+    let graph = g.finish(y).unwrap();
+    let tensors = params(&graph).unwrap().into_iter().map(|(name, dims)| {
+        let values = vec![0.5; dims.iter().product()];
+        (name.to_owned(), dims, values)
+    });
+    let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
+    let preprocessing = Preprocessing::new(graph.input);
+    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
+}
+
+#[test]
+fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less() {
+    let kinds = |model: &Model, limits: &Limits, input, choices: &Choices| -> Vec<String> {
+        let preprocessing = model.preprocessing();
+        let request = Request { limits, batch: 3, input, preprocessing, output: OutputKind::Features, choices };
+        let plan = plan(model.graph(), &request).unwrap();
+        plan.steps.iter().map(|step| step.op.label(step.inputs.len())).collect()
+    };
+    let (h200, none, u8) = (Limits::h200(), Choices::new(), InputFormat::U8Nhwc);
+    let model = first_layers(true);
+    assert_eq!(kinds(&model, &h200, u8, &none), ["stem7x7+relu+max", "conv1x1", "features"]);
+    let apart = ["normalize", "conv7x7+relu", "max-pool", "conv1x1", "features"];
+    assert_eq!(kinds(&model, &Limits::a100(), u8, &none), apart);
+    assert_eq!(kinds(&model, &Limits::cpu(2), u8, &none), apart);
+    assert_eq!(kinds(&model, &h200, InputFormat::F16Nhwc, &none), apart);
+    let other = Choices::from([("conv1".to_owned(), Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]);
+    assert_eq!(kinds(&model, &h200, u8, &other), apart);
+    assert_eq!(kinds(&model.features_at("relu").unwrap(), &h200, u8, &none), ["normalize", "conv7x7+relu", "features"]);
+    assert_eq!(kinds(&first_layers(false), &h200, u8, &none)[..2], apart[..2]);
 }
 
 /// The printed plans are kept; `TREFOIL_BLESS=1` writes them anew, for a look at the difference.

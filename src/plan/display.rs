@@ -9,7 +9,7 @@ impl fmt::Display for Plan {
         writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
         writeln!(
             f,
-            "{:>3}  {:<28} {:<14} {:<22} {:>15} {:>10} {:>10}  {:<12}",
+            "{:>3}  {:<28} {:<16} {:<22} {:>15} {:>10} {:>10}  {:<12}",
             "#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset"
         )?;
         for (index, step) in self.steps.iter().enumerate() {
@@ -21,7 +21,7 @@ impl fmt::Display for Plan {
             };
             writeln!(
                 f,
-                "{index:>3}  {:<28} {:<14} {:<22} {:>15} {:>10.2} {:>10.1}  {:<12}",
+                "{index:>3}  {:<28} {:<16} {:<22} {:>15} {:>10.2} {:>10.1}  {:<12}",
                 step.name,
                 step.op.label(step.inputs.len()),
                 self.kernel_name(step.kernel, &step.op),
@@ -51,6 +51,11 @@ impl StepOp {
     pub fn label(&self, inputs: usize) -> String {
         match self {
             Self::Normalize { .. } => "normalize".into(),
+            Self::Stem(stem) => {
+                let [r, s] = stem.conv.window.size;
+                let max = if stem.pool.is_some() { "+max" } else { "" };
+                format!("stem{r}x{s}{}{max}", suffix(stem.conv.activation))
+            }
             Self::Conv(conv) => {
                 let [r, s] = conv.window.size;
                 let residual = if inputs > 1 { "+res" } else { "" };
@@ -85,6 +90,7 @@ impl Plan {
     fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
         let stem = match op {
             StepOp::Normalize { .. } => "normalize",
+            StepOp::Stem(_) => "stem",
             StepOp::Conv(_) | StepOp::ConvSum { .. } => "conv2d_fprop",
             StepOp::Depthwise(_) => "conv2d_depthwise",
             StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
@@ -100,6 +106,7 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster: 1 } => format!("sm90 {stem} {tile}"),
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
+            Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
 //! output rows after them.
 
-use super::{Joined, Kernel, Place, Plan, Request, Step, StepOp, Tensor, TensorId, join, select};
+use super::{Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, join, select, stem};
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op};
 use crate::plan::Family;
@@ -16,8 +16,13 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
     let joined = join::joined(&graph, &shapes, request)?;
+    let stem = stem::find(&graph, &shapes, request);
     let mut lowering = Lowering::new(request, shapes);
-    for (index, node) in graph.nodes.iter().enumerate() {
+    if let Some((nodes, stem, tile)) = stem {
+        lowering.stem(&graph.nodes[..nodes], stem, tile);
+    }
+    let lowered = lowering.of_node.len();
+    for (index, node) in graph.nodes.iter().enumerate().skip(lowered) {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
         if joined.values().any(|&added| added == NodeId(index)) {
@@ -123,6 +128,24 @@ impl<'a> Lowering<'a> {
             Family::Cpu => Kernel::Cpu,
             Family::Sm80 => Kernel::Sm80,
         }
+    }
+
+    /// The step of the first `nodes`, by the convolution's name. Of their values only the last is a tensor.
+    fn stem(&mut self, nodes: &[Node], stem: Stem, tile: StemTile) {
+        let last = nodes.len() - 1;
+        let terms = stem.conv.window.size.iter().product::<usize>() * self.shapes[0].channels;
+        let elems = |shape: Shape| (self.request.batch * shape.elems()) as u64;
+        let max = stem.pool.map_or(0, |pool| window_ops(pool.window.size) * elems(self.shapes[last]));
+        let draft = Draft {
+            kernel: Kernel::Sm90Stem(tile),
+            shape: self.shapes[last],
+            dtype: self.family().dtype(),
+            flops: 2 * elems(self.shapes[0]) + 2 * terms as u64 * elems(stem.conv_shape) + max,
+            weight_bytes: (stem.conv.out_channels * (terms * self.family().dtype().bytes() + 4)) as u64,
+            op: StepOp::Stem(stem),
+        };
+        self.push(&nodes[1].name, draft, Vec::new());
+        self.of_node = vec![self.of_node[0]; nodes.len()];
     }
 
     fn normalize(&self, node: usize) -> Draft {

@@ -10,6 +10,7 @@ mod limits;
 mod lower;
 mod select;
 mod sm90;
+mod stem;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
@@ -20,6 +21,9 @@ pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90::{ConvShape, check as check_sm90};
+#[cfg(feature = "cuda")]
+pub(crate) use stem::StemLayers;
+pub use stem::{Stem, StemTile};
 
 /// What a plan is asked for.
 #[derive(Clone, Debug)]
@@ -115,6 +119,8 @@ pub enum StepOp {
         /// Divides each channel after that.
         std: Vec<f32>,
     },
+    /// Normalisation, convolution and maximum in one: input rows → activations.
+    Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
     /// The sum of two dense convolutions of one output shape, each of its own input, then the first one's activation.
@@ -167,6 +173,8 @@ pub enum Kernel {
     },
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
+    /// The sm90 kernel of a network's first layers with a tile.
+    Sm90Stem(StemTile),
 }
 
 /// A tensor between steps.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
-use trefoil::plan::{Choices, Kernel, Limits};
+use trefoil::plan::Limits;
 use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
@@ -241,9 +241,7 @@ fn every_operation_launches_within_its_kernels_limits() {
         let device = Device::open(Target::Cuda(0)).unwrap();
         let mut engines = 0;
         for case in support::operations::all() {
-            let kernels = Kernel::of_convolutions(&Limits::h200());
-            let chosen = kernels.into_iter().filter_map(|kernel| case.choices(kernel));
-            for choices in std::iter::once(Choices::new()).chain(chosen) {
+            for (_, choices) in case.all_choices(&Limits::h200()) {
                 let engine = case.build(&device, choices).unwrap_or_else(|error| panic!("{}: {error}", case.name));
                 drop(engine.acquire().unwrap().submit(case.rows.len()).unwrap().wait().unwrap());
                 engines += 1;

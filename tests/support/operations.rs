@@ -9,7 +9,19 @@ use super::tolerance::Growth;
 
 /// Every problem of every operation.
 pub fn all() -> Vec<Case> {
-    [normalize(), conv2d(), blocks(), depthwise(), pool2d(), global_avg_pool(), linear(), add(), outputs(), networks()]
+    [
+        normalize(),
+        conv2d(),
+        blocks(),
+        stem(),
+        depthwise(),
+        pool2d(),
+        global_avg_pool(),
+        linear(),
+        add(),
+        outputs(),
+        networks(),
+    ]
         .into_iter()
         .flatten()
         .collect()
@@ -292,6 +304,95 @@ pub fn blocks() -> Vec<Case> {
         rows: random.between(1, 5),
     });
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+/// A network's first layers: bytes, a convolution that takes every other pixel, and perhaps a maximum. If `read_twice`,
+/// the convolution's value is read by more than the maximum.
+struct Stem {
+    x: Shape,
+    k: usize,
+    window: Window,
+    activation: Activation,
+    pool: Option<Window>,
+    read_twice: bool,
+    rows: usize,
+}
+
+impl Problem for Stem {
+    fn case(&self) -> Case {
+        let Self { x, k, window, activation, pool, read_twice, rows } = *self;
+        let Window { size: [r, s], pad, .. } = window;
+        let pads = [pad.top, pad.left, pad.bottom, pad.right];
+        let pooled = if pool.is_some() { ", max" } else { "" };
+        let twice = if read_twice { ", read twice" } else { "" };
+        let name = format!("stem {x} to {k}, {r}x{s} pad {pads:?}, {activation}{pooled}{twice}, rows {rows}");
+        let mut random = Random::new(&name);
+        let mut g = GraphBuilder::new(x);
+        let mut y = g.conv2d_with(
+            "conv",
+            g.input(),
+            Conv2d { bias: Some("conv.bias".into()), ..Conv2d::named("conv", k, window) },
+        );
+        if activation != Activation::None {
+            y = g.activation("activation", y, activation);
+        }
+        let conv = y;
+        if let Some(window) = pool {
+            y = g.max_pool("pool", y, window);
+        }
+        if read_twice {
+            let again = g.max_pool("again", conv, Window::square(3, 2, 1));
+            y = g.add("add", y, again);
+        }
+        let mut case = case(name, g.finish(y).unwrap(), rows);
+        case.input = InputFormat::U8Nhwc;
+        case.rows = (0..rows).map(|_| (0..x.elems()).map(|_| random.between(0, 255) as f64).collect()).collect();
+        case.preprocessing.mean = random.singles(x.channels, 0.7);
+        case.preprocessing.std = random.singles(x.channels, 0.5).iter().map(|s| s.abs() + 0.2).collect();
+        case
+    }
+}
+
+pub fn stem() -> Vec<Case> {
+    use Activation::{None, Relu, Relu6};
+    let same = |size: usize, [top, left, bottom, right]: [usize; 4]| Window {
+        pad: Pad { top, left, bottom, right },
+        ..Window::square(size, 2, 0)
+    };
+    let pool = Some(Window::square(3, 2, 1));
+    let no_pool = Option::None;
+    let stem = |[h, w]: [usize; 2], k, window, activation, pool, rows| Stem {
+        x: Shape::new(h, w, 3),
+        k,
+        window,
+        activation,
+        pool,
+        read_twice: false,
+        rows,
+    };
+    let seven = |pads| same(7, pads);
+    let three = |pads| same(3, pads);
+    let unpadded = Some(Window { pad: Pad { top: 1, left: 1, bottom: 0, right: 0 }, ..Window::square(3, 2, 0) });
+    let problems = [
+        stem([32, 31], 64, seven([3; 4]), Relu, pool, 1),
+        stem([33, 38], 13, seven([3; 4]), Relu, pool, 3),
+        stem([29, 27], 40, seven([2, 1, 3, 0]), None, pool, 2),
+        stem([1, 1], 8, seven([3; 4]), Relu, pool, 1),
+        stem([9, 7], 64, seven([6, 7, 5, 6]), Relu6, pool, 5),
+        stem([6, 251], 24, seven([3; 4]), Relu6, pool, 2),
+        stem([45, 6], 48, seven([3; 4]), Relu, pool, 2),
+        stem([24, 26], 16, seven([3; 4]), None, unpadded, 1),
+        stem([17, 20], 16, seven([3; 4]), Relu, no_pool, 1),
+        stem([17, 20], 16, seven([3; 4]), Relu, Some(Window::square(2, 2, 0)), 1),
+        stem([17, 20], 72, seven([3; 4]), Relu, pool, 1),
+        Stem { read_twice: true, ..stem([17, 20], 16, seven([3; 4]), Relu, pool, 1) },
+        stem([32, 31], 32, three([0, 0, 1, 1]), Relu6, no_pool, 1),
+        stem([33, 38], 13, three([1; 4]), Relu, no_pool, 3),
+        stem([3, 3], 64, three([0; 4]), None, no_pool, 4),
+        stem([1, 1], 5, three([1; 4]), Relu, no_pool, 2),
+        stem([7, 262], 24, three([0, 1, 1, 0]), Relu6, no_pool, 2),
+        stem([41, 5], 40, three([2, 3, 0, 1]), Relu, no_pool, 2),
+        stem([16, 18], 32, three([1; 4]), Relu, pool, 2),
+    ];
+    problems.iter().map(Problem::case).collect()
 }
 
 pub fn depthwise() -> Vec<Case> {

@@ -2,7 +2,7 @@
 
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, Kernel};
+use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -63,7 +63,7 @@ impl Case {
 
     /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
     /// no such convolution.
-    pub fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
+    fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
         let graph = optimize(&self.graph);
         let mut choices = self.choices(kernel)?;
         let mut any = false;
@@ -73,6 +73,34 @@ impl Case {
             choices.insert(graph.nodes[added].name.clone(), Kernel::Joined);
         }
         (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
+    }
+
+    /// Every choice of kernels that there is on `limits`, by name: the planner's first, with an empty name.
+    pub fn all_choices(&self, limits: &Limits) -> Vec<(String, Choices)> {
+        let mut all = vec![(String::new(), Choices::new())];
+        for kernel in Kernel::of_convolutions(limits) {
+            all.extend(self.choices(kernel).map(|choices| (format!(", kernel {kernel}"), choices)));
+            all.extend(self.joined_choices(kernel).map(|choices| (format!(", joined, kernel {kernel}"), choices)));
+        }
+        let request = Request {
+            limits,
+            batch: self.rows.len(),
+            input: self.input,
+            preprocessing: &self.preprocessing,
+            output: self.output,
+            choices: &Choices::new(),
+        };
+        let plan = plan(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
+        if let StepOp::Stem(_) = &plan.steps[0].op {
+            let rows = [1, 2, 5, 1 << 13];
+            let tiles = StemTile::COLUMNS.into_iter().flat_map(|columns| rows.map(|rows| StemTile { columns, rows }));
+            all.extend(
+                tiles.map(Kernel::Sm90Stem).map(|kernel| {
+                    (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
+                }),
+            );
+        }
+        all
     }
 
     /// Runs it on `device` and compares every row with the reference, and with another run bit by bit. The device's
@@ -184,10 +212,7 @@ impl Case {
 
     fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
         let how = Arithmetic { storage, growth: self.growth };
-        let graph = match self.output {
-            OutputKind::Features => without_classifier(&self.graph),
-            _ => self.graph.clone(),
-        };
+        let graph = without_classifier_for(self.output, &self.graph);
         let values = run_graph(&graph, &self.weights, &self.normalized(row), how);
         let result = match storage {
             Storage::F32 => graph.output,
@@ -219,6 +244,13 @@ pub fn joinable(graph: &Graph) -> Vec<(usize, usize)> {
 
 /// Tensors by name, as [`Weights::from_tensors`] takes them.
 pub type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+fn without_classifier_for(output: OutputKind, graph: &Graph) -> Graph {
+    match output {
+        OutputKind::Features => without_classifier(graph),
+        _ => graph.clone(),
+    }
+}
 
 /// Features are what the classifier at the end reads.
 fn without_classifier(graph: &Graph) -> Graph {

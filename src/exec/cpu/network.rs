@@ -116,6 +116,7 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.output.0].shape);
     Ok(match &step.op {
         StepOp::Normalize { mean, std } => Kernel::Normalize(Normalize::new(plan.input, y, mean, std)),
+        StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, y).into())

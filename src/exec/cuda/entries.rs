@@ -1,6 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
-use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d, sm90_conv2d_fprop};
+use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d};
+use super::{sm90_conv2d_fprop, sm90_stem};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -30,6 +31,10 @@ pub(crate) fn entries() -> Vec<Entry> {
         let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
         Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes }
     }));
+    all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
+        let shared_bytes = layers.shared_bytes(columns) as u32;
+        Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes }
+    }));
     let mut add = |module, names: &[&'static str], threads| {
         all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
     };
@@ -50,6 +55,7 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
+    use crate::plan::{StemLayers, StemTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
@@ -70,6 +76,7 @@ mod tests {
             "Sm90ConvArgs",
             sm90_conv2d_fprop::Sm90ConvArgs::FIELDS,
         ),
+        twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
         twin::<conv2d_depthwise::DepthwiseArgs>(
             "conv2d_depthwise",
             "conv2d_depthwise.cu",
@@ -255,6 +262,23 @@ mod tests {
             assert_eq!(numbers, expected, "{name}");
         }
         assert_eq!(sm90_conv2d_fprop::ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
+    }
+
+    #[test]
+    fn stem_kernels_agree_with_the_source() {
+        let source = read("sm90_stem.cu");
+        let found: Vec<String> = source
+            .lines()
+            .filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.rsplit_once(','))
+            .map(|(line, _)| line.to_owned())
+            .collect();
+        let listed = sm90_stem::ENTRIES.map(|(layers, columns, name)| {
+            let name = name.strip_prefix("sm90_stem_").expect("the module's name");
+            format!("{name}, {}, {columns}, {}", layers.taps, layers.pools)
+        });
+        assert_eq!(found, listed);
+        let compiled = StemLayers::ALL.into_iter().flat_map(|of| StemTile::COLUMNS.map(|columns| (of, columns)));
+        assert!(compiled.eq(sm90_stem::ENTRIES.map(|(layers, columns, _)| (layers, columns))));
     }
 
     #[test]

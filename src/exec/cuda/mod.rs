@@ -13,6 +13,7 @@ mod normalize;
 mod pack;
 mod pool2d;
 mod sm90_conv2d_fprop;
+mod sm90_stem;
 mod steps;
 
 use std::collections::BTreeMap;

@@ -48,7 +48,7 @@ pub(crate) struct NormalizePointers {
 }
 
 /// `kMaxMeans`.
-const MAX_MEANS: usize = 8;
+pub(super) const MAX_MEANS: usize = 8;
 /// Pixels or chunks of a block: `kTilePixels`.
 const TILE: usize = 1024;
 /// Threads of a block.
@@ -58,7 +58,7 @@ pub(super) const ENTRIES: [&str; 3] = ["sm80_normalize_u8_nhwc", "sm80_normalize
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointers) -> Result<Launch, Error> {
-    let NormalizeProblem { batch, format, shape, c_stored, row_pitch, .. } = *problem;
+    let NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std } = *problem;
     let c_chunks = chunks_of("stored channels", c_stored)?;
     let channels = in_range("channels", shape.channels, 1, c_stored + 1)?;
     let elems = product("elements of a row", &[shape.height, shape.width, c_stored])?;
@@ -74,9 +74,10 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
     if !row_pitch.is_multiple_of(align) {
         return Err(unsupported("row pitch", row_pitch, &format!("a multiple of {align}")));
     }
-    let (mean, inv_std) = match format {
-        InputFormat::U8Nhwc => constants(problem)?,
-        _ => ([0.0; MAX_MEANS], [0.0; MAX_MEANS]),
+    let [mean, inv_std] = match format {
+        InputFormat::U8Nhwc if c_stored == MAX_MEANS => constants(shape.channels, mean, std)?,
+        InputFormat::U8Nhwc => return Err(too_many(shape.channels)),
+        _ => [[0.0; MAX_MEANS]; 2],
     };
     let tiles = (elems as usize / super::launch::CHUNK).div_ceil(TILE);
     let args = NormalizeArgs {
@@ -94,24 +95,27 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
 }
 
 /// Means and reciprocal deviations, one a channel.
-fn constants(problem: &NormalizeProblem<'_>) -> Result<([f32; MAX_MEANS], [f32; MAX_MEANS]), Error> {
-    let NormalizeProblem { shape, c_stored, mean, std, .. } = *problem;
-    if shape.channels > MAX_MEANS || c_stored != MAX_MEANS {
-        return Err(unsupported("channels of bytes", shape.channels, "up to 8; feed floats or halves instead"));
+pub(super) fn constants(channels: usize, mean: &[f32], std: &[f32]) -> Result<[[f32; MAX_MEANS]; 2], Error> {
+    if channels > MAX_MEANS {
+        return Err(too_many(channels));
     }
-    if mean.len() != shape.channels || std.len() != shape.channels {
+    if mean.len() != channels || std.len() != channels {
         let given = format!("{} and {} values", mean.len(), std.len());
-        return Err(Error::option("mean and std", given, format!("{} each", shape.channels)));
+        return Err(Error::option("mean and std", given, format!("{channels} each")));
     }
     if let Some(bad) = std.iter().find(|s| !s.recip().is_finite()) {
         return Err(Error::option("std", bad, "a finite reciprocal"));
     }
-    let mut constants = ([0.0; MAX_MEANS], [0.0; MAX_MEANS]);
-    constants.0[..mean.len()].copy_from_slice(mean);
-    for (inverse, std) in constants.1.iter_mut().zip(std) {
+    let mut constants = [[0.0; MAX_MEANS]; 2];
+    constants[0][..mean.len()].copy_from_slice(mean);
+    for (inverse, std) in constants[1].iter_mut().zip(std) {
         *inverse = std.recip();
     }
     Ok(constants)
+}
+
+fn too_many(channels: usize) -> Error {
+    unsupported("channels of bytes", channels, "up to 8; feed floats or halves instead")
 }
 
 #[cfg(test)]

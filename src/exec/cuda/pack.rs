@@ -6,7 +6,7 @@ use half::f16;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Step, StepOp, TensorId};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TensorId};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
@@ -22,6 +22,8 @@ pub(super) struct Layout {
 enum Part {
     /// A node's filter: f16, padding included.
     Filter(String),
+    /// The same as the stem kernel wants it, with the bias in it.
+    Stem(String),
     /// The sum of some nodes' biases: f32, one for each stored output channel.
     Bias(Vec<String>),
 }
@@ -34,9 +36,19 @@ struct Layer<'a> {
 }
 
 enum Weights<'a> {
+    Stem(&'a Stem),
     Dense(&'a Conv2d),
     Depthwise(&'a Conv2d),
     Linear(&'a Linear),
+}
+
+impl Layer<'_> {
+    fn part(&self) -> Part {
+        match self.weights {
+            Weights::Stem(_) => Part::Stem(self.name.to_owned()),
+            _ => Part::Filter(self.name.to_owned()),
+        }
+    }
 }
 
 impl Layout {
@@ -46,10 +58,10 @@ impl Layout {
         for (plan, step) in steps(plans) {
             let layers = layers(step);
             for layer in &layers {
-                this.place(Part::Filter(layer.name.to_owned()), 2 * filter_elems(plan, step, layer));
+                this.place(layer.part(), 2 * filter_elems(plan, step, layer));
             }
-            if !layers.is_empty() {
-                this.place(bias_of(&layers), 4 * stored(plan, step.output));
+            if let Some(bias) = bias_of(&layers) {
+                this.place(bias, 4 * stored(plan, step.output));
             }
         }
         this
@@ -72,9 +84,14 @@ impl Layout {
         self.offsets[&Part::Filter(node.to_owned())]
     }
 
+    /// Byte offset of a stem's weights.
+    pub(super) fn stem(&self, node: &str) -> usize {
+        self.offsets[&Part::Stem(node.to_owned())]
+    }
+
     /// Byte offset of a step's bias.
     pub(super) fn bias(&self, step: &Step) -> usize {
-        self.offsets[&bias_of(&layers(step))]
+        self.offsets[&bias_of(&layers(step)).expect("the step has a bias")]
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before.
@@ -82,13 +99,16 @@ impl Layout {
         let mut filled = BTreeSet::new();
         for (plan, step) in steps(plans) {
             let layers = layers(step);
-            if !layers.is_empty() && filled.insert(bias_of(&layers)) {
-                let mut sum = vec![0.0; stored(plan, step.output)];
-                for layer in &layers {
-                    let bias = fill_layer(model, plan, step, layer, &mut bytes[self.filter(layer.name)..])?;
-                    sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
-                }
-                for (target, value) in bytes[self.bias(step)..].chunks_exact_mut(4).zip(&sum) {
+            if !filled.insert(layers.iter().map(Layer::part).collect::<Vec<_>>()) {
+                continue;
+            }
+            let mut sum = vec![0.0; stored(plan, step.output)];
+            for layer in &layers {
+                let bias = fill_layer(model, plan, step, layer, &mut bytes[self.offsets[&layer.part()]..])?;
+                sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
+            }
+            if let Some(bias) = bias_of(&layers) {
+                for (target, value) in bytes[self.offsets[&bias]..].chunks_exact_mut(4).zip(&sum) {
                     target.copy_from_slice(&value.to_le_bytes());
                 }
             }
@@ -105,6 +125,7 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
 fn layers(step: &Step) -> Vec<Layer<'_>> {
     let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input] };
     match &step.op {
+        StepOp::Stem(stem) => vec![layer(&step.name, Weights::Stem(stem), 0)],
         StepOp::Conv(conv) => vec![layer(&step.name, Weights::Dense(conv), 0)],
         StepOp::ConvSum { conv, joined } => {
             vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]
@@ -115,14 +136,18 @@ fn layers(step: &Step) -> Vec<Layer<'_>> {
     }
 }
 
-fn bias_of(layers: &[Layer<'_>]) -> Part {
-    Part::Bias(layers.iter().map(|layer| layer.name.to_owned()).collect())
+/// The bias that is read beside the filters, if there is one.
+fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
+    let apart = |layer: &Layer<'_>| !matches!(layer.weights, Weights::Stem(_));
+    let names = || layers.iter().map(|layer| layer.name.to_owned()).collect();
+    (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
 }
 
 /// Elements of the filter, padding included.
 fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
     let (c, k) = (stored(plan, layer.input), stored(plan, step.output));
     match layer.weights {
+        Weights::Stem(stem) => stem_layers(stem).filter_elems(),
         Weights::Dense(conv) => k * taps(conv.window.size) * c,
         Weights::Depthwise(conv) => taps(conv.window.size) * c,
         Weights::Linear(_) => k * c,
@@ -140,7 +165,7 @@ fn fill_layer(
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
     let (filter, bias, shape) = match layer.weights {
-        Weights::Dense(conv) | Weights::Depthwise(conv) => {
+        Weights::Dense(conv) | Weights::Depthwise(conv) | Weights::Stem(Stem { conv, .. }) => {
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c / conv.groups, taps(conv.window.size)])
         }
@@ -150,23 +175,51 @@ fn fill_layer(
         }
     };
     let target = &mut target[..2 * filter_elems(plan, step, layer)];
-    let place: fn([usize; 3], [usize; 3], usize) -> usize = match layer.weights {
+    let [_, _, taps] = shape;
+    let place = |k: usize, c: usize, tap: usize| match layer.weights {
+        Weights::Stem(stem) => {
+            let [_, s] = stem.conv.window.size;
+            stem_layers(stem).filter_index([tap / s, tap % s], k, c)
+        }
         // [C, 1, taps] → [taps][c_stored]
-        Weights::Depthwise(_) => |[k, _, tap], _, c_stored| tap * c_stored + k,
+        Weights::Depthwise(_) => tap * c_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
-        _ => |[k, c, tap], [_, _, taps], c_stored| (k * taps + tap) * c_stored + c,
+        _ => (k * taps + tap) * c_stored + c,
     };
+    let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
     let mut source = filter.iter();
     for k in 0..shape[0] {
         for channel in 0..shape[1] {
-            for tap in 0..shape[2] {
-                let value = half(*source.next().expect("the filter has this shape"), layer.name)?;
-                let index = place([k, channel, tap], shape, c_stored);
-                target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
+            for tap in 0..taps {
+                put(place(k, channel, tap), half(*source.next().expect("the filter has this shape"), layer.name)?);
             }
         }
     }
+    if let Weights::Stem(_) = layer.weights {
+        for (k, value) in bias.iter().enumerate() {
+            let parts = parts(*value, layer.name)?;
+            parts.into_iter().enumerate().for_each(|(tap, part)| put(place(k, BIAS_CHANNEL, tap), part));
+        }
+    }
     Ok(bias)
+}
+
+/// The channel that is one in every pixel of a stem's input: the weights of its first taps are the bias.
+const BIAS_CHANNEL: usize = 3;
+
+/// Three halves whose sum is `value`, to within 2^-25.
+fn parts(value: f32, step: &str) -> Result<[f16; 3], Error> {
+    let mut rest = value;
+    let mut part = || {
+        let part = half(rest, step)?;
+        rest -= part.to_f32();
+        Ok(part)
+    };
+    Ok([part()?, part()?, part()?])
+}
+
+fn stem_layers(stem: &Stem) -> StemLayers {
+    stem.layers().expect("planned for what the kernel does")
 }
 
 /// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.

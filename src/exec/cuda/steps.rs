@@ -11,9 +11,10 @@ use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
+use super::sm90_stem::{self, StemPointers, StemProblem};
 use crate::error::Error;
 use crate::model::{Conv2d, Pool};
-use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, Step, StepOp, Tensor, TensorId};
+use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, StemTile, Step, StepOp, Tensor, TensorId};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -93,6 +94,13 @@ impl Operands<'_> {
         }
     }
 
+    fn stem_tile(&self) -> Result<StemTile, Error> {
+        match self.step.kernel {
+            Kernel::Sm90Stem(tile) => Ok(tile),
+            _ => Err(self.wrong_kernel()),
+        }
+    }
+
     fn wrong_kernel(&self) -> Error {
         Error::Internal { what: format!("step {} planned for {:?}", self.step.name, self.step.kernel) }
     }
@@ -136,6 +144,12 @@ impl Operands<'_> {
                 let c_stored = self.y().stored_channels;
                 let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
                 normalize::launch(&problem, &NormalizePointers { x, y })
+            }
+            StepOp::Stem(stem) => {
+                let filter = self.addresses.weights + self.layout.stem(&self.step.name) as u64;
+                let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
+                let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
+                sm90_stem::launch(&problem, self.stem_tile()?, &StemPointers { x, filter, y })
             }
             StepOp::Conv(conv) => match self.step.kernel {
                 Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),

@@ -1,0 +1,205 @@
+//! Launches of `kernels/sm90_stem.cu`.
+
+use super::launch::{
+    ArgBytes, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+};
+use super::normalize::{self, MAX_MEANS};
+use crate::error::Error;
+use crate::plan::{Stem, StemLayers, StemTile};
+use crate::tensor::Shape;
+
+kernel_args! {
+    /// `StemArgs`.
+    StemArgs, 168 bytes {
+        x: u64,
+        filter: u64,
+        y: u64,
+        row_pitch_bytes: u64,
+        height: i32,
+        width: i32,
+        conv_height: i32,
+        conv_width: i32,
+        out_height: i32,
+        out_width: i32,
+        pad_top: i32,
+        pad_left: i32,
+        k_stored: i32,
+        activation: i32,
+        band_rows: i32,
+        column_tiles: i32,
+        bands: i32,
+        reserved: i32,
+        by_column_tiles: FastDivide,
+        by_bands: FastDivide,
+        scale: [f32; MAX_MEANS],
+        shift: [f32; MAX_MEANS],
+    }
+}
+
+/// Rows of bytes to become a network's first activations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StemProblem<'a> {
+    /// Images.
+    pub(crate) batch: usize,
+    /// Shape of an image: three channels.
+    pub(crate) input: Shape,
+    /// Shape of the result, with the stored channels.
+    pub(crate) output: Shape,
+    /// Distance of two images in bytes.
+    pub(crate) row_pitch: usize,
+    /// The layers.
+    pub(crate) stem: &'a Stem,
+}
+
+/// Device addresses of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StemPointers {
+    /// The images.
+    pub(crate) x: u64,
+    /// Halves, placed by [`StemLayers::filter_index`]; the bias is among them.
+    pub(crate) filter: u64,
+    /// Halves [batch][H][W][C].
+    pub(crate) y: u64,
+}
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
+
+/// The kernels: layers and columns.
+pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * StemTile::COLUMNS.len()] = [
+    (StemLayers { taps: 7, pools: true }, 112, "sm90_stem_7x7_pool_112"),
+    (StemLayers { taps: 7, pools: true }, 64, "sm90_stem_7x7_pool_64"),
+    (StemLayers { taps: 3, pools: false }, 112, "sm90_stem_3x3_112"),
+    (StemLayers { taps: 3, pools: false }, 64, "sm90_stem_3x3_64"),
+];
+
+/// The launch of `problem` in tiles of `tile`.
+pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemPointers) -> Result<Launch, Error> {
+    let StemProblem { batch, input, output, row_pitch, stem } = *problem;
+    let Some(layers) = stem.layers() else {
+        return Err(unsupported(
+            "window",
+            format!("{:?}", stem.conv.window),
+            "the stem kernel takes 7x7/2 with pooling, 3x3/2",
+        ));
+    };
+    let entry = ENTRIES.iter().find(|(of, columns, _)| (*of, *columns) == (layers, tile.columns));
+    let Some(&(_, columns, entry)) = entry else {
+        return Err(unsupported("stem tile", tile, "use one of StemTile::COLUMNS"));
+    };
+    let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, 1 << 14);
+    in_range("channels", input.channels, 3, 4)?;
+    if row_pitch < input.elems() {
+        return Err(unsupported("row pitch", row_pitch, "rows must not overlap"));
+    }
+    let column_tiles = layers.column_tiles(columns, output.width);
+    let band_rows = extent("rows of a tile", tile.rows, 1)?;
+    let bands = output.height.div_ceil(tile.rows);
+    let [mean, inv_std] = normalize::constants(input.channels, &stem.mean, &stem.std)?;
+    let window = stem.conv.window;
+    let args = StemArgs {
+        x: aligned("x", pointers.x, 1)?,
+        filter: aligned("filter", pointers.filter, 16)?,
+        y: aligned("y", pointers.y, 16)?,
+        row_pitch_bytes: row_pitch as u64,
+        height: extent("height", input.height, 1)?,
+        width: extent("width", input.width, 1)?,
+        conv_height: extent("rows of the convolution", stem.conv_shape.height, 1)?,
+        conv_width: extent("columns of the convolution", stem.conv_shape.width, 1)?,
+        out_height: extent("output height", output.height, 1)?,
+        out_width: extent("output width", output.width, 1)?,
+        pad_top: extent("top padding", window.pad.top, 0)?,
+        pad_left: extent("left padding", window.pad.left, 0)?,
+        k_stored: in_range("channels", chunks_of("channels", output.channels)? * 8, 8, 65)?,
+        activation: activation_code(stem.conv.activation),
+        band_rows,
+        column_tiles: extent("tiles of a row", column_tiles, 1)?,
+        bands: extent("tiles of a column", bands, 1)?,
+        reserved: 0,
+        by_column_tiles: FastDivide::by(column_tiles as u32),
+        by_bands: FastDivide::by(bands as u32),
+        scale: inv_std.map(|factor| factor / 255.0),
+        shift: std::array::from_fn(|c| -mean[c] * inv_std[c]),
+    };
+    Ok(Launch {
+        entry,
+        grid: [product("blocks", &[batch, bands, column_tiles])?, 1, 1],
+        block: [THREADS, 1, 1],
+        shared_bytes: layers.shared_bytes(columns) as u32,
+        args: ArgBytes::new(&args),
+        maps: Vec::new(),
+        waits_itself: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Conv2d, Pad, Pool, Window};
+    use crate::tensor::Activation;
+
+    const POINTERS: StemPointers = StemPointers { x: 0x101, filter: 0x200, y: 0x300 };
+
+    fn stem() -> Stem {
+        let window = Window { pad: Pad { top: 3, left: 2, bottom: 3, right: 3 }, ..Window::square(7, 2, 3) };
+        Stem {
+            mean: vec![0.5, 0.75, 0.25],
+            std: vec![4.0, 8.0, 16.0],
+            conv: Conv2d { activation: Activation::Relu6, ..Conv2d::named("conv", 40, window) },
+            conv_shape: Shape::new(20, 130, 40),
+            pool: Some(Pool { window: Window::square(3, 2, 1), count_pad: false }),
+        }
+    }
+
+    fn problem(stem: &Stem) -> StemProblem<'_> {
+        let (input, output) = (Shape::new(39, 260, 3), Shape::new(10, 65, 40));
+        StemProblem { batch: 5, input, output, row_pitch: 30_464, stem }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let stem = stem();
+        let launch = launch(&problem(&stem), StemTile { columns: 112, rows: 4 }, &POINTERS).unwrap();
+        let args: StemArgs = launch.args.read();
+        assert_eq!([args.x, args.filter, args.y, args.row_pitch_bytes], [0x101, 0x200, 0x300, 30_464]);
+        assert_eq!([args.height, args.width, args.conv_height, args.conv_width], [39, 260, 20, 130]);
+        assert_eq!([args.out_height, args.out_width, args.pad_top, args.pad_left], [10, 65, 3, 2]);
+        assert_eq!([args.k_stored, args.activation, args.band_rows], [40, 2, 4]);
+        assert_eq!([args.column_tiles, args.bands], [2, 3]);
+        assert_eq!([args.by_column_tiles, args.by_bands].map(|d| d.divide(100)), [50, 33]);
+        assert_eq!(args.scale[..4], [0.25 / 255.0, 0.125 / 255.0, 0.0625 / 255.0, 0.0]);
+        assert_eq!(args.shift[..4], [-0.125, -0.09375, -0.015625, 0.0]);
+        assert_eq!((launch.grid, launch.block), ([30, 1, 1], [128, 1, 1]));
+        assert_eq!(launch.shared_bytes, 28 * 64 * 16 + 9 * 115 * 16 + 4 * 56 * 32);
+        assert_eq!(launch.entry, "sm90_stem_7x7_pool_112");
+    }
+
+    #[test]
+    fn tiles_meet_where_pooling_windows_overlap() {
+        let layers = StemLayers { taps: 7, pools: true };
+        assert_eq!([1, 56, 57, 111, 112].map(|width| layers.column_tiles(112, width)), [1, 1, 2, 2, 3]);
+        let layers = StemLayers { taps: 3, pools: false };
+        assert_eq!([1, 112, 113, 224, 225].map(|width| layers.column_tiles(112, width)), [1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let tile = StemTile { columns: 64, rows: 4 };
+        let refused = |change: fn(&mut Stem)| {
+            let mut stem = stem();
+            change(&mut stem);
+            matches!(launch(&problem(&stem), tile, &POINTERS), Err(Error::Unsupported { .. }))
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|stem| stem.conv.window.stride = [2, 1]));
+        assert!(refused(|stem| stem.conv.window.size = [7, 5]));
+        assert!(refused(|stem| stem.conv.out_channels = 72));
+        assert!(refused(|stem| stem.pool = None));
+        assert!(refused(|stem| stem.pool = Some(Pool { window: Window::square(2, 2, 0), count_pad: false })));
+        let stem = stem();
+        let odd = StemTile { columns: 96, rows: 4 };
+        assert!(matches!(launch(&problem(&stem), odd, &POINTERS), Err(Error::Unsupported { .. })));
+        let overlapping = StemProblem { row_pitch: 100, ..problem(&stem) };
+        assert!(matches!(launch(&overlapping, tile, &POINTERS), Err(Error::Unsupported { .. })));
+    }
+}

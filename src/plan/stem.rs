@@ -1,0 +1,204 @@
+//! A network's first layers as one step on compute capability 9.0: which graphs begin with them, and in which tile.
+
+use std::fmt;
+
+use super::{Kernel, Limits, Request};
+use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
+use crate::tensor::{InputFormat, Shape};
+
+/// A network's first layers: normalisation, a convolution and perhaps a maximum over windows of its result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stem {
+    /// Subtracted from each channel of bytes, in units of their full scale (0-1).
+    pub mean: Vec<f32>,
+    /// Divides each channel after that.
+    pub std: Vec<f32>,
+    /// The convolution, with bias and activation.
+    pub conv: Conv2d,
+    /// Shape of its result.
+    pub conv_shape: Shape,
+    /// The maximum, if there is one.
+    pub pool: Option<Pool>,
+}
+
+/// The tile of the stem kernel: what one thread block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StemTile {
+    /// Columns of the convolution, one of [`StemTile::COLUMNS`].
+    pub columns: usize,
+    /// Rows of the result, any number.
+    pub rows: usize,
+}
+
+impl StemTile {
+    /// The columns that the kernel is compiled for.
+    pub const COLUMNS: [usize; 2] = [112, 64];
+}
+
+impl fmt::Display for StemTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.columns, self.rows)
+    }
+}
+
+/// What the kernel is compiled for, beyond its columns: what `kernels/sm90_stem.cu` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StemLayers {
+    /// Taps of the filter along each axis.
+    pub(crate) taps: usize,
+    /// Whether the convolution's result is pooled.
+    pub(crate) pools: bool,
+}
+
+impl StemLayers {
+    /// All of them.
+    pub(crate) const ALL: [Self; 2] = [Self { taps: 7, pools: true }, Self { taps: 3, pools: false }];
+
+    /// Pairs of pixels that a product reads of a window's row: whole steps of four pixels.
+    pub(crate) const fn pairs(self) -> usize {
+        self.taps.div_ceil(4) * 2
+    }
+
+    /// Halves of the filter as the kernel reads it: [taps][pairs][64 channels][2 pixels][4 channels].
+    pub(crate) const fn filter_elems(self) -> usize {
+        self.taps * self.pairs() * MOST_CHANNELS * 8
+    }
+
+    /// Where in the filter a weight of an output channel lies.
+    pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
+        ((r * self.pairs() + s / 2) * MOST_CHANNELS + channel) * 8 + s % 2 * 4 + c
+    }
+
+    /// Columns of the result that a block of so many columns of the convolution computes, and how far the next block's
+    /// are from them: a pooled column needs the convolution's column to its left.
+    pub(crate) const fn out_columns(self, columns: usize) -> [usize; 2] {
+        if self.pools { [columns / 2, columns / 2 - 1] } else { [columns, columns] }
+    }
+
+    /// Blocks side by side for a result of this width.
+    pub(crate) const fn column_tiles(self, columns: usize, out_width: usize) -> usize {
+        let [of_block, next] = self.out_columns(columns);
+        1 + out_width.saturating_sub(of_block).div_ceil(next)
+    }
+
+    /// Dynamic shared memory of a block: the filter, the image rows of a window and two more, and output rows of four
+    /// warps.
+    pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
+        let rows = (self.taps + 2) * (columns + self.pairs() - 1) * 16;
+        2 * self.filter_elems() + rows + 4 * self.out_columns(columns)[0] * 32
+    }
+}
+
+/// Output channels of a product.
+const MOST_CHANNELS: usize = 64;
+
+impl Stem {
+    /// What the kernel for these layers is compiled for; `None` if there is no such kernel.
+    pub(crate) fn layers(&self) -> Option<StemLayers> {
+        let Window { size: [r, s], stride, dilation, pad } = self.conv.window;
+        let pools = match self.pool {
+            None => false,
+            Some(Pool { window, .. }) if overlaps_its_neighbour(window) => true,
+            Some(_) => return None,
+        };
+        let layers = StemLayers { taps: r, pools };
+        let most = [pad.top, pad.left, self.conv_shape.height, self.conv_shape.width].into_iter().max();
+        let fits = r == s && stride == [2; 2] && dilation == [1; 2] && most < Some(MOST_PIXELS);
+        let channels = self.conv.groups == 1 && self.conv.out_channels <= MOST_CHANNELS;
+        (fits && channels && StemLayers::ALL.contains(&layers)).then_some(layers)
+    }
+}
+
+/// Whether a pooling window is 3x3, two pixels from the next, the first one pixel out of the image.
+fn overlaps_its_neighbour(window: Window) -> bool {
+    let Window { size, stride, dilation, pad: Pad { top, left, bottom, right } } = window;
+    size == [3; 2] && stride == [2; 2] && dilation == [1; 2] && [top, left] == [1; 2] && bottom.max(right) <= 1
+}
+
+/// What the pixels along each axis of an image, of the convolution and of padding stay below.
+const MOST_PIXELS: usize = 1 << 14;
+
+/// The layers that `graph` begins with if one kernel computes them: how many nodes, in which tile. Their values must be
+/// read by nobody else, no other kernel be chosen for the convolution, and the input be bytes.
+pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Option<(usize, Stem, StemTile)> {
+    let input = shapes[0];
+    let fits =
+        request.input == InputFormat::U8Nhwc && input.channels == 3 && input.height.max(input.width) < MOST_PIXELS;
+    if !request.limits.has_sm90_kernels() || !fits {
+        return None;
+    }
+    let node = graph.nodes.get(1)?;
+    let Op::Conv2d(conv) = &node.op else { return None };
+    let uses = graph.use_counts();
+    if node.inputs != [NodeId(0)] || uses[0] != 1 {
+        return None;
+    }
+    let pool = match graph.nodes.get(2).map(|next| (&next.op, next.inputs.as_slice())) {
+        Some((Op::MaxPool(pool), [NodeId(1)])) if uses[1] == 1 => Some(*pool),
+        _ => None,
+    };
+    let [mean, std] = [&request.preprocessing.mean, &request.preprocessing.std].map(Clone::clone);
+    let with = |pool| Stem { mean: mean.clone(), std: std.clone(), conv: conv.clone(), conv_shape: shapes[1], pool };
+    // Where a maximum cannot be in it, the convolution may be alone.
+    let (nodes, stem, layers) = [pool, None].into_iter().find_map(|pool| {
+        let stem = with(pool);
+        stem.layers().map(|layers| (2 + usize::from(pool.is_some()), stem, layers))
+    })?;
+    let tile = match request.choices.get(&node.name) {
+        None => tile(layers, request.batch, shapes[nodes - 1], request.limits),
+        Some(&Kernel::Sm90Stem(tile)) => tile,
+        Some(_) => return None,
+    };
+    Some((nodes, stem, tile))
+}
+
+/// The tile with which the busiest multiprocessor is done first.
+fn tile(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> StemTile {
+    let clocks = |tile: &StemTile| clocks(layers, batch, output, *tile, limits);
+    let rows = |columns| (1..=output.height).map(move |rows| StemTile { columns, rows });
+    let tiles = StemTile::COLUMNS.into_iter().flat_map(rows);
+    tiles.min_by(|a, b| clocks(a).total_cmp(&clocks(b))).expect("a result has rows")
+}
+
+/// Clocks of the busiest multiprocessor. What its blocks share is the port of shared memory: every product reads its
+/// part of the filter and its windows, and the rest of a row goes by its columns.
+fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limits: &Limits) -> f64 {
+    let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
+    let of_busiest = blocks.div_ceil(limits.units.max(1)) as f64;
+    let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
+    let products = (layers.taps * layers.pairs() / 2) as f64;
+    let columns = tile.columns as f64;
+    let beside = if layers.pools { BESIDE_POOLED } else { BESIDE };
+    let row = CLOCKS_OF_READ * (products * (16.0 + columns / 4.0) + columns * beside);
+    STARTUP + of_busiest * (OF_BLOCK + conv_rows * row) + conv_rows * UNSHARED_ROW
+}
+
+// From times on an H200 at batch 1 to 256.
+
+/// Of 128 bytes from or to shared memory.
+const CLOCKS_OF_READ: f64 = 1.3;
+/// Such accesses for each column of a row beside its products: loads, conversion, staged output.
+const BESIDE: f64 = 4.5;
+/// The same where every other row and column goes out.
+const BESIDE_POOLED: f64 = 3.1;
+/// Launch, the first loads, the last stores.
+const STARTUP: f64 = 4000.0;
+/// Of each block, hidden or not.
+const OF_BLOCK: f64 = 500.0;
+/// Of each row of the last block, whose waits nothing hides.
+const UNSHARED_ROW: f64 = 500.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_those_that_were_fastest() {
+        let pooled = StemLayers { taps: 7, pools: true };
+        let tile = |batch| tile(pooled, batch, Shape::new(56, 56, 64), &Limits::h200());
+        let fastest = [(1, 64, 1), (8, 112, 2), (32, 112, 7), (256, 112, 14)];
+        for (batch, columns, rows) in fastest {
+            assert_eq!(tile(batch), StemTile { columns, rows }, "batch {batch}");
+        }
+    }
+}
