@@ -22,9 +22,9 @@ pub fn all() -> Vec<Case> {
         outputs(),
         networks(),
     ]
-        .into_iter()
-        .flatten()
-        .collect()
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 const ACTIVATIONS: [Activation; 3] = [Activation::None, Activation::Relu, Activation::Relu6];
@@ -304,6 +304,8 @@ pub fn blocks() -> Vec<Case> {
         rows: random.between(1, 5),
     });
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
 /// A network's first layers: bytes, a convolution that takes every other pixel, and perhaps a maximum. If `read_twice`,
 /// the convolution's value is read by more than the maximum.
 struct Stem {
