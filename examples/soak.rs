@@ -293,7 +293,9 @@ fn report(engine: &Engine, counts: &Counts, samples: &[Sample]) -> Result<(), Bo
         samples[samples.len() - 1]
     );
     assert!(samples.iter().all(|sample| sample.held == samples[0].held), "buffers were made while it ran");
-    assert!(samples.iter().all(|sample| sample.gpu_mib == samples[0].gpu_mib), "GPU memory changed: {samples:?}");
+    // The GPU may be others' too, who come and go: the least of a third is what stays.
+    let least = |samples: &[Sample]| samples.iter().filter_map(|sample| sample.gpu_mib).min();
+    assert!(least(late) <= least(early), "GPU memory grew from {:?} to {:?} MiB", least(early), least(late));
     assert!(growth < 1 << 20, "memory grew by {growth} bytes");
     println!("nothing lost, nothing grown");
     Ok(())

@@ -204,7 +204,7 @@ impl Engine {
     }
 
     /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
-    /// ring around them, on this thread: the ten calls and one wait of each, `ahead` batches in flight (at most the
+    /// ring around them, on this thread: the calls and one wait of each, `ahead` batches in flight (at most the
     /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
     /// the end of its wait. What the ring itself costs is measured against this: see `examples/waiting.rs`. Takes all
     /// credits while it runs.

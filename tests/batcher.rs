@@ -202,8 +202,11 @@ fn two_batchers_and_plain_batches_share_an_engine() {
 #[test]
 fn bad_arguments_are_errors_that_name_them() {
     let engine = echo();
-    for (name, builder) in [("rows", engine.batcher().rows(0)), ("in_flight", engine.batcher().in_flight(0))] {
-        assert!(matches!(builder.build(), Err(Error::Option { option, .. }) if option == name));
+    for wrong in [0, usize::MAX, usize::MAX / SIDE] {
+        let batcher = || engine.batcher();
+        for (name, builder) in [("rows", batcher().rows(wrong)), ("in_flight", batcher().in_flight(wrong))] {
+            assert!(matches!(builder.build(), Err(Error::Option { option, .. }) if option == name));
+        }
     }
     let batcher = engine.batcher().when_full(WhenFull::Reject).build().unwrap();
     let error = batcher.submit(&[0; 3]).unwrap_err();

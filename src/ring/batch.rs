@@ -61,6 +61,13 @@ impl Batch {
         self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
     }
 
+    /// Where row 0 is, for callers that cannot borrow; the other rows follow at the spec's pitch. Written through only
+    /// while the batch is neither submitted nor dropped, nor another borrow of its rows used.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes_mut().as_mut_ptr()
+    }
+
     /// Indices of the staging and the result buffer that it holds.
     pub(super) fn buffers(&self) -> (usize, usize) {
         let (staging, lent) = self.held.expect("held until submitted or dropped");

@@ -8,7 +8,7 @@ use crate::device::{Access, Note, Run};
 use crate::error::Error;
 
 impl Core {
-    /// Makes the calls of `batches` batches of `rows` rows, `ahead` of them in flight, on this thread: the ten of the
+    /// Makes the calls of `batches` batches of `rows` rows, `ahead` of them in flight, on this thread: those of the
     /// ring's table and one wait, as the ring's way of waiting has it. Seconds of each batch from its first call to the
     /// end of its wait. Takes all credits while it runs.
     pub fn measure_calls(self: &Arc<Self>, rows: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {

@@ -11,6 +11,7 @@
 //! | stream | call | orders |
 //! |---|---|---|
 //! | copy-in | wait `computed` of the slot | the slot's last reader of the device input is done |
+//! | copy-in | where downloads are large: wait `done` of the batch 2 × slots − 1 before, if its use has not ended | nothing: uploads keep step with downloads, see [`Core::build`] |
 //! | copy-in | copy staging → slot input (from a batcher: each run of rows → slot input) | |
 //! | copy-in | record `uploaded` of the staging | the staging is free after it |
 //! | compute | wait `uploaded` of the staging | the input is there |
@@ -48,6 +49,7 @@ mod semantics_tests;
 mod ticket;
 mod waiting;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,6 +113,8 @@ pub(crate) struct Core {
     /// Held while a batch is enqueued, so that batches are in the same order on all three streams.
     order: Mutex<Order>,
     completion: Completion,
+    /// How many batches before it the download ended that an upload starts with, if it waits for one.
+    abreast: Option<usize>,
 }
 
 /// A page-locked input. Written by the one producer that holds its credit, then read by the copy engine until
@@ -132,12 +136,25 @@ struct Order {
     /// Batches enqueued so far.
     number: u64,
     next_slot: usize,
-    /// The submission that each slot served last: its result and that result's use.
-    last: Vec<Option<Lent>>,
+    /// The submissions that came last, oldest first: their results and those results' uses.
+    recent: VecDeque<Lent>,
+}
+
+impl Order {
+    /// The submission so many batches before the next one.
+    fn before(&self, batches: usize) -> Option<Lent> {
+        self.recent.len().checked_sub(batches).map(|index| self.recent[index])
+    }
 }
 
 impl Core {
     /// Allocates streams, events and page-locked memory for `program`.
+    ///
+    /// A download that ends while an upload is under way is told of late, for its last writes queue behind the reads of
+    /// the upload: some 10 us on a PCIe 5 link, in which nothing is downloaded. Where downloads may be what bounds the
+    /// ring, an upload therefore starts with a download: when the one 2 × slots − 1 batches before its own has ended.
+    /// Left alone, a bounded ring settles with its uploads starting in the middle of downloads, one batch earlier, so
+    /// that nothing is lost by the wait.
     pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
         let completion = Completion::start(spec.results, spec.waiting)?;
         Self::build_with(device, program, spec, completion)
@@ -164,7 +181,9 @@ impl Core {
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let slots = (0..program.slots()).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
-        let order = Order { number: 0, next_slot: 0, last: vec![None; slots.len()] };
+        let keep = 2 * slots.len() - 1;
+        let order = Order { number: 0, next_slot: 0, recent: VecDeque::with_capacity(keep + 1) };
+        let downloads_are_large = 2 * spec.output.row_pitch >= spec.input.row_pitch;
         device.note(Note::Published);
         Ok(Arc::new(Self {
             device: device.clone(),
@@ -175,6 +194,7 @@ impl Core {
             changed: Condvar::new(),
             order: Mutex::new(order),
             completion,
+            abreast: (slots.len() > 1 && downloads_are_large).then_some(keep),
             program,
             spec,
             staging,
@@ -225,7 +245,7 @@ impl Core {
         }
     }
 
-    /// Enqueues a filled batch of `rows`: the ten calls of the table above. Never waits for the device.
+    /// Enqueues a filled batch of `rows`: the calls of the table above. Never waits for the device.
     fn submit(
         self: &Arc<Self>,
         staging: usize,
@@ -295,7 +315,9 @@ impl Core {
         gathered: Option<&Gathered<'_>>,
     ) -> Result<(), Error> {
         let slot = order.next_slot;
-        let last = order.last[slot].filter(|last| {
+        let abreast = self.abreast.and_then(|batches| order.before(batches));
+        let abreast = abreast.filter(|before| lock(&self.state).is_current(*before));
+        let last = order.before(self.slots.len()).filter(|last| {
             let current = lock(&self.state).is_current(*last);
             if !current {
                 // Its reader has seen `done` and given the credit back, under the lock just held.
@@ -309,6 +331,9 @@ impl Core {
         let bytes_out = rows * self.spec.output.row_pitch;
 
         self.copy_in.wait(computed)?;
+        if let Some(before) = abreast {
+            self.copy_in.wait(&self.results[before.result].done)?;
+        }
         // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the staging's credit is
         // held until `uploaded`; the slot input's last reader is ordered before by `computed`.
         // Gathered rows are kept alive and unwritten by the caller of `Batch::submit_gathered`.
@@ -339,7 +364,10 @@ impl Core {
         }
 
         order.number += 1;
-        order.last[slot] = Some(lent);
+        if order.recent.len() == 2 * self.slots.len() - 1 {
+            order.recent.pop_front();
+        }
+        order.recent.push_back(lent);
         order.next_slot = (slot + 1) % self.slots.len();
         Ok(())
     }

@@ -39,6 +39,12 @@ impl Output {
         self.core.spec.output
     }
 
+    /// What its rows are.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn kind(&self) -> OutputKind {
+        self.core.spec.output_kind
+    }
+
     /// The bytes of row `index`.
     ///
     /// # Panics

@@ -44,8 +44,18 @@ fn setup_called_back() -> Setup {
     Setup { sim: setup.sim.clone(), device: setup.device.clone(), core }
 }
 
-fn ring(device: &Device, sim: &Arc<Sim>, [slots, staging, results]: [usize; 3], waiting: Waiting) -> Arc<Core> {
-    let program = SimProgram::new(device, sim, &[(1, MODEL)], ROW_ALIGN, slots).unwrap();
+fn ring(device: &Device, sim: &Arc<Sim>, buffers: [usize; 3], waiting: Waiting) -> Arc<Core> {
+    ring_of(device, sim, MODEL, buffers, waiting)
+}
+
+fn ring_of(
+    device: &Device,
+    sim: &Arc<Sim>,
+    model: Picos,
+    [slots, staging, results]: [usize; 3],
+    waiting: Waiting,
+) -> Arc<Core> {
+    let program = SimProgram::new(device, sim, &[(1, model)], ROW_ALIGN, slots).unwrap();
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
     let spec = RingSpec {
         staging,
@@ -138,6 +148,34 @@ fn uploads_run_under_the_model_of_earlier_batches() {
     assert!((0..3).all(is_uploaded), "three uploads done, the first model is running");
     assert!(!tickets[0].is_ready().unwrap());
     setup.sim.drain();
+}
+
+#[test]
+fn uploads_start_with_downloads_where_these_are_the_slowest() {
+    const BATCHES: usize = 12;
+    let mut setup = setup(1, 1, false);
+    setup.core = ring_of(&setup.device, &setup.sim, MS / 4, [3, BATCHES, BATCHES], Waiting::Block);
+    let tickets: Vec<Ticket> = (0..BATCHES).map(|_| setup.submit()).collect();
+    let (mut uploaded, mut downloaded) = ([0; BATCHES], [0; BATCHES]);
+    for step in 0..4 * 2 * BATCHES as Picos + 8 {
+        setup.sim.advance_to(step * MS / 4);
+        for batch in 0..BATCHES {
+            uploaded[batch] += Picos::from(!setup.core.staging[batch].uploaded.is_done().unwrap());
+            downloaded[batch] += Picos::from(!setup.core.results[batch].done.is_done().unwrap());
+        }
+    }
+    // In quarters of a millisecond: the first download ends at 3.25 ms, then one every 2 ms.
+    let ends: [Picos; BATCHES] = std::array::from_fn(|batch| 13 + 8 * batch as Picos);
+    assert_eq!(downloaded, ends, "the slowest engine is never idle");
+    // The uploads before follow each other without a gap.
+    for batch in 7..BATCHES {
+        assert_eq!(
+            uploaded[batch],
+            downloaded[batch - 5] + 4,
+            "batch {batch}: a millisecond after that download's end"
+        );
+    }
+    drop(tickets);
 }
 
 #[test]

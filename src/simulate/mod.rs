@@ -200,7 +200,7 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 /// Runs the ring on a simulated device, in virtual time: the same code that runs on a GPU, with copies and compute
 /// that take as long as `spec` says. The same spec gives the same report.
 ///
-/// Host code takes no time but [`SimSpec::fill_us`], and a submission's ten calls take effect at once.
+/// Host code takes no time but [`SimSpec::fill_us`], and a submission's calls take effect at once.
 ///
 /// ```
 /// use trefoil::{SimSpec, simulate};

@@ -198,6 +198,11 @@ fn what_fails_to_build_leaves_nothing() {
             if let Err(error) = used() {
                 assert!(built, "{error}, after a build that failed");
             }
+            if device.fault().is_some() {
+                // The first engine's threads may have dropped it after that, which leaves it and its context alone.
+                println!("faulted");
+                return;
+            }
         }
         drop(device);
         wait_for_release();

@@ -68,19 +68,15 @@ impl BatcherBuilder {
     /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count, [`Error::OutOfMemory`], [`Error::Fault`] if the device is out of use.
+    /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Fault`] if
+    /// the device is out of use.
     pub fn build(self) -> Result<Batcher, Error> {
-        let in_flight = self.in_flight.unwrap_or(self.core.slots() + 1);
-        let rows = self.rows.unwrap_or((in_flight + 4) * self.core.capacity());
-        for (option, value) in [("in_flight", in_flight), ("rows", rows)] {
-            if value == 0 {
-                return Err(Error::option(option, value, "at least 1"));
-            }
-        }
+        let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
+        let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
         self.core.device.healthy()?;
         let shared = Arc::new(Shared {
             options: Options { max_delay: self.max_delay, rows, in_flight, when_full: self.when_full },
-            rows: Arc::new(HostBuffer::new(&self.core.device, rows * self.core.spec.input.row_pitch)?),
+            rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
             state: Mutex::new(State::new(rows, self.core.capacity())),
             work: Condvar::new(),
             flown: Condvar::new(),
@@ -94,6 +90,13 @@ impl BatcherBuilder {
         start(format!("trefoil-rows-{number}"), &shared, serve::deliver)?;
         Ok(batcher)
     }
+}
+
+fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Error> {
+    if !(1..=most).contains(&value) {
+        return Err(Error::option(option, value, format!("1 to {most}")));
+    }
+    Ok(value)
 }
 
 fn start(name: String, shared: &Arc<Shared>, serve: fn(&Shared)) -> Result<(), Error> {

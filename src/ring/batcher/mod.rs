@@ -148,10 +148,11 @@ impl Shared {
         self.core.capacity().min(self.options.rows)
     }
 
-    /// Takes a free row; waits for one as the options say, and not past `deadline`.
-    fn claim(&self, priority: RowPriority, deadline: Option<Instant>) -> Result<usize, Error> {
+    /// Takes a free row; waits for one as the options say, and not past `deadline`, or not at all.
+    fn claim(&self, priority: RowPriority, deadline: Option<Instant>, at_once: bool) -> Result<usize, Error> {
         let start = Instant::now();
         let limit = match self.options.when_full {
+            _ if at_once => Some(start),
             WhenFull::Wait => None,
             WhenFull::WaitFor(limit) => start.checked_add(limit),
             WhenFull::Reject => Some(start),

@@ -140,11 +140,12 @@ pub struct Request<'a> {
     shared: &'a Arc<Shared>,
     priority: RowPriority,
     deadline: Option<Duration>,
+    at_once: bool,
 }
 
 impl<'a> Request<'a> {
     pub(super) fn new(shared: &'a Arc<Shared>) -> Self {
-        Self { shared, priority: RowPriority::Normal, deadline: None }
+        Self { shared, priority: RowPriority::Normal, deadline: None, at_once: false }
     }
 
     /// Sets how long after [`Request::submit`] or [`Request::row`] the row may wait to be uploaded; past that it is
@@ -157,6 +158,13 @@ impl<'a> Request<'a> {
     /// Sets which waiting and queued rows it goes before.
     pub fn priority(mut self, priority: RowPriority) -> Self {
         self.priority = priority;
+        self
+    }
+
+    /// Waits for no free row, whatever the batcher does else: [`Error::Timeout`].
+    #[cfg(feature = "ffi")]
+    pub(crate) fn at_once(mut self) -> Self {
+        self.at_once = true;
         self
     }
 
@@ -181,7 +189,7 @@ impl<'a> Request<'a> {
     /// As there, and [`Error::Deadline`].
     pub fn row(self) -> Result<Row, Error> {
         let deadline = self.deadline.and_then(|time| Instant::now().checked_add(time));
-        let row = self.shared.claim(self.priority, deadline)?;
+        let row = self.shared.claim(self.priority, deadline, self.at_once)?;
         let deadline = deadline.map_or(Deadline::None, Deadline::At);
         self.shared.note_row(row, Note::Taken);
         self.shared.note_row(row, |span| Note::Begin(span, Access::Write));

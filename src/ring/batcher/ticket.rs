@@ -11,6 +11,8 @@ use super::state::Wake;
 use crate::error::Error;
 use crate::ring::Output;
 use crate::sync::{lock, thread};
+#[cfg(feature = "ffi")]
+use crate::tensor::OutputKind;
 use crate::tensor::TensorSpec;
 
 /// A row that is queued or in flight: wait for it, look at it, or await it.
@@ -141,6 +143,12 @@ impl RowOutput {
     /// The `k` largest as (class, value), as [`Output::top_k`] has them.
     pub fn top_k(&self, k: usize) -> Vec<(usize, f32)> {
         self.output.top_k(self.index, k)
+    }
+
+    /// What the row is.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn kind(&self) -> OutputKind {
+        self.output.kind()
     }
 
     /// The row's bytes.

@@ -1,0 +1,865 @@
+/* trefoil: copy in, compute, copy out, all at once. The C interface; trefoil.hpp wraps it for C++17.
+ *
+ * Made from src/ffi/ by scripts/header.sh: not to be edited.
+ *
+ * The way of a batch: trefoil_acquire() lends page-locked memory; any threads write rows at trefoil_batch_row();
+ * trefoil_submit() enqueues upload, forward pass and download and returns at once; trefoil_wait() blocks on that
+ * submission alone, or trefoil_on_ready() calls back; trefoil_output_row() is read in place; trefoil_release() frees
+ * the memory for a later batch. Single rows from many threads go through a batcher instead.
+ *
+ * Handles are numbers, never pointers; 0 is none. Every function may be called from any thread at any time, with any
+ * handle: one that was released, that never was, or that names something else is answered with a status. An object
+ * that a call uses up, as trefoil_submit() does the batch, is gone for every thread. No function may be called from a
+ * signal handler, from a trefoil_log_callback, or in a child after fork().
+ *
+ * Every function that can fail gives a trefoil_status; trefoil_last_error() tells more. What a failing call would have
+ * written is left as it was. Nothing here throws, and nothing aborts unless malloc() fails.
+ *
+ * Structs begin with `size`, to be set to sizeof the struct; other members of options are 0 for the default. They
+ * grow at their end, and programs compiled with an older header keep working.
+ *
+ * What cannot be checked is what the pointers given to the library are good for, and what is done with those that it
+ * gives out: rows of a batch must not be written after trefoil_submit() or trefoil_release(), rows of an output not
+ * be read after trefoil_release(). The memory stays mapped while its engine or anything of it lives, so that doing so
+ * damages another batch's pixels, or reads another's results.
+ */
+
+#ifndef TREFOIL_H
+#define TREFOIL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ The interface's version that this header describes. It grows when something changes so that an old program must
+ be compiled anew; then the library's file gets another name too.
+ */
+#define TREFOIL_ABI_MAJOR 1
+
+/* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
+#define TREFOIL_ABI_MINOR 0
+
+/* What a call answers. The numbers never change. */
+enum trefoil_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* Done. */
+    TREFOIL_STATUS_OK = 0,
+    /* Not yet: nothing failed, and every handle is as it was. No message. */
+    TREFOIL_STATUS_NOT_READY = 1,
+    /* The handle is 0, or no number that this library ever gave out. */
+    TREFOIL_STATUS_INVALID_HANDLE = 10,
+    /* The handle is one of another kind of object. */
+    TREFOIL_STATUS_WRONG_KIND = 11,
+    /* The handle was released, or given up to a call such as trefoil_submit(). */
+    TREFOIL_STATUS_RELEASED = 12,
+    /* Another thread is in a call that uses the object up, such as trefoil_wait(). */
+    TREFOIL_STATUS_BUSY = 13,
+    /* A pointer is null that must not be. */
+    TREFOIL_STATUS_NULL_POINTER = 14,
+    /* An argument or option is out of its range; the message tells the range. */
+    TREFOIL_STATUS_INVALID_ARGUMENT = 15,
+    /* Program and library do not fit: compiled for another interface, or a struct without its size. */
+    TREFOIL_STATUS_ABI_MISMATCH = 16,
+    /* There are a million handles of this kind. */
+    TREFOIL_STATUS_TOO_MANY_HANDLES = 17,
+    /* A callback waited for a result that is not there: its own thread may be the one that would bring it. */
+    TREFOIL_STATUS_IN_CALLBACK = 18,
+    /* A file cannot be opened, read or written. */
+    TREFOIL_STATUS_IO = 20,
+    /* A file's content is not what its format or the model demands. */
+    TREFOIL_STATUS_FORMAT = 21,
+    /* Something legal that trefoil does not do, or not on this device. */
+    TREFOIL_STATUS_UNSUPPORTED = 22,
+    /* There is no device of the kind asked for. */
+    TREFOIL_STATUS_NO_DEVICE = 30,
+    /* Device or page-locked memory ran out; the message tells the batch that would fit. */
+    TREFOIL_STATUS_OUT_OF_MEMORY = 31,
+    /* A driver call failed; the message names it and its status. */
+    TREFOIL_STATUS_DRIVER = 32,
+    /* The device failed earlier and is out of use. */
+    TREFOIL_STATUS_FAULT = 33,
+    /* A wait ran out of time; the message tells where the batches are. */
+    TREFOIL_STATUS_TIMEOUT = 40,
+    /* A row's deadline passed in the queue; it was not computed. */
+    TREFOIL_STATUS_DEADLINE = 41,
+    /* A batcher that does not wait for room has none. */
+    TREFOIL_STATUS_FULL = 42,
+    /* The engine or batcher was closed. */
+    TREFOIL_STATUS_CLOSED = 43,
+    /* A bug in trefoil; please report it. */
+    TREFOIL_STATUS_INTERNAL = 50,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_status trefoil_status;
+#else
+typedef int32_t trefoil_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* How far a failure reaches, and so what is to be done about it. */
+enum trefoil_fault_class
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* This call or this request failed; everything else goes on. */
+    TREFOIL_FAULT_CLASS_REQUEST = 0,
+    /* The device is out of use for whoever has it open; to open it anew and build anew may work. */
+    TREFOIL_FAULT_CLASS_DEVICE = 1,
+    /* Nothing works on the device in this process any more: it has to be started anew. */
+    TREFOIL_FAULT_CLASS_PROCESS = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_fault_class trefoil_fault_class;
+#else
+typedef uint32_t trefoil_fault_class;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* The type of one tensor element. */
+enum trefoil_dtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* Unsigned byte. */
+    TREFOIL_DTYPE_U8 = 0,
+    /* IEEE half precision. */
+    TREFOIL_DTYPE_F16 = 1,
+    /* IEEE single precision. */
+    TREFOIL_DTYPE_F32 = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_dtype trefoil_dtype;
+#else
+typedef uint32_t trefoil_dtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* How the rows that a producer writes are laid out. */
+enum trefoil_input
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* Bytes 0-255, channels innermost, as decoders give them; normalised on the device. */
+    TREFOIL_INPUT_U8_NHWC = 0,
+    /* Floats already normalised, one plane for each channel. */
+    TREFOIL_INPUT_F32_NCHW = 1,
+    /* Halves already normalised, channels innermost. */
+    TREFOIL_INPUT_F16_NHWC = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_input trefoil_input;
+#else
+typedef uint32_t trefoil_input;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* What comes out for each row. */
+enum trefoil_result
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* Softmax of the logits: a float for each class. */
+    TREFOIL_RESULT_PROBABILITIES = 0,
+    /* The classifier's sums: a float for each class. */
+    TREFOIL_RESULT_LOGITS = 1,
+    /*
+     The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the value
+     before the index.
+     */
+    TREFOIL_RESULT_TOP_K = 2,
+    /* The features before the classifier: floats. */
+    TREFOIL_RESULT_FEATURES = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_result trefoil_result;
+#else
+typedef uint32_t trefoil_result;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* What trefoil_batcher_submit() and trefoil_batcher_row() do when every row is taken. */
+enum trefoil_when_full
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* They wait for a free row. */
+    TREFOIL_WHEN_FULL_WAIT = 0,
+    /* They wait for `full_limit_ns`, then fail with TIMEOUT. */
+    TREFOIL_WHEN_FULL_WAIT_FOR = 1,
+    /* They fail at once with FULL. */
+    TREFOIL_WHEN_FULL_REJECT = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_when_full trefoil_when_full;
+#else
+typedef uint32_t trefoil_when_full;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* How threads of the host learn that the device is done. */
+enum trefoil_waiting
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* They sleep in the driver. */
+    TREFOIL_WAITING_BLOCK = 0,
+    /* They ask again and again, and keep a core busy with it: the lowest latency. */
+    TREFOIL_WAITING_SPIN = 1,
+    /* The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver. */
+    TREFOIL_WAITING_CALLBACK = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_waiting trefoil_waiting;
+#else
+typedef uint32_t trefoil_waiting;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* How much is logged. */
+enum trefoil_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /* Nothing. */
+    TREFOIL_LOG_LEVEL_OFF = 0,
+    /* Faults. */
+    TREFOIL_LOG_LEVEL_ERROR = 1,
+    /* And what is not as it was meant, such as the CPU in place of a missing GPU. */
+    TREFOIL_LOG_LEVEL_WARN = 2,
+    /* And what was chosen. */
+    TREFOIL_LOG_LEVEL_INFO = 3,
+    /* And details. */
+    TREFOIL_LOG_LEVEL_DEBUG = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum trefoil_log_level trefoil_log_level;
+#else
+typedef uint32_t trefoil_log_level;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/* A device that engines run on. */
+typedef uint64_t trefoil_device;
+
+/* What a device says of itself. */
+typedef struct trefoil_device_info {
+    /* sizeof(trefoil_device_info), set by the caller. */
+    size_t size;
+    /* `cpu`, `cuda:0`, and so on. */
+    char target[32];
+    /* The name, as the driver gives it. */
+    char name[96];
+    /* Major compute capability; 0 for a CPU. */
+    uint32_t capability_major;
+    /* Minor compute capability. */
+    uint32_t capability_minor;
+    /* The driver's CUDA version, as 1000 x major + 10 x minor; 0 for a CPU. */
+    uint32_t driver_version;
+    /* Streaming multiprocessors; for a CPU, compute threads. */
+    uint32_t units;
+    /* Memory in all; 0 where it is the host's. */
+    uint64_t memory_bytes;
+    /* Device memory that trefoil holds: weights, activations, slots. */
+    uint64_t device_bytes_used;
+    /* Page-locked host memory that trefoil holds: staging, results, rows of batchers. */
+    uint64_t page_locked_bytes_used;
+} trefoil_device_info;
+
+/* A model: graph, weights, labels. */
+typedef uint64_t trefoil_model;
+
+/* What a model takes and gives. */
+typedef struct trefoil_model_info {
+    /* sizeof(trefoil_model_info), set by the caller. */
+    size_t size;
+    /* The architecture's name. */
+    char name[96];
+    /* Height of its input in pixels. */
+    uint32_t height;
+    /* Width of its input in pixels. */
+    uint32_t width;
+    /* Channels of its input. */
+    uint32_t channels;
+    /* Pictures are to be resized so that their shorter side has so many pixels, then the middle is cut out. */
+    uint32_t resize;
+    /* Length of the result, or its channels if it is not a vector. */
+    size_t classes;
+} trefoil_model_info;
+
+/* How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`. */
+typedef struct trefoil_engine_options {
+    /* sizeof(trefoil_engine_options). */
+    size_t size;
+    /* The device; without it a GPU if there is one, else the CPU. */
+    trefoil_device device;
+    /* The largest batch. A GPU gets a graph for each power of two below it as well. Default: 32 on a GPU, 8 on a CPU. */
+    size_t batch;
+    /* Exactly these batch sizes, instead of `batch`. */
+    const size_t *batch_sizes;
+    /* How many they are. */
+    size_t batch_size_count;
+    /* Batches on the device at once. Default 3; 1 is the serial baseline. */
+    size_t slots;
+    /* Staging buffers. Default slots + 3; advised: producers + slots. */
+    size_t staging;
+    /* Result buffers. Default 4 x staging. */
+    size_t results;
+    /* What producers write: a trefoil_input. */
+    uint32_t input;
+    /* What consumers read: a trefoil_result. */
+    uint32_t result;
+    /* Classes of a result of TREFOIL_RESULT_TOP_K. */
+    size_t top_k;
+    /* How long trefoil_acquire() waits for a free batch. Default 10 s. */
+    uint64_t acquire_limit_ns;
+    /* 1: this engine's streams go before those of normal priority. */
+    uint32_t high_priority;
+    /* 1: every access is checked to be ordered after those that it conflicts with. For tests. */
+    uint32_t check;
+    /* How threads learn that the device is done: a trefoil_waiting. */
+    uint32_t waiting;
+    /* Zero. */
+    uint32_t reserved;
+    /* Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none. */
+    size_t trace_batches;
+} trefoil_engine_options;
+
+/* A model on a device behind a ring. */
+typedef uint64_t trefoil_engine;
+
+/* Shape, type and size of the rows on one side of an engine. */
+typedef struct trefoil_tensor {
+    /* sizeof(trefoil_tensor), set by the caller. */
+    size_t size;
+    /* Element type: a trefoil_dtype. */
+    uint32_t dtype;
+    /* Rows of pixels. */
+    uint32_t height;
+    /* Pixels in a row. */
+    uint32_t width;
+    /* Values in a pixel. */
+    uint32_t channels;
+    /* Bytes of one row of a batch, without padding. */
+    size_t row_bytes;
+    /* Distance of two rows of a batch in bytes. */
+    size_t row_pitch;
+} trefoil_tensor;
+
+/* What state an engine is in. Each batch buffer is in exactly one of the states that are counted. */
+typedef struct trefoil_health {
+    /* sizeof(trefoil_health), set by the caller. */
+    size_t size;
+    /*
+     1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+     message.
+     */
+    uint32_t faulted;
+    /* How far the fault reaches: a trefoil_fault_class. */
+    uint32_t fault_class;
+    /* 1 if the engine was closed. */
+    uint32_t closed;
+    /* Zero. */
+    uint32_t reserved;
+    /* Batches lent to producers, not yet submitted. */
+    size_t filling;
+    /* Submissions whose result is not there yet. */
+    size_t in_flight;
+    /* Results that are there, held by a ticket or output. */
+    size_t unread;
+    /* Buffers out of use because a fault left it unknown whether the device still accesses them. */
+    size_t quarantined;
+    /* Staging buffers in all. */
+    size_t staging;
+    /* Result buffers in all. */
+    size_t results;
+} trefoil_health;
+
+/* A batch being filled. */
+typedef uint64_t trefoil_batch;
+
+/* A submission in flight: of a batch, or of a row. */
+typedef uint64_t trefoil_ticket;
+
+/* A result: of a batch, or of a row. */
+typedef uint64_t trefoil_output;
+
+/*
+ What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
+ trefoil_last_error() has the message.
+ */
+typedef void (*trefoil_callback)(void *user, trefoil_status status, trefoil_output output);
+
+/* A class with its probability, logit or feature. */
+typedef struct trefoil_scored_class {
+    /* Its value. */
+    float value;
+    /* Its index. */
+    uint32_t index;
+} trefoil_scored_class;
+
+/* How a batcher is to be built. Zeros are the defaults. */
+typedef struct trefoil_batcher_options {
+    /* sizeof(trefoil_batcher_options). */
+    size_t size;
+    /* How long a batch that is not full waits after its first commit. Default 1 ms; 1 is as good as none. */
+    uint64_t max_delay_ns;
+    /* Rows of page-locked memory. Default: as many as may be in flight, and four batches more. */
+    size_t rows;
+    /* Batches handed to the ring at once. Default: the slots and one. */
+    size_t in_flight;
+    /* What happens when every row is taken: a trefoil_when_full. */
+    uint32_t when_full;
+    /* Zero. */
+    uint32_t reserved;
+    /* The limit of TREFOIL_WHEN_FULL_WAIT_FOR. */
+    uint64_t full_limit_ns;
+} trefoil_batcher_options;
+
+/* What makes batches of single rows from many threads. */
+typedef uint64_t trefoil_batcher;
+
+/* What can be said of one row. Zeros are the defaults. */
+typedef struct trefoil_row_options {
+    /* sizeof(trefoil_row_options). */
+    size_t size;
+    /*
+     How long after the call the row may wait to be uploaded, also for memory; past that it is answered with
+     DEADLINE. 0: for ever.
+     */
+    uint64_t deadline_ns;
+    /* 1: it goes before waiting and queued rows of normal priority. */
+    uint32_t high_priority;
+    /* Zero. */
+    uint32_t reserved;
+} trefoil_row_options;
+
+/* A row of a batcher being written. */
+typedef uint64_t trefoil_row;
+
+/* What a batcher did since it was built. */
+typedef struct trefoil_batcher_stats {
+    /* sizeof(trefoil_batcher_stats), set by the caller. */
+    size_t size;
+    /* Batches submitted. */
+    uint64_t batches;
+    /* Rows submitted in them. */
+    uint64_t rows;
+    /* Rows refused because there was no room. */
+    uint64_t rejected;
+    /* Rows answered with DEADLINE. */
+    uint64_t expired;
+    /* Upload copies: one for each run of neighbouring rows. */
+    uint64_t runs;
+    /* Rows committed and not yet in a batch. */
+    uint64_t queued;
+    /* Half of the rows stayed in the queue no longer than this. */
+    uint64_t queue_p50_ns;
+    /* 99 of 100 rows stayed in the queue no longer than this. */
+    uint64_t queue_p99_ns;
+} trefoil_batcher_stats;
+
+/*
+ What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
+ the call returns. A message may come from within any call and with a lock of the library held, so that this must
+ make no call of the library, and must not throw or jump out.
+ */
+typedef void (*trefoil_log_callback)(void *user, uint32_t level, const char *message);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Whether this library runs a program compiled with a header of this version. To be called first, as
+ `trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)`.
+ */
+trefoil_status trefoil_check_abi(uint32_t major, uint32_t minor);
+
+/* The library's version, such as `0.1.0`. Lives for ever. */
+const char *trefoil_version(void);
+
+/*
+ What the last call of this thread that failed has to say, in English; empty before the first. Lives until the next
+ call of this thread that fails.
+ */
+const char *trefoil_last_error(void);
+
+/* How far that failure reaches. */
+trefoil_fault_class trefoil_last_error_class(void);
+
+/* The name of a status, such as `TREFOIL_STATUS_TIMEOUT`; `unknown status` for another number. Lives for ever. */
+const char *trefoil_status_name(int32_t status);
+
+/*
+ Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
+ and batches, tickets and outputs outlive the engine they came from.
+
+ A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
+ memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows;
+ those committed are computed.
+ */
+trefoil_status trefoil_release(uint64_t handle);
+
+/*
+ Opens a device: `auto` (the first GPU, or the CPU where there is none), `cpu`, or `cuda:N`. Engines on the same
+ handle share it.
+
+ Pointers:
+ `target` is a C string or null, `device` can be written or is null.
+ */
+trefoil_status trefoil_device_open(const char *target, trefoil_device *device);
+
+/*
+ Opens the CPU with a number of compute threads.
+
+ Pointers:
+ `device` can be written or is null.
+ */
+trefoil_status trefoil_device_open_cpu(size_t threads, trefoil_device *device);
+
+/*
+ What a device says of itself, and the memory that trefoil holds there.
+
+ Pointers:
+ `info` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_device_get_info(trefoil_device device, struct trefoil_device_info *info);
+
+/*
+ Whether the device is in use: OK, or FAULT with the first failure as the message. After a fault everything on the
+ device is answered with it; open another device, or end the process.
+ */
+trefoil_status trefoil_device_health(trefoil_device device);
+
+/*
+ Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file.
+
+ Pointers:
+ `path` is a C string or null, `model` can be written or is null.
+ */
+trefoil_status trefoil_model_open(const char *path, trefoil_model *model);
+
+/*
+ The model cut at a node or module, such as `layer4`: its result is that node's value.
+
+ Pointers:
+ `node` is a C string or null, `cut` can be written or is null.
+ */
+trefoil_status trefoil_model_cut(trefoil_model model, const char *node, trefoil_model *cut);
+
+/*
+ What a model takes and gives.
+
+ Pointers:
+ `info` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_model_get_info(trefoil_model model, struct trefoil_model_info *info);
+
+/*
+ Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. `length` is null, or gets the
+ bytes of the whole label without NUL.
+
+ Pointers:
+ `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+ */
+trefoil_status trefoil_model_label(trefoil_model model, size_t index, char *text, size_t capacity, size_t *length);
+
+/*
+ Builds an engine: plans, uploads weights, allocates everything. `options` is null for the defaults. The model's
+ handle may be released afterwards.
+
+ Pointers:
+ `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` are as many as it says; `engine`
+ can be written or is null.
+ */
+trefoil_status trefoil_engine_build(trefoil_model model,
+                                    const struct trefoil_engine_options *options,
+                                    trefoil_engine *engine);
+
+/*
+ The device that an engine runs on, under a handle of its own.
+
+ Pointers:
+ `device` can be written or is null.
+ */
+trefoil_status trefoil_engine_device(trefoil_engine engine, trefoil_device *device);
+
+/*
+ The rows that producers write.
+
+ Pointers:
+ `tensor` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_engine_input(trefoil_engine engine, struct trefoil_tensor *tensor);
+
+/*
+ The rows that consumers read.
+
+ Pointers:
+ `tensor` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_engine_output(trefoil_engine engine, struct trefoil_tensor *tensor);
+
+/*
+ The batch sizes that an engine was built for, ascending: as many as fit are written to `sizes`, `count` gets how
+ many there are. The last one is the most rows of a batch.
+
+ Pointers:
+ `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
+ */
+trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine, size_t *sizes, size_t capacity, size_t *count);
+
+/*
+ The most rows of a batch.
+
+ Pointers:
+ `rows` can be written or is null.
+ */
+trefoil_status trefoil_engine_capacity(trefoil_engine engine, size_t *rows);
+
+/*
+ What state an engine is in: faulted, closed, where its batches are. Does not fail after a fault, and never waits for
+ the device.
+
+ Pointers:
+ `health` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_health *health);
+
+/*
+ Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
+ tickets are answered with CLOSED instead of their results. The handle stays; trefoil_acquire() and
+ trefoil_submit() answer CLOSED.
+ */
+trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint64_t limit_ns);
+
+/*
+ Lends a batch to fill, waiting for a free one up to the engine's limit: then TIMEOUT, with the counts of what is
+ being filled, in flight, and finished but unread.
+
+ Pointers:
+ `batch` can be written or is null.
+ */
+trefoil_status trefoil_acquire(trefoil_engine engine, trefoil_batch *batch);
+
+/*
+ The same with a limit of its own.
+
+ Pointers:
+ `batch` can be written or is null.
+ */
+trefoil_status trefoil_acquire_within(trefoil_engine engine, uint64_t limit_ns, trefoil_batch *batch);
+
+/*
+ Lends a batch if one is free now, else answers NOT_READY.
+
+ Pointers:
+ `batch` can be written or is null.
+ */
+trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
+
+/*
+ Where row `index` of a batch is, in page-locked memory: `row_bytes` of trefoil_engine_input() to be written. The
+ rows of a batch are `row_pitch` bytes apart. They may be written by several threads, until the batch is submitted
+ or released; nothing can tell a write after that, and what it does to a later batch.
+
+ Pointers:
+ `row` can be written or is null.
+ */
+trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row);
+
+/*
+ Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
+ those rows are uploaded, and the smallest batch size that holds them runs.
+
+ The batch's handle is given up, and its rows must not be written any more, unless the answer is INVALID_HANDLE,
+ WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, which leave it as it was.
+
+ Pointers:
+ `ticket` can be written or is null.
+ */
+trefoil_status trefoil_submit(trefoil_batch batch, size_t rows, trefoil_ticket *ticket);
+
+/*
+ Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
+ be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
+
+ Pointers:
+ `output` can be written or is null.
+ */
+trefoil_status trefoil_wait(trefoil_ticket ticket, trefoil_output *output);
+
+/*
+ The same for at most `limit_ns`: past that it answers NOT_READY, and the ticket is as it was.
+
+ Pointers:
+ `output` can be written or is null.
+ */
+trefoil_status trefoil_wait_for(trefoil_ticket ticket, uint64_t limit_ns, trefoil_output *output);
+
+/* Whether the result is there: OK or NOT_READY. Never blocks, and the ticket is as it was. */
+trefoil_status trefoil_is_ready(trefoil_ticket ticket);
+
+/*
+ Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
+ to it; unless the answer is OK, the callback is never called.
+
+ It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
+ library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
+ for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
+ limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
+ jump out.
+
+ Pointers:
+ `callback` may be called with `user`, from another thread.
+ */
+trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback, void *user);
+
+/*
+ How many rows an output has: as many as were submitted; 1 of a batcher's row.
+
+ Pointers:
+ `rows` can be written or is null.
+ */
+trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
+
+/*
+ Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which
+ are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K. It may be read by several threads until the output is
+ released. `bytes` is null, or gets the length.
+
+ Pointers:
+ `row` can be written or is null, and so is `bytes`.
+ */
+trefoil_status trefoil_output_row(trefoil_output output, size_t index, const void **row, size_t *bytes);
+
+/*
+ The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
+ are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for.
+
+ Pointers:
+ `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.
+ */
+trefoil_status trefoil_output_top_k(trefoil_output output,
+                                    size_t index,
+                                    struct trefoil_scored_class *classes,
+                                    size_t capacity,
+                                    size_t *count);
+
+/*
+ Builds a batcher on an engine: single rows from many threads become its batches. `options` is null for the
+ defaults. The engine's handle may be released afterwards.
+
+ Pointers:
+ `options` is null, or has its `size` set and so many bytes; `batcher` can be written or is null.
+ */
+trefoil_status trefoil_batcher_build(trefoil_engine engine,
+                                     const struct trefoil_batcher_options *options,
+                                     trefoil_batcher *batcher);
+
+/*
+ Submits one row: a copy of `bytes` bytes at `pixels` into page-locked memory. The ticket is that of
+ trefoil_submit(), with an output of one row.
+
+ Pointers:
+ `options` is null, or has its `size` set and so many bytes; `pixels` is null or can be read; `ticket` can be
+ written or is null.
+ */
+trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
+                                      const struct trefoil_row_options *options,
+                                      const void *pixels,
+                                      size_t bytes,
+                                      trefoil_ticket *ticket);
+
+/*
+ Lends a row to be written in place. It delays nobody, however long it is held.
+
+ Pointers:
+ `options` is null, or has its `size` set and so many bytes; `row` can be written or is null.
+ */
+trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
+                                   const struct trefoil_row_options *options,
+                                   trefoil_row *row);
+
+/*
+ Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
+ after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
+
+ Pointers:
+ `memory` can be written or is null, and so is `bytes`.
+ */
+trefoil_status trefoil_row_memory(trefoil_row row, void **memory, size_t *bytes);
+
+/*
+ Commits a row to the queue. Never waits. The row's handle is given up, and its memory must not be written any
+ more, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+
+ Pointers:
+ `ticket` can be written or is null.
+ */
+trefoil_status trefoil_row_submit(trefoil_row row, trefoil_ticket *ticket);
+
+/*
+ Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
+ in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+ */
+trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, uint64_t limit_ns);
+
+/*
+ What a batcher did so far. It allocates, so it is for now and then.
+
+ Pointers:
+ `stats` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
+
+/*
+ Writes the timeline of the batches that the recorder remembers, as Perfetto and chrome://tracing read it. The
+ engine was built with `trace_batches`; batches go on meanwhile.
+
+ Pointers:
+ `path` is a C string or null.
+ */
+trefoil_status trefoil_trace_write(trefoil_engine engine, const char *path);
+
+/*
+ Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its
+ final NUL. `length` is null, or gets the bytes of the whole report without NUL.
+
+ Pointers:
+ `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+ */
+trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t capacity, size_t *length);
+
+/*
+ Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
+ call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
+
+ Pointers:
+ `callback` may be called with `user`, from any thread.
+ */
+trefoil_status trefoil_log(uint32_t level, trefoil_log_callback callback, void *user);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TREFOIL_H */

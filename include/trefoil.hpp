@@ -1,0 +1,412 @@
+// trefoil for C++17: trefoil.h with owning, move-only types and exceptions.
+//
+//     trefoil::model model("weights/efficientnet-lite0");
+//     trefoil::engine engine(model);                       // a GPU if there is one, else the CPU
+//     trefoil::batch batch = engine.acquire();             // page-locked memory
+//     decode("cat.jpg", batch.row(0));
+//     trefoil::output output = std::move(batch).submit(1).wait();
+//     for (auto [value, index] : output.top_k<5>(0)) std::cout << model.label(index) << ' ' << value << '\n';
+//
+// What fails throws trefoil::error. Nothing allocates between acquire() and the end of an output, unless it throws.
+// Objects are moved by giving their handle over; one that was moved from, or that a call such as submit() used up, is
+// empty, and using it throws. A const reference to an engine or batcher may be used by any number of threads.
+
+#ifndef TREFOIL_HPP
+#define TREFOIL_HPP
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trefoil.h"
+
+namespace trefoil {
+
+/// A call that failed: its status, and what() in English.
+class error : public std::runtime_error {
+public:
+    error(trefoil_status status, const char *message)
+        : std::runtime_error(message), status_(status), reaches_(trefoil_last_error_class()) {}
+    trefoil_status status() const noexcept { return status_; }
+    /// How far it reaches: this request, the device, or the process.
+    trefoil_fault_class reaches() const noexcept { return reaches_; }
+
+private:
+    trefoil_status status_;
+    trefoil_fault_class reaches_;
+};
+
+inline void check(trefoil_status status) {
+    if (status != TREFOIL_STATUS_OK) throw error(status, trefoil_last_error());
+}
+
+/// Whether the library that was found runs programs compiled with this header; else it throws. To be called first.
+inline void check_abi() { check(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR)); }
+
+/// Elements somewhere in memory.
+template <class T>
+class span {
+public:
+    span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+    T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    T *begin() const noexcept { return data_; }
+    T *end() const noexcept { return data_ + size_; }
+    T &operator[](std::size_t index) const noexcept { return data_[index]; }
+
+private:
+    T *data_;
+    std::size_t size_;
+};
+
+/// Owns a handle, and releases it.
+class handle {
+public:
+    handle() noexcept = default;
+    explicit handle(std::uint64_t raw) noexcept : raw_(raw) {}
+    handle(handle &&other) noexcept : raw_(std::exchange(other.raw_, 0)) {}
+    handle &operator=(handle &&other) noexcept {
+        const handle old(std::exchange(raw_, std::exchange(other.raw_, 0)));
+        return *this;
+    }
+    ~handle() {
+        if (raw_ != 0) trefoil_release(raw_);
+    }
+    /// The number, for the functions of trefoil.h; 0 if empty.
+    std::uint64_t get() const noexcept { return raw_; }
+    explicit operator bool() const noexcept { return raw_ != 0; }
+
+protected:
+    /// Forgets a handle that a call has used up.
+    void used_up() noexcept { raw_ = 0; }
+
+private:
+    std::uint64_t raw_ = 0;
+};
+
+/// Options with their sizes set; the members are those of the C structs, zeros are the defaults.
+struct engine_options : trefoil_engine_options {
+    engine_options() noexcept : trefoil_engine_options{} { size = sizeof(trefoil_engine_options); }
+};
+struct batcher_options : trefoil_batcher_options {
+    batcher_options() noexcept : trefoil_batcher_options{} { size = sizeof(trefoil_batcher_options); }
+};
+struct row_options : trefoil_row_options {
+    row_options() noexcept : trefoil_row_options{} { size = sizeof(trefoil_row_options); }
+};
+
+namespace detail {
+
+/// Calls a function that fills a struct.
+template <class Info, class Function>
+Info ask(Function function, std::uint64_t handle) {
+    Info info{};
+    info.size = sizeof info;
+    check(function(handle, &info));
+    return info;
+}
+
+inline std::uint64_t nanoseconds(std::chrono::nanoseconds time) noexcept {
+    return time.count() < 0 ? 0 : static_cast<std::uint64_t>(time.count());
+}
+
+} // namespace detail
+
+/// A device that engines share.
+class device : public handle {
+public:
+    /// `auto`, `cpu` or `cuda:N`.
+    explicit device(const char *target = "auto") : handle(open(target)) {}
+    explicit device(std::uint64_t raw) noexcept : handle(raw) {}
+    /// The CPU with a number of compute threads.
+    static device cpu(std::size_t threads) {
+        trefoil_device raw = 0;
+        check(trefoil_device_open_cpu(threads, &raw));
+        return device(raw);
+    }
+    trefoil_device_info info() const { return detail::ask<trefoil_device_info>(trefoil_device_get_info, get()); }
+    /// Throws the fault that put the device out of use, if one did.
+    void health() const { check(trefoil_device_health(get())); }
+
+private:
+    static std::uint64_t open(const char *target) {
+        trefoil_device raw = 0;
+        check(trefoil_device_open(target, &raw));
+        return raw;
+    }
+};
+
+/// Graph, weights and labels.
+class model : public handle {
+public:
+    explicit model(const char *path) : handle(open(path)) {}
+    explicit model(const std::string &path) : model(path.c_str()) {}
+    explicit model(std::uint64_t raw) noexcept : handle(raw) {}
+    /// The model cut at a node or module, such as `layer4`: its result is that node's value.
+    model cut(const char *node) const {
+        trefoil_model raw = 0;
+        check(trefoil_model_cut(get(), node, &raw));
+        return model(raw);
+    }
+    trefoil_model_info info() const { return detail::ask<trefoil_model_info>(trefoil_model_get_info, get()); }
+    std::string label(std::size_t index) const {
+        std::size_t length = 0;
+        check(trefoil_model_label(get(), index, nullptr, 0, &length));
+        std::string text(length + 1, '\0');
+        check(trefoil_model_label(get(), index, &text[0], text.size(), nullptr));
+        text.resize(length);
+        return text;
+    }
+
+private:
+    static std::uint64_t open(const char *path) {
+        trefoil_model raw = 0;
+        check(trefoil_model_open(path, &raw));
+        return raw;
+    }
+};
+
+/// At most K classes, best first.
+template <std::size_t K>
+class classes {
+public:
+    const trefoil_scored_class *begin() const noexcept { return best_.data(); }
+    const trefoil_scored_class *end() const noexcept { return best_.data() + size_; }
+    std::size_t size() const noexcept { return size_; }
+    const trefoil_scored_class &operator[](std::size_t rank) const noexcept { return best_[rank]; }
+
+private:
+    friend class output;
+    std::array<trefoil_scored_class, K> best_{};
+    std::size_t size_ = 0;
+};
+
+/// A result, read in place; its memory is free for later batches when it is destroyed.
+class output : public handle {
+public:
+    output() noexcept = default;
+    explicit output(std::uint64_t raw) noexcept : handle(raw) {}
+    std::size_t rows() const {
+        std::size_t rows = 0;
+        check(trefoil_output_rows(get(), &rows));
+        return rows;
+    }
+    /// The numbers of a row: probabilities, logits or features.
+    span<const float> values(std::size_t row) const {
+        const void *at = nullptr;
+        std::size_t bytes = 0;
+        check(trefoil_output_row(get(), row, &at, &bytes));
+        return {static_cast<const float *>(at), bytes / sizeof(float)};
+    }
+    template <std::size_t K>
+    classes<K> top_k(std::size_t row) const {
+        classes<K> best;
+        check(trefoil_output_top_k(get(), row, best.best_.data(), K, &best.size_));
+        return best;
+    }
+};
+
+/// A submission in flight. Destroying it abandons the result.
+class ticket : public handle {
+public:
+    ticket() noexcept = default;
+    explicit ticket(std::uint64_t raw) noexcept : handle(raw) {}
+    output wait() && {
+        trefoil_output raw = 0;
+        const trefoil_status status = trefoil_wait(get(), &raw);
+        if (status != TREFOIL_STATUS_BUSY && status != TREFOIL_STATUS_IN_CALLBACK) used_up();
+        check(status);
+        return output(raw);
+    }
+    /// Nothing past the limit; then the ticket is as it was.
+    std::optional<output> wait_for(std::chrono::nanoseconds limit) {
+        trefoil_output raw = 0;
+        const trefoil_status status = trefoil_wait_for(get(), detail::nanoseconds(limit), &raw);
+        if (status == TREFOIL_STATUS_NOT_READY) return std::nullopt;
+        if (status != TREFOIL_STATUS_BUSY) used_up();
+        check(status);
+        return output(raw);
+    }
+    bool is_ready() const {
+        const trefoil_status status = trefoil_is_ready(get());
+        if (status == TREFOIL_STATUS_NOT_READY) return false;
+        check(status);
+        return true;
+    }
+    /// Has `callback(status, output)` called once, on a thread of the library; the output is empty where the status is
+    /// not OK. `callback` lives until then, and what it throws ends the program. Nothing waits in it: see
+    /// trefoil_on_ready().
+    template <class F>
+    void on_ready(F &callback) && {
+        const auto call = [](void *user, trefoil_status status, trefoil_output raw) noexcept {
+            (*static_cast<F *>(user))(status, output(raw));
+        };
+        const trefoil_status status = trefoil_on_ready(get(), call, &callback);
+        if (status != TREFOIL_STATUS_BUSY) used_up();
+        check(status);
+    }
+};
+
+/// Rows of page-locked memory to be filled. Destroyed without submit(), it gives them back.
+class batch : public handle {
+public:
+    batch() noexcept = default;
+    batch(std::uint64_t raw, const trefoil_tensor &input, std::size_t capacity)
+        : handle(raw), row_bytes_(input.row_bytes), row_pitch_(input.row_pitch), capacity_(capacity) {
+        void *at = nullptr;
+        check(trefoil_batch_row(raw, 0, &at));
+        first_ = static_cast<std::uint8_t *>(at);
+    }
+    std::size_t capacity() const noexcept { return capacity_; }
+    /// The bytes of a row, to be written until submit().
+    span<std::uint8_t> row(std::size_t index) const {
+        if (!*this || index >= capacity_) throw std::out_of_range("trefoil: no such row of a batch");
+        return {first_ + index * row_pitch_, row_bytes_};
+    }
+    /// Submits the first rows. Never waits for the device.
+    ticket submit(std::size_t rows) && {
+        trefoil_ticket raw = 0;
+        const trefoil_status status = trefoil_submit(get(), rows, &raw);
+        if (status != TREFOIL_STATUS_INVALID_ARGUMENT && status != TREFOIL_STATUS_BUSY) used_up();
+        check(status);
+        return ticket(raw);
+    }
+
+private:
+    std::uint8_t *first_ = nullptr;
+    std::size_t row_bytes_ = 0, row_pitch_ = 0, capacity_ = 0;
+};
+
+/// A model on a device behind a ring.
+class engine : public handle {
+public:
+    explicit engine(const model &model, const engine_options &options = {})
+        : handle(build(model, options)),
+          input_(detail::ask<trefoil_tensor>(trefoil_engine_input, get())),
+          output_(detail::ask<trefoil_tensor>(trefoil_engine_output, get())) {
+        check(trefoil_engine_capacity(get(), &capacity_));
+    }
+    batch acquire() const {
+        trefoil_batch raw = 0;
+        check(trefoil_acquire(get(), &raw));
+        return lend(raw);
+    }
+    batch acquire_within(std::chrono::nanoseconds limit) const {
+        trefoil_batch raw = 0;
+        check(trefoil_acquire_within(get(), detail::nanoseconds(limit), &raw));
+        return lend(raw);
+    }
+    /// Nothing if no batch is free now.
+    std::optional<batch> try_acquire() const {
+        trefoil_batch raw = 0;
+        const trefoil_status status = trefoil_try_acquire(get(), &raw);
+        if (status == TREFOIL_STATUS_NOT_READY) return std::nullopt;
+        check(status);
+        return lend(raw);
+    }
+    /// Finishes what is in flight and takes no more; with `abort` nobody gets the results.
+    void close(std::chrono::nanoseconds limit, bool abort = false) const {
+        check(trefoil_engine_close(get(), abort, detail::nanoseconds(limit)));
+    }
+    const trefoil_tensor &input() const noexcept { return input_; }
+    const trefoil_tensor &output() const noexcept { return output_; }
+    std::size_t capacity() const noexcept { return capacity_; }
+    std::vector<std::size_t> batch_sizes() const {
+        std::size_t count = 0;
+        check(trefoil_engine_batch_sizes(get(), nullptr, 0, &count));
+        std::vector<std::size_t> sizes(count);
+        check(trefoil_engine_batch_sizes(get(), sizes.data(), count, &count));
+        return sizes;
+    }
+    /// What a recorder saw, as text and as a timeline file, of an engine built with `trace_batches`.
+    std::string trace_report() const {
+        std::string text(4096, '\0');
+        std::size_t length = 0;
+        for (;;) { // a later report may be longer
+            check(trefoil_trace_report(get(), &text[0], text.size(), &length));
+            const bool fits = length < text.size();
+            text.resize(fits ? length : length + 1024);
+            if (fits) return text;
+        }
+    }
+    void trace_write(const char *path) const { check(trefoil_trace_write(get(), path)); }
+    trefoil_health health() const { return detail::ask<trefoil_health>(trefoil_engine_health, get()); }
+    trefoil::device device() const {
+        trefoil_device raw = 0;
+        check(trefoil_engine_device(get(), &raw));
+        return trefoil::device(raw);
+    }
+
+private:
+    static std::uint64_t build(const model &model, const engine_options &options) {
+        trefoil_engine raw = 0;
+        check(trefoil_engine_build(model.get(), &options, &raw));
+        return raw;
+    }
+    batch lend(trefoil_batch raw) const { return {raw, input_, capacity_}; }
+
+    trefoil_tensor input_, output_;
+    std::size_t capacity_ = 0;
+};
+
+/// A row of a batcher being written. Destroyed without submit(), it gives its memory back.
+class row : public handle {
+public:
+    row() noexcept = default;
+    explicit row(std::uint64_t raw) noexcept : handle(raw) {}
+    span<std::uint8_t> bytes() const {
+        void *at = nullptr;
+        std::size_t bytes = 0;
+        check(trefoil_row_memory(get(), &at, &bytes));
+        return {static_cast<std::uint8_t *>(at), bytes};
+    }
+    ticket submit() && {
+        trefoil_ticket raw = 0;
+        const trefoil_status status = trefoil_row_submit(get(), &raw);
+        if (status != TREFOIL_STATUS_BUSY) used_up();
+        check(status);
+        return ticket(raw);
+    }
+};
+
+/// Makes batches of single rows from many threads.
+class batcher : public handle {
+public:
+    explicit batcher(const engine &engine, const batcher_options &options = {}) : handle(build(engine, options)) {}
+    /// Copies one row into page-locked memory.
+    ticket submit(const void *pixels, std::size_t bytes, const row_options &options = {}) const {
+        trefoil_ticket raw = 0;
+        check(trefoil_batcher_submit(get(), &options, pixels, bytes, &raw));
+        return ticket(raw);
+    }
+    /// Lends a row to be written in place.
+    trefoil::row row(const row_options &options = {}) const {
+        trefoil_row raw = 0;
+        check(trefoil_batcher_row(get(), &options, &raw));
+        return trefoil::row(raw);
+    }
+    /// Answers what is committed and takes no more; with `abort` what is queued is not computed.
+    void close(std::chrono::nanoseconds limit, bool abort = false) const {
+        check(trefoil_batcher_close(get(), abort, detail::nanoseconds(limit)));
+    }
+    trefoil_batcher_stats stats() const {
+        return detail::ask<trefoil_batcher_stats>(trefoil_batcher_get_stats, get());
+    }
+
+private:
+    static std::uint64_t build(const engine &engine, const batcher_options &options) {
+        trefoil_batcher raw = 0;
+        check(trefoil_batcher_build(engine.get(), &options, &raw));
+        return raw;
+    }
+};
+
+} // namespace trefoil
+
+#endif // TREFOIL_HPP

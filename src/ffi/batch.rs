@@ -1,0 +1,134 @@
+//! Batches being filled.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::callback;
+use super::handles::{insert, look, object, shared, take_if, trefoil_batch, trefoil_engine, trefoil_ticket};
+use super::pointers::Out;
+use super::status::{Answer, Failure, guard, trefoil_status};
+use super::ticket::Flying;
+use crate::engine::Engine;
+use crate::ring::Batch;
+
+/// A batch, and where its rows begin.
+pub(super) struct Filling {
+    batch: Batch,
+    rows: Memory,
+}
+object!(Filling, Batch);
+
+/// The beginning of page-locked memory that the caller writes while a batch or row is lent.
+#[derive(Clone, Copy)]
+pub(super) struct Memory(pub *mut u8);
+
+// SAFETY: only passed on to the caller; whoever writes through it, on any thread, does so while the credit is held.
+unsafe impl Send for Memory {}
+// SAFETY: the same.
+unsafe impl Sync for Memory {}
+
+/// Lends a batch to fill, waiting for a free one up to the engine's limit: then TIMEOUT, with the counts of what is
+/// being filled, in flight, and finished but unread.
+///
+/// # Safety
+/// `batch` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_acquire(engine: trefoil_engine, batch: *mut trefoil_batch) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(batch, "batch")? };
+        let engine: Arc<Engine> = shared(engine)?;
+        lend(&to, if callback::running() { engine.acquire_within(Duration::ZERO)? } else { engine.acquire()? })
+    })
+}
+
+/// The same with a limit of its own.
+///
+/// # Safety
+/// `batch` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_acquire_within(
+    engine: trefoil_engine,
+    limit_ns: u64,
+    batch: *mut trefoil_batch,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(batch, "batch")? };
+        lend(&to, shared::<Arc<Engine>>(engine)?.acquire_within(callback::limit(limit_ns))?)
+    })
+}
+
+/// Lends a batch if one is free now, else answers NOT_READY.
+///
+/// # Safety
+/// `batch` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_try_acquire(engine: trefoil_engine, batch: *mut trefoil_batch) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(batch, "batch")? };
+        lend(&to, shared::<Arc<Engine>>(engine)?.try_acquire()?.ok_or_else(Failure::not_ready)?)
+    })
+}
+
+fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
+    let rows = Memory(batch.as_mut_ptr());
+    to.set(insert(Filling { batch, rows })?);
+    Ok(())
+}
+
+/// Where row `index` of a batch is, in page-locked memory: `row_bytes` of trefoil_engine_input() to be written. The
+/// rows of a batch are `row_pitch` bytes apart. They may be written by several threads, until the batch is submitted
+/// or released; nothing can tell a write after that, and what it does to a later batch.
+///
+/// # Safety
+/// `row` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batch_row(
+    batch: trefoil_batch,
+    index: usize,
+    row: *mut *mut c_void,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(row, "row")? };
+        let at = look(batch, |filling: &Filling| {
+            let capacity = filling.batch.capacity();
+            if index >= capacity {
+                return Err(Failure::argument(format!("row {index}: expected one below {capacity}")));
+            }
+            // SAFETY: below the capacity, so within the buffer.
+            Ok(unsafe { filling.rows.0.add(index * filling.batch.spec().row_pitch) })
+        })??;
+        to.set(at.cast());
+        Ok(())
+    })
+}
+
+/// Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
+/// those rows are uploaded, and the smallest batch size that holds them runs.
+///
+/// The batch's handle is given up, and its rows must not be written any more, unless the answer is INVALID_HANDLE,
+/// WRONG_KIND, BUSY, NULL_POINTER or INVALID_ARGUMENT, which leave it as it was.
+///
+/// # Safety
+/// `ticket` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_submit(
+    batch: trefoil_batch,
+    rows: usize,
+    ticket: *mut trefoil_ticket,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(ticket, "ticket")? };
+        let mut taken = take_if(batch, |filling: &Filling| match filling.batch.capacity() {
+            capacity if (1..=capacity).contains(&rows) => Ok(()),
+            capacity => Err(Failure::argument(format!("rows is {rows}: expected 1 to {capacity}, the capacity"))),
+        })?;
+        to.set(insert(Flying::Batch(taken.object().batch.submit(rows)?))?);
+        Ok(())
+    })
+}

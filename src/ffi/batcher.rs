@@ -1,0 +1,211 @@
+//! Batchers: single rows from many threads.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::batch::Memory;
+use super::engine::{flag, how, unused};
+use super::handles::{
+    insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
+};
+use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
+use super::pointers::Out;
+use super::status::{Answer, Failure, guard, trefoil_status};
+use super::ticket::Flying;
+use super::{callback, growing};
+use crate::engine::Engine;
+use crate::ring::{Batcher, Request, Row, RowPriority, WhenFull};
+
+/// A row, and where it is.
+pub(super) struct Writing {
+    row: Row,
+    memory: Memory,
+}
+object!(Writing, Row);
+
+/// Builds a batcher on an engine: single rows from many threads become its batches. `options` is null for the
+/// defaults. The engine's handle may be released afterwards.
+///
+/// # Safety
+/// `options` is null, or has its `size` set and so many bytes; `batcher` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batcher_build(
+    engine: trefoil_engine,
+    options: *const trefoil_batcher_options,
+    batcher: *mut trefoil_batcher,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (to, options) = unsafe { (Out::new(batcher, "batcher")?, growing::read(options)?) };
+        let mut builder = shared::<Arc<Engine>>(engine)?.batcher().when_full(when_full(&options)?);
+        if options.max_delay_ns > 0 {
+            builder = builder.max_delay(Duration::from_nanos(options.max_delay_ns));
+        }
+        if options.rows > 0 {
+            builder = builder.rows(options.rows);
+        }
+        if options.in_flight > 0 {
+            builder = builder.in_flight(options.in_flight);
+        }
+        to.set(insert(Arc::new(builder.build()?))?);
+        Ok(())
+    })
+}
+
+fn when_full(options: &trefoil_batcher_options) -> Answer<WhenFull> {
+    unused(options.reserved)?;
+    let is = |wanted: trefoil_when_full| options.when_full == wanted as u32;
+    Ok(match options.when_full {
+        _ if is(trefoil_when_full::Wait) => WhenFull::Wait,
+        _ if is(trefoil_when_full::WaitFor) => WhenFull::WaitFor(Duration::from_nanos(options.full_limit_ns)),
+        _ if is(trefoil_when_full::Reject) => WhenFull::Reject,
+        other => return Err(Failure::argument(format!("when_full is {other}: expected a trefoil_when_full"))),
+    })
+}
+
+fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Request<'a>> {
+    unused(options.reserved)?;
+    let mut request = batcher.request();
+    if callback::running() {
+        request = request.at_once();
+    }
+    if options.deadline_ns > 0 {
+        request = request.deadline(Duration::from_nanos(options.deadline_ns));
+    }
+    if flag("high_priority", options.high_priority)? {
+        request = request.priority(RowPriority::High);
+    }
+    Ok(request)
+}
+
+/// Submits one row: a copy of `bytes` bytes at `pixels` into page-locked memory. The ticket is that of
+/// trefoil_submit(), with an output of one row.
+///
+/// # Safety
+/// `options` is null, or has its `size` set and so many bytes; `pixels` is null or can be read; `ticket` can be
+/// written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batcher_submit(
+    batcher: trefoil_batcher,
+    options: *const trefoil_row_options,
+    pixels: *const c_void,
+    bytes: usize,
+    ticket: *mut trefoil_ticket,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
+        let batcher: Arc<Batcher> = shared(batcher)?;
+        if pixels.is_null() {
+            return Err(Failure::null("pixels"));
+        }
+        let expected = batcher.input().row_bytes;
+        if bytes != expected {
+            return Err(Failure::argument(format!("bytes is {bytes}: expected {expected}, one row")));
+        }
+        // SAFETY: not null, so it can be read by the caller; a row is no longer than the largest slice.
+        let pixels = unsafe { std::slice::from_raw_parts(pixels.cast(), bytes) };
+        to.set(insert(Flying::Row(request(&batcher, &options)?.submit(pixels)?))?);
+        Ok(())
+    })
+}
+
+/// Lends a row to be written in place. It delays nobody, however long it is held.
+///
+/// # Safety
+/// `options` is null, or has its `size` set and so many bytes; `row` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batcher_row(
+    batcher: trefoil_batcher,
+    options: *const trefoil_row_options,
+    row: *mut trefoil_row,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (to, options) = unsafe { (Out::new(row, "row")?, growing::read(options)?) };
+        let batcher: Arc<Batcher> = shared(batcher)?;
+        let mut row = request(&batcher, &options)?.row()?;
+        let memory = Memory(row.bytes_mut().as_mut_ptr());
+        to.set(insert(Writing { row, memory })?);
+        Ok(())
+    })
+}
+
+/// Where a row is, in page-locked memory, to be written until it is submitted or released; nothing can tell a write
+/// after that, and what it does to the row of somebody else. `bytes` is null, or gets its length.
+///
+/// # Safety
+/// `memory` can be written or is null, and so is `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_row_memory(
+    row: trefoil_row,
+    memory: *mut *mut c_void,
+    bytes: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(memory, "memory")? };
+        let (at, length) = look(row, |writing: &Writing| (writing.memory, writing.row.spec().row_bytes))?;
+        to.set(at.0.cast());
+        if !bytes.is_null() {
+            // SAFETY: not null, so it can be written by the caller.
+            unsafe { bytes.write(length) };
+        }
+        Ok(())
+    })
+}
+
+/// Commits a row to the queue. Never waits. The row's handle is given up, and its memory must not be written any
+/// more, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY or NULL_POINTER.
+///
+/// # Safety
+/// `ticket` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefoil_ticket) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(ticket, "ticket")? };
+        let mut taken = take::<Writing>(row)?;
+        to.set(insert(Flying::Row(taken.object().row.submit()?))?);
+        Ok(())
+    })
+}
+
+/// Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
+/// in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
+    guard(|| Ok(shared::<Arc<Batcher>>(batcher)?.close(how(abort)?, callback::limit(limit_ns))?))
+}
+
+/// What a batcher did so far. It allocates, so it is for now and then.
+///
+/// # Safety
+/// `stats` is null, or has its `size` set and so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batcher_get_stats(
+    batcher: trefoil_batcher,
+    stats: *mut trefoil_batcher_stats,
+) -> trefoil_status {
+    guard(|| {
+        let batcher: Arc<Batcher> = shared(batcher)?;
+        let value = |size| {
+            let now = batcher.stats();
+            let nanos = |fraction| u64::try_from(now.queue_time(fraction).as_nanos()).unwrap_or(u64::MAX);
+            Ok(trefoil_batcher_stats {
+                size,
+                batches: now.batches(),
+                rows: now.rows(),
+                rejected: now.rejected,
+                expired: now.expired,
+                runs: now.runs,
+                queued: batcher.queued() as u64,
+                queue_p50_ns: nanos(0.5),
+                queue_p99_ns: nanos(0.99),
+            })
+        };
+        // SAFETY: by the caller.
+        unsafe { growing::write(stats, "stats", value) }
+    })
+}

@@ -1,0 +1,343 @@
+//! Handles: numbers that name objects here, so that no number from outside can do harm.
+//!
+//! A handle is 4 bits of kind, 40 bits of generation, 20 bits of place, and never 0. Each kind has a table of places.
+//! Giving up a place counts its generation up, so an old handle is told from the new one; a place whose generations
+//! are used up is not used again. Finding an object takes the lock of its own place and of no other; the list of free
+//! places is locked to push or pop one number. No lock is held over a wait or over a caller's code. A table grows
+//! to the most objects there ever were at once, and allocates nothing after that.
+
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::status::{Answer, Failure, guard, trefoil_status};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::model::Model;
+use crate::ring::Batcher;
+use crate::sync::{Mutex, lock};
+
+/// A device that engines run on.
+pub type trefoil_device = u64;
+/// A model: graph, weights, labels.
+pub type trefoil_model = u64;
+/// A model on a device behind a ring.
+pub type trefoil_engine = u64;
+/// A batch being filled.
+pub type trefoil_batch = u64;
+/// A submission in flight: of a batch, or of a row.
+pub type trefoil_ticket = u64;
+/// A result: of a batch, or of a row.
+pub type trefoil_output = u64;
+/// What makes batches of single rows from many threads.
+pub type trefoil_batcher = u64;
+/// A row of a batcher being written.
+pub type trefoil_row = u64;
+
+/// Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
+/// and batches, tickets and outputs outlive the engine they came from.
+///
+/// A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
+/// memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows;
+/// those committed are computed.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
+    guard(|| {
+        match Kind::of(handle)? {
+            Kind::Device => drop(take::<Device>(handle)?),
+            Kind::Model => drop(take::<Model>(handle)?),
+            Kind::Engine => drop(take::<Arc<Engine>>(handle)?),
+            Kind::Batch => drop(take::<super::batch::Filling>(handle)?),
+            Kind::Ticket => drop(take::<super::ticket::Flying>(handle)?),
+            Kind::Output => drop(take::<super::output::Landed>(handle)?),
+            Kind::Batcher => drop(take::<Arc<Batcher>>(handle)?),
+            Kind::Row => drop(take::<super::batcher::Writing>(handle)?),
+            Kind::Pending => return Err(invalid(handle)), // never given out
+        }
+        Ok(())
+    })
+}
+
+/// What handles name. The numbers are the topmost bits of a handle; 0 is not among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Device = 1,
+    Model = 2,
+    Engine = 3,
+    Batch = 4,
+    Ticket = 5,
+    Output = 6,
+    Batcher = 7,
+    Row = 8,
+    /// A ticket with a callback; nobody outside has its handle.
+    Pending = 9,
+}
+
+const PLACE_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 40;
+const LAST_GENERATION: u64 = (1 << GENERATION_BITS) - 1;
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Device,
+        Self::Model,
+        Self::Engine,
+        Self::Batch,
+        Self::Ticket,
+        Self::Output,
+        Self::Batcher,
+        Self::Row,
+        Self::Pending,
+    ];
+
+    fn of(handle: u64) -> Answer<Self> {
+        let bits = handle >> (GENERATION_BITS + PLACE_BITS);
+        Self::ALL.into_iter().find(|kind| *kind as u64 == bits).ok_or_else(|| invalid(handle))
+    }
+}
+
+fn invalid(handle: u64) -> Failure {
+    Failure::new(trefoil_status::InvalidHandle, format!("{handle:#x} is not a handle"))
+}
+
+/// An object that handles name.
+pub(super) trait Object: Send + Sync + Sized + 'static {
+    const KIND: Kind;
+    fn table() -> &'static Table<Self>;
+}
+
+macro_rules! object {
+    ($type:ty, $kind:ident) => {
+        impl $crate::ffi::handles::Object for $type {
+            const KIND: $crate::ffi::handles::Kind = $crate::ffi::handles::Kind::$kind;
+
+            fn table() -> &'static $crate::ffi::handles::Table<Self> {
+                static TABLE: $crate::ffi::handles::Table<$type> = $crate::ffi::handles::Table::new();
+                &TABLE
+            }
+        }
+    };
+}
+pub(super) use object;
+
+object!(Device, Device);
+object!(Model, Model);
+object!(Arc<Engine>, Engine);
+object!(Arc<Batcher>, Batcher);
+
+/// The places of one kind, in chunks that double, so that none ever moves.
+pub(super) struct Table<T> {
+    chunks: [OnceLock<Box<[Place<T>]>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+const FIRST_CHUNK: usize = 64;
+const CHUNKS: usize = 14;
+const PLACES: usize = FIRST_CHUNK * ((1 << CHUNKS) - 1);
+const _: () = assert!(PLACES <= 1 << PLACE_BITS);
+
+struct Free {
+    /// Places given up.
+    vacant: Vec<usize>,
+    /// Places that were ever used are those below.
+    used: usize,
+}
+
+/// A place. Its lock is held for a few instructions, or to read an object.
+struct Place<T>(RwLock<State<T>>);
+
+struct State<T> {
+    /// Of the object that is here, or of the next one.
+    generation: u64,
+    content: Content<T>,
+}
+
+enum Content<T> {
+    Vacant,
+    Held(T),
+    /// A call uses the object and will give it up or put it back.
+    Busy,
+}
+
+impl<T> Table<T> {
+    pub const fn new() -> Self {
+        Self { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::new(Free { vacant: Vec::new(), used: 0 }) }
+    }
+
+    /// A place nobody has.
+    fn claim(&self) -> Option<usize> {
+        let mut free = lock(&self.free);
+        if let Some(place) = free.vacant.pop() {
+            return Some(place);
+        }
+        let place = free.used;
+        if place == PLACES {
+            return None;
+        }
+        let (chunk, offset) = chunk_of(place);
+        if offset == 0 {
+            let places = FIRST_CHUNK << chunk;
+            let fresh = || Place(RwLock::new(State { generation: 1, content: Content::Vacant }));
+            self.chunks[chunk].get_or_init(|| (0..places).map(|_| fresh()).collect());
+            free.vacant.reserve(place + places); // giving up never allocates
+        }
+        free.used += 1;
+        Some(place)
+    }
+
+    fn place(&self, place: usize) -> Option<&Place<T>> {
+        let (chunk, offset) = chunk_of(place);
+        self.chunks.get(chunk)?.get()?.get(offset)
+    }
+
+    /// Lets the place go; the caller has emptied it and counted its generation up.
+    fn give_up(&self, place: usize, generation: u64) {
+        if generation <= LAST_GENERATION {
+            lock(&self.free).vacant.push(place);
+        }
+    }
+}
+
+fn chunk_of(place: usize) -> (usize, usize) {
+    let chunk = (place / FIRST_CHUNK + 1).ilog2() as usize;
+    (chunk, place - FIRST_CHUNK * ((1 << chunk) - 1))
+}
+
+/// Gives `object` a handle.
+pub(super) fn insert<T: Object>(object: T) -> Answer<u64> {
+    let table = T::table();
+    let Some(place) = table.claim() else {
+        return Err(Failure::new(trefoil_status::TooManyHandles, format!("{PLACES} handles of a {:?}", T::KIND)));
+    };
+    let mut state = table.place(place).expect("claimed places are there").write();
+    state.content = Content::Held(object);
+    Ok((T::KIND as u64) << (GENERATION_BITS + PLACE_BITS) | state.generation << PLACE_BITS | place as u64)
+}
+
+/// What a handle of a `T` says: where, and which generation.
+fn locate<T: Object>(handle: u64) -> Answer<(usize, &'static Place<T>, u64)> {
+    let kind = Kind::of(handle)?;
+    if kind != T::KIND {
+        let what = format!("{handle:#x} is a handle of a {kind:?}, not of a {:?}", T::KIND).to_lowercase();
+        return Err(Failure::new(trefoil_status::WrongKind, what));
+    }
+    let place = (handle & ((1 << PLACE_BITS) - 1)) as usize;
+    let generation = handle >> PLACE_BITS & LAST_GENERATION;
+    let found = T::table().place(place).ok_or_else(|| invalid(handle))?;
+    Ok((place, found, generation))
+}
+
+impl<T> State<T> {
+    /// Why there is no object of `generation` here.
+    fn missing(&self, generation: u64, handle: u64) -> Failure {
+        match &self.content {
+            _ if generation > self.generation || generation == 0 => invalid(handle),
+            Content::Busy if generation == self.generation => {
+                let what = format!("another thread is in a call that uses {handle:#x} up");
+                Failure::new(trefoil_status::Busy, what)
+            }
+            // The next generation of an empty place has not been given out.
+            Content::Vacant if generation == self.generation => invalid(handle),
+            _ => {
+                let what = format!("{handle:#x} was released, or given up to a call");
+                Failure::new(trefoil_status::Released, what)
+            }
+        }
+    }
+}
+
+/// Looks at an object; several threads may do so at once. `look` is short and waits for nothing.
+pub(super) fn look<T: Object, R>(handle: u64, look: impl FnOnce(&T) -> R) -> Answer<R> {
+    let (_, place, generation) = locate::<T>(handle)?;
+    let state = place.read();
+    match &state.content {
+        Content::Held(object) if state.generation == generation => Ok(look(object)),
+        _ => Err(state.missing(generation, handle)),
+    }
+}
+
+/// A clone of an object that is shared.
+pub(super) fn shared<T: Object + Clone>(handle: u64) -> Answer<T> {
+    look(handle, T::clone)
+}
+
+/// Takes an object out of its place. The handle stays [busy](Content::Busy) until the answer is dropped, and then
+/// names nothing.
+pub(super) fn take<T: Object>(handle: u64) -> Answer<Taken<T>> {
+    take_if(handle, |_| Ok(()))
+}
+
+/// The same, unless `check` fails: then the object stays.
+pub(super) fn take_if<T: Object>(handle: u64, check: impl FnOnce(&T) -> Answer) -> Answer<Taken<T>> {
+    let (_, place, generation) = locate::<T>(handle)?;
+    let mut state = place.write();
+    match &state.content {
+        Content::Held(object) if state.generation == generation => check(object)?,
+        _ => return Err(state.missing(generation, handle)),
+    }
+    let Content::Held(object) = std::mem::replace(&mut state.content, Content::Busy) else { unreachable!("as seen") };
+    Ok(Taken { object: Some(object), handle })
+}
+
+/// Tries to resolve an object with its place locked, so that tries exclude each other: what it became, if `attempt`
+/// gives something; then the handle names nothing. `attempt` is short and waits for nothing.
+pub(super) fn resolve<T: Object, R>(
+    handle: u64,
+    attempt: impl FnOnce(&mut T) -> Option<R>,
+) -> Answer<Option<(Taken<T>, R)>> {
+    let (_, place, generation) = locate::<T>(handle)?;
+    let mut state = place.write();
+    let current = state.generation == generation;
+    let resolved = match &mut state.content {
+        Content::Held(object) if current => attempt(object),
+        _ => return Err(state.missing(generation, handle)),
+    };
+    let Some(resolved) = resolved else { return Ok(None) };
+    let Content::Held(object) = std::mem::replace(&mut state.content, Content::Busy) else { unreachable!("as seen") };
+    Ok(Some((Taken { object: Some(object), handle }, resolved)))
+}
+
+/// An object out of its place. Dropping it gives the place up.
+pub(super) struct Taken<T: Object> {
+    object: Option<T>,
+    handle: u64,
+}
+
+impl<T: Object> Taken<T> {
+    /// The object, for good; the handle is given up when `self` is dropped.
+    pub fn object(&mut self) -> T {
+        self.object.take().expect("taken once")
+    }
+
+    /// Puts an object back, under the same handle.
+    pub fn put_back(mut self, object: T) {
+        let (_, place, _) = locate::<T>(self.handle).expect("it was taken there");
+        place.write().content = Content::Held(object);
+        self.object = None;
+        std::mem::forget(self);
+    }
+}
+
+impl<T: Object> Drop for Taken<T> {
+    fn drop(&mut self) {
+        drop(self.object.take()); // without the lock, and before anybody else is at the place
+        let (place, found, generation) = locate::<T>(self.handle).expect("it was taken there");
+        let mut state = found.write();
+        state.content = Content::Vacant;
+        state.generation = generation + 1;
+        drop(state);
+        T::table().give_up(place, generation + 1);
+    }
+}
+
+impl<T> Place<T> {
+    /// No code here leaves a place half-changed when it panics.
+    fn read(&self) -> RwLockReadGuard<'_, State<T>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

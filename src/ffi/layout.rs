@@ -1,0 +1,298 @@
+//! The structs and numbers that programs share with the library; [`super::growing`] tells how they age.
+
+use std::ffi::c_char;
+
+use super::growing::growing;
+use super::handles::trefoil_device;
+use crate::tensor::{Dtype, Shape, TensorSpec};
+
+/// The type of one tensor element.
+#[repr(u32)]
+pub enum trefoil_dtype {
+    /// Unsigned byte.
+    U8 = 0,
+    /// IEEE half precision.
+    F16 = 1,
+    /// IEEE single precision.
+    F32 = 2,
+}
+
+/// How the rows that a producer writes are laid out.
+#[repr(u32)]
+pub enum trefoil_input {
+    /// Bytes 0-255, channels innermost, as decoders give them; normalised on the device.
+    U8Nhwc = 0,
+    /// Floats already normalised, one plane for each channel.
+    F32Nchw = 1,
+    /// Halves already normalised, channels innermost.
+    F16Nhwc = 2,
+}
+
+/// What comes out for each row.
+#[repr(u32)]
+pub enum trefoil_result {
+    /// Softmax of the logits: a float for each class.
+    Probabilities = 0,
+    /// The classifier's sums: a float for each class.
+    Logits = 1,
+    /// The `top_k` most probable classes, best first, ties by the lower index: trefoil_scored_class each, the value
+    /// before the index.
+    TopK = 2,
+    /// The features before the classifier: floats.
+    Features = 3,
+}
+
+/// What trefoil_batcher_submit() and trefoil_batcher_row() do when every row is taken.
+#[repr(u32)]
+pub enum trefoil_when_full {
+    /// They wait for a free row.
+    Wait = 0,
+    /// They wait for `full_limit_ns`, then fail with TIMEOUT.
+    WaitFor = 1,
+    /// They fail at once with FULL.
+    Reject = 2,
+}
+
+/// How threads of the host learn that the device is done.
+#[repr(u32)]
+pub enum trefoil_waiting {
+    /// They sleep in the driver.
+    Block = 0,
+    /// They ask again and again, and keep a core busy with it: the lowest latency.
+    Spin = 1,
+    /// The driver wakes them with a callback of the library's own. For threads that may not sleep in the driver.
+    Callback = 2,
+}
+
+/// A class with its probability, logit or feature.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_scored_class {
+    /// Its value.
+    pub value: f32,
+    /// Its index.
+    pub index: u32,
+}
+
+/// Shape, type and size of the rows on one side of an engine.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_tensor {
+    /// sizeof(trefoil_tensor), set by the caller.
+    pub size: usize,
+    /// Element type: a trefoil_dtype.
+    pub dtype: u32,
+    /// Rows of pixels.
+    pub height: u32,
+    /// Pixels in a row.
+    pub width: u32,
+    /// Values in a pixel.
+    pub channels: u32,
+    /// Bytes of one row of a batch, without padding.
+    pub row_bytes: usize,
+    /// Distance of two rows of a batch in bytes.
+    pub row_pitch: usize,
+}
+
+/// What a device says of itself.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_device_info {
+    /// sizeof(trefoil_device_info), set by the caller.
+    pub size: usize,
+    /// `cpu`, `cuda:0`, and so on.
+    pub target: [c_char; 32],
+    /// The name, as the driver gives it.
+    pub name: [c_char; 96],
+    /// Major compute capability; 0 for a CPU.
+    pub capability_major: u32,
+    /// Minor compute capability.
+    pub capability_minor: u32,
+    /// The driver's CUDA version, as 1000 x major + 10 x minor; 0 for a CPU.
+    pub driver_version: u32,
+    /// Streaming multiprocessors; for a CPU, compute threads.
+    pub units: u32,
+    /// Memory in all; 0 where it is the host's.
+    pub memory_bytes: u64,
+    /// Device memory that trefoil holds: weights, activations, slots.
+    pub device_bytes_used: u64,
+    /// Page-locked host memory that trefoil holds: staging, results, rows of batchers.
+    pub page_locked_bytes_used: u64,
+}
+
+/// What a model takes and gives.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_model_info {
+    /// sizeof(trefoil_model_info), set by the caller.
+    pub size: usize,
+    /// The architecture's name.
+    pub name: [c_char; 96],
+    /// Height of its input in pixels.
+    pub height: u32,
+    /// Width of its input in pixels.
+    pub width: u32,
+    /// Channels of its input.
+    pub channels: u32,
+    /// Pictures are to be resized so that their shorter side has so many pixels, then the middle is cut out.
+    pub resize: u32,
+    /// Length of the result, or its channels if it is not a vector.
+    pub classes: usize,
+}
+
+/// How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_engine_options {
+    /// sizeof(trefoil_engine_options).
+    pub size: usize,
+    /// The device; without it a GPU if there is one, else the CPU.
+    pub device: trefoil_device,
+    /// The largest batch. A GPU gets a graph for each power of two below it as well. Default: 32 on a GPU, 8 on a CPU.
+    pub batch: usize,
+    /// Exactly these batch sizes, instead of `batch`.
+    pub batch_sizes: *const usize,
+    /// How many they are.
+    pub batch_size_count: usize,
+    /// Batches on the device at once. Default 3; 1 is the serial baseline.
+    pub slots: usize,
+    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    pub staging: usize,
+    /// Result buffers. Default 4 x staging.
+    pub results: usize,
+    /// What producers write: a trefoil_input.
+    pub input: u32,
+    /// What consumers read: a trefoil_result.
+    pub result: u32,
+    /// Classes of a result of TREFOIL_RESULT_TOP_K.
+    pub top_k: usize,
+    /// How long trefoil_acquire() waits for a free batch. Default 10 s.
+    pub acquire_limit_ns: u64,
+    /// 1: this engine's streams go before those of normal priority.
+    pub high_priority: u32,
+    /// 1: every access is checked to be ordered after those that it conflicts with. For tests.
+    pub check: u32,
+    /// How threads learn that the device is done: a trefoil_waiting.
+    pub waiting: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
+    pub trace_batches: usize,
+}
+
+/// What state an engine is in. Each batch buffer is in exactly one of the states that are counted.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_health {
+    /// sizeof(trefoil_health), set by the caller.
+    pub size: usize,
+    /// 1 if a fault put the device out of use: everything is answered with it, and trefoil_device_health() has its
+    /// message.
+    pub faulted: u32,
+    /// How far the fault reaches: a trefoil_fault_class.
+    pub fault_class: u32,
+    /// 1 if the engine was closed.
+    pub closed: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Batches lent to producers, not yet submitted.
+    pub filling: usize,
+    /// Submissions whose result is not there yet.
+    pub in_flight: usize,
+    /// Results that are there, held by a ticket or output.
+    pub unread: usize,
+    /// Buffers out of use because a fault left it unknown whether the device still accesses them.
+    pub quarantined: usize,
+    /// Staging buffers in all.
+    pub staging: usize,
+    /// Result buffers in all.
+    pub results: usize,
+}
+
+/// How a batcher is to be built. Zeros are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_batcher_options {
+    /// sizeof(trefoil_batcher_options).
+    pub size: usize,
+    /// How long a batch that is not full waits after its first commit. Default 1 ms; 1 is as good as none.
+    pub max_delay_ns: u64,
+    /// Rows of page-locked memory. Default: as many as may be in flight, and four batches more.
+    pub rows: usize,
+    /// Batches handed to the ring at once. Default: the slots and one.
+    pub in_flight: usize,
+    /// What happens when every row is taken: a trefoil_when_full.
+    pub when_full: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The limit of TREFOIL_WHEN_FULL_WAIT_FOR.
+    pub full_limit_ns: u64,
+}
+
+/// What can be said of one row. Zeros are the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_row_options {
+    /// sizeof(trefoil_row_options).
+    pub size: usize,
+    /// How long after the call the row may wait to be uploaded, also for memory; past that it is answered with
+    /// DEADLINE. 0: for ever.
+    pub deadline_ns: u64,
+    /// 1: it goes before waiting and queued rows of normal priority.
+    pub high_priority: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a batcher did since it was built.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_batcher_stats {
+    /// sizeof(trefoil_batcher_stats), set by the caller.
+    pub size: usize,
+    /// Batches submitted.
+    pub batches: u64,
+    /// Rows submitted in them.
+    pub rows: u64,
+    /// Rows refused because there was no room.
+    pub rejected: u64,
+    /// Rows answered with DEADLINE.
+    pub expired: u64,
+    /// Upload copies: one for each run of neighbouring rows.
+    pub runs: u64,
+    /// Rows committed and not yet in a batch.
+    pub queued: u64,
+    /// Half of the rows stayed in the queue no longer than this.
+    pub queue_p50_ns: u64,
+    /// 99 of 100 rows stayed in the queue no longer than this.
+    pub queue_p99_ns: u64,
+}
+
+growing!(trefoil_tensor, trefoil_device_info, trefoil_model_info, trefoil_engine_options, trefoil_health);
+growing!(trefoil_batcher_options, trefoil_row_options, trefoil_batcher_stats);
+
+impl trefoil_tensor {
+    pub(super) fn new(size: usize, spec: TensorSpec) -> Self {
+        let dtype = match spec.dtype {
+            Dtype::U8 => trefoil_dtype::U8,
+            Dtype::F16 => trefoil_dtype::F16,
+            Dtype::F32 => trefoil_dtype::F32,
+        };
+        let Shape { height, width, channels } = spec.shape;
+        let [height, width, channels] = [height, width, channels].map(narrow);
+        Self {
+            size,
+            dtype: dtype as u32,
+            height,
+            width,
+            channels,
+            row_bytes: spec.row_bytes,
+            row_pitch: spec.row_pitch,
+        }
+    }
+}
+
+/// A count that fits 32 bits for all that a machine could hold.
+pub(super) fn narrow(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,91 @@
+//! Log messages: device chosen, why a fallback, faults, handles that could not be freed.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::{Once, PoisonError, RwLock};
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use super::status::{Failure, guard, trefoil_status};
+
+/// How much is logged.
+#[repr(u32)]
+pub enum trefoil_log_level {
+    /// Nothing.
+    Off = 0,
+    /// Faults.
+    Error = 1,
+    /// And what is not as it was meant, such as the CPU in place of a missing GPU.
+    Warn = 2,
+    /// And what was chosen.
+    Info = 3,
+    /// And details.
+    Debug = 4,
+}
+
+/// What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
+/// the call returns. A message may come from within any call and with a lock of the library held, so that this must
+/// make no call of the library, and must not throw or jump out.
+pub type trefoil_log_callback = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, message: *const c_char)>;
+
+#[derive(Clone, Copy)]
+struct Target {
+    function: unsafe extern "C" fn(*mut c_void, u32, *const c_char),
+    user: *mut c_void,
+}
+
+// SAFETY: `user` is only passed to the callback, which may be called from any thread by trefoil_log's contract.
+unsafe impl Send for Target {}
+// SAFETY: the same.
+unsafe impl Sync for Target {}
+
+static TARGET: RwLock<Option<Target>> = RwLock::new(None);
+
+struct ToTarget;
+
+impl Log for ToTarget {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let target = *TARGET.read().unwrap_or_else(PoisonError::into_inner); // called without the lock
+        let Some(Target { function, user }) = target else { return };
+        let level = match record.level() {
+            Level::Error => trefoil_log_level::Error,
+            Level::Warn => trefoil_log_level::Warn,
+            Level::Info => trefoil_log_level::Info,
+            Level::Debug | Level::Trace => trefoil_log_level::Debug,
+        };
+        let text = CString::new(record.args().to_string().replace('\0', "?")).unwrap_or_default();
+        // SAFETY: by trefoil_log's contract; the text is a C string that outlives the call.
+        unsafe { function(user, level as u32, text.as_ptr()) };
+    }
+
+    fn flush(&self) {}
+}
+
+/// Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
+/// call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
+///
+/// # Safety
+/// `callback` may be called with `user`, from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_log(level: u32, callback: trefoil_log_callback, user: *mut c_void) -> trefoil_status {
+    guard(|| {
+        let is = |wanted: trefoil_log_level| level == wanted as u32;
+        let level = match level {
+            _ if is(trefoil_log_level::Off) => LevelFilter::Off,
+            _ if is(trefoil_log_level::Error) => LevelFilter::Error,
+            _ if is(trefoil_log_level::Warn) => LevelFilter::Warn,
+            _ if is(trefoil_log_level::Info) => LevelFilter::Info,
+            _ if is(trefoil_log_level::Debug) => LevelFilter::Debug,
+            _ => return Err(Failure::argument(format!("level is {level}: expected a trefoil_log_level"))),
+        };
+        static INSTALL: Once = Once::new();
+        // A process that links trefoil from Rust as well may have a logger of its own: then that one stays.
+        INSTALL.call_once(|| drop(log::set_logger(&ToTarget)));
+        *TARGET.write().unwrap_or_else(PoisonError::into_inner) = callback.map(|function| Target { function, user });
+        log::set_max_level(if callback.is_some() { level } else { LevelFilter::Off });
+        Ok(())
+    })
+}

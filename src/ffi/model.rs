@@ -1,0 +1,89 @@
+//! Models.
+
+use std::ffi::c_char;
+
+use super::growing;
+use super::handles::{insert, shared, trefoil_model};
+use super::layout::{narrow, trefoil_model_info};
+use super::pointers::{Out, array, copy_text, text};
+use super::status::{Failure, guard, trefoil_status};
+use crate::model::Model;
+
+/// Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file.
+///
+/// # Safety
+/// `path` is a C string or null, `model` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_open(path: *const c_char, model: *mut trefoil_model) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (path, to) = unsafe { (text(path, "path")?, Out::new(model, "model")?) };
+        to.set(insert(Model::open(path)?)?);
+        Ok(())
+    })
+}
+
+/// The model cut at a node or module, such as `layer4`: its result is that node's value.
+///
+/// # Safety
+/// `node` is a C string or null, `cut` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_cut(
+    model: trefoil_model,
+    node: *const c_char,
+    cut: *mut trefoil_model,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (node, to) = unsafe { (text(node, "node")?, Out::new(cut, "cut")?) };
+        to.set(insert(shared::<Model>(model)?.features_at(node)?)?);
+        Ok(())
+    })
+}
+
+/// What a model takes and gives.
+///
+/// # Safety
+/// `info` is null, or has its `size` set and so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut trefoil_model_info) -> trefoil_status {
+    guard(|| {
+        let model: Model = shared(model)?;
+        let preprocessing = model.preprocessing();
+        let value = |size| {
+            Ok(trefoil_model_info {
+                size,
+                name: array(model.name()),
+                height: narrow(preprocessing.input.height),
+                width: narrow(preprocessing.input.width),
+                channels: narrow(preprocessing.input.channels),
+                resize: narrow(preprocessing.resize),
+                classes: model.classes(),
+            })
+        };
+        // SAFETY: by the caller.
+        unsafe { growing::write(info, "info", value) }
+    })
+}
+
+/// Copies the label of a class into `text`, cut to `capacity` bytes with its final NUL. `length` is null, or gets the
+/// bytes of the whole label without NUL.
+///
+/// # Safety
+/// `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_label(
+    model: trefoil_model,
+    index: usize,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        let model: Model = shared(model)?;
+        let wrong = || Failure::argument(format!("class {index}: expected one below {}", model.classes()));
+        let label = model.labels().get(index).ok_or_else(wrong)?;
+        // SAFETY: by the caller.
+        unsafe { copy_text(label, text, capacity, length) }
+    })
+}

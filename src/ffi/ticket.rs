@@ -1,0 +1,136 @@
+//! Submissions in flight: waited for, looked at, or told of by a callback.
+
+use std::ffi::c_void;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::callback::{self, trefoil_callback};
+use super::handles::{insert, look, object, take, take_if, trefoil_output, trefoil_ticket};
+use super::output::Landed;
+use super::pointers::Out;
+use super::status::{Answer, Failure, guard, trefoil_status};
+use crate::error::Error;
+use crate::ring::{RowTicket, Ticket};
+
+/// A ticket of a batch or of a row.
+pub(super) enum Flying {
+    Batch(Ticket),
+    Row(RowTicket),
+}
+object!(Flying, Ticket);
+
+impl Flying {
+    fn wait(self) -> Result<Landed, Error> {
+        match self {
+            Self::Batch(ticket) => ticket.wait().map(Landed::Batch),
+            Self::Row(ticket) => ticket.wait().map(Landed::Row),
+        }
+    }
+
+    fn wait_for(self, limit: Duration) -> Result<Result<Landed, Self>, Error> {
+        Ok(match self {
+            Self::Batch(ticket) => ticket.wait_for(limit)?.map(Landed::Batch).map_err(Self::Batch),
+            Self::Row(ticket) => ticket.wait_for(limit)?.map(Landed::Row).map_err(Self::Row),
+        })
+    }
+
+    fn is_ready(&self) -> Result<bool, Error> {
+        match self {
+            Self::Batch(ticket) => ticket.is_ready(),
+            Self::Row(ticket) => Ok(ticket.is_ready()),
+        }
+    }
+
+    /// The result, if it is there; else `context` has its waker woken when it is.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Landed, Error>> {
+        match self {
+            Self::Batch(ticket) => Pin::new(ticket).poll(context).map_ok(Landed::Batch),
+            Self::Row(ticket) => Pin::new(ticket).poll(context).map_ok(Landed::Row),
+        }
+    }
+}
+
+/// Blocks until the result of this submission is there; it waits for nothing else. The ticket's handle is given up,
+/// be the answer a result or a failure, unless it is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or IN_CALLBACK.
+///
+/// # Safety
+/// `output` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_wait(ticket: trefoil_ticket, output: *mut trefoil_output) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(output, "output")? };
+        let mut taken = take_if::<Flying>(ticket, |flying| {
+            if callback::running() && matches!(flying.is_ready(), Ok(false)) {
+                let what = "the result is not there, and a callback does not wait: ask for another callback";
+                return Err(Failure::new(trefoil_status::InCallback, what));
+            }
+            Ok(())
+        })?;
+        to.set(insert(taken.object().wait()?)?);
+        Ok(())
+    })
+}
+
+/// The same for at most `limit_ns`: past that it answers NOT_READY, and the ticket is as it was.
+///
+/// # Safety
+/// `output` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_wait_for(
+    ticket: trefoil_ticket,
+    limit_ns: u64,
+    output: *mut trefoil_output,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(output, "output")? };
+        let mut taken = take::<Flying>(ticket)?;
+        match taken.object().wait_for(callback::limit(limit_ns))? {
+            Ok(landed) => to.set(insert(landed)?),
+            Err(flying) => {
+                taken.put_back(flying);
+                return Err(Failure::not_ready());
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Whether the result is there: OK or NOT_READY. Never blocks, and the ticket is as it was.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
+    guard(|| match look(ticket, Flying::is_ready)?? {
+        true => Ok(()),
+        false => Err(Failure::not_ready()),
+    })
+}
+
+/// Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
+/// to it; unless the answer is OK, the callback is never called.
+///
+/// It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
+/// library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
+/// for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
+/// limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
+/// jump out.
+///
+/// # Safety
+/// `callback` may be called with `user`, from another thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_on_ready(
+    ticket: trefoil_ticket,
+    callback: trefoil_callback,
+    user: *mut c_void,
+) -> trefoil_status {
+    guard(|| -> Answer {
+        let Some(callback) = callback else { return Err(Failure::null("callback")) };
+        callback::start()?; // what can fail before the ticket is given up
+        let mut taken = take::<Flying>(ticket)?;
+        let flying = taken.object();
+        drop(taken); // given up before the callback can run
+        callback::register(flying, callback, user)
+    })
+}

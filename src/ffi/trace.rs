@@ -1,0 +1,51 @@
+//! What a recorder saw.
+
+use std::ffi::c_char;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::handles::{shared, trefoil_engine};
+use super::pointers::{copy_text, text};
+use super::status::{Answer, Failure, guard, trefoil_status};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::trace::Trace;
+
+/// Writes the timeline of the batches that the recorder remembers, as Perfetto and chrome://tracing read it. The
+/// engine was built with `trace_batches`; batches go on meanwhile.
+///
+/// # Safety
+/// `path` is a C string or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_trace_write(engine: trefoil_engine, path: *const c_char) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let path = Path::new(unsafe { text(path, "path")? });
+        let json = trace(engine)?.to_chrome_json();
+        Ok(std::fs::write(path, json).map_err(|error| Error::io("write", path, error))?)
+    })
+}
+
+/// Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its
+/// final NUL. `length` is null, or gets the bytes of the whole report without NUL.
+///
+/// # Safety
+/// `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_trace_report(
+    engine: trefoil_engine,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        let report = trace(engine)?.report().to_string();
+        // SAFETY: by the caller.
+        unsafe { copy_text(&report, text, capacity, length) }
+    })
+}
+
+fn trace(engine: trefoil_engine) -> Answer<Trace> {
+    let without = || Failure::argument("the engine does not record: build it with `trace_batches`");
+    shared::<Arc<Engine>>(engine)?.trace().ok_or_else(without)
+}

@@ -1,0 +1,373 @@
+/* Every misuse of the interface that can be told, with the status and the message it gets: misuse MODEL */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <trefoil.h>
+
+static int wrong;
+
+static void expect(int line, const char *call, trefoil_status found, trefoil_status expected, const char *message)
+{
+    const char *last = trefoil_last_error();
+    if (found != expected || (message != NULL && strstr(last, message) == NULL)) {
+        printf("line %d: %s: %s \"%s\", expected %s \"%s\"\n", line, call, trefoil_status_name(found), last,
+               trefoil_status_name(expected), message == NULL ? "" : message);
+        wrong++;
+    }
+}
+#define EXPECT(call, status, message) expect(__LINE__, #call, call, TREFOIL_STATUS_##status, message)
+#define OK(call) EXPECT(call, OK, NULL)
+
+static void *other_message(void *unused)
+{
+    (void)unused;
+    return (void *)(size_t)strlen(trefoil_last_error());
+}
+
+static void nothing(void *user, trefoil_status status, trefoil_output output)
+{
+    (void)user, (void)status, (void)output;
+}
+
+static void count(void *user, trefoil_status status, trefoil_output output)
+{
+    (void)output;
+    if (status == TREFOIL_STATUS_CLOSED && strstr(trefoil_last_error(), "closed") != NULL)
+        __atomic_add_fetch((int *)user, 1, __ATOMIC_SEQ_CST);
+}
+
+static int done(const int *flag)
+{
+    for (int i = 0; i < 1000 && __atomic_load_n(flag, __ATOMIC_SEQ_CST) == 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    return __atomic_load_n(flag, __ATOMIC_SEQ_CST);
+}
+
+/* In a callback nothing waits: this thread is the one that frees rows and brings results. */
+struct impatient {
+    trefoil_batcher batcher;
+    int done;
+};
+static void impatient(void *user, trefoil_status status, trefoil_output output)
+{
+    struct impatient *self = user;
+    trefoil_row row = 0, second = 0;
+    trefoil_ticket ticket = 0;
+    OK(status);
+    OK(trefoil_release(output));
+    OK(trefoil_batcher_row(self->batcher, NULL, &row));
+    EXPECT(trefoil_batcher_row(self->batcher, NULL, &second), TIMEOUT, NULL);
+    OK(trefoil_row_submit(row, &ticket));
+    EXPECT(trefoil_wait(ticket, &output), IN_CALLBACK, "a callback does not wait");
+    EXPECT(trefoil_wait_for(ticket, UINT64_MAX, &output), NOT_READY, NULL);
+    EXPECT(trefoil_batcher_close(self->batcher, 0, UINT64_MAX), TIMEOUT, "close");
+    OK(trefoil_release(ticket));
+    __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* An aborted row is told of in no call of the program's, whose locks its callback may want. */
+struct elsewhere {
+    pthread_t caller;
+    int done;
+};
+static void elsewhere(void *user, trefoil_status status, trefoil_output output)
+{
+    struct elsewhere *self = user;
+    EXPECT(status, CLOSED, "closed");
+    if (output != 0 || pthread_equal(self->caller, pthread_self()))
+        wrong++, printf("called back within a call\n");
+    __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Releases a batch that the main thread is about to submit. */
+static trefoil_batch shared_batch;
+static void *submit_shared(void *status)
+{
+    trefoil_ticket ticket = 0;
+    *(trefoil_status *)status = trefoil_submit(shared_batch, 1, &ticket);
+    if (ticket != 0)
+        trefoil_release(ticket);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return 64;
+    trefoil_device device = 0, other = 0;
+    trefoil_model model = 0;
+    trefoil_engine engine = 0;
+    trefoil_batch batch = 0;
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    trefoil_batcher batcher = 0;
+    trefoil_row row = 0;
+    void *memory = NULL;
+    const void *values = NULL;
+    size_t size = 0;
+    char text[32];
+
+    /* versions */
+    OK(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR));
+    EXPECT(trefoil_check_abi(TREFOIL_ABI_MAJOR + 1, 0), ABI_MISMATCH, "compiled for interface 2.0");
+    EXPECT(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR + 1), ABI_MISMATCH, "the library has");
+    if (strlen(trefoil_version()) < 5 || strcmp(trefoil_status_name(12345), "unknown status") != 0)
+        wrong++, printf("version or status name\n");
+    pthread_t thread;
+    void *length = NULL;
+    pthread_create(&thread, NULL, other_message, NULL);
+    pthread_join(thread, &length);
+    if (length != NULL)
+        wrong++, printf("a message of another thread\n");
+
+    /* handles that never were */
+    EXPECT(trefoil_release(0), INVALID_HANDLE, "0x0 is not a handle");
+    EXPECT(trefoil_release(1), INVALID_HANDLE, "not a handle");
+    EXPECT(trefoil_release(UINT64_MAX), INVALID_HANDLE, "not a handle");
+    EXPECT(trefoil_wait(0, &output), INVALID_HANDLE, NULL);
+    EXPECT(trefoil_acquire(0, &batch), INVALID_HANDLE, NULL);
+
+    /* null pointers, texts and files */
+    EXPECT(trefoil_device_open(NULL, &device), NULL_POINTER, "target is null");
+    EXPECT(trefoil_device_open("cpu", NULL), NULL_POINTER, "device is null");
+    EXPECT(trefoil_device_open("gpu", &device), INVALID_ARGUMENT, "`auto`, `cpu` or `cuda:N`");
+    EXPECT(trefoil_device_open("\xff", &device), INVALID_ARGUMENT, "target is not UTF-8");
+    EXPECT(trefoil_device_open_cpu(0, &device), INVALID_ARGUMENT, "threads is 0");
+    EXPECT(trefoil_model_open(NULL, &model), NULL_POINTER, "path is null");
+    EXPECT(trefoil_model_open("no/such/model", &model), IO, "no/such/model");
+    EXPECT(trefoil_model_open(argv[0], &model), FORMAT, NULL);
+    OK(trefoil_device_open_cpu(2, &device));
+    OK(trefoil_model_open(argv[1], &model));
+    OK(trefoil_device_health(device));
+
+    /* wrong kind */
+    EXPECT(trefoil_device_health(model), WRONG_KIND, "is a handle of a model, not of a device");
+    EXPECT(trefoil_acquire(device, &batch), WRONG_KIND, "is a handle of a device, not of a ");
+    EXPECT(trefoil_engine_build(device, NULL, &engine), WRONG_KIND, NULL);
+
+    /* structs */
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .batch = 2, .staging = 2, .results = 2};
+    trefoil_device_info info = {.size = sizeof info};
+    trefoil_model_info about = {.size = 0};
+    EXPECT(trefoil_model_get_info(model, &about), ABI_MISMATCH, "sizeof(trefoil_model_info)");
+    EXPECT(trefoil_model_get_info(model, NULL), NULL_POINTER, "info is null");
+    about.size = sizeof about;
+    OK(trefoil_model_get_info(model, &about));
+    OK(trefoil_device_get_info(device, &info));
+    if (strcmp(info.name, "CPU") != 0 || info.units != 2 || about.height != 28 || about.classes != 10)
+        wrong++, printf("infos: %s, %u, %u, %zu\n", info.name, info.units, about.height, about.classes);
+    struct {
+        trefoil_engine_options known;
+        uint64_t added;
+    } newer = {options, 0};
+    newer.known.size = sizeof newer;
+    newer.known.batch = 1;
+    OK(trefoil_engine_build(model, &newer.known, &engine));
+    OK(trefoil_release(engine));
+    newer.added = 1;
+    EXPECT(trefoil_engine_build(model, &newer.known, &engine), ABI_MISMATCH, "which this library does not know");
+    options.size = 0;
+    EXPECT(trefoil_engine_build(model, &options, &engine), ABI_MISMATCH, "sizeof(trefoil_engine_options)");
+    options.size = sizeof options;
+    options.input = 9;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "input is 9");
+    options.input = 0;
+    options.result = 9;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "result is 9");
+    options.result = TREFOIL_RESULT_PROBABILITIES;
+    options.top_k = 3;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "top_k is 3");
+    options.top_k = 0;
+    options.check = 2;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "check is 2");
+    options.check = 1;
+    options.waiting = 3;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "waiting is 3");
+    options.waiting = TREFOIL_WAITING_BLOCK;
+    options.reserved = 1;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "reserved is 1");
+    if (trefoil_last_error_class() != TREFOIL_FAULT_CLASS_REQUEST)
+        wrong++, printf("a wrong argument puts nothing out of use\n");
+    options.reserved = 0;
+    options.batch_size_count = 1;
+    EXPECT(trefoil_engine_build(model, &options, &engine), NULL_POINTER, "batch_sizes is null");
+    const size_t sizes[] = {2, 1};
+    options.batch_sizes = sizes;
+    options.batch_size_count = 2;
+    options.slots = 1 << 20;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "slots is 1048576");
+    options.slots = 0;
+    options.acquire_limit_ns = 20 * 1000 * 1000;
+    EXPECT(trefoil_engine_build(model, &options, NULL), NULL_POINTER, "engine is null");
+    OK(trefoil_engine_build(model, &options, &engine));
+
+    /* models */
+    EXPECT(trefoil_model_label(model, 10, text, sizeof text, NULL), INVALID_ARGUMENT, "below 10");
+    EXPECT(trefoil_model_label(model, 9, NULL, 1, NULL), NULL_POINTER, "text is null");
+    OK(trefoil_model_label(model, 9, text, 6, &size));
+    if (strcmp(text, "ankle") != 0 || size != 10)
+        wrong++, printf("label %s of %zu\n", text, size);
+    EXPECT(trefoil_model_cut(model, "no_such", &model), INVALID_ARGUMENT, "a node's name");
+
+    /* engines */
+    EXPECT(trefoil_trace_write(engine, "x.json"), INVALID_ARGUMENT, "trace_batches");
+    EXPECT(trefoil_engine_batch_sizes(engine, NULL, 1, &size), NULL_POINTER, "sizes is null");
+    size_t one = 0;
+    OK(trefoil_engine_batch_sizes(engine, &one, 1, &size));
+    if (one != 1 || size != 2)
+        wrong++, printf("batch sizes %zu, %zu\n", one, size);
+
+    /* batches */
+    EXPECT(trefoil_acquire(engine, NULL), NULL_POINTER, "batch is null");
+    OK(trefoil_acquire(engine, &batch));
+    EXPECT(trefoil_batch_row(batch, 2, &memory), INVALID_ARGUMENT, "below 2");
+    EXPECT(trefoil_batch_row(batch, 0, NULL), NULL_POINTER, "row is null");
+    EXPECT(trefoil_submit(batch, 0, &ticket), INVALID_ARGUMENT, "rows is 0");
+    EXPECT(trefoil_submit(batch, 3, &ticket), INVALID_ARGUMENT, "expected 1 to 2");
+    EXPECT(trefoil_submit(batch, 1, NULL), NULL_POINTER, "ticket is null");
+    OK(trefoil_batch_row(batch, 1, &memory)); /* what failed left it as it was */
+    OK(trefoil_acquire_within(engine, 1000, &shared_batch));
+    trefoil_batch third = 0;
+    EXPECT(trefoil_try_acquire(engine, &third), NOT_READY, NULL);
+    EXPECT(trefoil_acquire_within(engine, 1000, &third), TIMEOUT, "2 being filled");
+    EXPECT(trefoil_acquire(engine, &third), TIMEOUT, "2 being filled");
+    if (third != 0)
+        wrong++, printf("a failing call wrote its result\n");
+    OK(trefoil_submit(batch, 2, &ticket));
+    EXPECT(trefoil_submit(batch, 2, &ticket), RELEASED, "was released, or given up");
+    EXPECT(trefoil_batch_row(batch, 0, &memory), RELEASED, NULL);
+    EXPECT(trefoil_release(batch), RELEASED, NULL);
+
+    /* one batch, two threads: one of them gets it */
+    trefoil_status theirs = TREFOIL_STATUS_OK;
+    pthread_create(&thread, NULL, submit_shared, &theirs);
+    trefoil_status ours = trefoil_release(shared_batch);
+    pthread_join(thread, NULL);
+    if ((ours == TREFOIL_STATUS_OK) == (theirs == TREFOIL_STATUS_OK))
+        wrong++, printf("ours %d, theirs %d\n", ours, theirs);
+
+    /* tickets and outputs */
+    EXPECT(trefoil_wait(ticket, NULL), NULL_POINTER, "output is null");
+    EXPECT(trefoil_on_ready(ticket, NULL, NULL), NULL_POINTER, "callback is null");
+    EXPECT(trefoil_wait(engine, &output), WRONG_KIND, "is a handle of a engine, not of a ticket");
+    OK(trefoil_wait(ticket, &output));
+    EXPECT(trefoil_wait(ticket, &output), RELEASED, NULL);
+    EXPECT(trefoil_wait_for(ticket, 1, &output), RELEASED, NULL);
+    EXPECT(trefoil_is_ready(ticket), RELEASED, NULL);
+    EXPECT(trefoil_on_ready(ticket, nothing, NULL), RELEASED, NULL);
+    trefoil_scored_class best[12];
+    EXPECT(trefoil_output_row(output, 2, &values, NULL), INVALID_ARGUMENT, "below 2");
+    EXPECT(trefoil_output_row(output, 0, NULL, NULL), NULL_POINTER, "row is null");
+    EXPECT(trefoil_output_top_k(output, 0, NULL, 5, &size), NULL_POINTER, "classes is null");
+    EXPECT(trefoil_output_top_k(output, 5, best, 5, &size), INVALID_ARGUMENT, "below 2");
+    OK(trefoil_output_top_k(output, 1, best, 12, &size));
+    if (size != 10)
+        wrong++, printf("%zu of 10 classes\n", size);
+    for (size_t i = 1; i < size; i++)
+        if (best[i].value > best[i - 1].value ||
+            (best[i].value == best[i - 1].value && best[i].index < best[i - 1].index))
+            wrong++, printf("class %zu out of order\n", i);
+    OK(trefoil_output_top_k(output, 1, best, 0, &size));
+    OK(trefoil_release(output));
+    EXPECT(trefoil_release(output), RELEASED, NULL);
+    EXPECT(trefoil_output_row(output, 0, &values, NULL), RELEASED, NULL);
+
+    /* batchers */
+    trefoil_batcher_options few = {.size = sizeof few, .rows = 1, .when_full = 7};
+    trefoil_row_options urgent = {.size = sizeof urgent, .high_priority = 3};
+    static unsigned char pixels[28 * 28];
+    EXPECT(trefoil_batcher_build(engine, &few, &batcher), INVALID_ARGUMENT, "when_full is 7");
+    few.when_full = TREFOIL_WHEN_FULL_REJECT;
+    few.in_flight = SIZE_MAX;
+    EXPECT(trefoil_batcher_build(engine, &few, &batcher), INVALID_ARGUMENT, "in_flight is 18446744073709551615");
+    few.in_flight = 0;
+    OK(trefoil_batcher_build(engine, &few, &batcher));
+    EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 3, &ticket), INVALID_ARGUMENT, "expected 784");
+    EXPECT(trefoil_batcher_submit(batcher, NULL, NULL, 784, &ticket), NULL_POINTER, "pixels is null");
+    EXPECT(trefoil_batcher_submit(batcher, &urgent, pixels, 784, &ticket), INVALID_ARGUMENT, "high_priority is 3");
+    urgent.high_priority = 1;
+    OK(trefoil_batcher_row(batcher, &urgent, &row));
+    EXPECT(trefoil_batcher_row(batcher, NULL, &third), FULL, "all 1 rows");
+    EXPECT(trefoil_row_memory(row, NULL, NULL), NULL_POINTER, "memory is null");
+    OK(trefoil_row_memory(row, &memory, &size));
+    memset(memory, 1, size);
+    EXPECT(trefoil_row_submit(row, NULL), NULL_POINTER, "ticket is null");
+    OK(trefoil_row_submit(row, &ticket));
+    EXPECT(trefoil_row_submit(row, &ticket), RELEASED, NULL);
+    EXPECT(trefoil_row_memory(row, &memory, &size), RELEASED, NULL);
+    OK(trefoil_wait(ticket, &output));
+    OK(trefoil_output_rows(output, &size));
+    EXPECT(trefoil_output_row(output, 1, &values, NULL), INVALID_ARGUMENT, "below 1");
+    OK(trefoil_release(output));
+    OK(trefoil_batcher_close(batcher, 0, 10ull * 1000 * 1000 * 1000));
+    EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket), CLOSED, "closed");
+    OK(trefoil_release(batcher));
+    EXPECT(trefoil_batcher_row(batcher, NULL, &row), RELEASED, NULL);
+
+    /* callbacks */
+    struct impatient self = {0};
+    trefoil_batcher_options waits = {.size = sizeof waits, .rows = 1, .max_delay_ns = 300ull * 1000 * 1000};
+    OK(trefoil_batcher_build(engine, &waits, &self.batcher));
+    OK(trefoil_batcher_submit(self.batcher, NULL, pixels, 784, &ticket));
+    OK(trefoil_on_ready(ticket, impatient, &self));
+    EXPECT(trefoil_wait(ticket, &output), RELEASED, NULL);
+    if (!done(&self.done))
+        wrong++, printf("no callback\n");
+    OK(trefoil_batcher_close(self.batcher, 0, 10ull * 1000 * 1000 * 1000));
+    OK(trefoil_release(self.batcher));
+    struct elsewhere from = {.caller = pthread_self()};
+    waits = (trefoil_batcher_options){.size = sizeof waits, .rows = 4, .max_delay_ns = 60ull * 1000 * 1000 * 1000};
+    OK(trefoil_batcher_build(engine, &waits, &batcher));
+    OK(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket));
+    OK(trefoil_on_ready(ticket, elsewhere, &from));
+    OK(trefoil_batcher_close(batcher, 1, 10ull * 1000 * 1000 * 1000));
+    if (!done(&from.done))
+        wrong++, printf("no callback of an aborted row\n");
+    OK(trefoil_release(batcher));
+
+    /* closing: callbacks are answered too, and what was lent before is refused */
+    int closed = 0;
+    OK(trefoil_acquire(engine, &batch));
+    OK(trefoil_submit(batch, 1, &ticket));
+    OK(trefoil_acquire(engine, &batch));
+    EXPECT(trefoil_engine_close(engine, 5, 0), INVALID_ARGUMENT, "abort is 5");
+    OK(trefoil_engine_close(engine, 1, 10ull * 1000 * 1000 * 1000));
+    EXPECT(trefoil_acquire(engine, &third), CLOSED, "closed");
+    trefoil_health health = {.size = sizeof health};
+    OK(trefoil_engine_health(engine, &health));
+    if (health.faulted != 0 || health.closed != 1 || health.filling != 1 || health.staging != 2)
+        wrong++, printf("health: %u, %u, %zu, %zu\n", health.faulted, health.closed, health.filling, health.staging);
+    EXPECT(trefoil_submit(batch, 1, &third), CLOSED, "closed");
+    OK(trefoil_on_ready(ticket, count, &closed));
+    if (done(&closed) != 1)
+        wrong++, printf("%d callbacks of a closed engine\n", closed);
+
+    /* a device under two handles */
+    OK(trefoil_engine_device(engine, &other));
+    OK(trefoil_release(engine));
+    EXPECT(trefoil_engine_capacity(engine, &size), RELEASED, NULL);
+    OK(trefoil_release(device));
+    EXPECT(trefoil_device_health(device), RELEASED, NULL);
+    OK(trefoil_device_health(other));
+
+    /* all memory comes home, once the last threads of the batcher and the ring are gone */
+    for (int i = 0; i < 1000; i++) {
+        OK(trefoil_device_get_info(other, &info));
+        if (info.device_bytes_used + info.page_locked_bytes_used == 0)
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    }
+    if (info.device_bytes_used + info.page_locked_bytes_used != 0)
+        wrong++, printf("%llu bytes are left\n", (unsigned long long)info.page_locked_bytes_used);
+    OK(trefoil_release(other));
+    OK(trefoil_release(model));
+    EXPECT(trefoil_release(model), RELEASED, NULL);
+    EXPECT(trefoil_log(9, NULL, NULL), INVALID_ARGUMENT, "level is 9");
+
+    printf("%s\n", wrong == 0 ? "every misuse was told" : "FAILED");
+    return wrong != 0;
+}

@@ -1,0 +1,150 @@
+// Every part of trefoil.hpp, used as it is meant and misused where it tells: wrapper MODEL NODE TIMELINE.json
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include <trefoil.hpp>
+
+using namespace std::chrono_literals;
+
+static void require(bool holds, const char *what, int line) {
+    if (holds) return;
+    std::printf("line %d: %s\n", line, what);
+    std::exit(1);
+}
+#define REQUIRE(condition) require(condition, #condition, __LINE__)
+
+template <class F>
+static void throws(trefoil_status status, F call, int line) {
+    try {
+        call();
+    } catch (const trefoil::error &error) {
+        require(error.status() == status && error.what()[0] != '\0', error.what(), line);
+        return require(error.reaches() == TREFOIL_FAULT_CLASS_REQUEST, "a request", line);
+    }
+    require(false, "it throws", line);
+}
+#define THROWS(status, ...) throws(TREFOIL_STATUS_##status, [&] { __VA_ARGS__; }, __LINE__)
+
+template <class T>
+static void moves(T &from) {
+    const std::uint64_t raw = from.get();
+    T to = std::move(from);
+    REQUIRE(to.get() == raw && !from);
+    from = std::move(to);
+    REQUIRE(from.get() == raw && !to);
+    T &same = from;
+    from = std::move(same);
+    REQUIRE(from.get() == raw);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) return 64;
+    trefoil::check_abi();
+    THROWS(ABI_MISMATCH, trefoil::check(trefoil_check_abi(TREFOIL_ABI_MAJOR + 1, 0)));
+    THROWS(INVALID_ARGUMENT, trefoil::device("gpu"));
+    THROWS(IO, trefoil::model("no/such/model"));
+
+    trefoil::device device = trefoil::device::cpu(2);
+    trefoil::model model{std::string(argv[1])};
+    REQUIRE(device.info().units == 2 && std::strcmp(trefoil::device("cpu").info().name, "CPU") == 0);
+    REQUIRE(!model.label(9).empty() && model.label(9).size() == std::strlen(model.label(9).c_str()));
+    THROWS(INVALID_ARGUMENT, model.label(model.info().classes));
+    trefoil::engine_options options;
+    options.device = device.get();
+    options.batch = 2;
+    options.staging = options.results = 2;
+    options.trace_batches = 8;
+    trefoil::engine engine(model, options);
+    REQUIRE(engine.capacity() == 2 && engine.batch_sizes().back() == 2);
+    REQUIRE(engine.device().info().units == 2);
+    const std::size_t row_bytes = engine.input().row_bytes;
+
+    { // a cut model: another engine on the same device
+        trefoil::model cut = model.cut(argv[2]);
+        moves(cut);
+        trefoil::engine_options whole = options;
+        whole.result = TREFOIL_RESULT_FEATURES;
+        trefoil::engine features(cut, whole);
+        REQUIRE(features.output().row_bytes != engine.output().row_bytes);
+    }
+    moves(device), moves(model), moves(engine);
+
+    // batches
+    trefoil::batch batch = engine.acquire();
+    moves(batch);
+    for (std::size_t i = 0; i < batch.capacity(); i++)
+        for (std::uint8_t &value : batch.row(i)) value = static_cast<std::uint8_t>(i * 100);
+    try {
+        batch.row(2);
+        REQUIRE(!"a third row");
+    } catch (const std::out_of_range &) {
+    }
+    THROWS(INVALID_ARGUMENT, std::move(batch).submit(3));
+    REQUIRE(static_cast<bool>(batch)); // as it was
+    {
+        trefoil::batch other = engine.acquire_within(1s);
+        REQUIRE(!engine.try_acquire() && engine.health().filling == 2);
+        THROWS(TIMEOUT, engine.acquire_within(1ms));
+    } // gives its rows back
+    REQUIRE(engine.try_acquire().has_value());
+    trefoil::ticket ticket = std::move(batch).submit(2);
+    REQUIRE(!batch);
+    THROWS(INVALID_HANDLE, std::move(batch).submit(1));
+    moves(ticket);
+    std::optional<trefoil::output> early;
+    while (!early) early = ticket.wait_for(1ms);
+    REQUIRE(!ticket && early->rows() == 2 && early->values(1).size() == model.info().classes);
+    THROWS(INVALID_HANDLE, ticket.is_ready());
+    const auto best = early->top_k<3>(1);
+    REQUIRE(best.size() == 3 && best[0].value >= best[2].value);
+    REQUIRE(early->values(1)[best[0].index] == best[0].value);
+    moves(*early);
+    early.reset();
+
+    // replacing a ticket or an output releases the one before
+    trefoil::output output;
+    for (int i = 0; i < 5; i++) output = engine.acquire().submit(1).wait();
+    REQUIRE(engine.health().unread == 1);
+
+    // callbacks
+    std::atomic<int> called{0};
+    auto callback = [&](trefoil_status status, trefoil::output result) {
+        if (status == TREFOIL_STATUS_OK && result.rows() == 1) called++;
+    };
+    engine.acquire().submit(1).on_ready(callback);
+    while (called == 0) std::this_thread::sleep_for(1ms);
+
+    // batchers
+    trefoil::batcher batcher(engine);
+    const std::vector<std::uint8_t> pixels(row_bytes, 100);
+    trefoil::row_options urgent;
+    urgent.high_priority = 1;
+    trefoil::ticket copied = batcher.submit(pixels.data(), pixels.size(), urgent);
+    THROWS(INVALID_ARGUMENT, batcher.submit(pixels.data(), 1));
+    REQUIRE(std::move(copied).wait().top_k<1>(0)[0].index == best[0].index);
+    trefoil::row row = batcher.row();
+    moves(row);
+    REQUIRE(row.bytes().size() == row_bytes);
+    std::memcpy(row.bytes().data(), pixels.data(), row_bytes);
+    trefoil::ticket in_place = std::move(row).submit();
+    THROWS(INVALID_HANDLE, row.bytes());
+    REQUIRE(std::move(in_place).wait().top_k<1>(0)[0].index == best[0].index);
+    REQUIRE(batcher.stats().rows == 2);
+    moves(batcher);
+    batcher.close(10s, true);
+    THROWS(CLOSED, batcher.row());
+
+    // what it did
+    REQUIRE(engine.trace_report().size() > 40);
+    engine.trace_write(argv[3]);
+    REQUIRE(std::ifstream(argv[3]).get() == '{' || std::ifstream(argv[3]).get() == '[');
+    device.health();
+    engine.close(10s);
+    THROWS(CLOSED, engine.acquire());
+    REQUIRE(engine.health().closed == 1);
+    std::puts("the wrapper holds");
+    return 0;
+}

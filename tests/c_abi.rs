@@ -1,0 +1,283 @@
+//! The C interface as C and C++ programs see it: built, linked and run as docs/linking.md says, misused in every way
+//! that can be told, used from many threads, and looked at by valgrind.
+//!
+//! Where a compiler or valgrind is missing, what needs it is reported as ignored; `TREFOIL_REQUIRE_C=1` makes that a
+//! failure.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use trefoil::image;
+use trefoil::model::Model;
+
+type Outcome = Result<(), Failed>;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let required = env::var("TREFOIL_REQUIRE_C").is_ok_and(|value| value == "1");
+    let trial = |name: &str, tools: &'static [&'static str], run: fn() -> Outcome| {
+        let missing: Vec<&str> = tools.iter().copied().filter(|tool| !is_there(tool)).collect();
+        let ignored = !missing.is_empty() && !required;
+        if ignored {
+            println!("ignored: {name}, for want of {}", missing.join(", "));
+        }
+        Trial::test(name, run).with_ignored_flag(ignored)
+    };
+    const C: &[&str] = &["gcc", "g++", "pkg-config", "bash"];
+    const VALGRIND: &[&str] = &["gcc", "pkg-config", "bash", "valgrind"];
+    let trials = vec![
+        trial("the_header_declares_what_the_sources_define", &[], header_and_sources),
+        trial("every_function_is_guarded", &[], every_function_is_guarded),
+        trial("the_library_exports_what_the_header_declares", &["gcc", "nm", "readelf", "bash"], exports),
+        trial("the_headers_stand_alone_in_c99_and_cpp17", C, headers_stand_alone),
+        trial("the_documented_commands_make_programs_that_are_right", C, documented_commands),
+        trial("every_misuse_is_told", C, misuse),
+        trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
+        trial("threads_get_the_answers_of_their_own_submissions", C, threads),
+        trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
+        trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
+    ];
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn is_there(tool: &str) -> bool {
+    Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+fn root() -> PathBuf {
+    env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from)
+}
+
+/// A folder for what is built here.
+fn work() -> PathBuf {
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_abi");
+    fs::create_dir_all(&work).unwrap();
+    work
+}
+
+/// Where cargo builds, so that the dependencies compiled for this test are used again.
+fn target() -> PathBuf {
+    let this = env::current_exe().unwrap();
+    this.ancestors().nth(3).unwrap().to_owned()
+}
+
+/// Runs to the end; a failure shows what the command said.
+fn run(command: &mut Command) -> Result<String, Failed> {
+    let Output { status, stdout, stderr } = command.current_dir(root()).stdin(Stdio::null()).output()?;
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    if !status.success() {
+        return Err(format!("{command:?}: {status}\n{stdout}\n{stderr}").into());
+    }
+    Ok(stdout.into_owned())
+}
+
+/// The prefix that scripts/install_c.sh has installed into, once.
+fn installed() -> Result<PathBuf, Failed> {
+    static INSTALLED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let install = || {
+        let prefix = work().join("prefix");
+        let mut command = Command::new("bash");
+        command.args(["scripts/install_c.sh"]).arg(&prefix).env("CARGO_TARGET_DIR", target());
+        run(&mut command).map(|_| prefix).map_err(|failed| failed.message().unwrap_or("failed").to_owned())
+    };
+    INSTALLED.get_or_init(install).clone().map_err(Failed::from)
+}
+
+/// One of `tests/c/`, a C or C++ file, compiled with every warning an error; removed at the end.
+struct Program(PathBuf);
+
+impl Program {
+    fn new(file: &str) -> Result<Self, Failed> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let (prefix, program) = (installed()?, work().join(format!("{file}-{}-{number}", std::process::id())));
+        let (compiler, standard) = if file.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
+        let mut command = Command::new(compiler);
+        command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-pedantic", "-Werror"]);
+        command.arg(root().join("tests/c").join(file)).arg("-o").arg(&program);
+        run(command.args(pkg_config(&prefix)?).args(["-lpthread", "-lm"]).arg(rpath(&prefix)))?;
+        Ok(Self(program))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn pkg_config(prefix: &Path) -> Result<Vec<String>, Failed> {
+    let mut command = Command::new("pkg-config");
+    command.args(["--cflags", "--libs", "trefoil"]).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    Ok(run(&mut command)?.split_whitespace().map(str::to_owned).collect())
+}
+
+fn rpath(prefix: &Path) -> String {
+    format!("-Wl,-rpath,{}", prefix.join("lib").display())
+}
+
+/// Functions that the header declares.
+fn declared() -> BTreeSet<String> {
+    let header = fs::read_to_string(root().join("include/trefoil.h")).unwrap();
+    let begins =
+        |line: &&str| ["trefoil_status ", "trefoil_fault_class ", "const char *"].iter().any(|t| line.starts_with(t));
+    let before_arguments = |line: &str| line.split_once('(').map(|(before, _)| before.to_owned());
+    let names = header.lines().filter(begins).filter_map(before_arguments);
+    names.filter_map(|before| before.rsplit([' ', '*']).next().map(str::to_owned)).collect()
+}
+
+/// The sources of the interface, joined.
+fn sources() -> String {
+    let files = fs::read_dir(root().join("src/ffi")).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+fn header_and_sources() -> Outcome {
+    let sources = sources();
+    let defined = sources.split("extern \"C\" fn ").skip(1).filter(|after| after.starts_with("trefoil_"));
+    let defined: BTreeSet<String> = defined.map(|after| after.split('(').next().unwrap().to_owned()).collect();
+    assert!(defined.len() >= 40, "{defined:?}");
+    assert_eq!(declared(), defined, "run scripts/header.sh");
+    let header = fs::read_to_string(root().join("include/trefoil.h")).unwrap();
+    let statuses = header.lines().map(str::trim).filter(|line| line.starts_with("TREFOIL_STATUS_"));
+    let names: Vec<&str> = statuses.filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.len() >= 20, "{names:?}");
+    for name in names {
+        assert!(sources.contains(&format!("c\"{name}\"")), "trefoil_status_name does not know {name}");
+    }
+    Ok(())
+}
+
+fn every_function_is_guarded() -> Outcome {
+    // These give what is there, and cannot fail.
+    const TEXTS: [&str; 4] =
+        ["trefoil_version", "trefoil_last_error", "trefoil_last_error_class", "trefoil_status_name"];
+    let sources = sources();
+    for after in sources.split("extern \"C\" fn ").skip(1).filter(|after| after.starts_with("trefoil_")) {
+        let name = after.split('(').next().unwrap();
+        let body = after.split("-> trefoil_status {").nth(1).map(str::trim_start);
+        let guarded = body.is_some_and(|body| body.starts_with("guard(||"));
+        assert!(guarded || TEXTS.contains(&name), "{name} does not begin with `guard(`");
+    }
+    Ok(())
+}
+
+fn exports() -> Outcome {
+    let library = installed()?.join("lib/libtrefoil.so");
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&library))?;
+    let exported: BTreeSet<String> =
+        symbols.lines().filter_map(|line| line.split(' ').next_back()).map(str::to_owned).collect();
+    assert_eq!(declared(), exported);
+    let dynamic = run(Command::new("readelf").arg("-d").arg(&library))?;
+    assert!(dynamic.contains("[libtrefoil.so.1]") && dynamic.contains("NODELETE"), "{dynamic}");
+    Ok(())
+}
+
+fn headers_stand_alone() -> Outcome {
+    let include = root().join("include");
+    let check = |compiler: &str, standard: &str, header: &str, language: &str| {
+        let mut command = Command::new(compiler);
+        command.args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-x", language]);
+        run(command.arg(include.join(header))).map(drop)
+    };
+    check("gcc", "-std=c99", "trefoil.h", "c")?;
+    check("g++", "-std=c++17", "trefoil.h", "c++")?;
+    check("g++", "-std=c++17", "trefoil.hpp", "c++")
+}
+
+/// The commands of docs/linking.md, with a prefix of the test's own.
+fn documented_commands() -> Outcome {
+    let prefix = installed()?;
+    let text = fs::read_to_string(root().join("docs/linking.md"))?;
+    let blocks: Vec<&str> = text.split("```sh\n").skip(1).map(|after| after.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 5, "docs/linking.md lost its commands");
+    fs::create_dir_all(root().join("target"))?;
+    let script = format!("set -e\n{}", blocks.concat()).replace("$HOME/.local", prefix.to_str().unwrap());
+    let said = run(Command::new("bash").args(["-c", &script]).env("CARGO_TARGET_DIR", target()))?;
+    assert!(said.contains("coffee.png: 967 ") && said.contains("rocket.jpg: 657 "), "{said}");
+
+    let (coffee, rocket) = (ppm("coffee.png")?, ppm("rocket.jpg")?);
+    let weights = "weights/efficientnet-lite0";
+    let label = Model::open(root().join(weights))?.label(967).to_owned();
+    for program in ["target/classify", "target/classify-static"] {
+        let said = run(Command::new(root().join(program)).arg(weights).arg(&coffee).arg("cpu"))?;
+        let first = said.lines().next().unwrap_or_default();
+        assert!(first.contains("%  967  ") && first.ends_with(&label), "{program}: {said}");
+        assert_eq!(said.lines().count(), 5, "{said}");
+        for (arguments, code, message) in [
+            (vec![], 64, "usage"),
+            (vec![weights, "README.md", "cpu"], 1, "README.md: not a binary PPM of 224 x 224 pixels"),
+            (vec!["no/such/model", "x.ppm", "cpu"], 1, "TREFOIL_STATUS_IO: cannot open no/such/model"),
+            (vec![weights, "x.ppm", "gpu"], 1, "TREFOIL_STATUS_INVALID_ARGUMENT: device is `gpu`"),
+        ] {
+            let output = Command::new(root().join(program)).args(arguments).current_dir(root()).output()?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(code) && said.contains(message), "{said}");
+        }
+    }
+    let program = root().join("target/decoder_threads");
+    let pictures = [&coffee, &rocket].repeat(15);
+    let said = run(Command::new(&program).args([weights, "4"]).args(&pictures))?;
+    let of = |picture: &Path, class: &str| {
+        let start = format!("{}: {class} ", picture.display());
+        said.lines().filter(|line| line.starts_with(&start)).count()
+    };
+    assert_eq!((of(&coffee, "967"), of(&rocket, "657"), said.lines().count()), (15, 15, 30), "{said}");
+    let output = Command::new(&program).args([weights, "2", "README.md"]).current_dir(root()).output()?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("README.md: not a binary PPM"));
+    Ok(())
+}
+
+/// A photo as a PPM of the model's size.
+fn ppm(photo: &str) -> Result<PathBuf, Failed> {
+    let model = Model::open(root().join("weights/efficientnet-lite0"))?;
+    let input = model.preprocessing().input;
+    let mut pixels = vec![0; input.elems()];
+    image::load(root().join("weights/photos").join(photo), model.preprocessing(), &mut pixels)?;
+    let path = work().join(photo).with_extension("ppm");
+    let head = format!("P6\n{} {}\n255\n", input.width, input.height);
+    fs::write(&path, [head.as_bytes(), &pixels].concat())?;
+    Ok(path)
+}
+
+fn wrapper() -> Outcome {
+    let (program, timeline) = (Program::new("wrapper.cpp")?, work().join("wrapper.json"));
+    let said = run(Command::new(&program.0).args(["weights/convnet28", "conv3"]).arg(timeline))?;
+    assert!(said.contains("the wrapper holds"), "{said}");
+    Ok(())
+}
+
+fn misuse() -> Outcome {
+    let program = Program::new("misuse.c")?;
+    let said = run(Command::new(&program.0).arg("weights/convnet28"))?;
+    assert!(said.contains("every misuse was told"), "{said}");
+    Ok(())
+}
+
+fn threads() -> Outcome {
+    let program = Program::new("threads.c")?;
+    run(Command::new(&program.0).args(["weights/convnet28", "weights/efficientnet-lite0", "8", "60"])).map(drop)
+}
+
+/// What is definitely lost is an error, and so is every wrong access. What std keeps for a thread's life is not.
+fn valgrind(program: &Program, arguments: &[&str]) -> Outcome {
+    let mut command = Command::new("valgrind");
+    command.args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--fair-sched=yes"]);
+    command.args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
+    run(command.arg(&program.0).args(arguments)).map(drop)
+}
+
+fn valgrind_misuse() -> Outcome {
+    valgrind(&Program::new("misuse.c")?, &["weights/convnet28"])
+}
+
+fn valgrind_threads() -> Outcome {
+    valgrind(&Program::new("threads.c")?, &["weights/convnet28", "weights/convnet28", "3", "5"])
+}
