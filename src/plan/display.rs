@@ -9,7 +9,7 @@ impl fmt::Display for Plan {
         writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
         writeln!(
             f,
-            "{:>3}  {:<28} {:<16} {:<22} {:>15} {:>10} {:>10}  {:<12}",
+            "{:>3}  {:<28} {:<16} {:<27} {:>15} {:>10} {:>10}  {:<12}",
             "#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset"
         )?;
         for (index, step) in self.steps.iter().enumerate() {
@@ -21,7 +21,7 @@ impl fmt::Display for Plan {
             };
             writeln!(
                 f,
-                "{index:>3}  {:<28} {:<16} {:<22} {:>15} {:>10.2} {:>10.1}  {:<12}",
+                "{index:>3}  {:<28} {:<16} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}",
                 step.name,
                 step.op.label(step.inputs.len()),
                 self.kernel_name(step.kernel, &step.op),

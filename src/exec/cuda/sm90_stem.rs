@@ -124,6 +124,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     Ok(Launch {
         entry,
         grid: [product("blocks", &[batch, bands, column_tiles])?, 1, 1],
+        cluster: 1,
         block: [THREADS, 1, 1],
         shared_bytes: layers.shared_bytes(columns) as u32,
         args: ArgBytes::new(&args),
