@@ -393,6 +393,7 @@ fn an_engine_closed_under_it_ends_it() {
     let (core, held) = ring(8);
     let batcher = batcher(&core, Duration::ZERO).in_flight(1).build().unwrap();
     let flying = busy(&batcher, 1);
+    until(|| core.credits().unwrap().in_flight == 1);
     let queued = submit(&batcher, 2);
     assert!(matches!(core.close(Close::Abort, Duration::ZERO), Err(Error::Timeout { .. })));
     held.permit(100);
