@@ -22,7 +22,8 @@ pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90::{ConvShape, check as check_sm90};
 #[cfg(feature = "cuda")]
-pub(crate) use stem::StemLayers;
+#[cfg(feature = "cuda")]
+pub(crate) use stem::{MOST_STEM_CHANNELS, StemLayers};
 pub use stem::{Stem, StemTile};
 
 /// What a plan is asked for.

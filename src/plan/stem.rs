@@ -59,16 +59,6 @@ impl StemLayers {
         self.taps.div_ceil(4) * 2
     }
 
-    /// Halves of the filter as the kernel reads it: [taps][pairs][64 channels][2 pixels][4 channels].
-    pub(crate) const fn filter_elems(self) -> usize {
-        self.taps * self.pairs() * MOST_CHANNELS * 8
-    }
-
-    /// Where in the filter a weight of an output channel lies.
-    pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
-        ((r * self.pairs() + s / 2) * MOST_CHANNELS + channel) * 8 + s % 2 * 4 + c
-    }
-
     /// Columns of the result that a block of so many columns of the convolution computes, and how far the next block's
     /// are from them: a pooled column needs the convolution's column to its left.
     pub(crate) const fn out_columns(self, columns: usize) -> [usize; 2] {
@@ -80,17 +70,10 @@ impl StemLayers {
         let [of_block, next] = self.out_columns(columns);
         1 + out_width.saturating_sub(of_block).div_ceil(next)
     }
-
-    /// Dynamic shared memory of a block: the filter, the image rows of a window and two more, and output rows of four
-    /// warps.
-    pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
-        let rows = (self.taps + 2) * (columns + self.pairs() - 1) * 16;
-        2 * self.filter_elems() + rows + 4 * self.out_columns(columns)[0] * 32
-    }
 }
 
 /// Output channels of a product.
-const MOST_CHANNELS: usize = 64;
+pub(crate) const MOST_STEM_CHANNELS: usize = 64;
 
 impl Stem {
     /// What the kernel for these layers is compiled for; `None` if there is no such kernel.
@@ -104,7 +87,7 @@ impl Stem {
         let layers = StemLayers { taps: r, pools };
         let most = [pad.top, pad.left, self.conv_shape.height, self.conv_shape.width].into_iter().max();
         let fits = r == s && stride == [2; 2] && dilation == [1; 2] && most < Some(MOST_PIXELS);
-        let channels = self.conv.groups == 1 && self.conv.out_channels <= MOST_CHANNELS;
+        let channels = self.conv.groups == 1 && self.conv.out_channels <= MOST_STEM_CHANNELS;
         (fits && channels && StemLayers::ALL.contains(&layers)).then_some(layers)
     }
 }

@@ -5,7 +5,7 @@ use super::launch::{
 };
 use super::normalize::{self, MAX_MEANS};
 use crate::error::Error;
-use crate::plan::{Stem, StemLayers, StemTile};
+use crate::plan::{MOST_STEM_CHANNELS, Stem, StemLayers, StemTile};
 use crate::tensor::Shape;
 
 kernel_args! {
@@ -72,6 +72,26 @@ pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * St
     (StemLayers { taps: 3, pools: false }, 112, "sm90_stem_3x3_112"),
     (StemLayers { taps: 3, pools: false }, 64, "sm90_stem_3x3_64"),
 ];
+
+/// How the kernel has its operands.
+impl StemLayers {
+    /// Halves of the filter as the kernel reads it: [taps][pairs][64 channels][2 pixels][4 channels].
+    pub(crate) const fn filter_elems(self) -> usize {
+        self.taps * self.pairs() * MOST_STEM_CHANNELS * 8
+    }
+
+    /// Where in the filter a weight of an output channel lies.
+    pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
+        ((r * self.pairs() + s / 2) * MOST_STEM_CHANNELS + channel) * 8 + s % 2 * 4 + c
+    }
+
+    /// Dynamic shared memory of a block: the filter, the image rows of a window and two more, and output rows of four
+    /// warps.
+    pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
+        let rows = (self.taps + 2) * (columns + self.pairs() - 1) * 16;
+        2 * self.filter_elems() + rows + 4 * self.out_columns(columns)[0] * 32
+    }
+}
 
 /// The launch of `problem` in tiles of `tile`.
 pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemPointers) -> Result<Launch, Error> {
