@@ -59,10 +59,10 @@ def main():
             measured = measure(sides, bench, batch, options.pairs)
         result["batches"][batch] = {"floor_ms": floor, **measured}
         print(f"\n### batch {batch}\n\n{table(result['batches'][batch], batch)}\n", flush=True)
+        if options.record:  # after each: what was measured stays if a later batch is cut off
+            options.record.write_text(json.dumps(result, indent=1) + "\n")
         del sides
         torch.cuda.empty_cache()
-    if options.record:
-        options.record.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
