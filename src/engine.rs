@@ -203,6 +203,12 @@ impl Engine {
         self.core.close(how, limit)
     }
 
+    /// Which ring its tickets are of.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> crate::ring::Origin {
+        crate::ring::Origin::of_ring(&self.core)
+    }
+
     /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
     /// ring around them, on this thread: the calls and one wait of each, `ahead` batches in flight (at most the
     /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
