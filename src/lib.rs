@@ -29,6 +29,7 @@
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
+//! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | plays the schedule of this seed alone |

@@ -170,6 +170,8 @@ int main(int argc, char **argv) {
     REQUIRE(engine.trace_report().size() > 40);
     engine.trace_write(argv[3]);
     REQUIRE(std::ifstream(argv[3]).get() == '{' || std::ifstream(argv[3]).get() == '[');
+    engine.trace_write((std::string(argv[3]) + ".html").c_str());
+    REQUIRE(std::ifstream(std::string(argv[3]) + ".html").get() == '<');
     device.health();
     engine.close(10s);
     THROWS(CLOSED, engine.acquire());

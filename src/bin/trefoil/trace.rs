@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,11 +29,13 @@ const MOST_BATCHES: usize = 65_536;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  trefoil trace --batch 64 --producers 8 --batches 200 --out trace.json
+  trefoil trace --batch 64 --producers 8 --batches 200 --html trace.html
+  trefoil trace --seconds 5 --out trace.json --json
 
-Threads fill batches with random bytes, submit them and wait. The file is a timeline of streams, slots and threads in
-the trace event format: open it at https://ui.perfetto.dev. The report says how busy each stage was, in all and in the
-middle half of the run, and how much of the copying lay under compute.")]
+Threads fill batches with random bytes, submit them and wait. The files are timelines of streams, slots and threads:
+--html a page for any browser, with nothing but itself; --out the trace event format, for https://ui.perfetto.dev. The
+report says how busy each stage was, in all and in the middle half of the run, and how much of the copying lay under
+compute.")]
 pub struct TraceArgs {
     #[command(flatten)]
     place: Place,
@@ -52,9 +54,12 @@ pub struct TraceArgs {
     /// Run so long, and keep the last 4096 batches [default: 2]
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// The timeline
-    #[arg(long, value_name = "FILE", default_value = "trace.json")]
-    out: PathBuf,
+    /// The timeline for Perfetto [default: trace.json, unless there is --html]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The timeline as a page
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// Print the report as a JSON object
     #[arg(long)]
     json: bool,
@@ -68,7 +73,8 @@ struct Figures<'a> {
     batch: usize,
     slots: usize,
     producers: usize,
-    out: String,
+    out: Option<String>,
+    html: Option<String>,
     #[serde(flatten)]
     report: &'a TraceReport,
 }
@@ -96,21 +102,37 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
     let report = trace.report();
     ensure!(report.batches > 0, "no batch was finished");
-    fs::write(&args.out, trace.to_chrome_json()).with_context(|| format!("cannot write {}", args.out.display()))?;
+    let for_perfetto = args.out.clone().or_else(|| args.html.is_none().then(|| "trace.json".into()));
+    if let Some(path) = &for_perfetto {
+        write(path, &trace.to_chrome_json())?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &trace.to_html())?;
+    }
     let mut out = io::stdout();
     if args.json {
-        let (device_name, file) = (&*device.info().name, args.out.display().to_string());
-        let (model, slots) = (model.name(), args.slots);
-        let figures = Figures { model, device_name, batch, slots, producers, out: file, report: &report };
+        let name = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let (device_name, model, slots) = (&*device.info().name, model.name(), args.slots);
+        let (out_file, html) = (name(&for_perfetto), name(&args.html));
+        let figures = Figures { model, device_name, batch, slots, producers, out: out_file, html, report: &report };
         writeln!(out, "{}", serde_json::to_string(&figures)?)?;
     } else {
         writeln!(out, "device  {}", setup::describe(device.info()))?;
         writeln!(out, "model   {} from {}", model.name(), path.display())?;
         writeln!(out, "        batches of {batch}, {} slots, {producers} producers\n", args.slots)?;
         writeln!(out, "{report}\n")?;
-        writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", args.out.display())?;
+        if let Some(path) = &for_perfetto {
+            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", path.display())?;
+        }
+        if let Some(path) = &args.html {
+            writeln!(out, "timeline in {}: open it in a browser", path.display())?;
+        }
     }
     Ok(Outcome::AllGood)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Threads that fill, submit and wait.
