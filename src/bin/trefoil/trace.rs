@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use trefoil::{Engine, OutputKind, Ticket, TraceReport};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models, throughput};
+use crate::{Outcome, models, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
@@ -96,8 +97,18 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
         batches: args.batches.unwrap_or(usize::MAX),
         limit: args.batches.is_none().then(|| Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS))),
         taken: AtomicUsize::new(0),
+        bar: match args.batches {
+            Some(batches) => {
+                report::progress_bar(batches as u64, "trace    {pos}/{len} batches, {rate} a second, {eta} left")
+            }
+            None => report::progress_bar(0, "trace    {pos} batches in {elapsed}, {rate} a second, {msg}"),
+        },
     };
     load.run(producers)?;
+    load.bar.finish_and_clear();
+    if stop::requested() {
+        let _ = writeln!(io::stderr(), "interrupted: this is of what was recorded before");
+    }
 
     let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
     let report = trace.report();
@@ -144,6 +155,7 @@ struct Load<'a> {
     limit: Option<Duration>,
     /// Batches that a producer has begun.
     taken: AtomicUsize,
+    bar: ProgressBar,
 }
 
 impl Load<'_> {
@@ -167,7 +179,8 @@ impl Load<'_> {
     fn produce(&self, index: usize, start: Instant) -> Result<()> {
         let mut sources = self.rows.iter().cycle().skip(index);
         let mut last: Option<Ticket> = None;
-        while self.limit.is_none_or(|limit| start.elapsed() < limit)
+        while !stop::requested()
+            && self.limit.is_none_or(|limit| start.elapsed() < limit)
             && self.taken.fetch_add(1, Ordering::Relaxed) < self.batches
         {
             let mut batch = self.engine.acquire()?;
@@ -176,6 +189,10 @@ impl Load<'_> {
             }
             if let Some(before) = last.replace(batch.submit(self.batch)?) {
                 drop(before.wait()?);
+                self.bar.inc(1);
+                if let Some(limit) = self.limit.filter(|_| index == 0) {
+                    self.bar.set_message(format!("{:.0} s left", limit.saturating_sub(start.elapsed()).as_secs_f64()));
+                }
             }
         }
         if let Some(ticket) = last {
