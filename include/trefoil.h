@@ -853,7 +853,8 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
 
 /*
- Writes the timeline of the batches that the recorder remembers, as Perfetto and chrome://tracing read it. The
+ Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
+ browser, which needs nothing else; to another what Perfetto and chrome://tracing read. The
  engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
 
  Pointers:

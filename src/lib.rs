@@ -53,6 +53,11 @@ mod sync;
 mod tensor;
 mod trace;
 
+/// The programs in the guides compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/adding-a-model-family.md")]
+struct Guides;
+
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error, FaultClass};
