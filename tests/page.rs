@@ -44,6 +44,24 @@ key("0"); drawChart();
 const box = chart.getBoundingClientRect(), at = streams[1].of[3];
 hover({ clientX: box.left + ((begin[at] + end[at]) / 2 - view.from) / span() * box.width, clientY: box.top + places()[1] + 5 });
 said.tip = tip.textContent;
+key("0");
+const point = (type, x, more) => chart.dispatchEvent(new PointerEvent(type,
+  { clientX: box.left + x, clientY: box.top + places()[1] + 5, pointerId: 1, button: 0, cancelable: true, ...more }));
+chart.setPointerCapture = () => {}; // of a pointer that is not there
+chart.dispatchEvent(new WheelEvent("wheel", { deltaY: -400, clientX: box.left + box.width / 2, cancelable: true }));
+said.wheel = span() < said.all;
+const before = view.from;
+point("pointerdown", 150); point("pointermove", 50); point("pointerup", 50);
+said.dragged = view.from > before && byId("batch").hidden;
+const on = (begin[at] + end[at]) / 2;
+show(on - 1e5, on + 1e5);
+point("pointerdown", box.width / 2); point("pointerup", box.width / 2);
+said.clicked = document.querySelector("#batch h2")?.textContent;
+key("Escape");
+point("pointerdown", 100, { pointerId: 1 }); point("pointerdown", 200, { pointerId: 2 });
+const unpinched = span();
+point("pointermove", 300, { pointerId: 2 });
+said.pinched = unpinched / span();
 key("t"); said.theme = document.documentElement.dataset.theme;
 said.light = getComputedStyle(document.documentElement).backgroundColor;
 document.body.innerHTML = "";
@@ -60,13 +78,19 @@ fn main() {
         println!("ignored: the page's tests, for want of a Chromium");
     }
     let read = move || browser.map_or_else(|| Err("no Chromium was found".into()), read_the_page);
-    let trial = Trial::test("a_reader_finds_the_way_on_narrow_and_wide_screens", read);
-    libtest_mimic::run(&arguments, vec![trial.with_ignored_flag(browser.is_none() && !required)]).exit();
+    let empty = move || browser.map_or_else(|| Err("no Chromium was found".into()), show_nothing);
+    let trials = vec![
+        Trial::test("a_reader_finds_the_way_on_narrow_and_wide_screens", read),
+        Trial::test("a_page_of_nothing_says_so", empty),
+    ];
+    let ignored = browser.is_none() && !required;
+    let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(ignored)).collect();
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
 fn read_the_page(browser: &str) -> Result<(), Failed> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.html");
-    fs::write(&path, page()? + "<script>" + READER + "</script>")?;
+    fs::write(&path, page(BATCHES)? + "<script>" + READER + "</script>")?;
     for (width, dark) in [(360, true), (1280, false), (3840, true)] {
         let said = visit(browser, &path, width, dark)?;
         let is = |holds: bool, what: &str| assert!(holds, "{what} at {width}: {said:#}");
@@ -85,6 +109,8 @@ fn read_the_page(browser: &str) -> Result<(), Failed> {
         is(said["moved"] == true && (number("middle") - 0.5).abs() < 1e-6, "moving");
         is(said["batch"] == "Batch 20: slot 2, 2 rows" && said["next"] == "Batch 21: slot 0, 2 rows", "batches");
         is(number("layers") > 3.0 && said["closed"] == true, "layers");
+        is(said["wheel"] == true && said["dragged"] == true, "wheel and drag");
+        is(said["clicked"] == "Batch 3: slot 0, 2 rows" && (number("pinched") - 2.0).abs() < 1e-6, "click and pinch");
         let tip = said["tip"].as_str().unwrap();
         is(
             tip.starts_with("compute of batch 3") && tip.contains("slot 0, 2 rows") && tip.contains("TFLOP/s"),
@@ -94,12 +120,28 @@ fn read_the_page(browser: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Nothing was recorded: the page has its figures, and draws an empty timeline.
+fn show_nothing(browser: &str) -> Result<(), Failed> {
+    const LOOKER: &str = r##"
+drawChart();
+const said = { figures: document.querySelectorAll(".figure").length, about: byId("about").textContent, rows: lanes.length };
+document.body.innerHTML = "";
+document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+"##;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nothing.html");
+    fs::write(&path, page(0)? + "<script>" + LOOKER + "</script>")?;
+    let said = visit(browser, &path, 1280, false)?;
+    assert!(said["rows"] == 0 && said["figures"] == 4, "{said:#}");
+    assert!(said["about"].as_str().unwrap().starts_with("0 batches"), "{said:#}");
+    Ok(())
+}
+
 /// The page of a short run on the CPU.
-fn page() -> Result<String, Failed> {
+fn page(batches: usize) -> Result<String, Failed> {
     let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
     let engine =
         Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[2]).slots(3).trace(true).build()?;
-    for _ in 0..BATCHES {
+    for _ in 0..batches {
         drop(engine.acquire()?.submit(2)?.wait()?);
     }
     Ok(engine.trace().ok_or("the engine records")?.to_html())

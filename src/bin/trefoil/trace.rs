@@ -1,6 +1,6 @@
 //! `trefoil trace`: a run with the recorder on, as a timeline file and an overlap report.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -86,6 +86,12 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
     let output = OutputKind::Probabilities;
+    let for_perfetto = args.out.clone().or_else(|| args.html.is_none().then(|| "trace.json".into()));
+    for path in [&for_perfetto, &args.html].into_iter().flatten() {
+        // Before the run, which may be long.
+        let opened = File::options().create(true).append(true).open(path);
+        opened.with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
@@ -113,7 +119,6 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
     let report = trace.report();
     ensure!(report.batches > 0, "no batch was finished");
-    let for_perfetto = args.out.clone().or_else(|| args.html.is_none().then(|| "trace.json".into()));
     if let Some(path) = &for_perfetto {
         write(path, &trace.to_chrome_json())?;
     }
