@@ -201,6 +201,7 @@ impl Engine {
         let program = |plan: &Plan| TracedProgram { batch: plan.batch, layers: layers(plan) };
         TracedModel {
             name: self.model.clone(),
+            device_name: self.device.info().name.clone(),
             row_bytes: [self.input().row_pitch, self.output().row_pitch],
             programs: self.plans.iter().map(program).collect(),
         }

@@ -49,6 +49,8 @@ pub struct Trace {
 pub(crate) struct TracedModel {
     #[serde(rename = "model")]
     pub name: String,
+    /// The name of the device, as the driver gives it.
+    pub device_name: String,
     /// Bytes copied in and out for each row.
     pub row_bytes: [usize; 2],
     /// By batch size, ascending.

@@ -44,7 +44,7 @@ pub(super) fn page(trace: &Trace) -> String {
     let model = &trace.model;
     let title = match model.name.as_str() {
         "" => trace.device.clone(),
-        name => format!("{name} on {}", trace.device),
+        name => format!("{name} on {}", model.device_name),
     };
     let data = Data {
         stages: TraceStage::ALL,

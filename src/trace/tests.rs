@@ -161,7 +161,7 @@ fn the_page_asks_nothing_of_a_network_and_takes_any_name() {
     let name = "</script><script>alert(1)</script><!-- & {{data}} {{script}} {{title}}";
     let mut named = schedule();
     named.intervals[0].thread = Some(name.into());
-    let named = named.of(TracedModel { name: name.into(), row_bytes: [3, 4], programs: Vec::new() });
+    let named = named.of(TracedModel { name: name.into(), row_bytes: [3, 4], ..TracedModel::default() });
     let page = named.to_html();
     for asks in ["http:", "https:", "//cdn", "src=", "@import", "url(", "fetch(", "XMLHttpRequest", "import("] {
         assert!(!page.contains(asks), "{asks}");

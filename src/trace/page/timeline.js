@@ -382,17 +382,19 @@ for (const type of ["pointerdown", "pointermove"]) overview.addEventListener(typ
 
 // ---- batches
 
-/** The innermost interval under a pointer. */
+/** The innermost interval under a pointer, or the nearest one beside it. */
 function hit(event) {
   const y = event.clientY - chart.getBoundingClientRect().top, when = inView(event);
   const slack = (view.to - view.from) / chart.clientWidth * 2;
   const index = places().findIndex((top) => y >= top && y < top + ROW * rem);
   if (index < 0) return null;
-  let found = null;
+  let found = null, least = slack;
   const lane = lanes[index];
   for (let place = first(lane, when - slack); place < lane.of.length && begin[lane.of[place]] <= when + slack; place++) {
     const at = lane.of[place];
-    if (end[at] + slack >= when && (found === null || took[at] <= took[found])) found = at;
+    const off = Math.max(begin[at] - when, when - end[at], 0);
+    if (off > least || (found !== null && off === least && took[at] > took[found])) continue;
+    [found, least] = [at, off];
   }
   return found;
 }
@@ -456,7 +458,7 @@ function figure(value, what, more) {
 }
 function build() {
   const forgotten = report.dropped ? `; ${counted(report.dropped)} older ones forgotten` : "";
-  byId("about").textContent = `${counted(report.batches)} batches, ${counted(report.rows)} rows in ${seconds(report.seconds)}${forgotten}`;
+  byId("about").textContent = `${report.device}: ${counted(report.batches)} batches, ${counted(report.rows)} rows in ${seconds(report.seconds)}${forgotten}`;
   const compute = report.stages.find((of) => of.stage === "compute");
   figure(percent(report.copy_under_compute_middle), "of copying under compute", `middle half; ${percent(report.copy_under_compute)} in all`);
   if (compute) figure(percent(compute.busy_middle), "compute busy", `middle half; ${seconds(compute.p50)} a batch`);

@@ -11,7 +11,8 @@ use crate::setup;
 const GIB: f64 = (1_u64 << 30) as f64;
 /// Less free memory than this is little for weights, page-locked buffers and photos.
 const LITTLE: f64 = 2.0;
-const GET_DRIVER: &str = "install NVIDIA's driver 580 or newer (CUDA 13.0); until then everything runs on the CPU";
+const GET_DRIVER: &str =
+    "install NVIDIA's driver 580 or newer (CUDA 13.0), or pass it into the container; the CPU does all until then";
 
 /// The processor: how many threads, and whether it has what the CPU's kernels are compiled for.
 pub fn processor() -> Check {
@@ -82,27 +83,27 @@ pub fn driver(version: u32) -> Check {
 
 /// Why there is no GPU, and what is missing: bad where there should be one.
 pub fn no_gpu(error: &Error, wanted: bool) -> Check {
-    let hardware = !nvidia_cards().is_empty();
-    let found = match (hardware, libraries().first()) {
-        (true, None) => format!("{error}; an NVIDIA card is in this machine"),
-        (true, Some(path)) => format!("{error}; an NVIDIA card and {} are there", path.display()),
-        (false, Some(path)) => format!("{error}; {} is there, but no NVIDIA card on the PCI bus", path.display()),
-        (false, None) => format!("{error}; no NVIDIA card on the PCI bus"),
-    };
+    let (cards, libraries) = (nvidia_cards(), libraries());
+    let hidden = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() && !libraries.is_empty();
+    let card = if cards.is_empty() { "no NVIDIA card is on the PCI bus" } else { "an NVIDIA card is in this machine" };
+    let library = libraries.first().map_or_else(String::new, |path| format!(", and {}", path.display()));
+    let found = format!("{error}; {card}{library}");
     let advice = match error {
         Error::Unsupported { .. } => "update the driver to 580 or newer (CUDA 13.0)",
-        Error::NoDevice { .. } if hardware && !Path::new("/dev/nvidiactl").exists() => {
-            "load the driver's kernel modules (nvidia, nvidia_uvm); in a container, pass the GPU in, as `--gpus all` does"
+        Error::NoDevice { .. } if hidden => {
+            "look at CUDA_VISIBLE_DEVICES, which is set; without a GPU the CPU does all"
         }
-        Error::NoDevice { .. } if hardware => GET_DRIVER,
-        Error::NoDevice { .. } if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() => {
-            "look at CUDA_VISIBLE_DEVICES, which is set; where there is no GPU, everything runs on the CPU"
+        Error::NoDevice { .. } if cards.is_empty() => {
+            "nothing, if there is to be no GPU: everything runs on the CPU; else pass one in"
         }
-        Error::NoDevice { .. } => "nothing, if there is to be no GPU: everything runs on the CPU; else pass one in",
-        _ => "look at `dmesg` and `nvidia-smi`; restarting the process, or the machine, may be needed",
+        Error::NoDevice { .. } if libraries.is_empty() => GET_DRIVER,
+        Error::NoDevice { .. } if !Path::new("/dev/nvidiactl").exists() => {
+            "load the driver's kernel modules (nvidia, nvidia_uvm); in a container pass the GPU in, as `--gpus all` does"
+        }
+        _ => "look at `nvidia-smi` and `dmesg`; restarting the process, or the machine, may be needed",
     };
     match error {
-        Error::NoDevice { .. } if !hardware && !wanted => Check::warn("GPU", found, advice),
+        Error::NoDevice { .. } if (hidden || cards.is_empty()) && !wanted => Check::warn("GPU", found, advice),
         _ => Check::bad("GPU", found, advice),
     }
 }
