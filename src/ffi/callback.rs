@@ -78,7 +78,7 @@ pub(super) fn running() -> bool {
     RUNNING.get()
 }
 
-/// How long a call may wait: in a callback not at all, for its own thread may be the one that would end the wait.
+/// How long a call may wait: in a callback not at all.
 pub(super) fn limit(nanoseconds: u64) -> Duration {
     if running() { Duration::ZERO } else { Duration::from_nanos(nanoseconds) }
 }
