@@ -28,7 +28,7 @@ use super::BuildSpec;
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, Weights};
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
 use crate::tensor::TensorSpec;
@@ -52,9 +52,15 @@ pub(crate) fn build(
         Ok(Slot { input, output: DeviceBuffer::new(device, bytes(output)?)? })
     };
     let slots = (0..spec.slots).map(slot).collect::<Result<_, Error>>()?;
-    let network = Network::new(model, &plan, Isa::detect())?;
+    let ready = device.share(
+        |there: &Ready| Arc::ptr_eq(&there.from, model.weights()) && there.plan == plan,
+        || {
+            let network = Network::new(model, &plan, Isa::detect())?;
+            Ok(Ready { from: model.weights().clone(), plan: plan.clone(), network })
+        },
+    )?;
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(network.worker()?));
+    let worker = |_| Ok(Mutex::new(ready.network.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     let program = CpuProgram {
         cpu: cpu.clone(),
@@ -62,7 +68,7 @@ pub(crate) fn build(
         slots,
         input,
         output,
-        network,
+        ready,
         pool,
         workers,
     };
@@ -76,10 +82,17 @@ pub(crate) struct CpuProgram {
     slots: Vec<Slot>,
     input: TensorSpec,
     output: TensorSpec,
-    network: Network,
+    ready: Arc<Ready>,
     pool: Pool,
     /// One for each of the pool's workers. Locked by that worker alone, so never contended.
     workers: Vec<Mutex<Worker>>,
+}
+
+/// A network with its weights, repacked; engines of the same model and plan share it.
+struct Ready {
+    from: Arc<Weights>,
+    plan: Plan,
+    network: Network,
 }
 
 /// The buffers of one slot, for the largest batch.
@@ -134,7 +147,7 @@ impl Work for CpuProgram {
             let y = unsafe {
                 slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u32, self.output.row_bytes / 4)
             };
-            self.network.run(x, y, &mut lock(&self.workers[worker]));
+            self.ready.network.run(x, y, &mut lock(&self.workers[worker]));
         });
     }
 }

@@ -23,7 +23,7 @@ use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, Weights};
 use crate::plan::{Plan, Step};
 use launch::Launch;
 use pack::Layout;
@@ -41,7 +41,14 @@ struct CudaProgram {
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
     arena: DeviceBuffer,
-    weights: DeviceBuffer,
+    weights: Arc<Uploaded>,
+}
+
+/// A model's weights on the device, as kernels read them; engines of the same model share them.
+struct Uploaded {
+    from: Arc<Weights>,
+    layout: Layout,
+    buffer: DeviceBuffer,
 }
 
 /// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
@@ -67,23 +74,21 @@ pub(super) fn build(
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
     let largest = plans.last().expect("a spec has a batch size");
-    let layout = Layout::new(&plans);
     let stream = Stream::new(device, spec.priority, "trefoil-build")?;
-    let weights = DeviceBuffer::new(device, layout.bytes())?;
+    let weights = upload(model, device, &plans, &stream)?;
     let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = rows(largest.tensors[0].bytes)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    upload(model, device, &plans, &layout, &weights, &stream)?;
 
     let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
     for (slot, (input, output)) in inputs.iter().zip(&outputs).enumerate() {
         let mut of_slot = Vec::with_capacity(plans.len());
         for plan in &plans {
-            let addresses =
-                Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let mut launches = steps::launches(plan, &layout, &addresses)?;
+            let (input, output, weights_at) = (input.addr(), output.addr(), weights.buffer.addr());
+            let addresses = Addresses { input, output, arena: arena.addr(), weights: weights_at };
+            let mut launches = steps::launches(plan, &weights.layout, &addresses)?;
             kernels.load(&launches)?;
             kernels.encode(&mut launches)?;
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
@@ -103,26 +108,31 @@ pub(super) fn build(
     Ok((Arc::new(program), plans))
 }
 
-/// Packs all weights into page-locked memory and copies them once.
-fn upload(
-    model: &Model,
-    device: &Device,
-    plans: &[Plan],
-    layout: &Layout,
-    weights: &DeviceBuffer,
-    stream: &Stream,
-) -> Result<(), Error> {
-    let host = HostBuffer::new(device, weights.len())?;
-    // SAFETY: the buffer was just made, nothing else refers to it yet.
-    let bytes = unsafe { host.bytes_mut() };
-    device.note(Note::Begin(host.span(), Access::Write));
-    layout.fill(model, plans, bytes)?;
-    device.note(Note::End(host.span()));
-    let uploaded = Event::new(device)?;
-    // SAFETY: both buffers outlive the copy, whose event is waited for below.
-    unsafe { stream.copy_in(weights, &host, weights.len())? };
-    uploaded.record(stream)?;
-    uploaded.wait()
+/// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
+fn upload(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Arc<Uploaded>, Error> {
+    let layout = Layout::new(plans);
+    let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
+    device.share(fits, || Uploaded::new(model, device, plans, stream))
+}
+
+impl Uploaded {
+    /// Packs all weights into page-locked memory and copies them once.
+    fn new(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Self, Error> {
+        let layout = Layout::new(plans);
+        let buffer = DeviceBuffer::new(device, layout.bytes())?;
+        let host = HostBuffer::new(device, buffer.len())?;
+        // SAFETY: the buffer was just made, nothing else refers to it yet.
+        let bytes = unsafe { host.bytes_mut() };
+        device.note(Note::Begin(host.span(), Access::Write));
+        layout.fill(model, plans, bytes)?;
+        device.note(Note::End(host.span()));
+        let uploaded = Event::new(device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for below.
+        unsafe { stream.copy_in(&buffer, &host, buffer.len())? };
+        uploaded.record(stream)?;
+        uploaded.wait()?;
+        Ok(Self { from: model.weights().clone(), layout, buffer })
+    }
 }
 
 impl Kernels {
@@ -221,7 +231,7 @@ impl Program for CudaProgram {
             (rows(&self.inputs[run.slot]), Access::Read),
             (rows(&self.outputs[run.slot]), Access::Write),
             (self.arena.span_of(self.arena.len()), Access::Write),
-            (self.weights.span_of(self.weights.len()), Access::Read),
+            (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
         ]
     }
 
