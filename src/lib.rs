@@ -56,7 +56,7 @@ pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error, FaultClass};
 pub use ring::{
-    Batch, Batcher, BatcherBuilder, BatcherStats, Close, Health, Output, Prefetch, Request, Row, RowOutput,
+    Batch, Batcher, BatcherBuilder, BatcherStats, Close, Health, Output, OutputPart, Prefetch, Request, Row, RowOutput,
     RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,
 };
 pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};

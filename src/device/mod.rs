@@ -244,6 +244,27 @@ pub(crate) trait Program: Send + Sync {
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error>;
 }
 
+/// Where a program's input rows lie. What it shares with another program lives as long as both.
+pub(crate) enum Inputs {
+    /// In buffers of its own, one for each slot.
+    Own(Vec<DeviceBuffer>),
+    /// Where another program's are.
+    InputsOf(Arc<dyn Program>),
+    /// Where another program puts its output.
+    OutputsOf(Arc<dyn Program>),
+}
+
+impl Inputs {
+    /// A slot's.
+    pub fn at(&self, slot: usize) -> &DeviceBuffer {
+        match self {
+            Self::Own(buffers) => &buffers[slot],
+            Self::InputsOf(program) => program.input(slot),
+            Self::OutputsOf(program) => program.output(slot),
+        }
+    }
+}
+
 impl Device {
     /// Opens a device. [`Target::Auto`] takes the first GPU and falls back to the CPU, with one warning in the log,
     /// where there is no driver or no GPU; a driver that is there but too old or failing is an error.

@@ -65,7 +65,7 @@ fn ring_of(
         waiting,
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
     };
     Core::build(device, Arc::new(program), spec).unwrap()
 }

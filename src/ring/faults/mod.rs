@@ -36,7 +36,7 @@ fn ring(device: &Device, program: Arc<dyn Program>, waiting: Waiting) -> Arc<Cor
         waiting,
         output_kind: OutputKind::Features,
         input: row(),
-        output: row(),
+        outputs: vec![row()],
     };
     Core::build(device, program, spec).unwrap()
 }
