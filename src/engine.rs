@@ -1,5 +1,6 @@
 //! For whom: an engine joins a model, a device and a ring.
 
+mod fleet;
 mod flow;
 
 use std::fmt;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::trace::{self, Recorder};
-use crate::device::{Device, Priority, Target};
+use crate::device::{Device, Priority, Signal, Target};
 use crate::error::{Credits, Error};
 use crate::exec::BuildSpec;
 use crate::model::Model;
@@ -15,6 +16,7 @@ use crate::plan::{Choices, Plan};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 use crate::trace::Trace;
+pub use fleet::Fleet;
 use flow::Flow;
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
@@ -394,7 +396,8 @@ impl<'a> EngineBuilder<'a> {
     /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
     /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
-    /// events to the operations of a batch, all made here; an engine that does not record has none of it.
+    /// events to the operations of a batch, all made here; an engine that does not record has none of it. Of several
+    /// models the computing of a batch is from the begin of the first to the end of the one named last.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -424,21 +427,29 @@ impl<'a> EngineBuilder<'a> {
     /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
     pub fn build(self) -> Result<Engine, Error> {
+        let device = match &self.device {
+            Some(device) => device.clone(),
+            None => Device::open(Target::Auto)?,
+        };
+        self.build_ring(&device, 1, None)
+    }
+
+    /// Builds on a device; with `freed` for a ring that is one of `peers`.
+    fn build_ring(&self, device: &Device, peers: usize, freed: Option<Arc<Signal>>) -> Result<Engine, Error> {
         let spec = self.build_spec()?;
-        let staging = self.staging.unwrap_or(self.slots + 3);
-        let results = self.results.unwrap_or(staging.saturating_mul(4));
+        // Where staging is kept until the answer is there, every batch on the device has one.
+        let on_device = if freed.is_some() { self.slots } else { 0 };
+        let staging = self.staging.unwrap_or(self.slots + on_device + 3);
+        // Should the others fail, one holds the results of all.
+        let results = self.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
         within("staging", staging, 1 << 16)?;
         within("results", results, 1 << 16)?;
         if let Some(batches) = self.trace {
             within("trace_batches", batches, 1 << 20)?;
         }
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            None => Device::open(Target::Auto)?,
-        };
         device.healthy()?;
-        let device = if self.check { device.checked() } else { device };
-        let flow = Flow::new(&self, &device, spec.with_default_sizes(&device))?;
+        let device = if self.check { device.checked() } else { device.clone() };
+        let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
         let largest = flow.largest();
         let needed = |what: &str, batch| flow.needed(what, batch, staging, results);
         let advise = |error| what_fits(error, largest, &device, needed);
@@ -452,6 +463,7 @@ impl<'a> EngineBuilder<'a> {
             output_kind: self.output,
             input: flow.input(),
             outputs: flow.outputs(),
+            freed,
         };
         let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
         let (on, recorder) = recorded.unzip();

@@ -377,6 +377,23 @@ impl Device {
         self.0.held.limit(device_bytes);
     }
 
+    /// Keeps the calling thread, and those that it starts later, on the CPUs next to this device, where there are several
+    /// NUMA nodes; whether there was a choice. Page-locked memory lies where the thread that builds is, and whoever writes
+    /// or reads much of it does so faster nearby: a producer for this device alone, say.
+    ///
+    /// ```
+    /// use trefoil::{Device, Target};
+    /// assert!(!Device::open(Target::Cpu)?.place_thread()); // all CPUs are next to it
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn place_thread(&self) -> bool {
+        match &self.0.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => cuda.place_thread(),
+            Kind::Cpu(_) | Kind::Sim(_) => false,
+        }
+    }
+
     /// The error that put the device out of use, if one did.
     pub fn fault(&self) -> Option<Error> {
         self.0.fault.get().map(|latched| Error::Fault { cause: latched.cause.clone(), batch: latched.batch })

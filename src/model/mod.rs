@@ -137,6 +137,11 @@ impl Model {
         Self { name: name.into(), ..self }
     }
 
+    /// The same with its weight file read into memory, once, however often it is built.
+    pub(crate) fn in_memory(&self) -> Result<Self, Error> {
+        Ok(Self { weights: Weights::in_memory(&self.weights)?, ..self.clone() })
+    }
+
     /// The model cut before its classifier: its result is what the last linear layer reads. A model that ends
     /// otherwise, or was cut before, is its own features.
     ///

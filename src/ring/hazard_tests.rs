@@ -235,6 +235,7 @@ fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result
         output_kind: OutputKind::Features,
         input: SPEC(),
         outputs: vec![SPEC(); nodes.len().div_ceil(2)],
+        freed: None,
     };
     let core = Core::build_flow(&device, nodes, spec);
     (device, core)

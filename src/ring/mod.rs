@@ -46,6 +46,7 @@ mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
 mod output;
+mod peers;
 mod prefetch;
 #[cfg(test)]
 mod schedules;
@@ -69,6 +70,8 @@ pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
 pub use output::{Output, OutputPart};
+pub use peers::DeviceStats;
+pub(crate) use peers::Peers;
 pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;
 pub use waiting::Waiting;
@@ -99,6 +102,9 @@ pub(crate) struct RingSpec {
     pub input: TensorSpec,
     /// Rows that consumers read, of each program whose output is downloaded.
     pub outputs: Vec<TensorSpec>,
+    /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the
+    /// answer is there.
+    pub freed: Option<Arc<Signal>>,
 }
 
 impl RingSpec {

@@ -56,6 +56,7 @@ fn ring_and_device(small: Small) -> (Arc<Core>, Arc<Sim>) {
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        freed: None,
     };
     (Core::build(&device, Arc::new(program), spec).unwrap(), sim)
 }

@@ -66,6 +66,7 @@ fn ring_of(
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        freed: None,
     };
     Core::build(device, Arc::new(program), spec).unwrap()
 }

@@ -214,7 +214,7 @@ mod tests {
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {
                     None => 1,
-                    Some((_, "kMaxMeans")) => 8,
+                    Some((_, "kMaxMeans" | "kMaxSources")) => 8,
                     Some((_, count)) => count.parse().expect("a number of elements"),
                 };
                 let size = count * size;
