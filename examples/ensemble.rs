@@ -7,6 +7,7 @@
 
 use trefoil::{Engine, Error, model::Model};
 
+/// Runs the models.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let others = [&model, &model]; // in earnest: others

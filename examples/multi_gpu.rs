@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use trefoil::{Close, Device, Engine, Error, Target, Ticket, model::Model};
 
+/// Runs batches on all GPUs.
 pub fn main() -> Result<(), Error> {
     let mut devices: Vec<Device> = (0..).map_while(|gpu| Device::open(Target::Cuda(gpu)).ok()).collect();
     if devices.is_empty() {

@@ -5,14 +5,14 @@
 //! cargo run --release --example multi_stage
 //! ```
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing};
-use trefoil::{Engine, Error, InputFormat, OutputKind, Ticket, prefetch_scoped};
+use trefoil::{Engine, Error, InputFormat, OutputKind, Ticket, model::Model, prefetch_scoped};
 
 const BATCHES: u8 = 12;
 
+/// Runs both kinds of stages.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
-    let (backbone, head) = (model.features()?, head(&model)?);
+    let (backbone, head) = model.split_at("avgpool")?; // or two models that fit together
     let whole = Engine::builder(&model).output(OutputKind::Logits).build()?;
     let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).build()?;
     let first = Engine::builder(&model).output(OutputKind::Features).build()?;
@@ -43,14 +43,6 @@ pub fn main() -> Result<(), Error> {
     })?;
     println!("{BATCHES} batches through two stages give what the whole model gives");
     Ok(())
-}
-
-/// The model's classifier as a model of its own, with the same weights.
-fn head(model: &Model) -> Result<Model, Error> {
-    let input = model.features()?.output();
-    let mut graph = GraphBuilder::new(input);
-    let classes = graph.linear("fc", graph.input(), model.classes());
-    Model::new(graph.finish(classes)?, model.weights().clone(), Preprocessing::new(input), model.labels().to_vec())
 }
 
 fn submit(engine: &Engine, number: u8) -> Result<Ticket, Error> {

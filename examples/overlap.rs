@@ -7,6 +7,7 @@
 
 use trefoil::{Device, Engine, Error, Target, TraceStage, model::Model};
 
+/// Shows the overlap.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let engine = Engine::builder(&model).on(&Device::open(Target::Auto)?).trace(true).build()?;

@@ -12,6 +12,7 @@ use trefoil::{Engine, Error, Ticket, model::Model};
 const THREADS: u8 = 4;
 const BATCHES: u8 = 10;
 
+/// Runs the threads.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let engine = Engine::builder(&model).staging(usize::from(THREADS) + 3).build()?;

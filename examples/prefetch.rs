@@ -12,6 +12,7 @@ use trefoil::{Engine, Error, Ticket, model::Model, prefetch_scoped};
 
 const BATCHES: u8 = 24;
 
+/// Loads ahead.
 pub fn main() -> Result<(), Error> {
     let model = Model::open("weights/convnet28")?;
     let engine = Engine::builder(&model).staging(8).build()?;

@@ -8,6 +8,7 @@
 
 use trefoil::{Device, Engine, Error, Target, model::Model};
 
+/// Runs the models.
 pub fn main() -> Result<(), Error> {
     let device = Device::open(Target::Auto)?;
     device.limit_memory(4 << 30); // for all of them

@@ -14,6 +14,8 @@ mod overlap;
 mod parallel_batches;
 #[path = "../examples/prefetch.rs"]
 mod prefetch;
+#[path = "../examples/side_by_side.rs"]
+mod side_by_side;
 #[path = "../examples/thread_pool.rs"]
 mod thread_pool;
 #[path = "../examples/two_models.rs"]
@@ -56,6 +58,18 @@ fn batches_of_many_threads_are_kept_apart() {
 #[test]
 fn what_is_next_is_loaded_meanwhile() {
     prefetch::main().unwrap();
+}
+
+#[test]
+fn engines_are_measured_side_by_side() {
+    let model = trefoil::model::Model::open("weights/convnet28").unwrap();
+    let time = std::time::Duration::from_millis(20);
+    let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
+    let device = Device::open(Target::Cpu).unwrap();
+    run.fleets(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+    let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
+    let ratios = [run.two_rings(&device).unwrap(), run.pipeline(&device).unwrap(), alone, first, plain];
+    assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
 }
 
 #[test]

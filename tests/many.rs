@@ -1,8 +1,8 @@
 //! Several models, stages and devices: what is shared, what comes together, and that each answer is what the models alone
 //! give. Everything with the hazard checker on.
 
-use trefoil::model::{BatchNorm, GraphBuilder, Model, Op, Preprocessing, Window};
-use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
+use trefoil::model::{GraphBuilder, Model, Preprocessing};
+use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
 
 const ROWS: usize = 5;
 
@@ -12,24 +12,6 @@ fn model() -> Model {
 
 fn cpu() -> Device {
     Device::open(Target::Cpu).unwrap()
-}
-
-/// What is behind `pool2` in the model, with the same weights.
-fn head(of: &Model) -> Model {
-    let mut g = GraphBuilder::new(Shape::new(14, 14, 32));
-    let mut x = g.input();
-    for (i, channels) in [(3, 64), (4, 64), (5, 128)] {
-        x = g.conv2d(&format!("conv{i}"), x, channels, Window::square(3, 1, 1));
-        x = g.node(&format!("bn{i}"), Op::BatchNorm(BatchNorm::named(&format!("bn{i}"), 1e-5)), &[x]);
-        x = g.relu(&format!("relu{i}"), x);
-        if i == 4 {
-            x = g.max_pool("pool4", x, Window::square(2, 2, 0));
-        }
-    }
-    let x = g.global_avg_pool("avgpool", x);
-    let x = g.linear("fc", x, 10);
-    let preprocessing = Preprocessing::new(Shape::new(14, 14, 32));
-    Model::new(g.finish(x).unwrap(), of.weights().clone(), preprocessing, Vec::new()).unwrap()
 }
 
 /// The pixels of a row that has a number.
@@ -68,7 +50,7 @@ fn parts(answers: &[Vec<Vec<f32>>], part: usize) -> Vec<Vec<f32>> {
 fn a_model_in_two_stages_is_the_model() {
     let (model, device) = (model(), cpu());
     let whole = answers(&checked(Engine::builder(&model), &device).build().unwrap());
-    let (front, back) = (model.features_at("pool2").unwrap(), head(&model));
+    let (front, back) = model.split_at("pool2").unwrap();
     let staged = checked(Engine::builder(&front).then(&back), &device).build().unwrap();
     assert_eq!(answers(&staged), whole, "f32 from end to end: not one bit differs");
     assert_eq!(staged.plans().len(), 2);
@@ -86,7 +68,7 @@ fn a_model_in_two_stages_is_the_model() {
 fn two_heads_read_one_backbone() {
     let (model, device) = (model(), cpu());
     let whole = answers(&checked(Engine::builder(&model), &device).build().unwrap());
-    let (front, back) = (model.features_at("pool2").unwrap(), head(&model));
+    let (front, back) = model.split_at("pool2").unwrap();
     let pooled = back.features().unwrap();
     let engine = checked(Engine::builder(&front).then(&back).beside(&pooled), &device).build().unwrap();
     let both = answers(&engine);
@@ -138,7 +120,7 @@ fn an_ensemble_gives_what_its_models_give_and_their_mean() {
 #[test]
 fn models_that_do_not_fit_together_are_refused() {
     let (model, device) = (model(), cpu());
-    let (front, back) = (model.features_at("pool2").unwrap(), head(&model));
+    let (front, back) = model.split_at("pool2").unwrap();
     let build = |builder: EngineBuilder<'_>| checked(builder, &device).build().unwrap_err().to_string();
     let text = build(Engine::builder(&model).then(&back));
     assert_eq!(text, "then is a model that reads 14x14x32 of f32: expected one that reads 1x1x10 of f32");
@@ -168,7 +150,7 @@ fn a_batchers_rows_have_the_parts_of_an_ensemble() {
 #[test]
 fn several_models_use_one_device_at_once() {
     let (model, device) = (model(), cpu());
-    let (front, back) = (model.features_at("pool2").unwrap(), head(&model));
+    let (front, back) = model.split_at("pool2").unwrap();
     let builders =
         [Engine::builder(&model), Engine::builder(&model).high_priority(), Engine::builder(&front).then(&back)];
     let engines = builders.map(|builder| checked(builder, &device).build().unwrap());
@@ -232,7 +214,7 @@ fn a_fleet_gives_what_an_engine_gives() {
 #[test]
 fn floats_by_pixel_are_what_floats_by_plane_are() {
     let (model, device) = (model(), cpu());
-    let (front, back) = (model.features_at("pool2").unwrap(), head(&model));
+    let (front, back) = model.split_at("pool2").unwrap();
     let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).build().unwrap();
     let mut batch = front.acquire().unwrap();
     pixels(3, batch.row_mut(0));

@@ -8,7 +8,7 @@ use crate::device::{Kind, Target};
 use crate::ring::Peers;
 
 /// Rings as one, on checked devices.
-fn peers(devices: Vec<(Device, Arc<dyn Program>)>, waiting: Waiting) -> Arc<Peers> {
+pub(super) fn peers(devices: Vec<(Device, Arc<dyn Program>)>, waiting: Waiting) -> Arc<Peers> {
     let freed = Arc::default();
     // As many results as there are tickets at most: one device may have to hold all of them.
     let results = usize::from(PRODUCERS) * 4;
