@@ -2,9 +2,9 @@
 //! one, what a pipeline of two stages does beside its slower stage, and how throughput grows with GPUs.
 //!
 //! ```sh
-//! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH]]]]]
+//! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]]
 //! ```
-//! MODEL is cut in two at NODE for the pipeline. Rows are bytes in ordinary memory, copied into page-locked memory by as
+//! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`. Rows are bytes in ordinary memory, copied into page-locked memory by as
 //! many threads as it takes; every figure is end to end.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,11 +26,21 @@ fn main() -> Result<(), Error> {
         batch: argument(4, "32").parse().unwrap_or(32),
     };
     let device = Device::open(Target::Auto)?;
-    run.two_rings(&device)?;
-    run.urgent_beside_bulk(&device)?;
-    run.pipeline(&device)?;
-    let gpus: Vec<Device> = (0..).map_while(|gpu| Device::open(Target::Cuda(gpu)).ok()).collect();
-    run.fleets(&gpus)
+    let wanted = |what: &str| arguments.get(5).is_none_or(|only| only == what);
+    if wanted("rings") {
+        run.two_rings(&device)?;
+    }
+    if wanted("urgent") {
+        run.urgent_beside_bulk(&device)?;
+    }
+    if wanted("pipeline") {
+        run.pipeline(&device)?;
+    }
+    if wanted("fleets") {
+        let gpus: Vec<Device> = (0..).map_while(|gpu| Device::open(Target::Cuda(gpu)).ok()).collect();
+        run.fleets(&gpus)?;
+    }
+    Ok(())
 }
 
 /// What is measured.
@@ -59,7 +69,7 @@ impl Run<'_> {
             let [first, second] = alone;
             let in_turn = 2.0 / (1.0 / first? + 1.0 / second?);
             let turn = AtomicUsize::new(0);
-            let either = || acquire(if turn.fetch_add(1, Ordering::Relaxed) % 2 == 0 { &one } else { &two });
+            let either = || acquire(if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { &one } else { &two });
             let at_once = self.rate(4, &either)?;
             println!(
                 "two rings, batch 8, round {round}: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",

@@ -249,9 +249,9 @@ pub(crate) enum Inputs {
     /// In buffers of its own, one for each slot.
     Own(Vec<DeviceBuffer>),
     /// Where another program's are.
-    InputsOf(Arc<dyn Program>),
+    Beside(Arc<dyn Program>),
     /// Where another program puts its output.
-    OutputsOf(Arc<dyn Program>),
+    After(Arc<dyn Program>),
 }
 
 impl Inputs {
@@ -259,8 +259,8 @@ impl Inputs {
     pub fn at(&self, slot: usize) -> &DeviceBuffer {
         match self {
             Self::Own(buffers) => &buffers[slot],
-            Self::InputsOf(program) => program.input(slot),
-            Self::OutputsOf(program) => program.output(slot),
+            Self::Beside(program) => program.input(slot),
+            Self::After(program) => program.output(slot),
         }
     }
 }

@@ -97,7 +97,7 @@ impl<'a> Flow<'a> {
         }
         let of = |stage: &Stage| {
             let plan = exec::plan_batch(&stage.model, self.device, &stage.spec, batch).ok()?;
-            Some(plan.device_bytes(stage.spec.slots))
+            Some(exec::device_bytes(&plan, self.device, stage.spec.slots))
         };
         self.stages.iter().map(of).sum()
     }
@@ -108,9 +108,9 @@ impl<'a> Flow<'a> {
         for stage in &self.stages {
             let program = |index: usize| nodes[index].program.clone();
             let inputs = match stage.after {
-                Some(before) => Some(Inputs::OutputsOf(program(before))),
+                Some(before) => Some(Inputs::After(program(before))),
                 None if nodes.is_empty() => None,
-                None => Some(Inputs::InputsOf(program(0))),
+                None => Some(Inputs::Beside(program(0))),
             };
             let (program, of_stage) = exec::build(&stage.model, self.device, &stage.spec, inputs)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });

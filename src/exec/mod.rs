@@ -94,6 +94,18 @@ pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch
     plan(model.graph(), &request)
 }
 
+/// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.
+pub(crate) fn device_bytes(plan: &Plan, device: &Device, slots: usize) -> u64 {
+    match device.kind() {
+        Kind::Cpu(_) | Kind::Sim(_) => {
+            let (input, output) = row_specs(plan);
+            (slots * plan.batch * (input.row_pitch + output.row_pitch)) as u64
+        }
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(_) => plan.device_bytes(slots),
+    }
+}
+
 /// The rows that a plan reads and writes.
 pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
     let spec = |tensor: &crate::plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);

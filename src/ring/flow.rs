@@ -91,7 +91,11 @@ mod tests {
     }
 
     impl Calls {
-        fn new(device: &Device, inputs: Option<Inputs>, call: impl Fn() + Send + Sync + 'static) -> Arc<dyn Program> {
+        fn program(
+            device: &Device,
+            inputs: Option<Inputs>,
+            call: impl Fn() + Send + Sync + 'static,
+        ) -> Arc<dyn Program> {
             let buffers = || (0..2).map(|_| DeviceBuffer::new(device, ROW_ALIGN).unwrap()).collect();
             let inputs = inputs.unwrap_or_else(|| Inputs::Own(buffers()));
             Arc::new(Self { device: device.clone(), inputs, outputs: buffers(), call: Box::new(call) })
@@ -163,10 +167,10 @@ mod tests {
         let device = Device::open(Target::Cpu).unwrap().checked();
         let begun = Arc::new(AtomicUsize::new(0));
         let (counts, waits) = (begun.clone(), begun);
-        let first = Calls::new(&device, None, move || {
+        let first = Calls::program(&device, None, move || {
             counts.fetch_add(1, Ordering::SeqCst);
         });
-        let second = Calls::new(&device, Some(Inputs::OutputsOf(first.clone())), move || meet(&waits, 2));
+        let second = Calls::program(&device, Some(Inputs::After(first.clone())), move || meet(&waits, 2));
         let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![0] }];
         let core = ring(&device, nodes, 1);
         let tickets = [(); 2].map(|()| core.acquire(LONG).unwrap().submit(1).unwrap());
@@ -180,13 +184,13 @@ mod tests {
         let begun = Arc::new(AtomicUsize::new(0));
         let program = |inputs| {
             let begun = begun.clone();
-            Calls::new(&device, inputs, move || {
+            Calls::program(&device, inputs, move || {
                 begun.fetch_add(1, Ordering::SeqCst);
                 meet(&begun, 2);
             })
         };
         let first = program(None);
-        let second = program(Some(Inputs::InputsOf(first.clone())));
+        let second = program(Some(Inputs::Beside(first.clone())));
         let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![] }];
         let core = ring(&device, nodes, 2);
         assert_eq!(core.acquire(LONG).unwrap().submit(1).unwrap().wait().unwrap().parts(), 2);

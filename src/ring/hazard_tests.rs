@@ -222,9 +222,9 @@ fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result
     let first: Arc<dyn Program> = Arc::new(program());
     let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
     if is_flow {
-        let after = program().reading(Inputs::OutputsOf(first.clone()));
+        let after = program().reading(Inputs::After(first.clone()));
         nodes.push(Node { program: Arc::new(after), reads: vec![0] });
-        nodes.push(Node { program: Arc::new(program().reading(Inputs::InputsOf(first))), reads: Vec::new() });
+        nodes.push(Node { program: Arc::new(program().reading(Inputs::Beside(first))), reads: Vec::new() });
     }
     let spec = RingSpec {
         staging: 3,

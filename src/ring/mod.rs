@@ -210,6 +210,7 @@ impl Core {
                 Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default() })
             })
             .collect::<Result<Vec<_>, Error>>()?;
+        let copy_in = stream("trefoil-copy-in")?;
         let runners = Runner::all(device, spec.priority, nodes)?;
         let downloaded = runners.iter().filter(|runner| runner.is_downloaded()).count();
         assert_eq!(downloaded, spec.outputs.len(), "programs that no other reads, and outputs");
@@ -219,7 +220,7 @@ impl Core {
         device.note(Note::Published);
         Ok(Arc::new(Self {
             device: device.clone(),
-            copy_in: stream("trefoil-copy-in")?,
+            copy_in,
             runners,
             copy_out: stream("trefoil-copy-out")?,
             state: Mutex::new(State::new(spec.staging, spec.results)),
