@@ -113,7 +113,7 @@ impl Core {
             let mut state = lock(&self.state);
             let reclaimed = self.device.healthy().and_then(|()| self.reclaim_staging(&mut state));
             if reclaimed.is_err() {
-                self.changed.notify_all();
+                self.tell_all();
             }
             let Some(upload) = state.upload_needed().filter(|_| reclaimed.is_ok()) else {
                 state.uploads_watched = false;
@@ -187,6 +187,14 @@ impl Core {
     /// It sleeps no more.
     pub(super) fn sleeper_left(&self) {
         lock(&self.state).waiting -= 1;
+    }
+
+    /// There is a fault, or the end, to hear of.
+    pub(super) fn tell_all(&self) {
+        self.changed.notify_all();
+        if let Some(freed) = &self.spec.freed {
+            freed.fire();
+        }
     }
 
     /// One credit came free.

@@ -262,7 +262,7 @@ impl Core {
             *closed = if how == Close::Abort { Some(how) } else { closed.or(Some(how)) };
         }
         drop(lock(&self.order)); // a submit that saw the ring open has enqueued by now, and is counted below
-        self.changed.notify_all();
+        self.tell_all();
         loop {
             self.device.healthy()?;
             let credits = self.credits()?;
@@ -304,7 +304,7 @@ impl Core {
             Err(error) => {
                 state.lost(lent);
                 drop((state, order));
-                self.changed.notify_all(); // a fault to hear of
+                self.tell_all(); // a fault to hear of
                 Err(self.device.fault().unwrap_or(error))
             }
         }

@@ -140,7 +140,7 @@ impl Ticket {
                 let unused = state.quarantine(self.lent.result);
                 drop(state);
                 drop(unused);
-                self.core.changed.notify_all();
+                self.core.tell_all();
                 Err(error)
             }
         }
