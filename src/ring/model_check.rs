@@ -55,7 +55,10 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
     let (sim, info) = Sim::new(SimOptions { link, injections: small.injections, polls_advance: true });
     let sim = Arc::new(sim);
-    let device = Device::new(Kind::Sim(sim.clone()), info).checked();
+    let device = Device::new(Kind::Sim(sim.clone()), info);
+    // A hazard checker has a thread's knowledge in a place of the thread's own, and here all tasks are one thread: with two
+    // checkers, two tasks may be at it.
+    let device = if freed.is_some() { device } else { device.checked() };
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
     let program = SimProgram::new(&device, &sim, &[(2, 1_000_000)], ROW_ALIGN, small.slots).unwrap();
     let spec = RingSpec {
