@@ -119,16 +119,16 @@ impl Run<'_> {
                 let seconds = engine.measure(trefoil::Stage::Compute, self.batch, 20);
                 seconds.map(|seconds| self.batch as f64 / median(seconds))
             });
-            let [first, second] = stages;
-            let slower = first?.min(second?);
-            let rates = [&staged, &whole].map(|engine| self.rate(4, &|| engine.acquire()));
-            let [rate, whole] = rates;
-            let (rate, whole) = (rate?, whole?);
+            let [first, second] = [stages[0].clone()?, stages[1].clone()?];
+            let (slower, in_turn) = (first.min(second), 1.0 / (1.0 / first + 1.0 / second));
+            let (rate, whole) = (self.rate(4, &|| staged.acquire())?, self.rate(4, &|| whole.acquire())?);
             println!(
-                "two stages, batch {}, round {round}: slower stage's compute alone {slower:.0}/s, pipeline {rate:.0}/s, \
-                 {:.3} of it; the whole model {whole:.0}/s",
+                "cut at {}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
+                 {in_turn:.0}/s; pipeline {rate:.0}/s: {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
+                self.node,
                 self.batch,
-                rate / slower
+                rate / slower,
+                rate / in_turn
             );
             ratios.push(rate / slower);
         }

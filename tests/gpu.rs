@@ -104,7 +104,9 @@ fn several(device: Option<&Device>) -> Trial {
         let device = device.ok_or("no CUDA device")?;
         let model = Model::open("weights/convnet28")?;
         let (front, back) = model.split_at("pool2")?;
-        let build = |builder: EngineBuilder<'_>| builder.on(&device).batch_sizes(&[4]).check(true).build();
+        let build_for =
+            |kind, builder: EngineBuilder<'_>| builder.output(kind).on(&device).batch_sizes(&[4]).check(true).build();
+        let build = |builder| build_for(OutputKind::Logits, builder);
         let (whole, features) = (build(Engine::builder(&model))?, model.features()?);
         let held = device.memory_use().device_bytes;
         let alone = [answers(&whole)?.remove(0), answers(&build(Engine::builder(&model))?)?.remove(0)];
@@ -114,7 +116,7 @@ fn several(device: Option<&Device>) -> Trial {
             return Err("engines that are gone still hold memory".into());
         }
         let by_host = {
-            let first = build(Engine::builder(&front).output(OutputKind::Features))?;
+            let first = build_for(OutputKind::Features, Engine::builder(&front))?;
             let second = build(Engine::builder(&back).input(InputFormat::F32Nhwc))?;
             let features = answers(&first)?.remove(0);
             let mut rows = Vec::new();
