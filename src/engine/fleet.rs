@@ -16,8 +16,11 @@ use crate::tensor::TensorSpec;
 ///
 /// What a failed device has not answered is run again by the others, from its page-locked rows, which are kept until the
 /// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
-/// meanwhile. With the last device's failure everything is answered with it. Tickets are independent of each other: a
+/// meanwhile. With fewer results than the default that can end in [`Error::Timeout`], if all of the others' are held
+/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it. Tickets are independent of each other: a
 /// producer that waits for its own in order has its answers in order, whichever device gave them.
+///
+/// A [`Batcher`](crate::Batcher) is one engine's, and so is its device's failure.
 ///
 /// `Send` and `Sync`. [`Fleet::engines`] has the engines one by one: their traces, health and measurements.
 ///
