@@ -154,6 +154,8 @@ enum trefoil_input
     TREFOIL_INPUT_F32_NCHW = 1,
     /* Halves already normalised, channels innermost. */
     TREFOIL_INPUT_F16_NHWC = 2,
+    /* Floats already normalised, channels innermost. */
+    TREFOIL_INPUT_F32_NHWC = 3,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

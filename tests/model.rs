@@ -102,3 +102,19 @@ fn a_node_that_is_not_there_lists_near_names() {
         }
     }
 }
+
+/// A model is cut in two only where one value is all that goes on.
+#[test]
+fn a_model_is_split_where_one_value_passes() {
+    let model = model();
+    let (front, back) = model.split_at("layer1.0").unwrap();
+    let names = |model: &Model| model.graph().nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&front).last().unwrap(), "layer1.0.relu");
+    let rest = ["layer1.1.conv", "layer1.1.bn", "layer1.1.add", "layer1.1.relu", "avgpool", "fc"];
+    assert_eq!(names(&back)[1..], rest);
+    assert_eq!((front.output(), back.graph().input, back.output()), (INPUT, INPUT, model.output()));
+    assert_eq!(back.labels(), model.labels());
+    let error = model.split_at("layer1.1.bn").unwrap_err().to_string();
+    assert_eq!(error, "node `layer1.1.add`: reads something before the place where the graph is cut");
+    assert!(matches!(model.split_at("nowhere"), Err(Error::Option { .. })));
+}

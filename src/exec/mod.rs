@@ -6,7 +6,7 @@ mod cuda;
 
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceInfo, Kind, Priority, Program};
+use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::{Choices, Limits, Plan, Request, plan};
@@ -44,16 +44,40 @@ impl BuildSpec {
     }
 }
 
-/// Makes `model` ready to run on `device`; the plans are those of the batch sizes, in order.
-pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
+/// Makes `model` ready to run on `device`, on rows of its own or on `inputs`; the plans are those of the batch sizes, in
+/// order.
+pub(crate) fn build(
+    model: &Model,
+    device: &Device,
+    spec: &BuildSpec,
+    inputs: Option<Inputs>,
+) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, inputs),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec),
-        Kind::Sim(_) => Err(Error::Unsupported {
-            what: "a model on the simulated device".into(),
-            instead: "use simulate, which takes the model's times".into(),
-        }),
+        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, inputs),
+        Kind::Sim(_) => Err(no_models()),
+    }
+}
+
+/// A program that gives the mean of the outputs of `programs`, whose rows are all `rows`.
+pub(crate) fn mean(
+    device: &Device,
+    programs: Vec<Arc<dyn Program>>,
+    rows: TensorSpec,
+) -> Result<Arc<dyn Program>, Error> {
+    match device.kind() {
+        Kind::Cpu(cpu) => cpu::mean(device, cpu, programs, rows),
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(cuda) => cuda::mean(device, cuda, programs, rows),
+        Kind::Sim(_) => Err(no_models()),
+    }
+}
+
+fn no_models() -> Error {
+    Error::Unsupported {
+        what: "a model on the simulated device".into(),
+        instead: "use simulate, which takes the model's times".into(),
     }
 }
 
@@ -68,6 +92,18 @@ pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch
         choices: &spec.choices,
     };
     plan(model.graph(), &request)
+}
+
+/// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.
+pub(crate) fn device_bytes(plan: &Plan, device: &Device, slots: usize) -> u64 {
+    match device.kind() {
+        Kind::Cpu(_) | Kind::Sim(_) => {
+            let (input, output) = row_specs(plan);
+            (slots * plan.batch * (input.row_pitch + output.row_pitch)) as u64
+        }
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(_) => plan.device_bytes(slots),
+    }
 }
 
 /// The rows that a plan reads and writes.

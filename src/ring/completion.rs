@@ -173,7 +173,7 @@ impl Core {
         let Seen::Settled(wake) = state.look(result, done) else { return false };
         // A dropped ticket's result is free again; after a fault everybody is to hear of it.
         if self.device.fault().is_some() {
-            self.changed.notify_all();
+            self.tell_all();
         } else {
             self.tell_one(&state);
         }

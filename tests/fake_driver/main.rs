@@ -6,6 +6,7 @@ mod doctor;
 mod engine;
 mod faults;
 mod harness;
+mod many;
 mod nvtx;
 mod open;
 #[path = "../support/mod.rs"]

@@ -9,6 +9,7 @@ mod global_avg_pool;
 mod implicit_gemm;
 mod launch;
 mod linear;
+mod mean;
 mod normalize;
 mod pack;
 mod pool2d;
@@ -21,11 +22,13 @@ use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs, Note, Program, Run, Span, Stream};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, Weights};
 use crate::plan::{Plan, Step};
+use crate::tensor::TensorSpec;
 use launch::Launch;
+use mean::MeanProgram;
 use pack::Layout;
 use steps::Addresses;
 
@@ -37,11 +40,18 @@ struct CudaProgram {
     batch_sizes: Vec<usize>,
     /// There until self is dropped.
     loaded: Option<Loaded>,
-    inputs: Vec<DeviceBuffer>,
+    inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
     arena: DeviceBuffer,
-    weights: DeviceBuffer,
+    weights: Arc<Uploaded>,
+}
+
+/// A model's weights on the device, as kernels read them; engines of the same model share them.
+struct Uploaded {
+    from: Arc<Weights>,
+    layout: Layout,
+    buffer: DeviceBuffer,
 }
 
 /// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
@@ -63,27 +73,26 @@ pub(super) fn build(
     device: &Device,
     cuda: &Arc<Cuda>,
     spec: &BuildSpec,
+    inputs: Option<Inputs>,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
     let largest = plans.last().expect("a spec has a batch size");
-    let layout = Layout::new(&plans);
     let stream = Stream::new(device, spec.priority, "trefoil-build")?;
-    let weights = DeviceBuffer::new(device, layout.bytes())?;
+    let weights = upload(model, device, &plans, &stream)?;
     let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
-    let inputs = rows(largest.tensors[0].bytes)?;
+    let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    upload(model, device, &plans, &layout, &weights, &stream)?;
 
-    let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
+    let mut kernels = Kernels::new(cuda);
     let mut graphs = Vec::with_capacity(spec.slots);
-    for (slot, (input, output)) in inputs.iter().zip(&outputs).enumerate() {
+    for (slot, output) in outputs.iter().enumerate() {
         let mut of_slot = Vec::with_capacity(plans.len());
         for plan in &plans {
-            let addresses =
-                Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let mut launches = steps::launches(plan, &layout, &addresses)?;
+            let (input, output, weights_at) = (inputs.at(slot).addr(), output.addr(), weights.buffer.addr());
+            let addresses = Addresses { input, output, arena: arena.addr(), weights: weights_at };
+            let mut launches = steps::launches(plan, &weights.layout, &addresses)?;
             kernels.load(&launches)?;
             kernels.encode(&mut launches)?;
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
@@ -103,29 +112,48 @@ pub(super) fn build(
     Ok((Arc::new(program), plans))
 }
 
-/// Packs all weights into page-locked memory and copies them once.
-fn upload(
-    model: &Model,
+/// The mean of the outputs of `programs`, whose rows are all `rows`.
+pub(super) fn mean(
     device: &Device,
-    plans: &[Plan],
-    layout: &Layout,
-    weights: &DeviceBuffer,
-    stream: &Stream,
-) -> Result<(), Error> {
-    let host = HostBuffer::new(device, weights.len())?;
-    // SAFETY: the buffer was just made, nothing else refers to it yet.
-    let bytes = unsafe { host.bytes_mut() };
-    device.note(Note::Begin(host.span(), Access::Write));
-    layout.fill(model, plans, bytes)?;
-    device.note(Note::End(host.span()));
-    let uploaded = Event::new(device)?;
-    // SAFETY: both buffers outlive the copy, whose event is waited for below.
-    unsafe { stream.copy_in(weights, &host, weights.len())? };
-    uploaded.record(stream)?;
-    uploaded.wait()
+    cuda: &Arc<Cuda>,
+    programs: Vec<Arc<dyn Program>>,
+    rows: TensorSpec,
+) -> Result<Arc<dyn Program>, Error> {
+    Ok(Arc::new(MeanProgram::new(device, cuda, programs, rows)?))
+}
+
+/// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
+fn upload(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Arc<Uploaded>, Error> {
+    let layout = Layout::new(plans);
+    let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
+    device.share(fits, || Uploaded::new(model, device, plans, stream))
+}
+
+impl Uploaded {
+    /// Packs all weights into page-locked memory and copies them once.
+    fn new(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Self, Error> {
+        let layout = Layout::new(plans);
+        let buffer = DeviceBuffer::new(device, layout.bytes())?;
+        let host = HostBuffer::new(device, buffer.len())?;
+        // SAFETY: the buffer was just made, nothing else refers to it yet.
+        let bytes = unsafe { host.bytes_mut() };
+        device.note(Note::Begin(host.span(), Access::Write));
+        layout.fill(model, plans, bytes)?;
+        device.note(Note::End(host.span()));
+        let uploaded = Event::new(device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for below.
+        unsafe { stream.copy_in(&buffer, &host, buffer.len())? };
+        uploaded.record(stream)?;
+        uploaded.wait()?;
+        Ok(Self { from: model.weights().clone(), layout, buffer })
+    }
 }
 
 impl Kernels {
+    fn new(cuda: &Arc<Cuda>) -> Self {
+        Self { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() }
+    }
+
     /// Loads what `launches` name and is not loaded yet.
     fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
         for launch in launches {
@@ -162,22 +190,30 @@ impl Kernels {
         Graph::capture(&self.cuda, stream.raw(), || {
             for (step, launch) in steps.iter().zip(launches) {
                 let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
-                let function = &self.functions[launch.entry];
-                let shape = LaunchShape {
-                    grid: launch.grid,
-                    cluster: launch.cluster,
-                    block: launch.block,
-                    shared_bytes: launch.shared_bytes,
-                    waits_itself: launch.waits_itself,
-                };
-                // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
-                // compares with the PTX and the cubins, and checked its ranges; the addresses are of buffers that the program owns.
-                unsafe {
-                    self.cuda.launch(function, &shape, launch.args.as_bytes(), stream.raw())?;
-                }
+                // SAFETY: the addresses are of buffers that the program owns.
+                unsafe { self.launch(launch, stream.raw())? };
             }
             Ok(())
         })
+    }
+
+    /// Enqueues a launch whose kernel is loaded.
+    ///
+    /// # Safety
+    /// The stream is live, the launch's addresses are valid for what its kernel does with them until it has run, and what
+    /// else touches them is ordered with it.
+    unsafe fn launch(&self, launch: &Launch, stream: u64) -> Result<(), Error> {
+        let function = &self.functions[launch.entry];
+        let shape = LaunchShape {
+            grid: launch.grid,
+            cluster: launch.cluster,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            waits_itself: launch.waits_itself,
+        };
+        // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test compares with
+        // the PTX and the cubins, and checked its ranges; the rest by the caller.
+        unsafe { self.cuda.launch(function, &shape, launch.args.as_bytes(), stream) }
     }
 }
 
@@ -196,7 +232,7 @@ impl Drop for CudaProgram {
 
 impl Program for CudaProgram {
     fn slots(&self) -> usize {
-        self.inputs.len()
+        self.outputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -204,7 +240,7 @@ impl Program for CudaProgram {
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        &self.inputs[slot]
+        self.inputs.at(slot)
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
@@ -218,10 +254,10 @@ impl Program for CudaProgram {
             buffer.span_of(buffer.len() / largest * self.batch_sizes[run.size])
         };
         vec![
-            (rows(&self.inputs[run.slot]), Access::Read),
+            (rows(self.inputs.at(run.slot)), Access::Read),
             (rows(&self.outputs[run.slot]), Access::Write),
             (self.arena.span_of(self.arena.len()), Access::Write),
-            (self.weights.span_of(self.weights.len()), Access::Read),
+            (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
         ]
     }
 

@@ -13,8 +13,15 @@ const ALIGN: usize = 256;
 
 /// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
 pub(super) struct Layout {
-    offsets: BTreeMap<Part, usize>,
+    places: BTreeMap<Part, Placed>,
     bytes: usize,
+}
+
+/// Where a part lies, and what it is made of: with the weights' source, all that its bytes depend on.
+struct Placed {
+    offset: usize,
+    /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
+    of: Vec<(StepOp, [usize; 3])>,
 }
 
 /// What has a place of its own.
@@ -43,6 +50,18 @@ enum Weights<'a> {
 }
 
 impl Layer<'_> {
+    /// What its weights in a plan depend on.
+    fn made_of(&self, plan: &Plan, step: &Step) -> (StepOp, [usize; 3]) {
+        let op = match self.weights {
+            Weights::Stem(stem) => StepOp::Stem(stem.clone()),
+            Weights::Dense(conv) => StepOp::Conv(conv.clone()),
+            Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
+            Weights::Linear(linear) => StepOp::Linear(linear.clone()),
+        };
+        let input = &plan.tensors[self.input.0];
+        (op, [input.shape.channels, input.stored_channels, stored(plan, step.output)])
+    }
+
     fn part(&self) -> Part {
         match self.weights {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
@@ -54,24 +73,30 @@ impl Layer<'_> {
 impl Layout {
     /// Lays out the weights of `plans`.
     pub(super) fn new(plans: &[Plan]) -> Self {
-        let mut this = Self { offsets: BTreeMap::new(), bytes: 0 };
+        let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             let layers = layers(step);
+            let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
             for layer in &layers {
-                this.place(layer.part(), 2 * filter_elems(plan, step, layer));
+                this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
             }
             if let Some(bias) = bias_of(&layers) {
-                this.place(bias, 4 * stored(plan, step.output));
+                this.place(bias, 4 * stored(plan, step.output), made_of(&layers));
             }
         }
         this
     }
 
-    fn place(&mut self, part: Part, bytes: usize) {
-        if let std::collections::btree_map::Entry::Vacant(entry) = self.offsets.entry(part) {
-            entry.insert(self.bytes);
+    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) {
+        if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(part) {
+            entry.insert(Placed { offset: self.bytes, of });
             self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
         }
+    }
+
+    /// Whether all that `other` places is here, made of the same, wherever it lies.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        other.places.iter().all(|(part, theirs)| self.places.get(part).is_some_and(|mine| mine.of == theirs.of))
     }
 
     /// Bytes in all.
@@ -81,17 +106,17 @@ impl Layout {
 
     /// Byte offset of a node's filter.
     pub(super) fn filter(&self, node: &str) -> usize {
-        self.offsets[&Part::Filter(node.to_owned())]
+        self.places[&Part::Filter(node.to_owned())].offset
     }
 
     /// Byte offset of a stem's weights.
     pub(super) fn stem(&self, node: &str) -> usize {
-        self.offsets[&Part::Stem(node.to_owned())]
+        self.places[&Part::Stem(node.to_owned())].offset
     }
 
     /// Byte offset of a step's bias.
     pub(super) fn bias(&self, step: &Step) -> usize {
-        self.offsets[&bias_of(&layers(step)).expect("the step has a bias")]
+        self.places[&bias_of(&layers(step)).expect("the step has a bias")].offset
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before.
@@ -104,11 +129,11 @@ impl Layout {
             }
             let mut sum = vec![0.0; stored(plan, step.output)];
             for layer in &layers {
-                let bias = fill_layer(model, plan, step, layer, &mut bytes[self.offsets[&layer.part()]..])?;
+                let bias = fill_layer(model, plan, step, layer, &mut bytes[self.places[&layer.part()].offset..])?;
                 sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
             }
             if let Some(bias) = bias_of(&layers) {
-                for (target, value) in bytes[self.offsets[&bias]..].chunks_exact_mut(4).zip(&sum) {
+                for (target, value) in bytes[self.places[&bias].offset..].chunks_exact_mut(4).zip(&sum) {
                     target.copy_from_slice(&value.to_le_bytes());
                 }
             }
