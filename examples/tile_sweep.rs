@@ -10,9 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{Conv2d, Model};
-use trefoil::plan::{Choices, ConvTile, Kernel, Plan, StemTile, StepOp, TensorId};
-use trefoil::{Device, Engine, Error, Stage, Target};
+use trefoil::model::{Conv2d, Model, Window};
+use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TensorId};
+use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,7 +45,11 @@ fn main() -> Result<(), Error> {
             building.into_iter().map(|thread| thread.join().expect("building does not panic")).collect::<Vec<_>>()
         });
         for (kernel, engine) in kernels.iter().zip(engines) {
-            let us = time(&engine?, batch, repetitions)?;
+            // A tile may need more shared memory than there is.
+            let us = match engine {
+                Err(Error::Unsupported { .. }) => continue,
+                engine => time(&engine?, batch, repetitions)?,
+            };
             let mark = if *kernel == chosen { "*" } else { "" };
             print!("  {kernel} {:+.1}{mark}", (us - baseline) / steps.len() as f64);
         }
@@ -88,6 +92,18 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             groups.insert(step.op.label(1), group);
             continue;
         }
+        if let (StepOp::Depthwise(conv), Kernel::Sm90Depthwise(_)) = (&step.op, step.kernel) {
+            let [input, output] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let Window { size: [r, s], stride: [stride, _], .. } = conv.window;
+            let name = format!("{input} -> {output} dw{r}x{s}/{stride}");
+            let kernels = depthwise_kernels(output, step.kernel);
+            groups
+                .entry(name)
+                .or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels })
+                .steps
+                .push(step.name.clone());
+            continue;
+        }
         let (conv, joined) = match &step.op {
             StepOp::Conv(conv) => (conv, None),
             StepOp::ConvSum { conv, joined } => (conv, Some(joined)),
@@ -107,4 +123,22 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
         group.steps.push(step.name.clone());
     }
     groups
+}
+
+/// The depthwise kernels for an output: the chosen one, the one for any GPU, and tiles of some units along each axis, up
+/// to all of them.
+fn depthwise_kernels(output: Shape, chosen: Kernel) -> Vec<Kernel> {
+    let along = |outputs: usize, unit: usize| {
+        let all = outputs.div_ceil(unit);
+        let mut counts: Vec<usize> = [1, 2, 4, 7].into_iter().filter(|&count| count < all).collect();
+        counts.push(all);
+        counts.into_iter().map(move |count| count * unit)
+    };
+    let tiles = DepthwiseTile::UNITS.into_iter().flat_map(|unit| {
+        let columns = along(output.width, unit[1]);
+        along(output.height, unit[0])
+            .flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))
+    });
+    let others = tiles.map(Kernel::Sm90Depthwise).filter(|&kernel| kernel != chosen);
+    [chosen, Kernel::Sm80].into_iter().chain(others).collect()
 }

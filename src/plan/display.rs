@@ -107,6 +107,7 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
             Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
+            Kernel::Sm90Depthwise(tile) => format!("sm90 {stem} {tile}"),
         }
     }
 }

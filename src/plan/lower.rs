@@ -3,8 +3,9 @@
 
 use super::{Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, join, select, stem};
 use crate::error::Error;
-use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op};
+use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
 use crate::plan::Family;
+use crate::plan::depthwise::{self, DepthwiseShape};
 use crate::plan::sm90::{self, ConvShape};
 use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
 
@@ -187,7 +188,7 @@ impl<'a> Lowering<'a> {
             });
         }
         let (op, kernel) = if depthwise {
-            (StepOp::Depthwise(conv.clone()), self.only_kernel())
+            (StepOp::Depthwise(conv.clone()), self.depthwise_kernel(name, shape, conv.window)?)
         } else {
             let whole = ConvShape::stored(self.request, self.tensor(inputs[0]).shape, shape, conv.window);
             (StepOp::Conv(conv.clone()), self.conv_kernel(name, &whole, [m_gemm, conv.out_channels, k_gemm])?)
@@ -260,6 +261,23 @@ impl<'a> Lowering<'a> {
             (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => Ok(kernel),
             (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
+            }
+            (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
+        }
+    }
+
+    fn depthwise_kernel(&self, name: &str, output: Shape, window: Window) -> Result<Kernel, Error> {
+        let Request { limits, batch, choices, .. } = *self.request;
+        let channels = output.channels.next_multiple_of(self.family().channel_align());
+        let shape = DepthwiseShape { batch, output: Shape { channels, ..output }, window };
+        match (self.family(), choices.get(name)) {
+            (Family::Cpu, _) => Ok(Kernel::Cpu),
+            (Family::Sm80, None) => Ok(depthwise::tile(&shape, limits).map_or(Kernel::Sm80, Kernel::Sm90Depthwise)),
+            (Family::Sm80, Some(Kernel::Sm80)) => Ok(Kernel::Sm80),
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Depthwise(tile)))
+                if limits.has_sm90_kernels() && shape.grid(tile, limits).is_some() =>
+            {
+                Ok(kernel)
             }
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }

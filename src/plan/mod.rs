@@ -4,6 +4,7 @@
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
+mod depthwise;
 mod display;
 mod join;
 mod limits;
@@ -16,6 +17,9 @@ use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
+pub use depthwise::DepthwiseTile;
+#[cfg(feature = "cuda")]
+pub(crate) use depthwise::{DepthwiseShape, STAGES as TILE_STAGES, TILE_CHANNELS};
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
@@ -176,6 +180,8 @@ pub enum Kernel {
     Joined,
     /// The sm90 kernel of a network's first layers with a tile.
     Sm90Stem(StemTile),
+    /// The sm90 depthwise convolution with a tile.
+    Sm90Depthwise(DepthwiseTile),
 }
 
 /// A tensor between steps.

@@ -411,6 +411,14 @@ pub fn depthwise() -> Vec<Case> {
         depthwise([2, 30, 144], Window { pad: Pad { top: 0, left: 2, bottom: 1, right: 0 }, ..square(2, 1, 0) }),
         depthwise([5, 5, 3], square(3, 1, 4)),
         depthwise([112, 5, 32], square(3, 1, 1)).norm().and(Relu6),
+        depthwise([15, 29, 40], square(5, 1, 2)).norm().and(Relu6).rows(3),
+        depthwise([15, 29, 40], Window { pad: Pad { top: 1, left: 1, bottom: 2, right: 2 }, ..square(5, 2, 0) })
+            .rows(5),
+        depthwise([30, 31, 72], Window { pad: Pad { top: 0, left: 0, bottom: 1, right: 1 }, ..square(3, 2, 0) })
+            .rows(3),
+        depthwise([9, 40, 136], square(3, 1, 1)).and(Relu).rows(7),
+        depthwise([4, 4, 16], square(3, 1, 9)).rows(2),
+        depthwise([14, 14, 480], square(5, 1, 2)).norm().and(Relu6).rows(20),
     ];
     let mut random = Random::new("depthwise");
     let any = (0..16).map(|_| {

@@ -2,7 +2,7 @@
 
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
+use trefoil::plan::{Choices, DepthwiseTile, Kernel, Limits, Request, StemTile, StepOp, plan};
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -99,6 +99,11 @@ impl Case {
                     (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
                 }),
             );
+        }
+        for kernel in depthwise_kernels() {
+            let steps = plan.steps.iter().filter(|step| matches!(step.kernel, Kernel::Sm90Depthwise(_)));
+            let choices: Choices = steps.map(|step| (step.name.clone(), kernel)).collect();
+            all.extend((!choices.is_empty()).then(|| (format!(", kernel {kernel}"), choices)));
         }
         all
     }
@@ -224,6 +229,18 @@ impl Case {
             kind => emit(kind, result).check(how.growth, output.values(row)),
         }
     }
+}
+
+/// The depthwise convolution for any GPU, and the Hopper one in small tiles and large, of both units.
+fn depthwise_kernels() -> impl Iterator<Item = Kernel> {
+    let tiles = [[2, 7], [1, 4]].into_iter().flat_map(|[rows, columns]| {
+        [[1, 1], [3, 2], [8, 1], [5, 4]].map(|[down, right]| DepthwiseTile {
+            rows: down * rows,
+            columns: right * columns,
+            unit: [rows, columns],
+        })
+    });
+    [Kernel::Sm80].into_iter().chain(tiles.map(Kernel::Sm90Depthwise))
 }
 
 /// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.

@@ -10,6 +10,7 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use super::sm90_conv2d_depthwise;
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_stem::{self, StemPointers, StemProblem};
 use crate::error::Error;
@@ -165,7 +166,13 @@ impl Operands<'_> {
                     window: conv.window,
                     activation: conv.activation,
                 };
-                conv2d_depthwise::launch(&problem, &DepthwisePointers { x, filter, bias, y })
+                let pointers = DepthwisePointers { x, filter, bias, y };
+                match self.step.kernel {
+                    Kernel::Sm90Depthwise(tile) => {
+                        sm90_conv2d_depthwise::launch(&problem, tile, &self.plan.limits, &pointers)
+                    }
+                    _ => conv2d_depthwise::launch(&problem, &pointers),
+                }
             }
             StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
             StepOp::AvgPool(pool) => self.pool(PoolKind::Average, *pool),
