@@ -1,11 +1,11 @@
 //! Times every kernel and tile of every distinct convolution of a model inside the whole graph: the table behind the
 //! planner's tile model.
 //!
-//! usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]
+//! usage: tile_sweep MODEL BATCH [REPETITIONS [PART [KERNEL]]]
 //!
 //! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
 //! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked. PART: only
-//! groups whose line has this text. First layers that are one step are a group too; a convolution's kernel for them takes
+//! groups whose line has this text. KERNEL: only kernels that have this one. First layers that are one step are a group too; a convolution's kernel for them takes
 //! them apart.
 
 use std::collections::BTreeMap;
@@ -17,21 +17,22 @@ use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, batch, rest @ ..] = &arguments[..] else {
-        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]");
+        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS [PART [KERNEL]]]");
         std::process::exit(64);
     };
     let batch: usize = batch.parse().expect("BATCH is a number");
     let repetitions: usize = rest.first().map_or(20, |r| r.parse().expect("REPETITIONS is a number"));
-    let part = rest.get(1).map_or("", String::as_str);
+    let [part, only] = [1, 2].map(|index| rest.get(index).map_or("", String::as_str));
     let model = Model::open(model)?;
     let device = Device::open(Target::Cuda(0))?;
     let planned = build(&model, &device, batch, Choices::new())?;
     let baseline = time(&planned, batch, repetitions)?;
     println!("{} batch {batch}: {baseline:.1} us as planned", model.name());
-    for (shape, Group { steps, chosen, kernels }) in groups(&planned.plans()[0]) {
+    for (shape, Group { steps, chosen, mut kernels }) in groups(&planned.plans()[0]) {
         if !shape.contains(part) {
             continue;
         }
+        kernels.retain(|&kernel| kernel == chosen || kernel.to_string().contains(only));
         print!("{:2}x {shape:<60}", steps.len());
         // Building takes longer than timing: all at once, then one after the other.
         let engines = std::thread::scope(|scope| {
@@ -92,16 +93,15 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             groups.insert(step.op.label(1), group);
             continue;
         }
-        if let (StepOp::Depthwise(conv), Kernel::Sm90Depthwise(_)) = (&step.op, step.kernel) {
+        if let Some(window) = depthwise_window(&step.op)
+            && plan.limits.has_sm90_kernels()
+        {
+            let Window { size: [r, s], stride: [stride, _], .. } = window;
             let [input, output] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
-            let Window { size: [r, s], stride: [stride, _], .. } = conv.window;
-            let name = format!("{input} -> {output} dw{r}x{s}/{stride}");
+            let name = format!("{input} -> {output} {} dw{r}x{s}/{stride}", step.op.label(1));
             let kernels = depthwise_kernels(output, step.kernel);
-            groups
-                .entry(name)
-                .or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels })
-                .steps
-                .push(step.name.clone());
+            let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
+            group.steps.push(step.name.clone());
             continue;
         }
         let (conv, joined) = match &step.op {
@@ -125,8 +125,15 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
     groups
 }
 
+fn depthwise_window(op: &StepOp) -> Option<Window> {
+    match op {
+        StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => Some(conv.window),
+        _ => None,
+    }
+}
+
 /// The depthwise kernels for an output: the chosen one, the one for any GPU, and tiles of some units along each axis, up
-/// to all of them.
+/// to all of them, by themselves and with the 1x1 convolution in front.
 fn depthwise_kernels(output: Shape, chosen: Kernel) -> Vec<Kernel> {
     let along = |outputs: usize, unit: usize| {
         let all = outputs.div_ceil(unit);
@@ -139,6 +146,7 @@ fn depthwise_kernels(output: Shape, chosen: Kernel) -> Vec<Kernel> {
         along(output.height, unit[0])
             .flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))
     });
-    let others = tiles.map(Kernel::Sm90Depthwise).filter(|&kernel| kernel != chosen);
+    let sm90 = tiles.flat_map(|tile| [Kernel::Sm90Depthwise(tile), Kernel::Sm90Expand(tile)]);
+    let others = sm90.filter(|&kernel| kernel != chosen);
     [chosen, Kernel::Sm80].into_iter().chain(others).collect()
 }

@@ -8,16 +8,16 @@ use super::driver::cu;
 use crate::error::Error;
 
 /// A tensor of halves without gaps, its innermost dimension first, and what one copy takes of it. Boxes are swizzled
-/// in shared memory in rows of 128 bytes, but for those of images; what lies outside the tensor reads as zeros and is
-/// not written.
+/// in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the tensor reads as zeros and
+/// is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
     /// Boxes of a matrix.
     Matrix { address: u64, dims: [u64; 2], box_dims: [u32; 2] },
     /// Boxes of three dimensions.
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
-    /// Boxes of images {C, W, H, N}, not swizzled.
-    Images { address: u64, dims: [u64; 4], box_dims: [u32; 4] },
+    /// Boxes of images {C, W, H, N}, swizzled in rows of 64 bytes or not at all.
+    Images { address: u64, dims: [u64; 4], box_dims: [u32; 4], swizzled: bool },
     /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
     Windows(Windows),
 }
@@ -37,6 +37,7 @@ pub(crate) struct Windows {
 }
 
 const SWIZZLED: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
+const SWIZZLED_64: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B;
 const PLAIN: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
 
 /// Bytes of an encoded map.
@@ -53,8 +54,9 @@ impl Cuda {
             TensorMap::Blocks { address, dims, box_dims } => {
                 self.encode_tiled(&mut raw, SWIZZLED, *address, dims, box_dims)
             }
-            TensorMap::Images { address, dims, box_dims } => {
-                self.encode_tiled(&mut raw, PLAIN, *address, dims, box_dims)
+            TensorMap::Images { address, dims, box_dims, swizzled } => {
+                let swizzle = if *swizzled { SWIZZLED_64 } else { PLAIN };
+                self.encode_tiled(&mut raw, swizzle, *address, dims, box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };
