@@ -10,7 +10,7 @@
 #include "sm90_ptx.cuh"
 
 struct Sm90DepthwiseArgs {
-  TensorMap x;            // halves {C, W, H, images}, box {32, box_width, box_height, 1}; see the entry points
+  TensorMap x;            // halves {C, W, H, images}, box {32, box_width, box_height, 1}, swizzled as below
   const uint32_t *filter; // [taps][c_stored] halves
   const float2 *bias;     // [c_stored] floats
   uint32_t *y;            // [images][out_height][out_width][c_stored] halves

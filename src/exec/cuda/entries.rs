@@ -211,13 +211,13 @@ mod tests {
                     continue;
                 };
                 let (size, align) = match kind.trim() {
+                    _ if line.contains('*') => (8, 8),
                     "FastDivide" => (8, 4),
                     "Sm90Source" => (40, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
                     "float" => (4, 4),
                     "TensorMap" => (128, 64),
-                    _ if line.contains('*') => (8, 8),
                     other => panic!("{name}: unknown type {other}"),
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {
