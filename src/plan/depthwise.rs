@@ -284,6 +284,18 @@ mod tests {
     }
 
     #[test]
+    fn pixels_outside_the_image_are_not_expanded() {
+        let limits = Limits::h200();
+        let inside = |tile: DepthwiseTile| {
+            let of_five = DepthwiseShape { expands: true, ..shape(1, 14, 96, Window::square(5, 1, 2)) };
+            of_five.inside(tile, &of_five.grid(tile, &limits).unwrap())
+        };
+        assert_eq!(inside(DepthwiseTile { rows: 14, columns: 14, unit: [2, 7] }), 14 * 14);
+        assert_eq!(inside(DepthwiseTile { rows: 8, columns: 14, unit: [2, 7] }), (10 + 8) * 14);
+        assert_eq!(inside(DepthwiseTile { rows: 14, columns: 7, unit: [2, 7] }), 14 * (9 + 9));
+    }
+
+    #[test]
     fn tiles_are_of_whole_units() {
         let tile = |rows, columns, unit| DepthwiseTile { rows, columns, unit }.units();
         assert_eq!(tile(4, 21, [2, 7]), Some([2, 3]));
