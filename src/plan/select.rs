@@ -6,7 +6,7 @@ use std::fmt;
 use super::sm90::{self, ConvShape, Sm90Tile};
 use super::{Kernel, Limits};
 
-/// The tile of the implicit-GEMM kernels: pixels x output channels of one thread block.
+/// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConvTile {
     /// Output pixels (GEMM M).
@@ -27,10 +27,16 @@ impl ConvTile {
         Self { m: 32, n: 64 },
     ];
 
-    /// Those that the linear layer is compiled for, largest first.
-    pub const LINEAR: [Self; 3] = [Self { m: 128, n: 64 }, Self { m: 64, n: 64 }, Self { m: 32, n: 64 }];
+    /// Those of the linear layer's kernels, images x outputs, largest first.
+    pub const LINEAR: [Self; 5] = [
+        Self { m: 64, n: 32 },
+        Self { m: 32, n: 32 },
+        Self { m: 32, n: 16 },
+        Self { m: 32, n: 8 },
+        Self { m: 16, n: 8 },
+    ];
 
-    /// How the kernels walk through this tile; `None` if they are not compiled for it.
+    /// How the convolution kernels walk through this tile; `None` if they are not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<Pipeline> {
         let (k, stages, threads) = match (self.m, self.n) {
             (256, 128) => (64, 3, 256),
@@ -115,10 +121,24 @@ pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kerne
     kernels.filter_map(clocks).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// The kernel of a linear layer.
-pub(super) fn linear_kernel(limits: &Limits, mnk: [usize; 3]) -> Kernel {
-    Kernel::Sm80Gemm(best_tile(&ConvTile::LINEAR, limits, mnk).0)
+/// The kernel of a linear layer of `m` images, `n` outputs and `k` channels: the one whose busiest multiprocessor has
+/// its operands first.
+pub(super) fn linear_kernel(limits: &Limits, [m, n, k]: [usize; 3]) -> Kernel {
+    let clocks = |tile: &ConvTile| {
+        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
+        let operand_bytes = (tile.m.min(m) + tile.n.min(n)) * k * 2;
+        blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + LINEAR_BLOCK)
+    };
+    // Of those that take as long the smallest, which has the fewest products.
+    let best = ConvTile::LINEAR.into_iter().rev().min_by(|a, b| clocks(a).total_cmp(&clocks(b)));
+    Kernel::Sm80Gemm(best.expect("there are tiles"))
 }
+
+/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
+const BYTES_A_CLOCK: f64 = 30.0;
+
+/// The rest of a block of the linear layer, in clocks: latencies, and adding its warps' sums.
+const LINEAR_BLOCK: f64 = 2000.0;
 
 /// The sm80 tile among `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, and the clocks that it
 /// takes: the one whose busiest multiprocessor has the least work, work weighed by how well the tile uses the tensor
