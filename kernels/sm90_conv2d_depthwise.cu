@@ -35,7 +35,7 @@ struct Sm90DepthwiseArgs {
   int32_t width;
   int32_t x_chunks;       // 8 channels each
   int32_t x_activation;
-  int32_t box_height;
+  int32_t reserved;
   const uint4 *x_filter;  // [c_stored][x_chunks] chunks of halves
   const float *x_bias;    // [c_stored]
   FastDivide by_unit_columns;
@@ -184,42 +184,17 @@ TREFOIL_DEVICE void stage_x_filter(const Sm90DepthwiseArgs &args, int32_t c_firs
   }
 }
 
-// The part of a box that lies in the image: rows and columns of the box.
-struct Inside {
-  int32_t top, left, width, pixels;
-
-  template <class U> static __device__ __forceinline__ Inside of(const Sm90DepthwiseArgs &args, Tile tile) {
-    const int32_t h = tile.p * U::kStride - args.pad_top, w = tile.q * U::kStride - args.pad_left;
-    const int32_t top = max(-h, 0), left = max(-w, 0);
-    const int32_t height = max(min(args.box_height, args.height - h) - top, 0);
-    const int32_t width = max(min(args.box_width, args.width - w) - left, 0);
-    return {top, left, width, height * width};
-  }
-};
-
-// Makes what lies outside the image zero.
-TREFOIL_DEVICE void clear_outside(const Sm90DepthwiseArgs &args, const Inside &inside, uint32_t smem_out) {
-  for (int32_t pixel = threadIdx.x; pixel < args.box_pixels; pixel += blockDim.x) {
-    const int32_t h = divide(pixel, args.by_box_width) - inside.top;
-    const int32_t w = pixel - (h + inside.top) * args.box_width - inside.left;
-    if (h >= 0 && w >= 0 && w < inside.width && h * inside.width < inside.pixels) continue;
-#pragma unroll
-    for (int i = 0; i < kBoxBytes / 16; ++i)
-      store_shared_u32x4(smem_out + pixel * kExpandedBytes + i * 16, make_uint4(0, 0, 0, 0));
-  }
-}
-
-// Its result for the pixels of a box that lie in the image. A warp takes 32 at a time.
-TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, const Inside &inside, uint32_t smem_x,
-                                uint32_t smem_filter, uint32_t smem_bias, uint32_t smem_out) {
+// Its result for a tile's pixels, zero outside the image. A warp takes 32 pixels at a time.
+template <class U>
+TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, Tile tile, uint32_t smem_x, uint32_t smem_filter,
+                                uint32_t smem_bias, uint32_t smem_out) {
   const uint32_t lane = threadIdx.x % 32;
   const Clamp clamp(args.x_activation);
-  // This lane's row of the four 8x8 matrices of b.
+  const int32_t h_first = tile.p * U::kStride - args.pad_top, w_first = tile.q * U::kStride - args.pad_left;
+  // This lane's row of the four 8x8 matrices of a and of b.
   const uint32_t b = smem_filter + ((lane / 16 * 8 + lane % 8) * row_chunks(args) + lane / 8 % 2) * 16;
   const int32_t steps = (args.x_chunks + 1) / 2;
-  // ceil(2^32 / width): a pixel's number times this, shifted by 32, is its row. Of one column 0, for 2^32.
-  const uint32_t by_width = inside.width > 1 ? 0xffffffffu / inside.width + 1 : 0;
-  for (int32_t first = threadIdx.x / 32 * 32; first < inside.pixels; first += blockDim.x) {
+  for (int32_t first = threadIdx.x / 32 * 32; first < args.box_pixels; first += blockDim.x) {
     float d[2][4][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -227,22 +202,18 @@ TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, const Inside &ins
 #pragma unroll
       for (int m = 0; m < 2; ++m) d[m][j][0] = d[m][j][2] = bias.x, d[m][j][1] = d[m][j][3] = bias.y;
     }
-    // Its row of those of a: where in the box.
-    int32_t pixels[2];
+    uint32_t a[2], swizzle[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const int32_t index = min(first + m * 16 + static_cast<int32_t>(lane % 16), inside.pixels - 1);
-      const int32_t row = by_width == 0 ? index : __umulhi(index, by_width);
-      pixels[m] = (inside.top + row) * args.box_width + inside.left + index - row * inside.width;
+      const int32_t pixel = min(first + m * 16 + static_cast<int32_t>(lane % 16), args.box_pixels - 1);
+      a[m] = smem_x + pixel * kBoxBytes, swizzle[m] = pixel / 2 % 4;
     }
 #pragma unroll 1
     for (int32_t step = 0; step < steps; ++step) {
       uint32_t a_values[2][4], b_values[2][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint32_t chunk = step % 2 * 2 + lane / 16 ^ pixels[m] / 2 % 4;
-        ldmatrix_x4(a_values[m], smem_x + step / 2 * args.stage_bytes + pixels[m] * kBoxBytes + chunk * 16);
-      }
+      for (int m = 0; m < 2; ++m)
+        ldmatrix_x4(a_values[m], a[m] + step / 2 * args.stage_bytes + (step % 2 * 2 + lane / 16 ^ swizzle[m]) * 16);
 #pragma unroll
       for (int j = 0; j < 2; ++j) ldmatrix_x4(b_values[j], b + (j * 16 * row_chunks(args) + step * 2) * 16);
 #pragma unroll
@@ -253,12 +224,16 @@ TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, const Inside &ins
     }
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      const int32_t pixel = __shfl_sync(0xffffffff, pixels[row / 2], row % 2 * 8 + lane / 4);
-      if (first + row * 8 + static_cast<int32_t>(lane / 4) >= inside.pixels) continue;
+      const int32_t pixel = first + row * 8 + lane / 4;
+      const int32_t down = divide(pixel, args.by_box_width), right = pixel - down * args.box_width;
+      const bool inside = static_cast<uint32_t>(h_first + down) < static_cast<uint32_t>(args.height) &&
+                          static_cast<uint32_t>(w_first + right) < static_cast<uint32_t>(args.width);
+      if (pixel >= args.box_pixels) continue;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float *sums = d[row / 2][j] + row % 2 * 2;
-        store_shared_u32(smem_out + pixel * kExpandedBytes + j * 16 + lane % 4 * 4, clamp(make_float2(sums[0], sums[1])));
+        store_shared_u32(smem_out + pixel * kExpandedBytes + j * 16 + lane % 4 * 4,
+                         inside ? clamp(make_float2(sums[0], sums[1])) : 0);
       }
     }
   }
@@ -306,11 +281,7 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
     const Tile tile = Tile::of(args, index);
     barrier_wait(full + stage * 8, phase);
     if constexpr (kExpands) {
-      const Inside inside = Inside::of<U>(args, tile);
-      // Where there is one tile for each image, what is outside stays zero.
-      if (inside.pixels < args.box_pixels && (index == first_tile || args.bands * args.column_tiles > 1))
-        clear_outside(args, inside, smem_expanded);
-      expand_tile(args, inside, smem, smem_x_filter, smem_x_bias, smem_expanded);
+      expand_tile<U>(args, tile, smem, smem_x_filter, smem_x_bias, smem_expanded);
       __syncthreads();
       if (threadIdx.x == 0) copy(index + stride, 0);
       convolve_tile<U, kExpandedBytes>(args, filter, clamp, tile, c, smem_expanded);

@@ -111,21 +111,6 @@ impl DepthwiseShape {
             && extents
     }
 
-    /// Pixels of an image that the boxes of its tiles have, those that several have counted as often.
-    fn inside(&self, tile: DepthwiseTile, grid: &DepthwiseGrid) -> usize {
-        let [stride, _] = self.window.stride;
-        let along = |tiles: usize, outputs: usize, reach: usize, pad: usize, size: usize| {
-            let of_tile = |index: usize| {
-                let first = index * outputs * stride;
-                (first + reach).min(size + pad).saturating_sub(first.max(pad))
-            };
-            (0..tiles).map(of_tile).sum::<usize>()
-        };
-        let ([height, width], pad) = (grid.box_size, self.window.pad);
-        along(grid.bands, tile.rows, height, pad.top, self.input.height)
-            * along(grid.column_tiles, tile.columns, width, pad.left, self.input.width)
-    }
-
     /// How a launch in this tile divides the work; `None` if the kernel does not take the window or the tile.
     pub(crate) fn grid(&self, tile: DepthwiseTile, limits: &Limits) -> Option<DepthwiseGrid> {
         let units = tile.units().filter(|_| self.fits())?;
@@ -211,8 +196,7 @@ fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Optio
     let mut of_tile = units.div_ceil(2) * (loads * 3 + outputs * (2 * size * size + 4) + 40);
     let mut x_bytes = pixels * TILE_CHANNELS * 2;
     if shape.expands {
-        let inside = shape.inside(tile, &grid).div_ceil(grid.bands * grid.column_tiles);
-        of_tile += inside.div_ceil(32) * (OF_EXPANDED + shape.input.channels.div_ceil(16) * OF_STEP);
+        of_tile += pixels.div_ceil(32) * (OF_EXPANDED + shape.input.channels.div_ceil(16) * OF_STEP);
         x_bytes = pixels * shape.input.channels * 2;
     }
     let tiles = shape.batch * grid.bands * grid.column_tiles;
@@ -281,18 +265,6 @@ mod tests {
             assert!(grid.shared_bytes <= limits.shared_bytes);
             assert!((1..=batch * grid.bands * grid.column_tiles).contains(&grid.blocks));
         }
-    }
-
-    #[test]
-    fn pixels_outside_the_image_are_not_expanded() {
-        let limits = Limits::h200();
-        let inside = |tile: DepthwiseTile| {
-            let of_five = DepthwiseShape { expands: true, ..shape(1, 14, 96, Window::square(5, 1, 2)) };
-            of_five.inside(tile, &of_five.grid(tile, &limits).unwrap())
-        };
-        assert_eq!(inside(DepthwiseTile { rows: 14, columns: 14, unit: [2, 7] }), 14 * 14);
-        assert_eq!(inside(DepthwiseTile { rows: 8, columns: 14, unit: [2, 7] }), (10 + 8) * 14);
-        assert_eq!(inside(DepthwiseTile { rows: 14, columns: 7, unit: [2, 7] }), 14 * (9 + 9));
     }
 
     #[test]

@@ -40,7 +40,7 @@ kernel_args! {
         width: i32,
         x_chunks: i32,
         x_activation: i32,
-        box_height: i32,
+        reserved: i32,
         x_filter: u64,
         x_bias: u64,
         by_unit_columns: FastDivide,
@@ -145,7 +145,6 @@ pub(crate) fn launch(
         width: extent("width", input.width, 1)?,
         x_chunks: in_range("channels of x / 8", x_chunks, 1, (1 << 24) / CHUNK)?,
         x_activation: activation_code(expand.map_or(Activation::None, |expand| expand.activation)),
-        box_height: small(box_height),
         x_filter: expand.map_or(Ok(0), |expand| aligned("filter of x", expand.filter, 16))?,
         x_bias: expand.map_or(Ok(0), |expand| aligned("bias of x", expand.bias, 16))?,
         by_unit_columns: FastDivide::by(grid.units[1] as u32),
@@ -206,7 +205,7 @@ mod tests {
         assert_eq!([args.activation, args.height, args.width, args.x_chunks, args.x_activation], [2, 31, 120, 7, 1]);
         let divided = [args.by_unit_columns, args.by_channel_tiles, args.by_bands, args.by_column_tiles];
         assert_eq!(divided.map(|by| by.divide(84)), [28, 12, 21, 28]);
-        assert_eq!((args.box_height, args.by_box_width.divide(90)), (11, 2));
+        assert_eq!(args.by_box_width.divide(90), 2);
         assert_eq!(launch.entry, "sm90_conv2d_depthwise_expand_5x5_stride2_2x7");
         // Two boxes, what is made of them, filter and bias.
         let shared_bytes = 2 * 31_744 + 495 * 80 + 32 * (64 + 8) * 2 + 32 * 4;
