@@ -31,6 +31,7 @@ template <int kTileM_, int kTileN_> struct LinearTile {
   static constexpr int kRows = 2 * kFragsM + kFragsN;                    // that a lane loads of, in a group
   static constexpr int kAhead = 32 / kRows < 8 ? 32 / kRows : 8;         // groups in flight
   static constexpr int kPitch = kTileN + 8;                              // of a row of sums, past bank conflicts
+  using Sums = float[kWarps][16][kPitch];                                // of 16 images, in shared memory
   static_assert(kTileM % 16 == 0 && kTileN % 8 == 0 && kAhead >= 1, "whole fragments");
 };
 
@@ -76,8 +77,7 @@ template <class Tile> struct Operands {
   }
 };
 
-template <class Tile> TREFOIL_DEVICE void linear(const LinearArgs &args) {
-  __shared__ float sums[kWarps][16][Tile::kPitch];
+template <class Tile> TREFOIL_DEVICE void linear(const LinearArgs &args, typename Tile::Sums &sums) {
   const uint32_t n_tiles = (args.k_stored + Tile::kTileN - 1) / Tile::kTileN;
   const uint32_t m_tile = divide(blockIdx.x, args.by_n_tiles);
   const int32_t m_first = m_tile * Tile::kTileM, n_first = (blockIdx.x - m_tile * n_tiles) * Tile::kTileN;
@@ -138,7 +138,8 @@ template <class Tile> TREFOIL_DEVICE void linear(const LinearArgs &args) {
 #define TREFOIL_LINEAR(tile_m, tile_n)                                                                          \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
       sm80_linear_##tile_m##x##tile_n(const __grid_constant__ LinearArgs args) {                                \
-    linear<LinearTile<tile_m, tile_n>>(args);                                                                   \
+    __shared__ LinearTile<tile_m, tile_n>::Sums sums;                                                           \
+    linear<LinearTile<tile_m, tile_n>>(args, sums);                                                             \
   }
 
 TREFOIL_LINEAR(64, 32)

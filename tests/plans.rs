@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
-use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Place, Plan, Request, Sm90Tile, StepOp, plan};
+use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
+use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Request, Sm90Tile, StepOp, plan};
 use trefoil::{Error, InputFormat, OutputKind, Shape};
 
 fn root(path: &str) -> PathBuf {
@@ -155,6 +155,58 @@ fn clusters_share_tiles_where_there_are_few() {
     assert!(shared(&Limits::h200(), 1) > 5);
     assert_eq!(shared(&Limits::h200(), 256), 0);
     assert_eq!(shared(&Limits::a100(), 1), 0);
+}
+
+/// A 1x1 convolution, a depthwise one of its result, and another 1x1 convolution.
+fn inverted() -> Graph {
+    let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
+    let expand = g.conv2d("expand", g.input(), 144, Window::square(1, 1, 0));
+    let relu = g.relu("relu", expand);
+    let conv = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
+    let depthwise = g.conv2d_with("depthwise", relu, conv);
+    let y = g.conv2d("project", depthwise, 24, Window::square(1, 1, 0));
+    g.finish(y).unwrap()
+}
+
+#[test]
+fn a_depthwise_convolution_computes_the_one_in_front_of_it() {
+    let (graph, h200) = (inverted(), Limits::h200());
+    let together = plan_of_graph(&graph, &h200, &[]).unwrap();
+    assert_eq!(step_names(&together), ["input", "depthwise", "project", "output"]);
+    let step = &together.steps[1];
+    assert!(matches!(step.kernel, Kernel::Sm90Expand(_)));
+    assert!(matches!(&step.op, StepOp::ExpandDepthwise { expand, .. } if expand.name == "expand"));
+    assert_eq!(step.inputs, [together.steps[0].output]);
+    let apart = ["input", "expand", "depthwise", "project", "output"];
+    let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
+    for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {
+        let plan = plan_of_graph(&graph, &limits, &[]).unwrap();
+        assert_eq!(step_names(&plan), apart);
+        assert_eq!(work(&plan), work(&together));
+    }
+    // What is the result is computed.
+    let own = graph.cut(graph.find("relu").unwrap());
+    assert_eq!(step_names(&plan_of_graph(&own, &h200, &[]).unwrap()), ["input", "expand", "output"]);
+}
+
+#[test]
+fn computing_both_can_be_chosen_and_refused() {
+    let (graph, h200) = (inverted(), Limits::h200());
+    let tile = DepthwiseTile { rows: 4, columns: 14, unit: [2, 7] };
+    let (both, one) = (Kernel::Sm90Expand(tile), Kernel::Sm90Depthwise(tile));
+    let steps = |choices: &[(&str, Kernel)]| plan_of_graph(&graph, &h200, choices).unwrap().steps.len();
+    assert_eq!(steps(&[("depthwise", both)]), 4);
+    assert_eq!(steps(&[("depthwise", one)]), 5);
+    assert_eq!(steps(&[("depthwise", Kernel::Sm80)]), 5);
+    assert_eq!(steps(&[("expand", Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]), 5);
+    let refused = |limits: &Limits, choices: &[(&str, Kernel)]| {
+        matches!(plan_of_graph(&graph, limits, choices), Err(Error::Unsupported { .. }))
+    };
+    assert!(refused(&h200, &[("expand", both)]));
+    assert!(refused(&h200, &[("depthwise", both), ("expand", Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]));
+    assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 3, ..tile }))]));
+    assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 120, columns: 120, ..tile }))]));
+    assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
 }
 
 /// A 7x7 convolution of every other pixel, with or without a maximum behind it.

@@ -13,6 +13,7 @@ mod mean;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_stem;
 mod steps;
@@ -161,8 +162,8 @@ impl Kernels {
                 continue;
             }
             let entry = entries::entries().into_iter().find(|entry| entry.name == launch.entry);
-            let module = entry.map(|entry| entry.module).ok_or_else(|| missing(launch.entry))?;
-            let function = self.module(module)?.function(launch.entry, launch.shared_bytes)?;
+            let entry = entry.ok_or_else(|| missing(launch.entry))?;
+            let function = self.module(entry.module)?.function(entry.name, entry.shared_bytes)?;
             self.functions.insert(launch.entry, function);
         }
         Ok(())
