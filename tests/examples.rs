@@ -14,6 +14,9 @@ mod overlap;
 mod parallel_batches;
 #[path = "../examples/prefetch.rs"]
 mod prefetch;
+#[allow(dead_code, reason = "its main reads arguments")]
+#[path = "../examples/replays.rs"]
+mod replays;
 #[path = "../examples/side_by_side.rs"]
 mod side_by_side;
 #[path = "../examples/thread_pool.rs"]
@@ -23,7 +26,8 @@ mod two_models;
 #[path = "../examples/waiting.rs"]
 mod waiting;
 
-use trefoil::{Device, Target};
+use trefoil::model::Model;
+use trefoil::{Device, Engine, Target};
 
 #[test]
 fn tickets_are_futures_under_tokio() {
@@ -62,7 +66,7 @@ fn what_is_next_is_loaded_meanwhile() {
 
 #[test]
 fn engines_are_measured_side_by_side() {
-    let model = trefoil::model::Model::open("weights/convnet28").unwrap();
+    let model = Model::open("weights/convnet28").unwrap();
     let time = std::time::Duration::from_millis(20);
     let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
     let device = Device::open(Target::Cpu).unwrap();
@@ -86,4 +90,11 @@ fn several_models_share_a_device() {
 fn waiting_is_measured() {
     let ratios = waiting::measure(&Device::open(Target::Cpu).unwrap(), 200).unwrap();
     assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
+}
+
+#[test]
+fn replays_are_alike() {
+    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/convnet28")).unwrap();
+    let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch_sizes(&[3]).build().unwrap();
+    assert_eq!(replays::replay(&engine, 50).unwrap(), 0);
 }
