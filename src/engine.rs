@@ -12,10 +12,10 @@ use crate::device::{Device, Priority, Signal, Target};
 use crate::error::{Credits, Error};
 use crate::exec::BuildSpec;
 use crate::model::Model;
-use crate::plan::{Choices, Plan};
+use crate::plan::{Choices, Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
-use crate::trace::Trace;
+use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use fleet::Fleet;
 use flow::Flow;
 
@@ -39,6 +39,8 @@ pub struct Engine {
     device: Device,
     plans: Vec<Plan>,
     recorder: Option<Arc<Recorder>>,
+    /// The model's name.
+    model: String,
 }
 
 /// How an [`Engine`] is to be built.
@@ -199,7 +201,27 @@ impl Engine {
     /// Never waits for the device, and batches go on meanwhile; it allocates and asks the device for the times, so it
     /// is for now and then.
     pub fn trace(&self) -> Option<Trace> {
-        self.recorder.as_ref().map(|recorder| recorder.trace())
+        self.recorder.as_ref().map(|recorder| recorder.trace().of(self.traced_model()))
+    }
+
+    fn traced_model(&self) -> TracedModel {
+        let layers = |plan: &Plan| {
+            let layer = |step: &Step| TracedLayer {
+                name: step.name.clone(),
+                operation: step.op.label(step.inputs.len()),
+                kernel: plan.kernel_name(step.kernel, &step.op),
+                flops: step.flops,
+                bytes: step.bytes,
+            };
+            plan.steps.iter().map(layer).collect()
+        };
+        let program = |plan: &Plan| TracedProgram { batch: plan.batch, layers: layers(plan) };
+        TracedModel {
+            name: self.model.clone(),
+            device_name: self.device.info().name.clone(),
+            row_bytes: [self.input().row_pitch, self.core.spec().outputs.iter().map(|output| output.row_pitch).sum()],
+            programs: self.plans.iter().map(program).collect(),
+        }
     }
 
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
@@ -218,6 +240,12 @@ impl Engine {
     /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device is out of use.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         self.core.close(how, limit)
+    }
+
+    /// Which ring its tickets are of.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> crate::ring::Origin {
+        crate::ring::Origin::of_ring(&self.core)
     }
 
     /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
@@ -468,7 +496,8 @@ impl<'a> EngineBuilder<'a> {
         let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
         let (on, recorder) = recorded.unzip();
         let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
-        Ok(Engine { core, device, plans, recorder })
+        let names: Vec<&str> = self.models.iter().map(|member| member.model.name()).collect();
+        Ok(Engine { core, device, plans, recorder, model: names.join(", ") })
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {

@@ -45,6 +45,8 @@ mod measure;
 mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
+#[cfg(feature = "ffi")]
+mod origin;
 mod output;
 mod peers;
 mod prefetch;
@@ -69,6 +71,8 @@ pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput
 pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
+#[cfg(feature = "ffi")]
+pub(crate) use origin::Origin;
 pub use output::{Output, OutputPart};
 pub use peers::DeviceStats;
 pub(crate) use peers::Peers;

@@ -77,6 +77,12 @@ impl Ticket {
         }
     }
 
+    /// Where it is from.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> super::Origin {
+        super::Origin::of_ring(&self.core)
+    }
+
     /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
     ///
     /// # Errors
