@@ -66,7 +66,7 @@ fn what_is_next_is_loaded_meanwhile() {
 
 #[test]
 fn engines_are_measured_side_by_side() {
-    let model = trefoil::model::Model::open("weights/convnet28").unwrap();
+    let model = Model::open("weights/convnet28").unwrap();
     let time = std::time::Duration::from_millis(20);
     let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
     let device = Device::open(Target::Cpu).unwrap();
