@@ -9,6 +9,7 @@ use crate::device::{DEVICE_MEMORY, Device, Priority, Target};
 use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
+use crate::phases::{Phase, Stopwatch};
 use crate::plan::{Choices, Plan};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
@@ -34,6 +35,7 @@ pub struct Engine {
     device: Device,
     plans: Vec<Plan>,
     recorder: Option<Arc<Recorder>>,
+    building: Vec<Phase>,
 }
 
 /// How an [`Engine`] is to be built.
@@ -154,6 +156,11 @@ impl Engine {
     /// The plans, one for each batch size in order; a CPU has one, for an image.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
+    }
+
+    /// What building it took, phase after phase.
+    pub fn building(&self) -> &[Phase] {
+        &self.building
     }
 
     /// What the ring's credits are doing.
@@ -395,9 +402,10 @@ impl EngineBuilder<'_> {
                 _ => (batch * (staging * input.row_pitch + results * output.row_pitch)) as u64,
             })
         };
+        let mut watch = Stopwatch::start();
         let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
         let advise = |error| what_fits(error, largest, &device, needed);
-        let (program, plans) = exec::build(&model, &device, &spec).map_err(advise)?;
+        let (program, plans) = exec::build(&model, &device, &spec, &mut watch).map_err(advise)?;
         let (input, output) = exec::row_specs(&plans[0]);
         let ring = RingSpec {
             staging,
@@ -412,7 +420,8 @@ impl EngineBuilder<'_> {
         let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
         let (on, recorder) = recorded.unzip();
         let core = Core::build(on.as_ref().unwrap_or(&device), program, ring).map_err(advise)?;
-        Ok(Engine { core, device, plans, recorder })
+        watch.lap("ring");
+        Ok(Engine { core, device, plans, recorder, building: watch.phases() })
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {

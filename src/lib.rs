@@ -45,6 +45,7 @@ mod ffi;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;
+mod phases;
 pub mod plan;
 mod ring;
 mod simulate;
@@ -55,6 +56,7 @@ mod trace;
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error, FaultClass};
+pub use phases::Phase;
 pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, Health, Output, Prefetch, Request, Row, RowOutput,
     RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::Error;
+use crate::phases::{Phase, Stopwatch};
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 pub(crate) use note::{Access, Note, Span};
@@ -48,6 +49,8 @@ struct Inner {
     /// device and the same device wrapped.
     fault: Arc<OnceLock<Latched>>,
     held: Arc<Held>,
+    /// What opening it took.
+    opening: Arc<[Phase]>,
 }
 
 /// A fault, once latched.
@@ -272,6 +275,11 @@ impl Device {
     }
 
     pub(crate) fn new(kind: Kind, info: DeviceInfo) -> Self {
+        Self::opened(kind, info, Stopwatch::start())
+    }
+
+    /// The device of which `watch` has the opening.
+    fn opened(kind: Kind, info: DeviceInfo, watch: Stopwatch) -> Self {
         log::info!("device {}: {}", info.target, info.name);
         let backend: Arc<dyn Backend> = match &kind {
             Kind::Cpu(cpu) => cpu.clone(),
@@ -279,15 +287,16 @@ impl Device {
             Kind::Cuda(cuda) => cuda.clone(),
             Kind::Sim(sim) => sim.clone(),
         };
-        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default(), held: Arc::default() }))
+        let opening = watch.phases().into();
+        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default(), held: Arc::default(), opening }))
     }
 
     /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
     pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
-        let Inner { kind, backend, info, fault, held } = &*self.0;
+        let Inner { kind, backend, info, fault, held, opening } = &*self.0;
         let (kind, backend) = (kind.clone(), wrap(backend.clone()));
         let (info, fault, held) = (info.clone(), fault.clone(), held.clone());
-        Self(Arc::new(Inner { kind, backend, info, fault, held }))
+        Self(Arc::new(Inner { kind, backend, info, fault, held, opening: opening.clone() }))
     }
 
     /// The same device behind the hazard checker.
@@ -298,6 +307,12 @@ impl Device {
     /// What the device says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// What opening it took: of a GPU, starting the driver, making its context, and asking what it can do; of a CPU
+    /// nothing.
+    pub fn opening(&self) -> &[Phase] {
+        &self.0.opening
     }
 
     /// Memory that the engines and batchers on this device hold now, those of all its handles together.

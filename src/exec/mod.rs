@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::device::{Device, DeviceInfo, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
+use crate::phases::Stopwatch;
 use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
@@ -44,12 +45,18 @@ impl BuildSpec {
     }
 }
 
-/// Makes `model` ready to run on `device`; the plans are those of the batch sizes, in order.
-pub(crate) fn build(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
+/// Makes `model` ready to run on `device`; the plans are those of the batch sizes, in order. `watch` gets what each step
+/// took.
+pub(crate) fn build(
+    model: &Model,
+    device: &Device,
+    spec: &BuildSpec,
+    watch: &mut Stopwatch,
+) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, watch),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec),
+        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, watch),
         Kind::Sim(_) => Err(Error::Unsupported {
             what: "a model on the simulated device".into(),
             instead: "use simulate, which takes the model's times".into(),

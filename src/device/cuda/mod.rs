@@ -16,6 +16,7 @@ use cudarc::driver::sys;
 
 use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Signal};
 use crate::error::Error;
+use crate::phases::Stopwatch;
 use context::{Context, Entered};
 use driver::{Call, cu};
 use nvtx::{Nvtx, Range};
@@ -47,9 +48,12 @@ pub(crate) struct LaunchShape {
 
 impl Cuda {
     /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
-    pub fn open(ordinal: usize) -> Result<(Self, DeviceInfo), Error> {
+    /// `watch` gets what each step took.
+    pub fn open(ordinal: usize, watch: &mut Stopwatch) -> Result<(Self, DeviceInfo), Error> {
         let driver_version = driver::start(ordinal)?;
+        watch.lap("driver");
         let (context, device) = Context::retain(ordinal)?;
+        watch.lap("context");
         let info = describe(context.call(), device, ordinal, driver_version)?;
         let mut priorities = [0, 0];
         let [low, high] = &mut priorities;
@@ -57,6 +61,7 @@ impl Cuda {
         // SAFETY: the context is current and both pointers are to live integers.
         unsafe { cu!(context.call(), cuCtxGetStreamPriorityRange(low, high))? };
         drop(entered);
+        watch.lap("device attributes");
         Ok((Self { context, priorities, nvtx: nvtx::attached() }, info))
     }
 

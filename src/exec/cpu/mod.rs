@@ -29,6 +29,7 @@ use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
 use crate::model::Model;
+use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
 use crate::tensor::TensorSpec;
@@ -39,8 +40,10 @@ pub(crate) fn build(
     device: &Device,
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
+    watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plan = super::plan_batch(model, device, spec, 1)?;
+    watch.lap("plans");
     let (input, output) = super::row_specs(&plan);
     let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
     let bytes = |spec: TensorSpec| {
@@ -52,10 +55,13 @@ pub(crate) fn build(
         Ok(Slot { input, output: DeviceBuffer::new(device, bytes(output)?)? })
     };
     let slots = (0..spec.slots).map(slot).collect::<Result<_, Error>>()?;
+    watch.lap("device memory");
     let network = Network::new(model, &plan, Isa::detect())?;
+    watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
     let worker = |_| Ok(Mutex::new(network.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
+    watch.lap("workers");
     let program = CpuProgram {
         cpu: cpu.clone(),
         batch_sizes: spec.batch_sizes.clone(),

@@ -24,6 +24,7 @@ use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
+use crate::phases::Stopwatch;
 use crate::plan::{Plan, Step};
 use launch::Launch;
 use pack::Layout;
@@ -63,18 +64,21 @@ pub(super) fn build(
     device: &Device,
     cuda: &Arc<Cuda>,
     spec: &BuildSpec,
+    watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
     let largest = plans.last().expect("a spec has a batch size");
     let layout = Layout::new(&plans);
+    watch.lap("plans");
     let stream = Stream::new(device, spec.priority, "trefoil-build")?;
     let weights = DeviceBuffer::new(device, layout.bytes())?;
     let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = rows(largest.tensors[0].bytes)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    upload(model, device, &plans, &layout, &weights, &stream)?;
+    watch.lap("device memory");
+    upload(model, device, &plans, &layout, &weights, &stream, watch)?;
 
     let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
     let mut graphs = Vec::with_capacity(spec.slots);
@@ -85,12 +89,14 @@ pub(super) fn build(
                 Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
             let mut launches = steps::launches(plan, &layout, &addresses)?;
             kernels.load(&launches)?;
+            if slot==0 { watch.lap("kernels loaded"); }
             kernels.encode(&mut launches)?;
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
             of_slot.push(kernels.capture(&plan.steps, &launches, &stream)?);
         }
         graphs.push(of_slot);
     }
+    watch.lap("graphs");
     let program = CudaProgram {
         device: device.clone(),
         batch_sizes: spec.batch_sizes.clone(),
@@ -111,18 +117,24 @@ fn upload(
     layout: &Layout,
     weights: &DeviceBuffer,
     stream: &Stream,
+    watch: &mut Stopwatch,
 ) -> Result<(), Error> {
     let host = HostBuffer::new(device, weights.len())?;
+    watch.lap("page-locked memory for weights");
     // SAFETY: the buffer was just made, nothing else refers to it yet.
     let bytes = unsafe { host.bytes_mut() };
     device.note(Note::Begin(host.span(), Access::Write));
     layout.fill(model, plans, bytes)?;
     device.note(Note::End(host.span()));
+    watch.lap("weights read and packed");
     let uploaded = Event::new(device)?;
     // SAFETY: both buffers outlive the copy, whose event is waited for below.
     unsafe { stream.copy_in(weights, &host, weights.len())? };
     uploaded.record(stream)?;
-    uploaded.wait()
+    uploaded.wait()?;
+    drop(host);
+    watch.lap("weights uploaded");
+    Ok(())
 }
 
 impl Kernels {
