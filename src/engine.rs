@@ -1,13 +1,15 @@
 //! For whom: an engine joins a model, a device and a ring.
 
+mod measured;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::trace::{self, Recorder};
-use crate::device::{DEVICE_MEMORY, Device, Priority, Target};
+use crate::device::{DEVICE_MEMORY, Device, Priority};
 use crate::error::{Credits, Error};
-use crate::exec::{self, BuildSpec};
+use crate::exec::{self, BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::{Phase, Stopwatch};
 use crate::plan::{Choices, Plan};
@@ -56,6 +58,7 @@ pub struct EngineBuilder<'a> {
     /// Batches that a recorder remembers, if there is to be one.
     trace: Option<usize>,
     check: bool,
+    tuning: TuningSpec,
 }
 
 /// Batches that a recorder remembers unless told otherwise.
@@ -79,6 +82,7 @@ impl Engine {
             waiting: Waiting::default(),
             trace: None,
             check: false,
+            tuning: TuningSpec::default(),
         }
     }
 
@@ -375,10 +379,7 @@ impl EngineBuilder<'_> {
     /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
     pub fn build(self) -> Result<Engine, Error> {
-        let model = match self.output {
-            OutputKind::Features => self.model.features()?,
-            _ => self.model.clone(),
-        };
+        let model = self.model_of_output()?;
         let spec = self.build_spec()?;
         let staging = self.staging.unwrap_or(self.slots + 3);
         let results = self.results.unwrap_or(staging.saturating_mul(4));
@@ -387,10 +388,7 @@ impl EngineBuilder<'_> {
         if let Some(batches) = self.trace {
             within("trace_batches", batches, 1 << 20)?;
         }
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            None => Device::open(Target::Auto)?,
-        };
+        let device = self.device_or_default()?;
         device.healthy()?;
         let device = if self.check { device.checked() } else { device };
         let spec = spec.with_default_sizes(&device);
@@ -424,6 +422,14 @@ impl EngineBuilder<'_> {
         Ok(Engine { core, device, plans, recorder, building: watch.phases() })
     }
 
+    /// The model, cut to its features if they are asked for.
+    fn model_of_output(&self) -> Result<Model, Error> {
+        match self.output {
+            OutputKind::Features => self.model.features(),
+            _ => Ok(self.model.clone()),
+        }
+    }
+
     fn build_spec(&self) -> Result<BuildSpec, Error> {
         within("slots", self.slots, 1 << 10)?;
         if let Some(sizes) = &self.batch_sizes {
@@ -440,6 +446,7 @@ impl EngineBuilder<'_> {
             input: self.input,
             output: self.output,
             choices: self.choices.clone(),
+            tuning: self.tuning.anew(),
             priority: self.priority,
         })
     }

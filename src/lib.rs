@@ -56,6 +56,7 @@ mod trace;
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Credits, Error, FaultClass};
+pub use exec::{StepTimes, Tuning, TuningProgress};
 pub use phases::Phase;
 pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, Health, Output, Prefetch, Request, Row, RowOutput,

@@ -9,6 +9,7 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod handles;
+mod noise;
 mod note;
 mod signal;
 pub(crate) mod sim;
@@ -25,6 +26,7 @@ use crate::error::Error;
 use crate::phases::{Phase, Stopwatch};
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
+pub(crate) use noise::Noise;
 pub(crate) use note::{Access, Note, Span};
 pub(crate) use signal::Signal;
 pub use target::Target;

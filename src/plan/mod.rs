@@ -4,7 +4,9 @@
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
+mod candidates;
 mod display;
+mod floor;
 mod join;
 mod limits;
 mod lower;
@@ -16,6 +18,8 @@ use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
+pub use candidates::Candidate;
+pub use floor::{Floor, Rates};
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;

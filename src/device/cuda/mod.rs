@@ -125,6 +125,14 @@ impl Cuda {
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
     }
 
+    /// Has the graph that `stream` captures record `event`, one of timing, behind what it has so far.
+    pub fn mark(&self, event: u64, stream: u64) -> Result<(), Error> {
+        let (event, stream) = (event as sys::CUevent, stream as sys::CUstream);
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: the caller passes live handles of this context, and the event outlives the graph.
+        unsafe { cu!(self.call(), cuEventRecordWithFlags(event, stream, external)) }
+    }
+
     /// Bytes of device memory that nobody has.
     pub fn free_bytes(&self) -> Result<u64, Error> {
         let _entered = self.enter()?;

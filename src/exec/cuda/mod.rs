@@ -15,13 +15,14 @@ mod pool2d;
 mod sm90_conv2d_fprop;
 mod sm90_stem;
 mod steps;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Program, Run, Span, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Priority, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
@@ -29,6 +30,7 @@ use crate::plan::{Plan, Step};
 use launch::Launch;
 use pack::Layout;
 use steps::Addresses;
+pub(super) use trial::Trial;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
@@ -51,6 +53,15 @@ struct Loaded {
     _kernels: Kernels,
 }
 
+/// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
+struct Material {
+    stream: Stream,
+    layout: Layout,
+    weights: DeviceBuffer,
+    arena: DeviceBuffer,
+    kernels: Kernels,
+}
+
 /// The modules and kernels that a program needs, loaded.
 struct Kernels {
     cuda: Arc<Cuda>,
@@ -68,35 +79,27 @@ pub(super) fn build(
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
-    let largest = plans.last().expect("a spec has a batch size");
-    let layout = Layout::new(&plans);
     watch.lap("plans");
-    let stream = Stream::new(device, spec.priority, "trefoil-build")?;
-    let weights = DeviceBuffer::new(device, layout.bytes())?;
-    let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
+    let largest = plans.last().expect("a spec has a batch size");
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = rows(largest.tensors[0].bytes)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    watch.lap("device memory");
-    upload(model, device, &plans, &layout, &weights, &stream, watch)?;
-
-    let mut kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
+    let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
+    for plan in &plans {
+        let launches = material.launches(plan, (&inputs[0], &outputs[0]))?;
+        material.kernels.load(&launches)?;
+    }
+    watch.lap("kernels loaded");
     let mut graphs = Vec::with_capacity(spec.slots);
-    for (slot, (input, output)) in inputs.iter().zip(&outputs).enumerate() {
-        let mut of_slot = Vec::with_capacity(plans.len());
-        for plan in &plans {
-            let addresses =
-                Addresses { input: input.addr(), output: output.addr(), arena: arena.addr(), weights: weights.addr() };
-            let mut launches = steps::launches(plan, &layout, &addresses)?;
-            kernels.load(&launches)?;
-            if slot==0 { watch.lap("kernels loaded"); }
-            kernels.encode(&mut launches)?;
+    for (slot, rows) in inputs.iter().zip(&outputs).enumerate() {
+        let of_slot = plans.iter().map(|plan| {
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
-            of_slot.push(kernels.capture(&plan.steps, &launches, &stream)?);
-        }
-        graphs.push(of_slot);
+            material.capture(plan, rows, &[])
+        });
+        graphs.push(of_slot.collect::<Result<Vec<_>, _>>()?);
     }
     watch.lap("graphs");
+    let Material { weights, arena, kernels, .. } = material;
     let program = CudaProgram {
         device: device.clone(),
         batch_sizes: spec.batch_sizes.clone(),
@@ -109,32 +112,61 @@ pub(super) fn build(
     Ok((Arc::new(program), plans))
 }
 
-/// Packs all weights into page-locked memory and copies them once.
-fn upload(
-    model: &Model,
-    device: &Device,
-    plans: &[Plan],
-    layout: &Layout,
-    weights: &DeviceBuffer,
-    stream: &Stream,
-    watch: &mut Stopwatch,
-) -> Result<(), Error> {
-    let host = HostBuffer::new(device, weights.len())?;
-    watch.lap("page-locked memory for weights");
-    // SAFETY: the buffer was just made, nothing else refers to it yet.
-    let bytes = unsafe { host.bytes_mut() };
-    device.note(Note::Begin(host.span(), Access::Write));
-    layout.fill(model, plans, bytes)?;
-    device.note(Note::End(host.span()));
-    watch.lap("weights read and packed");
-    let uploaded = Event::new(device)?;
-    // SAFETY: both buffers outlive the copy, whose event is waited for below.
-    unsafe { stream.copy_in(weights, &host, weights.len())? };
-    uploaded.record(stream)?;
-    uploaded.wait()?;
-    drop(host);
-    watch.lap("weights uploaded");
-    Ok(())
+impl Material {
+    /// For `plans`: their weights uploaded, room for their tensors, their kernels loaded.
+    fn new(
+        model: &Model,
+        device: &Device,
+        cuda: &Arc<Cuda>,
+        priority: Priority,
+        plans: &[Plan],
+        watch: &mut Stopwatch,
+    ) -> Result<Self, Error> {
+        let layout = Layout::new(plans);
+        let stream = Stream::new(device, priority, "trefoil-build")?;
+        let weights = DeviceBuffer::new(device, layout.bytes())?;
+        let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
+        watch.lap("device memory");
+        let kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
+        let this = Self { stream, layout, weights, arena, kernels };
+        this.upload(model, device, plans, watch)?;
+        Ok(this)
+    }
+
+    /// Packs all weights into page-locked memory and copies them once.
+    fn upload(&self, model: &Model, device: &Device, plans: &[Plan], watch: &mut Stopwatch) -> Result<(), Error> {
+        let host = HostBuffer::new(device, self.weights.len())?;
+        watch.lap("page-locked memory for weights");
+        // SAFETY: the buffer was just made, nothing else refers to it yet.
+        let bytes = unsafe { host.bytes_mut() };
+        device.note(Note::Begin(host.span(), Access::Write));
+        self.layout.fill(model, plans, bytes)?;
+        device.note(Note::End(host.span()));
+        watch.lap("weights read and packed");
+        let uploaded = Event::new(device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for below.
+        unsafe { self.stream.copy_in(&self.weights, &host, self.weights.len())? };
+        uploaded.record(&self.stream)?;
+        uploaded.wait()?;
+        drop(host);
+        watch.lap("weights uploaded");
+        Ok(())
+    }
+
+    /// The launches of one of the plans on a slot's input and output.
+    fn launches(&self, plan: &Plan, (input, output): (&DeviceBuffer, &DeviceBuffer)) -> Result<Vec<Launch>, Error> {
+        let (arena, weights) = (self.arena.addr(), self.weights.addr());
+        steps::launches(plan, &self.layout, &Addresses { input: input.addr(), output: output.addr(), arena, weights })
+    }
+
+    /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
+    /// before each step, and the rest behind the last.
+    fn capture(&mut self, plan: &Plan, rows: (&DeviceBuffer, &DeviceBuffer), marks: &[Event]) -> Result<Graph, Error> {
+        let mut launches = self.launches(plan, rows)?;
+        self.kernels.load(&launches)?;
+        self.kernels.encode(&mut launches)?;
+        self.kernels.capture(&plan.steps, &launches, &self.stream, marks)
+    }
 }
 
 impl Kernels {
@@ -170,9 +202,12 @@ impl Kernels {
         Ok(())
     }
 
-    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
+    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream, marks: &[Event]) -> Result<Graph, Error> {
+        let mark = |event: &Event| self.cuda.mark(event.raw(), stream.raw());
+        let (before, behind) = marks.split_at(marks.len().min(steps.len()));
         Graph::capture(&self.cuda, stream.raw(), || {
-            for (step, launch) in steps.iter().zip(launches) {
+            for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
+                before.get(index).map_or(Ok(()), mark)?;
                 let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
                 let function = &self.functions[launch.entry];
                 let shape = LaunchShape {
@@ -188,7 +223,7 @@ impl Kernels {
                     self.cuda.launch(function, &shape, launch.args.as_bytes(), stream.raw())?;
                 }
             }
-            Ok(())
+            behind.iter().try_for_each(mark)
         })
     }
 }

@@ -123,11 +123,8 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
         bail!("the probabilities add up to {sum}");
     }
     lap("first batch", &[])?;
-    let start = Start {
-        device: setup::describe(device.info()),
-        phases,
-        seconds: last.duration_since(since)?.as_secs_f64(),
-    };
+    let start =
+        Start { device: setup::describe(device.info()), phases, seconds: last.duration_since(since)?.as_secs_f64() };
     serde_json::to_writer(io::stdout(), &start)?;
     Ok(Outcome::AllGood)
 }
