@@ -14,12 +14,14 @@ pub struct Candidate {
     pub kernel: Kernel,
     /// Clocks of the busiest multiprocessor.
     pub clocks: f64,
+    /// Bytes through device memory, residual and weights included, in every kernel alike.
+    pub bytes: u64,
 }
 
 impl Candidate {
-    /// The clocks in seconds.
+    /// The clocks in seconds, or what device memory takes if that is longer.
     pub fn seconds(&self, rates: &Rates) -> f64 {
-        self.clocks / rates.clock_hz
+        (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes)
     }
 }
 
@@ -58,8 +60,9 @@ impl Plan {
     /// # Panics
     /// If there is no such step.
     pub fn candidates(&self, step: usize) -> Vec<Candidate> {
-        let mut kernels: Vec<Candidate> =
-            self.kernels(&self.steps[step]).into_iter().map(|(kernel, clocks)| Candidate { kernel, clocks }).collect();
+        let step = &self.steps[step];
+        let candidate = |(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes };
+        let mut kernels: Vec<Candidate> = self.kernels(step).into_iter().map(candidate).collect();
         kernels.sort_by(|a, b| a.clocks.total_cmp(&b.clocks));
         let most = kernels.first().map_or(0.0, |first| WITHIN * first.clocks);
         kernels.retain(|candidate| candidate.clocks <= most);
@@ -74,7 +77,7 @@ impl Plan {
     pub fn predicted(&self, step: usize) -> Option<Candidate> {
         let step = &self.steps[step];
         let found = self.kernels(step).into_iter().find(|(kernel, _)| *kernel == step.kernel);
-        found.map(|(kernel, clocks)| Candidate { kernel, clocks })
+        found.map(|(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes })
     }
 
     /// All that decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any

@@ -10,4 +10,5 @@ mod open;
 #[path = "../support/mod.rs"]
 mod support;
 mod trace;
+mod tuning;
 mod waiting;

@@ -79,7 +79,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
     let output = OutputKind::Probabilities;
-    let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output };
+    let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output, tune: args.place.tune };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
     let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);

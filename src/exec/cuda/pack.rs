@@ -1,12 +1,15 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::thread;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TensorId};
+use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
@@ -94,28 +97,80 @@ impl Layout {
         self.offsets[&bias_of(&layers(step)).expect("the step has a bias")]
     }
 
-    /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before.
+    /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
+    /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
-        let mut filled = BTreeSet::new();
+        let mut targets = self.split(bytes);
+        let mut filters = BTreeMap::new();
+        for (plan, step) in steps(plans) {
+            for layer in layers(step) {
+                if let Some(target) = targets.remove(&layer.part()) {
+                    filters.insert(layer.part(), Filter { plan, step, layer, target });
+                }
+            }
+        }
+        let biases = fill_filters(model, filters.into_values().collect())?;
         for (plan, step) in steps(plans) {
             let layers = layers(step);
-            if !filled.insert(layers.iter().map(Layer::part).collect::<Vec<_>>()) {
-                continue;
-            }
+            let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
             let mut sum = vec![0.0; stored(plan, step.output)];
             for layer in &layers {
-                let bias = fill_layer(model, plan, step, layer, &mut bytes[self.offsets[&layer.part()]..])?;
-                sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
+                sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
             }
-            if let Some(bias) = bias_of(&layers) {
-                for (target, value) in bytes[self.offsets[&bias]..].chunks_exact_mut(4).zip(&sum) {
-                    target.copy_from_slice(&value.to_le_bytes());
-                }
+            for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
+                target.copy_from_slice(&value.to_le_bytes());
             }
         }
         Ok(())
     }
+
+    /// The place of each part.
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> BTreeMap<Part, &'a mut [u8]> {
+        let mut parts: Vec<(usize, &Part)> = self.offsets.iter().map(|(part, offset)| (*offset, part)).collect();
+        parts.sort_unstable();
+        let mut split = BTreeMap::new();
+        for (offset, part) in parts.into_iter().rev() {
+            let (before, of_part) = bytes.split_at_mut(offset);
+            split.insert(part.clone(), of_part);
+            bytes = before;
+        }
+        split
+    }
 }
+
+/// A filter that is to be packed into its place.
+struct Filter<'a> {
+    plan: &'a Plan,
+    step: &'a Step,
+    layer: Layer<'a>,
+    target: &'a mut [u8],
+}
+
+/// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
+fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<Part, Vec<f32>>, Error> {
+    filters.sort_by_key(|filter| std::cmp::Reverse(filter.target.len()));
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
+    let filters = Mutex::new(filters.into_iter());
+    let next = || lock(&filters).next();
+    let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
+        let mut biases = Vec::new();
+        while let Some(Filter { plan, step, layer, target }) = next() {
+            biases.push((layer.part(), fill_layer(model, plan, step, &layer, target)?));
+        }
+        Ok(biases)
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut biases: BTreeMap<_, _> = work()?.into_iter().collect();
+        for other in others {
+            biases.extend(other.join().expect("packing does not panic")?);
+        }
+        Ok(biases)
+    })
+}
+
+/// Beyond so many threads the memory is what takes the time.
+const MOST_THREADS: usize = 16;
 
 fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
@@ -186,12 +241,22 @@ fn fill_layer(
         // [K, C, taps] → [K][taps][c_stored]
         _ => (k * taps + tap) * c_stored + c,
     };
+    let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
+    halves.convert_from_f32_slice(&filter);
+    if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
+        half(filter[at], layer.name)?;
+    }
     let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
-    let mut source = filter.iter();
-    for k in 0..shape[0] {
-        for channel in 0..shape[1] {
-            for tap in 0..taps {
-                put(place(k, channel, tap), half(*source.next().expect("the filter has this shape"), layer.name)?);
+    let is_in_order = matches!(layer.weights, Weights::Dense(_) | Weights::Linear(_)) && taps == 1 && c == c_stored;
+    if is_in_order {
+        halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
+    } else {
+        let mut source = halves.into_iter();
+        for k in 0..shape[0] {
+            for channel in 0..shape[1] {
+                for tap in 0..taps {
+                    put(place(k, channel, tap), source.next().expect("the filter has this shape"));
+                }
             }
         }
     }

@@ -149,7 +149,7 @@ mod tests {
     const TILES: [ConvTile; 3] = [ConvTile { m: 128, n: 128 }, ConvTile { m: 64, n: 64 }, ConvTile { m: 32, n: 64 }];
 
     fn group(shape: &str, steps: &[&str], clocks: f64) -> Group {
-        let candidates = TILES.map(|tile| Candidate { kernel: Kernel::Sm80Gemm(tile), clocks }).to_vec();
+        let candidates = TILES.map(|tile| Candidate { kernel: Kernel::Sm80Gemm(tile), clocks, bytes: 0 }).to_vec();
         let steps = steps.iter().map(|step| (*step).to_owned()).collect();
         Group { shape: shape.into(), steps, kernel: candidates[0].kernel, candidates }
     }

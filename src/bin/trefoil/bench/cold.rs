@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use trefoil::{OutputKind, Phase};
 
@@ -76,6 +77,9 @@ fn start(args: &ColdArgs) -> Result<Start> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
     command.args(["bench", "cold", "--device", &args.place.device.to_string()]);
+    if let Some(tune) = args.place.tune.to_possible_value() {
+        command.args(["--tune", tune.get_name()]);
+    }
     if let Some(model) = &args.place.model {
         command.arg("--model").arg(model);
     }
@@ -112,6 +116,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
         slots: 3,
         producers: 1,
         output: OutputKind::Probabilities,
+        tune: args.place.tune,
     };
     let engine = setup::build_engine(&model, &device, &ring)?;
     lap("rest of the engine", engine.building())?;
