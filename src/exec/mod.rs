@@ -77,6 +77,7 @@ pub(crate) fn build(
 }
 
 /// Measures which kernels are the fastest where that is not known yet.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is tuned"))]
 pub(crate) fn tune(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(), Error> {
     match device.kind() {
         #[cfg(feature = "cuda")]
@@ -89,6 +90,7 @@ pub(crate) fn tune(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(
 }
 
 /// Times each step of `plan`, which `plan_batch` made, inside the whole graph, over so many runs.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is timed"))]
 pub(crate) fn time_steps(
     model: &Model,
     device: &Device,

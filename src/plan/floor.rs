@@ -87,10 +87,18 @@ impl Plan {
     /// If there is no such step.
     pub fn floor(&self, step: usize, rates: &Rates) -> Floor {
         let step = &self.steps[step];
-        let on_tensor_cores =
-            matches!(step.op, StepOp::Stem(_) | StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_));
+        let products = match &step.op {
+            // Not what else it does with bytes and windows.
+            StepOp::Stem(stem) => {
+                let terms =
+                    stem.conv.window.size.iter().product::<usize>() * self.tensors[step.inputs[0].0].shape.channels;
+                (2 * self.batch * terms * stem.conv_shape.elems()) as u64
+            }
+            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_) => step.flops,
+            _ => 0,
+        };
         Floor {
-            tensor: if on_tensor_cores { step.flops as f64 / rates.flops } else { 0.0 },
+            tensor: products as f64 / rates.flops,
             memory: step.bytes as f64 / rates.memory_bytes,
             cache: self.cache_bytes(step) as f64 / rates.cache_bytes,
             launch: LAUNCH,

@@ -3,7 +3,7 @@
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
 use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
-use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
+use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -128,6 +128,7 @@ impl Case {
         Engine::builder(&model)
             .on(device)
             .batch_sizes(&[self.rows.len()])
+            .tuning(Tuning::Off)
             .slots(1)
             .input(self.input)
             .output(self.output)

@@ -306,3 +306,105 @@ fn stored(plan: &Plan, id: TensorId) -> usize {
 fn taps([r, s]: [usize; 2]) -> usize {
     r * s
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GraphBuilder, Preprocessing, Weights, Window};
+    use crate::plan::{Choices, Kernel, Limits, Request, plan};
+    use crate::tensor::{InputFormat, OutputKind, Shape};
+
+    /// A block whose shortcut is a convolution: joined to the last one in one plan, by itself in the other.
+    #[test]
+    fn every_part_is_in_its_place_whatever_the_plans_share() {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 20));
+        let x = g.conv2d("first", g.input(), 24, Window::square(3, 1, 1));
+        let with_bias = |name: &str| Conv2d {
+            bias: Some(format!("{name}.bias")),
+            ..Conv2d::named(name, 16, Window::square(1, 1, 0))
+        };
+        let shortcut = g.conv2d_with("shortcut", g.input(), with_bias("shortcut"));
+        let y = g.conv2d_with("last", x, with_bias("last"));
+        let sum = g.add("sum", y, shortcut);
+        let graph = g.finish(sum).unwrap();
+        let value = |seed: usize| move |i: usize| ((i * 37 + seed) % 101) as f32 / 64.0 - 0.75;
+        let tensor = |name: &str, dims: Vec<usize>, seed| {
+            (name.to_owned(), dims.clone(), (0..dims.iter().product()).map(value(seed)).collect::<Vec<f32>>())
+        };
+        let tensors = crate::model::params(&graph).unwrap();
+        let tensors = tensors.iter().enumerate().map(|(seed, (name, dims))| tensor(name, dims.clone(), seed));
+        let tensors: Vec<_> = tensors.collect();
+        let read = |name: &str, index: usize| {
+            let (_, _, values) = tensors.iter().find(|(tensor, ..)| tensor == name).unwrap();
+            values[index]
+        };
+        let weights = Weights::from_tensors(tensors.clone()).unwrap();
+        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let limits = Limits::h200();
+        let of = |shortcut: Option<Kernel>| {
+            let choices: Choices = shortcut.map(|kernel| ("shortcut".to_owned(), kernel)).into_iter().collect();
+            let request = Request {
+                limits: &limits,
+                batch: 2,
+                input: InputFormat::F16Nhwc,
+                preprocessing: model.preprocessing(),
+                output: OutputKind::Features,
+                choices: &choices,
+            };
+            plan(model.graph(), &request).unwrap()
+        };
+        let apart = Kernel::Sm80Gemm(crate::plan::ConvTile { m: 64, n: 64 });
+        let plans = [of(Some(Kernel::Joined)), of(Some(apart))];
+        assert_eq!(plans[0].steps.len() + 1, plans[1].steps.len());
+        let layout = Layout::new(&plans);
+        let mut bytes = vec![0; layout.bytes()];
+        layout.fill(&model, &plans, &mut bytes).unwrap();
+
+        let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        let float_at = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        // [24][20][3][3] → [24][9][24], the last four channels zeros.
+        for (k, tap, c) in (0..24).flat_map(|k| (0..9).flat_map(move |tap| (0..24).map(move |c| (k, tap, c)))) {
+            let expected =
+                if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
+            assert_eq!(half_at(layout.filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
+        }
+        // [16][24], as it is stored.
+        for index in 0..16 * 24 {
+            let expected = f16::from_f32(read("last.weight", index)).to_f32();
+            assert_eq!(half_at(layout.filter("last") + 2 * index), expected, "{index}");
+        }
+        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
+        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)]) + 4 * k);
+        for k in 0..16 {
+            let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
+            assert_eq!(bias(&plans[0], "last", k), last + shortcut);
+            assert_eq!([bias(&plans[1], "last", k), bias(&plans[1], "shortcut", k)], [last, shortcut]);
+        }
+    }
+
+    #[test]
+    fn a_weight_beyond_f16_is_named() {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 8));
+        let x = g.conv2d("conv", g.input(), 8, Window::square(1, 1, 0));
+        let graph = g.finish(x).unwrap();
+        let tensors = crate::model::params(&graph).unwrap().into_iter().map(|(name, dims)| {
+            let mut values = vec![0.5; dims.iter().product()];
+            *values.last_mut().unwrap() = if name == "conv.weight" { 70_000.0 } else { 1.0 };
+            (name.to_owned(), dims, values)
+        });
+        let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
+        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let request = Request {
+            limits: &Limits::a100(),
+            batch: 1,
+            input: InputFormat::F16Nhwc,
+            preprocessing: model.preprocessing(),
+            output: OutputKind::Features,
+            choices: &Choices::new(),
+        };
+        let plans = [plan(model.graph(), &request).unwrap()];
+        let layout = Layout::new(&plans);
+        let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
+        assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Plans of one model and batch size beside each other: their graphs timed in turns, or the steps of one.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::{BuildSpec, Material};
@@ -14,6 +15,8 @@ use crate::plan::Plan;
 pub(in crate::exec) struct Trial {
     device: Device,
     material: Material,
+    /// Those that were captured last; nothing of them is under way between two calls.
+    graphs: Vec<Graph>,
     input: DeviceBuffer,
     output: DeviceBuffer,
 }
@@ -42,26 +45,27 @@ impl Trial {
         unsafe { material.stream.copy_in(&input, &noise, rows.bytes)? };
         uploaded.record(&material.stream)?;
         uploaded.wait()?;
-        Ok(Self { device: device.clone(), material, input, output })
+        Ok(Self { device: device.clone(), material, graphs: Vec::new(), input, output })
     }
 
     /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
     /// what changes with time changes for all.
     pub fn rounds(&mut self, plans: &[Plan], rounds: usize) -> Result<Vec<Vec<f64>>, Error> {
-        let graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<Vec<_>, _>>()?;
+        self.graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<_, _>>()?;
+        let count = self.graphs.len();
         let marks = || Ok([Event::with_timing(&self.device)?, Event::with_timing(&self.device)?]);
-        let marks = graphs.iter().map(|_| marks()).collect::<Result<Vec<_>, Error>>()?;
-        let mut seconds = vec![Vec::with_capacity(rounds); graphs.len()];
+        let marks = self.graphs.iter().map(|_| marks()).collect::<Result<Vec<_>, Error>>()?;
+        let mut seconds = vec![Vec::with_capacity(rounds); count];
         let mut replays = 1;
         // The first two are for the caches and for how long it takes.
         for round in 0..rounds + 2 {
-            for turn in 0..graphs.len() {
-                let index = (round + turn) % graphs.len();
+            for turn in 0..count {
+                let index = (round + turn) % count;
                 marks[index][0].record(&self.material.stream)?;
-                (0..replays).try_for_each(|_| self.run(&graphs[index]))?;
+                (0..replays).try_for_each(|_| self.run(index))?;
                 marks[index][1].record(&self.material.stream)?;
             }
-            marks[(round + graphs.len() - 1) % graphs.len()][1].wait()?;
+            marks[(round + count - 1) % count][1].wait()?;
             let taken = marks.iter().map(|[start, end]| Ok(1e-3 * f64::from(end.ms_since(start)?) / replays as f64));
             let taken = taken.collect::<Result<Vec<f64>, Error>>()?;
             if round >= 2 {
@@ -79,12 +83,12 @@ impl Trial {
     pub fn steps(&mut self, plan: &Plan, runs: usize) -> Result<Vec<Vec<f64>>, Error> {
         let marks = (0..plan.steps.len() + 2).map(|_| Event::with_timing(&self.device));
         let marks = marks.collect::<Result<Vec<_>, _>>()?;
-        let (plain, marked) = (self.capture(plan, &[])?, self.capture(plan, &marks)?);
+        self.graphs = vec![self.capture(plan, &[])?, self.capture(plan, &marks)?];
         let done = Event::new(&self.device)?;
         let mut seconds = vec![Vec::with_capacity(runs); marks.len() - 1];
         for _ in 0..runs {
-            self.run(&plain)?;
-            self.run(&marked)?;
+            self.run(0)?;
+            self.run(1)?;
             done.record(&self.material.stream)?;
             done.wait()?;
             for (taken, pair) in seconds.iter_mut().zip(marks.windows(2)) {
@@ -101,8 +105,19 @@ impl Trial {
         self.material.capture(plan, (&self.input, &self.output), marks)
     }
 
-    fn run(&self, graph: &Graph) -> Result<(), Error> {
+    fn run(&self, graph: usize) -> Result<(), Error> {
         // SAFETY: the stream is live, and all graphs of a trial go to it.
-        self.device.latch(unsafe { graph.launch(self.material.stream.raw()) })
+        self.device.latch(unsafe { self.graphs[graph].launch(self.material.stream.raw()) })
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            // As for a program: nothing proves that the device has stopped running them.
+            mem::forget(mem::take(&mut self.graphs));
+            mem::forget(mem::take(&mut self.material.kernels.functions));
+            mem::forget(mem::take(&mut self.material.kernels.modules));
+        }
     }
 }

@@ -44,6 +44,7 @@ pub struct TuningProgress {
 
 /// Whoever hears of progress.
 #[derive(Clone)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is tuned"))]
 pub(crate) struct Told(pub Arc<dyn Fn(&TuningProgress) + Send + Sync>);
 
 impl fmt::Debug for Told {
@@ -68,7 +69,11 @@ pub(crate) struct TuningSpec {
 impl TuningSpec {
     /// The same for another build, which may be for another device.
     pub fn anew(&self) -> Self {
-        Self { mode: self.mode, folder: self.folder.clone(), told: self.told.clone(), ..Self::default() }
+        Self {
+            #[cfg(feature = "cuda")]
+            answers: Arc::default(),
+            ..self.clone()
+        }
     }
 }
 
