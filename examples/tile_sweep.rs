@@ -1,37 +1,38 @@
 //! Times every kernel and tile of every distinct convolution of a model inside the whole graph: the table behind the
 //! planner's tile model.
 //!
-//! usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]
+//! usage: tile_sweep MODEL BATCH [REPETITIONS [PART [KERNEL]]]
 //!
 //! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
 //! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked. PART: only
-//! groups whose line has this text. First layers that are one step are a group too; a convolution's kernel for them takes
+//! groups whose line has this text. KERNEL: only kernels that have this one. First layers that are one step are a group too; a convolution's kernel for them takes
 //! them apart.
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{Conv2d, Model};
-use trefoil::plan::{Choices, ConvTile, Kernel, Plan, StemTile, StepOp, TensorId};
-use trefoil::{Device, Engine, Error, Stage, Target, Tuning};
+use trefoil::model::{Conv2d, Model, Window};
+use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TensorId};
+use trefoil::{Device, Engine, Error, Shape, Stage, Target, Tuning};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [model, batch, rest @ ..] = &arguments[..] else {
-        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS [PART]]");
+        eprintln!("usage: tile_sweep MODEL BATCH [REPETITIONS [PART [KERNEL]]]");
         std::process::exit(64);
     };
     let batch: usize = batch.parse().expect("BATCH is a number");
     let repetitions: usize = rest.first().map_or(20, |r| r.parse().expect("REPETITIONS is a number"));
-    let part = rest.get(1).map_or("", String::as_str);
+    let [part, only] = [1, 2].map(|index| rest.get(index).map_or("", String::as_str));
     let model = Model::open(model)?;
     let device = Device::open(Target::Cuda(0))?;
     let planned = build(&model, &device, batch, Choices::new())?;
     let baseline = time(&planned, batch, repetitions)?;
     println!("{} batch {batch}: {baseline:.1} us as planned", model.name());
-    for (shape, Group { steps, chosen, kernels }) in groups(&planned.plans()[0]) {
+    for (shape, Group { steps, chosen, mut kernels }) in groups(&planned.plans()[0]) {
         if !shape.contains(part) {
             continue;
         }
+        kernels.retain(|&kernel| kernel == chosen || kernel.to_string().contains(only));
         print!("{:2}x {shape:<60}", steps.len());
         // Building takes longer than timing: all at once, then one after the other.
         let engines = std::thread::scope(|scope| {
@@ -45,7 +46,11 @@ fn main() -> Result<(), Error> {
             building.into_iter().map(|thread| thread.join().expect("building does not panic")).collect::<Vec<_>>()
         });
         for (kernel, engine) in kernels.iter().zip(engines) {
-            let us = time(&engine?, batch, repetitions)?;
+            // A tile may need more shared memory than there is.
+            let us = match engine {
+                Err(Error::Unsupported { .. }) => continue,
+                engine => time(&engine?, batch, repetitions)?,
+            };
             let mark = if *kernel == chosen { "*" } else { "" };
             print!("  {kernel} {:+.1}{mark}", (us - baseline) / steps.len() as f64);
         }
@@ -88,6 +93,17 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             groups.insert(step.op.label(1), group);
             continue;
         }
+        if let Some(window) = depthwise_window(&step.op)
+            && plan.limits.has_sm90_kernels()
+        {
+            let Window { size: [r, s], stride: [stride, _], .. } = window;
+            let [input, output] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let name = format!("{input} -> {output} {} dw{r}x{s}/{stride}", step.op.label(1));
+            let kernels = depthwise_kernels(output, step.kernel);
+            let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
+            group.steps.push(step.name.clone());
+            continue;
+        }
         let (conv, joined) = match &step.op {
             StepOp::Conv(conv) => (conv, None),
             StepOp::ConvSum { conv, joined } => (conv, Some(joined)),
@@ -107,4 +123,30 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
         group.steps.push(step.name.clone());
     }
     groups
+}
+
+fn depthwise_window(op: &StepOp) -> Option<Window> {
+    match op {
+        StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => Some(conv.window),
+        _ => None,
+    }
+}
+
+/// The depthwise kernels for an output: the chosen one, the one for any GPU, and tiles of some units along each axis, up
+/// to all of them, by themselves and with the 1x1 convolution in front.
+fn depthwise_kernels(output: Shape, chosen: Kernel) -> Vec<Kernel> {
+    let along = |outputs: usize, unit: usize| {
+        let all = outputs.div_ceil(unit);
+        let mut counts: Vec<usize> = [1, 2, 4, 7].into_iter().filter(|&count| count < all).collect();
+        counts.push(all);
+        counts.into_iter().map(move |count| count * unit)
+    };
+    let tiles = DepthwiseTile::UNITS.into_iter().flat_map(|unit| {
+        let columns = along(output.width, unit[1]);
+        along(output.height, unit[0])
+            .flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))
+    });
+    let sm90 = tiles.flat_map(|tile| [Kernel::Sm90Depthwise(tile), Kernel::Sm90Expand(tile)]);
+    let others = sm90.filter(|&kernel| kernel != chosen);
+    [chosen, Kernel::Sm80].into_iter().chain(others).collect()
 }

@@ -37,6 +37,20 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
 }
 
+// An activation of two sums, rounded: its bounds. Rounding to half first gives the same: it is monotone, and both bounds are halves.
+struct Clamp {
+  __half2 low, high;
+
+  __device__ __forceinline__ explicit Clamp(int32_t activation)
+      : low(__float2half2_rn(activation == kActivationNone ? -INFINITY : 0.0f)),
+        high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
+
+  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
+    const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
+    return *reinterpret_cast<const uint32_t *>(&rounded);
+  }
+};
+
 // Eight channels as floats.
 struct Chunk {
   float v[kChunkElems];

@@ -327,20 +327,6 @@ TREFOIL_DEVICE Ring<Tile> await_residual(const Share &share, Ring<Tile> &ring, u
   return mine;
 }
 
-// The bounds of an activation. Rounding to half first gives the same: it is monotone, and both bounds are halves.
-struct Clamp {
-  __half2 low, high;
-
-  __device__ __forceinline__ explicit Clamp(int32_t activation)
-      : low(__float2half2_rn(activation == kActivationNone ? -INFINITY : 0.0f)),
-        high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
-
-  __device__ __forceinline__ uint32_t operator()(float2 sum) const {
-    const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
-    return *reinterpret_cast<const uint32_t *>(&rounded);
-  }
-};
-
 // Adds up what the blocks of a cluster have summed, in their order, and stores it, each block an equal part of the tile.
 // A thread's sums go by twos, two pixels of a channel, to the block that stores them: its `smem_sums` is [blocks][twos
 // that it stores][128 threads], its barrier at `received` counts the bytes.

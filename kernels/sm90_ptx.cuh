@@ -118,6 +118,12 @@ TREFOIL_DEVICE void copy_box_3d(uint32_t shared_dst, const TensorMap *map, uint3
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
+TREFOIL_DEVICE void copy_box_4d(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x, int32_t y,
+                                int32_t z, int32_t n) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(n) : "memory");
+}
+
 // A column of pixels, each `offset_w`, `offset_h` from where the map's window starts: the first at (w, h) of image n,
 // the rest in the order of windows along W, then H, then N.
 TREFOIL_DEVICE void copy_im2col(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t c, int32_t w,

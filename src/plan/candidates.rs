@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use super::depthwise::{DepthwiseShape, DepthwiseTile};
 use super::sm90::ConvShape;
-use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, select, stem};
+use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, depthwise, select, stem};
 use crate::model::Window;
 use crate::tensor::Shape;
 
@@ -89,7 +90,7 @@ impl Plan {
         let Step { op, inputs, output, .. } = &self.steps[step];
         let windows: String = match op {
             StepOp::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
-            StepOp::Conv(conv) | StepOp::Depthwise(conv) => window(&conv.window),
+            StepOp::Conv(conv) | StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => window(&conv.window),
             StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
             StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
             _ => String::new(),
@@ -136,8 +137,20 @@ impl Plan {
                 select::linear_kernels(&self.limits, [self.batch, linear.out_features, channels])
             }
             (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
+            (StepOp::Depthwise(conv), _) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
+            (StepOp::ExpandDepthwise { conv, .. }, _) => self.depthwise(step, conv.window, Kernel::Sm90Expand),
             _ => Vec::new(),
         }
+    }
+}
+
+impl Plan {
+    /// Every kernel of a depthwise convolution, or of one with a 1x1 convolution in front.
+    fn depthwise(&self, step: &Step, window: Window, kernel: fn(DepthwiseTile) -> Kernel) -> Vec<(Kernel, f64)> {
+        let [input, output] = [step.inputs[0], step.output].map(|id| self.stored(id));
+        let expands = matches!(step.op, StepOp::ExpandDepthwise { .. });
+        let shape = DepthwiseShape { batch: self.batch, input, output, window, expands };
+        depthwise::tiles(&shape, &self.limits).map(|(tile, clocks)| (kernel(tile), clocks)).collect()
     }
 }
 

@@ -69,6 +69,10 @@ impl StepOp {
                 let [r, s] = conv.window.size;
                 format!("dw{r}x{s}{}", suffix(conv.activation))
             }
+            Self::ExpandDepthwise { conv, .. } => {
+                let [r, s] = conv.window.size;
+                format!("1x1+dw{r}x{s}{}", suffix(conv.activation))
+            }
             Self::MaxPool(_) => "max-pool".into(),
             Self::AvgPool(_) => "avg-pool".into(),
             Self::GlobalAvgPool => "global-pool".into(),
@@ -92,7 +96,7 @@ impl Plan {
             StepOp::Normalize { .. } => "normalize",
             StepOp::Stem(_) => "stem",
             StepOp::Conv(_) | StepOp::ConvSum { .. } => "conv2d_fprop",
-            StepOp::Depthwise(_) => "conv2d_depthwise",
+            StepOp::Depthwise(_) | StepOp::ExpandDepthwise { .. } => "conv2d_depthwise",
             StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
             StepOp::GlobalAvgPool => "global_avg_pool",
             StepOp::Linear(_) => "linear",
@@ -107,6 +111,7 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
             Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
+            Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) => kernel.to_string(),
         }
     }
 }

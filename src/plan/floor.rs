@@ -94,6 +94,10 @@ impl Plan {
                     stem.conv.window.size.iter().product::<usize>() * self.tensors[step.inputs[0].0].shape.channels;
                 (2 * self.batch * terms * stem.conv_shape.elems()) as u64
             }
+            StepOp::ExpandDepthwise { .. } => {
+                let [x, y] = [step.inputs[0], step.output].map(|id| self.tensors[id.0].shape);
+                (2 * self.batch * x.elems() * y.channels) as u64
+            }
             StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_) => step.flops,
             _ => 0,
         };

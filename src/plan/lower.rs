@@ -1,10 +1,13 @@
 //! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
 //! output rows after them.
 
-use super::{Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, join, select, stem};
+use super::{
+    Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, expand, join, select, stem,
+};
 use crate::error::Error;
-use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op};
+use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
 use crate::plan::Family;
+use crate::plan::depthwise::{self, DepthwiseShape, DepthwiseTile};
 use crate::plan::sm90::{self, ConvShape};
 use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
 
@@ -16,6 +19,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
     let joined = join::joined(&graph, &shapes, request)?;
+    let expanded = expand::expanded(&graph, &shapes, request);
     let stem = stem::find(&graph, &shapes, request);
     let mut lowering = Lowering::new(request, shapes);
     if let Some((nodes, stem, tile)) = stem {
@@ -25,13 +29,18 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     for (index, node) in graph.nodes.iter().enumerate().skip(lowered) {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
-        if joined.values().any(|&added| added == NodeId(index)) {
-            // What the node that it is joined to reads in its place.
+        let is_joined = joined.values().any(|&added| added == NodeId(index));
+        if is_joined || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
+            // What the node that computes it reads in its place.
             lowering.of_node.push(inputs[0]);
             continue;
         }
         let step = match &node.op {
             Op::Input => lowering.normalize(index),
+            Op::Conv2d(conv) if expanded.contains_key(&NodeId(index)) => {
+                let (expand, tile) = expanded[&NodeId(index)];
+                lowering.expand_depthwise(index, conv, &graph.nodes[expand.0], tile, inputs[0])
+            }
             Op::Conv2d(conv) if joined.contains_key(&NodeId(index)) => {
                 let added = &graph.nodes[joined[&NodeId(index)].0];
                 lowering.conv_sum(index, &node.name, conv, added, &inputs)?
@@ -187,7 +196,10 @@ impl<'a> Lowering<'a> {
             });
         }
         let (op, kernel) = if depthwise {
-            (StepOp::Depthwise(conv.clone()), self.only_kernel())
+            (
+                StepOp::Depthwise(conv.clone()),
+                self.depthwise_kernel(name, self.tensor(inputs[0]).shape, shape, conv.window)?,
+            )
         } else {
             let whole = ConvShape::stored(self.request, self.tensor(inputs[0]).shape, shape, conv.window);
             (StepOp::Conv(conv.clone()), self.conv_kernel(name, &whole, [m_gemm, conv.out_channels, k_gemm])?)
@@ -260,6 +272,48 @@ impl<'a> Lowering<'a> {
             (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => Ok(kernel),
             (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
+            }
+            (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
+        }
+    }
+
+    /// A depthwise convolution and the 1x1 convolution whose result it reads.
+    fn expand_depthwise(
+        &self,
+        node: usize,
+        conv: &Conv2d,
+        expand: &Node,
+        tile: DepthwiseTile,
+        input: TensorId,
+    ) -> Draft {
+        let Op::Conv2d(first) = &expand.op else { unreachable!("only convolutions are expanded") };
+        let (input, shape, channels) = (self.tensor(input).shape, self.shapes[node], conv.out_channels);
+        let taps = conv.window.size.iter().product::<usize>();
+        let products = input.pixels() * input.channels + shape.pixels() * taps;
+        let expand = Box::new(Joined { name: expand.name.clone(), conv: first.clone() });
+        Draft {
+            op: StepOp::ExpandDepthwise { expand, conv: conv.clone() },
+            kernel: Kernel::Sm90Expand(tile),
+            shape,
+            dtype: self.family().dtype(),
+            flops: 2 * (self.request.batch * channels * products) as u64,
+            weight_bytes: (channels * ((input.channels + taps) * self.family().dtype().bytes() + 8)) as u64,
+        }
+    }
+
+    fn depthwise_kernel(&self, name: &str, input: Shape, output: Shape, window: Window) -> Result<Kernel, Error> {
+        let Request { limits, choices, .. } = *self.request;
+        let shape = DepthwiseShape::stored(self.request, input, output, window, false);
+        match (self.family(), choices.get(name)) {
+            (Family::Cpu, _) => Ok(Kernel::Cpu),
+            (Family::Sm80, None) => {
+                Ok(depthwise::tile(&shape, limits).map_or(Kernel::Sm80, |(tile, _)| Kernel::Sm90Depthwise(tile)))
+            }
+            (Family::Sm80, Some(Kernel::Sm80)) => Ok(Kernel::Sm80),
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Depthwise(tile)))
+                if limits.has_sm90_kernels() && shape.grid(tile, limits).is_some() =>
+            {
+                Ok(kernel)
             }
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }

@@ -5,7 +5,9 @@
 
 mod arena;
 mod candidates;
+mod depthwise;
 mod display;
+mod expand;
 mod floor;
 mod join;
 mod limits;
@@ -19,6 +21,9 @@ use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 pub use candidates::Candidate;
+pub use depthwise::DepthwiseTile;
+#[cfg(feature = "cuda")]
+pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use floor::{Floor, Rates};
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
@@ -137,6 +142,13 @@ pub enum StepOp {
     },
     /// Depthwise convolution with bias and activation.
     Depthwise(Conv2d),
+    /// The same of what a 1x1 convolution makes of the input.
+    ExpandDepthwise {
+        /// The 1x1 convolution.
+        expand: Box<Joined>,
+        /// The depthwise one, which the step is named after.
+        conv: Conv2d,
+    },
     /// Maximum over windows.
     MaxPool(Pool),
     /// Mean over windows.
@@ -151,12 +163,12 @@ pub enum StepOp {
     Emit(OutputKind),
 }
 
-/// A convolution without a step of its own: it is computed by the one that adds its result.
+/// A convolution without a step of its own: it is computed by the one that reads its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Joined {
     /// Name of the graph's node.
     pub name: String,
-    /// The convolution, without activation.
+    /// The convolution.
     pub conv: Conv2d,
 }
 
@@ -180,6 +192,10 @@ pub enum Kernel {
     Joined,
     /// The sm90 kernel of a network's first layers with a tile.
     Sm90Stem(StemTile),
+    /// The sm90 depthwise convolution with a tile.
+    Sm90Depthwise(DepthwiseTile),
+    /// The same, computing the 1x1 convolution too whose result it reads.
+    Sm90Expand(DepthwiseTile),
 }
 
 /// A tensor between steps.

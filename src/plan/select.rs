@@ -89,6 +89,8 @@ impl fmt::Display for Kernel {
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Joined => write!(f, "joined"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
+            Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
+            Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::driver::{CURRENT, call};
 use crate::ffi::*;
 use crate::module::{Function, Module, Node};
 use crate::stream::{Event, Operation, Stream};
-use crate::tensor::{HALVES, Tensor};
+use crate::tensor::{HALVES, HALVES_OTHERWISE, Tensor};
 
 // Devices and contexts ---------------------------------------------------------------------------------------------
 
@@ -512,8 +512,9 @@ extern "C" fn cuTensorMapEncodeTiled(
         let tensor = unsafe { Tensor::read(address, rank, dims, strides, steps) };
         // SAFETY: as above.
         let box_dims = unsafe { std::slice::from_raw_parts(box_dims, rank as usize) };
-        let fits =
-            box_dims.iter().all(|dim| (1..=256).contains(dim)) && [data_type, interleave, swizzle, fill] == HALVES;
+        let how = [data_type, interleave, swizzle, fill];
+        let known = how == HALVES || HALVES_OTHERWISE.contains(&how);
+        let fits = known && box_dims.iter().all(|dim| (1..=256).contains(dim));
         if !fits || !(1..=5).contains(&rank) || !(box_dims[0] * 2).is_multiple_of(16) || box_dims[0] * 2 > 128 {
             return driver.refuse(format!("a tensor map with boxes of {box_dims:?}"), INVALID_VALUE);
         }

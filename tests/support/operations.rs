@@ -15,6 +15,7 @@ pub fn all() -> Vec<Case> {
         blocks(),
         stem(),
         depthwise(),
+        expanded(),
         pool2d(),
         global_avg_pool(),
         linear(),
@@ -411,6 +412,14 @@ pub fn depthwise() -> Vec<Case> {
         depthwise([2, 30, 144], Window { pad: Pad { top: 0, left: 2, bottom: 1, right: 0 }, ..square(2, 1, 0) }),
         depthwise([5, 5, 3], square(3, 1, 4)),
         depthwise([112, 5, 32], square(3, 1, 1)).norm().and(Relu6),
+        depthwise([15, 29, 40], square(5, 1, 2)).norm().and(Relu6).rows(3),
+        depthwise([15, 29, 40], Window { pad: Pad { top: 1, left: 1, bottom: 2, right: 2 }, ..square(5, 2, 0) })
+            .rows(5),
+        depthwise([30, 31, 72], Window { pad: Pad { top: 0, left: 0, bottom: 1, right: 1 }, ..square(3, 2, 0) })
+            .rows(3),
+        depthwise([9, 40, 136], square(3, 1, 1)).and(Relu).rows(7),
+        depthwise([4, 4, 16], square(3, 1, 9)).rows(2),
+        depthwise([14, 14, 480], square(5, 1, 2)).norm().and(Relu6).rows(20),
     ];
     let mut random = Random::new("depthwise");
     let any = (0..16).map(|_| {
@@ -419,6 +428,80 @@ pub fn depthwise() -> Vec<Case> {
         let norm = random.between(0, 1) == 1;
         let [activation, rows] = [0, 1].map(|_| random.between(0, 2));
         Convolution { norm, ..depthwise(x, window).and(ACTIVATIONS[activation]).rows(rows + 1) }
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
+/// A depthwise convolution of what a 1x1 convolution makes of its input. If `read_twice`, that is the result too.
+struct Expanded {
+    x: Shape,
+    inside: usize,
+    window: Window,
+    activations: [Activation; 2],
+    read_twice: bool,
+    rows: usize,
+}
+
+impl Problem for Expanded {
+    fn case(&self) -> Case {
+        let Self { x, inside, window, activations: [first, last], read_twice, rows } = *self;
+        let Window { size: [r, s], stride, pad, .. } = window;
+        let pads = [pad.top, pad.left, pad.bottom, pad.right];
+        let twice = if read_twice { ", read twice" } else { "" };
+        let name = format!(
+            "expanded {x} to {inside}, {first}, {r}x{s} stride {stride:?} pad {pads:?}, {last}{twice}, rows {rows}"
+        );
+        let mut g = GraphBuilder::new(x);
+        let conv = |name: &str, groups, window| Conv2d {
+            bias: Some(format!("{name}.bias")),
+            groups,
+            ..Conv2d::named(name, inside, window)
+        };
+        let mut y = g.conv2d_with("expand", g.input(), conv("expand", 1, Window::square(1, 1, 0)));
+        if first != Activation::None {
+            y = g.activation("first", y, first);
+        }
+        let expand = y;
+        y = g.conv2d_with("conv", y, conv("conv", inside, window));
+        if last != Activation::None {
+            y = g.activation("last", y, last);
+        }
+        if read_twice {
+            y = g.add("add", y, expand);
+        }
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn expanded() -> Vec<Case> {
+    use Activation::{None, Relu, Relu6};
+    let pads = |[top, left, bottom, right]: [usize; 4]| Pad { top, left, bottom, right };
+    let window = |size, stride, pad| Window { pad: pads(pad), ..Window::square(size, stride, 0) };
+    let expanded = |[h, w, c]: [usize; 3], inside, window, activations, rows| {
+        let x = Shape::new(h, w, c);
+        Expanded { x, inside, window, activations, read_twice: false, rows }
+    };
+    let chosen = [
+        expanded([1, 1, 2], 3, window(3, 1, [1; 4]), [None, None], 1),
+        expanded([14, 13, 16], 96, window(3, 2, [0, 0, 1, 1]), [Relu6, Relu6], 3),
+        expanded([15, 29, 24], 40, window(5, 1, [2; 4]), [Relu6, None], 3),
+        expanded([29, 15, 40], 144, window(5, 2, [1, 1, 2, 2]), [Relu6, Relu6], 5),
+        expanded([7, 7, 192], 100, window(5, 1, [2; 4]), [Relu, Relu6], 4),
+        expanded([9, 33, 33], 31, window(3, 1, [1; 4]), [None, Relu], 2),
+        expanded([5, 4, 8], 8, window(3, 1, [4; 4]), [None, None], 7),
+        expanded([12, 11, 100], 64, window(3, 3, [1; 4]), [Relu, None], 2),
+        expanded([28, 28, 40], 240, window(3, 1, [1; 4]), [Relu6, Relu6], 17),
+        Expanded { read_twice: true, ..expanded([8, 9, 24], 48, window(3, 1, [1; 4]), [Relu, None], 2) },
+    ];
+    let mut random = Random::new("expanded");
+    let any = (0..12).map(|_| {
+        let x = [random.between(1, 23), random.between(1, 23), random.pick(&[1, 8, 16, 24, 40, 72, 112])];
+        let (size, stride) = (random.pick(&[3, 5]), random.between(1, 2));
+        let most = size / 2 + 1;
+        let pad = [0; 4].map(|_| random.between(size / 2, most));
+        let activations = [0; 2].map(|_| random.pick(&ACTIVATIONS));
+        let (inside, rows) = (random.pick(&[2, 8, 30, 32, 65, 96]), random.between(1, 5));
+        expanded(x, inside, window(size, stride, pad), activations, rows)
     });
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }

@@ -1,8 +1,8 @@
 //! A problem: a graph of one or a few operations, weights, rows, and how to run and compare it on a device.
 
 use half::f16;
-use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
+use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
+use trefoil::plan::{Choices, DepthwiseTile, Kernel, Limits, Request, StemTile, StepOp, plan as plan_with};
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -90,7 +90,8 @@ impl Case {
             output: self.output,
             choices: &Choices::new(),
         };
-        let plan = plan(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
+        let plan =
+            plan_with(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
         if let StepOp::Stem(_) = &plan.steps[0].op {
             let rows = [1, 2, 5, 1 << 13];
             let tiles = StemTile::COLUMNS.into_iter().flat_map(|columns| rows.map(|rows| StemTile { columns, rows }));
@@ -99,6 +100,18 @@ impl Case {
                     (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
                 }),
             );
+        }
+        let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));
+        let depthwise = plan.steps.iter().filter(|step| is_sm90(step.kernel)).map(|step| &step.name);
+        let depthwise: Vec<&String> = depthwise.collect();
+        let expandable = expandable(&optimize(&self.graph));
+        for kernel in depthwise_kernels() {
+            let has = |name: &&&String| !matches!(kernel, Kernel::Sm90Expand(_)) || expandable.contains(**name);
+            let choices: Choices = depthwise.iter().filter(has).map(|name| ((*name).clone(), kernel)).collect();
+            // Large tiles do not fit the shared memory where a convolution of many channels is in front.
+            let graph = without_classifier_for(self.output, &self.graph);
+            let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend((!choices.is_empty() && fits).then(|| (format!(", kernel {kernel}"), choices)));
         }
         all
     }
@@ -225,6 +238,36 @@ impl Case {
             kind => emit(kind, result).check(how.growth, output.values(row)),
         }
     }
+}
+
+/// The depthwise convolution for any GPU, and the Hopper one in small tiles and large, of both units, by itself and with
+/// the 1x1 convolution in front of it.
+fn depthwise_kernels() -> impl Iterator<Item = Kernel> {
+    let tiles = [[2, 7], [1, 4]].into_iter().flat_map(|[rows, columns]| {
+        [[1, 1], [3, 2], [8, 1], [5, 4]].map(|[down, right]| DepthwiseTile {
+            rows: down * rows,
+            columns: right * columns,
+            unit: [rows, columns],
+        })
+    });
+    let sm90 = tiles.flat_map(|tile| [Kernel::Sm90Depthwise(tile), Kernel::Sm90Expand(tile)]);
+    [Kernel::Sm80].into_iter().chain(sm90)
+}
+
+/// Depthwise convolutions of a rewritten graph that alone read the result of a dense 1x1 convolution.
+fn expandable(graph: &Graph) -> Vec<String> {
+    let uses = graph.use_counts();
+    let dense = |index: usize| match &graph.nodes[index].op {
+        Op::Conv2d(Conv2d { window, groups, .. }) => *groups == 1 && *window == Window::square(1, 1, 0),
+        _ => false,
+    };
+    let reads_it = |node: &&Node| match (&node.op, &node.inputs[..]) {
+        (Op::Conv2d(conv), &[NodeId(from)]) => {
+            conv.groups > 1 && dense(from) && uses[from] == 1 && graph.nodes[from].inputs.len() == 1
+        }
+        _ => false,
+    };
+    graph.nodes.iter().filter(reads_it).map(|node| node.name.clone()).collect()
 }
 
 /// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.

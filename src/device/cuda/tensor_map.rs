@@ -8,13 +8,16 @@ use super::driver::cu;
 use crate::error::Error;
 
 /// A tensor of halves without gaps, its innermost dimension first, and what one copy takes of it. Boxes are swizzled
-/// in shared memory in rows of 128 bytes; what lies outside the tensor reads as zeros and is not written.
+/// in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the tensor reads as zeros and
+/// is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
     /// Boxes of a matrix.
     Matrix { address: u64, dims: [u64; 2], box_dims: [u32; 2] },
     /// Boxes of three dimensions.
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
+    /// Boxes of images {C, W, H, N}, swizzled in rows of 64 bytes or not at all.
+    Images { address: u64, dims: [u64; 4], box_dims: [u32; 4], swizzled: bool },
     /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
     Windows(Windows),
 }
@@ -33,6 +36,10 @@ pub(crate) struct Windows {
     pub(crate) pixels: u32,
 }
 
+const SWIZZLED: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
+const SWIZZLED_64: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B;
+const PLAIN: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
+
 /// Bytes of an encoded map.
 pub(crate) const TENSOR_MAP_BYTES: usize = 128;
 
@@ -41,8 +48,16 @@ impl Cuda {
     pub fn encode(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
         let encoded = match map {
-            TensorMap::Matrix { address, dims, box_dims } => self.encode_tiled(&mut raw, *address, dims, box_dims),
-            TensorMap::Blocks { address, dims, box_dims } => self.encode_tiled(&mut raw, *address, dims, box_dims),
+            TensorMap::Matrix { address, dims, box_dims } => {
+                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, box_dims)
+            }
+            TensorMap::Blocks { address, dims, box_dims } => {
+                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, box_dims)
+            }
+            TensorMap::Images { address, dims, box_dims, swizzled } => {
+                let swizzle = if *swizzled { SWIZZLED_64 } else { PLAIN };
+                self.encode_tiled(&mut raw, swizzle, *address, dims, box_dims)
+            }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };
         encoded.map_err(|error| with_map(error, map))?;
@@ -56,6 +71,7 @@ impl Cuda {
     fn encode_tiled<const RANK: usize>(
         &self,
         raw: &mut sys::CUtensorMap,
+        swizzle: sys::CUtensorMapSwizzle,
         address: u64,
         dims: &[u64; RANK],
         box_dims: &[u32; RANK],
@@ -76,7 +92,7 @@ impl Cuda {
                     box_dims.as_ptr(),
                     steps.as_ptr(),
                     sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    swizzle,
                     sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )
@@ -105,7 +121,7 @@ impl Cuda {
                     *pixels,
                     steps.as_ptr(),
                     sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                    SWIZZLED,
                     sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )

@@ -121,7 +121,9 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, y).into())
         }
-        StepOp::ConvSum { .. } => unreachable!("planned for compute capability 9.0 only"),
+        StepOp::ConvSum { .. } | StepOp::ExpandDepthwise { .. } => {
+            unreachable!("planned for compute capability 9.0 only")
+        }
         StepOp::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, folded, x, y).into())

@@ -1,7 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d};
-use super::{sm90_conv2d_fprop, sm90_stem};
+use super::{sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -11,9 +11,9 @@ pub(crate) struct Entry {
     pub(crate) module: &'static str,
     /// Its name.
     pub(crate) name: &'static str,
-    /// Threads of a block.
+    /// Threads of a block, at most.
     pub(crate) threads: u32,
-    /// Dynamic shared memory of a block; above 48 KiB the function must be told, and the device must grant it.
+    /// Dynamic shared memory of a block, at most; above 48 KiB the function must be told, and the device must grant it.
     pub(crate) shared_bytes: u32,
 }
 
@@ -34,6 +34,10 @@ pub(crate) fn entries() -> Vec<Entry> {
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
         let shared_bytes = layers.shared_bytes(columns) as u32;
         Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes }
+    }));
+    all.extend(sm90_conv2d_depthwise::ENTRIES.map(|(.., name)| {
+        let (threads, shared_bytes) = (sm90_conv2d_depthwise::MOST_THREADS, sm90_conv2d_depthwise::MOST_SHARED_BYTES);
+        Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes }
     }));
     let mut add = |module, names: &[&'static str], threads| {
         all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
@@ -60,7 +64,7 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 11] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 12] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         // A part of the next one.
@@ -75,6 +79,12 @@ mod tests {
             "sm90_conv2d_fprop.cuh",
             "Sm90ConvArgs",
             sm90_conv2d_fprop::Sm90ConvArgs::FIELDS,
+        ),
+        twin::<sm90_conv2d_depthwise::Sm90DepthwiseArgs>(
+            "sm90_conv2d_depthwise",
+            "sm90_conv2d_depthwise.cu",
+            "Sm90DepthwiseArgs",
+            sm90_conv2d_depthwise::Sm90DepthwiseArgs::FIELDS,
         ),
         twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
         twin::<conv2d_depthwise::DepthwiseArgs>(

@@ -12,6 +12,7 @@ mod linear;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_stem;
 mod steps;
@@ -177,8 +178,8 @@ impl Kernels {
                 continue;
             }
             let entry = entries::entries().into_iter().find(|entry| entry.name == launch.entry);
-            let module = entry.map(|entry| entry.module).ok_or_else(|| missing(launch.entry))?;
-            let function = self.module(module)?.function(launch.entry, launch.shared_bytes)?;
+            let entry = entry.ok_or_else(|| missing(launch.entry))?;
+            let function = self.module(entry.module)?.function(entry.name, entry.shared_bytes)?;
             self.functions.insert(launch.entry, function);
         }
         Ok(())

@@ -59,12 +59,13 @@ impl Layout {
     pub(super) fn new(plans: &[Plan]) -> Self {
         let mut this = Self { offsets: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
-            let layers = layers(step);
-            for layer in &layers {
-                this.place(layer.part(), 2 * filter_elems(plan, step, layer));
-            }
-            if let Some(bias) = bias_of(&layers) {
-                this.place(bias, 4 * stored(plan, step.output));
+            for layers in sums(step) {
+                for layer in &layers {
+                    this.place(layer.part(), 2 * filter_elems(plan, step, layer));
+                }
+                if let Some(bias) = bias_of(&layers) {
+                    this.place(bias, 4 * stored(plan, step.output));
+                }
             }
         }
         this
@@ -92,9 +93,9 @@ impl Layout {
         self.offsets[&Part::Stem(node.to_owned())]
     }
 
-    /// Byte offset of a step's bias.
-    pub(super) fn bias(&self, step: &Step) -> usize {
-        self.offsets[&bias_of(&layers(step)).expect("the step has a bias")]
+    /// Byte offset of the bias of one of a step's sums; most have one.
+    pub(super) fn bias(&self, step: &Step, sum: usize) -> usize {
+        self.offsets[&bias_of(&sums(step)[sum]).expect("the step has a bias")]
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
@@ -103,7 +104,7 @@ impl Layout {
         let mut targets = self.split(bytes);
         let mut filters = BTreeMap::new();
         for (plan, step) in steps(plans) {
-            for layer in layers(step) {
+            for layer in sums(step).into_iter().flatten() {
                 if let Some(target) = targets.remove(&layer.part()) {
                     filters.insert(layer.part(), Filter { plan, step, layer, target });
                 }
@@ -111,14 +112,15 @@ impl Layout {
         }
         let biases = fill_filters(model, filters.into_values().collect())?;
         for (plan, step) in steps(plans) {
-            let layers = layers(step);
-            let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-            let mut sum = vec![0.0; stored(plan, step.output)];
-            for layer in &layers {
-                sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
-            }
-            for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
-                target.copy_from_slice(&value.to_le_bytes());
+            for layers in sums(step) {
+                let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
+                let mut sum = vec![0.0; stored(plan, step.output)];
+                for layer in &layers {
+                    sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
+                }
+                for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
+                    target.copy_from_slice(&value.to_le_bytes());
+                }
             }
         }
         Ok(())
@@ -176,17 +178,21 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
 }
 
-/// The nodes with weights that `step` computes.
-fn layers(step: &Step) -> Vec<Layer<'_>> {
+/// The nodes with weights that `step` computes: those that go into one sum together.
+fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
     let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input] };
     match &step.op {
-        StepOp::Stem(stem) => vec![layer(&step.name, Weights::Stem(stem), 0)],
-        StepOp::Conv(conv) => vec![layer(&step.name, Weights::Dense(conv), 0)],
+        StepOp::Stem(stem) => vec![vec![layer(&step.name, Weights::Stem(stem), 0)]],
+        StepOp::Conv(conv) => vec![vec![layer(&step.name, Weights::Dense(conv), 0)]],
         StepOp::ConvSum { conv, joined } => {
-            vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]
+            vec![vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]]
         }
-        StepOp::Depthwise(conv) => vec![layer(&step.name, Weights::Depthwise(conv), 0)],
-        StepOp::Linear(linear) => vec![layer(&step.name, Weights::Linear(linear), 0)],
+        StepOp::Depthwise(conv) => vec![vec![layer(&step.name, Weights::Depthwise(conv), 0)]],
+        StepOp::ExpandDepthwise { expand, conv } => vec![
+            vec![layer(&step.name, Weights::Depthwise(conv), 0)],
+            vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
+        ],
+        StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
         _ => Vec::new(),
     }
 }
@@ -204,7 +210,7 @@ fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
     match layer.weights {
         Weights::Stem(stem) => stem_layers(stem).filter_elems(),
         Weights::Dense(conv) => k * taps(conv.window.size) * c,
-        Weights::Depthwise(conv) => taps(conv.window.size) * c,
+        Weights::Depthwise(conv) => taps(conv.window.size) * k,
         Weights::Linear(_) => k * c,
     }
 }
@@ -219,10 +225,15 @@ fn fill_layer(
 ) -> Result<Vec<f32>, Error> {
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
+    let k_stored = stored(plan, step.output);
     let (filter, bias, shape) = match layer.weights {
-        Weights::Dense(conv) | Weights::Depthwise(conv) | Weights::Stem(Stem { conv, .. }) => {
+        Weights::Depthwise(conv) => {
+            let folded = fold_conv(model.weights(), conv, conv.groups)?;
+            (folded.filter, folded.bias, [conv.out_channels, 1, taps(conv.window.size)])
+        }
+        Weights::Dense(conv) | Weights::Stem(Stem { conv, .. }) => {
             let folded = fold_conv(model.weights(), conv, c)?;
-            (folded.filter, folded.bias, [conv.out_channels, c / conv.groups, taps(conv.window.size)])
+            (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
         }
         Weights::Linear(linear) => {
             let (weight, bias) = read_linear(model.weights(), linear, c)?;
@@ -236,8 +247,8 @@ fn fill_layer(
             let [_, s] = stem.conv.window.size;
             stem_layers(stem).filter_index([tap / s, tap % s], k, c)
         }
-        // [C, 1, taps] → [taps][c_stored]
-        Weights::Depthwise(_) => tap * c_stored + k,
+        // [K, 1, taps] → [taps][k_stored]
+        Weights::Depthwise(_) => tap * k_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
         _ => (k * taps + tap) * c_stored + c,
     };
@@ -374,7 +385,7 @@ mod tests {
             assert_eq!(half_at(layout.filter("last") + 2 * index), expected, "{index}");
         }
         let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
-        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)]) + 4 * k);
+        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)], 0) + 4 * k);
         for k in 0..16 {
             let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
             assert_eq!(bias(&plans[0], "last", k), last + shortcut);

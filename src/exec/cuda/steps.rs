@@ -10,6 +10,7 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_stem::{self, StemPointers, StemProblem};
 use crate::error::Error;
@@ -80,7 +81,12 @@ impl Operands<'_> {
 
     /// Addresses of filter and bias.
     fn weights(&self) -> (u64, u64) {
-        (self.filter(&self.step.name), self.addresses.weights + self.layout.bias(self.step) as u64)
+        (self.filter(&self.step.name), self.bias(0))
+    }
+
+    /// Address of the bias of one of the step's sums.
+    fn bias(&self, sum: usize) -> u64 {
+        self.addresses.weights + self.layout.bias(self.step, sum) as u64
     }
 
     fn filter(&self, node: &str) -> u64 {
@@ -156,17 +162,8 @@ impl Operands<'_> {
                 _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
             },
             StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
-            StepOp::Depthwise(conv) => {
-                let (filter, bias) = self.weights();
-                let problem = DepthwiseProblem {
-                    batch,
-                    input: stored(self.x()),
-                    output: [self.y().shape.height, self.y().shape.width],
-                    window: conv.window,
-                    activation: conv.activation,
-                };
-                conv2d_depthwise::launch(&problem, &DepthwisePointers { x, filter, bias, y })
-            }
+            StepOp::Depthwise(conv) => self.depthwise(conv, None),
+            StepOp::ExpandDepthwise { expand, conv } => self.depthwise(conv, Some(expand)),
             StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
             StepOp::AvgPool(pool) => self.pool(PoolKind::Average, *pool),
             StepOp::GlobalAvgPool => {
@@ -188,6 +185,33 @@ impl Operands<'_> {
                 add::launch(&problem, &AddPointers { a: x, b: second, out: y })
             }
             StepOp::Emit(output) => self.emit(*output),
+        }
+    }
+
+    /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.
+    fn depthwise(&self, conv: &Conv2d, expand: Option<&Joined>) -> Result<Launch, Error> {
+        let (x, _, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        let pointers = DepthwisePointers { x, filter, bias, y };
+        let output = self.y();
+        let problem = DepthwiseProblem {
+            batch: self.plan.batch,
+            input: Shape { channels: output.stored_channels, ..self.x().shape },
+            output: [output.shape.height, output.shape.width],
+            window: conv.window,
+            activation: conv.activation,
+        };
+        let expand = expand.map(|expand| Expand {
+            channels: self.x().stored_channels,
+            activation: expand.conv.activation,
+            filter: self.filter(&expand.name),
+            bias: self.bias(1),
+        });
+        match self.step.kernel {
+            Kernel::Sm90Depthwise(tile) | Kernel::Sm90Expand(tile) => {
+                sm90_conv2d_depthwise::launch(&problem, expand.as_ref(), tile, &self.plan.limits, &pointers)
+            }
+            _ => conv2d_depthwise::launch(&problem, &pointers),
         }
     }
 

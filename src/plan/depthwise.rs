@@ -1,0 +1,280 @@
+//! The Hopper depthwise convolution: its tiles, what it can compute, and how long a tile's layer takes.
+
+use std::fmt;
+
+use super::{Limits, Request};
+use crate::model::Window;
+use crate::tensor::Shape;
+
+/// The tile of the Hopper depthwise convolution: what one thread block computes at a time, of 32 channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DepthwiseTile {
+    /// Rows of outputs, a multiple of the unit's.
+    pub rows: usize,
+    /// Columns of outputs, a multiple of the unit's.
+    pub columns: usize,
+    /// Rows and columns of outputs that a thread computes at a time, one of [`DepthwiseTile::UNITS`].
+    pub unit: [usize; 2],
+}
+
+impl DepthwiseTile {
+    /// The units that the kernel is compiled for: one for full devices, one for many short threads.
+    pub const UNITS: [[usize; 2]; 2] = [[2, 7], [1, 4]];
+
+    /// The tile's units along each axis, if it consists of whole ones.
+    pub(crate) fn units(self) -> Option<[usize; 2]> {
+        let Self { rows, columns, unit: [unit_rows, unit_columns] } = self;
+        let whole = Self::UNITS.contains(&self.unit)
+            && rows > 0
+            && columns > 0
+            && rows.is_multiple_of(unit_rows)
+            && columns.is_multiple_of(unit_columns);
+        whole.then(|| [rows / unit_rows, columns / unit_columns])
+    }
+}
+
+impl fmt::Display for DepthwiseTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.unit;
+        write!(f, "{}x{}/{rows}x{columns}", self.rows, self.columns)
+    }
+}
+
+/// A depthwise convolution as the kernel sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DepthwiseShape {
+    /// Images.
+    pub(crate) batch: usize,
+    /// Shape of x with its stored channels: those of the output, unless a 1x1 convolution is in front.
+    pub(crate) input: Shape,
+    /// P, Q and the stored channels.
+    pub(crate) output: Shape,
+    /// The window.
+    pub(crate) window: Window,
+    /// Whether a 1x1 convolution of x is in front.
+    pub(crate) expands: bool,
+}
+
+/// How a launch divides the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DepthwiseGrid {
+    /// Units of a tile along each axis.
+    pub(crate) units: [usize; 2],
+    /// Threads of a block.
+    pub(crate) threads: usize,
+    /// Height and width of the box of pixels that a tile's windows reach over.
+    pub(crate) box_size: [usize; 2],
+    /// Bytes of a box of 32 channels in shared memory, up to the next one.
+    pub(crate) stage_bytes: usize,
+    /// Dynamic shared memory of a block.
+    pub(crate) shared_bytes: usize,
+    /// Tiles of an image, one below the other, and side by side.
+    pub(crate) bands: usize,
+    pub(crate) column_tiles: usize,
+    /// Groups of 32 channels.
+    pub(crate) channel_tiles: usize,
+    /// Blocks for each of them.
+    pub(crate) blocks: usize,
+}
+
+/// Channels of a tile.
+pub(crate) const TILE_CHANNELS: usize = 32;
+/// Boxes in shared memory: one that is computed, one on its way.
+const STAGES: usize = 2;
+/// Threads side by side, two channels each.
+const PAIRS: usize = TILE_CHANNELS / 2;
+/// Of a block.
+pub(crate) const MOST_THREADS: usize = 128;
+/// Pixels along an axis that the copy engine takes at once.
+const MOST_BOX: usize = 256;
+
+impl DepthwiseShape {
+    /// Of a request's batch, with the channels that are stored.
+    pub(super) fn stored(request: &Request<'_>, input: Shape, output: Shape, window: Window, expands: bool) -> Self {
+        let align = request.limits.family.channel_align();
+        let [input, output] =
+            [input, output].map(|shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape });
+        Self { batch: request.batch, input, output, window, expands }
+    }
+
+    /// Whether the kernel is compiled for the window.
+    pub(crate) fn fits(&self) -> bool {
+        let Window { size: [r, s], stride: [down, right], dilation, pad } = self.window;
+        let pads = [pad.top, pad.left].into_iter().max() < Some(1 << 14);
+        let extents = [self.output.height, self.output.width].into_iter().max() < Some(1 << 14);
+        r == s
+            && [3, 5].contains(&r)
+            && down == right
+            && [1, 2].contains(&down)
+            && dilation == [1; 2]
+            && pads
+            && extents
+    }
+
+    /// How a launch in this tile divides the work; `None` if the kernel does not take the window or the tile.
+    pub(crate) fn grid(&self, tile: DepthwiseTile, limits: &Limits) -> Option<DepthwiseGrid> {
+        let units = tile.units().filter(|_| self.fits())?;
+        let Self { batch, output, window, .. } = *self;
+        let ([size, _], [stride, _]) = (window.size, window.stride);
+        let box_size = [tile.rows, tile.columns].map(|outputs| (outputs - 1) * stride + size);
+        let pixels = box_size.iter().product::<usize>();
+        let stage_bytes = (pixels * TILE_CHANNELS * 2).next_multiple_of(512);
+        let shared_bytes = if self.expands {
+            let boxes = self.input.channels.div_ceil(TILE_CHANNELS);
+            let filter_row = (self.input.channels.next_multiple_of(16) + 8) * 2;
+            boxes * stage_bytes + pixels * EXPANDED_BYTES + TILE_CHANNELS * (filter_row + 4)
+        } else {
+            STAGES * stage_bytes
+        };
+        if box_size.into_iter().max() > Some(MOST_BOX) || shared_bytes + STATIC_BYTES > limits.shared_bytes {
+            return None;
+        }
+        let count = units[0] * units[1];
+        let rounds = (count * PAIRS).div_ceil(MOST_THREADS);
+        let threads = (count.div_ceil(rounds) * PAIRS).next_multiple_of(32);
+        let [bands, column_tiles] = [output.height.div_ceil(tile.rows), output.width.div_ceil(tile.columns)];
+        let channel_tiles = output.channels.div_ceil(TILE_CHANNELS);
+        let tiles = batch * bands * column_tiles;
+        let resident = limits.units * resident(size, threads, shared_bytes, limits);
+        let blocks = (resident / channel_tiles).clamp(1, tiles.max(1));
+        Some(DepthwiseGrid {
+            units,
+            threads,
+            box_size,
+            stage_bytes,
+            shared_bytes,
+            bands,
+            column_tiles,
+            channel_tiles,
+            blocks,
+        })
+    }
+}
+
+/// Shared memory of a block beside what is dynamic.
+pub(crate) const STATIC_BYTES: usize = 512;
+/// Of a pixel that a 1x1 convolution made, in shared memory.
+const EXPANDED_BYTES: usize = TILE_CHANNELS * 2 + 16;
+
+/// Blocks that a multiprocessor has room for.
+fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -> usize {
+    // As many of the largest as the kernels' launch bounds say.
+    let largest = if size == 3 { 5 } else { 4 };
+    let by_memory = (limits.shared_bytes + 1024) / (shared_bytes + STATIC_BYTES + 1024);
+    (largest * MOST_THREADS / threads).min(by_memory).max(1)
+}
+
+/// The tile that takes the fewest clocks, and how many; `None` if the kernel does not take the window.
+pub(super) fn tile(shape: &DepthwiseShape, limits: &Limits) -> Option<(DepthwiseTile, f64)> {
+    tiles(shape, limits).min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Every tile that the kernel takes, with its clocks; none if it does not take the window.
+pub(super) fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (DepthwiseTile, f64)> {
+    let along =
+        |outputs: usize, unit: usize| (1..=outputs.div_ceil(unit).min(MOST_UNITS)).map(move |count| count * unit);
+    let units = DepthwiseTile::UNITS.into_iter().filter(|_| limits.has_sm90_kernels() && shape.fits());
+    let tiles = units.flat_map(move |unit| {
+        let [rows, columns] = [along(shape.output.height, unit[0]), along(shape.output.width, unit[1])];
+        rows.flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))
+    });
+    tiles.filter_map(move |tile: DepthwiseTile| Some((tile, clocks(shape, tile, limits)?)))
+}
+
+/// Of a tile along an axis.
+const MOST_UNITS: usize = 16;
+
+/// Clocks of the busiest multiprocessor: its instructions or its bytes, whichever take longer, and no less than one
+/// block's own way through its tiles.
+fn clocks(shape: &DepthwiseShape, tile: DepthwiseTile, limits: &Limits) -> Option<f64> {
+    let grid = shape.grid(tile, limits)?;
+    let ([size, _], [stride, _]) = (shape.window.size, shape.window.stride);
+    let [unit_rows, unit_columns] = tile.unit;
+    let loads = ((unit_rows - 1) * stride + size) * ((unit_columns - 1) * stride + size);
+    let outputs = unit_rows * unit_columns;
+    let units = grid.units[0] * grid.units[1];
+    let pixels = grid.box_size.iter().product::<usize>();
+    // Of a warp: two units at a time, 32 pixels at a time.
+    let mut of_tile = units.div_ceil(2) * (loads * 3 + outputs * (2 * size * size + 4) + 40);
+    let mut x_bytes = pixels * TILE_CHANNELS * 2;
+    if shape.expands {
+        of_tile += pixels.div_ceil(32) * (OF_EXPANDED + shape.input.channels.div_ceil(16) * OF_STEP);
+        x_bytes = pixels * shape.input.channels * 2;
+    }
+    let tiles = shape.batch * grid.bands * grid.column_tiles;
+    let of_block = tiles.div_ceil(grid.blocks) as f64;
+    let blocks = (grid.blocks * grid.channel_tiles).div_ceil(limits.units.max(1)) as f64;
+    let warps = grid.threads as f64 / 32.0;
+    let issued = ISSUED_A_CLOCK * (blocks * warps / MOST_WARPS).min(1.0);
+    let bytes = (x_bytes + tile.rows * tile.columns * TILE_CHANNELS * 2) as f64 / BYTES_A_CLOCK;
+    let alone = of_block * of_tile as f64 / warps * CLOCKS_ALONE;
+    let shared = blocks * of_block * ((of_tile as f64 / issued).max(bytes) + OF_TILE);
+    Some(STARTUP + alone.max(shared))
+}
+
+/// Instructions of a warp that a multiprocessor issues in a clock.
+const ISSUED_A_CLOCK: f64 = 3.0;
+/// Warps with which it does so.
+const MOST_WARPS: f64 = 12.0;
+/// Instructions of a warp for 32 pixels of a 1x1 convolution, and more for each 16 channels that it reads.
+const OF_EXPANDED: usize = 150;
+const OF_STEP: usize = 20;
+/// Clocks for each instruction of a warp that nothing else runs beside.
+const CLOCKS_ALONE: f64 = 1.6;
+/// Bytes that a multiprocessor reads and writes in a clock.
+const BYTES_A_CLOCK: f64 = 20.0;
+/// Launch, barriers, filters, the first box.
+const STARTUP: f64 = 2700.0;
+/// Of each tile, whatever its size.
+const OF_TILE: f64 = 100.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(batch: usize, side: usize, channels: usize, window: Window) -> DepthwiseShape {
+        let output = Shape::new(side, side, channels);
+        let stride = window.stride[0];
+        let input = Shape::new(side * stride, side * stride, channels);
+        DepthwiseShape { batch, input, output, window, expands: false }
+    }
+
+    #[test]
+    fn windows_that_are_not_compiled_have_no_tile() {
+        let tile = |window| tile(&shape(1, 14, 96, window), &Limits::h200());
+        assert!(tile(Window::square(3, 1, 1)).is_some() && tile(Window::square(5, 2, 2)).is_some());
+        assert_eq!(tile(Window::square(7, 1, 3)), None);
+        assert_eq!(tile(Window::square(3, 3, 1)), None);
+        assert_eq!(tile(Window { stride: [1, 2], ..Window::square(3, 1, 1) }), None);
+        assert_eq!(tile(Window { dilation: [2, 2], ..Window::square(3, 1, 1) }), None);
+    }
+
+    #[test]
+    fn a_grid_covers_the_outputs_and_fits_the_device() {
+        let limits = Limits::h200();
+        for (batch, side, channels, window) in [
+            (1, 112, 32, Window::square(3, 1, 1)),
+            (256, 56, 96, Window::square(3, 2, 1)),
+            (32, 28, 240, Window::square(5, 1, 2)),
+            (1, 7, 1152, Window::square(5, 1, 2)),
+            (3, 1, 8, Window::square(5, 2, 2)),
+        ] {
+            let shape = shape(batch, side, channels, window);
+            let (tile, _) = tile(&shape, &limits).unwrap();
+            let grid = shape.grid(tile, &limits).unwrap();
+            assert!(grid.bands * tile.rows >= side && grid.column_tiles * tile.columns >= side);
+            assert!(grid.threads.is_multiple_of(32) && grid.threads <= MOST_THREADS);
+            assert!(grid.shared_bytes <= limits.shared_bytes);
+            assert!((1..=batch * grid.bands * grid.column_tiles).contains(&grid.blocks));
+        }
+    }
+
+    #[test]
+    fn tiles_are_of_whole_units() {
+        let tile = |rows, columns, unit| DepthwiseTile { rows, columns, unit }.units();
+        assert_eq!(tile(4, 21, [2, 7]), Some([2, 3]));
+        assert_eq!(tile(3, 21, [2, 7]), None);
+        assert_eq!(tile(4, 0, [2, 7]), None);
+        assert_eq!(tile(4, 4, [2, 2]), None);
+    }
+}
