@@ -70,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Calls `value(channel, pixel)` for the channels of this thread's chunks and stores them: what the two kernels below
-// have in common. Tiles run over the image's chunks, pixels fastest.
+// Calls `value(channel, pixel)` for the channels of this thread's chunks and stores them: what the kernels below have
+// in common. Tiles run over the image's chunks, pixels fastest.
 template <class Value> TREFOIL_DEVICE void convert_tile(const NormalizeArgs &args, Value value) {
   const TilePosition position = tile_position(args);
   const uint32_t chunks = static_cast<uint32_t>(args.pixels) * args.c_chunks;
@@ -116,5 +116,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   convert_tile(args, [&](uint32_t image, uint32_t channel, uint32_t pixel) {
     const __half *row = reinterpret_cast<const __half *>(args.x + image * args.row_pitch_bytes);
     return __half2float(__ldg(row + static_cast<int64_t>(pixel) * args.channels + channel));
+  });
+}
+
+// Purpose    y[i][pixel][c] = x[i][pixel][c], zero for c >= channels.
+// Operands   x  read   floats: row i is [pixels][channels] at i * row_pitch_bytes; address and pitch multiples of 4
+//            y  write  halves [images][pixels][8 * c_chunks], 16-byte aligned, disjoint from x
+// Arithmetic rounding to half; NaN stays NaN, overflow becomes infinity.
+// Launch, limits: as sm80_normalize_f32_nchw.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    sm80_normalize_f32_nhwc(const __grid_constant__ NormalizeArgs args) {
+  convert_tile(args, [&](uint32_t image, uint32_t channel, uint32_t pixel) {
+    const float *row = reinterpret_cast<const float *>(args.x + image * args.row_pitch_bytes);
+    return __ldg(row + static_cast<int64_t>(pixel) * args.channels + channel);
   });
 }

@@ -1,5 +1,7 @@
 //! For whom: an engine joins a model, a device and a ring.
 
+mod fleet;
+mod flow;
 mod measured;
 
 use std::fmt;
@@ -7,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::trace::{self, Recorder};
-use crate::device::{DEVICE_MEMORY, Device, Priority};
+use crate::device::{Device, Priority, Signal};
 use crate::error::{Credits, Error};
-use crate::exec::{self, BuildSpec, TuningSpec};
+use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::{Phase, Stopwatch};
 use crate::plan::{Choices, Plan};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 use crate::trace::Trace;
+pub use fleet::Fleet;
+use flow::Flow;
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
 ///
@@ -43,7 +47,9 @@ pub struct Engine {
 /// How an [`Engine`] is to be built.
 #[derive(Clone, Debug)]
 pub struct EngineBuilder<'a> {
-    model: &'a Model,
+    /// At least one.
+    models: Vec<Member<'a>>,
+    average: bool,
     device: Option<Device>,
     batch_sizes: Option<Vec<usize>>,
     slots: usize,
@@ -61,6 +67,14 @@ pub struct EngineBuilder<'a> {
     tuning: TuningSpec,
 }
 
+/// One of an engine's models.
+#[derive(Clone, Copy, Debug)]
+struct Member<'a> {
+    model: &'a Model,
+    /// The model before it whose result it reads; none: it reads the rows.
+    after: Option<usize>,
+}
+
 /// Batches that a recorder remembers unless told otherwise.
 const TRACED_BATCHES: usize = 4096;
 
@@ -68,7 +82,8 @@ impl Engine {
     /// Starts a builder for `model`.
     pub fn builder(model: &Model) -> EngineBuilder<'_> {
         EngineBuilder {
-            model,
+            models: vec![Member { model, after: None }],
+            average: false,
             device: None,
             batch_sizes: None,
             slots: 3,
@@ -152,12 +167,13 @@ impl Engine {
         self.core.spec().input
     }
 
-    /// Rows that consumers read.
+    /// Rows that consumers read; of an engine of several models, those of its first output.
     pub fn output(&self) -> TensorSpec {
-        self.core.spec().output
+        self.core.spec().outputs[0]
     }
 
-    /// The plans, one for each batch size in order; a CPU has one, for an image.
+    /// The plans, one for each batch size in order; a CPU has one, for an image. Those of several models follow one
+    /// another.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
     }
@@ -259,7 +275,48 @@ impl Engine {
     }
 }
 
-impl EngineBuilder<'_> {
+impl<'a> EngineBuilder<'a> {
+    /// Adds a model that reads the result of the one named last, on the device: no visit to the host, and successive
+    /// batches overlap, each model on a stream of its own. What is read is the whole result as it is, without softmax;
+    /// cut a model with [`Model::features`] to hand on what is before its classifier. Outputs that a model reads are not
+    /// handed out.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Engine, model::Model};
+    /// # fn f(backbone: &Model, head: &Model) -> Result<(), trefoil::Error> {
+    /// let engine = Engine::builder(&backbone.features()?).then(head).build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn then(mut self, model: &'a Model) -> Self {
+        let after = Some(self.models.len() - 1);
+        self.models.push(Member { model, after });
+        self
+    }
+
+    /// Adds a model that reads what the one named last reads: an input is uploaded once, and the models run at the same
+    /// time, each on a stream of its own. Their outputs come back together, see [`Output::part`](crate::Output::part).
+    /// After [`EngineBuilder::then`] it is a second head on the same backbone.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// let ensemble = Engine::builder(&model).beside(&model).average().on(&cpu).build()?;
+    /// assert_eq!(ensemble.acquire()?.submit(1)?.wait()?.parts(), 1);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn beside(mut self, model: &'a Model) -> Self {
+        let after = self.models.last().expect("at least one").after;
+        self.models.push(Member { model, after });
+        self
+    }
+
+    /// Hands out the mean of the models' outputs, computed on the device, in place of the outputs.
+    pub fn average(mut self) -> Self {
+        self.average = true;
+        self
+    }
+
     /// The device; without it a GPU if there is one, else the CPU.
     pub fn on(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());
@@ -319,7 +376,7 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// Kernels that overrule the planner's, by step name.
+    /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
     pub fn choices(mut self, choices: Choices) -> Self {
         self.choices = choices;
         self
@@ -349,7 +406,8 @@ impl EngineBuilder<'_> {
     /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
     /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
-    /// events to the operations of a batch, all made here; an engine that does not record has none of it.
+    /// events to the operations of a batch, all made here; an engine that does not record has none of it. Of several
+    /// models the computing of a batch is from the begin of the first to the end of the one named last.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -379,32 +437,30 @@ impl EngineBuilder<'_> {
     /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
     pub fn build(self) -> Result<Engine, Error> {
-        let model = self.model_of_output()?;
+        self.build_ring(&self.device_or_default()?, 1, None)
+    }
+
+    /// Builds on a device; with `freed` for a ring that is one of `peers`.
+    fn build_ring(&self, device: &Device, peers: usize, freed: Option<Arc<Signal>>) -> Result<Engine, Error> {
         let spec = self.build_spec()?;
-        let staging = self.staging.unwrap_or(self.slots + 3);
-        let results = self.results.unwrap_or(staging.saturating_mul(4));
+        // Where staging is kept until the answer is there, every batch on the device has one.
+        let on_device = if freed.is_some() { self.slots } else { 0 };
+        let staging = self.staging.unwrap_or(self.slots + on_device + 3);
+        // Should the others fail, one holds the results of all.
+        let results = self.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
         within("staging", staging, 1 << 16)?;
         within("results", results, 1 << 16)?;
         if let Some(batches) = self.trace {
             within("trace_batches", batches, 1 << 20)?;
         }
-        let device = self.device_or_default()?;
         device.healthy()?;
-        let device = if self.check { device.checked() } else { device };
-        let spec = spec.with_default_sizes(&device);
-        let needed = |what: &str, batch| {
-            let plan = exec::plan_batch(&model, &device, &spec, batch).ok()?;
-            let (input, output) = exec::row_specs(&plan);
-            Some(match what {
-                DEVICE_MEMORY => plan.device_bytes(spec.slots),
-                _ => (batch * (staging * input.row_pitch + results * output.row_pitch)) as u64,
-            })
-        };
+        let device = if self.check { device.checked() } else { device.clone() };
         let mut watch = Stopwatch::start();
-        let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
+        let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
+        let largest = flow.largest();
+        let needed = |what: &str, batch| flow.needed(what, batch, staging, results);
         let advise = |error| what_fits(error, largest, &device, needed);
-        let (program, plans) = exec::build(&model, &device, &spec, &mut watch).map_err(advise)?;
-        let (input, output) = exec::row_specs(&plans[0]);
+        let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
         let ring = RingSpec {
             staging,
             results,
@@ -412,22 +468,15 @@ impl EngineBuilder<'_> {
             acquire_limit: self.acquire_limit,
             waiting: self.waiting,
             output_kind: self.output,
-            input,
-            output,
+            input: flow.input(),
+            outputs: flow.outputs(),
+            freed,
         };
         let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
         let (on, recorder) = recorded.unzip();
-        let core = Core::build(on.as_ref().unwrap_or(&device), program, ring).map_err(advise)?;
+        let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
         watch.lap("ring");
         Ok(Engine { core, device, plans, recorder, building: watch.phases() })
-    }
-
-    /// The model, cut to its features if they are asked for.
-    fn model_of_output(&self) -> Result<Model, Error> {
-        match self.output {
-            OutputKind::Features => self.model.features(),
-            _ => Ok(self.model.clone()),
-        }
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {

@@ -83,6 +83,8 @@ pub enum InputFormat {
     F32Nchw,
     /// Halves already normalised, channels innermost.
     F16Nhwc,
+    /// Floats already normalised, channels innermost: what a model hands on to one that reads its result.
+    F32Nhwc,
 }
 
 impl InputFormat {
@@ -90,7 +92,7 @@ impl InputFormat {
     pub const fn dtype(self) -> Dtype {
         match self {
             Self::U8Nhwc => Dtype::U8,
-            Self::F32Nchw => Dtype::F32,
+            Self::F32Nchw | Self::F32Nhwc => Dtype::F32,
             Self::F16Nhwc => Dtype::F16,
         }
     }
@@ -102,6 +104,7 @@ impl fmt::Display for InputFormat {
             Self::U8Nhwc => "u8 NHWC",
             Self::F32Nchw => "f32 NCHW",
             Self::F16Nhwc => "f16 NHWC",
+            Self::F32Nhwc => "f32 NHWC",
         })
     }
 }

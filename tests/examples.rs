@@ -1,7 +1,25 @@
-//! The examples that assert what they claim, run on the CPU.
+//! The examples that assert what they claim, run where the tests run: on a GPU if there is one, else on the CPU.
 
 #[path = "../examples/tokio.rs"]
 mod awaited;
+#[path = "../examples/ensemble.rs"]
+mod ensemble;
+#[path = "../examples/multi_gpu.rs"]
+mod multi_gpu;
+#[path = "../examples/multi_stage.rs"]
+mod multi_stage;
+#[path = "../examples/overlap.rs"]
+mod overlap;
+#[path = "../examples/parallel_batches.rs"]
+mod parallel_batches;
+#[path = "../examples/prefetch.rs"]
+mod prefetch;
+#[path = "../examples/side_by_side.rs"]
+mod side_by_side;
+#[path = "../examples/thread_pool.rs"]
+mod thread_pool;
+#[path = "../examples/two_models.rs"]
+mod two_models;
 #[path = "../examples/waiting.rs"]
 mod waiting;
 
@@ -10,6 +28,58 @@ use trefoil::{Device, Target};
 #[test]
 fn tickets_are_futures_under_tokio() {
     awaited::main().unwrap();
+}
+
+#[test]
+fn one_input_goes_through_several_models() {
+    ensemble::main().unwrap();
+}
+
+#[test]
+fn several_devices_are_one() {
+    multi_gpu::main().unwrap();
+}
+
+#[test]
+fn stages_follow_each_other() {
+    multi_stage::main().unwrap();
+}
+
+#[test]
+fn copies_and_compute_overlap() {
+    overlap::main().unwrap();
+}
+
+#[test]
+fn batches_of_many_threads_are_kept_apart() {
+    parallel_batches::main().unwrap();
+}
+
+#[test]
+fn what_is_next_is_loaded_meanwhile() {
+    prefetch::main().unwrap();
+}
+
+#[test]
+fn engines_are_measured_side_by_side() {
+    let model = trefoil::model::Model::open("weights/convnet28").unwrap();
+    let time = std::time::Duration::from_millis(20);
+    let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
+    let device = Device::open(Target::Cpu).unwrap();
+    run.fleets(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+    let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
+    let ratios = [run.two_rings(&device).unwrap(), run.pipeline(&device).unwrap(), alone, first, plain];
+    assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
+}
+
+#[test]
+fn workers_share_batches() {
+    thread_pool::main().unwrap();
+}
+
+#[test]
+fn several_models_share_a_device() {
+    two_models::main().unwrap();
 }
 
 #[test]

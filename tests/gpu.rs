@@ -1,5 +1,5 @@
-//! Every operation on a GPU against plain loops in f64, with every kernel and tile; a recorded run's times; a tuned
-//! engine beside one that is not.
+//! Every operation on a GPU against plain loops in f64, with every kernel and tile; several models; a recorded run's
+//! times; a tuned engine beside one that is not.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure.
@@ -17,7 +17,8 @@ use support::problem::Case;
 use support::random::Random;
 use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window, params};
 use trefoil::plan::{Choices, Limits};
-use trefoil::{Device, Engine, Error, OutputKind, Shape, Target, TraceInterval, TraceStage, Tuning};
+use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
+use trefoil::{TraceInterval, TraceStage, Tuning};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -48,7 +49,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         let info = device.info();
         Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
     });
-    let mut trials = vec![recorded(device), tuned(device)];
+    let mut trials = vec![recorded(device), several(device), tuned(device)];
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         for (chosen, choices) in case.all_choices(&limits) {
@@ -95,6 +96,77 @@ fn recorded(device: Option<&Device>) -> Trial {
         check_times(trace.intervals()).map_err(Failed::from)
     };
     Trial::test("a recorded run", test).with_ignored_flag(ignored)
+}
+
+/// Several models in one engine give bit by bit what they give alone, and their mean; in stages what they give by way of
+/// the host. Engines of one model share its weights.
+fn several(device: Option<&Device>) -> Trial {
+    let ignored = device.is_none();
+    let device = device.cloned();
+    let test = move || {
+        let device = device.ok_or("no CUDA device")?;
+        let model = Model::open("weights/convnet28")?;
+        let (front, back) = model.split_at("pool2")?;
+        let build = |builder: EngineBuilder<'_>| builder.on(&device).batch_sizes(&[4]).check(true).build();
+        let (whole, features) = (build(Engine::builder(&model))?, model.features()?);
+        let held = device.memory_use().device_bytes;
+        let alone = [answers(&whole)?.remove(0), answers(&build(Engine::builder(&model))?)?.remove(0)];
+        let both = answers(&build(Engine::builder(&model).beside(&model).beside(&features))?)?;
+        let mean = answers(&build(Engine::builder(&model).beside(&model).average())?)?.remove(0);
+        if device.memory_use().device_bytes != held {
+            return Err("engines that are gone still hold memory".into());
+        }
+        let by_host = {
+            let first = build(Engine::builder(&front).output(OutputKind::Features))?;
+            let second = build(Engine::builder(&back).input(InputFormat::F32Nhwc))?;
+            let features = answers(&first)?.remove(0);
+            let mut rows = Vec::new();
+            for batch in features.chunks(4) {
+                let mut next = second.acquire()?;
+                for (row, values) in next.rows_mut().zip(batch) {
+                    row.copy_from_slice(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+                }
+                let output = next.submit(batch.len())?.wait()?;
+                rows.extend((0..batch.len()).map(|row| output.values(row).to_vec()));
+            }
+            rows
+        };
+        let staged = answers(&build(Engine::builder(&front).then(&back))?)?.remove(0);
+        let same = [
+            ("two engines of a model", alone[0] == alone[1]),
+            ("an ensemble's first", both[0] == alone[0]),
+            ("its second", both[1] == alone[0]),
+            ("its third, which is another", both[2].iter().all(|row| row.len() == 128)),
+            ("the mean of two equal ones", mean == alone[0]),
+            ("stages on the device and by the host", staged == by_host),
+        ];
+        match same.iter().find(|(_, same)| !same) {
+            Some((what, _)) => Err(format!("not the same: {what}").into()),
+            None => Ok(()),
+        }
+    };
+    Trial::test("several models", test).with_ignored_flag(ignored)
+}
+
+/// Of each part the values of all rows of ten batches.
+fn answers(engine: &Engine) -> Result<Vec<Vec<Vec<f32>>>, Error> {
+    let submit = |number: usize| {
+        let mut batch = engine.acquire()?;
+        for (index, row) in batch.rows_mut().enumerate() {
+            row.iter_mut().enumerate().for_each(|(i, pixel)| *pixel = (i * 31 + (number * 4 + index) * 97) as u8);
+        }
+        batch.submit(4)
+    };
+    let tickets = (0..10).map(submit).collect::<Result<Vec<_>, _>>()?;
+    let mut parts = Vec::new();
+    for ticket in tickets {
+        let output = ticket.wait()?;
+        parts.resize(output.parts(), Vec::new());
+        for (part, rows) in parts.iter_mut().enumerate() {
+            rows.extend((0..4).map(|row| output.part(part).values(row).to_vec()));
+        }
+    }
+    engine.device().fault().map_or(Ok(parts), Err)
 }
 
 /// An engine whose kernels were chosen by measurement gives what one of the planner's first choices gives, also when it

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Device, Priority, Program, Run, Signal, Span};
+use super::{DEVICE_MEMORY, Device, Priority, Program, Run, Signal, Span};
 use crate::error::Error;
 
 /// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
@@ -108,9 +107,29 @@ impl Stream {
     /// # Safety
     /// As for [`Stream::copy_in`], with the host reading or writing `dst` as little as the device `src`.
     pub unsafe fn copy_out(&self, dst: &HostBuffer, src: &DeviceBuffer, bytes: usize) -> Result<(), Error> {
-        assert!(bytes <= dst.bytes && bytes <= src.bytes, "copy of {bytes} bytes out of bounds");
+        // SAFETY: by the caller.
+        unsafe { self.copy_out_to(dst, 0, src, bytes) }
+    }
+
+    /// Copies the first `bytes` of `src` to `dst_at` in `dst`.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_out`], for these ranges.
+    pub unsafe fn copy_out_to(
+        &self,
+        dst: &HostBuffer,
+        dst_at: usize,
+        src: &DeviceBuffer,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let fits = dst_at <= dst.bytes && bytes <= dst.bytes - dst_at && bytes <= src.bytes;
+        assert!(fits, "copy of {bytes} bytes out of bounds");
         // SAFETY: in bounds by the assertion, the rest by the caller.
-        self.device.latch(unsafe { self.device.backend().copy_out(dst.ptr.as_ptr(), src.addr, bytes, self.raw) })
+        let enqueued = unsafe {
+            let dst = dst.ptr.as_ptr().add(dst_at);
+            self.device.backend().copy_out(dst, src.addr, bytes, self.raw)
+        };
+        self.device.latch(enqueued)
     }
 }
 
@@ -178,7 +197,7 @@ impl HostBuffer {
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
         let ptr = device.backend().host_alloc(bytes)?;
-        device.0.held.page_locked.fetch_add(bytes as u64, Ordering::Relaxed);
+        device.0.held.take_page_locked(bytes);
         Ok(Self { ptr, bytes, device: device.clone() })
     }
 
@@ -225,11 +244,18 @@ impl HostBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` (at least one row of alignment), contents undefined.
+    /// Allocates `bytes` (at least one row of alignment), contents undefined, within the device's limit.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
-        let addr = device.backend().device_alloc(bytes)?;
-        device.0.held.device.fetch_add(bytes as u64, Ordering::Relaxed);
+        let held = &device.0.held;
+        held.take_device(bytes).map_err(|free_bytes| Error::OutOfMemory {
+            device: device.info().target.clone(),
+            what: DEVICE_MEMORY.into(),
+            needed_bytes: bytes as u64,
+            free_bytes,
+            fitting_batch: None,
+        })?;
+        let addr = device.backend().device_alloc(bytes).inspect_err(|_| held.give_device(bytes))?;
         Ok(Self { addr, bytes, device: device.clone() })
     }
 
@@ -283,7 +309,7 @@ impl Drop for HostBuffer {
             log::warn!("{} bytes of page-locked memory left to the faulted device", self.bytes);
             return;
         }
-        self.device.0.held.page_locked.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        self.device.0.held.give_page_locked(self.bytes);
         // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
         report(&self.device, "a page-locked buffer", unsafe { self.device.backend().host_free(self.ptr, self.bytes) });
     }
@@ -295,7 +321,7 @@ impl Drop for DeviceBuffer {
             log::warn!("{} bytes of device memory left to the faulted device", self.bytes);
             return;
         }
-        self.device.0.held.device.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        self.device.0.held.give_device(self.bytes);
         // SAFETY: owned by self, dropped once; owners drop it only when no enqueued work refers to it.
         report(&self.device, "a device buffer", unsafe { self.device.backend().device_free(self.addr, self.bytes) });
     }

@@ -9,6 +9,7 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod handles;
+mod held;
 mod noise;
 mod note;
 mod signal;
@@ -16,16 +17,19 @@ pub(crate) mod sim;
 mod target;
 pub(crate) mod trace;
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Error;
 use crate::phases::{Phase, Stopwatch};
+use crate::sync::{Mutex, lock};
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
+use held::Held;
+pub use held::MemoryUse;
 pub(crate) use noise::Noise;
 pub(crate) use note::{Access, Note, Span};
 pub(crate) use signal::Signal;
@@ -53,6 +57,11 @@ struct Inner {
     held: Arc<Held>,
     /// What opening it took.
     opening: Arc<[Phase]>,
+    /// What engines share, for as long as one of them has it: weights. A wrapper has its own, for what was made behind
+    /// it alone is known to it.
+    shared: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
+    /// The same device behind the hazard checker, while somebody has it: one checker sees all engines.
+    checked: Mutex<Weak<Inner>>,
 }
 
 /// A fault, once latched.
@@ -78,22 +87,6 @@ pub(crate) fn during<T>(batch: u64, f: impl FnOnce() -> T) -> T {
     }
     let _restore = Restore(BATCH.replace(Some(batch)));
     f()
-}
-
-/// Bytes that live buffers hold; counted for [`Device::memory_use`] alone.
-#[derive(Default)]
-struct Held {
-    device: AtomicU64,
-    page_locked: AtomicU64,
-}
-
-/// Memory that trefoil holds on a device, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Device memory: weights, activations, slots. Code and graphs, which the driver keeps, are not in it.
-    pub device_bytes: u64,
-    /// Page-locked host memory: staging, results, rows of batchers.
-    pub page_locked_bytes: u64,
 }
 
 /// The devices there are; `exec` makes a program for each.
@@ -256,6 +249,27 @@ pub(crate) trait Program: Send + Sync {
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error>;
 }
 
+/// Where a program's input rows lie. What it shares with another program lives as long as both.
+pub(crate) enum Inputs {
+    /// In buffers of its own, one for each slot.
+    Own(Vec<DeviceBuffer>),
+    /// Where another program's are.
+    Beside(Arc<dyn Program>),
+    /// Where another program puts its output.
+    After(Arc<dyn Program>),
+}
+
+impl Inputs {
+    /// A slot's.
+    pub fn at(&self, slot: usize) -> &DeviceBuffer {
+        match self {
+            Self::Own(buffers) => &buffers[slot],
+            Self::Beside(program) => program.input(slot),
+            Self::After(program) => program.output(slot),
+        }
+    }
+}
+
 impl Device {
     /// Opens a device. [`Target::Auto`] takes the first GPU and falls back to the CPU, with one warning in the log,
     /// where there is no driver or no GPU; a driver that is there but too old or failing is an error.
@@ -289,21 +303,56 @@ impl Device {
             Kind::Cuda(cuda) => cuda.clone(),
             Kind::Sim(sim) => sim.clone(),
         };
-        let opening = watch.phases().into();
-        Self(Arc::new(Inner { kind, backend, info, fault: Arc::default(), held: Arc::default(), opening }))
+        Self::of(kind, backend, info, Arc::default(), Arc::default(), watch.phases().into())
+    }
+
+    fn of(
+        kind: Kind,
+        backend: Arc<dyn Backend>,
+        info: DeviceInfo,
+        fault: Arc<OnceLock<Latched>>,
+        held: Arc<Held>,
+        opening: Arc<[Phase]>,
+    ) -> Self {
+        let (shared, checked) = (Mutex::new(Vec::new()), Mutex::new(Weak::new()));
+        Self(Arc::new(Inner { kind, backend, info, fault, held, opening, shared, checked }))
     }
 
     /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
     pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
-        let Inner { kind, backend, info, fault, held, opening } = &*self.0;
+        let Inner { kind, backend, info, fault, held, opening, .. } = &*self.0;
         let (kind, backend) = (kind.clone(), wrap(backend.clone()));
-        let (info, fault, held) = (info.clone(), fault.clone(), held.clone());
-        Self(Arc::new(Inner { kind, backend, info, fault, held, opening: opening.clone() }))
+        Self::of(kind, backend, info.clone(), fault.clone(), held.clone(), opening.clone())
     }
 
-    /// The same device behind the hazard checker.
+    /// The same device behind the hazard checker, which all that is made behind it has in common.
     pub(crate) fn checked(&self) -> Self {
-        self.wrapped(|inner| Arc::new(check::Checker::new(inner)))
+        let mut checked = lock(&self.0.checked);
+        if let Some(inner) = checked.upgrade() {
+            return Self(inner);
+        }
+        let device = self.wrapped(|inner| Arc::new(check::Checker::new(inner)));
+        *checked = Arc::downgrade(&device.0);
+        device
+    }
+
+    /// Something that engines on this device share: what `fits`, if one of them has it, else what `make` makes. It is
+    /// dropped with the last engine that has it. One caller makes at a time.
+    pub(crate) fn share<T: Any + Send + Sync>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<Arc<T>, Error> {
+        let mut shared = lock(&self.0.shared);
+        shared.retain(|one| one.strong_count() > 0);
+        let found = shared.iter().filter_map(Weak::upgrade).filter_map(|one| one.downcast::<T>().ok());
+        if let Some(one) = found.into_iter().find(|one| fits(one)) {
+            return Ok(one);
+        }
+        let made = Arc::new(make()?);
+        self.note(Note::Published); // whoever shares it comes after what made it
+        shared.push(Arc::downgrade(&made) as Weak<dyn Any + Send + Sync>);
+        Ok(made)
     }
 
     /// What the device says of itself.
@@ -325,9 +374,42 @@ impl Device {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn memory_use(&self) -> MemoryUse {
-        let Held { device, page_locked } = &*self.0.held;
-        let now = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
-        MemoryUse { device_bytes: now(device), page_locked_bytes: now(page_locked) }
+        self.0.held.now()
+    }
+
+    /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that
+    /// does not fit is refused with the figures. Unlimited unless set. What they hold already stays.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Error, Target, model::Model};
+    /// let cpu = Device::open(Target::Cpu)?;
+    /// cpu.limit_memory(1 << 20);
+    /// # let model = Model::open("weights/convnet28")?;
+    /// match Engine::builder(&model).on(&cpu).batch(4096).build() {
+    ///     Err(Error::OutOfMemory { needed_bytes, free_bytes, .. }) => assert!(needed_bytes > free_bytes),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn limit_memory(&self, device_bytes: u64) {
+        self.0.held.limit(device_bytes);
+    }
+
+    /// Keeps the calling thread, and those that it starts later, on the CPUs next to this device, where there are several
+    /// NUMA nodes; whether there was a choice. Page-locked memory lies where the thread that builds is, and whoever writes
+    /// or reads much of it does so faster nearby: a producer for this device alone, say.
+    ///
+    /// ```
+    /// use trefoil::{Device, Target};
+    /// assert!(!Device::open(Target::Cpu)?.place_thread()); // all CPUs are next to it
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn place_thread(&self) -> bool {
+        match &self.0.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => cuda.place_thread(),
+            Kind::Cpu(_) | Kind::Sim(_) => false,
+        }
     }
 
     /// The error that put the device out of use, if one did.
@@ -350,11 +432,12 @@ impl Device {
 
     /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`]; 0 if nobody says.
     pub(crate) fn free_bytes(&self, what: &str) -> u64 {
-        match (&self.0.kind, what) {
+        let there = match (&self.0.kind, what) {
             #[cfg(feature = "cuda")]
             (Kind::Cuda(cuda), DEVICE_MEMORY) => cuda.free_bytes().unwrap_or(0),
             _ => host_free_bytes(),
-        }
+        };
+        if what == DEVICE_MEMORY { there.min(self.0.held.left()) } else { there }
     }
 
     /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.

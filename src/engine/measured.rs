@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::EngineBuilder;
+use super::{EngineBuilder, Flow};
 use crate::device::{Device, Target};
 use crate::error::Error;
 use crate::exec::{self, StepTimes, Told, Tuning, TuningProgress};
@@ -39,8 +39,8 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// The plans that an engine would be built with, one for each batch size in order; a CPU has one, for an image.
-    /// Nothing is built, loaded or measured.
+    /// The plans that an engine would be built with, one for each batch size in order; a CPU has one, for an image; those
+    /// of several models follow one another. Nothing is built, loaded or measured.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -55,9 +55,7 @@ impl EngineBuilder<'_> {
     pub fn plans(self) -> Result<Vec<Plan>, Error> {
         let device = self.device_or_default()?;
         let spec = self.build_spec()?.with_default_sizes(&device);
-        let model = self.model_of_output()?;
-        let sizes = if device.info().compute_capability == [0, 0] { &[1] } else { &spec.batch_sizes[..] };
-        sizes.iter().map(|&batch| exec::plan_batch(&model, &device, &spec, batch)).collect()
+        Flow::new(&self, &device, spec)?.plans()
     }
 
     /// Times each step of the plan for the largest batch size inside the whole graph, over `runs` runs on random rows, and
@@ -74,19 +72,19 @@ impl EngineBuilder<'_> {
     /// ```
     ///
     /// # Errors
-    /// As for [`EngineBuilder::build`]; [`Error::Unsupported`] for the CPU; [`Error::Option`] for no run.
+    /// As for [`EngineBuilder::build`]; [`Error::Unsupported`] for the CPU and for several models; [`Error::Option`] for no run.
     pub fn measure_steps(self, runs: usize) -> Result<StepTimes, Error> {
         super::within("runs", runs, 1 << 20)?;
         let device = self.device_or_default()?;
         device.healthy()?;
         let spec = self.build_spec()?.with_default_sizes(&device);
-        let model = self.model_of_output()?;
+        let flow = Flow::new(&self, &device, spec)?;
+        let (model, spec) = flow.only()?;
         if spec.tuning.mode == Tuning::Full {
-            exec::tune(&model, &device, &spec)?;
+            exec::tune(model, &device, spec)?;
         }
-        let largest = *spec.batch_sizes.last().expect("a spec has a batch size");
-        let plan = exec::plan_batch(&model, &device, &spec, largest)?;
-        exec::time_steps(&model, &device, &spec, plan, runs)
+        let plan = exec::plan_batch(model, &device, spec, flow.largest())?;
+        exec::time_steps(model, &device, spec, plan, runs)
     }
 
     pub(super) fn device_or_default(&self) -> Result<Device, Error> {

@@ -8,7 +8,7 @@ mod tuning;
 
 use std::sync::Arc;
 
-use crate::device::{Device, DeviceInfo, Kind, Priority, Program};
+use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
@@ -53,12 +53,13 @@ impl BuildSpec {
     }
 }
 
-/// Makes `model` ready to run on `device`; the plans are those of the batch sizes, in order. `watch` gets what each step
-/// took.
+/// Makes `model` ready to run on `device`, on rows of its own or on `inputs`; the plans are those of the batch sizes, in
+/// order. `watch` gets what each step took.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
     spec: &BuildSpec,
+    inputs: Option<Inputs>,
     watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     if spec.tuning.mode == Tuning::Full {
@@ -66,13 +67,31 @@ pub(crate) fn build(
         watch.lap("tuning");
     }
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, watch),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, inputs, watch),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, watch),
-        Kind::Sim(_) => Err(Error::Unsupported {
-            what: "a model on the simulated device".into(),
-            instead: "use simulate, which takes the model's times".into(),
-        }),
+        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, inputs, watch),
+        Kind::Sim(_) => Err(no_models()),
+    }
+}
+
+/// A program that gives the mean of the outputs of `programs`, whose rows are all `rows`.
+pub(crate) fn mean(
+    device: &Device,
+    programs: Vec<Arc<dyn Program>>,
+    rows: TensorSpec,
+) -> Result<Arc<dyn Program>, Error> {
+    match device.kind() {
+        Kind::Cpu(cpu) => cpu::mean(device, cpu, programs, rows),
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(cuda) => cuda::mean(device, cuda, programs, rows),
+        Kind::Sim(_) => Err(no_models()),
+    }
+}
+
+fn no_models() -> Error {
+    Error::Unsupported {
+        what: "a model on the simulated device".into(),
+        instead: "use simulate, which takes the model's times".into(),
     }
 }
 
@@ -137,6 +156,18 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         choices,
     };
     plan(model.graph(), &request)
+}
+
+/// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.
+pub(crate) fn device_bytes(plan: &Plan, device: &Device, slots: usize) -> u64 {
+    match device.kind() {
+        Kind::Cpu(_) | Kind::Sim(_) => {
+            let (input, output) = row_specs(plan);
+            (slots * plan.batch * (input.row_pitch + output.row_pitch)) as u64
+        }
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(_) => plan.device_bytes(slots),
+    }
 }
 
 /// The rows that a plan reads and writes.

@@ -83,6 +83,7 @@ fn input(format: u32) -> Answer<InputFormat> {
         _ if is(trefoil_input::U8Nhwc) => InputFormat::U8Nhwc,
         _ if is(trefoil_input::F32Nchw) => InputFormat::F32Nchw,
         _ if is(trefoil_input::F16Nhwc) => InputFormat::F16Nhwc,
+        _ if is(trefoil_input::F32Nhwc) => InputFormat::F32Nhwc,
         _ => return Err(Failure::argument(format!("input is {format}: expected a trefoil_input"))),
     })
 }

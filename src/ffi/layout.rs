@@ -26,6 +26,8 @@ pub enum trefoil_input {
     F32Nchw = 1,
     /// Halves already normalised, channels innermost.
     F16Nhwc = 2,
+    /// Floats already normalised, channels innermost.
+    F32Nhwc = 3,
 }
 
 /// What comes out for each row.

@@ -2,6 +2,7 @@
 //!
 //! No device, file or stream is in it. Every tensor is NHWC; a vector is 1 x 1 x C.
 
+use crate::error::Error;
 use crate::tensor::{Activation, Shape};
 
 /// Index of a node in [`Graph::nodes`].
@@ -172,6 +173,32 @@ impl Graph {
             nodes.push(Node { inputs, ..node.clone() });
         }
         Self { nodes, output: new_ids[output.0], input: self.input }
+    }
+
+    /// What computes the result from the value of a node, which has `shape` and becomes the input.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Graph`] if something after the node reads something before it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such node.
+    pub fn rest(&self, after: NodeId, shape: Shape) -> Result<Self, Error> {
+        let input = &self.nodes[0];
+        let mut nodes = vec![Node { name: input.name.clone(), op: Op::Input, inputs: Vec::new() }];
+        for node in &self.nodes[after.0 + 1..] {
+            let new = |id: &NodeId| match id.0.checked_sub(after.0) {
+                Some(index) => Ok(NodeId(index)),
+                None => Err(Error::graph(&node.name, "reads something before the place where the graph is cut")),
+            };
+            let inputs = node.inputs.iter().map(new).collect::<Result<_, _>>()?;
+            nodes.push(Node { inputs, ..node.clone() });
+        }
+        let output = self.output.0.checked_sub(after.0).map(NodeId);
+        let output = output.ok_or_else(|| Error::graph(&self.nodes[after.0].name, "comes after the result"))?;
+        let this = Self { nodes, output, input: shape };
+        Ok(this.cut(output))
     }
 }
 

@@ -137,6 +137,11 @@ impl Model {
         Self { name: name.into(), ..self }
     }
 
+    /// The same with its weight file read into memory, once, however often it is built.
+    pub(crate) fn in_memory(&self) -> Result<Self, Error> {
+        Ok(Self { weights: Weights::in_memory(&self.weights)?, ..self.clone() })
+    }
+
     /// The model cut before its classifier: its result is what the last linear layer reads. A model that ends
     /// otherwise, or was cut before, is its own features.
     ///
@@ -159,20 +164,48 @@ impl Model {
     ///
     /// [`Error::Option`] if there is no such node; it tells names that are near.
     pub fn features_at(&self, node: &str) -> Result<Self, Error> {
-        let nodes = &self.graph.nodes;
-        let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
-        let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
-        let Some(at) = self.graph.find(node).or_else(last_of_module) else {
-            let near = nearest(node, nodes.iter().map(|node| node.name.as_str()), 5);
-            let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
-            return Err(Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}")));
-        };
+        let at = self.find(node)?;
         if at == self.graph.output {
             return Ok(Self { is_cut: true, ..self.clone() });
         }
         let graph = self.graph.cut(at);
         let output = infer(&graph)?[graph.output.0];
         Ok(Self { graph: graph.into(), labels: numbered(output.channels), output, is_cut: true, ..self.clone() })
+    }
+
+    /// The model cut in two at a node, of the same weights: the second reads what the first gives, see
+    /// [`EngineBuilder::then`](crate::EngineBuilder::then).
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let (backbone, head) = model.split_at("avgpool")?;
+    /// let engine = Engine::builder(&backbone).then(&head).on(&Device::open(Target::Cpu)?).build()?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Option`] as [`Model::features_at`]; [`Error::Graph`] if something after the node reads something before
+    /// it.
+    pub fn split_at(&self, node: &str) -> Result<(Self, Self), Error> {
+        let first = self.features_at(node)?;
+        let rest = self.graph.rest(self.find(node)?, first.output)?;
+        let preprocessing = Preprocessing::new(first.output).into();
+        let second = Self { graph: rest.into(), preprocessing, ..self.clone() };
+        Ok((first, second))
+    }
+
+    /// The node of a name, or the last one of the module of that name.
+    fn find(&self, node: &str) -> Result<NodeId, Error> {
+        let nodes = &self.graph.nodes;
+        let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
+        let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
+        self.graph.find(node).or_else(last_of_module).ok_or_else(|| {
+            let near = nearest(node, nodes.iter().map(|node| node.name.as_str()), 5);
+            let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
+            Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}"))
+        })
     }
 
     /// What is computed, as it was built: no rewrite has been applied.

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
@@ -217,6 +218,16 @@ impl Weights {
         let near = nearest(name, self.names(), 3);
         let found = if near.is_empty() { "no such tensor".into() } else { format!("only {}", near.join(", ")) };
         self.error(name, expected, found)
+    }
+
+    /// The same with the whole file in memory.
+    pub(super) fn in_memory(this: &Arc<Self>) -> Result<Arc<Self>, Error> {
+        let Source::File(file) = &this.source else { return Ok(this.clone()) };
+        let failed = |e| Error::io("read", &this.path, e);
+        let mut bytes = vec![0; file.metadata().map_err(failed)?.len() as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        let file_bytes = bytes.len() as u64;
+        Self::new(this.path.clone(), Source::Memory(bytes), file_bytes).map(Arc::new)
     }
 
     fn new(path: PathBuf, source: Source, file_bytes: u64) -> Result<Self, Error> {

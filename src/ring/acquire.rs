@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::credits::State;
+use super::credits::{State, Upload};
 use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core};
-use crate::device::{Access, Note};
+use crate::device::{Access, Event, Note};
 use crate::error::Error;
 use crate::sync::{MutexGuard, after, lock, wait_until};
 
@@ -122,7 +122,7 @@ impl Core {
             drop(state);
             // An error is latched, and found above. If the upload ended meanwhile and its staging is in use again, this
             // waits for that use: blocked producers look for themselves every `FAULT_CHECK`.
-            let _ = self.staging[upload].uploaded.wait();
+            let _ = self.frees(upload).wait();
         }
     }
 
@@ -130,9 +130,12 @@ impl Core {
     /// submission.
     fn reclaim_staging(&self, state: &mut State) -> Result<bool, Error> {
         let mut freed = false;
-        while let Some(staging) = state.oldest_upload() {
-            if !self.staging[staging].uploaded.is_done()? {
+        while let Some(upload) = state.oldest_upload() {
+            if !self.frees(upload).is_done()? {
                 break;
+            }
+            if self.spec.freed.is_some() {
+                state.done = state.done.max(upload.number + 1);
             }
             self.free_oldest_upload(state);
             freed = true;
@@ -143,20 +146,54 @@ impl Core {
     /// A submission is done, and so is every earlier one, and their uploads: no call is needed to know it.
     pub(super) fn done_through(&self, state: &mut State, number: u64) {
         state.done = state.done.max(number + 1);
-        while state.oldest_upload_number().is_some_and(|oldest| oldest <= number) {
+        while state.oldest_upload().is_some_and(|oldest| oldest.number <= number) {
             self.free_oldest_upload(state);
         }
     }
 
     fn free_oldest_upload(&self, state: &mut State) {
-        let Some(staging) = state.oldest_upload() else { return };
-        self.device.note(Note::Freed(self.staging[staging].buffer.span()));
+        let Some(upload) = state.oldest_upload() else { return };
+        self.device.note(Note::Freed(self.staging[upload.staging].buffer.span()));
         state.upload_done();
         self.tell_one(state);
     }
 
+    /// The event after which the staging of an upload is free: the upload's, or, in a ring that is one of several, that
+    /// of the answer: until it is there the rows may have to be run elsewhere.
+    fn frees(&self, upload: Upload) -> &Event {
+        match self.spec.freed {
+            None => &self.staging[upload.staging].uploaded,
+            Some(_) => &self.results[upload.result].done,
+        }
+    }
+
+    /// How many batches it has, in flight or being filled; an error after a fault.
+    pub(super) fn load(&self) -> Result<usize, Error> {
+        self.device.healthy()?;
+        let mut state = lock(&self.state);
+        self.reclaim_staging(&mut state).map_err(|error| self.device.fault().unwrap_or(error))?;
+        Ok(state.staging_in_use())
+    }
+
+    /// A producer sleeps until this ring or another has a credit; see [`Core::sleeper_left`].
+    pub(super) fn sleeper_came(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        state.waiting += 1;
+        if self.spec.waiting != Waiting::Spin {
+            self.watch_uploads(&mut state);
+        }
+    }
+
+    /// It sleeps no more.
+    pub(super) fn sleeper_left(&self) {
+        lock(&self.state).waiting -= 1;
+    }
+
     /// One credit came free.
     pub(super) fn tell_one(&self, state: &State) {
+        if let Some(freed) = &self.spec.freed {
+            freed.fire();
+        }
         if state.waiting > 0 {
             self.changed.notify_one();
         }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::credits::Lent;
+use super::peers::Member;
 use super::{Core, Ticket};
 use crate::device::{DeviceBuffer, HostBuffer, Note, Stream};
 use crate::error::Error;
@@ -28,11 +29,20 @@ pub struct Batch {
     core: Arc<Core>,
     /// The credits; nothing once submitted.
     held: Option<(usize, Lent)>,
+    /// The rings that its ring is one of.
+    member: Option<Member>,
 }
 
 impl Batch {
     pub(super) fn new(core: Arc<Core>, staging: usize, lent: Lent) -> Self {
-        Self { core, held: Some((staging, lent)) }
+        Self { core, held: Some((staging, lent)), member: None }
+    }
+
+    /// The same as one of several rings'.
+    pub(super) fn of(self, member: Member) -> Self {
+        let mut this = self;
+        this.member = Some(member);
+        this
     }
 
     /// Rows that fit.
@@ -74,7 +84,7 @@ impl Batch {
         (staging, lent.result)
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         let (staging, _) = self.buffers();
         let bytes = self.capacity() * self.spec().row_pitch;
         // SAFETY: self holds the staging's credit, so no other Batch and no enqueued copy refers to the buffer; the
@@ -88,13 +98,18 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Option`] if `rows` is 0 or above the capacity: the batch's credits are free again.
-    /// [`Error::Fault`] if the device failed; it is out of use then. [`Error::Closed`] if the engine was closed.
+    /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another.
+    /// [`Error::Closed`] if the engine was closed.
     pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
         }
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        self.core.submit(staging, lent, rows, None)
+        let submitted = self.core.submit(staging, lent, rows, None);
+        match self.member.take() {
+            None => submitted,
+            Some(member) => member.submitted(staging, rows, submitted),
+        }
     }
 
     /// Like [`Batch::submit`], with the rows uploaded from elsewhere; the staging buffer stays as it is, its credit

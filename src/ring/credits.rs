@@ -31,6 +31,16 @@ pub(super) struct Lent {
     pub generation: u64,
 }
 
+/// A staging buffer whose upload was enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Upload {
+    pub staging: usize,
+    /// The submission's.
+    pub number: u64,
+    /// The submission's result buffer.
+    pub result: usize,
+}
+
 /// Who has a result buffer.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum Owner {
@@ -71,8 +81,8 @@ pub(super) enum Seen {
 pub(super) struct State {
     staging: usize,
     free_staging: VecDeque<usize>,
-    /// Staging buffers whose upload was enqueued, with the submission's number, oldest first.
-    uploads: VecDeque<(usize, u64)>,
+    /// Oldest first.
+    uploads: VecDeque<Upload>,
     /// Staging buffers of submissions that failed half-way.
     lost_staging: usize,
     /// Oldest first, so that a buffer rests as long as possible.
@@ -131,7 +141,7 @@ impl State {
 
     /// A batch was enqueued.
     pub fn submitted(&mut self, staging: usize, lent: Lent, number: u64) {
-        self.uploads.push_back((staging, number));
+        self.uploads.push_back(Upload { staging, number, result: lent.result });
         let state = &mut self.results[lent.result];
         (state.owner, state.number) = (Owner::InFlight, number);
     }
@@ -142,22 +152,28 @@ impl State {
         self.results[lent.result].owner = Owner::Quarantined;
     }
 
-    pub fn oldest_upload(&self) -> Option<usize> {
-        self.uploads.front().map(|upload| upload.0)
+    /// After a fault, the staging of a submission that is not known to be done is the caller's: nobody gets it again.
+    pub fn keep_staging(&mut self, staging: usize) {
+        self.uploads.retain(|upload| upload.staging != staging);
+        self.lost_staging += 1;
+    }
+
+    /// Staging buffers that are not free.
+    pub fn staging_in_use(&self) -> usize {
+        self.staging - self.free_staging.len()
+    }
+
+    pub fn oldest_upload(&self) -> Option<Upload> {
+        self.uploads.front().copied()
     }
 
     /// The oldest upload, if producers sleep that the free buffers are not enough for.
-    pub fn upload_needed(&self) -> Option<usize> {
+    pub fn upload_needed(&self) -> Option<Upload> {
         self.oldest_upload().filter(|_| self.waiting > self.free_staging.len().min(self.free_results.len()))
     }
 
-    /// The submission that the oldest upload belongs to.
-    pub fn oldest_upload_number(&self) -> Option<u64> {
-        self.uploads.front().map(|upload| upload.1)
-    }
-
     pub fn upload_done(&mut self) {
-        self.free_staging.extend(self.uploads.pop_front().map(|upload| upload.0));
+        self.free_staging.extend(self.uploads.pop_front().map(|upload| upload.staging));
     }
 
     /// Staging buffers out of use: after a fault also those whose upload is not known to be done.

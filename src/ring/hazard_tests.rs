@@ -6,9 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BatcherBuilder, Core, RingSpec, Ticket, Waiting};
+use super::{BatcherBuilder, Core, Node, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
-use crate::device::{Backend, Device, Kind, Note, Priority, Program, Run, Signal};
+use crate::device::{Backend, Device, Inputs, Kind, Note, Priority, Program, Run, Signal};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -28,6 +28,9 @@ const COPY_IN: &str = "trefoil-copy-in";
 const COPY_OUT: &str = "trefoil-copy-out";
 const COMPUTE: &str = "trefoil-compute";
 
+const SECOND: &str = "trefoil-compute-1";
+const THIRD: &str = "trefoil-compute-2";
+
 const EDGES: [Edge; 9] = [
     Edge::Wait(COPY_IN, 0),  // `computed`: the slot's input has been read
     Edge::Record(COPY_IN),   // `uploaded`
@@ -37,6 +40,26 @@ const EDGES: [Edge; 9] = [
     Edge::Wait(COPY_OUT, 0), // `computed`: the output is there
     Edge::Record(COPY_OUT),  // `done`
     Edge::Seen(COPY_IN),     // `uploaded`: the staging is free
+    Edge::Seen(COPY_OUT),    // `done`: the result is there
+];
+
+/// Those of a ring of three programs: the second reads what the first gives, the third what the first reads.
+const FLOW_EDGES: [Edge; 16] = [
+    Edge::Wait(COPY_IN, 0),  // `computed` of the first: it has read the slot's input
+    Edge::Wait(COPY_IN, 1),  // `computed` of the third: so has it
+    Edge::Record(COPY_IN),   // `uploaded`
+    Edge::Wait(COMPUTE, 0),  // `uploaded`
+    Edge::Wait(COMPUTE, 1),  // `computed` of the second: it has read the first's output
+    Edge::Record(COMPUTE),   // `computed`
+    Edge::Wait(SECOND, 0),   // `computed` of the first: its output is there
+    Edge::Wait(SECOND, 1),   // `done`: the slot's output has been read
+    Edge::Record(SECOND),    // `computed`
+    Edge::Wait(THIRD, 0),    // `uploaded`
+    Edge::Wait(THIRD, 1),    // `done`
+    Edge::Record(THIRD),     // `computed`
+    Edge::Wait(COPY_OUT, 0), // `computed` of the second
+    Edge::Wait(COPY_OUT, 1), // `computed` of the third
+    Edge::Record(COPY_OUT),  // `done`
     Edge::Seen(COPY_OUT),    // `done`: the result is there
 ];
 
@@ -59,7 +82,7 @@ struct Seen {
 impl Without {
     /// Whether the edge that `make` makes of a stream's name is the one that is left out.
     fn leaves_out(&self, state: &Seen, stream: u64, make: impl FnOnce(&'static str) -> Edge) -> bool {
-        let name = [COPY_IN, COPY_OUT, COMPUTE].into_iter().find(|name| state.names[&stream] == *name);
+        let name = [COPY_IN, COPY_OUT, COMPUTE, SECOND, THIRD].into_iter().find(|name| state.names[&stream] == *name);
         name.is_some_and(|name| self.edge == Some(make(name)))
     }
 
@@ -184,13 +207,25 @@ const SPEC: fn() -> TensorSpec = || TensorSpec::new(Dtype::U8, Shape::vector(ROW
 
 /// A ring of two slots on the simulated device, checked, without one of the edges.
 fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>) {
+    ring_of(edge, results, false)
+}
+
+/// The same, of three programs or of one.
+fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result<Arc<Core>, Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
     let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
     let device = device.wrapped(|inner| Arc::new(Without { inner, edge, state: Mutex::default() }));
-    let program = SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, 2).unwrap();
+    let program = || SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, 2).unwrap();
+    let first: Arc<dyn Program> = Arc::new(program());
+    let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
+    if is_flow {
+        let after = program().reading(Inputs::After(first.clone()));
+        nodes.push(Node { program: Arc::new(after), reads: vec![0] });
+        nodes.push(Node { program: Arc::new(program().reading(Inputs::Beside(first))), reads: Vec::new() });
+    }
     let spec = RingSpec {
         staging: 3,
         results,
@@ -199,9 +234,10 @@ fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC(),
-        output: SPEC(),
+        outputs: vec![SPEC(); nodes.len().div_ceil(2)],
+        freed: None,
     };
-    let core = Core::build(&device, Arc::new(program), spec);
+    let core = Core::build_flow(&device, nodes, spec);
     (device, core)
 }
 
@@ -217,7 +253,10 @@ fn use_ring(core: &Arc<Core>) -> Result<bool, Error> {
         if tickets.len() > 4 {
             let (number, ticket) = tickets.pop_front().expect("just counted");
             let output = ticket.wait()?;
-            right &= (0..output.rows()).all(|row| output.row(row).iter().all(|&byte| byte == number));
+            let is_echo = |part: usize| {
+                (0..output.rows()).all(|row| output.part(part).row(row).iter().all(|&byte| byte == number))
+            };
+            right &= (0..output.parts()).all(is_echo);
         }
     }
     tickets.into_iter().try_for_each(|(_, ticket)| ticket.wait().map(drop))?;
@@ -232,9 +271,17 @@ fn the_ring_has_no_hazard() {
 }
 
 #[test]
+fn a_ring_of_several_programs_has_no_hazard() {
+    let (device, core) = ring_of(None, 6, true);
+    assert!(use_ring(&core.unwrap()).unwrap());
+    assert!(device.fault().is_none(), "{:?}", device.fault());
+}
+
+#[test]
 fn each_edge_is_missed_when_it_is_left_out() {
-    for edge in EDGES {
-        let (device, core) = ring(Some(edge), 6);
+    let one = EDGES.into_iter().map(|edge| (edge, false));
+    for (edge, is_flow) in one.chain(FLOW_EDGES.into_iter().map(|edge| (edge, true))) {
+        let (device, core) = ring_of(Some(edge), 6, is_flow);
         // Without an edge rows may be wrong before the checker has its say; it has it all the same.
         let used = use_ring(&core.unwrap());
         let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} is not missed: {used:?}"));

@@ -48,7 +48,7 @@ impl Core {
         }
         let prepared = self.prepare(rows)?;
         let input = DeviceBuffer::new(&self.device, self.capacity() * self.spec.input.row_pitch)?;
-        let output = DeviceBuffer::new(&self.device, self.capacity() * self.spec.output.row_pitch)?;
+        let output = DeviceBuffer::new(&self.device, self.capacity() * self.spec.outputs[0].row_pitch)?;
         let staging = &self.staging[prepared.buffers.0].buffer;
         // SAFETY: the buffer was just made, and `prepared` holds the staging; both outlive the wait for this stream
         // below. The output is given contents that are not zeros.
@@ -80,6 +80,7 @@ impl Core {
 
     /// Takes all credits, and puts random rows into a staging buffer and every slot's input.
     fn prepare(self: &Arc<Self>, rows: usize) -> Result<Prepared, Error> {
+        self.has_one_program()?;
         let Ok(size) = self.batch_sizes().binary_search(&rows) else {
             let sizes = self.batch_sizes();
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
@@ -101,10 +102,21 @@ impl Core {
         Ok(Prepared { _held: held, size, buffers, staging })
     }
 
+    /// Stages are those of one model.
+    pub(super) fn has_one_program(&self) -> Result<(), Error> {
+        match self.runners.len() {
+            1 => Ok(()),
+            programs => Err(Error::Unsupported {
+                what: format!("measuring the stages of an engine of {programs} models"),
+                instead: "measure an engine of each".into(),
+            }),
+        }
+    }
+
     fn stream_of(&self, stage: Stage) -> &Stream {
         match stage {
             Stage::CopyIn => &self.copy_in,
-            Stage::Compute => &self.compute,
+            Stage::Compute => &self.runners[0].stream,
             Stage::CopyOut => &self.copy_out,
         }
     }
@@ -135,13 +147,13 @@ impl Core {
             // copy before it gives them back; an error on the way is a fault, after which they are not used again.
             Stage::CopyIn => unsafe {
                 let bytes = rows * self.spec.input.row_pitch;
-                stream.copy_in(self.program.input(slot), &self.staging[staging].buffer, bytes)
+                stream.copy_in(self.runners[0].program.input(slot), &self.staging[staging].buffer, bytes)
             },
-            Stage::Compute => stream.launch(&self.program, Run { slot, size, rows }),
+            Stage::Compute => stream.launch(&self.runners[0].program, Run { slot, size, rows }),
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
-                let bytes = rows * self.spec.output.row_pitch;
-                stream.copy_out(&self.results[result].buffer, self.program.output(slot), bytes)
+                let bytes = rows * self.spec.outputs[0].row_pitch;
+                stream.copy_out(&self.results[result].buffer, self.runners[0].program.output(slot), bytes)
             },
         }
     }
@@ -164,11 +176,11 @@ impl Core {
             },
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
-                self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.spec.output.row_pitch)
+                self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.spec.outputs[0].row_pitch)
             },
             Stage::Compute => {
                 let slot = index % self.slots();
-                self.compute.launch(&self.program, Run { slot, size: prepared.size, rows })
+                self.runners[0].stream.launch(&self.runners[0].program, Run { slot, size: prepared.size, rows })
             }
         }
     }

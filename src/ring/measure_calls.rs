@@ -12,6 +12,7 @@ impl Core {
     /// ring's table and one wait, as the ring's way of waiting has it. Seconds of each batch from its first call to the
     /// end of its wait. Takes all credits while it runs.
     pub fn measure_calls(self: &Arc<Self>, rows: usize, batches: usize, ahead: usize) -> Result<Vec<f64>, Error> {
+        self.has_one_program()?;
         let Ok(size) = self.batch_sizes().binary_search(&rows) else {
             let sizes = self.batch_sizes();
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
@@ -45,26 +46,27 @@ impl Core {
     }
 
     fn enqueue_bare(&self, (staging, result): (usize, usize), slot: usize, run: Run, used: bool) -> Result<(), Error> {
-        let (staging, computed, result) = (&self.staging[staging], &self.slots[slot], &self.results[result]);
+        let (staging, computed, result) =
+            (&self.staging[staging], &self.runners[0].computed[slot], &self.results[result]);
         self.copy_in.wait(computed)?;
         // SAFETY: the caller holds all credits and waits for each batch before it uses the place again, or drops the
         // credits; an error on the way is a fault, after which the buffers are not used again.
         unsafe {
             let bytes = run.rows * self.spec.input.row_pitch;
-            self.copy_in.copy_in(self.program.input(slot), &staging.buffer, bytes)?;
+            self.copy_in.copy_in(self.runners[0].program.input(slot), &staging.buffer, bytes)?;
         }
         staging.uploaded.record(&self.copy_in)?;
-        self.compute.wait(&staging.uploaded)?;
+        self.runners[0].stream.wait(&staging.uploaded)?;
         if used {
-            self.compute.wait(&result.done)?;
+            self.runners[0].stream.wait(&result.done)?;
         }
-        self.compute.launch(&self.program, run)?;
-        computed.record(&self.compute)?;
+        self.runners[0].stream.launch(&self.runners[0].program, run)?;
+        computed.record(&self.runners[0].stream)?;
         self.copy_out.wait(computed)?;
         // SAFETY: as above.
         unsafe {
-            let bytes = run.rows * self.spec.output.row_pitch;
-            self.copy_out.copy_out(&result.buffer, self.program.output(slot), bytes)?;
+            let bytes = run.rows * self.spec.outputs[0].row_pitch;
+            self.copy_out.copy_out(&result.buffer, self.runners[0].program.output(slot), bytes)?;
         }
         result.done.record(&self.copy_out)?;
         match self.spec.waiting {

@@ -10,21 +10,25 @@
 //!
 //! | stream | call | orders |
 //! |---|---|---|
-//! | copy-in | wait `computed` of the slot | the slot's last reader of the device input is done |
+//! | copy-in | wait `computed` of the slot, of each program that reads the upload | the slot's last reader of the device input is done |
 //! | copy-in | where downloads are large: wait `done` of the batch 2 × slots − 1 before, if its use has not ended | nothing: uploads keep step with downloads, see [`Core::build`] |
 //! | copy-in | copy staging → slot input (from a batcher: each run of rows → slot input) | |
 //! | copy-in | record `uploaded` of the staging | the staging is free after it |
-//! | compute | wait `uploaded` of the staging | the input is there |
-//! | compute | wait `done` of the slot's last result, if its use has not ended | the slot's device output has been read |
+//! | compute | wait `uploaded` of the staging, or `computed` of the slot of each program that it reads | the input is there |
+//! | compute | wait `computed` of the slot of each program that reads it | the slot's last reader of its output is done |
+//! | compute | wait `done` of the slot's last result, if its use has not ended, unless programs read it | the slot's device output has been read |
 //! | compute | launch the program on the slot | |
 //! | compute | record `computed` of the slot | |
-//! | copy-out | wait `computed` of the slot | the output is there |
-//! | copy-out | copy slot output → result | |
+//! | copy-out | wait `computed` of the slot, of each program that no other reads | the output is there |
+//! | copy-out | copy slot output → result, of each of these | |
 //! | copy-out | record `done` of the result | the ticket waits on this one |
 //! | copy-out | with [`Waiting::Callback`] only: call back | whoever sleeps looks at `done` |
 //!
 //! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
 //! again. The ring sees devices and programs only; it runs the same on every device.
+//!
+//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on a
+//! stream of its own, and successive batches overlap there too.
 
 mod acquire;
 mod batch;
@@ -33,6 +37,7 @@ mod completion;
 mod credits;
 #[cfg(test)]
 mod faults;
+mod flow;
 #[cfg(test)]
 mod hazard_tests;
 mod health;
@@ -41,6 +46,7 @@ mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
 mod output;
+mod peers;
 mod prefetch;
 #[cfg(test)]
 mod schedules;
@@ -60,9 +66,12 @@ use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
+pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
-pub use output::Output;
+pub use output::{Output, OutputPart};
+pub use peers::DeviceStats;
+pub(crate) use peers::Peers;
 pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;
 pub use waiting::Waiting;
@@ -70,6 +79,7 @@ pub use waiting::Waiting;
 use batch::Gathered;
 use completion::Completion;
 use credits::{Lent, State};
+use flow::Runner;
 
 /// What becomes of the work in flight when a ring is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,21 +100,34 @@ pub(crate) struct RingSpec {
     pub output_kind: OutputKind,
     /// Rows that producers write.
     pub input: TensorSpec,
-    /// Rows that consumers read.
-    pub output: TensorSpec,
+    /// Rows that consumers read, of each program whose output is downloaded.
+    pub outputs: Vec<TensorSpec>,
+    /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the
+    /// answer is there.
+    pub freed: Option<Arc<Signal>>,
+}
+
+impl RingSpec {
+    /// Where the rows of an output begin in a result buffer for `capacity` rows.
+    fn output_at(&self, part: usize, capacity: usize) -> usize {
+        self.outputs[..part].iter().map(|output| capacity * output.row_pitch).sum()
+    }
+
+    /// Bytes of a row of all outputs.
+    fn output_pitch(&self) -> usize {
+        self.outputs.iter().map(|output| output.row_pitch).sum()
+    }
 }
 
 /// The ring itself: shared by the engine and by every batch, ticket and output of it, dropped with the last of them.
 pub(crate) struct Core {
     device: Device,
-    program: Arc<dyn Program>,
     spec: RingSpec,
     copy_in: Stream,
-    compute: Stream,
+    /// In the order of their calls.
+    runners: Vec<Runner>,
     copy_out: Stream,
     staging: Vec<Staging>,
-    /// `computed` of each slot.
-    slots: Vec<Event>,
     results: Vec<ResultBuffer>,
     /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
     state: Mutex<State>,
@@ -148,25 +171,32 @@ impl Order {
 }
 
 impl Core {
-    /// Allocates streams, events and page-locked memory for `program`.
+    /// Allocates streams, events and page-locked memory for programs, of which those that no other reads have the
+    /// spec's outputs, in order.
     ///
     /// A download that ends while an upload is under way is told of late, for its last writes queue behind the reads of
     /// the upload: some 10 us on a PCIe 5 link, in which nothing is downloaded. Where downloads may be what bounds the
     /// ring, an upload therefore starts with a download: when the one 2 × slots − 1 batches before its own has ended.
     /// Left alone, a bounded ring settles with its uploads starting in the middle of downloads, one batch earlier, so
     /// that nothing is lost by the wait.
-    pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
+    pub fn build_flow(device: &Device, nodes: Vec<Node>, spec: RingSpec) -> Result<Arc<Self>, Error> {
         let completion = Completion::start(spec.results, spec.waiting)?;
-        Self::build_with(device, program, spec, completion)
+        Self::build_with(device, nodes, spec, completion)
+    }
+
+    /// The same for one program.
+    pub fn build(device: &Device, program: Arc<dyn Program>, spec: RingSpec) -> Result<Arc<Self>, Error> {
+        Self::build_flow(device, vec![Node { program, reads: Vec::new() }], spec)
     }
 
     fn build_with(
         device: &Device,
-        program: Arc<dyn Program>,
+        nodes: Vec<Node>,
         spec: RingSpec,
         completion: Completion,
     ) -> Result<Arc<Self>, Error> {
-        let rows = *program.batch_sizes().last().expect("a program has a batch size");
+        let rows = *nodes[0].program.batch_sizes().last().expect("a program has a batch size");
+        let slots = nodes[0].program.slots();
         let stream = |what| Stream::new(device, spec.priority, what);
         let staging = (0..spec.staging)
             .map(|_| {
@@ -176,46 +206,47 @@ impl Core {
             .collect::<Result<Vec<_>, Error>>()?;
         let results = (0..spec.results)
             .map(|_| {
-                let buffer = HostBuffer::new(device, rows * spec.output.row_pitch)?;
+                let buffer = HostBuffer::new(device, rows * spec.output_pitch())?;
                 Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default() })
             })
             .collect::<Result<Vec<_>, Error>>()?;
-        let slots = (0..program.slots()).map(|_| Event::new(device)).collect::<Result<Vec<_>, _>>()?;
-        let keep = 2 * slots.len() - 1;
+        let copy_in = stream("trefoil-copy-in")?;
+        let runners = Runner::all(device, spec.priority, nodes)?;
+        let downloaded = runners.iter().filter(|runner| runner.is_downloaded()).count();
+        assert_eq!(downloaded, spec.outputs.len(), "programs that no other reads, and outputs");
+        let keep = 2 * slots - 1;
         let order = Order { number: 0, next_slot: 0, recent: VecDeque::with_capacity(keep + 1) };
-        let downloads_are_large = 2 * spec.output.row_pitch >= spec.input.row_pitch;
+        let downloads_are_large = 2 * spec.output_pitch() >= spec.input.row_pitch;
         device.note(Note::Published);
         Ok(Arc::new(Self {
             device: device.clone(),
-            copy_in: stream("trefoil-copy-in")?,
-            compute: stream("trefoil-compute")?,
+            copy_in,
+            runners,
             copy_out: stream("trefoil-copy-out")?,
             state: Mutex::new(State::new(spec.staging, spec.results)),
             changed: Condvar::new(),
             order: Mutex::new(order),
             completion,
-            abreast: (slots.len() > 1 && downloads_are_large).then_some(keep),
-            program,
+            abreast: (slots > 1 && downloads_are_large).then_some(keep),
             spec,
             staging,
-            slots,
             results,
         }))
     }
 
     /// The largest batch.
     pub fn capacity(&self) -> usize {
-        *self.program.batch_sizes().last().expect("a program has a batch size")
+        *self.batch_sizes().last().expect("a program has a batch size")
     }
 
     /// The batch sizes, ascending.
     pub fn batch_sizes(&self) -> &[usize] {
-        self.program.batch_sizes()
+        self.runners[0].program.batch_sizes()
     }
 
     /// Slots.
     pub fn slots(&self) -> usize {
-        self.slots.len()
+        self.runners[0].program.slots()
     }
 
     /// What it is made of.
@@ -317,7 +348,7 @@ impl Core {
         let slot = order.next_slot;
         let abreast = self.abreast.and_then(|batches| order.before(batches));
         let abreast = abreast.filter(|before| lock(&self.state).is_current(*before));
-        let last = order.before(self.slots.len()).filter(|last| {
+        let last = order.before(self.slots()).filter(|last| {
             let current = lock(&self.state).is_current(*last);
             if !current {
                 // Its reader has seen `done` and given the credit back, under the lock just held.
@@ -325,12 +356,14 @@ impl Core {
             }
             current
         });
-        let size = self.program.batch_sizes().partition_point(|&size| size < rows);
-        let (staging, computed, result) = (&self.staging[staging], &self.slots[slot], &self.results[lent.result]);
+        let size = self.batch_sizes().partition_point(|&size| size < rows);
+        let (staging, result) = (&self.staging[staging], &self.results[lent.result]);
+        let input = self.runners[0].program.input(slot);
         let bytes_in = rows * self.spec.input.row_pitch;
-        let bytes_out = rows * self.spec.output.row_pitch;
 
-        self.copy_in.wait(computed)?;
+        for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
+            self.copy_in.wait(&runner.computed[slot])?;
+        }
         if let Some(before) = abreast {
             self.copy_in.wait(&self.results[before.result].done)?;
         }
@@ -339,37 +372,42 @@ impl Core {
         // Gathered rows are kept alive and unwritten by the caller of `Batch::submit_gathered`.
         unsafe {
             match gathered {
-                None => self.copy_in.copy_in(self.program.input(slot), &staging.buffer, bytes_in)?,
-                Some(gathered) => {
-                    gathered.upload(&self.copy_in, self.program.input(slot), self.spec.input.row_pitch)?
-                }
+                None => self.copy_in.copy_in(input, &staging.buffer, bytes_in)?,
+                Some(gathered) => gathered.upload(&self.copy_in, input, self.spec.input.row_pitch)?,
             }
         };
         staging.uploaded.record(&self.copy_in)?;
 
-        self.compute.wait(&staging.uploaded)?;
-        if let Some(last) = last {
-            self.compute.wait(&self.results[last.result].done)?;
+        let last = last.map(|last| &self.results[last.result].done);
+        for runner in &self.runners {
+            runner.enqueue(&self.runners, Run { slot, size, rows }, &staging.uploaded, last)?;
         }
-        self.compute.launch(&self.program, Run { slot, size, rows })?;
-        computed.record(&self.compute)?;
 
-        self.copy_out.wait(computed)?;
-        // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the result's credit is held
-        // until its output is dropped; the slot output's writer is ordered before by `computed`.
-        unsafe { self.copy_out.copy_out(&result.buffer, self.program.output(slot), bytes_out)? };
+        for (part, runner) in self.downloaded().enumerate() {
+            let at = self.spec.output_at(part, self.capacity());
+            let bytes = rows * self.spec.outputs[part].row_pitch;
+            self.copy_out.wait(&runner.computed[slot])?;
+            // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the result's credit is
+            // held until its output is dropped; the slot output's writer is ordered before by `computed`.
+            unsafe { self.copy_out.copy_out_to(&result.buffer, at, runner.program.output(slot), bytes)? };
+        }
         result.done.record(&self.copy_out)?;
         if self.spec.waiting == Waiting::Callback {
             self.copy_out.notify(&result.signal)?;
         }
 
         order.number += 1;
-        if order.recent.len() == 2 * self.slots.len() - 1 {
+        if order.recent.len() == 2 * self.slots() - 1 {
             order.recent.pop_front();
         }
         order.recent.push_back(lent);
-        order.next_slot = (slot + 1) % self.slots.len();
+        order.next_slot = (slot + 1) % self.slots();
         Ok(())
+    }
+
+    /// The programs whose outputs are downloaded.
+    fn downloaded(&self) -> impl Iterator<Item = &Runner> {
+        self.runners.iter().filter(|runner| runner.is_downloaded())
     }
 
     /// What is where, asking the device which of the submissions have finished.

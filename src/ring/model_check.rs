@@ -55,7 +55,8 @@ fn ring_and_device(small: Small) -> (Arc<Core>, Arc<Sim>) {
         waiting: small.waiting,
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
+        freed: None,
     };
     (Core::build(&device, Arc::new(program), spec).unwrap(), sim)
 }

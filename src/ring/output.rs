@@ -34,9 +34,27 @@ impl Output {
         self.rows
     }
 
-    /// Shape, type and size of a row.
+    /// Shape, type and size of a row; of an engine of several models, of the first one's.
     pub fn spec(&self) -> TensorSpec {
-        self.core.spec.output
+        self.core.spec.outputs[0]
+    }
+
+    /// Outputs of a row: one, or as many as the engine has models whose outputs nobody else reads.
+    pub fn parts(&self) -> usize {
+        self.core.spec.outputs.len()
+    }
+
+    /// One of the outputs of an engine of several models, in the order in which the builder named them.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Output::parts`].
+    pub fn part(&self, index: usize) -> OutputPart<'_> {
+        let spec = self.core.spec.outputs[index];
+        let at = self.core.spec.output_at(index, self.core.capacity());
+        // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
+        // and nothing writes it before self is dropped.
+        let bytes = unsafe { self.core.results[self.result].buffer.bytes() };
+        OutputPart { bytes: &bytes[at..], rows: self.rows, spec, kind: self.core.spec.output_kind }
     }
 
     /// What its rows are.
@@ -50,12 +68,7 @@ impl Output {
     /// # Panics
     /// If `index` is not below [`Output::rows`].
     pub fn row(&self, index: usize) -> &[u8] {
-        assert!(index < self.rows, "row {index} of {}", self.rows);
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
-        // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
-        // and nothing writes it before self is dropped.
-        let bytes = unsafe { self.core.results[self.result].buffer.bytes() };
-        &bytes[index * row_pitch..][..row_bytes]
+        self.part(0).row(index)
     }
 
     /// The numbers of row `index`: logits or probabilities by class, or features (NHWC).
@@ -64,9 +77,7 @@ impl Output {
     /// If `index` is not below [`Output::rows`], or for [`OutputKind::TopK`], whose rows are pairs: see
     /// [`Output::top_k`].
     pub fn values(&self, index: usize) -> &[f32] {
-        let kind = self.core.spec.output_kind;
-        assert!(!matches!(kind, OutputKind::TopK(_)), "the rows of {kind:?} are pairs, read them with top_k");
-        bytemuck::cast_slice(self.row(index))
+        self.part(0).values(index)
     }
 
     /// The `k` largest of row `index` as (class, value), largest first, ties by the lower class. An engine built for
@@ -75,7 +86,62 @@ impl Output {
     /// # Panics
     /// If `index` is not below [`Output::rows`].
     pub fn top_k(&self, index: usize, k: usize) -> Vec<(usize, f32)> {
-        if let OutputKind::TopK(held) = self.core.spec.output_kind {
+        self.part(0).top_k(index, k)
+    }
+}
+
+/// What one of an engine's models gave for each row of a batch; [`Output::part`] lends it.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// let twins = Engine::builder(&model).beside(&model).on(&cpu).build()?;
+/// let output = twins.acquire()?.submit(1)?.wait()?;
+/// assert_eq!(output.part(0).values(0), output.part(1).values(0));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct OutputPart<'a> {
+    /// From its first row on.
+    bytes: &'a [u8],
+    rows: usize,
+    spec: TensorSpec,
+    kind: OutputKind,
+}
+
+impl<'a> OutputPart<'a> {
+    /// Shape, type and size of a row.
+    pub fn spec(&self) -> TensorSpec {
+        self.spec
+    }
+
+    /// As [`Output::row`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        assert!(index < self.rows, "row {index} of {}", self.rows);
+        let TensorSpec { row_bytes, row_pitch, .. } = self.spec;
+        &self.bytes[index * row_pitch..][..row_bytes]
+    }
+
+    /// As [`Output::values`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn values(&self, index: usize) -> &'a [f32] {
+        let kind = self.kind;
+        assert!(!matches!(kind, OutputKind::TopK(_)), "the rows of {kind:?} are pairs, read them with top_k");
+        bytemuck::cast_slice(self.row(index))
+    }
+
+    /// As [`Output::top_k`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn top_k(&self, index: usize, k: usize) -> Vec<(usize, f32)> {
+        if let OutputKind::TopK(held) = self.kind {
             let words: &[u32] = bytemuck::cast_slice(self.row(index));
             return words.chunks_exact(2).take(k.min(held)).map(|w| (w[1] as usize, f32::from_bits(w[0]))).collect();
         }
@@ -89,6 +155,12 @@ impl Output {
         }
         order.sort_unstable_by(descending);
         order.into_iter().map(|class| (class, values[class])).collect()
+    }
+}
+
+impl std::fmt::Debug for OutputPart<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OutputPart").field("rows", &self.rows).field("spec", &self.spec).finish()
     }
 }
 

@@ -65,7 +65,8 @@ fn ring_of(
         waiting,
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
+        freed: None,
     };
     Core::build(device, Arc::new(program), spec).unwrap()
 }

@@ -4,13 +4,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::credits::{Lent, Wake};
+use super::peers::Again;
 use super::{Close, Core, Output};
 use crate::device::{Access, Note};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{after, lock};
 
 /// A submission in flight. It waits on its own event and on nothing else.
 ///
@@ -25,11 +26,24 @@ pub struct Ticket {
     rows: usize,
     /// Whether the result went to an output, or was quarantined.
     settled: bool,
+    /// Where its rows are and who runs them again, should its device fail.
+    again: Option<Again>,
 }
 
 impl Ticket {
     pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, rows: usize) -> Self {
-        Self { core, lent, number, rows, settled: false }
+        Self { core, lent, number, rows, settled: false, again: None }
+    }
+
+    /// The same, to be run again from its staging should the device fail.
+    pub(super) fn or_again(mut self, again: Again) -> Self {
+        self.again = Some(again);
+        self
+    }
+
+    /// Who runs it again.
+    pub(super) fn again(&self) -> Option<&Again> {
+        self.again.as_ref()
     }
 
     /// Rows submitted.
@@ -43,16 +57,24 @@ impl Ticket {
     /// [`Error::Fault`] if the device failed: then the result's memory is not used again. [`Error::Closed`] if the engine
     /// was closed by [`Close::Abort`].
     pub fn wait(mut self) -> Result<Output, Error> {
-        let waited = self.core.await_done(self.lent.result, self.number, None);
-        self.settle(waited.map(drop))
+        loop {
+            let waited = self.core.await_done(self.lent.result, self.number, None);
+            if let Some(output) = self.settle_or_move(waited.map(drop))? {
+                return Ok(output);
+            }
+        }
     }
 
-    /// Whether the result is there; never blocks.
+    /// Whether the result is there; never blocks. True also where the device failed and [`Ticket::wait`] will have another
+    /// run the rows again.
     ///
     /// # Errors
     /// As for [`Ticket::wait`].
     pub fn is_ready(&self) -> Result<bool, Error> {
-        self.core.is_done(self.lent.result, self.number)
+        match self.core.is_done(self.lent.result, self.number) {
+            Err(Error::Fault { .. }) if self.again.is_some() => Ok(true),
+            done => done,
+        }
     }
 
     /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
@@ -60,10 +82,27 @@ impl Ticket {
     /// # Errors
     /// As for [`Ticket::wait`].
     pub fn wait_for(mut self, limit: Duration) -> Result<Result<Output, Self>, Error> {
-        match self.core.await_for(self.lent, self.number, limit) {
-            Ok(false) => Ok(Err(self)),
-            Ok(true) => self.settle(Ok(())).map(Ok),
-            Err(error) => self.settle(Err(error)).map(Ok),
+        let deadline = after(limit);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let waited = self.core.await_for(self.lent, self.number, left);
+            if matches!(waited, Ok(false)) {
+                return Ok(Err(self));
+            }
+            if let Some(output) = self.settle_or_move(waited.map(drop))? {
+                return Ok(Ok(output));
+            }
+        }
+    }
+
+    /// Gives the output; nothing if the device failed and the rows are now being run by another.
+    fn settle_or_move(&mut self, waited: Result<(), Error>) -> Result<Option<Output>, Error> {
+        match (self.settle(waited), self.again.take()) {
+            (Err(Error::Fault { .. }), Some(again)) => {
+                *self = again.submit(self.rows)?;
+                Ok(None)
+            }
+            (settled, _) => settled.map(Some),
         }
     }
 
@@ -72,6 +111,9 @@ impl Ticket {
         self.settled = true;
         let checked = waited.and_then(|()| self.core.device.healthy());
         let mut state = lock(&self.core.state);
+        // Where rows can be run again, their staging is kept until this is known; what is, was before the fault.
+        let was_done = self.again.is_some() && self.number < state.done;
+        let checked = if was_done { Ok(()) } else { checked };
         if checked.is_ok() {
             self.core.done_through(&mut state, self.number);
         }
@@ -92,6 +134,9 @@ impl Ticket {
                 Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
             }
             Err(error) => {
+                if let Some(again) = &self.again {
+                    state.keep_staging(again.staging);
+                }
                 let unused = state.quarantine(self.lent.result);
                 drop(state);
                 drop(unused);
@@ -107,10 +152,14 @@ impl Future for Ticket {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         assert!(!self.settled, "a ticket polled after it gave its result");
-        match self.is_ready() {
-            Ok(true) => return Poll::Ready(self.settle(Ok(()))),
-            Err(error) => return Poll::Ready(self.settle(Err(error))),
-            Ok(false) => {}
+        loop {
+            let waited = match self.core.is_done(self.lent.result, self.number) {
+                Ok(false) => break,
+                done => done.map(drop),
+            };
+            if let Some(answer) = self.settle_or_move(waited).transpose() {
+                return Poll::Ready(answer);
+            }
         }
         self.core.wake_when_done(self.lent.result, Wake::Task(context.waker().clone()));
         Poll::Pending

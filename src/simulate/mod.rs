@@ -241,7 +241,8 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), E
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
+        freed: None,
     };
     Ok((sim, Core::build(&device, program, ring)?))
 }

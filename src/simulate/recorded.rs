@@ -21,7 +21,8 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
+        freed: None,
     };
     (sim, Core::build(&device, program, ring).unwrap(), recorder)
 }

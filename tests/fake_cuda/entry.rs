@@ -64,6 +64,19 @@ extern "C" fn cuDeviceGetName(name: *mut c_char, bytes: c_int, _device: c_int) -
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, bytes: c_int, _device: c_int) -> Code {
+    call("cuDeviceGetPCIBusId", |driver| {
+        let none = c"ffff:ff:ff.f".to_bytes_with_nul();
+        if (bytes as usize) < none.len() {
+            return driver.refuse(format!("{bytes} bytes for an address"), INVALID_VALUE);
+        }
+        // SAFETY: the driver's contract: `text` has room for `bytes`, and the address is no longer, just checked.
+        unsafe { text.copy_from_nonoverlapping(none.as_ptr().cast(), none.len()) };
+        Ok(String::new())
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetAttribute(value: Out<c_int>, attribute: u32, _device: c_int) -> Code {
     call("cuDeviceGetAttribute", |driver| {
         let found = match attribute {

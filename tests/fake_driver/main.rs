@@ -5,6 +5,7 @@
 mod engine;
 mod faults;
 mod harness;
+mod many;
 mod nvtx;
 mod open;
 #[path = "../support/mod.rs"]

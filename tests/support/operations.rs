@@ -107,10 +107,10 @@ impl Problem for Normalize {
 }
 
 pub fn normalize() -> Vec<Case> {
-    use InputFormat::{F16Nhwc, F32Nchw, U8Nhwc};
+    use InputFormat::{F16Nhwc, F32Nchw, F32Nhwc, U8Nhwc};
     let shapes = [(1, 1, 1), (5, 7, 3), (9, 13, 4), (33, 37, 3), (4, 3, 8)];
-    let wide = [(3, 5, 9), (2, 3, 100)].map(|shape| (shape, [F32Nchw, F16Nhwc].as_slice()));
-    let all = shapes.map(|shape| (shape, [U8Nhwc, F32Nchw, F16Nhwc].as_slice()));
+    let wide = [(3, 5, 9), (2, 3, 100)].map(|shape| (shape, [F32Nchw, F16Nhwc, F32Nhwc].as_slice()));
+    let all = shapes.map(|shape| (shape, [U8Nhwc, F32Nchw, F16Nhwc, F32Nhwc].as_slice()));
     let each = all.into_iter().chain(wide).flat_map(|((h, w, c), inputs)| {
         let x = Shape::new(h, w, c);
         inputs.iter().flat_map(move |&input| [1, 3].map(|rows| Normalize { x, input, rows }.case()))

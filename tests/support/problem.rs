@@ -196,6 +196,11 @@ impl Case {
                         bytes.copy_from_slice(&f16::from_f64(*value).to_le_bytes());
                     }
                 }
+                InputFormat::F32Nhwc => {
+                    for (bytes, value) in bytes.chunks_exact_mut(4).zip(values) {
+                        bytes.copy_from_slice(&(*value as f32).to_le_bytes());
+                    }
+                }
                 InputFormat::F32Nchw => {
                     for (i, bytes) in bytes.chunks_exact_mut(4).enumerate() {
                         let (c, pixel) = (i / shape.pixels(), i % shape.pixels());

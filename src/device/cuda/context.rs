@@ -61,6 +61,10 @@ impl Context {
         Ok((Self { raw, device, target }, device))
     }
 
+    pub fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     pub fn call(&self) -> Call<'_> {
         Call { device: &self.target }
     }

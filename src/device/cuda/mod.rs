@@ -4,6 +4,7 @@ mod context;
 mod driver;
 mod graph;
 mod module;
+mod near;
 mod nvtx;
 mod tensor_map;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Picos, Sim};
-use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
 
 /// Takes a given time for each batch size and moves the rows of a slot's input to its output.
@@ -12,7 +12,7 @@ pub(crate) struct SimProgram {
     batch_sizes: Vec<usize>,
     durations: Vec<Picos>,
     row_bytes: usize,
-    inputs: Vec<DeviceBuffer>,
+    inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
 }
 
@@ -32,15 +32,21 @@ impl SimProgram {
             batch_sizes: sizes.iter().map(|size| size.0).collect(),
             durations: sizes.iter().map(|size| size.1).collect(),
             row_bytes,
-            inputs: buffers()?,
+            inputs: Inputs::Own(buffers()?),
             outputs: buffers()?,
         })
+    }
+
+    /// The same with the rows of another program for its input.
+    #[cfg(test)]
+    pub fn reading(self, inputs: Inputs) -> Self {
+        Self { inputs, ..self }
     }
 }
 
 impl Program for SimProgram {
     fn slots(&self) -> usize {
-        self.inputs.len()
+        self.outputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -48,7 +54,7 @@ impl Program for SimProgram {
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        &self.inputs[slot]
+        self.inputs.at(slot)
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
@@ -58,14 +64,14 @@ impl Program for SimProgram {
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
         let bytes = run.rows * self.row_bytes;
         vec![
-            (self.inputs[run.slot].span_of(bytes), Access::Read),
+            (self.inputs.at(run.slot).span_of(bytes), Access::Read),
             (self.outputs[run.slot].span_of(bytes), Access::Write),
         ]
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let (dst, src, bytes) =
-            (self.outputs[run.slot].addr(), self.inputs[run.slot].addr(), run.rows * self.row_bytes);
+            (self.outputs[run.slot].addr(), self.inputs.at(run.slot).addr(), run.rows * self.row_bytes);
         // SAFETY: rows fit the batch, so both buffers hold `bytes`. They live as long as the ring, which waits for the
         // run through an event behind it; other work on the slot is ordered by the ring's events.
         unsafe { self.sim.launch(stream, self.durations[run.size], dst, src, bytes) }

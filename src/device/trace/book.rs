@@ -227,7 +227,8 @@ impl Book {
         self.next_mark(sequence, 2 * stage)
     }
 
-    /// `event` is recorded next on `stream`: the event of its own to record before it, if a stage ends there.
+    /// `event` is recorded next on `stream`: the event of its own to record before it, if a stage ends there. Of several
+    /// programs each moves the end of the computing.
     pub fn stage_ends(&mut self, event: u64, stream: u64) -> Option<u64> {
         let current = self.current.as_mut()?;
         let (stage, _) = current.open.take_if(|open| open.1 == stream)?;
@@ -237,7 +238,9 @@ impl Book {
         {
             *batch = sequence;
         }
-        self.next_mark(sequence, 2 * stage + 1)
+        let end = 2 * stage + 1;
+        let again = self.entry(sequence).filter(|entry| entry.recorded == end + 1).map(|entry| entry.marks[end]);
+        again.or_else(|| self.next_mark(sequence, end))
     }
 
     fn next_mark(&mut self, sequence: u64, index: usize) -> Option<u64> {

@@ -9,6 +9,7 @@ mod conv2d_fprop;
 mod emit;
 mod global_avg_pool;
 mod linear;
+mod mean;
 mod network;
 mod normalize;
 mod pool;
@@ -21,14 +22,15 @@ mod window;
 use std::slice;
 use std::sync::Arc;
 
+use self::mean::MeanProgram;
 use self::network::{Network, Worker};
 use self::pool::Pool;
 use self::simd::Isa;
 use super::BuildSpec;
 use crate::device::cpu::{Cpu, Work};
-use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
@@ -40,6 +42,7 @@ pub(crate) fn build(
     device: &Device,
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
+    inputs: Option<Inputs>,
     watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plan = super::plan_batch(model, device, spec, 1)?;
@@ -50,53 +53,73 @@ pub(crate) fn build(
         let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
         spec.row_pitch.checked_mul(most).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_large)
     };
-    let slot = |_| {
-        let input = DeviceBuffer::new(device, bytes(input)?)?;
-        Ok(Slot { input, output: DeviceBuffer::new(device, bytes(output)?)? })
-    };
-    let slots = (0..spec.slots).map(slot).collect::<Result<_, Error>>()?;
+    let buffer = |spec: TensorSpec| DeviceBuffer::new(device, bytes(spec)?);
+    let slots = spec.slots;
+    let rows = |spec| (0..slots).map(|_| buffer(spec)).collect::<Result<Vec<_>, Error>>();
+    let inputs = inputs.map_or_else(|| rows(input).map(Inputs::Own), Ok)?;
+    let outputs = rows(output)?;
     watch.lap("device memory");
-    let network = Network::new(model, &plan, Isa::detect())?;
+    let ready = device.share(
+        |there: &Ready| Arc::ptr_eq(&there.from, model.weights()) && there.plan == plan,
+        || {
+            let network = Network::new(model, &plan, Isa::detect())?;
+            Ok(Ready { from: model.weights().clone(), plan: plan.clone(), network })
+        },
+    )?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(network.worker()?));
+    let worker = |_| Ok(Mutex::new(ready.network.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     watch.lap("workers");
     let program = CpuProgram {
         cpu: cpu.clone(),
         batch_sizes: spec.batch_sizes.clone(),
-        slots,
+        inputs,
+        outputs,
         input,
         output,
-        network,
+        ready,
         pool,
         workers,
     };
     Ok((Arc::new(program), vec![plan]))
 }
 
+/// The mean of the outputs of `programs`, whose rows are all `rows`.
+pub(crate) fn mean(
+    device: &Device,
+    cpu: &Arc<Cpu>,
+    programs: Vec<Arc<dyn Program>>,
+    rows: TensorSpec,
+) -> Result<Arc<dyn Program>, Error> {
+    Ok(Arc::new(MeanProgram::new(device, cpu, programs, rows)?))
+}
+
 /// A model made ready for the CPU.
 pub(crate) struct CpuProgram {
     cpu: Arc<Cpu>,
     batch_sizes: Vec<usize>,
-    slots: Vec<Slot>,
+    /// Of each slot, for the largest batch.
+    inputs: Inputs,
+    outputs: Vec<DeviceBuffer>,
     input: TensorSpec,
     output: TensorSpec,
-    network: Network,
+    ready: Arc<Ready>,
     pool: Pool,
     /// One for each of the pool's workers. Locked by that worker alone, so never contended.
     workers: Vec<Mutex<Worker>>,
 }
 
-/// The buffers of one slot, for the largest batch.
-struct Slot {
-    input: DeviceBuffer,
-    output: DeviceBuffer,
+/// A network with its weights, repacked; engines of the same model and plan share it.
+struct Ready {
+    from: Arc<Weights>,
+    plan: Plan,
+    network: Network,
 }
 
 impl Program for CpuProgram {
     fn slots(&self) -> usize {
-        self.slots.len()
+        self.outputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -104,21 +127,21 @@ impl Program for CpuProgram {
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        &self.slots[slot].input
+        self.inputs.at(slot)
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
-        &self.slots[slot].output
+        &self.outputs[slot]
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        let Slot { input, output } = &self.slots[run.slot];
+        let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
         let bytes = |spec: &TensorSpec| run.rows * spec.row_pitch;
         vec![(input.span_of(bytes(&self.input)), Access::Read), (output.span_of(bytes(&self.output)), Access::Write)]
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
-        assert!(run.slot < self.slots.len() && run.rows <= self.batch_sizes[run.size], "a run out of range: {run:?}");
+        assert!(run.slot < self.outputs.len() && run.rows <= self.batch_sizes[run.size], "a run out of range: {run:?}");
         let cpu = self.cpu.clone();
         cpu.enqueue(stream, self, run)
     }
@@ -126,7 +149,7 @@ impl Program for CpuProgram {
 
 impl Work for CpuProgram {
     fn run(&self, run: Run) {
-        let Slot { input, output } = &self.slots[run.slot];
+        let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
         assert!(run.rows * self.input.row_pitch <= input.len() && run.rows * self.output.row_pitch <= output.len());
         let (x, y) = (input.addr() as usize, output.addr() as usize);
         self.pool.for_each(run.rows, &|worker, row| {
@@ -140,7 +163,7 @@ impl Work for CpuProgram {
             let y = unsafe {
                 slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u32, self.output.row_bytes / 4)
             };
-            self.network.run(x, y, &mut lock(&self.workers[worker]));
+            self.ready.network.run(x, y, &mut lock(&self.workers[worker]));
         });
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - `U8Nhwc`: y[pixel][c] = (x[pixel][c] / 255 - mean[c]) / std[c], from a table of every byte's result for each
 //!   channel, worked out once in f64 and rounded once.
-//! - `F32Nchw`: y[pixel][c] = x[c][pixel]. `F16Nhwc`: y[pixel][c] = x[pixel][c]. Both exact.
+//! - `F32Nchw`: y[pixel][c] = x[c][pixel]. `F16Nhwc`, `F32Nhwc`: y[pixel][c] = x[pixel][c]. All exact.
 //! - x: read, the bytes of one row, aligned for its elements. y: written, f32 [H][W][C] without gaps, disjoint from x.
 
 use half::f16;
@@ -25,7 +25,7 @@ impl Normalize {
         let value = |c: usize, byte: usize| ((byte as f64 / 255.0 - f64::from(mean[c])) / f64::from(std[c])) as f32;
         let table = match input {
             InputFormat::U8Nhwc => (0..shape.channels).map(|c| std::array::from_fn(|byte| value(c, byte))).collect(),
-            InputFormat::F32Nchw | InputFormat::F16Nhwc => Vec::new(),
+            InputFormat::F32Nchw | InputFormat::F16Nhwc | InputFormat::F32Nhwc => Vec::new(),
         };
         Self { shape, input, table }
     }
@@ -53,6 +53,7 @@ impl Normalize {
                 }
             }
             InputFormat::F16Nhwc => bytemuck::cast_slice::<u8, f16>(row).convert_to_f32_slice(y),
+            InputFormat::F32Nhwc => y.copy_from_slice(bytemuck::cast_slice(row)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
-use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, normalize, pool2d};
+use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
 use super::{sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem};
 use crate::plan::{ConvTile, Sm90Tile};
 
@@ -48,6 +48,7 @@ pub(crate) fn entries() -> Vec<Entry> {
     add("normalize", &normalize::ENTRIES, normalize::THREADS);
     add("add", &[add::ENTRY], add::THREADS);
     add("emit", &emit::ENTRIES, emit::THREADS);
+    add("mean", &[mean::ENTRY], mean::THREADS);
     all
 }
 
@@ -64,7 +65,7 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 12] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 13] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         // A part of the next one.
@@ -108,6 +109,7 @@ mod tests {
         ),
         twin::<add::AddArgs>("add", "add.cu", "AddArgs", add::AddArgs::FIELDS),
         twin::<emit::EmitArgs>("emit", "emit.cu", "EmitArgs", emit::EmitArgs::FIELDS),
+        twin::<mean::MeanArgs>("mean", "mean.cu", "MeanArgs", mean::MeanArgs::FIELDS),
     ];
 
     const fn twin<A>(
@@ -222,7 +224,7 @@ mod tests {
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {
                     None => 1,
-                    Some((_, "kMaxMeans")) => 8,
+                    Some((_, "kMaxMeans" | "kMaxSources")) => 8,
                     Some((_, count)) => count.parse().expect("a number of elements"),
                 };
                 let size = count * size;

@@ -9,6 +9,7 @@ mod global_avg_pool;
 mod implicit_gemm;
 mod launch;
 mod linear;
+mod mean;
 mod normalize;
 mod pack;
 mod pool2d;
@@ -23,12 +24,15 @@ use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Note, Priority, Program, Run, Span, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
+use crate::device::{Note, Priority, Program, Run, Span, Stream};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::{Plan, Step};
+use crate::tensor::TensorSpec;
 use launch::Launch;
+use mean::MeanProgram;
 use pack::Layout;
 use steps::Addresses;
 pub(super) use trial::Trial;
@@ -41,11 +45,18 @@ struct CudaProgram {
     batch_sizes: Vec<usize>,
     /// There until self is dropped.
     loaded: Option<Loaded>,
-    inputs: Vec<DeviceBuffer>,
+    inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
     arena: DeviceBuffer,
-    weights: DeviceBuffer,
+    weights: Arc<Uploaded>,
+}
+
+/// A model's weights on the device, as kernels read them; engines of the same model share them.
+struct Uploaded {
+    from: Arc<Weights>,
+    layout: Layout,
+    buffer: DeviceBuffer,
 }
 
 /// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
@@ -57,8 +68,7 @@ struct Loaded {
 /// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
 struct Material {
     stream: Stream,
-    layout: Layout,
-    weights: DeviceBuffer,
+    weights: Arc<Uploaded>,
     arena: DeviceBuffer,
     kernels: Kernels,
 }
@@ -76,6 +86,7 @@ pub(super) fn build(
     device: &Device,
     cuda: &Arc<Cuda>,
     spec: &BuildSpec,
+    inputs: Option<Inputs>,
     watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
@@ -83,19 +94,19 @@ pub(super) fn build(
     watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
-    let inputs = rows(largest.tensors[0].bytes)?;
+    let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
     let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
     for plan in &plans {
-        let launches = material.launches(plan, (&inputs[0], &outputs[0]))?;
+        let launches = material.launches(plan, (inputs.at(0), &outputs[0]))?;
         material.kernels.load(&launches)?;
     }
     watch.lap("kernels loaded");
     let mut graphs = Vec::with_capacity(spec.slots);
-    for (slot, rows) in inputs.iter().zip(&outputs).enumerate() {
+    for (slot, output) in outputs.iter().enumerate() {
         let of_slot = plans.iter().map(|plan| {
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
-            material.capture(plan, rows, &[])
+            material.capture(plan, (inputs.at(slot), output), &[])
         });
         graphs.push(of_slot.collect::<Result<Vec<_>, _>>()?);
     }
@@ -113,8 +124,61 @@ pub(super) fn build(
     Ok((Arc::new(program), plans))
 }
 
+/// The mean of the outputs of `programs`, whose rows are all `rows`.
+pub(super) fn mean(
+    device: &Device,
+    cuda: &Arc<Cuda>,
+    programs: Vec<Arc<dyn Program>>,
+    rows: TensorSpec,
+) -> Result<Arc<dyn Program>, Error> {
+    Ok(Arc::new(MeanProgram::new(device, cuda, programs, rows)?))
+}
+
+/// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
+fn upload(
+    model: &Model,
+    device: &Device,
+    plans: &[Plan],
+    stream: &Stream,
+    watch: &mut Stopwatch,
+) -> Result<Arc<Uploaded>, Error> {
+    let layout = Layout::new(plans);
+    let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
+    device.share(fits, || Uploaded::new(model, device, plans, stream, watch))
+}
+
+impl Uploaded {
+    /// Packs all weights into page-locked memory and copies them once.
+    fn new(
+        model: &Model,
+        device: &Device,
+        plans: &[Plan],
+        stream: &Stream,
+        watch: &mut Stopwatch,
+    ) -> Result<Self, Error> {
+        let layout = Layout::new(plans);
+        let buffer = DeviceBuffer::new(device, layout.bytes())?;
+        let host = HostBuffer::new(device, buffer.len())?;
+        watch.lap("page-locked memory for weights");
+        // SAFETY: the buffer was just made, nothing else refers to it yet.
+        let bytes = unsafe { host.bytes_mut() };
+        device.note(Note::Begin(host.span(), Access::Write));
+        layout.fill(model, plans, bytes)?;
+        device.note(Note::End(host.span()));
+        watch.lap("weights read and packed");
+        let uploaded = Event::new(device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for below.
+        unsafe { stream.copy_in(&buffer, &host, buffer.len())? };
+        uploaded.record(stream)?;
+        uploaded.wait()?;
+        drop(host);
+        watch.lap("weights uploaded");
+        Ok(Self { from: model.weights().clone(), layout, buffer })
+    }
+}
+
 impl Material {
-    /// For `plans`: their weights uploaded, room for their tensors, their kernels loaded.
+    /// For `plans`: their weights uploaded, and room for their tensors.
     fn new(
         model: &Model,
         device: &Device,
@@ -123,41 +187,18 @@ impl Material {
         plans: &[Plan],
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
-        let layout = Layout::new(plans);
         let stream = Stream::new(device, priority, "trefoil-build")?;
-        let weights = DeviceBuffer::new(device, layout.bytes())?;
         let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
         watch.lap("device memory");
-        let kernels = Kernels { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() };
-        let this = Self { stream, layout, weights, arena, kernels };
-        this.upload(model, device, plans, watch)?;
-        Ok(this)
-    }
-
-    /// Packs all weights into page-locked memory and copies them once.
-    fn upload(&self, model: &Model, device: &Device, plans: &[Plan], watch: &mut Stopwatch) -> Result<(), Error> {
-        let host = HostBuffer::new(device, self.weights.len())?;
-        watch.lap("page-locked memory for weights");
-        // SAFETY: the buffer was just made, nothing else refers to it yet.
-        let bytes = unsafe { host.bytes_mut() };
-        device.note(Note::Begin(host.span(), Access::Write));
-        self.layout.fill(model, plans, bytes)?;
-        device.note(Note::End(host.span()));
-        watch.lap("weights read and packed");
-        let uploaded = Event::new(device)?;
-        // SAFETY: both buffers outlive the copy, whose event is waited for below.
-        unsafe { self.stream.copy_in(&self.weights, &host, self.weights.len())? };
-        uploaded.record(&self.stream)?;
-        uploaded.wait()?;
-        drop(host);
-        watch.lap("weights uploaded");
-        Ok(())
+        let weights = upload(model, device, plans, &stream, watch)?;
+        Ok(Self { stream, weights, arena, kernels: Kernels::new(cuda) })
     }
 
     /// The launches of one of the plans on a slot's input and output.
     fn launches(&self, plan: &Plan, (input, output): (&DeviceBuffer, &DeviceBuffer)) -> Result<Vec<Launch>, Error> {
-        let (arena, weights) = (self.arena.addr(), self.weights.addr());
-        steps::launches(plan, &self.layout, &Addresses { input: input.addr(), output: output.addr(), arena, weights })
+        let (input, output) = (input.addr(), output.addr());
+        let (arena, weights) = (self.arena.addr(), self.weights.buffer.addr());
+        steps::launches(plan, &self.weights.layout, &Addresses { input, output, arena, weights })
     }
 
     /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
@@ -171,6 +212,10 @@ impl Material {
 }
 
 impl Kernels {
+    fn new(cuda: &Arc<Cuda>) -> Self {
+        Self { cuda: cuda.clone(), modules: BTreeMap::new(), functions: BTreeMap::new() }
+    }
+
     /// Loads what `launches` name and is not loaded yet.
     fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
         for launch in launches {
@@ -210,22 +255,30 @@ impl Kernels {
             for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
                 before.get(index).map_or(Ok(()), mark)?;
                 let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
-                let function = &self.functions[launch.entry];
-                let shape = LaunchShape {
-                    grid: launch.grid,
-                    cluster: launch.cluster,
-                    block: launch.block,
-                    shared_bytes: launch.shared_bytes,
-                    waits_itself: launch.waits_itself,
-                };
-                // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test
-                // compares with the PTX and the cubins, and checked its ranges; the addresses are of buffers that the program owns.
-                unsafe {
-                    self.cuda.launch(function, &shape, launch.args.as_bytes(), stream.raw())?;
-                }
+                // SAFETY: the addresses are of buffers that the program owns.
+                unsafe { self.launch(launch, stream.raw())? };
             }
             behind.iter().try_for_each(mark)
         })
+    }
+
+    /// Enqueues a launch whose kernel is loaded.
+    ///
+    /// # Safety
+    /// The stream is live, the launch's addresses are valid for what its kernel does with them until it has run, and what
+    /// else touches them is ordered with it.
+    unsafe fn launch(&self, launch: &Launch, stream: u64) -> Result<(), Error> {
+        let function = &self.functions[launch.entry];
+        let shape = LaunchShape {
+            grid: launch.grid,
+            cluster: launch.cluster,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            waits_itself: launch.waits_itself,
+        };
+        // SAFETY: the launcher that made `launch` filled the kernel's own argument struct, whose size a test compares with
+        // the PTX and the cubins, and checked its ranges; the rest by the caller.
+        unsafe { self.cuda.launch(function, &shape, launch.args.as_bytes(), stream) }
     }
 }
 
@@ -244,7 +297,7 @@ impl Drop for CudaProgram {
 
 impl Program for CudaProgram {
     fn slots(&self) -> usize {
-        self.inputs.len()
+        self.outputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -252,7 +305,7 @@ impl Program for CudaProgram {
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        &self.inputs[slot]
+        self.inputs.at(slot)
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
@@ -266,10 +319,10 @@ impl Program for CudaProgram {
             buffer.span_of(buffer.len() / largest * self.batch_sizes[run.size])
         };
         vec![
-            (rows(&self.inputs[run.slot]), Access::Read),
+            (rows(self.inputs.at(run.slot)), Access::Read),
             (rows(&self.outputs[run.slot]), Access::Write),
             (self.arena.span_of(self.arena.len()), Access::Write),
-            (self.weights.span_of(self.weights.len()), Access::Read),
+            (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
         ]
     }
 

@@ -53,8 +53,9 @@ pub(super) const MAX_MEANS: usize = 8;
 const TILE: usize = 1024;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
-/// The kernels: bytes, floats, halves.
-pub(super) const ENTRIES: [&str; 3] = ["sm80_normalize_u8_nhwc", "sm80_normalize_f32_nchw", "sm80_normalize_f16_nhwc"];
+/// The kernels: bytes, floats by plane, halves, floats.
+pub(super) const ENTRIES: [&str; 4] =
+    ["sm80_normalize_u8_nhwc", "sm80_normalize_f32_nchw", "sm80_normalize_f16_nhwc", "sm80_normalize_f32_nhwc"];
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointers) -> Result<Launch, Error> {
@@ -70,6 +71,7 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
         InputFormat::U8Nhwc => (ENTRIES[0], 16),
         InputFormat::F32Nchw => (ENTRIES[1], 4),
         InputFormat::F16Nhwc => (ENTRIES[2], 2),
+        InputFormat::F32Nhwc => (ENTRIES[3], 4),
     };
     if !row_pitch.is_multiple_of(align) {
         return Err(unsupported("row pitch", row_pitch, &format!("a multiple of {align}")));
@@ -161,6 +163,8 @@ mod tests {
         assert_eq!((floats.entry, floats.grid), ("sm80_normalize_f32_nchw", [5 * 3, 1, 1]));
         let halves = launch(&NormalizeProblem { format: InputFormat::F16Nhwc, ..many }, &POINTERS).unwrap();
         assert_eq!(halves.entry, "sm80_normalize_f16_nhwc");
+        let floats = launch(&NormalizeProblem { format: InputFormat::F32Nhwc, ..many }, &POINTERS).unwrap();
+        assert_eq!(floats.entry, "sm80_normalize_f32_nhwc");
         assert!(launch(&many, &POINTERS).is_err());
     }
 

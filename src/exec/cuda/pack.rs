@@ -16,8 +16,15 @@ const ALIGN: usize = 256;
 
 /// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
 pub(super) struct Layout {
-    offsets: BTreeMap<Part, usize>,
+    places: BTreeMap<Part, Placed>,
     bytes: usize,
+}
+
+/// Where a part lies, and what it is made of: with the weights' source, all that its bytes depend on.
+struct Placed {
+    offset: usize,
+    /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
+    of: Vec<(StepOp, [usize; 3])>,
 }
 
 /// What has a place of its own.
@@ -46,6 +53,18 @@ enum Weights<'a> {
 }
 
 impl Layer<'_> {
+    /// What its weights in a plan depend on.
+    fn made_of(&self, plan: &Plan, step: &Step) -> (StepOp, [usize; 3]) {
+        let op = match self.weights {
+            Weights::Stem(stem) => StepOp::Stem(stem.clone()),
+            Weights::Dense(conv) => StepOp::Conv(conv.clone()),
+            Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
+            Weights::Linear(linear) => StepOp::Linear(linear.clone()),
+        };
+        let input = &plan.tensors[self.input.0];
+        (op, [input.shape.channels, input.stored_channels, stored(plan, step.output)])
+    }
+
     fn part(&self) -> Part {
         match self.weights {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
@@ -57,25 +76,31 @@ impl Layer<'_> {
 impl Layout {
     /// Lays out the weights of `plans`.
     pub(super) fn new(plans: &[Plan]) -> Self {
-        let mut this = Self { offsets: BTreeMap::new(), bytes: 0 };
+        let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
+                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), 2 * filter_elems(plan, step, layer));
+                    this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * stored(plan, step.output));
+                    this.place(bias, 4 * stored(plan, step.output), made_of(&layers));
                 }
             }
         }
         this
     }
 
-    fn place(&mut self, part: Part, bytes: usize) {
-        if let std::collections::btree_map::Entry::Vacant(entry) = self.offsets.entry(part) {
-            entry.insert(self.bytes);
+    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) {
+        if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(part) {
+            entry.insert(Placed { offset: self.bytes, of });
             self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
         }
+    }
+
+    /// Whether all that `other` places is here, made of the same, wherever it lies.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        other.places.iter().all(|(part, theirs)| self.places.get(part).is_some_and(|mine| mine.of == theirs.of))
     }
 
     /// Bytes in all.
@@ -85,17 +110,17 @@ impl Layout {
 
     /// Byte offset of a node's filter.
     pub(super) fn filter(&self, node: &str) -> usize {
-        self.offsets[&Part::Filter(node.to_owned())]
+        self.places[&Part::Filter(node.to_owned())].offset
     }
 
     /// Byte offset of a stem's weights.
     pub(super) fn stem(&self, node: &str) -> usize {
-        self.offsets[&Part::Stem(node.to_owned())]
+        self.places[&Part::Stem(node.to_owned())].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
     pub(super) fn bias(&self, step: &Step, sum: usize) -> usize {
-        self.offsets[&bias_of(&sums(step)[sum]).expect("the step has a bias")]
+        self.places[&bias_of(&sums(step)[sum]).expect("the step has a bias")].offset
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
@@ -128,7 +153,7 @@ impl Layout {
 
     /// The place of each part.
     fn split<'a>(&self, mut bytes: &'a mut [u8]) -> BTreeMap<Part, &'a mut [u8]> {
-        let mut parts: Vec<(usize, &Part)> = self.offsets.iter().map(|(part, offset)| (*offset, part)).collect();
+        let mut parts: Vec<(usize, &Part)> = self.places.iter().map(|(part, place)| (place.offset, part)).collect();
         parts.sort_unstable();
         let mut split = BTreeMap::new();
         for (offset, part) in parts.into_iter().rev() {

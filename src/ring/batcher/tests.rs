@@ -110,7 +110,8 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC,
-        output: SPEC,
+        outputs: vec![SPEC],
+        freed: None,
     };
     (Core::build(&device, held.clone(), spec).unwrap(), held)
 }

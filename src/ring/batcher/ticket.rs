@@ -145,6 +145,14 @@ impl RowOutput {
         self.output.top_k(self.index, k)
     }
 
+    /// The row's values of one of an engine's models, as [`Output::part`] counts them.
+    ///
+    /// # Panics
+    /// As for [`Output::part`] and [`Output::values`].
+    pub fn values_of(&self, part: usize) -> &[f32] {
+        self.output.part(part).values(self.index)
+    }
+
     /// What the row is.
     #[cfg(feature = "ffi")]
     pub(crate) fn kind(&self) -> OutputKind {

@@ -54,12 +54,16 @@ impl Program for Panics {
     }
 }
 
+/// A program that copies its input to its output, and panics in one run.
+pub(super) fn program(device: &Device, panics_at: usize) -> Arc<dyn Program> {
+    let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
+    let (inputs, outputs) = (buffers(), buffers());
+    Arc::new(Panics { device: device.clone(), inputs, outputs, runs: AtomicUsize::new(0), panics_at })
+}
+
 fn play(panics_at: usize, waiting: Waiting) -> (Arc<Core>, Vec<Error>) {
     let device = Device::open(Target::Cpu).unwrap();
-    let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
-    let (inputs, outputs) = (buffers(), buffers());
-    let program = Panics { device: device.clone(), inputs, outputs, runs: AtomicUsize::new(0), panics_at };
-    let core = ring(&device, Arc::new(program), waiting);
+    let core = ring(&device, program(&device, panics_at), waiting);
     let errors = use_up(&core, 6);
     (core, errors)
 }

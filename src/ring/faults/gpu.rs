@@ -63,16 +63,20 @@ impl Drop for Faulting {
     }
 }
 
-/// A ring whose run `faults_at` is bad, used until everybody is answered.
-fn child(waiting: Waiting) {
-    let device = Device::open(Target::Cuda(0)).unwrap();
-    let Kind::Cuda(cuda) = device.kind() else { unreachable!("just opened as one") };
+/// A program whose run `faults_at` is bad.
+fn program(device: &Device, faults_at: usize) -> Arc<dyn Program> {
+    let Kind::Cuda(cuda) = device.kind() else { unreachable!("opened as one") };
     let image = concat!(include_str!("../../../tests/support/faulting.ptx"), "\0");
     let kernel = Module::load(cuda, "faulting", image.as_bytes()).unwrap().function("write_to", 0).unwrap();
-    let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
+    let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
     let (inputs, outputs, runs) = (buffers(), buffers(), AtomicUsize::new(0));
-    let program = Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at: 8 });
-    let core = ring(&device, program, waiting);
+    Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at })
+}
+
+/// A ring with a bad run, used until everybody is answered.
+fn child(waiting: Waiting) {
+    let device = Device::open(Target::Cuda(0)).unwrap();
+    let core = ring(&device, program(&device, 8), waiting);
 
     for _ in 0..8 {
         core.acquire(LONG).unwrap().submit(1).unwrap().wait().unwrap(); // all is well
@@ -105,16 +109,56 @@ fn a_bad_address_answers_everybody_and_the_process_ends_well() {
         Err(error) => panic!("cuda:0 cannot be used: {error}"),
     }
     for (index, waiting) in WAYS.iter().enumerate() {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, index.to_string())
-            .output()
-            .unwrap();
-        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-        println!("{waiting:?}:\n{text}");
-        assert_eq!(output.status.code(), Some(0), "{waiting:?}: {}\n{text}", output.status);
+        let text = run_child(name, &index.to_string());
         for part in ["over", "faulted (process)", "CUDA_ERROR_ILLEGAL_ADDRESS"] {
             assert!(text.contains(part), "{waiting:?}: no `{part}` in\n{text}");
         }
+    }
+}
+
+/// Runs this test in a process of its own, which is told `what`, and ends well; what it said.
+fn run_child(name: &str, what: &str) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, what)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    println!("{what}:\n{text}");
+    assert_eq!(output.status.code(), Some(0), "{what}: {}\n{text}", output.status);
+    text
+}
+
+/// One GPU of two meets a bad address; the other answers everything.
+fn child_of_two() {
+    let devices = [0, 1].map(|ordinal| Device::open(Target::Cuda(ordinal)).unwrap());
+    let [first, second] = [(&devices[0], 8), (&devices[1], usize::MAX)].map(|(device, at)| program(device, at));
+    let [bad, good] = devices;
+    let peers = super::peers::peers(vec![(bad, first), (good, second)], Waiting::Block);
+    let mut tickets = std::collections::VecDeque::new();
+    for number in 0..100 {
+        tickets.push_back(peers.acquire(LONG).unwrap().submit(1 + number % ROWS).unwrap());
+        if tickets.len() > 4 {
+            drop(tickets.pop_front().expect("just counted").wait().unwrap());
+        }
+    }
+    tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+    let stats = peers.stats();
+    println!("{stats:?}");
+    let [bad, good] = &stats[..] else { panic!("two devices") };
+    assert!(bad.fault.is_some() && good.fault.is_none(), "{stats:?}");
+    assert!(good.run_again > 0 && good.batches >= 100 - 8, "{stats:?}");
+}
+
+#[test]
+fn another_gpu_answers_what_a_failed_one_has_not() {
+    let name = "ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not";
+    if std::env::var(CHILD).is_ok() {
+        child_of_two();
+        return println!("over");
+    }
+    match Device::open(Target::Cuda(1)) {
+        Ok(_) => assert!(run_child(name, "two").contains("over")),
+        Err(error) => println!("skipped: no second GPU: {error}"),
     }
 }

@@ -4,6 +4,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod peers;
 mod sim;
 
 use std::pin::Pin;
@@ -13,7 +14,7 @@ use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{BatcherBuilder, Close, Core, RingSpec, Ticket, Waiting};
+use super::{BatcherBuilder, Close, Core, Output, RingSpec, Ticket, Waiting};
 use crate::device::{Device, Priority, Program};
 use crate::error::{Error, FaultClass};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -28,7 +29,11 @@ fn row() -> TensorSpec {
 }
 
 fn ring(device: &Device, program: Arc<dyn Program>, waiting: Waiting) -> Arc<Core> {
-    let spec = RingSpec {
+    Core::build(device, program, spec(waiting)).unwrap()
+}
+
+fn spec(waiting: Waiting) -> RingSpec {
+    RingSpec {
         staging: 3,
         results: 6,
         priority: Priority::Normal,
@@ -36,9 +41,9 @@ fn ring(device: &Device, program: Arc<dyn Program>, waiting: Waiting) -> Arc<Cor
         waiting,
         output_kind: OutputKind::Features,
         input: row(),
-        output: row(),
-    };
-    Core::build(device, program, spec).unwrap()
+        outputs: vec![row()],
+        freed: None,
+    }
 }
 
 /// Ends the test if `body` does not end.
@@ -52,7 +57,7 @@ fn in_time<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'sta
     }
 }
 
-fn block_on(mut ticket: Ticket) -> Result<(), Error> {
+fn block_on(mut ticket: Ticket) -> Result<Output, Error> {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -63,7 +68,7 @@ fn block_on(mut ticket: Ticket) -> Result<(), Error> {
     let end = Instant::now() + LONG;
     loop {
         match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(answer) => return answer.map(drop),
+            Poll::Ready(answer) => return answer,
             Poll::Pending => thread::park_timeout(end.saturating_duration_since(Instant::now())),
         }
         assert!(Instant::now() < end, "a ticket is never woken");

@@ -10,7 +10,7 @@ use super::{LEAST_PRODUCERS, LEAST_SLOTS, LEAST_SUBMISSIONS};
 use crate::device::sim::{Effect, Injection, Link, Picos, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Device, Kind, Priority};
 use crate::ring::completion::Completion;
-use crate::ring::{Close, Core, RingSpec, Waiting};
+use crate::ring::{Close, Core, Node, RingSpec, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 
 /// What happened in a schedule, or in many.
@@ -283,9 +283,16 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
         waiting: dice.pick(&[Waiting::Block, Waiting::Callback]),
         output_kind: OutputKind::Features,
         input: row,
-        output: row,
+        outputs: vec![row],
+        freed: None,
     };
-    let core = Core::build_with(device, Arc::new(program), spec, Completion::by_hand()).unwrap();
+    let core = Core::build_with(
+        device,
+        vec![Node { program: Arc::new(program), reads: Vec::new() }],
+        spec,
+        Completion::by_hand(),
+    )
+    .unwrap();
     let bell = Arc::new(Bell(AtomicUsize::new(0)));
     Ring { core, waker: Waker::from(bell.clone()), bell, next: 0 }
 }

@@ -1,0 +1,52 @@
+//! Stages, one after the other: a backbone and its head on the device, with no visit to the host between; and a stage on
+//! the host between two on the device. Stages of successive batches overlap in both.
+//!
+//! ```sh
+//! cargo run --release --example multi_stage
+//! ```
+
+use trefoil::{Engine, Error, InputFormat, OutputKind, Ticket, model::Model, prefetch_scoped};
+
+const BATCHES: u8 = 12;
+
+/// Runs both kinds of stages.
+pub fn main() -> Result<(), Error> {
+    let model = Model::open("weights/convnet28")?;
+    let (backbone, head) = model.split_at("avgpool")?; // or two models that fit together
+    let whole = Engine::builder(&model).output(OutputKind::Logits).build()?;
+    let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).build()?;
+    let first = Engine::builder(&model).output(OutputKind::Features).build()?;
+    let second = Engine::builder(&head).input(InputFormat::F32Nhwc).output(OutputKind::Logits).build()?;
+
+    // The host stage: takes one batch's features, changes them (here not at all) and submits them to the second engine,
+    // on two threads, while other batches are in either engine.
+    let host_stage = |number: u8| -> Result<(u8, Ticket), Error> {
+        let features = submit(&first, number)?.wait()?;
+        let mut batch = second.acquire()?;
+        batch.row_mut(0).copy_from_slice(features.row(0));
+        Ok((number, batch.submit(1)?))
+    };
+    std::thread::scope(|scope| {
+        for answer in prefetch_scoped(scope, 0..BATCHES, 2, 4, host_stage)? {
+            let (number, ticket) = answer?;
+            let by_host = ticket.wait()?;
+            let on_device = submit(&staged, number)?.wait()?;
+            let expected = submit(&whole, number)?.wait()?;
+            for class in 0..model.classes() {
+                let [expected, found, other] = [&expected, &on_device, &by_host].map(|output| output.values(0)[class]);
+                // Features are f16 on a GPU, as between any two layers.
+                let most = 1e-2 * expected.abs().max(1.0);
+                assert!((found - expected).abs() <= most && (other - expected).abs() <= most, "batch {number}");
+            }
+        }
+        Ok::<_, Error>(())
+    })?;
+    println!("{BATCHES} batches through two stages give what the whole model gives");
+    Ok(())
+}
+
+fn submit(engine: &Engine, number: u8) -> Result<Ticket, Error> {
+    let mut batch = engine.acquire()?;
+    batch.row_mut(0).iter_mut().zip(0_u8..).for_each(|(pixel, i)| *pixel = i.wrapping_mul(number));
+    batch.submit(1)
+}

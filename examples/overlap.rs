@@ -1,0 +1,36 @@
+//! Copies and compute overlap, with nothing to switch on: while one batch is computed, others are uploaded and downloaded.
+//! Prints the timeline's figures; `trefoil trace` writes the timeline itself.
+//!
+//! ```sh
+//! cargo run --release --example overlap
+//! ```
+
+use trefoil::{Device, Engine, Error, Target, TraceStage, model::Model};
+
+/// Shows the overlap.
+pub fn main() -> Result<(), Error> {
+    let model = Model::open("weights/convnet28")?;
+    let engine = Engine::builder(&model).on(&Device::open(Target::Auto)?).trace(true).build()?;
+    // Batch by batch, and each is waited for when the next three are under way.
+    let mut tickets = std::collections::VecDeque::new();
+    for number in 0..100 {
+        let mut batch = engine.acquire()?;
+        batch.rows_mut().for_each(|row| row.fill(number));
+        tickets.push_back(batch.submit(engine.capacity())?);
+        if tickets.len() > 3 {
+            tickets.pop_front().expect("just counted").wait()?;
+        }
+    }
+    tickets.into_iter().try_for_each(|ticket| ticket.wait().map(drop))?;
+
+    let trace = engine.trace().expect("built to record");
+    println!("{}", trace.report());
+    let computing: Vec<_> = trace.stage(TraceStage::Compute).collect();
+    let under_another = trace.stage(TraceStage::CopyIn).filter(|copy| {
+        computing.iter().any(|other| other.batch != copy.batch && other.begin < copy.end && copy.begin < other.end)
+    });
+    let copies = under_another.count();
+    println!("{copies} of {} uploads were under way while another batch was computed", computing.len());
+    assert!(copies > 0, "no upload overlapped with a computation");
+    Ok(())
+}

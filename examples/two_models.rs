@@ -1,0 +1,39 @@
+//! Several models on one device: a bulk one, an urgent one before it, and a second engine of the same model, which shares
+//! the first one's weights. Each engine has streams of its own, so none waits for another's batches; all keep within one
+//! budget of device memory.
+//!
+//! ```sh
+//! cargo run --release --example two_models
+//! ```
+
+use trefoil::{Device, Engine, Error, Target, model::Model};
+
+/// Runs the models.
+pub fn main() -> Result<(), Error> {
+    let device = Device::open(Target::Auto)?;
+    device.limit_memory(4 << 30); // for all of them
+    let (photos, digits) = (Model::open("weights/efficientnet-lite0")?, Model::open("weights/convnet28")?);
+    let bulk = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build()?;
+    let urgent = Engine::builder(&digits).on(&device).batch_sizes(&[4]).high_priority().build()?;
+    let before = device.memory_use().device_bytes;
+    let again = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build()?;
+    println!("{:?}: {} bytes, with another engine {}", device.info().name, before, device.memory_use().device_bytes);
+
+    // Bulk work is on its way when the urgent work comes, and still when that is answered.
+    let mut bulky = Vec::new();
+    for number in 0..6 {
+        let engine = if number % 2 == 0 { &bulk } else { &again };
+        let mut batch = engine.acquire()?;
+        batch.rows_mut().for_each(|row| row.fill(100));
+        bulky.push(batch.submit(4)?);
+    }
+    let mut batch = urgent.acquire()?;
+    batch.rows_mut().for_each(|row| row.fill(200));
+    let answer = batch.submit(4)?.wait()?;
+    let left = bulky.iter().map(|ticket| ticket.is_ready()).filter(|ready| matches!(ready, Ok(false))).count();
+    println!("urgent: {}, with {left} bulk batches left", digits.label(answer.top_k(0, 1)[0].0));
+    assert!(left > 0, "the urgent batch waited for all of the others");
+    let answers = bulky.into_iter().map(|ticket| ticket.wait()).collect::<Result<Vec<_>, Error>>()?;
+    assert!(answers.iter().all(|output| output.values(0) == answers[0].values(0)), "two engines of one model differ");
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! What live buffers hold of a device's memory, and how much they may.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that trefoil holds on a device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Device memory: weights, activations, slots. Code and graphs, which the driver keeps, are not in it.
+    pub device_bytes: u64,
+    /// Page-locked host memory: staging, results, rows of batchers.
+    pub page_locked_bytes: u64,
+}
+
+/// Bytes that live buffers hold, those of all handles of a device together. The counters order nothing.
+pub(super) struct Held {
+    device: AtomicU64,
+    page_locked: AtomicU64,
+    /// How much device memory they may hold.
+    limit: AtomicU64,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { device: AtomicU64::new(0), page_locked: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl Held {
+    pub fn now(&self) -> MemoryUse {
+        let now = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        MemoryUse { device_bytes: now(&self.device), page_locked_bytes: now(&self.page_locked) }
+    }
+
+    pub fn limit(&self, device_bytes: u64) {
+        self.limit.store(device_bytes, Ordering::Relaxed);
+    }
+
+    /// Device memory that the limit leaves.
+    pub fn left(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed).saturating_sub(self.device.load(Ordering::Relaxed))
+    }
+
+    /// Takes device memory, if the limit leaves as much; gives what it leaves if not.
+    pub fn take_device(&self, bytes: usize) -> Result<(), u64> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let within = |held: u64| held.checked_add(bytes as u64).filter(|&held| held <= limit);
+        let taken = self.device.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
+        taken.map(drop).map_err(|held| limit.saturating_sub(held))
+    }
+
+    pub fn give_device(&self, bytes: usize) {
+        self.device.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn take_page_locked(&self, bytes: usize) {
+        self.page_locked.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub fn give_page_locked(&self, bytes: usize) {
+        self.page_locked.fetch_sub(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_kept_to_the_byte() {
+        let held = Held::default();
+        held.limit(100);
+        assert_eq!(held.take_device(60), Ok(()));
+        assert_eq!(held.take_device(41), Err(40));
+        assert_eq!((held.take_device(40), held.left()), (Ok(()), 0));
+        held.give_device(60);
+        assert_eq!((held.now().device_bytes, held.left()), (40, 60));
+        held.limit(10);
+        assert_eq!((held.take_device(1), held.left()), (Err(0), 0), "a limit below what is held takes nothing away");
+    }
+}

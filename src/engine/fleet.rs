@@ -1,0 +1,136 @@
+//! The same engine on several devices, as one.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Engine, EngineBuilder, Member};
+use crate::device::{Device, Signal};
+use crate::error::Error;
+use crate::model::Model;
+use crate::ring::{Batch, Close, DeviceStats, Peers};
+use crate::tensor::TensorSpec;
+
+/// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
+/// taken out.
+///
+/// What a failed device has not answered is run again by the others, from its page-locked rows, which are kept until the
+/// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
+/// meanwhile. With the last device's failure everything is answered with it. Tickets are independent of each other: a
+/// producer that waits for its own in order has its answers in order, whichever device gave them.
+///
+/// `Send` and `Sync`. [`Fleet::engines`] has the engines one by one: their traces, health and measurements.
+///
+/// ```
+/// # use trefoil::{Device, Engine, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// let devices = [Device::cpu(1), Device::cpu(1)]; // or `Device::open(Target::Cuda(n))` for each GPU
+/// let fleet = Engine::builder(&model).build_on(&devices)?;
+/// let tickets = (0..4).map(|_| fleet.acquire()?.submit(1)).collect::<Result<Vec<_>, _>>()?;
+/// for ticket in tickets {
+///     assert_eq!(ticket.wait()?.rows(), 1);
+/// }
+/// assert_eq!(fleet.stats().iter().map(|device| device.batches).sum::<u64>(), 4);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Fleet {
+    engines: Vec<Engine>,
+    peers: Arc<Peers>,
+    acquire_limit: Duration,
+}
+
+impl EngineBuilder<'_> {
+    /// Builds the same engine on each of `devices`, all at the same time; weight files are read once. Each is built, and
+    /// its own threads run, on the CPUs next to its GPU, and there lies its page-locked memory. Each has by default
+    /// 2 x slots + 3 staging buffers, and 4 x staging x devices results: enough for the tickets of all, should it be the
+    /// last one left.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for no device; as for [`EngineBuilder::build`].
+    pub fn build_on(self, devices: &[Device]) -> Result<Fleet, Error> {
+        if devices.is_empty() {
+            return Err(Error::option("devices", "an empty list", "at least one"));
+        }
+        let models = self.models.iter().map(|member| member.model.in_memory()).collect::<Result<Vec<Model>, _>>()?;
+        let member = |(model, member): (_, &Member<'_>)| Member { model, after: member.after };
+        let members = models.iter().zip(&self.models).map(member).collect();
+        let builder = EngineBuilder { models: members, ..self };
+        let freed = Arc::<Signal>::default();
+        let build = |device: &Device| {
+            device.place_thread(); // and the threads that it starts
+            builder.build_ring(device, devices.len(), Some(freed.clone()))
+        };
+        let engines = thread::scope(|scope| {
+            let builds: Vec<_> = devices.iter().map(|device| scope.spawn(|| build(device))).collect();
+            let built = builds
+                .into_iter()
+                .map(|built| built.join().unwrap_or_else(|_| Err(Error::Internal { what: "a build panicked".into() })));
+            built.collect::<Result<Vec<Engine>, Error>>()
+        })?;
+        let peers = Peers::new(engines.iter().map(|engine| engine.core.clone()).collect(), freed);
+        Ok(Fleet { engines, peers, acquire_limit: builder.acquire_limit })
+    }
+}
+
+impl Fleet {
+    /// Lends a batch of the least loaded device, waiting for a free one up to the builder's limit.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] past the limit, with the counts of all devices; [`Error::Fault`] if no device is left;
+    /// [`Error::Closed`].
+    pub fn acquire(&self) -> Result<Batch, Error> {
+        self.peers.acquire(self.acquire_limit)
+    }
+
+    /// Like [`Fleet::acquire`] with a limit of its own.
+    ///
+    /// # Errors
+    /// As for [`Fleet::acquire`].
+    pub fn acquire_within(&self, limit: Duration) -> Result<Batch, Error> {
+        self.peers.acquire(limit)
+    }
+
+    /// The engines, in the order of the devices. A batch acquired from one of them stays with its device.
+    pub fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
+    /// What each device has had, and how it is.
+    pub fn stats(&self) -> Vec<DeviceStats> {
+        self.peers.stats()
+    }
+
+    /// Rows of the largest batch.
+    pub fn capacity(&self) -> usize {
+        self.engines[0].capacity()
+    }
+
+    /// Rows that producers write.
+    pub fn input(&self) -> TensorSpec {
+        self.engines[0].input()
+    }
+
+    /// Rows that consumers read.
+    pub fn output(&self) -> TensorSpec {
+        self.engines[0].output()
+    }
+
+    /// Closes all engines, see [`Engine::close`]; `limit` is for all together. Those of failed devices have nothing to
+    /// wait for.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] past the limit; [`Error::Fault`] if no device is left.
+    pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
+        let start = Instant::now();
+        let (mut closed, mut fault) = (0, None);
+        for engine in &self.engines {
+            match engine.close(how, limit.saturating_sub(start.elapsed())) {
+                Ok(()) => closed += 1,
+                Err(error @ Error::Fault { .. }) => fault = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        fault.filter(|_| closed == 0).map_or(Ok(()), Err)
+    }
+}

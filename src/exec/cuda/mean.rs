@@ -1,0 +1,135 @@
+//! Launches of `kernels/mean.cu`, and the program that makes them: the mean of other programs' outputs.
+
+use std::sync::Arc;
+
+use super::Kernels;
+use super::launch::{Launch, aligned, in_range, kernel_args, product};
+use crate::device::cuda::Cuda;
+use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
+use crate::error::Error;
+use crate::tensor::TensorSpec;
+
+kernel_args! {
+    /// `MeanArgs`.
+    MeanArgs, 80 bytes {
+        x: [u64; MOST_SOURCES],
+        y: u64,
+        quads: u32,
+        sources: u32,
+    }
+}
+
+/// `kMaxSources`.
+const MOST_SOURCES: usize = 8;
+/// Bytes of a thread.
+const QUAD: usize = 16;
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
+/// The kernel.
+pub(super) const ENTRY: &str = "sm80_mean";
+
+/// The launch for `bytes` of floats at each of the addresses `x`, to `y`.
+fn launch(x: &[u64], y: u64, bytes: usize) -> Result<Launch, Error> {
+    let sources = in_range("models to average", x.len(), 1, MOST_SOURCES + 1)? as u32;
+    let quads = product("floats / 4", &[bytes / QUAD])?;
+    let mut args = MeanArgs { x: [0; MOST_SOURCES], y: aligned("y", y, QUAD as u64)?, quads, sources };
+    for (target, address) in args.x.iter_mut().zip(x) {
+        *target = aligned("x", *address, QUAD as u64)?;
+    }
+    Ok(Launch::flat(ENTRY, quads.div_ceil(THREADS), THREADS, &args))
+}
+
+/// Averages the outputs of programs, which it keeps alive.
+pub(super) struct MeanProgram {
+    device: Device,
+    programs: Vec<Arc<dyn Program>>,
+    row_pitch: usize,
+    outputs: Vec<DeviceBuffer>,
+    /// `[slot][size]`.
+    launches: Vec<Vec<Launch>>,
+    /// There until self is dropped.
+    kernels: Option<Kernels>,
+}
+
+impl MeanProgram {
+    pub fn new(
+        device: &Device,
+        cuda: &Arc<Cuda>,
+        programs: Vec<Arc<dyn Program>>,
+        rows: TensorSpec,
+    ) -> Result<Self, Error> {
+        let (slots, sizes) = (programs[0].slots(), programs[0].batch_sizes());
+        let most = *sizes.last().expect("a program has a batch size");
+        let output = |_| DeviceBuffer::new(device, most * rows.row_pitch);
+        let outputs = (0..slots).map(output).collect::<Result<Vec<_>, _>>()?;
+        let of_slot = |(slot, output): (usize, &DeviceBuffer)| {
+            let x: Vec<u64> = programs.iter().map(|program| program.output(slot).addr()).collect();
+            sizes.iter().map(|size| launch(&x, output.addr(), size * rows.row_pitch)).collect()
+        };
+        let launches: Vec<Vec<Launch>> = outputs.iter().enumerate().map(of_slot).collect::<Result<_, _>>()?;
+        let mut kernels = Kernels::new(cuda);
+        launches.iter().try_for_each(|of_slot| kernels.load(of_slot))?;
+        let row_pitch = rows.row_pitch;
+        Ok(Self { device: device.clone(), programs, row_pitch, outputs, launches, kernels: Some(kernels) })
+    }
+}
+
+impl Drop for MeanProgram {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            std::mem::forget(self.kernels.take()); // as a program's graphs
+        }
+    }
+}
+
+impl Program for MeanProgram {
+    fn slots(&self) -> usize {
+        self.outputs.len()
+    }
+
+    fn batch_sizes(&self) -> &[usize] {
+        self.programs[0].batch_sizes()
+    }
+
+    fn input(&self, slot: usize) -> &DeviceBuffer {
+        self.programs[0].output(slot)
+    }
+
+    fn output(&self, slot: usize) -> &DeviceBuffer {
+        &self.outputs[slot]
+    }
+
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        let bytes = self.batch_sizes()[run.size] * self.row_pitch;
+        let read = self.programs.iter().map(|program| (program.output(run.slot).span_of(bytes), Access::Read));
+        read.chain([(self.outputs[run.slot].span_of(bytes), Access::Write)]).collect()
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
+        let launch = &self.launches[run.slot][run.size];
+        // SAFETY: the addresses are of buffers that self and the programs it keeps own; the stream is live by the caller,
+        // who orders what else touches them.
+        unsafe { self.kernels.as_ref().expect("there until dropped").launch(launch, stream) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&[0x100, 0x200, 0x300], 0x400, 5 * 256).unwrap();
+        let args: MeanArgs = launch.args.read();
+        let x = [0x100, 0x200, 0x300, 0, 0, 0, 0, 0];
+        assert_eq!(args, MeanArgs { x, y: 0x400, quads: 80, sources: 3 });
+        assert_eq!((launch.entry, launch.grid), (ENTRY, [1, 1, 1]));
+    }
+
+    #[test]
+    fn out_of_range_is_an_error() {
+        assert!(launch(&[0x100; 9], 0x400, 256).is_err());
+        assert!(launch(&[0x108], 0x400, 256).is_err());
+        assert!(launch(&[], 0x400, 256).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! The programs that a ring runs on each batch: one, or several, of which some read what others give.
+
+use std::sync::Arc;
+
+use crate::device::{Device, Event, Priority, Program, Run, Stream};
+use crate::error::Error;
+
+/// A program of a ring. All programs of one ring have the same slots and batch sizes.
+pub(crate) struct Node {
+    pub program: Arc<dyn Program>,
+    /// The programs before it whose outputs it reads; none: it reads the rows that were uploaded.
+    pub reads: Vec<usize>,
+}
+
+/// A program with what a ring has for it.
+pub(super) struct Runner {
+    pub program: Arc<dyn Program>,
+    pub stream: Stream,
+    /// Of each slot: what its last run reads has been read, and what it writes is there.
+    pub computed: Vec<Event>,
+    pub reads: Vec<usize>,
+    /// Programs after it that read its output; if there is none, the output is downloaded.
+    pub readers: Vec<usize>,
+}
+
+impl Runner {
+    /// The runners of `nodes`.
+    pub fn all(device: &Device, priority: Priority, nodes: Vec<Node>) -> Result<Vec<Self>, Error> {
+        let slots = nodes[0].program.slots();
+        let readers = |index| (0..nodes.len()).filter(|&reader: &usize| nodes[reader].reads.contains(&index)).collect();
+        let readers: Vec<Vec<usize>> = (0..nodes.len()).map(readers).collect();
+        let runner = |(index, (Node { program, reads }, readers)): (usize, (Node, Vec<usize>))| {
+            assert!(
+                reads.iter().all(|&read| read < index) && program.slots() == slots,
+                "programs in order, of one ring"
+            );
+            let name = if index == 0 { "trefoil-compute".into() } else { format!("trefoil-compute-{index}") };
+            let computed = (0..slots).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
+            Ok(Self { program, stream: Stream::new(device, priority, &name)?, computed, reads, readers })
+        };
+        nodes.into_iter().zip(readers).enumerate().map(runner).collect()
+    }
+
+    /// Whether it reads the rows that were uploaded.
+    pub fn reads_upload(&self) -> bool {
+        self.reads.is_empty()
+    }
+
+    /// Whether its output is downloaded.
+    pub fn is_downloaded(&self) -> bool {
+        self.readers.is_empty()
+    }
+
+    /// Enqueues a run between the others, behind `uploaded` and, where the slot's output is downloaded, behind the `last`
+    /// download of it.
+    pub fn enqueue(&self, all: &[Self], run: Run, uploaded: &Event, last: Option<&Event>) -> Result<(), Error> {
+        if self.reads_upload() {
+            self.stream.wait(uploaded)?;
+        }
+        for &other in self.reads.iter().chain(&self.readers) {
+            self.stream.wait(&all[other].computed[run.slot])?;
+        }
+        if let Some(last) = last.filter(|_| self.is_downloaded()) {
+            self.stream.wait(last)?;
+        }
+        self.stream.launch(&self.program, run)?;
+        self.computed[run.slot].record(&self.stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::device::cpu::Work;
+    use crate::device::{Access, DeviceBuffer, Inputs, Kind, Span, Target};
+    use crate::ring::{Core, RingSpec, Waiting};
+    use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A program of the CPU that runs a closure.
+    struct Calls {
+        device: Device,
+        inputs: Inputs,
+        outputs: Vec<DeviceBuffer>,
+        call: Box<dyn Fn() + Send + Sync>,
+    }
+
+    impl Calls {
+        fn program(
+            device: &Device,
+            inputs: Option<Inputs>,
+            call: impl Fn() + Send + Sync + 'static,
+        ) -> Arc<dyn Program> {
+            let buffers = || (0..2).map(|_| DeviceBuffer::new(device, ROW_ALIGN).unwrap()).collect();
+            let inputs = inputs.unwrap_or_else(|| Inputs::Own(buffers()));
+            Arc::new(Self { device: device.clone(), inputs, outputs: buffers(), call: Box::new(call) })
+        }
+    }
+
+    impl Work for Calls {
+        fn run(&self, _run: Run) {
+            (self.call)();
+        }
+    }
+
+    impl Program for Calls {
+        fn slots(&self) -> usize {
+            self.outputs.len()
+        }
+
+        fn batch_sizes(&self) -> &[usize] {
+            &[1]
+        }
+
+        fn input(&self, slot: usize) -> &DeviceBuffer {
+            self.inputs.at(slot)
+        }
+
+        fn output(&self, slot: usize) -> &DeviceBuffer {
+            &self.outputs[slot]
+        }
+
+        fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+            let read = (self.input(run.slot).span_of(ROW_ALIGN), Access::Read);
+            vec![read, (self.output(run.slot).span_of(ROW_ALIGN), Access::Write)]
+        }
+
+        unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
+            let Kind::Cpu(cpu) = self.device.kind() else { unreachable!("made for the CPU") };
+            cpu.clone().enqueue(stream, self, run)
+        }
+    }
+
+    fn ring(device: &Device, nodes: Vec<Node>, outputs: usize) -> Arc<Core> {
+        let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+        let spec = RingSpec {
+            staging: 4,
+            results: 4,
+            priority: Priority::Normal,
+            acquire_limit: LONG,
+            waiting: Waiting::Block,
+            output_kind: OutputKind::Features,
+            input: row,
+            outputs: vec![row; outputs],
+            freed: None,
+        };
+        Core::build_flow(device, nodes, spec).unwrap()
+    }
+
+    /// Counts, and returns when the count is `until`.
+    fn meet(count: &AtomicUsize, until: usize) {
+        let end = Instant::now() + LONG;
+        while count.load(Ordering::SeqCst) < until {
+            assert!(Instant::now() < end, "nothing ran beside this");
+            thread::yield_now();
+        }
+    }
+
+    /// The second program ends its first run only when the first has begun its second.
+    #[test]
+    fn programs_on_successive_batches_overlap() {
+        let device = Device::open(Target::Cpu).unwrap().checked();
+        let begun = Arc::new(AtomicUsize::new(0));
+        let (counts, waits) = (begun.clone(), begun);
+        let first = Calls::program(&device, None, move || {
+            counts.fetch_add(1, Ordering::SeqCst);
+        });
+        let second = Calls::program(&device, Some(Inputs::After(first.clone())), move || meet(&waits, 2));
+        let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![0] }];
+        let core = ring(&device, nodes, 1);
+        let tickets = [(); 2].map(|()| core.acquire(LONG).unwrap().submit(1).unwrap());
+        tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+    }
+
+    /// Each of two programs ends only when the other has begun.
+    #[test]
+    fn programs_that_read_the_same_run_at_the_same_time() {
+        let device = Device::open(Target::Cpu).unwrap().checked();
+        let begun = Arc::new(AtomicUsize::new(0));
+        let program = |inputs| {
+            let begun = begun.clone();
+            Calls::program(&device, inputs, move || {
+                begun.fetch_add(1, Ordering::SeqCst);
+                meet(&begun, 2);
+            })
+        };
+        let first = program(None);
+        let second = program(Some(Inputs::Beside(first.clone())));
+        let nodes = vec![Node { program: first, reads: vec![] }, Node { program: second, reads: vec![] }];
+        let core = ring(&device, nodes, 2);
+        assert_eq!(core.acquire(LONG).unwrap().submit(1).unwrap().wait().unwrap().parts(), 2);
+    }
+}

@@ -1,0 +1,187 @@
+//! Several rings of one shape, each on a device of its own, as one: a batch goes to the ring that has the fewest, and when
+//! a device fails, what it has not answered is run again by the others.
+//!
+//! The rows are still there for it: such a ring gives staging back when the answer is known to be there, not when the
+//! upload is. A submission of a failed device is therefore either known to be done, and its result good, or its staging
+//! is untouched; the ring's lock decides which, once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::waiting::{FAULT_CHECK, Waiting, pause};
+use super::{Batch, Core, Ticket};
+use crate::device::Signal;
+use crate::error::{Credits, Error};
+use crate::sync::after;
+
+/// What a [`Fleet`](crate::Fleet) has had of one device, and how it is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// The device: `"cuda:1"`.
+    pub target: String,
+    /// Batches submitted to it.
+    pub batches: u64,
+    /// Their rows.
+    pub rows: u64,
+    /// How many of the batches another device had failed to answer.
+    pub run_again: u64,
+    /// Batches that it has now, in flight or being filled.
+    pub load: usize,
+    /// Why it takes no more, if it does not.
+    pub fault: Option<Error>,
+}
+
+/// Rings of one shape.
+pub(crate) struct Peers {
+    cores: Vec<Arc<Core>>,
+    /// Fired for each credit that any of them has free.
+    freed: Arc<Signal>,
+    /// Which of equally loaded rings is next.
+    turn: AtomicUsize,
+    /// In the cores' order.
+    counts: Vec<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    batches: AtomicU64,
+    rows: AtomicU64,
+    run_again: AtomicU64,
+}
+
+/// One of the rings.
+#[derive(Clone)]
+pub(super) struct Member {
+    peers: Arc<Peers>,
+    index: usize,
+}
+
+/// Where a submission's rows are while it is not answered, and who runs them again.
+pub(super) struct Again {
+    member: Member,
+    /// The ring keeps it.
+    pub staging: usize,
+}
+
+impl Peers {
+    /// Rings that were all built with `freed`.
+    pub fn new(cores: Vec<Arc<Core>>, freed: Arc<Signal>) -> Arc<Self> {
+        let counts = cores.iter().map(|_| Counts::default()).collect();
+        Arc::new(Self { cores, freed, turn: AtomicUsize::new(0), counts })
+    }
+
+    /// Takes a batch of the least loaded ring that has one, waiting for one until `limit` has passed.
+    pub fn acquire(self: &Arc<Self>, limit: Duration) -> Result<Batch, Error> {
+        let (start, deadline) = (Instant::now(), after(limit));
+        let mut looks = 0;
+        loop {
+            let seen = self.freed.count(); // before the look: what comes free after it is not slept through
+            if let Some(batch) = self.try_acquire()? {
+                return Ok(batch);
+            }
+            if Instant::now() >= deadline {
+                let credits = self.credits()?;
+                return Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits });
+            }
+            if self.cores[0].spec.waiting == Waiting::Spin {
+                pause(&mut looks);
+                continue;
+            }
+            self.cores.iter().for_each(Core::sleeper_came);
+            self.freed.wait_past(seen, deadline.min(Instant::now() + FAULT_CHECK));
+            self.cores.iter().for_each(|core| core.sleeper_left());
+        }
+    }
+
+    /// Takes a batch of the least loaded ring that has one; an error if no device is left.
+    fn try_acquire(self: &Arc<Self>) -> Result<Option<Batch>, Error> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let order = (0..self.cores.len()).map(|offset| turn.wrapping_add(offset) % self.cores.len());
+        let load = |index: usize| Some((self.cores[index].load().ok()?, index));
+        let least = order.clone().filter_map(load).min_by_key(|(load, _)| *load).map(|(_, index)| index);
+        let mut failed = None;
+        let mut is_any_left = false;
+        for index in least.into_iter().chain(order.filter(|index| Some(*index) != least)) {
+            match self.cores[index].acquire(Duration::ZERO) {
+                Ok(batch) => return Ok(Some(batch.of(Member { peers: self.clone(), index }))),
+                Err(Error::Timeout { .. }) => is_any_left = true,
+                Err(fault @ Error::Fault { .. }) => failed = Some(fault),
+                Err(error) => return Err(error),
+            }
+        }
+        failed.filter(|_| !is_any_left).map_or(Ok(None), Err)
+    }
+
+    /// Those of all rings whose devices work.
+    fn credits(&self) -> Result<Credits, Error> {
+        let mut sum = Credits::default();
+        for credits in self.cores.iter().filter_map(|core| core.credits().ok()) {
+            sum.filling += credits.filling;
+            sum.in_flight += credits.in_flight;
+            sum.unread += credits.unread;
+            sum.quarantined += credits.quarantined;
+            sum.staging += credits.staging;
+            sum.results += credits.results;
+        }
+        Ok(sum)
+    }
+
+    /// What each device has had.
+    pub fn stats(&self) -> Vec<DeviceStats> {
+        let of = |(core, counts): (&Arc<Core>, &Counts)| {
+            let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            DeviceStats {
+                target: core.device.info().target.clone(),
+                batches: now(&counts.batches),
+                rows: now(&counts.rows),
+                run_again: now(&counts.run_again),
+                load: core.load().unwrap_or(0),
+                fault: core.device.fault(),
+            }
+        };
+        self.cores.iter().zip(&self.counts).map(of).collect()
+    }
+}
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peers").field("rings", &self.cores.len()).finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// Makes a submission of its ring one that is run again should the device fail, also if it has already.
+    pub fn submitted(self, staging: usize, rows: usize, submitted: Result<Ticket, Error>) -> Result<Ticket, Error> {
+        match submitted {
+            Ok(ticket) => {
+                let counts = &self.peers.counts[self.index];
+                counts.batches.fetch_add(1, Ordering::Relaxed);
+                counts.rows.fetch_add(rows as u64, Ordering::Relaxed);
+                Ok(ticket.or_again(Again { member: self, staging }))
+            }
+            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(rows),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Again {
+    /// Submits the rows to another ring. For tickets whose device failed with the answer not known to be there, and
+    /// submissions that failed: nobody else gets the staging then.
+    pub fn submit(self, rows: usize) -> Result<Ticket, Error> {
+        let Self { member: Member { peers, index }, staging } = self;
+        let failed = &peers.cores[index];
+        let mut batch = peers.acquire(failed.spec.acquire_limit)?;
+        let bytes = rows * failed.spec.input.row_pitch;
+        // SAFETY: the staging is the caller's alone, which no longer writes it; the device only ever reads it.
+        let rows_there = unsafe { &failed.staging[staging].buffer.bytes()[..bytes] };
+        batch.bytes_mut()[..bytes].copy_from_slice(rows_there);
+        let ticket = batch.submit(rows)?;
+        if let Some(again) = ticket.again() {
+            peers.counts[again.member.index].run_again.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(ticket)
+    }
+}

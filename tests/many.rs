@@ -1,0 +1,235 @@
+//! Several models, stages and devices: what is shared, what comes together, and that each answer is what the models alone
+//! give. Everything with the hazard checker on.
+
+use trefoil::model::{GraphBuilder, Model, Preprocessing};
+use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
+
+const ROWS: usize = 5;
+
+fn model() -> Model {
+    Model::open("weights/convnet28").unwrap()
+}
+
+fn cpu() -> Device {
+    Device::open(Target::Cpu).unwrap()
+}
+
+/// The pixels of a row that has a number.
+fn pixels(number: usize, row: &mut [u8]) {
+    row.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((i * 31 + number * 97) % 251) as u8);
+}
+
+fn checked<'a>(builder: EngineBuilder<'a>, device: &Device) -> EngineBuilder<'a> {
+    builder.on(device).batch_sizes(&[1, ROWS]).output(OutputKind::Logits).check(true)
+}
+
+/// Every part's values of ten batches of changing rows.
+fn answers(engine: &Engine) -> Vec<Vec<Vec<f32>>> {
+    let submit = |batch: usize| {
+        let mut rows = engine.acquire()?;
+        (0..ROWS).for_each(|row| pixels(batch * ROWS + row, rows.row_mut(row)));
+        rows.submit(ROWS - batch % 2)
+    };
+    let tickets: Result<Vec<_>, Error> = (0..10).map(submit).collect();
+    let mut answers = Vec::new();
+    for ticket in tickets.unwrap() {
+        let output = ticket.wait().unwrap();
+        for row in 0..output.rows() {
+            answers.push((0..output.parts()).map(|part| output.part(part).values(row).to_vec()).collect());
+        }
+    }
+    assert!(engine.device().fault().is_none(), "{:?}", engine.device().fault());
+    answers
+}
+
+fn parts(answers: &[Vec<Vec<f32>>], part: usize) -> Vec<Vec<f32>> {
+    answers.iter().map(|row| row[part].clone()).collect()
+}
+
+#[test]
+fn a_model_in_two_stages_is_the_model() {
+    let (model, device) = (model(), cpu());
+    let whole = answers(&checked(Engine::builder(&model), &device).build().unwrap());
+    let (front, back) = model.split_at("pool2").unwrap();
+    let staged = checked(Engine::builder(&front).then(&back), &device).build().unwrap();
+    assert_eq!(answers(&staged), whole, "f32 from end to end: not one bit differs");
+    assert_eq!(staged.plans().len(), 2);
+    let vector = model.features().unwrap();
+    let mut g = GraphBuilder::new(vector.output());
+    let x = g.linear("fc", g.input(), 10);
+    let classifier =
+        Model::new(g.finish(x).unwrap(), model.weights().clone(), Preprocessing::new(vector.output()), vec![]);
+    let classifier = classifier.unwrap();
+    let staged = checked(Engine::builder(&vector).then(&classifier), &device).build().unwrap();
+    assert_eq!(answers(&staged), whole);
+}
+
+#[test]
+fn two_heads_read_one_backbone() {
+    let (model, device) = (model(), cpu());
+    let whole = answers(&checked(Engine::builder(&model), &device).build().unwrap());
+    let (front, back) = model.split_at("pool2").unwrap();
+    let pooled = back.features().unwrap();
+    let engine = checked(Engine::builder(&front).then(&back).beside(&pooled), &device).build().unwrap();
+    let both = answers(&engine);
+    assert_eq!(parts(&both, 0), parts(&whole, 0));
+    assert_eq!(both[0][1].len(), 128);
+    let alone = checked(Engine::builder(&front).then(&pooled), &device).build().unwrap();
+    assert_eq!(parts(&both, 1), parts(&answers(&alone), 0));
+}
+
+#[test]
+fn an_ensemble_gives_what_its_models_give_and_their_mean() {
+    let (model, device) = (model(), cpu());
+    let features = model.features().unwrap();
+    let alone = [&model, &features].map(|one| answers(&checked(Engine::builder(one), &device).build().unwrap()));
+    let both = answers(&checked(Engine::builder(&model).beside(&features), &device).build().unwrap());
+    assert_eq!([0, 1].map(|part| parts(&both, part)), [0, 1].map(|one: usize| parts(&alone[one], 0)));
+
+    // A model whose classes are turned by one, so that the mean is neither.
+    let weights = {
+        let read = |name: &str, dims: &[usize]| {
+            let mut values = vec![0.0; dims.iter().product()];
+            model.weights().read_f32(name, dims, &mut values).unwrap();
+            values
+        };
+        let tensors = model.weights().names().filter(|name| !name.ends_with("num_batches_tracked")).map(|name| {
+            let dims = model.weights().dims(name).unwrap().to_vec();
+            let mut values = read(name, &dims);
+            if name.starts_with("fc.") {
+                let length = values.len();
+                values.rotate_right(length / 10);
+            }
+            (name.to_owned(), dims, values)
+        });
+        trefoil::model::Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap()
+    };
+    let turned = Model::new(model.graph().clone(), weights, model.preprocessing().clone(), Vec::new()).unwrap();
+    let one = parts(&alone[0], 0);
+    let other = parts(&answers(&checked(Engine::builder(&turned), &device).build().unwrap()), 0);
+    assert_ne!(one, other);
+    let mean = checked(Engine::builder(&model).beside(&turned).average(), &device).build().unwrap();
+    let mean = answers(&mean);
+    for ((mean, one), other) in mean.iter().zip(&one).zip(&other) {
+        assert_eq!(mean.len(), 1);
+        let expected: Vec<f32> = one.iter().zip(other).map(|(a, b)| (a + b) / 2.0).collect();
+        assert_eq!(mean[0], expected);
+    }
+}
+
+#[test]
+fn models_that_do_not_fit_together_are_refused() {
+    let (model, device) = (model(), cpu());
+    let (front, back) = model.split_at("pool2").unwrap();
+    let build = |builder: EngineBuilder<'_>| checked(builder, &device).build().unwrap_err().to_string();
+    let text = build(Engine::builder(&model).then(&back));
+    assert_eq!(text, "then is a model that reads 14x14x32 of f32: expected one that reads 1x1x10 of f32");
+    let text = build(Engine::builder(&model).beside(&back));
+    assert_eq!(text, "beside is a model that reads 14x14x32 of u8: expected one that reads 28x28x1 of u8");
+    let text = build(Engine::builder(&front).then(&back).beside(&back.features().unwrap()).average());
+    assert!(text.starts_with("average is outputs of different shapes"), "{text}");
+    let pairs = Engine::builder(&model).beside(&model).average().output(OutputKind::TopK(3)).on(&device).build();
+    assert!(matches!(pairs, Err(Error::Option { option: "average", .. })), "{pairs:?}");
+    let measured = Engine::builder(&model).beside(&model).on(&device).build().unwrap();
+    assert!(matches!(measured.measure(trefoil::Stage::Compute, 8, 1), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn a_batchers_rows_have_the_parts_of_an_ensemble() {
+    let (model, device) = (model(), cpu());
+    let features = model.features().unwrap();
+    let engine = checked(Engine::builder(&model).beside(&features), &device).build().unwrap();
+    let expected = answers(&engine);
+    let batcher = engine.batcher().build().unwrap();
+    let mut row = vec![0; 28 * 28];
+    pixels(0, &mut row);
+    let output = batcher.submit(&row).unwrap().wait().unwrap();
+    assert_eq!([output.values_of(0), output.values_of(1)], [&expected[0][0][..], &expected[0][1]]);
+}
+
+#[test]
+fn several_models_use_one_device_at_once() {
+    let (model, device) = (model(), cpu());
+    let (front, back) = model.split_at("pool2").unwrap();
+    let builders =
+        [Engine::builder(&model), Engine::builder(&model).high_priority(), Engine::builder(&front).then(&back)];
+    let engines = builders.map(|builder| checked(builder, &device).build().unwrap());
+    let all = std::thread::scope(|scope| {
+        let threads = engines.each_ref().map(|engine| scope.spawn(|| answers(engine)));
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
+}
+
+#[test]
+fn a_device_has_one_budget() {
+    let (model, device) = (model(), cpu());
+    let build = || Engine::builder(&model).on(&device).batch(64).slots(2).build();
+    let first = build().unwrap();
+    let held = device.memory_use().device_bytes;
+    device.limit_memory(held * 3 / 2);
+    let error = build().unwrap_err();
+    let Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch, .. } = &error else { panic!("{error}") };
+    assert_eq!(*free_bytes, held * 3 / 2 - held);
+    assert!(needed_bytes > free_bytes, "{error}");
+    assert_eq!(device.memory_use().device_bytes, held, "what failed gave back what it had taken");
+    // What is said to fit does, and twice as much does not.
+    let fitting = fitting_batch.unwrap();
+    let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).build().unwrap();
+    drop(second);
+    assert!(Engine::builder(&model).on(&device).batch_sizes(&[2 * fitting]).slots(2).build().is_err());
+    drop(first);
+    build().unwrap();
+}
+
+#[test]
+fn a_fleet_gives_what_an_engine_gives() {
+    let model = model();
+    let engine = checked(Engine::builder(&model), &cpu()).build().unwrap();
+    let expected = parts(&answers(&engine), 0);
+    let devices = [cpu(), Device::cpu(1), Device::cpu(1)];
+    let builder = Engine::builder(&model).batch_sizes(&[1, ROWS]).output(OutputKind::Logits).check(true);
+    let fleet = builder.build_on(&devices).unwrap();
+    let submit = |batch: usize| {
+        let mut rows = fleet.acquire().unwrap();
+        (0..ROWS).for_each(|row| pixels(batch * ROWS + row, rows.row_mut(row)));
+        rows.submit(ROWS - batch % 2).unwrap()
+    };
+    let tickets: Vec<_> = (0..10).map(submit).collect();
+    let mut rows = Vec::new();
+    for ticket in tickets {
+        let output = ticket.wait().unwrap();
+        rows.extend((0..output.rows()).map(|row| output.values(row).to_vec()));
+    }
+    assert_eq!(rows, expected);
+    let stats = fleet.stats();
+    assert!(stats.iter().all(|device| device.batches >= 2 && device.run_again == 0), "{stats:?}");
+    assert_eq!(stats.iter().map(|device| device.rows).sum::<u64>(), 45);
+    fleet.close(trefoil::Close::Drain, std::time::Duration::from_secs(20)).unwrap();
+    assert!(matches!(fleet.acquire(), Err(Error::Closed)));
+    assert!(Engine::builder(&model).build_on(&[]).is_err());
+}
+
+#[test]
+fn floats_by_pixel_are_what_floats_by_plane_are() {
+    let (model, device) = (model(), cpu());
+    let (front, back) = model.split_at("pool2").unwrap();
+    let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).build().unwrap();
+    let mut batch = front.acquire().unwrap();
+    pixels(3, batch.row_mut(0));
+    let features = batch.submit(1).unwrap().wait().unwrap();
+    let values = features.values(0);
+    let through = |format, index: fn(usize, usize) -> usize| {
+        let engine = Engine::builder(&back).input(format).on(&device).batch_sizes(&[1]).build().unwrap();
+        let mut batch = engine.acquire().unwrap();
+        for (pixel, channels) in values.chunks_exact(32).enumerate() {
+            for (channel, value) in channels.iter().enumerate() {
+                batch.row_mut(0)[4 * index(pixel, channel)..][..4].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        batch.submit(1).unwrap().wait().unwrap().values(0).to_vec()
+    };
+    let planes = through(InputFormat::F32Nchw, |pixel, channel| channel * 196 + pixel);
+    assert_eq!(through(InputFormat::F32Nhwc, |pixel, channel| pixel * 32 + channel), planes);
+}
