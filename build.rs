@@ -54,16 +54,19 @@ fn embed(modules: &[PathBuf], out: &Path) {
     let mut list = String::from(
         "#[repr(C, align(64))]\nstruct Aligned<T: ?Sized>(T);\n\npub(crate) const MODULES: &[(&str, &[u8])] = &[\n",
     );
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for image in modules {
         let name = image.file_name().and_then(|n| n.to_str()).expect("kernel names are ASCII");
         let stem = name.split('.').next().expect("a stem");
         let mut bytes = fs::read(image).unwrap_or_else(|e| panic!("{}: {e}", image.display()));
         bytes.push(0);
+        // FNV-1a: changes of any kernel change it.
+        hash = bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let copy = out.join(format!("{stem}.image"));
         fs::write(&copy, bytes).unwrap_or_else(|e| panic!("{}: {e}", copy.display()));
         list += &format!("    ({stem:?}, &Aligned(*include_bytes!({copy:?})).0),\n");
     }
-    list += "];\n";
+    list += &format!("];\n\n/// A hash of all of them.\npub(crate) const KERNELS_HASH: u64 = {hash:#x};\n");
     fs::write(out.join("kernels.rs"), list).expect("OUT_DIR is writable");
 }
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use trefoil::model::{Conv2d, Model, Window};
 use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TensorId};
-use trefoil::{Device, Engine, Error, Shape, Stage, Target};
+use trefoil::{Device, Engine, Error, Shape, Stage, Target, Tuning};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -61,7 +61,7 @@ fn main() -> Result<(), Error> {
 
 fn build(model: &Model, device: &Device, batch: usize, choices: Choices) -> Result<Engine, Error> {
     let engine = Engine::builder(model).on(device).batch_sizes(&[batch]).slots(1).staging(1).results(1);
-    engine.choices(choices).build()
+    engine.tuning(Tuning::Off).choices(choices).build()
 }
 
 /// Median microseconds of the graph.

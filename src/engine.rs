@@ -2,16 +2,18 @@
 
 mod fleet;
 mod flow;
+mod measured;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::trace::{self, Recorder};
-use crate::device::{Device, Priority, Signal, Target};
+use crate::device::{Device, Priority, Signal};
 use crate::error::{Credits, Error};
-use crate::exec::BuildSpec;
+use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
+use crate::phases::{Phase, Stopwatch};
 use crate::plan::{Choices, Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
@@ -39,6 +41,7 @@ pub struct Engine {
     device: Device,
     plans: Vec<Plan>,
     recorder: Option<Arc<Recorder>>,
+    building: Vec<Phase>,
     /// The models' names.
     models: String,
 }
@@ -63,6 +66,7 @@ pub struct EngineBuilder<'a> {
     /// Batches that a recorder remembers, if there is to be one.
     trace: Option<usize>,
     check: bool,
+    tuning: TuningSpec,
 }
 
 /// One of an engine's models.
@@ -95,6 +99,7 @@ impl Engine {
             waiting: Waiting::default(),
             trace: None,
             check: false,
+            tuning: TuningSpec::default(),
         }
     }
 
@@ -173,6 +178,11 @@ impl Engine {
     /// another.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
+    }
+
+    /// What building it took, phase after phase.
+    pub fn building(&self) -> &[Phase] {
+        &self.building
     }
 
     /// What the ring's credits are doing.
@@ -463,11 +473,7 @@ impl<'a> EngineBuilder<'a> {
     /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
     pub fn build(self) -> Result<Engine, Error> {
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            None => Device::open(Target::Auto)?,
-        };
-        self.build_ring(&device, 1, None)
+        self.build_ring(&self.device_or_default()?, 1, None)
     }
 
     /// Builds on a device; with `freed` for a ring that is one of `peers`.
@@ -485,11 +491,12 @@ impl<'a> EngineBuilder<'a> {
         }
         device.healthy()?;
         let device = if self.check { device.checked() } else { device.clone() };
+        let mut watch = Stopwatch::start();
         let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
         let largest = flow.largest();
         let needed = |what: &str, batch| flow.needed(what, batch, staging, results);
         let advise = |error| what_fits(error, largest, &device, needed);
-        let (nodes, plans) = flow.build().map_err(advise)?;
+        let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
         let ring = RingSpec {
             staging,
             results,
@@ -505,7 +512,8 @@ impl<'a> EngineBuilder<'a> {
         let (on, recorder) = recorded.unzip();
         let names: Vec<&str> = self.models.iter().map(|member| member.model.name()).collect();
         let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
-        Ok(Engine { core, device, plans, recorder, models: names.join(" + ") })
+        watch.lap("ring");
+        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models: names.join(" + ") })
     }
 
     fn build_spec(&self) -> Result<BuildSpec, Error> {
@@ -524,6 +532,7 @@ impl<'a> EngineBuilder<'a> {
             input: self.input,
             output: self.output,
             choices: self.choices.clone(),
+            tuning: self.tuning.anew(),
             priority: self.priority,
         })
     }

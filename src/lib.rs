@@ -27,6 +27,7 @@
 //! |---|---|---|
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
+//! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
@@ -46,6 +47,7 @@ mod ffi;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;
+mod phases;
 pub mod plan;
 mod ring;
 mod simulate;
@@ -61,6 +63,8 @@ struct Guides;
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass};
+pub use exec::{StepTimes, Tuning, TuningProgress};
+pub use phases::Phase;
 pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
     Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,

@@ -1,4 +1,5 @@
-//! Every operation on a GPU against plain loops in f64, with every kernel and tile; and a recorded run's times.
+//! Every operation on a GPU against plain loops in f64, with every kernel and tile; several models; a recorded run's
+//! times; a tuned engine beside one that is not.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure.
@@ -13,9 +14,11 @@ use std::thread;
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::operations;
 use support::problem::Case;
-use trefoil::model::Model;
+use support::random::Random;
+use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window, params};
 use trefoil::plan::{Choices, Limits};
-use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target, TraceInterval, TraceStage};
+use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
+use trefoil::{TraceInterval, TraceStage, Tuning};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
@@ -46,7 +49,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         let info = device.info();
         Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
     });
-    let mut trials = vec![recorded(device), several(device)];
+    let mut trials = vec![recorded(device), several(device), tuned(device)];
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         for (chosen, choices) in case.all_choices(&limits) {
@@ -165,6 +168,65 @@ fn answers(engine: &Engine) -> Result<Vec<Vec<Vec<f32>>>, Error> {
         }
     }
     engine.device().fault().map_or(Ok(parts), Err)
+}
+
+/// An engine whose kernels were chosen by measurement gives what one of the planner's first choices gives, also when it
+/// is built again from what was kept; and the steps are timed.
+fn tuned(device: Option<&Device>) -> Trial {
+    let ignored = device.is_none();
+    let device = device.cloned();
+    let test = move || {
+        let device = device.ok_or("no CUDA device")?;
+        let (model, folder) =
+            (convolutions()?, std::env::temp_dir().join(format!("trefoil-gpu-{}", std::process::id())));
+        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[16]);
+        let builder = builder.tuning_folder(&folder);
+        let values = |tuning| -> Result<Vec<f32>, Error> {
+            let engine = builder.clone().tuning(tuning).build()?;
+            let mut batch = engine.acquire()?;
+            for (row, bytes) in batch.rows_mut().enumerate() {
+                bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((i + 7 * row) * 89 % 251) as u8);
+            }
+            let output = batch.submit(16)?.wait()?;
+            Ok((0..16).flat_map(|row| output.values(row).to_vec()).collect())
+        };
+        let [planned, tuned, cached] = [values(Tuning::Off)?, values(Tuning::Full)?, values(Tuning::Cached)?];
+        let times = builder.clone().measure_steps(20)?;
+        let _ = std::fs::remove_dir_all(&folder);
+        if tuned != cached {
+            return Err("an engine from what was kept gives other bits".into());
+        }
+        // Three layers, each rounded to f16: sums in another order may round to the neighbour.
+        let most = planned.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+        let worst = planned.iter().zip(&tuned).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        if !(most > 0.1 && worst <= 8.0 * f32::powi(2.0, -11) * most) {
+            return Err(format!("they differ by {worst}, values are up to {most}").into());
+        }
+        let sum: f64 = times.steps.iter().sum();
+        if !(times.steps.iter().all(|&step| step > 0.0) && sum > 0.8 * times.graph) {
+            return Err(format!("steps of {sum} s in a graph of {} s: {times:?}", times.graph).into());
+        }
+        Ok(())
+    };
+    Trial::test("a tuned engine", test).with_ignored_flag(ignored)
+}
+
+/// Three convolutions with random weights.
+fn convolutions() -> Result<Model, Error> {
+    let mut graph = GraphBuilder::new(Shape::new(28, 28, 3));
+    let x = graph.conv2d("first", graph.input(), 64, Window::square(3, 1, 1));
+    let x = graph.relu("relu", x);
+    let x = graph.conv2d("second", x, 128, Window::square(3, 2, 1));
+    let x = graph.conv2d("third", x, 64, Window::square(1, 1, 0));
+    let graph = graph.finish(x)?;
+    let mut random = Random::new("a tuned engine");
+    let tensors = params(&graph)?.into_iter().map(|(name, dims)| {
+        let taps: usize = dims[1..].iter().product();
+        let values = random.singles(dims.iter().product(), (3.0 / taps as f64).sqrt());
+        (name.to_owned(), dims, values)
+    });
+    let weights = Weights::from_tensors(tensors.collect::<Vec<_>>())?;
+    Model::new(graph, weights, Preprocessing::new(Shape::new(28, 28, 3)), Vec::new())
 }
 
 /// What the timer of a device may be off by, in seconds.

@@ -144,6 +144,71 @@ fn joining_can_be_chosen_and_refused() {
     assert!(refused(&Limits::a100(), &[("shortcut", Kernel::Joined)]));
 }
 
+/// Every candidate can be chosen for its step, and changes that step alone.
+fn candidates_can_be_chosen(planned: &Plan, replan: impl Fn(&Choices) -> Plan) -> usize {
+    let mut several = 0;
+    for (index, step) in planned.steps.iter().enumerate() {
+        let candidates = planned.candidates(index);
+        assert!(candidates.len() <= 4 && candidates.is_sorted_by(|a, b| a.clocks <= b.clocks), "{candidates:?}");
+        let Some(first) = candidates.first() else { continue };
+        assert_eq!((first.kernel, Some(*first)), (step.kernel, planned.predicted(index)), "{}", step.name);
+        assert!(candidates.iter().all(|candidate| candidate.clocks <= 1.5 * first.clocks && candidate.clocks > 0.0));
+        several += usize::from(candidates.len() > 1);
+        for candidate in &candidates[1..] {
+            let other = replan(&Choices::from([(step.name.clone(), candidate.kernel)]));
+            let mut expected = planned.clone();
+            expected.steps[index].kernel = candidate.kernel;
+            assert_eq!(other, expected, "{}: {candidate}", step.name);
+        }
+    }
+    several
+}
+
+#[test]
+fn candidates_are_few_and_each_can_be_chosen() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    let mut several = Vec::new();
+    for (_, limits) in targets() {
+        for batch in [1, 32, 256] {
+            let planned = plan_of(&model, &limits, batch, OutputKind::Probabilities).unwrap();
+            several.push(candidates_can_be_chosen(&planned, |choices| {
+                let (preprocessing, output) = (model.preprocessing(), OutputKind::Probabilities);
+                let request =
+                    Request { limits: &limits, batch, input: InputFormat::U8Nhwc, preprocessing, output, choices };
+                plan(model.graph(), &request).unwrap()
+            }));
+        }
+    }
+    let (gpus, cpu) = several.split_at(9);
+    assert!(gpus.iter().all(|&several| several > 20) && cpu.iter().all(|&several| several == 0), "{several:?}");
+    let (graph, h200) = (block(), Limits::h200());
+    let joined = plan_of_graph(&graph, &h200, &[]).unwrap();
+    let several = candidates_can_be_chosen(&joined, |choices| {
+        let choices: Vec<(&str, Kernel)> = choices.iter().map(|(name, kernel)| (&name[..], *kernel)).collect();
+        plan_of_graph(&graph, &h200, &choices).unwrap()
+    });
+    assert_eq!(several, 3);
+}
+
+#[test]
+fn shapes_of_steps_are_alike_where_nothing_that_counts_differs() {
+    let model = Model::open(root("weights/efficientnet-lite0")).unwrap();
+    let shapes = |batch| -> Vec<String> {
+        let plan = plan_of(&model, &Limits::a100(), batch, OutputKind::Probabilities).unwrap();
+        (0..plan.steps.len()).map(|step| plan.shape_of(step)).collect()
+    };
+    let (one, eight) = (shapes(1), shapes(8));
+    assert!(one.iter().zip(&eight).all(|(one, eight)| one != eight));
+    let steps = |shape: &str| eight.iter().filter(|other| *other == shape).count();
+    // The last two blocks of a stage with three are the same; the first has another input.
+    let [conv, residual] = [
+        "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 -> 14x14x672, batch 8",
+        "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 + 14x14x112 -> 14x14x112, batch 8",
+    ];
+    assert_eq!((steps(conv), steps(residual)), (0, 2), "{eight:#?}");
+    assert_eq!(steps(&conv.replace("conv1x1 ", "conv1x1+relu6 ")), 3, "{eight:#?}");
+}
+
 #[test]
 fn clusters_share_tiles_where_there_are_few() {
     let model = Model::open(root("weights/efficientnet-lite0")).unwrap();

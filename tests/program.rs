@@ -289,6 +289,92 @@ fn inspect_prints_graph_and_plan() {
 }
 
 #[test]
+fn inspect_plans_for_a_gpu_that_is_not_there() {
+    let inspect = ["inspect", "weights/efficientnet-lite0", "--batch", "32", "--for"];
+    let output = run(&[&inspect[..], &["h200", "--candidates"]].concat());
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    for part in ["plan for NVIDIA H200", "floors at 780 TFLOP/s", "(measured)", "sum of times - us", "conv_head: sm90"]
+    {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+    for gpu in ["h200", "a100", "rtx4090"] {
+        let output = run(&[&inspect[..], &[gpu, "--json"]].concat());
+        expect_code(&output, 0);
+        let plan = &json_lines(&output)[0];
+        let steps = plan["steps"].as_array().unwrap();
+        let floors: f64 = steps.iter().map(|step| step["floor"]["us"].as_f64().unwrap()).sum();
+        assert!((plan["sum_of_floors_us"].as_f64().unwrap() / floors - 1.0).abs() < 1e-9, "{plan}");
+        assert_eq!((&plan["batch"], plan["sum_of_times_us"].is_null()), (&32.into(), true));
+        for step in steps {
+            assert!(step["time_us"].is_null() && step["floor"]["us"].as_f64().unwrap() > 2.5, "{step}");
+            let candidates = step["candidates"].as_array().unwrap();
+            let first = candidates.first().map_or(&step["kernel"], |first| &first["kernel"]);
+            assert!(first == &step["kernel"] && candidates.len() <= 4, "{step}");
+            assert_eq!(candidates.is_empty(), step["predicted_us"].is_null(), "{step}");
+        }
+    }
+    let both = run(&[&inspect[..], &["h200", "--device", "cpu"]].concat());
+    expect_code(&both, 64);
+}
+
+#[test]
+fn there_is_nothing_to_tune_on_the_cpu() {
+    let inspect = run(&[
+        "bench",
+        "--model",
+        "weights/convnet28",
+        "--device",
+        "cpu",
+        "--batch",
+        "1",
+        "--seconds",
+        "0.05",
+        "--tune",
+        "full",
+    ]);
+    expect_code(&inspect, 0);
+    assert!(stderr(&inspect).contains("cpu: nothing to tune"), "{}", stderr(&inspect));
+    let steps = run(&["inspect", "weights/convnet28", "--device", "cpu", "--json"]);
+    expect_code(&steps, 0);
+    let plan = &json_lines(&steps)[0];
+    assert!(
+        plan["rates"].is_null()
+            && plan["graph_us"].is_null()
+            && plan["steps"][0]["candidates"] == serde_json::json!([])
+    );
+}
+
+#[test]
+fn a_cold_start_is_told_phase_by_phase() {
+    let cold = ["bench", "cold", "--model", "weights/convnet28", "--device", "cpu", "--runs", "2"];
+    let output = run(&[&cold[..], &["--json"]].concat());
+    expect_code(&output, 0);
+    let starts = json_lines(&output)[0].as_array().unwrap().clone();
+    assert_eq!(starts.len(), 2);
+    for start in &starts {
+        let phases = start["phases"].as_array().unwrap();
+        let names: Vec<&str> = phases.iter().map(|phase| phase[0].as_str().unwrap()).collect();
+        assert!(
+            ["process", "plans", "weights", "ring", "first batch"].iter().all(|name| names.contains(name)),
+            "{names:?}"
+        );
+        let sum: f64 = phases.iter().map(|phase| phase[1].as_f64().unwrap()).sum();
+        let seconds = start["seconds"].as_f64().unwrap();
+        assert!(
+            phases.iter().all(|phase| phase[1].as_f64().unwrap() >= 0.0) && (sum / seconds - 1.0).abs() < 1e-6,
+            "{start}"
+        );
+    }
+    let table = run(&cold);
+    expect_code(&table, 0);
+    assert!(stdout(&table).contains("above driver and context"), "{}", stdout(&table));
+    let failing = run(&["bench", "cold", "--model", "weights/photos", "--device", "cpu"]);
+    expect_code(&failing, 1);
+    assert!(stderr(&failing).contains("a start failed"), "{}", stderr(&failing));
+}
+
+#[test]
 fn bench_measures_every_stage() {
     let bench = ["bench", "--model", "weights/convnet28", "--device", "cpu", "--batch", "1,4", "--seconds", "0.05"];
     let output = run(&[&bench[..], &["--json"]].concat());

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where does the compute time go, layer by layer? Reads a SQLite export of an nsys report.
 
-    layers.py REPORT.sqlite [--skip 0.25] [--json FILE] [--top N]
+    layers.py REPORT.sqlite [--skip 0.25] [--json FILE] [--top N] [--floors FILE]
 
 The run must have been profiled with `-t cuda,nvtx --cuda-graph-trace=node` (`profile.sh -t node`): then every kernel of
 a graph is in the report with its node. trefoil names each layer with an NVTX range while it captures its graphs, and
@@ -9,13 +9,18 @@ nsys notes when each node was made; so a node is the layer whose range it was ma
 captured one: a copied node names the one it comes from.
 
 Tables and columns, as the export has them:
-- CUPTI_ACTIVITY_KIND_KERNEL: start, end, graphNodeId, globalPid (a kernel that ran)
+- CUPTI_ACTIVITY_KIND_KERNEL: start, end, graphNodeId, streamId, globalPid (a kernel that ran)
 - CUDA_GRAPH_NODE_EVENTS: start, globalTid, graphNodeId, originalGraphNodeId (a node made or copied)
 - NVTX_EVENTS: start, end, text or textId, globalTid (a range; `LAYER \u00b7 KERNEL` or `graph (slot S, batch N)`)
 - StringIds: id, value
 
 Start and end of the run are left out (`--skip` of it each, by default a quarter). Times are microseconds, the mean over
-the runs; the share is of the kernels' time of that batch size.
+the runs; the share is of the kernels' time of that batch size. A kernel may start before the one in front of it has
+ended, and then waits for it: its time begins where that one ends, so that no time counts twice and the sum is what the
+graph takes but for gaps.
+
+`--floors` takes what `trefoil inspect MODEL --device cuda:N --batch B --json` prints, and puts beside each layer of that
+batch size what it takes at least, with sums and the ratio of the two.
 """
 
 import argparse
@@ -39,10 +44,13 @@ def main():
     parser.add_argument("--skip", type=float, default=0.25, help="part of the run to leave out at each end")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--top", type=int, help="only the N layers that take longest")
+    parser.add_argument("--floors", type=Path, help="what `trefoil inspect --json` printed for the batch size")
     options = parser.parse_args()
     if not options.report.is_file():
         raise SystemExit(f"no file {options.report}")
     figures = summarise(Report(options.report), options.skip)
+    if options.floors:
+        put_beside(figures["graphs"], json.loads(options.floors.read_text()))
     for graph in figures["graphs"]:
         print(text(graph, options.top))
     if figures["without_layer"]:
@@ -72,9 +80,16 @@ class Report:
         return self.database.execute(f"SELECT {names} FROM {table}").fetchall()
 
     def kernels(self):
-        """(start, end, process, node) of the kernels that graphs launched."""
-        rows = self.rows("CUPTI_ACTIVITY_KIND_KERNEL", ["start", "end", "globalPid", "graphNodeId"], "no kernels ran")
-        launched = [row for row in rows if row[3]]
+        """(start, end, process, node) of the kernels that graphs launched; one that waits for the kernel in front of it
+        in its stream starts when that has ended."""
+        columns = ["start", "end", "globalPid", "graphNodeId", "streamId"]
+        rows = self.rows("CUPTI_ACTIVITY_KIND_KERNEL", columns, "no kernels ran")
+        ended, launched = {}, []
+        for start, end, owner, node, stream in sorted(rows, key=lambda row: (row[1], row[0])):
+            start = min(end, max(start, ended.get((owner, stream), start)))
+            ended[owner, stream] = end
+            if node:
+                launched.append((start, end, owner, node))
         if not launched:
             raise SystemExit(f"no kernel in the report has a graph node: graphs were traced as one, or not; {PROFILE_SO}")
         return launched
@@ -180,20 +195,48 @@ def graph(batch, times, order):
     return {"batch": batch, "sum_of_means_us": sum(layer["mean_us"] for layer in layers), "layers": layers}
 
 
+def put_beside(graphs, planned):
+    """Adds to the layers of the batch size that was planned what each takes at least."""
+    floors = {row["step"]: row["floor"]["us"] for row in planned["steps"] if row["floor"]}
+    found = [graph for graph in graphs if graph["batch"] == planned["batch"]]
+    if not floors or not found:
+        raise SystemExit(f"no floors, or no graph of batch {planned['batch']} in the report")
+    for graph in found:
+        missing = [layer["layer"] for layer in graph["layers"] if layer["layer"] not in floors]
+        if missing or len(floors) != len(graph["layers"]):
+            raise SystemExit(f"the floors are of another plan: {', '.join(missing) or 'it has more steps'}")
+        for layer in graph["layers"]:
+            layer["floor_us"] = floors[layer["layer"]]
+            layer["ratio"] = layer["mean_us"] / layer["floor_us"]
+        graph["sum_of_floors_us"] = sum(layer["floor_us"] for layer in graph["layers"])
+        graph["ratio"] = graph["sum_of_means_us"] / graph["sum_of_floors_us"]
+
+
 def text(graph, top):
     layers = graph["layers"]
     if top:
         layers = sorted(layers, key=lambda layer: -layer["share"])[:top]
     wide = max(len("layer"), *(len(layer["layer"]) for layer in layers))
     batch = "of unknown size" if graph["batch"] is None else graph["batch"]
+    has_floors = "ratio" in graph
     lines = [
         f"batch {batch}: {len(graph['layers'])} layers, {graph['sum_of_means_us']:.1f} us of kernels a run",
-        f"{'layer':<{wide}}  {'mean us':>9} {'median':>9} {'share':>7} {'runs':>6}  kernel",
+        f"{'layer':<{wide}}  {'mean us':>9} {'median':>9} {'share':>7} {'runs':>6}"
+        + (f" {'floor us':>9} {'ratio':>6}" if has_floors else "")
+        + "  kernel",
     ]
     for layer in layers:
         lines.append(
             f"{layer['layer']:<{wide}}  {layer['mean_us']:>9.2f} {layer['median_us']:>9.2f} {100 * layer['share']:>5.1f} %"
-            f" {layer['runs']:>6}  {layer['kernel']}"
+            f" {layer['runs']:>6}"
+            + (f" {layer['floor_us']:>9.2f} {layer['ratio']:>6.2f}" if has_floors else "")
+            + f"  {layer['kernel']}"
+        )
+    if has_floors:
+        worst = max(graph["layers"], key=lambda layer: layer["ratio"])
+        lines.append(
+            f"sum of times {graph['sum_of_means_us']:.1f} us, of floors {graph['sum_of_floors_us']:.1f} us: "
+            f"{graph['ratio']:.3f}; the furthest from its floor is {worst['layer']}, {worst['ratio']:.2f}"
         )
     by_kernel = defaultdict(float)
     for layer in graph["layers"]:

@@ -14,7 +14,7 @@ TABLES = {
     "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId INTEGER, globalTid INTEGER",
     "CUDA_GRAPH_NODE_EVENTS": "start INTEGER, end INTEGER, globalTid INTEGER, nameId INTEGER, graphNodeId INTEGER,"
     " originalGraphNodeId INTEGER",
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, globalPid INTEGER, graphNodeId INTEGER",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, globalPid INTEGER, graphNodeId INTEGER, streamId INTEGER",
 }
 PROCESS = 7 << 24
 THREAD = PROCESS | 42
@@ -48,10 +48,12 @@ def export(path, without=()):
     nodes = [(15, 1, None), (35, 2, None), (215, 3, None), (235, 4, None)]
     nodes += [(90, 11, 1), (90, 12, 2), (290, 13, 3), (290, 14, 4), (295, 24, 14)]
     insert("CUDA_GRAPH_NODE_EVENTS", [(at, at, THREAD, 1, node, original) for at, node, original in nodes])
-    runs = [(11, 30_000), (12, 10_000), (13, 90_000), (24, 10_000), (99, 5_000), (None, 1_000)]
+    # Node 24 starts while 13 runs, and waits for it.
+    runs = [(11, 0, 30), (12, 30, 40), (13, 40, 130), (24, 100, 140), (99, 140, 145), (None, 145, 146)]
     insert(
         "CUPTI_ACTIVITY_KIND_KERNEL",
-        [(at * 10**6, at * 10**6 + took, PROCESS, node) for at in range(1, 4) for node, took in runs],
+        [(at * 10**6 + start * 1000, at * 10**6 + end * 1000, PROCESS, node, 7) for at in range(1, 4) for node, start, end in runs]
+        + [(at * 10**6, at * 10**6 + 10**5, PROCESS, None, 8) for at in range(1, 4)],
     )
     database.commit()
     database.close()
@@ -76,6 +78,20 @@ class Layers(unittest.TestCase):
         table = layers.text(eight, None)
         self.assertIn("batch 8: 2 layers, 100.0 us", table)
         self.assertIn("sm80_conv 90.0 %", table)
+
+    def test_floors_stand_beside_the_layers_of_their_batch_size(self):
+        export(self.path)
+        floors = [{"step": "conv1", "floor": {"us": 60.0}}, {"step": "fc", "floor": {"us": 20.0}}]
+        graphs = layers.summarise(layers.Report(self.path), 0)["graphs"]
+        layers.put_beside(graphs, {"batch": 8, "steps": floors})
+        one, eight = graphs
+        self.assertNotIn("ratio", one)
+        self.assertEqual([layer["ratio"] for layer in eight["layers"]], [1.5, 0.5])
+        self.assertEqual((eight["sum_of_floors_us"], eight["ratio"]), (80.0, 1.25))
+        self.assertIn("of floors 80.0 us: 1.250; the furthest from its floor is conv1, 1.50", layers.text(eight, None))
+        for wrong in [{"batch": 2, "steps": floors}, {"batch": 8, "steps": floors[:1]}, {"batch": 8, "steps": []}]:
+            with self.assertRaises(SystemExit):
+                layers.put_beside(graphs, wrong)
 
     def test_what_is_missing_is_said(self):
         for table in ["NVTX_EVENTS", "CUDA_GRAPH_NODE_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"]:

@@ -144,6 +144,12 @@ impl Event {
         Ok(Self { raw: device.backend().event_create(true)?, device: device.clone() })
     }
 
+    /// The backend's handle.
+    #[cfg(feature = "cuda")]
+    pub fn raw(&self) -> u64 {
+        self.raw
+    }
+
     /// Records it behind the work enqueued on `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.

@@ -10,6 +10,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 mod handles;
 mod held;
+mod noise;
 mod note;
 mod signal;
 pub(crate) mod sim;
@@ -23,11 +24,13 @@ use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Error;
+use crate::phases::{Phase, Stopwatch};
 use crate::sync::{Mutex, lock};
 
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 use held::Held;
 pub use held::MemoryUse;
+pub(crate) use noise::Noise;
 pub(crate) use note::{Access, Note, Span};
 pub(crate) use signal::Signal;
 pub use target::Target;
@@ -52,6 +55,8 @@ struct Inner {
     /// device and the same device wrapped.
     fault: Arc<OnceLock<Latched>>,
     held: Arc<Held>,
+    /// What opening it took.
+    opening: Arc<[Phase]>,
     /// What engines share, for as long as one of them has it: weights. A wrapper has its own, for what was made behind
     /// it alone is known to it.
     shared: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
@@ -286,6 +291,11 @@ impl Device {
     }
 
     pub(crate) fn new(kind: Kind, info: DeviceInfo) -> Self {
+        Self::opened(kind, info, Stopwatch::start())
+    }
+
+    /// The device of which `watch` has the opening.
+    fn opened(kind: Kind, info: DeviceInfo, watch: Stopwatch) -> Self {
         log::info!("device {}: {}", info.target, info.name);
         let backend: Arc<dyn Backend> = match &kind {
             Kind::Cpu(cpu) => cpu.clone(),
@@ -293,7 +303,7 @@ impl Device {
             Kind::Cuda(cuda) => cuda.clone(),
             Kind::Sim(sim) => sim.clone(),
         };
-        Self::of(kind, backend, info, Arc::default(), Arc::default())
+        Self::of(kind, backend, info, Arc::default(), Arc::default(), watch.phases().into())
     }
 
     fn of(
@@ -302,15 +312,17 @@ impl Device {
         info: DeviceInfo,
         fault: Arc<OnceLock<Latched>>,
         held: Arc<Held>,
+        opening: Arc<[Phase]>,
     ) -> Self {
         let (shared, checked) = (Mutex::new(Vec::new()), Mutex::new(Weak::new()));
-        Self(Arc::new(Inner { kind, backend, info, fault, held, shared, checked }))
+        Self(Arc::new(Inner { kind, backend, info, fault, held, opening, shared, checked }))
     }
 
     /// The same device behind a wrapper: what is made of the new handle goes through it, and a fault is shared.
     pub(crate) fn wrapped(&self, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Self {
-        let Inner { kind, backend, info, fault, held, .. } = &*self.0;
-        Self::of(kind.clone(), wrap(backend.clone()), info.clone(), fault.clone(), held.clone())
+        let Inner { kind, backend, info, fault, held, opening, .. } = &*self.0;
+        let (kind, backend) = (kind.clone(), wrap(backend.clone()));
+        Self::of(kind, backend, info.clone(), fault.clone(), held.clone(), opening.clone())
     }
 
     /// The same device behind the hazard checker, which all that is made behind it has in common.
@@ -346,6 +358,12 @@ impl Device {
     /// What the device says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// What opening it took: of a GPU, starting the driver, making its context, and asking what it can do; of a CPU
+    /// nothing.
+    pub fn opening(&self) -> &[Phase] {
+        &self.0.opening
     }
 
     /// Memory that the engines and batchers on this device hold now, those of all its handles together.

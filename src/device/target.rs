@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use super::Device;
 use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::phases::Stopwatch;
 
 /// The device asked for: `auto`, `cpu` or `cuda:N`.
 ///
@@ -63,8 +65,9 @@ pub(super) fn open_auto() -> Result<Device, Error> {
 
 #[cfg(feature = "cuda")]
 pub(super) fn open_cuda(ordinal: usize) -> Result<Device, Error> {
-    let (backend, info) = super::cuda::Cuda::open(ordinal)?;
-    Ok(Device::new(super::Kind::Cuda(std::sync::Arc::new(backend)), info))
+    let mut watch = Stopwatch::start();
+    let (backend, info) = super::cuda::Cuda::open(ordinal, &mut watch)?;
+    Ok(Device::opened(super::Kind::Cuda(std::sync::Arc::new(backend)), info, watch))
 }
 
 #[cfg(not(feature = "cuda"))]

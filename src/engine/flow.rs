@@ -7,6 +7,7 @@ use crate::device::{DEVICE_MEMORY, Device, Inputs, Program};
 use crate::error::Error;
 use crate::exec::{self, BuildSpec};
 use crate::model::Model;
+use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::ring::Node;
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
@@ -102,8 +103,30 @@ impl<'a> Flow<'a> {
         self.stages.iter().map(of).sum()
     }
 
+    /// The plans of all models, those of one after the other.
+    pub fn plans(&self) -> Result<Vec<Plan>, Error> {
+        let is_cpu = self.device.info().compute_capability == [0, 0];
+        let of = |stage: &Stage| {
+            let sizes = if is_cpu { &[1] } else { &stage.spec.batch_sizes[..] };
+            let plan = |&batch: &usize| exec::plan_batch(&stage.model, self.device, &stage.spec, batch);
+            sizes.iter().map(plan).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(self.stages.iter().map(of).collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
+    /// The model, if it is the only one, and what it is built for.
+    pub fn only(&self) -> Result<(&Model, &BuildSpec), Error> {
+        match &self.stages[..] {
+            [only] => Ok((&only.model, &only.spec)),
+            several => Err(Error::Unsupported {
+                what: format!("timing the steps of an engine of {} models", several.len()),
+                instead: "time those of each".into(),
+            }),
+        }
+    }
+
     /// The programs, in an order in which each comes after what it reads, and all plans.
-    pub fn build(&self) -> Result<(Vec<Node>, Vec<Plan>), Error> {
+    pub fn build(&self, watch: &mut Stopwatch) -> Result<(Vec<Node>, Vec<Plan>), Error> {
         let (mut nodes, mut plans) = (Vec::<Node>::new(), Vec::new());
         for stage in &self.stages {
             let program = |index: usize| nodes[index].program.clone();
@@ -112,7 +135,7 @@ impl<'a> Flow<'a> {
                 None if nodes.is_empty() => None,
                 None => Some(Inputs::Beside(program(0))),
             };
-            let (program, of_stage) = exec::build(&stage.model, self.device, &stage.spec, inputs)?;
+            let (program, of_stage) = exec::build(&stage.model, self.device, &stage.spec, inputs, watch)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });
             plans.extend(of_stage);
         }

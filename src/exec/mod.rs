@@ -3,14 +3,21 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod step_times;
+mod tuning;
 
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
+use crate::phases::Stopwatch;
 use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
+
+pub use step_times::StepTimes;
+pub(crate) use tuning::{Told, TuningSpec};
+pub use tuning::{Tuning, TuningProgress};
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -25,6 +32,8 @@ pub(crate) struct BuildSpec {
     pub output: OutputKind,
     /// Kernels that overrule the planner's.
     pub choices: Choices,
+    /// Whether kernels are chosen by measurement, and where that is kept.
+    pub tuning: TuningSpec,
     /// Of the stream that graphs are captured on, whose kernels keep it.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU captures no graphs"))]
     pub priority: Priority,
@@ -45,17 +54,22 @@ impl BuildSpec {
 }
 
 /// Makes `model` ready to run on `device`, on rows of its own or on `inputs`; the plans are those of the batch sizes, in
-/// order.
+/// order. `watch` gets what each step took.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
     spec: &BuildSpec,
     inputs: Option<Inputs>,
+    watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
+    if spec.tuning.mode == Tuning::Full {
+        tune(model, device, spec)?;
+        watch.lap("tuning");
+    }
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, inputs),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, inputs, watch),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, inputs),
+        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, inputs, watch),
         Kind::Sim(_) => Err(no_models()),
     }
 }
@@ -81,15 +95,65 @@ fn no_models() -> Error {
     }
 }
 
-/// Plans `model` for one batch size.
+/// Measures which kernels are the fastest where that is not known yet.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is tuned"))]
+pub(crate) fn tune(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(), Error> {
+    match device.kind() {
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(cuda) => tuning::tune(model, device, cuda, spec),
+        _ => {
+            log::warn!("{}: nothing to tune, every operation has one kernel", device.info().target);
+            Ok(())
+        }
+    }
+}
+
+/// Times each step of `plan`, which `plan_batch` made, inside the whole graph, over so many runs.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is timed"))]
+pub(crate) fn time_steps(
+    model: &Model,
+    device: &Device,
+    spec: &BuildSpec,
+    plan: Plan,
+    runs: usize,
+) -> Result<StepTimes, Error> {
+    match device.kind() {
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(cuda) => {
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, &plan)?;
+            let graph = trial.rounds(std::slice::from_ref(&plan), runs)?.swap_remove(0);
+            Ok(StepTimes::new(trial.steps(&plan, runs)?, graph, plan))
+        }
+        _ => Err(Error::Unsupported {
+            what: format!("timing single steps on {}", device.info().target),
+            instead: "time them on a GPU, or all together with `Engine::measure`".into(),
+        }),
+    }
+}
+
+/// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
 pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
+    let planned = plan_with(model, device, spec, batch, &spec.choices)?;
+    #[cfg(feature = "cuda")]
+    if let (Kind::Cuda(_), Tuning::Cached | Tuning::Full) = (device.kind(), spec.tuning.mode) {
+        let mut choices = spec.tuning.answers(device.info()).choices(&planned, &spec.choices);
+        if !choices.is_empty() {
+            choices.extend(spec.choices.iter().map(|(step, kernel)| (step.clone(), *kernel)));
+            return plan_with(model, device, spec, batch, &choices);
+        }
+    }
+    Ok(planned)
+}
+
+/// Plans `model` for one batch size with these choices.
+fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, choices: &Choices) -> Result<Plan, Error> {
     let request = Request {
         limits: &limits(device.info(), device.kind()),
         batch,
         input: spec.input,
         preprocessing: model.preprocessing(),
         output: spec.output,
-        choices: &spec.choices,
+        choices,
     };
     plan(model.graph(), &request)
 }

@@ -166,17 +166,19 @@ fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -
 
 /// The tile that takes the fewest clocks, and how many; `None` if the kernel does not take the window.
 pub(super) fn tile(shape: &DepthwiseShape, limits: &Limits) -> Option<(DepthwiseTile, f64)> {
-    if !limits.has_sm90_kernels() || !shape.fits() {
-        return None;
-    }
+    tiles(shape, limits).min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Every tile that the kernel takes, with its clocks; none if it does not take the window.
+pub(super) fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (DepthwiseTile, f64)> {
     let along =
         |outputs: usize, unit: usize| (1..=outputs.div_ceil(unit).min(MOST_UNITS)).map(move |count| count * unit);
-    let tiles = DepthwiseTile::UNITS.into_iter().flat_map(|unit| {
+    let units = DepthwiseTile::UNITS.into_iter().filter(|_| limits.has_sm90_kernels() && shape.fits());
+    let tiles = units.flat_map(move |unit| {
         let [rows, columns] = [along(shape.output.height, unit[0]), along(shape.output.width, unit[1])];
         rows.flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))
     });
-    let clocks = |tile: DepthwiseTile| Some((tile, clocks(shape, tile, limits)?));
-    tiles.filter_map(clocks).min_by(|a, b| a.1.total_cmp(&b.1))
+    tiles.filter_map(move |tile: DepthwiseTile| Some((tile, clocks(shape, tile, limits)?)))
 }
 
 /// Of a tile along an axis.

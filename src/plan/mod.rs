@@ -4,9 +4,11 @@
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
+mod candidates;
 mod depthwise;
 mod display;
 mod expand;
+mod floor;
 mod join;
 mod limits;
 mod lower;
@@ -18,9 +20,11 @@ use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
+pub use candidates::Candidate;
 pub use depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
+pub use floor::{Floor, Rates};
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;

@@ -104,34 +104,55 @@ impl fmt::Display for Kernel {
 /// The kernel of a dense convolution, and the clocks that it takes: on compute capability 9.0 the better of both
 /// families' best tiles.
 pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> (Kernel, f64) {
-    let (sm80, sm80_clocks) = best_tile(&ConvTile::ALL, limits, mnk);
-    let sm90 = if sm90::check(conv).is_ok() { sm90_kernel(limits, &[*conv]) } else { None };
-    sm90.filter(|(_, clocks)| *clocks < sm80_clocks).unwrap_or((Kernel::Sm80Gemm(sm80), sm80_clocks))
+    best(conv_kernels(limits, conv, mnk)).expect("there is an sm80 kernel")
+}
+
+/// Every kernel of a dense convolution, with its clocks.
+pub(super) fn conv_kernels(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> Vec<(Kernel, f64)> {
+    let mut kernels = tiles(&ConvTile::ALL, limits, mnk);
+    if sm90::check(conv).is_ok() {
+        kernels.extend(sm90_kernels(limits, &[*conv]));
+    }
+    kernels
+}
+
+/// The one that takes the fewest clocks; the first of those that take as many.
+fn best(kernels: Vec<(Kernel, f64)>) -> Option<(Kernel, f64)> {
+    kernels.into_iter().min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// The best sm90 kernel of a sum of convolutions that it can compute, and the clocks that it takes, if the device has
 /// one.
 pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
+    best(sm90_kernels(limits, convs))
+}
+
+/// Every sm90 kernel of such a sum, with its clocks; none if the device has none.
+pub(super) fn sm90_kernels(limits: &Limits, convs: &[ConvShape]) -> Vec<(Kernel, f64)> {
     let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
     let clocks = |kernel| match kernel {
         Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, cluster, limits))),
         _ => None,
     };
     let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
-    kernels.filter_map(clocks).min_by(|a, b| a.1.total_cmp(&b.1))
+    kernels.filter_map(clocks).collect()
 }
 
 /// The kernel of a linear layer of `m` images, `n` outputs and `k` channels: the one whose busiest multiprocessor has
 /// its operands first.
-pub(super) fn linear_kernel(limits: &Limits, [m, n, k]: [usize; 3]) -> Kernel {
+pub(super) fn linear_kernel(limits: &Limits, mnk: [usize; 3]) -> Kernel {
+    best(linear_kernels(limits, mnk)).expect("there are tiles").0
+}
+
+/// Every kernel of such a layer, with its clocks; of those that take as long the smallest first, which has the fewest
+/// products.
+pub(super) fn linear_kernels(limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
     let clocks = |tile: &ConvTile| {
         let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
         let operand_bytes = (tile.m.min(m) + tile.n.min(n)) * k * 2;
         blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + LINEAR_BLOCK)
     };
-    // Of those that take as long the smallest, which has the fewest products.
-    let best = ConvTile::LINEAR.into_iter().rev().min_by(|a, b| clocks(a).total_cmp(&clocks(b)));
-    Kernel::Sm80Gemm(best.expect("there are tiles"))
+    ConvTile::LINEAR.into_iter().rev().map(|tile| (Kernel::Sm80Gemm(tile), clocks(&tile))).collect()
 }
 
 /// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
@@ -140,19 +161,19 @@ const BYTES_A_CLOCK: f64 = 30.0;
 /// The rest of a block of the linear layer, in clocks: latencies, and adding its warps' sums.
 const LINEAR_BLOCK: f64 = 2000.0;
 
-/// The sm80 tile among `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, and the clocks that it
-/// takes: the one whose busiest multiprocessor has the least work, work weighed by how well the tile uses the tensor
-/// cores. Tiles that need more shared memory than a block may have are left out.
-fn best_tile(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> (ConvTile, f64) {
+/// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
+/// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need
+/// more shared memory than a block may have are left out, unless all do.
+fn tiles(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
     let cost = |tile: &ConvTile| {
         let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
         let rounds = blocks.div_ceil(limits.units.max(1));
         rounds as f64 * ((tile.m * tile.n) as f64 * k as f64 / rate(*tile) + FIXED_COST)
     };
     let fits = |tile: &&ConvTile| tile.pipeline().is_some_and(|p| p.shared_bytes <= limits.shared_bytes);
-    let best = tiles.iter().filter(fits).min_by(|a, b| cost(a).total_cmp(&cost(b)));
-    let best = *best.unwrap_or(tiles.last().expect("there are tiles"));
-    (best, cost(&best) / PRODUCTS_A_CLOCK)
+    let least = tiles.last().filter(|_| !tiles.iter().any(|tile| fits(&tile)));
+    let kernel = |tile: &ConvTile| (Kernel::Sm80Gemm(*tile), cost(tile) / PRODUCTS_A_CLOCK);
+    tiles.iter().filter(fits).chain(least).map(kernel).collect()
 }
 
 /// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor of an H200: half of

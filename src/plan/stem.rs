@@ -137,10 +137,24 @@ pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Op
 
 /// The tile with which the busiest multiprocessor is done first.
 fn tile(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> StemTile {
-    let clocks = |tile: &StemTile| clocks(layers, batch, output, *tile, limits);
-    let rows = |columns| (1..=output.height).map(move |rows| StemTile { columns, rows });
+    let tiles = tiles(layers, batch, output, limits);
+    tiles.min_by(|a, b| a.1.total_cmp(&b.1)).expect("a result has rows").0
+}
+
+/// Every tile, with its clocks.
+fn tiles(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> impl Iterator<Item = (StemTile, f64)> {
+    let rows = move |columns| (1..=output.height).map(move |rows| StemTile { columns, rows });
     let tiles = StemTile::COLUMNS.into_iter().flat_map(rows);
-    tiles.min_by(|a, b| clocks(a).total_cmp(&clocks(b))).expect("a result has rows")
+    tiles.map(move |tile| (tile, clocks(layers, batch, output, tile, limits)))
+}
+
+/// Every kernel of a network's first layers, with its clocks.
+pub(super) fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Kernel, f64)> {
+    let Some(layers) = stem.layers() else { return Vec::new() };
+    // Of tiles that make as many bands the lowest.
+    let is_lowest = |tile: StemTile| tile.rows == output.height.div_ceil(output.height.div_ceil(tile.rows));
+    let tiles = tiles(layers, batch, output, limits).filter(|(tile, _)| is_lowest(*tile));
+    tiles.map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
 }
 
 /// Clocks of the busiest multiprocessor. What its blocks share is the port of shared memory: every product reads its

@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use super::{Batch, Core};
-use crate::device::{Access, DeviceBuffer, Event, Note, Run, Span, Stream};
+use crate::device::{Access, DeviceBuffer, Event, Noise, Note, Run, Span, Stream};
 use crate::error::Error;
-use crate::tensor::Dtype;
 
 /// A stage of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +86,9 @@ impl Core {
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
         };
         let mut held = self.acquire_all()?;
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let mut noise = Noise::new();
         for row in held[0].rows_mut() {
-            random.fill(row, self.spec.input.dtype);
+            noise.fill(row, self.spec.input.dtype);
         }
         let buffers = held[0].buffers();
         let staging = self.staging[buffers.0].buffer.span();
@@ -209,29 +208,5 @@ impl Prepared {
             idle.wait()?;
         }
         done
-    }
-}
-
-/// xorshift64: numbers that are not zeros, the same in each run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Fills a row with any bytes, or with numbers in [-1, 1).
-    fn fill(&mut self, row: &mut [u8], dtype: Dtype) {
-        let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        match dtype {
-            Dtype::U8 => row.iter_mut().for_each(|b| *b = self.next() as u8),
-            Dtype::F16 => row
-                .chunks_exact_mut(2)
-                .for_each(|b| b.copy_from_slice(&half::f16::from_f32(unit(self.next())).to_le_bytes())),
-            Dtype::F32 => row.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&unit(self.next()).to_le_bytes())),
-        }
     }
 }

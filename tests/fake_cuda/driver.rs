@@ -32,6 +32,8 @@ pub struct Driver {
     /// Threads that capture, and on what.
     pub capturing: Vec<(ThreadId, Handle)>,
     pub random: u64,
+    /// What all kernels so far have taken.
+    pub clock_ms: f64,
     calls: usize,
     failing: bool,
     /// The status that the call under way gives in the end, although it does its work.
@@ -51,6 +53,8 @@ pub struct Config {
     /// Kernels never end.
     pub stuck: bool,
     pub ptx_error: Option<String>,
+    /// Kernels whose name has this in it take ten times as long as others.
+    pub slow: Option<String>,
     fail_call: Option<String>,
     fail_code: Code,
     sticky: bool,
@@ -94,7 +98,7 @@ const IN_CURRENT_CONTEXT: [&str; 11] = [
 ];
 
 /// Calls that a thread may make while it captures.
-const CAPTURABLE: [&str; 2] = ["cuLaunchKernelEx", "cuStreamEndCapture"];
+const CAPTURABLE: [&str; 3] = ["cuLaunchKernelEx", "cuEventRecordWithFlags", "cuStreamEndCapture"];
 
 /// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
@@ -142,6 +146,7 @@ impl Driver {
             host: Memory::new("host", 4096),
             pushed: 0,
             capturing: Vec::new(),
+            clock_ms: 0.0,
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
             failing: false,
@@ -231,6 +236,7 @@ impl Config {
             held: is("FAKE_CUDA_EVENTS", "held") || is("FAKE_CUDA_EVENTS", "own"),
             own: is("FAKE_CUDA_EVENTS", "own"),
             stuck: is("FAKE_CUDA_EVENTS", "stuck"),
+            slow: env::var("FAKE_CUDA_SLOW").ok(),
             ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
             fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok(),
             fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,

@@ -6,7 +6,7 @@ use std::sync::Once;
 
 use crate::driver::{CURRENT, call};
 use crate::ffi::*;
-use crate::module::{Function, Module};
+use crate::module::{Function, Module, Node};
 use crate::stream::{Event, Operation, Stream};
 use crate::tensor::{HALVES, HALVES_OTHERWISE, Tensor};
 
@@ -295,7 +295,7 @@ extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) -> C
 #[unsafe(no_mangle)]
 extern "C" fn cuEventCreate(event: Out<Handle>, flags: u32) -> Code {
     call("cuEventCreate", |driver| {
-        let handle = driver.events.add(Event { timing: flags & 2 == 0, recorded: 0, done: 0 });
+        let handle = driver.events.add(Event { timing: flags & 2 == 0, recorded: 0, done: 0, at_ms: 0.0 });
         event.set(handle);
         Ok(format!("flags {flags} -> {}", driver.events.name(handle)))
     })
@@ -319,6 +319,24 @@ extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
         });
         let recording = driver.valid(found)?;
         driver.enqueue(stream, Operation::Record { event, recording })?;
+        Ok(format!("{} {}", driver.events.name(event), driver.streams.name(stream)))
+    })
+}
+
+/// Only as a node of a graph that is captured, so that the event can be asked afterwards.
+#[unsafe(no_mangle)]
+extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) -> Code {
+    const EXTERNAL: u32 = 1;
+    call("cuEventRecordWithFlags", |driver| {
+        let found = driver.events.get(event).map(|event| event.timing);
+        let timing = driver.valid(found)?;
+        let found = driver
+            .streams
+            .get(stream)
+            .map(|stream| stream.captured.as_mut().map(|nodes| nodes.push(Node::Record(event))));
+        if driver.valid(found)?.is_none() || flags != EXTERNAL || !timing {
+            return driver.refuse("a record with flags that is no timing event in a graph".into(), INVALID_VALUE);
+        }
         Ok(format!("{} {}", driver.events.name(event), driver.streams.name(stream)))
     })
 }
@@ -357,7 +375,9 @@ extern "C" fn cuEventElapsedTime_v2(ms: Out<f32>, start: Handle, end: Handle) ->
                 (_, false) => return Err(NOT_READY),
             }
         }
-        ms.set(1.0);
+        let [start_ms, end_ms] = [start, end].map(|event| driver.events.ever(event).at_ms);
+        // Never nothing: two events are never recorded at once.
+        ms.set((end_ms - start_ms) as f32 + 0.001);
         Ok(format!("{} {}", driver.events.name(start), driver.events.name(end)))
     })
 }
@@ -463,7 +483,13 @@ extern "C" fn cuLaunchKernelEx(
         // parameters, of which ours have one.
         let (config, argument) = unsafe { (&*config, *parameters) };
         let node = driver.node(config, function, argument)?;
-        let line = format!("{} {:?} {:?} {}", node.kernel(), config.grid, config.block, config.shared_bytes);
+        let line = format!(
+            "{} {:?} {:?} {}",
+            driver.functions.ever(function).kernel.name,
+            config.grid,
+            config.block,
+            config.shared_bytes
+        );
         let me = std::thread::current().id();
         let captures_here = driver.capturing.contains(&(me, config.stream));
         let found = driver.streams.get(config.stream).map(|stream| stream.captured.as_mut());

@@ -30,12 +30,13 @@ pub struct Function {
     pub loaded: bool,
 }
 
-/// A launch in a graph: its function's module, and the device blocks that its argument points into.
+/// What a graph does.
 #[derive(Clone)]
-pub struct Node {
-    kernel: String,
-    module: Handle,
-    blocks: Vec<usize>,
+pub enum Node {
+    /// A launch: its function's module, and the device blocks that its argument points into.
+    Launch { kernel: String, module: Handle, blocks: Vec<usize> },
+    /// An event recorded in every run.
+    Record(Handle),
 }
 
 impl Module {
@@ -101,23 +102,33 @@ impl Driver {
         let mut blocks: Vec<usize> = words.filter_map(|word| self.device.index_of(word)).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        Ok(Node { kernel: kernel.name, module, blocks })
+        Ok(Node::Launch { kernel: kernel.name, module, blocks })
     }
 
     /// Kernels do nothing, but what they run from and address must still be there.
     pub fn check_run(&mut self, nodes: &[Node]) {
         for node in nodes {
-            let unloaded = self.modules.get(node.module).err();
-            let freed = node.blocks.iter().any(|&block| !self.device.is_live(block));
-            if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
-                self.write(&format!("VIOLATION {} runs: {what}", node.kernel));
+            match node {
+                Node::Launch { kernel, module, blocks } => {
+                    let unloaded = self.modules.get(*module).err();
+                    let freed = blocks.iter().any(|&block| !self.device.is_live(block));
+                    if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
+                        self.write(&format!("VIOLATION {kernel} runs: {what}"));
+                    }
+                    let slow = self.config.slow.as_ref().is_some_and(|slow| kernel.contains(slow.as_str()));
+                    self.clock_ms += if slow { 10.0 * KERNEL_MS } else { KERNEL_MS };
+                }
+                Node::Record(event) => match self.events.get(*event) {
+                    Ok(event) => {
+                        event.recorded += 1;
+                        (event.done, event.at_ms) = (event.recorded, self.clock_ms);
+                    }
+                    Err(what) => self.write(&format!("VIOLATION a graph records: {what}")),
+                },
             }
         }
     }
 }
 
-impl Node {
-    pub fn kernel(&self) -> &str {
-        &self.kernel
-    }
-}
+/// What a kernel takes by the stand-in's clock, which only kernels move.
+const KERNEL_MS: f64 = 0.01;

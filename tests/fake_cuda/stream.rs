@@ -20,6 +20,8 @@ pub struct Event {
     /// How often it was recorded, and the last of these recordings that is done.
     pub recorded: u64,
     pub done: u64,
+    /// By the stand-in's clock, when that was.
+    pub at_ms: f64,
 }
 
 pub enum Operation {
@@ -99,7 +101,7 @@ impl Driver {
             }
             Operation::Record { event, recording } => {
                 let event = self.events.ever(event);
-                event.done = event.done.max(recording);
+                (event.done, event.at_ms) = (event.done.max(recording), self.clock_ms);
             }
             Operation::Wait { .. } => {}
             Operation::Run(nodes) => self.check_run(&nodes),

@@ -12,4 +12,5 @@ mod open;
 #[path = "../support/mod.rs"]
 mod support;
 mod trace;
+mod tuning;
 mod waiting;

@@ -5,7 +5,7 @@ use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weig
 use trefoil::plan::{
     Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, plan as plan_with,
 };
-use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind};
+use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
 use super::reference::{Arithmetic, emit, run_graph};
 use super::tolerance::{Expected, Growth, Storage, U32};
@@ -140,6 +140,7 @@ impl Case {
         Engine::builder(&model)
             .on(device)
             .batch_sizes(&[self.rows.len()])
+            .tuning(Tuning::Off)
             .slots(1)
             .input(self.input)
             .output(self.output)

@@ -66,6 +66,20 @@ pub struct Place {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
+    /// Whether kernels are chosen by measurement
+    #[arg(long, value_name = "HOW", default_value = "cached")]
+    pub tune: Tune,
+}
+
+/// Whether kernels are chosen by measurement.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tune {
+    /// No: what the planner's model finds best
+    Off,
+    /// By what was measured on such a GPU before
+    Cached,
+    /// And what was not is measured now, and kept: some seconds for each batch size
+    Full,
 }
 
 /// Arguments of `classify`.
@@ -102,7 +116,12 @@ pub struct ClassifyArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  trefoil inspect weights/efficientnet-lite0 --device cpu")]
+  trefoil inspect weights/efficientnet-lite0 --device cuda:0 --batch 128
+  trefoil inspect weights/efficientnet-lite0 --for a100 --batch 32
+
+On a GPU every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores,
+its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that
+computes several nodes is one row, and what lies between them does not count.")]
 pub struct InspectArgs {
     /// A model, as for --model elsewhere
     #[arg(value_name = "MODEL")]
@@ -110,9 +129,35 @@ pub struct InspectArgs {
     /// The device to plan for: auto, cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
+    /// Plan for this GPU, which need not be there
+    #[arg(long = "for", value_name = "GPU", conflicts_with_all = ["device", "tune"])]
+    pub gpu: Option<KnownGpu>,
     /// The batch to plan for
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
     pub batch: usize,
+    /// Whether kernels are chosen by measurement
+    #[arg(long, value_name = "HOW", default_value = "cached")]
+    pub tune: Tune,
+    /// Runs that each step is timed in
+    #[arg(long, value_name = "N", default_value = "40", value_parser = count::<100_000>)]
+    pub runs: usize,
+    /// Also print what else each step might run in, with the times that are predicted
+    #[arg(long)]
+    pub candidates: bool,
+    /// Print the steps with all figures as a JSON object, and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A GPU whose limits are known.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownGpu {
+    /// NVIDIA H200
+    H200,
+    /// NVIDIA A100
+    A100,
+    /// NVIDIA GeForce RTX 4090
+    Rtx4090,
 }
 
 /// Arguments of `simulate`.

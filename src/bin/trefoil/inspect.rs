@@ -1,18 +1,25 @@
-//! `trefoil inspect`: a model's graph as a table, and its plan for a device.
+//! `trefoil inspect`: a model's graph as a table, and its plan for a device with what each step takes.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use anyhow::Result;
-use trefoil::OutputKind;
 use trefoil::model::{self, BatchNorm, Model, Op, Window};
+use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
+use trefoil::{InputFormat, OutputKind};
 
-use crate::cli::InspectArgs;
+use crate::cli::{InspectArgs, KnownGpu};
 use crate::setup::{self, Ring, Sizes};
+use crate::steps::Steps;
 use crate::{Outcome, models};
 
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
     let (model, path) = models::open(Some(&args.model))?;
+    if args.json {
+        let (_, steps) = steps(args, &model)?;
+        writeln!(io::stdout(), "{}", serde_json::to_string(&steps)?)?;
+        return Ok(Outcome::AllGood);
+    }
     let mut out = io::stdout();
     let preprocessing = model.preprocessing();
     writeln!(out, "{} from {}", model.name(), path.display())?;
@@ -24,14 +31,57 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
     )?;
     print_graph(&model)?;
 
-    let device = setup::open_device(args.device)?;
-    let ring = Ring { sizes: Sizes::Exactly(args.batch), slots: 1, producers: 1, output: OutputKind::Probabilities };
-    let engine = setup::build_engine(&model, &device, &ring)?;
-    for plan in engine.plans() {
+    let (plan, steps) = steps(args, &model)?;
+    writeln!(out)?;
+    plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
+    if plan.limits.family != Family::Cpu {
         writeln!(out)?;
-        plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
+        steps.print()?;
+    }
+    if args.candidates {
+        writeln!(out)?;
+        steps.print_candidates()?;
     }
     Ok(Outcome::AllGood)
+}
+
+/// The plan asked for, measured where its GPU is there.
+fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
+    if let Some(gpu) = args.gpu {
+        let limits = match gpu {
+            KnownGpu::H200 => Limits::h200(),
+            KnownGpu::A100 => Limits::a100(),
+            KnownGpu::Rtx4090 => Limits::rtx4090(),
+        };
+        let request = Request {
+            limits: &limits,
+            batch: args.batch,
+            input: InputFormat::default(),
+            preprocessing: model.preprocessing(),
+            output: OutputKind::Probabilities,
+            choices: &Choices::new(),
+        };
+        let plan = plan::plan(model.graph(), &request)?;
+        let steps = Steps::planned(&plan);
+        return Ok((plan, steps));
+    }
+    let device = setup::open_device(args.device)?;
+    let ring = Ring {
+        sizes: Sizes::Exactly(args.batch),
+        slots: 1,
+        producers: 1,
+        output: OutputKind::Probabilities,
+        tune: args.tune,
+    };
+    let builder = setup::engine_builder(model, &device, &ring);
+    if setup::is_cpu(&device) {
+        let plan = builder.plans()?.swap_remove(0);
+        let steps = Steps::planned(&plan);
+        return Ok((plan, steps));
+    }
+    let times = builder.measure_steps(args.runs)?;
+    let steps = Steps::measured(&times);
+    Ok((times.plan, steps))
 }
 
 /// The graph before any rewrite, one node a line.

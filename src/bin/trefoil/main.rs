@@ -5,6 +5,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `TREFOIL_WEIGHTS` | a folder with models, or a model, looked at after `--model` |
+//! | `TREFOIL_CACHE` | where measurements of kernels are kept |
 //! | `RUST_LOG` | what to log on stderr: `error`, `warn` (the default), `info`, `debug` |
 //! | `NO_COLOR` | no colours, whatever its value |
 //!
@@ -26,6 +27,7 @@ mod report;
 mod setup;
 mod simulate;
 mod smi;
+mod steps;
 mod stop;
 mod throughput;
 mod trace;

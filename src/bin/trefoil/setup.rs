@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use trefoil::model::Model;
-use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, OutputKind, Target};
+use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, OutputKind, Target, Tuning};
+
+use crate::cli::Tune;
+use crate::report;
 
 /// A producer that finds no free batch for so long gives up: nothing here computes longer.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
@@ -31,6 +34,8 @@ pub struct Ring {
     pub producers: usize,
     /// What comes out.
     pub output: OutputKind,
+    /// Whether kernels are chosen by measurement.
+    pub tune: Tune,
 }
 
 /// Opens the device asked for.
@@ -51,12 +56,38 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
         .staging(ring.producers + ring.slots)
         .output(ring.output)
         .acquire_limit(ACQUIRE_LIMIT);
+    let builder = tuned(builder, ring.tune);
     match ring.sizes {
         Sizes::Default => builder,
         Sizes::UpTo(largest) => builder.batch(largest),
         Sizes::Exactly(size) => builder.batch_sizes(&[size]),
     }
 }
+
+/// The builder with a choice of kernels; what is measured is seen as a bar.
+pub fn tuned(builder: EngineBuilder<'_>, tune: Tune) -> EngineBuilder<'_> {
+    match tune {
+        Tune::Off => builder.tuning(Tuning::Off),
+        Tune::Cached => builder.tuning(Tuning::Cached),
+        Tune::Full => {
+            let bar = report::progress_bar(0, TUNING_BAR);
+            builder.tuning(Tuning::Full).on_tuning(move |progress| {
+                if progress.done == 0 {
+                    bar.reset();
+                    bar.set_length(progress.of as u64);
+                    bar.set_prefix(progress.batch.to_string());
+                }
+                bar.set_position(progress.done as u64);
+                bar.set_message(progress.shape.clone());
+                if progress.done == progress.of {
+                    bar.finish_and_clear();
+                }
+            })
+        }
+    }
+}
+
+const TUNING_BAR: &str = "tuning batch {prefix} [{bar:30}] {pos}/{len} shapes, {rate}/s, {eta} left  {msg}";
 
 /// Whether it is the host itself.
 pub fn is_cpu(device: &Device) -> bool {

@@ -17,6 +17,7 @@ use cudarc::driver::sys;
 
 use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Signal};
 use crate::error::Error;
+use crate::phases::Stopwatch;
 use context::{Context, Entered};
 use driver::{Call, cu};
 use nvtx::{Nvtx, Range};
@@ -48,9 +49,12 @@ pub(crate) struct LaunchShape {
 
 impl Cuda {
     /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
-    pub fn open(ordinal: usize) -> Result<(Self, DeviceInfo), Error> {
+    /// `watch` gets what each step took.
+    pub fn open(ordinal: usize, watch: &mut Stopwatch) -> Result<(Self, DeviceInfo), Error> {
         let driver_version = driver::start(ordinal)?;
+        watch.lap("driver");
         let (context, device) = Context::retain(ordinal)?;
+        watch.lap("context");
         let info = describe(context.call(), device, ordinal, driver_version)?;
         let mut priorities = [0, 0];
         let [low, high] = &mut priorities;
@@ -58,6 +62,7 @@ impl Cuda {
         // SAFETY: the context is current and both pointers are to live integers.
         unsafe { cu!(context.call(), cuCtxGetStreamPriorityRange(low, high))? };
         drop(entered);
+        watch.lap("device attributes");
         Ok((Self { context, priorities, nvtx: nvtx::attached() }, info))
     }
 
@@ -119,6 +124,14 @@ impl Cuda {
         let mut parameters = [args.as_ptr() as *mut c_void];
         // SAFETY: config, attributes and parameters live over the call, which copies them; the rest by the caller.
         unsafe { cu!(self.call(), cuLaunchKernelEx(&config, function.raw(), parameters.as_mut_ptr(), null_mut())) }
+    }
+
+    /// Has the graph that `stream` captures record `event`, one of timing, behind what it has so far.
+    pub fn mark(&self, event: u64, stream: u64) -> Result<(), Error> {
+        let (event, stream) = (event as sys::CUevent, stream as sys::CUstream);
+        let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: the caller passes live handles of this context, and the event outlives the graph.
+        unsafe { cu!(self.call(), cuEventRecordWithFlags(event, stream, external)) }
     }
 
     /// Bytes of device memory that nobody has.

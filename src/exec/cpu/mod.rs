@@ -31,6 +31,7 @@ use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
 use crate::model::{Model, Weights};
+use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
 use crate::tensor::TensorSpec;
@@ -42,8 +43,10 @@ pub(crate) fn build(
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
     inputs: Option<Inputs>,
+    watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plan = super::plan_batch(model, device, spec, 1)?;
+    watch.lap("plans");
     let (input, output) = super::row_specs(&plan);
     let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
     let bytes = |spec: TensorSpec| {
@@ -55,6 +58,7 @@ pub(crate) fn build(
     let rows = |spec| (0..slots).map(|_| buffer(spec)).collect::<Result<Vec<_>, Error>>();
     let inputs = inputs.map_or_else(|| rows(input).map(Inputs::Own), Ok)?;
     let outputs = rows(output)?;
+    watch.lap("device memory");
     let ready = device.share(
         |there: &Ready| Arc::ptr_eq(&there.from, model.weights()) && there.plan == plan,
         || {
@@ -62,9 +66,11 @@ pub(crate) fn build(
             Ok(Ready { from: model.weights().clone(), plan: plan.clone(), network })
         },
     )?;
+    watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
     let worker = |_| Ok(Mutex::new(ready.network.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
+    watch.lap("workers");
     let program = CpuProgram {
         cpu: cpu.clone(),
         batch_sizes: spec.batch_sizes.clone(),

@@ -17,21 +17,25 @@ mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_stem;
 mod steps;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs, Note, Program, Run, Span, Stream};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
+use crate::device::{Note, Priority, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::{Model, Weights};
+use crate::phases::Stopwatch;
 use crate::plan::{Plan, Step};
 use crate::tensor::TensorSpec;
 use launch::Launch;
 use mean::MeanProgram;
 use pack::Layout;
 use steps::Addresses;
+pub(super) use trial::Trial;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
@@ -61,6 +65,14 @@ struct Loaded {
     _kernels: Kernels,
 }
 
+/// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
+struct Material {
+    stream: Stream,
+    weights: Arc<Uploaded>,
+    arena: DeviceBuffer,
+    kernels: Kernels,
+}
+
 /// The modules and kernels that a program needs, loaded.
 struct Kernels {
     cuda: Arc<Cuda>,
@@ -75,32 +87,31 @@ pub(super) fn build(
     cuda: &Arc<Cuda>,
     spec: &BuildSpec,
     inputs: Option<Inputs>,
+    watch: &mut Stopwatch,
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
+    watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
-    let stream = Stream::new(device, spec.priority, "trefoil-build")?;
-    let weights = upload(model, device, &plans, &stream)?;
-    let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-
-    let mut kernels = Kernels::new(cuda);
+    let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
+    for plan in &plans {
+        let launches = material.launches(plan, (inputs.at(0), &outputs[0]))?;
+        material.kernels.load(&launches)?;
+    }
+    watch.lap("kernels loaded");
     let mut graphs = Vec::with_capacity(spec.slots);
     for (slot, output) in outputs.iter().enumerate() {
-        let mut of_slot = Vec::with_capacity(plans.len());
-        for plan in &plans {
-            let (input, output, weights_at) = (inputs.at(slot).addr(), output.addr(), weights.buffer.addr());
-            let addresses = Addresses { input, output, arena: arena.addr(), weights: weights_at };
-            let mut launches = steps::launches(plan, &weights.layout, &addresses)?;
-            kernels.load(&launches)?;
-            kernels.encode(&mut launches)?;
+        let of_slot = plans.iter().map(|plan| {
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
-            of_slot.push(kernels.capture(&plan.steps, &launches, &stream)?);
-        }
-        graphs.push(of_slot);
+            material.capture(plan, (inputs.at(slot), output), &[])
+        });
+        graphs.push(of_slot.collect::<Result<Vec<_>, _>>()?);
     }
+    watch.lap("graphs");
+    let Material { weights, arena, kernels, .. } = material;
     let program = CudaProgram {
         device: device.clone(),
         batch_sizes: spec.batch_sizes.clone(),
@@ -124,29 +135,79 @@ pub(super) fn mean(
 }
 
 /// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
-fn upload(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Arc<Uploaded>, Error> {
+fn upload(
+    model: &Model,
+    device: &Device,
+    plans: &[Plan],
+    stream: &Stream,
+    watch: &mut Stopwatch,
+) -> Result<Arc<Uploaded>, Error> {
     let layout = Layout::new(plans);
     let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
-    device.share(fits, || Uploaded::new(model, device, plans, stream))
+    device.share(fits, || Uploaded::new(model, device, plans, stream, watch))
 }
 
 impl Uploaded {
     /// Packs all weights into page-locked memory and copies them once.
-    fn new(model: &Model, device: &Device, plans: &[Plan], stream: &Stream) -> Result<Self, Error> {
+    fn new(
+        model: &Model,
+        device: &Device,
+        plans: &[Plan],
+        stream: &Stream,
+        watch: &mut Stopwatch,
+    ) -> Result<Self, Error> {
         let layout = Layout::new(plans);
         let buffer = DeviceBuffer::new(device, layout.bytes())?;
         let host = HostBuffer::new(device, buffer.len())?;
+        watch.lap("page-locked memory for weights");
         // SAFETY: the buffer was just made, nothing else refers to it yet.
         let bytes = unsafe { host.bytes_mut() };
         device.note(Note::Begin(host.span(), Access::Write));
         layout.fill(model, plans, bytes)?;
         device.note(Note::End(host.span()));
+        watch.lap("weights read and packed");
         let uploaded = Event::new(device)?;
         // SAFETY: both buffers outlive the copy, whose event is waited for below.
         unsafe { stream.copy_in(&buffer, &host, buffer.len())? };
         uploaded.record(stream)?;
         uploaded.wait()?;
+        drop(host);
+        watch.lap("weights uploaded");
         Ok(Self { from: model.weights().clone(), layout, buffer })
+    }
+}
+
+impl Material {
+    /// For `plans`: their weights uploaded, and room for their tensors.
+    fn new(
+        model: &Model,
+        device: &Device,
+        cuda: &Arc<Cuda>,
+        priority: Priority,
+        plans: &[Plan],
+        watch: &mut Stopwatch,
+    ) -> Result<Self, Error> {
+        let stream = Stream::new(device, priority, "trefoil-build")?;
+        let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
+        watch.lap("device memory");
+        let weights = upload(model, device, plans, &stream, watch)?;
+        Ok(Self { stream, weights, arena, kernels: Kernels::new(cuda) })
+    }
+
+    /// The launches of one of the plans on a slot's input and output.
+    fn launches(&self, plan: &Plan, (input, output): (&DeviceBuffer, &DeviceBuffer)) -> Result<Vec<Launch>, Error> {
+        let (input, output) = (input.addr(), output.addr());
+        let (arena, weights) = (self.arena.addr(), self.weights.buffer.addr());
+        steps::launches(plan, &self.weights.layout, &Addresses { input, output, arena, weights })
+    }
+
+    /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
+    /// before each step, and the rest behind the last.
+    fn capture(&mut self, plan: &Plan, rows: (&DeviceBuffer, &DeviceBuffer), marks: &[Event]) -> Result<Graph, Error> {
+        let mut launches = self.launches(plan, rows)?;
+        self.kernels.load(&launches)?;
+        self.kernels.encode(&mut launches)?;
+        self.kernels.capture(&plan.steps, &launches, &self.stream, marks)
     }
 }
 
@@ -187,14 +248,17 @@ impl Kernels {
         Ok(())
     }
 
-    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream) -> Result<Graph, Error> {
+    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream, marks: &[Event]) -> Result<Graph, Error> {
+        let mark = |event: &Event| self.cuda.mark(event.raw(), stream.raw());
+        let (before, behind) = marks.split_at(marks.len().min(steps.len()));
         Graph::capture(&self.cuda, stream.raw(), || {
-            for (step, launch) in steps.iter().zip(launches) {
+            for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
+                before.get(index).map_or(Ok(()), mark)?;
                 let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
                 // SAFETY: the addresses are of buffers that the program owns.
                 unsafe { self.launch(launch, stream.raw())? };
             }
-            Ok(())
+            behind.iter().try_for_each(mark)
         })
     }
 

@@ -1,12 +1,15 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::thread;
 
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TensorId};
+use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
@@ -75,8 +78,8 @@ impl Layout {
     pub(super) fn new(plans: &[Plan]) -> Self {
         let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
-            let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
             for layers in sums(step) {
+                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
                 for layer in &layers {
                     this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
                 }
@@ -120,40 +123,81 @@ impl Layout {
         self.places[&bias_of(&sums(step)[sum]).expect("the step has a bias")].offset
     }
 
-    /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before.
+    /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
+    /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
-        let mut filled = BTreeSet::new();
+        let mut targets = self.split(bytes);
+        let mut filters = BTreeMap::new();
+        for (plan, step) in steps(plans) {
+            for layer in sums(step).into_iter().flatten() {
+                if let Some(target) = targets.remove(&layer.part()) {
+                    filters.insert(layer.part(), Filter { plan, step, layer, target });
+                }
+            }
+        }
+        let biases = fill_filters(model, filters.into_values().collect())?;
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
-                if filled.insert(layers.iter().map(Layer::part).collect::<Vec<_>>()) {
-                    self.fill_sum(model, plan, step, &layers, bytes)?;
+                let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
+                let mut sum = vec![0.0; stored(plan, step.output)];
+                for layer in &layers {
+                    sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
+                }
+                for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
+                    target.copy_from_slice(&value.to_le_bytes());
                 }
             }
         }
         Ok(())
     }
 
-    fn fill_sum(
-        &self,
-        model: &Model,
-        plan: &Plan,
-        step: &Step,
-        layers: &[Layer<'_>],
-        bytes: &mut [u8],
-    ) -> Result<(), Error> {
-        let mut sum = vec![0.0; stored(plan, step.output)];
-        for layer in layers {
-            let bias = fill_layer(model, plan, step, layer, &mut bytes[self.places[&layer.part()].offset..])?;
-            sum.iter_mut().zip(&bias).for_each(|(sum, value)| *sum += value);
+    /// The place of each part.
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> BTreeMap<Part, &'a mut [u8]> {
+        let mut parts: Vec<(usize, &Part)> = self.places.iter().map(|(part, place)| (place.offset, part)).collect();
+        parts.sort_unstable();
+        let mut split = BTreeMap::new();
+        for (offset, part) in parts.into_iter().rev() {
+            let (before, of_part) = bytes.split_at_mut(offset);
+            split.insert(part.clone(), of_part);
+            bytes = before;
         }
-        if let Some(bias) = bias_of(layers) {
-            for (target, value) in bytes[self.places[&bias].offset..].chunks_exact_mut(4).zip(&sum) {
-                target.copy_from_slice(&value.to_le_bytes());
-            }
-        }
-        Ok(())
+        split
     }
 }
+
+/// A filter that is to be packed into its place.
+struct Filter<'a> {
+    plan: &'a Plan,
+    step: &'a Step,
+    layer: Layer<'a>,
+    target: &'a mut [u8],
+}
+
+/// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
+fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<Part, Vec<f32>>, Error> {
+    filters.sort_by_key(|filter| std::cmp::Reverse(filter.target.len()));
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
+    let filters = Mutex::new(filters.into_iter());
+    let next = || lock(&filters).next();
+    let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
+        let mut biases = Vec::new();
+        while let Some(Filter { plan, step, layer, target }) = next() {
+            biases.push((layer.part(), fill_layer(model, plan, step, &layer, target)?));
+        }
+        Ok(biases)
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut biases: BTreeMap<_, _> = work()?.into_iter().collect();
+        for other in others {
+            biases.extend(other.join().expect("packing does not panic")?);
+        }
+        Ok(biases)
+    })
+}
+
+/// Beyond so many threads the memory is what takes the time.
+const MOST_THREADS: usize = 16;
 
 fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
@@ -233,12 +277,22 @@ fn fill_layer(
         // [K, C, taps] → [K][taps][c_stored]
         _ => (k * taps + tap) * c_stored + c,
     };
+    let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
+    halves.convert_from_f32_slice(&filter);
+    if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
+        half(filter[at], layer.name)?;
+    }
     let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
-    let mut source = filter.iter();
-    for k in 0..shape[0] {
-        for channel in 0..shape[1] {
-            for tap in 0..taps {
-                put(place(k, channel, tap), half(*source.next().expect("the filter has this shape"), layer.name)?);
+    let is_in_order = matches!(layer.weights, Weights::Dense(_) | Weights::Linear(_)) && taps == 1 && c == c_stored;
+    if is_in_order {
+        halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
+    } else {
+        let mut source = halves.into_iter();
+        for k in 0..shape[0] {
+            for channel in 0..shape[1] {
+                for tap in 0..taps {
+                    put(place(k, channel, tap), source.next().expect("the filter has this shape"));
+                }
             }
         }
     }
@@ -287,4 +341,106 @@ fn stored(plan: &Plan, id: TensorId) -> usize {
 
 fn taps([r, s]: [usize; 2]) -> usize {
     r * s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GraphBuilder, Preprocessing, Weights, Window};
+    use crate::plan::{Choices, Kernel, Limits, Request, plan};
+    use crate::tensor::{InputFormat, OutputKind, Shape};
+
+    /// A block whose shortcut is a convolution: joined to the last one in one plan, by itself in the other.
+    #[test]
+    fn every_part_is_in_its_place_whatever_the_plans_share() {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 20));
+        let x = g.conv2d("first", g.input(), 24, Window::square(3, 1, 1));
+        let with_bias = |name: &str| Conv2d {
+            bias: Some(format!("{name}.bias")),
+            ..Conv2d::named(name, 16, Window::square(1, 1, 0))
+        };
+        let shortcut = g.conv2d_with("shortcut", g.input(), with_bias("shortcut"));
+        let y = g.conv2d_with("last", x, with_bias("last"));
+        let sum = g.add("sum", y, shortcut);
+        let graph = g.finish(sum).unwrap();
+        let value = |seed: usize| move |i: usize| ((i * 37 + seed) % 101) as f32 / 64.0 - 0.75;
+        let tensor = |name: &str, dims: Vec<usize>, seed| {
+            (name.to_owned(), dims.clone(), (0..dims.iter().product()).map(value(seed)).collect::<Vec<f32>>())
+        };
+        let tensors = crate::model::params(&graph).unwrap();
+        let tensors = tensors.iter().enumerate().map(|(seed, (name, dims))| tensor(name, dims.clone(), seed));
+        let tensors: Vec<_> = tensors.collect();
+        let read = |name: &str, index: usize| {
+            let (_, _, values) = tensors.iter().find(|(tensor, ..)| tensor == name).unwrap();
+            values[index]
+        };
+        let weights = Weights::from_tensors(tensors.clone()).unwrap();
+        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let limits = Limits::h200();
+        let of = |shortcut: Option<Kernel>| {
+            let choices: Choices = shortcut.map(|kernel| ("shortcut".to_owned(), kernel)).into_iter().collect();
+            let request = Request {
+                limits: &limits,
+                batch: 2,
+                input: InputFormat::F16Nhwc,
+                preprocessing: model.preprocessing(),
+                output: OutputKind::Features,
+                choices: &choices,
+            };
+            plan(model.graph(), &request).unwrap()
+        };
+        let apart = Kernel::Sm80Gemm(crate::plan::ConvTile { m: 64, n: 64 });
+        let plans = [of(Some(Kernel::Joined)), of(Some(apart))];
+        assert_eq!(plans[0].steps.len() + 1, plans[1].steps.len());
+        let layout = Layout::new(&plans);
+        let mut bytes = vec![0; layout.bytes()];
+        layout.fill(&model, &plans, &mut bytes).unwrap();
+
+        let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        let float_at = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        // [24][20][3][3] → [24][9][24], the last four channels zeros.
+        for (k, tap, c) in (0..24).flat_map(|k| (0..9).flat_map(move |tap| (0..24).map(move |c| (k, tap, c)))) {
+            let expected =
+                if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
+            assert_eq!(half_at(layout.filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
+        }
+        // [16][24], as it is stored.
+        for index in 0..16 * 24 {
+            let expected = f16::from_f32(read("last.weight", index)).to_f32();
+            assert_eq!(half_at(layout.filter("last") + 2 * index), expected, "{index}");
+        }
+        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
+        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)], 0) + 4 * k);
+        for k in 0..16 {
+            let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
+            assert_eq!(bias(&plans[0], "last", k), last + shortcut);
+            assert_eq!([bias(&plans[1], "last", k), bias(&plans[1], "shortcut", k)], [last, shortcut]);
+        }
+    }
+
+    #[test]
+    fn a_weight_beyond_f16_is_named() {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 8));
+        let x = g.conv2d("conv", g.input(), 8, Window::square(1, 1, 0));
+        let graph = g.finish(x).unwrap();
+        let tensors = crate::model::params(&graph).unwrap().into_iter().map(|(name, dims)| {
+            let mut values = vec![0.5; dims.iter().product()];
+            *values.last_mut().unwrap() = if name == "conv.weight" { 70_000.0 } else { 1.0 };
+            (name.to_owned(), dims, values)
+        });
+        let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
+        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let request = Request {
+            limits: &Limits::a100(),
+            batch: 1,
+            input: InputFormat::F16Nhwc,
+            preprocessing: model.preprocessing(),
+            output: OutputKind::Features,
+            choices: &Choices::new(),
+        };
+        let plans = [plan(model.graph(), &request).unwrap()];
+        let layout = Layout::new(&plans);
+        let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
+        assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
+    }
 }

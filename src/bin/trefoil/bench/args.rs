@@ -38,6 +38,8 @@ pub enum BenchCommand {
     Clients(ClientsArgs),
     /// Images that arrive at random: the highest rate whose p99 latency keeps a limit
     Server(ServerArgs),
+    /// From the start of a process to its first result, phase after phase
+    Cold(ColdArgs),
 }
 
 /// What becomes of the figures.
@@ -244,6 +246,32 @@ pub struct ServerArgs {
     pub seed: u64,
     #[command(flatten)]
     pub report: ReportArgs,
+}
+
+/// Arguments of `bench cold`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench cold --model resnet50 --runs 9
+
+Starts this program over and over, each time until it has classified one image, and prints what each phase took in the
+start that took the middle time. `driver` is cuInit, `context` the creation of the GPU's primary context: these are the
+driver's, and the last line leaves them out. The first start ever may compile kernels, which the driver keeps.")]
+pub struct ColdArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// The largest batch that the engine is built for [default: 32 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
+    pub batch: Option<usize>,
+    /// Starts
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count::<1000>)]
+    pub runs: usize,
+    /// Print a JSON array of all starts
+    #[arg(long)]
+    pub json: bool,
+    /// What a start is told: when it was made, in nanoseconds of the system's clock
+    #[arg(long, hide = true)]
+    pub since: Option<u64>,
 }
 
 /// A time that somebody may be ready to wait.

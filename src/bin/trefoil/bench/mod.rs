@@ -2,6 +2,7 @@
 
 pub mod args;
 mod clients;
+mod cold;
 mod engines;
 mod forum;
 mod load;
@@ -26,5 +27,6 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         Some(BenchCommand::Forum(args)) => forum::run(args),
         Some(BenchCommand::Clients(args)) => clients::run(args),
         Some(BenchCommand::Server(args)) => server::run(args),
+        Some(BenchCommand::Cold(args)) => cold::run(args),
     }
 }

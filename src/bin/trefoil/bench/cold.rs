@@ -1,0 +1,132 @@
+//! `trefoil bench cold`: from the start of a process to its first result, phase after phase.
+
+use std::io::{self, Write};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use trefoil::{OutputKind, Phase};
+
+use super::args::ColdArgs;
+use crate::setup::{self, Ring, Sizes};
+use crate::{Outcome, models};
+
+/// What one process took.
+#[derive(Serialize, Deserialize)]
+struct Start {
+    device: String,
+    /// Names with seconds, in order.
+    phases: Vec<(String, f64)>,
+    /// From before the process was made to its first result.
+    seconds: f64,
+}
+
+/// The phases that belong to the driver: nothing here makes them shorter.
+const OF_DRIVER: [&str; 2] = ["driver", "context"];
+
+impl Start {
+    fn of_driver(&self) -> f64 {
+        self.phases.iter().filter(|(name, _)| OF_DRIVER.contains(&&name[..])).map(|(_, seconds)| seconds).sum()
+    }
+
+    fn above_driver(&self) -> f64 {
+        self.seconds - self.of_driver()
+    }
+}
+
+pub fn run(args: &ColdArgs) -> Result<Outcome> {
+    match args.since {
+        Some(nanoseconds) => first_result(args, UNIX_EPOCH + Duration::from_nanos(nanoseconds)),
+        None => starts(args),
+    }
+}
+
+/// Starts processes, one after the other, and prints the one in the middle.
+fn starts(args: &ColdArgs) -> Result<Outcome> {
+    let mut starts = (0..args.runs).map(|_| start(args)).collect::<Result<Vec<_>>>()?;
+    starts.sort_by(|a, b| a.above_driver().total_cmp(&b.above_driver()));
+    let [least, most] = [&starts[0], &starts[starts.len() - 1]].map(Start::above_driver);
+    let median = &starts[starts.len() / 2];
+    let mut out = io::stdout();
+    if args.json {
+        serde_json::to_writer(&mut out, &starts)?;
+        writeln!(out)?;
+        return Ok(Outcome::AllGood);
+    }
+    writeln!(out, "{}: the median of {} starts", median.device, args.runs)?;
+    for (name, seconds) in &median.phases {
+        writeln!(out, "{name:<34} {:>9.2} ms", 1e3 * seconds)?;
+    }
+    writeln!(out, "{:<34} {:>9.2} ms", "to the first result", 1e3 * median.seconds)?;
+    writeln!(
+        out,
+        "above driver and context            {:>9.2} ms ({:.2} to {:.2})",
+        1e3 * median.above_driver(),
+        1e3 * least,
+        1e3 * most
+    )?;
+    Ok(Outcome::AllGood)
+}
+
+/// One process of this program that does `first_result`.
+fn start(args: &ColdArgs) -> Result<Start> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(program);
+    command.args(["bench", "cold", "--device", &args.place.device.to_string()]);
+    if let Some(tune) = args.place.tune.to_possible_value() {
+        command.args(["--tune", tune.get_name()]);
+    }
+    if let Some(model) = &args.place.model {
+        command.arg("--model").arg(model);
+    }
+    if let Some(batch) = args.batch {
+        command.args(["--batch", &batch.to_string()]);
+    }
+    let since = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let done = command.args(["--since", &since.to_string()]).output().context("cannot start this program")?;
+    if !done.status.success() {
+        bail!("a start failed:\n{}", String::from_utf8_lossy(&done.stderr).trim());
+    }
+    serde_json::from_slice(&done.stdout).context("a start printed something else")
+}
+
+/// Classifies one image, as early as can be, and prints what each phase took.
+fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
+    let process = SystemTime::now().duration_since(since)?.as_secs_f64();
+    let mut phases = vec![("process".to_owned(), process)];
+    let mut last = Instant::now();
+    let mut lap = |name: &str, inner: &[Phase]| {
+        let now = Instant::now();
+        let of_inner: Duration = inner.iter().map(|phase| phase.took).sum();
+        phases.extend(inner.iter().map(|phase| (phase.name.to_owned(), phase.took.as_secs_f64())));
+        phases.push((name.to_owned(), (now - last).saturating_sub(of_inner).as_secs_f64()));
+        last = now;
+    };
+    let (model, _) = models::open(args.place.model.as_deref())?;
+    lap("model's header and graph", &[]);
+    let device = setup::open_device(args.place.device)?;
+    lap("rest of the device", device.opening());
+    let ring = Ring {
+        sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
+        slots: 3,
+        producers: 1,
+        output: OutputKind::Probabilities,
+        tune: args.place.tune,
+    };
+    let engine = setup::build_engine(&model, &device, &ring)?;
+    lap("rest of the engine", engine.building());
+    let mut batch = engine.acquire()?;
+    batch.row_mut(0).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 % 251) as u8);
+    let output = batch.submit(1)?.wait()?;
+    let sum: f32 = output.values(0).iter().sum();
+    if (sum - 1.0).abs() > 0.01 {
+        bail!("the probabilities add up to {sum}");
+    }
+    lap("first batch", &[]);
+    let seconds = phases.iter().map(|(_, seconds)| seconds).sum();
+    let start = Start { device: setup::describe(device.info()), phases, seconds };
+    serde_json::to_writer(io::stdout(), &start)?;
+    Ok(Outcome::AllGood)
+}

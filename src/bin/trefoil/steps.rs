@@ -1,0 +1,218 @@
+//! A plan's steps: what each is predicted to take, what it was measured to take, and what it takes at least.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+use trefoil::StepTimes;
+use trefoil::plan::{Plan, Rates};
+
+/// A plan with its times.
+#[derive(Serialize)]
+pub struct Steps {
+    device: String,
+    batch: usize,
+    /// What floors are of; none for a GPU whose rates are not known.
+    rates: Option<RatesUsed>,
+    steps: Vec<Row>,
+    sum_of_times_us: Option<f64>,
+    sum_of_floors_us: Option<f64>,
+    /// The sum of times over the sum of floors.
+    ratio: Option<f64>,
+    /// A run of the whole graph without marks.
+    graph_us: Option<f64>,
+    /// That over the sum of floors.
+    graph_ratio: Option<f64>,
+    /// Between two marks with nothing in between.
+    mark_us: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct RatesUsed {
+    tflops: f64,
+    memory_gb_per_second: f64,
+    cache_gb_per_second: f64,
+    clock_mhz: f64,
+    source: &'static str,
+}
+
+/// One step.
+#[derive(Serialize)]
+struct Row {
+    step: String,
+    operation: String,
+    kernel: String,
+    flops: u64,
+    bytes: u64,
+    time_us: Option<f64>,
+    tflops: Option<f64>,
+    gb_per_second: Option<f64>,
+    floor: Option<FloorUs>,
+    /// The time over the floor.
+    ratio: Option<f64>,
+    /// By the tile model.
+    predicted_us: Option<f64>,
+    candidates: Vec<CandidateUs>,
+}
+
+#[derive(Serialize)]
+struct FloorUs {
+    tensor_us: f64,
+    memory_us: f64,
+    cache_us: f64,
+    launch_us: f64,
+    us: f64,
+    bound: &'static str,
+}
+
+#[derive(Serialize)]
+struct CandidateUs {
+    kernel: String,
+    predicted_us: Option<f64>,
+}
+
+impl Steps {
+    /// Of a plan that was not measured.
+    pub fn planned(plan: &Plan) -> Self {
+        Self::new(plan, None)
+    }
+
+    /// Of one that was.
+    pub fn measured(times: &StepTimes) -> Self {
+        Self::new(&times.plan, Some(times))
+    }
+
+    fn new(plan: &Plan, times: Option<&StepTimes>) -> Self {
+        let rates = Rates::of(&plan.limits);
+        let time = |step: usize| times.map(|times| times.steps[step]);
+        let steps: Vec<Row> =
+            (0..plan.steps.len()).map(|step| Row::new(plan, step, rates.as_ref(), time(step))).collect();
+        let sum = |of: fn(&Row) -> Option<f64>| steps.iter().map(of).sum::<Option<f64>>();
+        let (sum_of_times_us, sum_of_floors_us) = (sum(|row| row.time_us), sum(|row| row.floor.as_ref().map(|f| f.us)));
+        Self {
+            device: plan.limits.to_string(),
+            batch: plan.batch,
+            rates: rates.map(|rates| RatesUsed {
+                tflops: rates.flops / 1e12,
+                memory_gb_per_second: rates.memory_bytes / 1e9,
+                cache_gb_per_second: rates.cache_bytes / 1e9,
+                clock_mhz: rates.clock_hz / 1e6,
+                source: rates.source,
+            }),
+            ratio: ratio(sum_of_times_us, sum_of_floors_us),
+            sum_of_times_us,
+            sum_of_floors_us,
+            graph_us: times.map(|times| 1e6 * times.graph),
+            graph_ratio: ratio(times.map(|times| 1e6 * times.graph), sum_of_floors_us),
+            mark_us: times.map(|times| 1e6 * times.mark),
+            steps,
+        }
+    }
+
+    /// As a table.
+    pub fn print(&self) -> Result<()> {
+        let mut out = io::stdout();
+        let wide = self.steps.iter().map(|row| row.step.len()).max().unwrap_or(0);
+        let wide_op = self.steps.iter().map(|row| row.operation.len()).max().unwrap_or(0);
+        match &self.rates {
+            Some(rates) => writeln!(
+                out,
+                "floors at {:.0} TFLOP/s, {:.2} TB/s of memory, {:.1} TB/s of L2 ({}), and 2.5 us a launch",
+                rates.tflops,
+                rates.memory_gb_per_second / 1e3,
+                rates.cache_gb_per_second / 1e3,
+                rates.source
+            )?,
+            None => writeln!(out, "no floors: what {} does in a second is not known here", self.device)?,
+        }
+        writeln!(
+            out,
+            "{:<wide$}  {:<wide_op$}  {:<18} {:>9} {:>8} {:>8} {:>9} {:<6} {:>6} {:>9}",
+            "step", "operation", "kernel", "us", "TFLOP/s", "GB/s", "floor us", "bound", "ratio", "predicted"
+        )?;
+        for row in &self.steps {
+            let (floor, bound) = row.floor.as_ref().map_or((None, "-"), |floor| (Some(floor.us), floor.bound));
+            writeln!(
+                out,
+                "{:<wide$}  {:<wide_op$}  {:<18} {:>9} {:>8} {:>8} {:>9} {bound:<6} {:>6} {:>9}",
+                row.step,
+                row.operation,
+                row.kernel,
+                figure(row.time_us, 2),
+                figure(row.tflops, 1),
+                figure(row.gb_per_second, 0),
+                figure(floor, 2),
+                figure(row.ratio, 2),
+                figure(row.predicted_us, 2),
+            )?;
+        }
+        let sums = [self.sum_of_times_us, self.sum_of_floors_us].map(|sum| figure(sum, 1));
+        writeln!(out, "sum of times {} us, of floors {} us: {}", sums[0], sums[1], figure(self.ratio, 3))?;
+        if let (Some(graph), Some(mark)) = (self.graph_us, self.mark_us) {
+            writeln!(
+                out,
+                "times are between events in the graph, {mark:.2} us of each the events' own; without them the graph takes \
+                 {graph:.1} us: {}",
+                figure(self.graph_ratio, 3)
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The candidates of each step that has several.
+    pub fn print_candidates(&self) -> Result<()> {
+        let mut out = io::stdout();
+        for row in self.steps.iter().filter(|row| row.candidates.len() > 1) {
+            let one = |candidate: &CandidateUs| match candidate.predicted_us {
+                Some(us) => format!("{} {us:.2} us", candidate.kernel),
+                None => candidate.kernel.clone(),
+            };
+            let candidates: Vec<String> = row.candidates.iter().map(one).collect();
+            writeln!(out, "{}: {}", row.step, candidates.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    fn new(plan: &Plan, index: usize, rates: Option<&Rates>, seconds: Option<f64>) -> Self {
+        let step = &plan.steps[index];
+        let floor = rates.map(|rates| plan.floor(index, rates)).map(|floor| FloorUs {
+            tensor_us: 1e6 * floor.tensor,
+            memory_us: 1e6 * floor.memory,
+            cache_us: 1e6 * floor.cache,
+            launch_us: 1e6 * floor.launch,
+            us: 1e6 * floor.seconds(),
+            bound: floor.bound(),
+        });
+        let time_us = seconds.map(|seconds| 1e6 * seconds);
+        let us = |candidate: &trefoil::plan::Candidate| rates.map(|rates| 1e6 * candidate.seconds(rates));
+        let candidates = plan.candidates(index);
+        Self {
+            step: step.name.clone(),
+            operation: step.op.label(step.inputs.len()),
+            kernel: step.kernel.to_string(),
+            flops: step.flops,
+            bytes: step.bytes,
+            tflops: seconds.map(|seconds| step.flops as f64 / seconds / 1e12),
+            gb_per_second: seconds.map(|seconds| step.bytes as f64 / seconds / 1e9),
+            ratio: ratio(time_us, floor.as_ref().map(|floor| floor.us)),
+            predicted_us: plan.predicted(index).as_ref().and_then(us),
+            candidates: candidates
+                .iter()
+                .map(|candidate| CandidateUs { kernel: candidate.kernel.to_string(), predicted_us: us(candidate) })
+                .collect(),
+            time_us,
+            floor,
+        }
+    }
+}
+
+fn ratio(time: Option<f64>, floor: Option<f64>) -> Option<f64> {
+    Some(time? / floor?)
+}
+
+/// A number, or a dash for none.
+fn figure(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+}

@@ -1,0 +1,93 @@
+//! Building by measurement: kernels chosen by it, and what each step takes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{EngineBuilder, Flow};
+use crate::device::{Device, Target};
+use crate::error::Error;
+use crate::exec::{self, StepTimes, Told, Tuning, TuningProgress};
+use crate::plan::Plan;
+
+impl EngineBuilder<'_> {
+    /// Whether kernels are chosen by measurement. Default [`Tuning::Cached`]: what was measured earlier counts, and
+    /// nothing is measured. On the CPU there is nothing to choose.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Engine, Tuning, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let engine = Engine::builder(&model)
+    ///     .tuning(Tuning::Full)
+    ///     .on_tuning(|progress| println!("{} of {} shapes", progress.done, progress.of))
+    ///     .build()?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning.mode = tuning;
+        self
+    }
+
+    /// Where measurements are kept. Default: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in `~/.cache`.
+    pub fn tuning_folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.tuning.folder = Some(folder.into());
+        self
+    }
+
+    /// Who hears how far a measurement has come, on the thread that builds. Default nobody.
+    pub fn on_tuning(mut self, told: impl Fn(&TuningProgress) + Send + Sync + 'static) -> Self {
+        self.tuning.told = Some(Told(Arc::new(told)));
+        self
+    }
+
+    /// The plans that an engine would be built with, one for each batch size in order; a CPU has one, for an image; those
+    /// of several models follow one another. Nothing is built, loaded or measured.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let cpu = Device::open(Target::Cpu)?;
+    /// println!("{}", Engine::builder(&model).on(&cpu).plans()?[0]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`EngineBuilder::build`], but for memory.
+    pub fn plans(self) -> Result<Vec<Plan>, Error> {
+        let device = self.device_or_default()?;
+        let spec = self.build_spec()?.with_default_sizes(&device);
+        Flow::new(&self, &device, spec)?.plans()
+    }
+
+    /// Times each step of the plan for the largest batch size inside the whole graph, over `runs` runs on random rows, and
+    /// gives back all memory that it took. [`StepTimes`] says what is measured.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Engine, model::Model};
+    /// # let model = Model::open("weights/efficientnet-lite0")?;
+    /// let times = Engine::builder(&model).batch_sizes(&[128]).measure_steps(50)?;
+    /// for (step, seconds) in times.plan.steps.iter().zip(&times.steps) {
+    ///     println!("{:30} {:7.1} us", step.name, 1e6 * seconds);
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`EngineBuilder::build`]; [`Error::Unsupported`] for the CPU and for several models; [`Error::Option`] for no run.
+    pub fn measure_steps(self, runs: usize) -> Result<StepTimes, Error> {
+        super::within("runs", runs, 1 << 20)?;
+        let device = self.device_or_default()?;
+        device.healthy()?;
+        let spec = self.build_spec()?.with_default_sizes(&device);
+        let flow = Flow::new(&self, &device, spec)?;
+        let (model, spec) = flow.only()?;
+        if spec.tuning.mode == Tuning::Full {
+            exec::tune(model, &device, spec)?;
+        }
+        let plan = exec::plan_batch(model, &device, spec, flow.largest())?;
+        exec::time_steps(model, &device, spec, plan, runs)
+    }
+
+    pub(super) fn device_or_default(&self) -> Result<Device, Error> {
+        self.device.clone().map_or_else(|| Device::open(Target::Auto), Ok)
+    }
+}

@@ -1,0 +1,123 @@
+//! Plans of one model and batch size beside each other: their graphs timed in turns, or the steps of one.
+
+use std::mem;
+use std::sync::Arc;
+
+use super::{BuildSpec, Material};
+use crate::device::cuda::{Cuda, Graph};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note};
+use crate::error::Error;
+use crate::model::Model;
+use crate::phases::Stopwatch;
+use crate::plan::Plan;
+
+/// Everything that graphs of plans with the same weights need, and random rows to run on.
+pub(in crate::exec) struct Trial {
+    device: Device,
+    material: Material,
+    /// Those that were captured last; nothing of them is under way between two calls.
+    graphs: Vec<Graph>,
+    input: DeviceBuffer,
+    output: DeviceBuffer,
+}
+
+/// A graph that is timed for about as long as this without a pause, in seconds.
+const STRETCH: f64 = 1e-3;
+/// The most replays of such a stretch.
+const MOST_REPLAYS: usize = 16;
+
+impl Trial {
+    /// For `plan`, and for others of the same graph and batch size that differ in kernels.
+    pub fn new(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec, plan: &Plan) -> Result<Self, Error> {
+        let plans = std::slice::from_ref(plan);
+        let material = Material::new(model, device, cuda, spec.priority, plans, &mut Stopwatch::start())?;
+        let (rows, output) = (&plan.tensors[0], plan.tensors.last().expect("a plan has an output"));
+        let input = DeviceBuffer::new(device, rows.bytes)?;
+        let output = DeviceBuffer::new(device, output.bytes)?;
+        let noise = HostBuffer::new(device, rows.bytes)?;
+        // SAFETY: the buffer was just made, nothing else refers to it yet.
+        let bytes = unsafe { noise.bytes_mut() };
+        device.note(Note::Begin(noise.span(), Access::Write));
+        Noise::new().fill(&mut bytes[..rows.bytes], rows.dtype);
+        device.note(Note::End(noise.span()));
+        let uploaded = Event::new(device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for below.
+        unsafe { material.stream.copy_in(&input, &noise, rows.bytes)? };
+        uploaded.record(&material.stream)?;
+        uploaded.wait()?;
+        Ok(Self { device: device.clone(), material, graphs: Vec::new(), input, output })
+    }
+
+    /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
+    /// what changes with time changes for all.
+    pub fn rounds(&mut self, plans: &[Plan], rounds: usize) -> Result<Vec<Vec<f64>>, Error> {
+        self.graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<_, _>>()?;
+        let count = self.graphs.len();
+        let marks = || Ok([Event::with_timing(&self.device)?, Event::with_timing(&self.device)?]);
+        let marks = self.graphs.iter().map(|_| marks()).collect::<Result<Vec<_>, Error>>()?;
+        let mut seconds = vec![Vec::with_capacity(rounds); count];
+        let mut replays = 1;
+        // The first two are for the caches and for how long it takes.
+        for round in 0..rounds + 2 {
+            for turn in 0..count {
+                let index = (round + turn) % count;
+                marks[index][0].record(&self.material.stream)?;
+                (0..replays).try_for_each(|_| self.run(index))?;
+                marks[index][1].record(&self.material.stream)?;
+            }
+            marks[(round + count - 1) % count][1].wait()?;
+            let taken = marks.iter().map(|[start, end]| Ok(1e-3 * f64::from(end.ms_since(start)?) / replays as f64));
+            let taken = taken.collect::<Result<Vec<f64>, Error>>()?;
+            if round >= 2 {
+                seconds.iter_mut().zip(&taken).for_each(|(all, one)| all.push(*one));
+            } else {
+                let least = taken.iter().copied().fold(f64::INFINITY, f64::min);
+                replays = ((STRETCH / least.max(1e-9)).ceil() as usize).clamp(1, MOST_REPLAYS);
+            }
+        }
+        Ok(seconds)
+    }
+
+    /// Seconds of each step of `plan`, `[step][run]`, and at the end of nothing: the time between marks in its graph.
+    /// Every other run is without marks, so that each begins as in a row of runs.
+    pub fn steps(&mut self, plan: &Plan, runs: usize) -> Result<Vec<Vec<f64>>, Error> {
+        let marks = (0..plan.steps.len() + 2).map(|_| Event::with_timing(&self.device));
+        let marks = marks.collect::<Result<Vec<_>, _>>()?;
+        self.graphs = vec![self.capture(plan, &[])?, self.capture(plan, &marks)?];
+        let done = Event::new(&self.device)?;
+        let mut seconds = vec![Vec::with_capacity(runs); marks.len() - 1];
+        for _ in 0..runs {
+            self.run(0)?;
+            self.run(1)?;
+            done.record(&self.material.stream)?;
+            done.wait()?;
+            for (taken, pair) in seconds.iter_mut().zip(marks.windows(2)) {
+                taken.push(1e-3 * f64::from(pair[1].ms_since(&pair[0])?));
+            }
+        }
+        Ok(seconds)
+    }
+
+    fn capture(&mut self, plan: &Plan, marks: &[Event]) -> Result<Graph, Error> {
+        if plan.arena_bytes > self.material.arena.len() {
+            return Err(Error::Internal { what: "plans of one trial differ in more than kernels".into() });
+        }
+        self.material.capture(plan, (&self.input, &self.output), marks)
+    }
+
+    fn run(&self, graph: usize) -> Result<(), Error> {
+        // SAFETY: the stream is live, and all graphs of a trial go to it.
+        self.device.latch(unsafe { self.graphs[graph].launch(self.material.stream.raw()) })
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if self.device.fault().is_some() {
+            // As for a program: nothing proves that the device has stopped running them.
+            mem::forget(mem::take(&mut self.graphs));
+            mem::forget(mem::take(&mut self.material.kernels.functions));
+            mem::forget(mem::take(&mut self.material.kernels.modules));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What each step of a plan takes inside the whole graph.
+
+use crate::plan::Plan;
+
+/// What the steps of a plan were measured to take, in seconds.
+///
+/// A step's time is that between two marks of the device, timing events in the graph before and behind it. A mark keeps
+/// the next step from starting before the last has ended, as it may in the graph without marks, and takes time itself; so
+/// the steps together take longer than the graph, whose own time is beside them.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepTimes {
+    /// What was measured.
+    pub plan: Plan,
+    /// One for each step.
+    pub steps: Vec<f64>,
+    /// Between two marks with nothing in between; it is part of every step's time.
+    pub mark: f64,
+    /// The graph without marks, one run directly after the other.
+    pub graph: f64,
+}
+
+#[cfg(feature = "cuda")]
+impl StepTimes {
+    /// Of `[step][run]`, with a last row for nothing, and of runs of the whole graph.
+    pub(super) fn new(mut runs: Vec<Vec<f64>>, graph: Vec<f64>, plan: Plan) -> Self {
+        let mark = runs.pop().map_or(0.0, middle);
+        Self { steps: runs.into_iter().map(middle).collect(), mark, graph: middle(graph), plan }
+    }
+}
+
+/// The mean of the middle half: an event's clock is too coarse for a median of short times.
+#[cfg(feature = "cuda")]
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let quarter = values.len() / 4;
+    let half = &values[quarter..values.len() - quarter];
+    half.iter().sum::<f64>() / half.len().max(1) as f64
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_half_counts() {
+        assert_eq!(middle(vec![9.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(middle(vec![7.0]), 7.0);
+        assert_eq!(middle(Vec::new()), 0.0);
+    }
+}

@@ -1,0 +1,284 @@
+//! What was found by measurement, on disk: a small file for each shape.
+//!
+//! A file is written beside its place and renamed, so that nobody sees half of one; two processes that tune the same
+//! shape both write a whole answer, and one of them stays. Shapes never share a file, so nothing is lost. A file says
+//! what it is for, and one that says something else, or nothing that can be read, is passed over with a warning.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::DeviceInfo;
+use crate::sync::{Mutex, lock};
+
+/// What an answer depends on beside the shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Key {
+    /// The GPU's name, compute capability and multiprocessors.
+    pub gpu: String,
+    /// The driver, and the CUDA version that it is for.
+    pub driver: String,
+    /// A hash of all kernels.
+    pub kernels: String,
+}
+
+/// A kernel that was found the fastest for a shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// The kernel, as it is displayed.
+    pub kernel: String,
+    /// What the planner would have taken.
+    pub planned: String,
+    /// What that saves of a run of the graph that it was measured in, in microseconds for each step of the shape.
+    pub gain_us: f64,
+}
+
+/// What a file holds.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    format: u32,
+    #[serde(flatten)]
+    key: Key,
+    shape: String,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+/// Another number when [`Entry`] changes.
+const FORMAT: u32 = 1;
+
+/// The answers of one GPU, driver and set of kernels.
+#[derive(Debug)]
+pub(super) struct Cache {
+    key: Key,
+    /// Without one, answers are kept in memory alone.
+    folder: Option<PathBuf>,
+    /// What was found or looked for.
+    known: Mutex<BTreeMap<String, Option<Answer>>>,
+}
+
+impl Key {
+    pub fn new(info: &DeviceInfo, kernels: u64) -> Self {
+        let [major, minor] = info.compute_capability;
+        let (cuda, version) = (info.driver_version, fs::read_to_string("/sys/module/nvidia/version"));
+        Self {
+            gpu: format!("{}, sm_{major}{minor}, {} multiprocessors", info.name, info.units),
+            driver: format!("{}, CUDA {}.{}", version.unwrap_or_default().trim(), cuda / 1000, cuda % 1000 / 10),
+            kernels: format!("{kernels:016x}"),
+        }
+    }
+}
+
+impl Cache {
+    /// The answers for `key` below `folder`.
+    pub fn new(key: Key, folder: Option<&Path>) -> Self {
+        let name = format!("{:016x}", fnv(format!("{} / {} / {}", key.gpu, key.driver, key.kernels).as_bytes()));
+        Self { key, folder: folder.map(|folder| folder.join("tuning").join(name)), known: Mutex::default() }
+    }
+
+    /// The answer for a shape, if there is one.
+    pub fn get(&self, shape: &str) -> Option<Answer> {
+        let read = || self.path(shape).and_then(|path| self.read(&path, shape));
+        lock(&self.known).entry(shape.to_owned()).or_insert_with(read).clone()
+    }
+
+    /// Keeps an answer. A folder that cannot be written is told in the log, and the answer is kept in memory.
+    pub fn put(&self, shape: &str, answer: Answer) {
+        if let Some(path) = self.path(shape)
+            && let Err(error) = self.write(&path, shape, &answer)
+        {
+            log::warn!("tuning: cannot keep an answer in {}: {error}", path.display());
+        }
+        lock(&self.known).insert(shape.to_owned(), Some(answer));
+    }
+
+    fn path(&self, shape: &str) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join(format!("{:016x}.json", fnv(shape.as_bytes()))))
+    }
+
+    fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
+        let passed_over = |why: String| log::warn!("tuning: {} is passed over: {why}", path.display());
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                passed_over(error.to_string());
+                return None;
+            }
+        };
+        match serde_json::from_slice::<Entry>(&text) {
+            Ok(entry) if entry.format == FORMAT && entry.key == self.key && entry.shape == shape => Some(entry.answer),
+            Ok(_) => {
+                passed_over("it is for something else".into());
+                None
+            }
+            Err(error) => {
+                passed_over(format!("it cannot be read: {error}"));
+                None
+            }
+        }
+    }
+
+    fn write(&self, path: &Path, shape: &str, answer: &Answer) -> io::Result<()> {
+        static WRITES: AtomicUsize = AtomicUsize::new(0);
+        let folder = path.parent().expect("a file lies in a folder");
+        fs::create_dir_all(folder)?;
+        let entry = Entry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
+        let mut text = serde_json::to_vec_pretty(&entry)?;
+        text.push(b'\n');
+        let write = WRITES.fetch_add(1, Ordering::Relaxed);
+        let beside = path.with_extension(format!("{}-{write}.new", std::process::id()));
+        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
+        written.inspect_err(|_| drop(fs::remove_file(&beside)))
+    }
+}
+
+/// Where answers are kept unless somebody says otherwise: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in
+/// `.cache` of the home folder.
+pub(super) fn default_folder() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // The convention has it that a relative path here counts for nothing.
+    let xdg = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    folder("TREFOIL_CACHE").or_else(|| Some(xdg.or_else(|| Some(folder("HOME")?.join(".cache")))?.join("trefoil")))
+}
+
+/// FNV-1a, to name files by.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        Key {
+            gpu: "NVIDIA Test, sm_90, 132 multiprocessors".into(),
+            driver: "1, CUDA 13.0".into(),
+            kernels: "ab".into(),
+        }
+    }
+
+    fn answer(kernel: &str) -> Answer {
+        Answer { kernel: kernel.into(), planned: "sm90 128x256".into(), gain_us: 1.25 }
+    }
+
+    /// A folder of its own, gone in the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("trefoil-cache-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn files(&self) -> Vec<PathBuf> {
+            let folders = fs::read_dir(self.0.join("tuning")).into_iter().flatten().flatten();
+            let files = folders.flat_map(|folder| fs::read_dir(folder.path()).unwrap().flatten());
+            files.map(|file| file.path()).collect()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn an_answer_comes_back_in_another_process() {
+        let folder = Folder::new("back");
+        let cache = Cache::new(key(), Some(&folder.0));
+        assert_eq!(cache.get("conv"), None);
+        cache.put("conv", answer("sm90 64x256"));
+        assert_eq!(cache.get("conv"), Some(answer("sm90 64x256")));
+        let later = Cache::new(key(), Some(&folder.0));
+        assert_eq!((later.get("conv"), later.get("other")), (Some(answer("sm90 64x256")), None));
+        later.put("conv", answer("sm90 128x64"));
+        assert_eq!(Cache::new(key(), Some(&folder.0)).get("conv"), Some(answer("sm90 128x64")));
+        assert_eq!(folder.files().len(), 1);
+    }
+
+    #[test]
+    fn another_gpu_driver_or_kernel_knows_nothing_of_it() {
+        let folder = Folder::new("key");
+        Cache::new(key(), Some(&folder.0)).put("conv", answer("sm90 64x256"));
+        let others = [
+            Key { gpu: "NVIDIA Test, sm_90, 114 multiprocessors".into(), ..key() },
+            Key { driver: "2, CUDA 13.0".into(), ..key() },
+            Key { kernels: "ac".into(), ..key() },
+        ];
+        for other in others {
+            assert_eq!(Cache::new(other, Some(&folder.0)).get("conv"), None);
+        }
+    }
+
+    #[test]
+    fn what_is_corrupt_or_foreign_is_passed_over_and_replaced() {
+        let folder = Folder::new("corrupt");
+        Cache::new(key(), Some(&folder.0)).put("conv", answer("sm90 64x256"));
+        let file = folder.files().remove(0);
+        let whole = fs::read_to_string(&file).unwrap();
+        let foreign = [
+            whole[..whole.len() / 2].to_owned(),
+            String::new(),
+            "[1, 2]".to_owned(),
+            "\u{0}\u{1}".to_owned(),
+            whole.replace("\"format\": 1", "\"format\": 2"),
+            whole.replace("\"conv\"", "\"another shape with the same hash\""),
+            whole.replace("132", "133"),
+        ];
+        for text in foreign {
+            assert_ne!(text, whole);
+            fs::write(&file, &text).unwrap();
+            let cache = Cache::new(key(), Some(&folder.0));
+            assert_eq!(cache.get("conv"), None, "{text}");
+            cache.put("conv", answer("sm90 128x64"));
+            assert_eq!(Cache::new(key(), Some(&folder.0)).get("conv"), Some(answer("sm90 128x64")));
+        }
+    }
+
+    #[test]
+    fn writers_at_the_same_time_lose_nothing_and_readers_see_whole_files() {
+        let folder = Folder::new("writers");
+        let shapes: Vec<String> = (0..8).map(|shape| format!("conv {shape}")).collect();
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (folder, shapes) = (&folder.0, &shapes);
+                scope.spawn(move || {
+                    // As a process of its own: nothing is shared but the folder.
+                    let cache = Cache::new(key(), Some(folder));
+                    for round in 0..20 {
+                        for shape in shapes {
+                            cache.put(shape, answer(&format!("writer {writer} round {round}")));
+                            let seen = Cache::new(key(), Some(folder)).get(shape);
+                            assert!(seen.is_some_and(|seen| seen.kernel.starts_with("writer")), "half a file");
+                        }
+                    }
+                });
+            }
+        });
+        let cache = Cache::new(key(), Some(&folder.0));
+        assert!(shapes.iter().all(|shape| cache.get(shape).is_some_and(|found| found.kernel.ends_with("round 19"))));
+        assert_eq!(folder.files().len(), shapes.len(), "something is left beside the answers");
+    }
+
+    #[test]
+    fn without_a_folder_answers_stay_in_memory() {
+        let cache = Cache::new(key(), None);
+        cache.put("conv", answer("sm90 64x256"));
+        assert_eq!(cache.get("conv"), Some(answer("sm90 64x256")));
+        // A folder that cannot be made: a file is in its place.
+        let folder = Folder::new("file");
+        fs::write(&folder.0, b"").unwrap();
+        let cache = Cache::new(key(), Some(&folder.0));
+        cache.put("conv", answer("sm90 64x256"));
+        assert_eq!(cache.get("conv"), Some(answer("sm90 64x256")));
+        fs::remove_file(&folder.0).unwrap();
+    }
+}

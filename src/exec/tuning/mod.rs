@@ -1,0 +1,202 @@
+//! Kernels chosen by measurement: the candidates of a plan, timed on the device inside the whole graph, and kept on disk.
+//!
+//! The tile model of `plan` prunes to a few candidates for each step. A tuner builds the graph with each of them in turn
+//! and takes one that is clearly faster than the planner's first choice; an answer is kept by shape, so that every model
+//! with a layer of that shape has it. `search.rs` decides, `cache.rs` remembers; both are plain code.
+
+#[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
+mod search;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
+
+/// Whether kernels are chosen by measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tuning {
+    /// The tile model's first choices, the same on every machine.
+    Off,
+    /// What an earlier measurement on such a GPU found, where there was one; nothing is measured.
+    #[default]
+    Cached,
+    /// Whatever is not known yet is measured before the engine is built, and kept. Takes seconds for each batch size, and
+    /// the GPU alone.
+    Full,
+}
+
+/// How far a measurement has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TuningProgress {
+    /// Rows of the batch whose graph is tuned.
+    pub batch: usize,
+    /// Shapes that are done.
+    pub done: usize,
+    /// Shapes in all.
+    pub of: usize,
+    /// The shape that is measured now; empty in the end.
+    pub shape: String,
+}
+
+/// Whoever hears of progress.
+#[derive(Clone)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is tuned"))]
+pub(crate) struct Told(pub Arc<dyn Fn(&TuningProgress) + Send + Sync>);
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Told")
+    }
+}
+
+/// See [`Tuning`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TuningSpec {
+    pub mode: Tuning,
+    /// Where answers are kept; none: the default folder.
+    pub folder: Option<PathBuf>,
+    /// Who hears of progress.
+    pub told: Option<Told>,
+    /// What is known of the device that is built for.
+    #[cfg(feature = "cuda")]
+    answers: Arc<OnceLock<on_gpus::Answers>>,
+}
+
+impl TuningSpec {
+    /// The same for another build, which may be for another device.
+    pub fn anew(&self) -> Self {
+        Self {
+            #[cfg(feature = "cuda")]
+            answers: Arc::default(),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+pub(super) use on_gpus::tune;
+
+#[cfg(feature = "cuda")]
+mod on_gpus {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::cache::{Answer, Cache, Key, default_folder};
+    use super::search::{Group, search};
+    use super::{Told, TuningProgress, TuningSpec};
+    use crate::device::cuda::Cuda;
+    use crate::device::{Device, DeviceInfo};
+    use crate::error::Error;
+    use crate::exec::{BuildSpec, cuda, plan_with};
+    use crate::model::Model;
+    use crate::plan::{Choices, Plan, Rates};
+
+    /// What measurements on a device have found.
+    #[derive(Debug)]
+    pub(in crate::exec) struct Answers(Cache);
+
+    /// What the search of one batch size may take.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Clocks a second of a GPU whose rate is not known: enough to tell much from little.
+    const CLOCK_HZ: f64 = 1.5e9;
+
+    impl TuningSpec {
+        /// What is known of a device.
+        pub(in crate::exec) fn answers(&self, info: &DeviceInfo) -> &Answers {
+            self.answers.get_or_init(|| {
+                let folder = self.folder.clone().or_else(default_folder);
+                Answers(Cache::new(Key::new(info, cuda::KERNELS_HASH), folder.as_deref()))
+            })
+        }
+    }
+
+    impl Answers {
+        /// The kernels for a plan that differ from the planner's first choices.
+        pub fn choices(&self, plan: &Plan, chosen: &Choices) -> Choices {
+            let groups = groups(plan, chosen).into_iter().map(|group| self.answered(group).0);
+            let changed = groups.filter(|group| group.kernel != group.candidates[0].kernel);
+            changed.flat_map(|group| group.steps.into_iter().map(move |step| (step, group.kernel))).collect()
+        }
+
+        /// The group with the kernel that was found for it, and whether there was one. One that is no candidate any
+        /// more is none.
+        fn answered(&self, group: Group) -> (Group, bool) {
+            let answer = self.0.get(&group.shape);
+            let is_it = |answer: &Answer| {
+                group.candidates.iter().map(|c| c.kernel).find(|kernel| kernel.to_string() == answer.kernel)
+            };
+            match answer.as_ref().and_then(is_it) {
+                Some(kernel) => (Group { kernel, ..group }, true),
+                None => (group, false),
+            }
+        }
+    }
+
+    /// The steps of `plan` that have several candidates, by shape; those in `chosen` are not for us to choose.
+    fn groups(plan: &Plan, chosen: &Choices) -> Vec<Group> {
+        let mut groups = BTreeMap::<String, Group>::new();
+        for (index, step) in plan.steps.iter().enumerate() {
+            let candidates = plan.candidates(index);
+            if candidates.len() < 2 || chosen.contains_key(&step.name) {
+                continue;
+            }
+            let shape = plan.shape_of(index);
+            let of_shape =
+                || Group { shape: shape.clone(), steps: Vec::new(), kernel: candidates[0].kernel, candidates };
+            groups.entry(shape.clone()).or_insert_with(of_shape).steps.push(step.name.clone());
+        }
+        groups.into_values().collect()
+    }
+
+    /// Measures what is not known yet of the plans for `spec`, and keeps it.
+    pub(in crate::exec) fn tune(
+        model: &Model,
+        device: &Device,
+        cuda: &Arc<Cuda>,
+        spec: &BuildSpec,
+    ) -> Result<(), Error> {
+        let answers = spec.tuning.answers(device.info());
+        for &batch in &spec.batch_sizes {
+            let planned = plan_with(model, device, spec, batch, &spec.choices)?;
+            let (known, unknown): (Vec<_>, Vec<_>) = groups(&planned, &spec.choices)
+                .into_iter()
+                .map(|group| answers.answered(group))
+                .partition(|(_, known)| *known);
+            if unknown.is_empty() {
+                continue;
+            }
+            let mut base = spec.choices.clone();
+            for (group, _) in known {
+                base.extend(group.steps.into_iter().map(|step| (step, group.kernel)));
+            }
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, &planned)?;
+            let time = |sets: &[Choices], rounds| {
+                let with = |set: &Choices| {
+                    let choices = base.iter().chain(set).map(|(step, kernel)| (step.clone(), *kernel)).collect();
+                    plan_with(model, device, spec, batch, &choices)
+                };
+                trial.rounds(&sets.iter().map(with).collect::<Result<Vec<_>, _>>()?, rounds)
+            };
+            let told = |done: usize, groups: &[Group]| {
+                if let Some(Told(told)) = &spec.tuning.told {
+                    let shape = groups.get(done).map_or_else(String::new, |group| group.shape.clone());
+                    told(&TuningProgress { batch, done, of: groups.len(), shape });
+                }
+            };
+            let unknown = unknown.into_iter().map(|(group, _)| group).collect();
+            let clock_hz = Rates::of(&planned.limits).map_or(CLOCK_HZ, |rates| rates.clock_hz);
+            for found in search(unknown, clock_hz, LIMIT, time, told)? {
+                log::info!("tuning: {}: {} instead of {}", found.shape, found.kernel, found.planned);
+                let (kernel, planned) = (found.kernel.to_string(), found.planned.to_string());
+                answers.0.put(&found.shape, Answer { kernel, planned, gain_us: 1e6 * found.gain });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! The few kernels that a step is worth being timed in, with what the tile model predicts of each.
+
+use std::fmt;
+
+use super::depthwise::{DepthwiseShape, DepthwiseTile};
+use super::sm90::ConvShape;
+use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, depthwise, select, stem};
+use crate::model::Window;
+use crate::tensor::Shape;
+
+/// A kernel that computes a step, and how long the tile model takes it to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Clocks of the busiest multiprocessor.
+    pub clocks: f64,
+    /// Bytes through device memory, residual and weights included, in every kernel alike.
+    pub bytes: u64,
+}
+
+impl Candidate {
+    /// The clocks in seconds, or what device memory takes if that is longer.
+    pub fn seconds(&self, rates: &Rates) -> f64 {
+        (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes)
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:.1} kclk)", self.kernel, self.clocks / 1e3)
+    }
+}
+
+/// The most that a step has.
+const MOST: usize = 4;
+
+/// How much longer than the first a candidate may be predicted to take.
+const WITHIN: f64 = 1.5;
+
+impl Plan {
+    /// The kernels worth timing for a step, at most four, the planner's first choice first and then as they are
+    /// predicted. None for a step whose operation has one kernel.
+    ///
+    /// ```
+    /// use trefoil::plan::{Choices, Limits, Request, plan};
+    /// # use trefoil::{InputFormat, OutputKind, model::Model};
+    /// # let model = Model::open("weights/efficientnet-lite0")?;
+    /// # let (preprocessing, output) = (model.preprocessing(), OutputKind::Logits);
+    /// let (limits, choices) = (Limits::h200(), Choices::new());
+    /// let request =
+    ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
+    /// let plan = plan(model.graph(), &request)?;
+    /// for (index, step) in plan.steps.iter().enumerate() {
+    ///     let candidates = plan.candidates(index);
+    ///     assert!(candidates.len() <= 4 && candidates.first().is_none_or(|first| first.kernel == step.kernel));
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such step.
+    pub fn candidates(&self, step: usize) -> Vec<Candidate> {
+        let step = &self.steps[step];
+        let candidate = |(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes };
+        let mut kernels: Vec<Candidate> = self.kernels(step).into_iter().map(candidate).collect();
+        kernels.sort_by(|a, b| a.clocks.total_cmp(&b.clocks));
+        let most = kernels.first().map_or(0.0, |first| WITHIN * first.clocks);
+        kernels.retain(|candidate| candidate.clocks <= most);
+        kernels.truncate(MOST);
+        kernels
+    }
+
+    /// What the tile model predicts of a step in the kernel that it has; `None` where it has no model of it.
+    ///
+    /// # Panics
+    /// If there is no such step.
+    pub fn predicted(&self, step: usize) -> Option<Candidate> {
+        let step = &self.steps[step];
+        let found = self.kernels(step).into_iter().find(|(kernel, _)| *kernel == step.kernel);
+        found.map(|(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes })
+    }
+
+    /// All that decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any
+    /// model.
+    ///
+    /// # Panics
+    /// If there is no such step.
+    pub fn shape_of(&self, step: usize) -> String {
+        let Step { op, inputs, output, .. } = &self.steps[step];
+        let windows: String = match op {
+            StepOp::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
+            StepOp::Conv(conv) | StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => window(&conv.window),
+            StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
+            StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
+            _ => String::new(),
+        };
+        let shape = |id: &TensorId| self.stored(*id).to_string();
+        let inputs: Vec<String> = inputs.iter().map(shape).collect();
+        let label = op.label(inputs.len());
+        format!("{label} {windows}: {} -> {}, batch {}", inputs.join(" + "), shape(output), self.batch)
+    }
+
+    /// A tensor's shape with the channels that are stored.
+    pub(super) fn stored(&self, id: TensorId) -> Shape {
+        let tensor = &self.tensors[id.0];
+        Shape { channels: tensor.stored_channels, ..tensor.shape }
+    }
+
+    /// The convolutions of a step, each of its own input.
+    pub(super) fn convs(&self, step: &Step) -> Vec<ConvShape> {
+        let windows = match &step.op {
+            StepOp::Conv(conv) => vec![conv.window],
+            StepOp::ConvSum { conv, joined } => vec![conv.window, joined.conv.window],
+            _ => Vec::new(),
+        };
+        let output = self.stored(step.output);
+        let of = |(window, input): (Window, &TensorId)| {
+            let input = self.stored(*input);
+            ConvShape { batch: self.batch, input, output, window }
+        };
+        windows.into_iter().zip(&step.inputs).map(of).collect()
+    }
+
+    /// Every kernel of a step that the tile model knows, with its clocks.
+    fn kernels(&self, step: &Step) -> Vec<(Kernel, f64)> {
+        let [x, y] = [step.inputs[0], step.output].map(|id| &self.tensors[id.0]);
+        let (m_gemm, channels) = (self.batch * y.shape.pixels(), x.shape.channels);
+        match (&step.op, step.kernel) {
+            (_, Kernel::Cpu) => Vec::new(),
+            (StepOp::Conv(conv), _) => {
+                let k_gemm = conv.window.size.iter().product::<usize>() * channels;
+                select::conv_kernels(&self.limits, &self.convs(step)[0], [m_gemm, y.shape.channels, k_gemm])
+            }
+            (StepOp::ConvSum { .. }, _) => select::sm90_kernels(&self.limits, &self.convs(step)),
+            (StepOp::Linear(linear), _) => {
+                select::linear_kernels(&self.limits, [self.batch, linear.out_features, channels])
+            }
+            (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
+            (StepOp::Depthwise(conv), _) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
+            (StepOp::ExpandDepthwise { conv, .. }, _) => self.depthwise(step, conv.window, Kernel::Sm90Expand),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Plan {
+    /// Every kernel of a depthwise convolution, or of one with a 1x1 convolution in front.
+    fn depthwise(&self, step: &Step, window: Window, kernel: fn(DepthwiseTile) -> Kernel) -> Vec<(Kernel, f64)> {
+        let [input, output] = [step.inputs[0], step.output].map(|id| self.stored(id));
+        let expands = matches!(step.op, StepOp::ExpandDepthwise { .. });
+        let shape = DepthwiseShape { batch: self.batch, input, output, window, expands };
+        depthwise::tiles(&shape, &self.limits).map(|(tile, clocks)| (kernel(tile), clocks)).collect()
+    }
+}
+
+fn window(window: &Window) -> String {
+    let Window { size: [r, s], stride: [down, right], pad, dilation: [dilation_h, dilation_w] } = *window;
+    let dilation =
+        if [dilation_h, dilation_w] == [1; 2] { String::new() } else { format!(" d{dilation_h}x{dilation_w}") };
+    format!("{r}x{s}/{down}x{right} pad {},{},{},{}{dilation}", pad.top, pad.left, pad.bottom, pad.right)
+}

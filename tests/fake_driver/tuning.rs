@@ -1,0 +1,162 @@
+//! The tuner and the timing of steps, on a driver whose kernels take as long as is said.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
+
+use crate::engine::small_model;
+use crate::harness::{Scenario, mark};
+
+/// A folder that only one test uses, in all its children.
+fn folder(test: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("trefoil-fake-tuning-{test}"))
+}
+
+/// The kernels of the plans, a line for each batch size.
+fn kernels(builder: EngineBuilder<'_>) -> Result<Vec<String>, Error> {
+    let of = |plan: &trefoil::plan::Plan| {
+        plan.steps.iter().map(|step| format!("{} {}", step.name, step.kernel)).collect::<Vec<_>>().join(", ")
+    };
+    Ok(builder.plans()?.iter().map(of).collect())
+}
+
+/// Tunes with answers kept in `folder`, and prints the kernels before and after.
+fn tune(device: &Device, folder: PathBuf) -> Result<(), Error> {
+    let model = small_model();
+    let builder = Engine::builder(&model).on(device).batch_sizes(&[1, 4]).slots(2).check(true).tuning_folder(folder);
+    println!("planned: {}", kernels(builder.clone().tuning(Tuning::Off))?.join(" | "));
+    let told = |progress: &trefoil::TuningProgress| {
+        println!("batch {}: {} of {} {}", progress.batch, progress.done, progress.of, progress.shape);
+    };
+    mark("tune");
+    let engine = builder.clone().tuning(Tuning::Full).on_tuning(told).build()?;
+    mark("tuned");
+    println!("tuned: {}", kernels(builder.clone())?.join(" | "));
+    drop(engine.acquire()?.submit(3)?.wait()?);
+    drop(engine);
+    mark("cached");
+    let engine = builder.clone().build()?;
+    mark("again");
+    let again = builder.tuning(Tuning::Full).on_tuning(|_| panic!("everything is known")).build()?;
+    mark("done");
+    assert_eq!(engine.plans(), again.plans());
+    Ok(())
+}
+
+fn line<'a>(stdout: &'a str, start: &str) -> &'a str {
+    let found = stdout.lines().find_map(|line| Some(line.split_once(start)?.1));
+    found.unwrap_or_else(|| panic!("no `{start}` in:\n{stdout}"))
+}
+
+#[test]
+fn a_slow_first_choice_gives_way_and_later_builds_know() {
+    let folder = || folder("slow");
+    let scenario = Scenario::new("tuning::a_slow_first_choice_gives_way_and_later_builds_know", || {
+        tune(&Device::open(Target::Cuda(0)).unwrap(), folder()).unwrap();
+    });
+    let _ = fs::remove_dir_all(folder());
+    let report = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_32x64")]);
+    report.assert_clean();
+    let (planned, tuned) = (line(&report.stdout, "planned: "), line(&report.stdout, "tuned: "));
+    assert_eq!(planned.matches("classifier sm80 32x64").count(), 2, "{planned}");
+    assert_eq!(tuned.matches("classifier sm80 32x64").count(), 0, "{tuned}");
+    // Nothing else has changed: the other kernels all take as long.
+    let others = |text: &str| -> Vec<String> {
+        text.split(['|', ','])
+            .map(str::trim)
+            .filter(|step| !step.starts_with("classifier"))
+            .map(str::to_owned)
+            .collect()
+    };
+    assert_eq!(others(planned), others(tuned));
+    let told: Vec<&str> = report.stdout.lines().filter(|line| line.starts_with("batch 4: ")).collect();
+    let of = told.len() - 1;
+    assert!(of >= 2 && told[of].starts_with(&format!("batch 4: {of} of {of}")), "{told:?}");
+    // What was found is looked up, not measured.
+    let is_timing = |call: &&&str| call.starts_with("cuEventElapsedTime");
+    assert!(report.between("tune", "tuned").iter().any(|call| is_timing(&call)));
+    assert!(!report.between("cached", "again").iter().any(|call| is_timing(&call)));
+    assert!(!report.between("again", "done").iter().any(|call| is_timing(&call)));
+
+    // Another process knows, one with other kernels' times too; one with a corrupt file tunes that shape again.
+    let again = scenario.run(&[]);
+    assert!(!again.between("tune", "tuned").iter().any(|call| is_timing(&call)));
+    assert_eq!(line(&again.assert_clean().stdout, "tuned: "), tuned);
+    let key = fs::read_dir(folder().join("tuning")).unwrap().next().unwrap().unwrap().path();
+    let files: Vec<PathBuf> = fs::read_dir(key).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), files.iter().collect::<BTreeSet<_>>().len());
+    fs::write(&files[0], "{ half of").unwrap();
+    let mended = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_32x64")]);
+    assert_eq!(line(&mended.assert_clean().stdout, "tuned: "), tuned);
+    assert!(mended.between("tune", "tuned").iter().any(|call| is_timing(&call)));
+    assert!(fs::read_to_string(&files[0]).unwrap().contains("\"kernel\""));
+    fs::remove_dir_all(folder()).unwrap();
+}
+
+#[test]
+fn where_all_kernels_are_alike_the_planner_has_its_way() {
+    let folder = || folder("alike");
+    let scenario = Scenario::new("tuning::where_all_kernels_are_alike_the_planner_has_its_way", || {
+        tune(&Device::open(Target::Cuda(0)).unwrap(), folder()).unwrap();
+    });
+    for capability in ["80", "90"] {
+        let _ = fs::remove_dir_all(folder());
+        let report = scenario.run(&[("FAKE_CUDA_CAPABILITY", capability), ("FAKE_CUDA_EVENTS", "held")]);
+        report.assert_clean();
+        assert_eq!(line(&report.stdout, "planned: "), line(&report.stdout, "tuned: "));
+    }
+    fs::remove_dir_all(folder()).unwrap();
+}
+
+#[test]
+fn steps_are_timed_in_the_graph() {
+    let scenario = Scenario::new("tuning::steps_are_timed_in_the_graph", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = small_model();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).tuning(Tuning::Off);
+        let times = builder.clone().measure_steps(8).unwrap();
+        assert_eq!((times.plan.batch, times.steps.len()), (4, times.plan.steps.len()));
+        for (step, seconds) in times.plan.steps.iter().zip(&times.steps) {
+            let expected = if step.name == "classifier" { 0.1e-3 } else { 0.01e-3 };
+            assert!((seconds - expected).abs() < 0.002e-3, "{}: {seconds} s", step.name);
+        }
+        let sum: f64 = times.steps.iter().sum();
+        assert!((times.graph / sum - 1.0).abs() < 0.1 && times.mark < 0.002e-3, "{times:?}");
+        assert!(matches!(builder.measure_steps(0), Err(Error::Option { .. })));
+        let cpu = Device::open(Target::Cpu).unwrap();
+        let refused = Engine::builder(&model).on(&cpu).measure_steps(8);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    });
+    scenario.run(&[("FAKE_CUDA_SLOW", "linear")]).assert_clean();
+}
+
+#[test]
+fn a_call_that_fails_while_tuning_is_an_error_and_nothing_is_used_after_its_end() {
+    let folder = || folder("failing");
+    let scenario =
+        Scenario::new("tuning::a_call_that_fails_while_tuning_is_an_error_and_nothing_is_used_after_its_end", || {
+            match Device::open(Target::Cuda(0)).and_then(|device| tune(&device, folder())) {
+                Err(Error::Driver { operation, .. }) => println!("failed: {operation}"),
+                Err(Error::Fault { cause, .. }) => println!("failed: {cause}"),
+                other => panic!("{other:?}"),
+            }
+        });
+    let calls = [
+        "cuGraphLaunch",
+        "cuEventElapsedTime_v2",
+        "cuGraphInstantiateWithFlags",
+        "cuMemAlloc_v2",
+        "cuEventSynchronize",
+    ];
+    for call in calls {
+        for sticky in ["0", "1"] {
+            let _ = fs::remove_dir_all(folder());
+            let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", call), ("FAKE_CUDA_FAIL_STICKY", sticky)]);
+            report.assert_sound();
+            assert!(line(&report.stdout, "failed: ").contains(call.trim_end_matches("_v2")), "{report}");
+        }
+    }
+    let _ = fs::remove_dir_all(folder());
+}
