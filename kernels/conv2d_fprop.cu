@@ -21,7 +21,7 @@
 #define TREFOIL_CONV2D_FPROP(tile)                                                                              \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                    \
       sm80_conv2d_fprop_##tile(const __grid_constant__ ImplicitGemmArgs args) {                                 \
-    implicit_gemm<Tile##tile, __half>(args);                                                                    \
+    implicit_gemm<Tile##tile>(args);                                                                    \
   }
 
 TREFOIL_CONV2D_FPROP(256x128)

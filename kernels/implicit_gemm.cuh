@@ -1,5 +1,4 @@
-// Convolution as a matrix product that never materialises its left operand: the main loop of conv2d_fprop.cu and
-// linear.cu.
+// Convolution as a matrix product that never materialises its left operand: the main loop of conv2d_fprop.cu.
 //
 //   Y[m][n] = act(sum over k of X[m][k] * F[n][k]  + bias[n] + residual[m][n])
 //
@@ -16,8 +15,8 @@ struct ImplicitGemmArgs {
   const uint4 *x;         // [images][height][width][c_chunks] chunks of halves
   const uint4 *filter;    // [k_stored][filter_h][filter_w][c_chunks] chunks of halves
   const float *bias;      // [k_stored]
-  const uint4 *residual;  // like y, or null
-  void *y;                // [m_pixels][k_stored], halves or floats
+  const uint4 *residual;  // [m_pixels][k_stored / 8] chunks of halves, or null
+  uint4 *y;               // like the residual
   int32_t m_pixels;       // images * out_pixels
   int32_t out_pixels;     // P * Q
   int32_t out_width;      // Q
@@ -265,10 +264,8 @@ template <class Tile> TREFOIL_DEVICE int32_t next_stage(int32_t stage) {
   return stage + 1 == Tile::kStages ? 0 : stage + 1;
 }
 
-// The kernel body. `Out` is __half (y through shared memory, 16-byte stores, residual allowed) or float (y straight
-// from the registers, residual ignored).
-template <class Tile, typename Out> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &args) {
-  constexpr bool kHalfOut = sizeof(Out) == 2;
+// The kernel body.
+template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   const uint32_t smem = shared_address(shared_bytes);
   const uint32_t smem_bias = smem + Tile::kStages * Tile::kStageBytes;
@@ -280,7 +277,7 @@ template <class Tile, typename Out> TREFOIL_DEVICE void implicit_gemm(const Impl
   const uint32_t warp_col = warp_idx / Tile::kWarpRows * Tile::kWarpN;
 
   auto loader = OperandLoader<Tile>::start(args);
-  const bool has_residual = kHalfOut && args.residual != nullptr;
+  const bool has_residual = args.residual != nullptr;
 
   // ldmatrix rows. A: lanes 0-15 rows 0-15 of chunk 0, lanes 16-31 of chunk 1. B: lanes 0-7 rows 0-7 of chunk 0,
   // 8-15 of chunk 1, 16-31 the same for rows 8-15.
@@ -363,27 +360,19 @@ template <class Tile, typename Out> TREFOIL_DEVICE void implicit_gemm(const Impl
     for (int i = 0; i < Tile::kFragsM * 2; ++i) {
       const uint32_t row = lane_row + i * 8;
       float2 sum = make_float2(acc[i / 2][j][i % 2 * 2] + bias.x, acc[i / 2][j][i % 2 * 2 + 1] + bias.y);
-      if constexpr (kHalfOut) {
-        const uint32_t address = out.chunk_address(row, col / kChunkElems) + col % kChunkElems * 2;
-        if (has_residual) {
-          const float2 residual = unpack_half2(load_shared_u32(address));
-          sum.x += residual.x, sum.y += residual.y;
-        }
-        store_shared_u32(address, pack_half2(activate(sum.x, args.activation), activate(sum.y, args.activation)));
-      } else if (const int32_t m = origin.m + row, n = origin.n + col; m < args.m_pixels && n < args.k_stored) {
-        const int64_t index = static_cast<int64_t>(m) * args.k_stored + n;
-        *reinterpret_cast<float2 *>(static_cast<float *>(args.y) + index) =
-            make_float2(activate(sum.x, args.activation), activate(sum.y, args.activation));
+      const uint32_t address = out.chunk_address(row, col / kChunkElems) + col % kChunkElems * 2;
+      if (has_residual) {
+        const float2 residual = unpack_half2(load_shared_u32(address));
+        sum.x += residual.x, sum.y += residual.y;
       }
+      store_shared_u32(address, pack_half2(activate(sum.x, args.activation), activate(sum.y, args.activation)));
     }
   }
-  if constexpr (kHalfOut) {
-    __syncthreads();
+  __syncthreads();
 #pragma unroll
-    for (int part = 0; part < Tile::kOutStages; ++part) {
-      out.for_chunks(args, origin, part * Tile::kOutRows, [&](uint32_t address, int64_t chunk, bool exists) {
-        if (exists) static_cast<uint4 *>(args.y)[chunk] = load_shared_u32x4(address);
-      });
-    }
+  for (int part = 0; part < Tile::kOutStages; ++part) {
+    out.for_chunks(args, origin, part * Tile::kOutRows, [&](uint32_t address, int64_t chunk, bool exists) {
+      if (exists) args.y[chunk] = load_shared_u32x4(address);
+    });
   }
 }

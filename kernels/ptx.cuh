@@ -49,6 +49,29 @@ TREFOIL_DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// 16 bytes at a multiple of 16 that nobody writes during the launch; if `valid` is false it reads nothing and gives
+// zeros. Loads keep their order, so that those for a later use can be issued before an earlier one's.
+TREFOIL_DEVICE uint4 load_u32x4_or_zero(const uint4 *global_src, bool valid) {
+  uint4 value;
+  asm volatile("{\n\t"
+               ".reg .pred valid;\n\t"
+               "setp.ne.u32 valid, %5, 0;\n\t"
+               "mov.u32 %0, 0;\n\t"
+               "mov.u32 %1, 0;\n\t"
+               "mov.u32 %2, 0;\n\t"
+               "mov.u32 %3, 0;\n\t"
+               "@valid ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+               "}"
+               : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+               : "l"(global_src), "r"(static_cast<uint32_t>(valid)));
+  return value;
+}
+
+// Whatever uses `value` from here on stays behind the loads before.
+TREFOIL_DEVICE void keep_order(uint4 &value) {
+  asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w));
+}
+
 TREFOIL_DEVICE void store_shared_u32(uint32_t shared_dst, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" :: "r"(shared_dst), "r"(value) : "memory");
 }

@@ -10,7 +10,7 @@
 constexpr int kMaxMeans = 8;  // of which three are used
 
 struct StemArgs {
-  const uint8_t *x;      // [height][width][3], images `row_pitch_bytes` apart
+  const uint8_t *x;      // [height][width][3], images `row_pitch_bytes` apart; read by words of 4
   const uint4 *filter;   // [taps * pairs][64] chunks of 8 halves: what 2 pixels of a tap row give each channel
   uint4 *y;              // [images][out_height][out_width][k_stored] halves
   uint64_t row_pitch_bytes;
@@ -79,45 +79,63 @@ template <class S> TREFOIL_DEVICE Place place_of(const StemArgs &args) {
 
 // ---- image rows: each thread has a pair of pixels of every row ---------------------------------------------------
 
-// A thread's pair of pixels of two image rows.
+constexpr int kWords = 3;  // that a pair's 6 bytes may lie in
+
+// The words that a thread's pair of pixels lies in, of two image rows.
 struct Bytes {
-  uint32_t v[2][6];
+  uint32_t v[2][kWords];
 };
 
 // Where a thread's pairs come from and go to.
 struct Pairs {
-  const uint8_t *x;  // of the next image row to load
-  int32_t h_load;    // its index, and that of the next to store
+  const uint8_t *image;
+  int32_t at_load;   // the pair's first byte in the next image row to load, and in the next to store
+  int32_t at_store;
+  int32_t h_load;    // those rows' indices
   int32_t h_store;
   int32_t h_end;     // of the rows that the block needs
   bool valid[2];     // whether the pixels are in the image's columns
   uint32_t smem;     // of the ring's first row
 };
 
-TREFOIL_DEVICE void load_row(const StemArgs &args, Pairs &pairs, uint32_t (&bytes)[6]) {
-  const bool inside = pairs.h_load >= 0 && pairs.h_load < pairs.h_end;
+// A byte takes as long as a word on its way. Words may hold bytes of neighbours, but lie within the image's pitch.
+TREFOIL_DEVICE void load_row(const StemArgs &args, Pairs &pairs, uint32_t (&words)[kWords]) {
+  const bool inside = pairs.h_load >= 0 && pairs.h_load < pairs.h_end && (pairs.valid[0] || pairs.valid[1]);
+  const int32_t first = pairs.at_load & ~3;
+  const uint32_t pitch_bytes = static_cast<uint32_t>(args.row_pitch_bytes);
 #pragma unroll
-  for (int i = 0; i < 6; ++i) bytes[i] = inside && pairs.valid[i / 3] ? __ldg(pairs.x + i) : 0;
-  pairs.x += args.width * 3;
+  for (int i = 0; i < kWords; ++i) {
+    const bool needed = i < 2 || (pairs.at_load & 3) == 3;
+    const bool loads = inside && needed && static_cast<uint32_t>(first + i * 4) < pitch_bytes;
+    words[i] = loads ? __ldg(reinterpret_cast<const uint32_t *>(pairs.image + first) + i) : 0;
+  }
+  pairs.at_load += args.width * 3;
   ++pairs.h_load;
 }
 
 // Normalises and stores; padding is zero. The fourth channel is one.
 template <class S>
-TREFOIL_DEVICE void store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&bytes)[6], uint32_t ring) {
+TREFOIL_DEVICE void store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&loaded)[kWords], uint32_t ring) {
   constexpr uint32_t kOne = 0x3c000000u;  // in the upper half
   const bool inside = pairs.h_store >= 0 && pairs.h_store < pairs.h_end;
+  const uint32_t shift = pairs.at_store * 8;  // modulo 32
+  const uint32_t bytes[2] = {__funnelshift_r(loaded[0], loaded[1], shift), __funnelshift_r(loaded[1], loaded[2], shift)};
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float v[3];
 #pragma unroll
-    for (int c = 0; c < 3; ++c) v[c] = fmaf(static_cast<float>(bytes[i * 3 + c]), args.scale[c], args.shift[c]);
+    for (int c = 0; c < 3; ++c) {
+      const int byte = i * 3 + c;
+      const uint32_t x = bytes[byte / 4] >> byte % 4 * 8 & 0xff;
+      v[c] = fmaf(static_cast<float>(x), args.scale[c], args.shift[c]);
+    }
     const uint32_t mask = inside && pairs.valid[i] ? ~0u : 0;
     words[2 * i] = pack_half2(v[0], v[1]) & mask, words[2 * i + 1] = pack_half2(v[2], 0.0f) & mask | kOne;
   }
   if (threadIdx.x < S::kRowPairs)
     store_shared_u32x4(pairs.smem + ring * kPairBytes, make_uint4(words[0], words[1], words[2], words[3]));
+  pairs.at_store += args.width * 3;
   ++pairs.h_store;
 }
 
@@ -256,7 +274,10 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + static_cast<int32_t>(threadIdx.x)) - args.pad_left;
   const int32_t h = 2 * place.conv_first - args.pad_top;
   const auto valid = [&](int32_t w) { return threadIdx.x < S::kRowPairs && w >= 0 && w < args.width; };
-  Pairs pairs{args.x + place.image * args.row_pitch_bytes + (static_cast<int64_t>(h) * args.width + w) * 3,
+  const int32_t at = (h * args.width + w) * 3;
+  Pairs pairs{args.x + place.image * args.row_pitch_bytes,
+              at,
+              at,
               h,
               h,
               min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
@@ -264,7 +285,7 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
               smem_rows + threadIdx.x * kPairBytes};
   Bytes bytes;
   {
-    uint32_t rows[S::kTaps][6];
+    uint32_t rows[S::kTaps][kWords];
 #pragma unroll
     for (int row = 0; row < S::kTaps; ++row) load_row(args, pairs, rows[row]);
     load_row(args, pairs, bytes.v[0]);
@@ -336,7 +357,8 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 //            conv[i][p][q][k] = sum over r, s, c of n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c];
 //            n[i][h][w][c] = x[i][h][w][c] * scale[c] + shift[c] for c < 3, and 1 for c = 3; outside the image it is
 //            (0, 0, 0, 1).
-// Operands   x       read   bytes [height][width][3] of an image, images row_pitch_bytes apart; any alignment
+// Operands   x       read   bytes [height][width][3] of an image, images row_pitch_bytes apart; both multiples of 4, as
+//                           whole words are read
 //            filter  read   halves [taps][pairs][64][2][4]: tap row, pair of taps along the width, output channel, tap
 //                           of the pair, c; zeros beyond the taps and output channels. 16-byte aligned
 //            y       write  halves [images][out_height][out_width][k_stored], 16-byte aligned, disjoint from the others
@@ -347,8 +369,9 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 //            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap
 //            by a column and compute the row of conv above their first twice. column_tiles: one, and those of kNextTile
 //            columns after the first kOutColumns. compute capability 9.0 exactly.
-// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14. y is as
-//            large as conv, or as its windows, whose last may lack one row and column. Deterministic, no atomics.
+// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14;
+//            row_pitch_bytes below 2^32. y is as large as conv, or as its windows, whose last may lack one row and
+//            column. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     the windows' overlap in shared memory: matrix descriptors as in PTX ISA 9.0, without swizzle.
 #define TREFOIL_SM90_STEM(name, taps, columns, pools, blocks)                                                   \

@@ -27,7 +27,8 @@ from peers import CHANNELS_LAST, Graph, floor_ms, peers_of
 from trefoil import ROOT, Trefoil, default_folder
 
 OURS = "trefoil"
-AGREE = 0.3  # a peer further than this from fp32 computes something else; rounding to fp16 stays far below it
+AGREE = 0.6  # a peer further than this from fp32 computes something else: unrelated outputs have 1.4, fp16 rounding in a
+# hundred random layers, which nothing trained against it, up to 0.31
 
 
 def main():

@@ -6,7 +6,7 @@ use std::fmt;
 use super::sm90::{self, ConvShape, Sm90Tile};
 use super::{Kernel, Limits};
 
-/// The tile of the implicit-GEMM kernels: pixels x output channels of one thread block.
+/// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConvTile {
     /// Output pixels (GEMM M).
@@ -27,10 +27,16 @@ impl ConvTile {
         Self { m: 32, n: 64 },
     ];
 
-    /// Those that the linear layer is compiled for, largest first.
-    pub const LINEAR: [Self; 3] = [Self { m: 128, n: 64 }, Self { m: 64, n: 64 }, Self { m: 32, n: 64 }];
+    /// Those of the linear layer's kernels, images x outputs, largest first.
+    pub const LINEAR: [Self; 5] = [
+        Self { m: 64, n: 32 },
+        Self { m: 32, n: 32 },
+        Self { m: 32, n: 16 },
+        Self { m: 32, n: 8 },
+        Self { m: 16, n: 8 },
+    ];
 
-    /// How the kernels walk through this tile; `None` if they are not compiled for it.
+    /// How the convolution kernels walk through this tile; `None` if they are not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<Pipeline> {
         let (k, stages, threads) = match (self.m, self.n) {
             (256, 128) => (64, 3, 256),
@@ -130,15 +136,28 @@ pub(super) fn sm90_kernels(limits: &Limits, convs: &[ConvShape]) -> Vec<(Kernel,
     kernels.filter_map(clocks).collect()
 }
 
-/// The kernel of a linear layer.
+/// The kernel of a linear layer of `m` images, `n` outputs and `k` channels: the one whose busiest multiprocessor has
+/// its operands first.
 pub(super) fn linear_kernel(limits: &Limits, mnk: [usize; 3]) -> Kernel {
-    best(linear_kernels(limits, mnk)).expect("there is an sm80 kernel").0
+    best(linear_kernels(limits, mnk)).expect("there are tiles").0
 }
 
-/// Every kernel of a linear layer, with its clocks.
-pub(super) fn linear_kernels(limits: &Limits, mnk: [usize; 3]) -> Vec<(Kernel, f64)> {
-    tiles(&ConvTile::LINEAR, limits, mnk)
+/// Every kernel of such a layer, with its clocks; of those that take as long the smallest first, which has the fewest
+/// products.
+pub(super) fn linear_kernels(limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
+    let clocks = |tile: &ConvTile| {
+        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
+        let operand_bytes = (tile.m.min(m) + tile.n.min(n)) * k * 2;
+        blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + LINEAR_BLOCK)
+    };
+    ConvTile::LINEAR.into_iter().rev().map(|tile| (Kernel::Sm80Gemm(tile), clocks(&tile))).collect()
 }
+
+/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
+const BYTES_A_CLOCK: f64 = 30.0;
+
+/// The rest of a block of the linear layer, in clocks: latencies, and adding its warps' sums.
+const LINEAR_BLOCK: f64 = 2000.0;
 
 /// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
 /// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need

@@ -511,8 +511,18 @@ impl Problem for Dense {
 }
 
 pub fn linear() -> Vec<Case> {
-    let sizes =
-        [(1, 1, 1), (1, 5, 2), (8, 1, 3), (24, 10, 1), (100, 100, 33), (1280, 1000, 2), (513, 63, 5), (31, 65, 1)];
+    let sizes = [
+        (1, 1, 1),
+        (1, 5, 2),
+        (8, 1, 3),
+        (24, 10, 1),
+        (100, 100, 33),
+        (1280, 1000, 2),
+        (513, 63, 5),
+        (31, 65, 1),
+        (2056, 40, 16),
+        (264, 75, 130),
+    ];
     let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
     sizes.into_iter().flat_map(problem).collect()
 }

@@ -2,7 +2,7 @@
 
 use half::f16;
 use trefoil::model::{Graph, Model, NodeId, Op, Preprocessing, Weights, optimize};
-use trefoil::plan::{Choices, Kernel, Limits, Request, StemTile, StepOp, plan};
+use trefoil::plan::{Choices, ConvTile, Family, Kernel, Limits, Request, StemTile, StepOp, plan};
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
 use super::reference::{Arithmetic, emit, run_graph};
@@ -41,24 +41,17 @@ impl Case {
         }
     }
 
-    /// The steps that have a tile to choose on a GPU, with the tiles that each may have.
-    pub fn tiled(&self) -> Vec<(String, bool)> {
+    /// A choice of `kernel` for every step that is one of `of`; nothing if none is.
+    fn choices_of(&self, kernel: Kernel, of: impl Fn(&Op) -> bool) -> Option<Choices> {
         let graph = optimize(&self.graph);
-        let tiled = graph.nodes.iter().filter_map(|node| match &node.op {
-            Op::Conv2d(conv) if conv.groups == 1 => Some((node.name.clone(), false)),
-            Op::Linear(_) => Some((node.name.clone(), true)),
-            _ => None,
-        });
-        tiled.collect()
+        let steps = graph.nodes.iter().filter(|node| of(&node.op));
+        let choices: Choices = steps.map(|node| (node.name.clone(), kernel)).collect();
+        (!choices.is_empty()).then_some(choices)
     }
 
-    /// A choice of `kernel` for every step that has it; nothing if none does. Linear layers have the 64 wide sm80 tiles
-    /// of up to 128 rows.
+    /// A choice of `kernel` for every dense convolution; nothing if there is none.
     pub fn choices(&self, kernel: Kernel) -> Option<Choices> {
-        let has = |linear: &bool| !linear || matches!(kernel, Kernel::Sm80Gemm(tile) if tile.n == 64 && tile.m <= 128);
-        let choices: Choices =
-            self.tiled().into_iter().filter(|(_, linear)| has(linear)).map(|(name, _)| (name, kernel)).collect();
-        (!choices.is_empty()).then_some(choices)
+        self.choices_of(kernel, |op| matches!(op, Op::Conv2d(conv) if conv.groups == 1))
     }
 
     /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
@@ -81,6 +74,10 @@ impl Case {
         for kernel in Kernel::of_convolutions(limits) {
             all.extend(self.choices(kernel).map(|choices| (format!(", kernel {kernel}"), choices)));
             all.extend(self.joined_choices(kernel).map(|choices| (format!(", joined, kernel {kernel}"), choices)));
+        }
+        for kernel in ConvTile::LINEAR.map(Kernel::Sm80Gemm).into_iter().filter(|_| limits.family == Family::Sm80) {
+            let choices = self.choices_of(kernel, |op| matches!(op, Op::Linear(_)));
+            all.extend(choices.map(|choices| (format!(", linear kernel {kernel}"), choices)));
         }
         let request = Request {
             limits,

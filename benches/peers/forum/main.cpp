@@ -193,5 +193,5 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "forum: %s\n", error.what());
     return 1;
   }
-  return 0;
+  std::_Exit(0);  // all is printed and flushed; libtorch's own statics have been seen to abort when they are destroyed
 }

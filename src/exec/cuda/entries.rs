@@ -20,12 +20,11 @@ pub(crate) struct Entry {
 /// All entry points.
 pub(crate) fn entries() -> Vec<Entry> {
     let mut all = Vec::new();
-    let gemm = |module, (tile, name): (ConvTile, _)| {
+    all.extend(conv2d_fprop::ENTRIES.map(|(tile, name): (ConvTile, _)| {
         let pipeline = tile.pipeline().expect("every compiled tile has one");
-        Entry { module, name, threads: pipeline.threads as u32, shared_bytes: pipeline.shared_bytes as u32 }
-    };
-    all.extend(conv2d_fprop::ENTRIES.map(|entry| gemm("conv2d_fprop", entry)));
-    all.extend(linear::ENTRIES.map(|entry| gemm("linear", entry)));
+        let (threads, shared_bytes) = (pipeline.threads as u32, pipeline.shared_bytes as u32);
+        Entry { module: "conv2d_fprop", name, threads, shared_bytes }
+    }));
     all.extend(sm90_conv2d_fprop::ENTRIES.map(|(tile, name): (Sm90Tile, _)| {
         let pipeline = tile.pipeline().expect("every compiled tile has one");
         let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
@@ -39,6 +38,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
     };
     add("conv2d_depthwise", &conv2d_depthwise::ENTRIES, conv2d_depthwise::THREADS);
+    add("linear", &linear::ENTRIES.map(|(_, name)| name), linear::THREADS);
     add("pool2d", &pool2d::ENTRIES, pool2d::THREADS);
     add("global_avg_pool", &[global_avg_pool::ENTRY], global_avg_pool::THREADS);
     add("normalize", &normalize::ENTRIES, normalize::THREADS);
@@ -62,7 +62,7 @@ mod tests {
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
     const STRUCTS: [(&str, &str, &str, Fields, usize); 11] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
-        twin::<ImplicitGemmArgs>("linear", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
+        twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
         twin::<sm90_conv2d_fprop::Sm90Source>(
             "",
@@ -201,13 +201,13 @@ mod tests {
                     continue;
                 };
                 let (size, align) = match kind.trim() {
+                    _ if line.contains('*') => (8, 8),
                     "FastDivide" => (8, 4),
                     "Sm90Source" => (40, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
                     "float" => (4, 4),
                     "TensorMap" => (128, 64),
-                    _ if line.contains('*') => (8, 8),
                     other => panic!("{name}: unknown type {other}"),
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {
@@ -242,6 +242,14 @@ mod tests {
             assert_eq!([pipeline.k, pipeline.stages, pipeline.threads], [k, stages, 32 * warps_m * warps_n]);
         }
         assert_eq!(conv2d_fprop::ENTRIES.map(|(tile, _)| tile), ConvTile::ALL);
+    }
+
+    #[test]
+    fn linear_tiles_agree_with_the_source() {
+        let source = read("linear.cu");
+        let tiles = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_LINEAR(")?.strip_suffix(')'));
+        let tiles: Vec<_> = tiles.map(|tile| tile.replace(", ", "x")).collect();
+        assert_eq!(tiles, ConvTile::LINEAR.map(|tile| tile.to_string()));
         assert_eq!(linear::ENTRIES.map(|(tile, _)| tile), ConvTile::LINEAR);
     }
 

@@ -1,4 +1,4 @@
-//! What convolution and linear layer share: the arguments of `kernels/implicit_gemm.cuh`.
+//! The arguments of `kernels/implicit_gemm.cuh`.
 
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,

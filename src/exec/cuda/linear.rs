@@ -1,11 +1,26 @@
 //! Launches of `kernels/linear.cu`.
 
-use super::implicit_gemm::{self, GemmPointers, GemmProblem};
-use super::launch::{Launch, unsupported};
+use super::launch::{
+    FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+};
 use crate::error::Error;
-use crate::model::{Pad, Window};
 use crate::plan::ConvTile;
-use crate::tensor::{Activation, Shape};
+use crate::tensor::Activation;
+
+kernel_args! {
+    /// `LinearArgs`.
+    LinearArgs, 56 bytes {
+        x: u64,
+        filter: u64,
+        bias: u64,
+        y: u64,
+        images: i32,
+        c_chunks: i32,
+        k_stored: i32,
+        activation: i32,
+        by_n_tiles: FastDivide,
+    }
+}
 
 /// A fully connected layer with bias.
 #[derive(Clone, Copy, Debug)]
@@ -33,11 +48,15 @@ pub(crate) struct LinearPointers {
     pub(crate) y: u64,
 }
 
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
 /// The kernel for each tile.
 pub(super) const ENTRIES: [(ConvTile, &str); ConvTile::LINEAR.len()] = [
-    (ConvTile { m: 128, n: 64 }, "sm80_linear_128x64"),
-    (ConvTile { m: 64, n: 64 }, "sm80_linear_64x64"),
-    (ConvTile { m: 32, n: 64 }, "sm80_linear_32x64"),
+    (ConvTile { m: 64, n: 32 }, "sm80_linear_64x32"),
+    (ConvTile { m: 32, n: 32 }, "sm80_linear_32x32"),
+    (ConvTile { m: 32, n: 16 }, "sm80_linear_32x16"),
+    (ConvTile { m: 32, n: 8 }, "sm80_linear_32x8"),
+    (ConvTile { m: 16, n: 8 }, "sm80_linear_16x8"),
 ];
 
 /// The launch of `problem` in tiles of `tile`.
@@ -45,40 +64,45 @@ pub(crate) fn launch(problem: &LinearProblem, tile: ConvTile, pointers: &LinearP
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let entry = entry.ok_or_else(|| unsupported("linear tile", tile, "use one of ConvTile::LINEAR"))?;
     let LinearProblem { batch, in_stored, out_stored, activation } = *problem;
-    let LinearPointers { x, filter, bias, y } = *pointers;
-    let window = Window { size: [1; 2], stride: [1; 2], pad: Pad::all(0), dilation: [1; 2] };
-    let (input, output) = (Shape::vector(in_stored), Shape::vector(out_stored));
-    implicit_gemm::launch(
-        entry,
-        tile,
-        &GemmProblem { batch, input, output, window, activation },
-        &GemmPointers { x, filter, bias, residual: 0, y },
-    )
+    chunks_of("output channels", out_stored)?;
+    let n_tiles = out_stored.div_ceil(tile.n);
+    let args = LinearArgs {
+        x: aligned("x", pointers.x, 16)?,
+        filter: aligned("filter", pointers.filter, 16)?,
+        bias: aligned("bias", pointers.bias, 16)?,
+        y: aligned("y", pointers.y, 16)?,
+        images: in_range("images", batch, 1, 1 << 28)?,
+        c_chunks: in_range("channels / 8", chunks_of("channels", in_stored)?, 1, 1 << 25)?,
+        k_stored: in_range("output channels", out_stored, 1, 1 << 20)?,
+        activation: activation_code(activation),
+        by_n_tiles: FastDivide::by(n_tiles as u32),
+    };
+    let blocks = product("blocks", &[batch.div_ceil(tile.m), n_tiles])?;
+    Ok(Launch::flat(entry, blocks, THREADS, &args))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
 
     const POINTERS: LinearPointers = LinearPointers { x: 0x100, filter: 0x200, bias: 0x300, y: 0x400 };
 
     #[test]
-    fn is_a_convolution_of_single_pixels() {
-        let problem = LinearProblem { batch: 33, in_stored: 2048, out_stored: 1000, activation: Activation::None };
-        let launch = launch(&problem, ConvTile { m: 32, n: 64 }, &POINTERS).unwrap();
-        let args: ImplicitGemmArgs = launch.args.read();
-        assert_eq!([args.x, args.filter, args.bias, args.residual, args.y], [0x100, 0x200, 0x300, 0, 0x400]);
-        assert_eq!([args.m_pixels, args.out_pixels, args.k_chunks, args.k_stored], [33, 1, 256, 1000]);
-        assert_eq!([args.step_r, args.step_s, args.step_c], [0, 0, 8]);
-        assert_eq!(launch.grid, [2 * 16, 1, 1]);
-        assert_eq!(launch.entry, "sm80_linear_32x64");
+    fn every_field_gets_its_own_value() {
+        let problem = LinearProblem { batch: 33, in_stored: 2048, out_stored: 1000, activation: Activation::Relu6 };
+        let launch = launch(&problem, ConvTile { m: 32, n: 16 }, &POINTERS).unwrap();
+        let args: LinearArgs = launch.args.read();
+        assert_eq!([args.x, args.filter, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
+        assert_eq!([args.images, args.c_chunks, args.k_stored, args.activation], [33, 256, 1000, 2]);
+        assert_eq!(args.by_n_tiles.divide(126), 2);
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([2 * 63, 1, 1], [256, 1, 1], 0));
+        assert_eq!(launch.entry, "sm80_linear_32x16");
     }
 
     #[test]
     fn tiles_that_are_not_compiled_are_refused() {
         let problem = LinearProblem { batch: 1, in_stored: 8, out_stored: 8, activation: Activation::None };
-        let tile = ConvTile { m: 256, n: 64 };
+        let tile = ConvTile { m: 32, n: 64 };
         assert!(matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. })));
     }
 }

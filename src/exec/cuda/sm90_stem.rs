@@ -109,8 +109,8 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     };
     let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, 1 << 14);
     in_range("channels", input.channels, 3, 4)?;
-    if row_pitch < input.elems() {
-        return Err(unsupported("row pitch", row_pitch, "rows must not overlap"));
+    if row_pitch < input.elems() || row_pitch % 4 != 0 || u32::try_from(row_pitch).is_err() {
+        return Err(unsupported("row pitch", row_pitch, "rows must not overlap, nor lie apart by anything but words"));
     }
     let column_tiles = layers.column_tiles(columns, output.width);
     let band_rows = extent("rows of a tile", tile.rows, 1)?;
@@ -118,7 +118,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     let [mean, inv_std] = normalize::constants(input.channels, &stem.mean, &stem.std)?;
     let window = stem.conv.window;
     let args = StemArgs {
-        x: aligned("x", pointers.x, 1)?,
+        x: aligned("x", pointers.x, 4)?,
         filter: aligned("filter", pointers.filter, 16)?,
         y: aligned("y", pointers.y, 16)?,
         row_pitch_bytes: row_pitch as u64,
@@ -159,7 +159,7 @@ mod tests {
     use crate::model::{Conv2d, Pad, Pool, Window};
     use crate::tensor::Activation;
 
-    const POINTERS: StemPointers = StemPointers { x: 0x101, filter: 0x200, y: 0x300 };
+    const POINTERS: StemPointers = StemPointers { x: 0x104, filter: 0x200, y: 0x300 };
 
     fn stem() -> Stem {
         let window = Window { pad: Pad { top: 3, left: 2, bottom: 3, right: 3 }, ..Window::square(7, 2, 3) };
@@ -182,7 +182,7 @@ mod tests {
         let stem = stem();
         let launch = launch(&problem(&stem), StemTile { columns: 112, rows: 4 }, &POINTERS).unwrap();
         let args: StemArgs = launch.args.read();
-        assert_eq!([args.x, args.filter, args.y, args.row_pitch_bytes], [0x101, 0x200, 0x300, 30_464]);
+        assert_eq!([args.x, args.filter, args.y, args.row_pitch_bytes], [0x104, 0x200, 0x300, 30_464]);
         assert_eq!([args.height, args.width, args.conv_height, args.conv_width], [39, 260, 20, 130]);
         assert_eq!([args.out_height, args.out_width, args.pad_top, args.pad_left], [10, 65, 3, 2]);
         assert_eq!([args.k_stored, args.activation, args.band_rows], [40, 2, 4]);
@@ -220,7 +220,9 @@ mod tests {
         let stem = stem();
         let odd = StemTile { columns: 96, rows: 4 };
         assert!(matches!(launch(&problem(&stem), odd, &POINTERS), Err(Error::Unsupported { .. })));
-        let overlapping = StemProblem { row_pitch: 100, ..problem(&stem) };
-        assert!(matches!(launch(&overlapping, tile, &POINTERS), Err(Error::Unsupported { .. })));
+        for row_pitch in [100, 30_466] {
+            let problem = StemProblem { row_pitch, ..problem(&stem) };
+            assert!(matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. })), "{row_pitch}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::device::Note;
 use crate::error::Error;
 use crate::ring::Batch;
 use crate::ring::batch::Gathered;
+use crate::sync::thread::Thread;
 use crate::sync::{MutexGuard, lock, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
@@ -160,6 +161,10 @@ impl Shared {
         }
     }
 
+    fn next_asleep(&self) -> Option<Thread> {
+        lock(&self.state).next_asleep()
+    }
+
     /// Answers everything queued, and everything after it, with `error`.
     fn fail(&self, error: &Error) {
         self.told(|state, wakes| state.fail(error, wakes));
@@ -174,6 +179,9 @@ impl Shared {
         change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T,
     ) -> T {
         let changed = change(&mut lock(&self.state), wakes);
+        while let Some(thread) = self.next_asleep() {
+            thread.unpark();
+        }
         wake(wakes);
         changed
     }

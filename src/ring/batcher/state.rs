@@ -89,6 +89,9 @@ pub(super) struct State {
     /// The fault that everything is answered with.
     failed: Option<Error>,
     pub counters: Counters,
+    /// Threads that sleep although their results are there. Each is in `RowTicket::wait`, so it comes here as soon as it
+    /// is woken, and takes others along.
+    asleep: VecDeque<Thread>,
 }
 
 impl State {
@@ -106,6 +109,7 @@ impl State {
             ended: false,
             failed: None,
             counters: Counters::new(capacity),
+            asleep: VecDeque::with_capacity(rows),
         }
     }
 
@@ -215,14 +219,18 @@ impl State {
         rows
     }
 
-    /// The device is done with a batch: its rows are free, its tickets have their answers.
+    /// The device is done with a batch: its rows are free, its tickets have their answers. Threads that wait for them
+    /// are left to [`State::next_asleep`].
     pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, wakes: &mut Vec<Wake>) {
         if self.closed == Some(Close::Abort) {
             return self.land(rows, &Error::Closed, wakes);
         }
         for (index, queued) in rows.iter().enumerate() {
             self.free.give(queued.row);
-            wakes.push(self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))));
+            match self.answer(queued.entry, Ok(RowOutput::new(output.clone(), index))) {
+                Wake::Thread(thread) => self.asleep.push_back(thread),
+                other => wakes.push(other),
+            }
         }
         rows.clear();
         self.spare.push(rows);
@@ -273,6 +281,11 @@ impl State {
     fn vacate(&mut self, entry: usize) {
         self.entries[entry] = Entry::Vacant;
         self.vacant.push(entry);
+    }
+
+    /// A thread that is to be woken, without the lock.
+    pub fn next_asleep(&mut self) -> Option<Thread> {
+        self.asleep.pop_front()
     }
 
     pub fn is_done(&self, entry: usize) -> bool {

@@ -77,16 +77,22 @@ impl RowTicket {
             }
             match limit.map(|limit| limit.saturating_duration_since(Instant::now())) {
                 None => thread::park(),
-                Some(Duration::ZERO) => return None,
+                // Nobody may count on this thread any more: it is not asleep.
+                Some(Duration::ZERO) => return self.take(Wake::Nobody),
                 Some(left) => thread::park_timeout(left),
             }
         }
     }
 
-    /// The answer if it is there; else `wake` is told of it.
+    /// The answer if it is there; else `wake` is told of it. Whoever has got one wakes two others that have: to wake a
+    /// batch's threads takes as long as its answers' way around if one thread does it alone.
     fn take(&mut self, wake: Wake) -> Option<Result<RowOutput, Error>> {
-        let (answer, unused) = lock(&self.shared.state).take(self.entry, wake);
+        let mut state = lock(&self.shared.state);
+        let (answer, unused) = state.take(self.entry, wake);
         self.settled = answer.is_some();
+        let others = if self.settled { [state.next_asleep(), state.next_asleep()] } else { [None, None] };
+        drop(state);
+        others.into_iter().flatten().for_each(|thread| thread.unpark());
         drop(unused); // a waker's drop is user code, so without the lock
         answer
     }

@@ -112,43 +112,44 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
 }
 
 impl Bench<'_> {
-    /// The rows of one network: all measurements of its engines alone are pooled, for it is the same work whatever the
-    /// slots.
+    /// The rows of one network. A repetition measures the ring with each number of slots, and the engines alone on one of
+    /// these rings, the next each time: so all figures are spread over the same time, and a disturbance from elsewhere
+    /// meets all alike. The measurements of the engines alone are pooled, for it is the same work whatever the slots.
     fn network(&self, regime: Regime, batch: usize, depth: usize) -> Result<Vec<Row>> {
+        let engine = |&slots: &usize| self.layers.engine(self.device, depth, batch, buffers(slots));
+        let engines = self.slots.iter().map(engine).collect::<Result<Vec<_>>>()?;
+        let sources = engines.iter().map(|engine| Sources::learn(engine, batch, SOURCES));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
         let (mut alone, mut idle) = (Engines::none(), [f64::INFINITY; 2]);
-        let mut rings = Vec::new();
-        // As many measurements alone as repetitions, spread over the run.
-        let alone_each = self.repetitions.div_ceil(self.slots.len());
-        for &slots in self.slots {
-            let engine = self.layers.engine(self.device, depth, batch, buffers(slots))?;
-            let sources = Sources::learn(&engine, batch, SOURCES)?;
-            let load = RingLoad { engine: &engine, sources: &sources, rows: batch, producers: PRODUCERS };
-            let mut ring = Vec::new();
-            for repetition in 0..self.repetitions {
-                self.bar.set_message(format!("{}, batch {batch}, {slots} slots", regime.name()));
-                if repetition < alone_each {
-                    let (loaded, quiet) = measure_alone(&engine, batch, self.batches)?;
+        let mut rings = vec![Vec::new(); engines.len()];
+        for repetition in 0..self.repetitions {
+            for (index, (engine, sources)) in engines.iter().zip(&sources).enumerate() {
+                self.bar.set_message(format!("{}, batch {batch}, {} slots", regime.name(), engine.slots()));
+                if index == repetition % engines.len() {
+                    let (loaded, quiet) = measure_alone(engine, batch, self.batches)?;
                     alone = alone.best(loaded);
                     idle = [idle[0].min(quiet[0]), idle[1].min(quiet[1])];
                     // Measuring leaves other rows in a staging buffer.
-                    sources.restore(&engine)?;
+                    sources.restore(engine)?;
                 }
-                ring.push(load.seconds_a_batch(self.batches)?);
+                let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS };
+                rings[index].push(load.seconds_a_batch(self.batches)?);
                 self.bar.inc(1);
             }
-            rings.push((slots, ring, engine.input().row_bytes));
         }
-        let predict = |slots, row_bytes| -> Result<f64> {
+        let row_bytes = engines[0].input().row_bytes;
+        let rings: Vec<(usize, Vec<f64>)> = self.slots.iter().copied().zip(rings).collect();
+        let predict = |slots| -> Result<f64> {
             let rows = simulated(batch, slots, row_bytes, self.batches, alone, idle);
             Ok(simulate(&rows).context("cannot simulate what was measured")?.images_per_s)
         };
         let one = rings.iter().find(|ring| ring.0 == 1);
-        let one = one.map(|(_, ring, bytes)| Ok::<_, anyhow::Error>((best(ring), predict(1, *bytes)?))).transpose()?;
-        let row = |(slots, ring, row_bytes): (usize, Vec<f64>, usize)| -> Result<Row> {
+        let one = one.map(|(_, ring)| Ok::<_, anyhow::Error>((best(ring), predict(1)?))).transpose()?;
+        let row = |(slots, ring): (usize, Vec<f64>)| -> Result<Row> {
             let (slowest, slowest_seconds) = alone.slowest();
             let ring_seconds = best(&ring);
             let images_per_second = batch as f64 / ring_seconds;
-            let predicted_images_per_second = predict(slots, row_bytes)?;
+            let predicted_images_per_second = predict(slots)?;
             Ok(Row {
                 regime,
                 batch,
