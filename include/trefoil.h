@@ -65,7 +65,7 @@ enum trefoil_status
     TREFOIL_STATUS_ABI_MISMATCH = 16,
     /* There are a million handles of this kind. */
     TREFOIL_STATUS_TOO_MANY_HANDLES = 17,
-    /* A callback waited for a result that is not there: its own thread may be the one that would bring it. */
+    /* A callback waited for a result that is not there: it may need the callbacks that come after this one. */
     TREFOIL_STATUS_IN_CALLBACK = 18,
     /* A file cannot be opened, read or written. */
     TREFOIL_STATUS_IO = 20,
@@ -513,8 +513,11 @@ const char *trefoil_status_name(int32_t status);
  and batches, tickets and outputs outlive the engine they came from.
 
  A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
- memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows;
- those committed are computed.
+ memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
+ also of calls that wait for room; those committed are computed.
+
+ The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
+ once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
  */
 trefoil_status trefoil_release(uint64_t handle);
 
@@ -550,7 +553,8 @@ trefoil_status trefoil_device_get_info(trefoil_device device, struct trefoil_dev
 trefoil_status trefoil_device_health(trefoil_device device);
 
 /*
- Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file.
+ Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file. A path is any bytes on Unix, and
+ UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null, `model` can be written or is null.
@@ -646,8 +650,9 @@ trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_healt
 
 /*
  Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
- tickets are answered with CLOSED instead of their results. The handle stays; trefoil_acquire() and
- trefoil_submit() answer CLOSED.
+ tickets are answered with CLOSED instead of their results. Then it waits until the callbacks of its tickets have
+ returned, also those of its batchers' rows; a call from within a callback does not. The handle stays;
+ trefoil_acquire() and trefoil_submit() answer CLOSED.
  */
 trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint64_t limit_ns);
 
@@ -715,18 +720,25 @@ trefoil_status trefoil_wait(trefoil_ticket ticket, trefoil_output *output);
  */
 trefoil_status trefoil_wait_for(trefoil_ticket ticket, uint64_t limit_ns, trefoil_output *output);
 
-/* Whether the result is there: OK or NOT_READY. Never blocks, and the ticket is as it was. */
+/*
+ Whether trefoil_wait() would return at once, with the result or, also after a fault or a close, with the failure: OK
+ or NOT_READY. Never blocks, and the ticket is as it was.
+ */
 trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 
 /*
- Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
- to it; unless the answer is OK, the callback is never called.
+ Has `callback` called once, with `user`, when the result is there, or its failure. If the answer is OK, the ticket's
+ handle is given up to it; else the ticket is as it was, and the callback is never called.
 
- It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
- library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
- for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
- limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
- jump out.
+ All callbacks are called by one thread of the library, `trefoil-callback`, one after the other, never within a call
+ of the program's, perhaps before this call returns; the library holds no lock meanwhile, and its other threads go
+ on. A callback may make any call of this interface. None waits there: trefoil_wait() answers IN_CALLBACK if the
+ result is not there, and every limit is 0. It may take a lock, but not one that a thread holds while it waits in
+ this library. The callbacks behind it wait for it, so that it had better be short. It must not throw or jump out.
+
+ `user` has to live until its own callback has returned. It is called whatever becomes of the engine: also after
+ trefoil_release() of it, and after a fault or a close with the failure. When trefoil_engine_close() or
+ trefoil_batcher_close() has answered OK, every callback that was registered before has returned.
 
  Pointers:
  `callback` may be called with `user`, from another thread.
@@ -740,6 +752,14 @@ trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback
  `rows` can be written or is null.
  */
 trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
+
+/*
+ What the rows of an output are: a trefoil_result, as its engine was built for.
+
+ Pointers:
+ `result` can be written or is null.
+ */
+trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
 
 /*
  Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which
@@ -819,7 +839,8 @@ trefoil_status trefoil_row_submit(trefoil_row row, trefoil_ticket *ticket);
 
 /*
  Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
- in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+ in the queue are answered with CLOSED and not computed. Then it waits until the callbacks of its tickets have
+ returned; a call from within a callback does not. The handle stays; submissions are answered with CLOSED.
  */
 trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, uint64_t limit_ns);
 
@@ -832,8 +853,9 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
 
 /*
- Writes the timeline of the batches that the recorder remembers, as Perfetto and chrome://tracing read it. The
- engine was built with `trace_batches`; batches go on meanwhile.
+ Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
+ browser, which needs nothing else; to another what Perfetto and chrome://tracing read. The
+ engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null.
@@ -852,6 +874,7 @@ trefoil_status trefoil_trace_report(trefoil_engine engine, char *text, size_t ca
 /*
  Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
  call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
+ UNSUPPORTED, and nothing is changed, where a Rust program around this library has a logger of its own.
 
  Pointers:
  `callback` may be called with `user`, from any thread.

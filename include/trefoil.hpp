@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,8 @@ class error : public std::runtime_error {
 public:
     error(trefoil_status status, const char *message)
         : std::runtime_error(message), status_(status), reaches_(trefoil_last_error_class()) {}
+    /// NOT_READY, which has no message and reaches nothing.
+    error() : std::runtime_error("not ready"), status_(TREFOIL_STATUS_NOT_READY), reaches_(TREFOIL_FAULT_CLASS_REQUEST) {}
     trefoil_status status() const noexcept { return status_; }
     /// How far it reaches: this request, the device, or the process.
     trefoil_fault_class reaches() const noexcept { return reaches_; }
@@ -43,6 +46,7 @@ private:
 };
 
 inline void check(trefoil_status status) {
+    if (status == TREFOIL_STATUS_NOT_READY) throw error();
     if (status != TREFOIL_STATUS_OK) throw error(status, trefoil_last_error());
 }
 
@@ -197,8 +201,12 @@ public:
         check(trefoil_output_rows(get(), &rows));
         return rows;
     }
-    /// The numbers of a row: probabilities, logits or features.
+    /// The numbers of a row: probabilities, logits or features. Rows of TREFOIL_RESULT_TOP_K are pairs, which top_k() reads:
+    /// for them it throws std::logic_error.
     span<const float> values(std::size_t row) const {
+        std::uint32_t result = 0;
+        check(trefoil_output_result(get(), &result));
+        if (result == TREFOIL_RESULT_TOP_K) throw std::logic_error("trefoil: rows of TOP_K are read with top_k()");
         const void *at = nullptr;
         std::size_t bytes = 0;
         check(trefoil_output_row(get(), row, &at, &bytes));
@@ -240,15 +248,19 @@ public:
         return true;
     }
     /// Has `callback(status, output)` called once, on a thread of the library; the output is empty where the status is
-    /// not OK. `callback` lives until then, and what it throws ends the program. Nothing waits in it: see
-    /// trefoil_on_ready().
+    /// not OK. `callback` lives until it has returned, and what it throws ends the program. Nothing waits in it: see
+    /// trefoil_on_ready(). If this throws, the ticket is as it was and nothing is called.
     template <class F>
     void on_ready(F &callback) && {
         const auto call = [](void *user, trefoil_status status, trefoil_output raw) noexcept {
             (*static_cast<F *>(user))(status, output(raw));
         };
-        const trefoil_status status = trefoil_on_ready(get(), call, &callback);
-        if (status != TREFOIL_STATUS_BUSY) used_up();
+        const std::uint64_t raw = get();
+        used_up(); // before the callback can run: it may end the life of this very object
+        const trefoil_status status =
+            trefoil_on_ready(raw, call, const_cast<void *>(static_cast<const void *>(std::addressof(callback))));
+        if (status == TREFOIL_STATUS_OK) return;
+        handle::operator=(handle(raw));
         check(status);
     }
 };

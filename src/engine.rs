@@ -12,10 +12,10 @@ use crate::error::{Credits, Error};
 use crate::exec::{self, BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::{Phase, Stopwatch};
-use crate::plan::{Choices, Plan};
+use crate::plan::{Choices, Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, RingSpec, Stage, Waiting};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
-use crate::trace::Trace;
+use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.
 ///
@@ -38,6 +38,8 @@ pub struct Engine {
     plans: Vec<Plan>,
     recorder: Option<Arc<Recorder>>,
     building: Vec<Phase>,
+    /// The model's name.
+    model: String,
 }
 
 /// How an [`Engine`] is to be built.
@@ -193,7 +195,27 @@ impl Engine {
     /// Never waits for the device, and batches go on meanwhile; it allocates and asks the device for the times, so it
     /// is for now and then.
     pub fn trace(&self) -> Option<Trace> {
-        self.recorder.as_ref().map(|recorder| recorder.trace())
+        self.recorder.as_ref().map(|recorder| recorder.trace().of(self.traced_model()))
+    }
+
+    fn traced_model(&self) -> TracedModel {
+        let layers = |plan: &Plan| {
+            let layer = |step: &Step| TracedLayer {
+                name: step.name.clone(),
+                operation: step.op.label(step.inputs.len()),
+                kernel: plan.kernel_name(step.kernel, &step.op),
+                flops: step.flops,
+                bytes: step.bytes,
+            };
+            plan.steps.iter().map(layer).collect()
+        };
+        let program = |plan: &Plan| TracedProgram { batch: plan.batch, layers: layers(plan) };
+        TracedModel {
+            name: self.model.clone(),
+            device_name: self.device.info().name.clone(),
+            row_bytes: [self.input().row_pitch, self.output().row_pitch],
+            programs: self.plans.iter().map(program).collect(),
+        }
     }
 
     /// Takes no more work and waits, up to `limit`, until the device has finished what is in flight. Afterwards
@@ -212,6 +234,12 @@ impl Engine {
     /// [`Error::Timeout`] past the limit, with what is still in flight; [`Error::Fault`] if the device is out of use.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         self.core.close(how, limit)
+    }
+
+    /// Which ring its tickets are of.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> crate::ring::Origin {
+        crate::ring::Origin::of_ring(&self.core)
     }
 
     /// Makes the driver calls of `batches` batches of `batch` rows, one of [`Engine::batch_sizes`], with nothing of the
@@ -419,7 +447,8 @@ impl EngineBuilder<'_> {
         let (on, recorder) = recorded.unzip();
         let core = Core::build(on.as_ref().unwrap_or(&device), program, ring).map_err(advise)?;
         watch.lap("ring");
-        Ok(Engine { core, device, plans, recorder, building: watch.phases() })
+        let model = model.name().to_owned();
+        Ok(Engine { core, device, plans, recorder, building: watch.phases(), model })
     }
 
     /// The model, cut to its features if they are asked for.

@@ -30,6 +30,7 @@
 //! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
+//! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | plays the schedule of this seed alone |
@@ -53,6 +54,11 @@ mod simulate;
 mod sync;
 mod tensor;
 mod trace;
+
+/// The programs in the guides compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/adding-a-model-family.md")]
+struct Guides;
 
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder};

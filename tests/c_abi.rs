@@ -37,6 +37,7 @@ fn main() {
         trial("the_library_exports_what_the_header_declares", &["gcc", "nm", "readelf", "bash"], exports),
         trial("the_headers_stand_alone_in_c99_and_cpp17", C, headers_stand_alone),
         trial("the_documented_commands_make_programs_that_are_right", C, documented_commands),
+        trial("a_package_is_staged_in_destdir", &["gcc", "bash"], staged),
         trial("every_misuse_is_told", C, misuse),
         trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
@@ -245,6 +246,24 @@ fn ppm(photo: &str) -> Result<PathBuf, Failed> {
     let head = format!("P6\n{} {}\n255\n", input.width, input.height);
     fs::write(&path, [head.as_bytes(), &pixels].concat())?;
     Ok(path)
+}
+
+/// With DESTDIR nothing is written to the prefix itself, which the pkg-config file names.
+fn staged() -> Outcome {
+    installed()?; // builds the same library
+    let (to, prefix) = (work().join("staged"), Path::new("/no/such prefix & more"));
+    let mut command = Command::new("bash");
+    command.arg("scripts/install_c.sh").arg(prefix).env("DESTDIR", &to).env("CARGO_TARGET_DIR", target());
+    run(&mut command)?;
+    let at = to.join(prefix.strip_prefix("/")?);
+    for file in
+        ["lib/libtrefoil.so", "lib/libtrefoil.so.1", "lib/libtrefoil.a", "include/trefoil.h", "include/trefoil.hpp"]
+    {
+        assert!(at.join(file).exists(), "{file}");
+    }
+    let described = fs::read_to_string(at.join("lib/pkgconfig/trefoil.pc"))?;
+    assert!(described.starts_with("prefix=/no/such prefix & more\n") && !prefix.exists(), "{described}");
+    Ok(())
 }
 
 fn wrapper() -> Outcome {

@@ -1,7 +1,9 @@
-//! The documents name tests; each of them is there.
+//! The documents name tests, files and commands: each of them is there, and the program's commands are run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "cli")]
+use std::process::Command;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -38,4 +40,75 @@ fn the_tests_that_semantics_names_are_there() {
     assert!(named.len() >= 15, "{named:?}");
     let missing: Vec<&&str> = named.iter().filter(|name| !tests.iter().any(|test| test == *name)).collect();
     assert!(missing.is_empty(), "docs/semantics.md names tests that are not there: {missing:?}");
+}
+
+/// The documents for people who work on trefoil or with it; a test of their own runs the commands of docs/linking.md.
+const GUIDES: [&str; 4] =
+    ["docs/profiling.md", "docs/precision.md", "docs/adding-a-model-family.md", "docs/adding-a-kernel.md"];
+
+fn guide(name: &str) -> String {
+    fs::read_to_string(Path::new(ROOT).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The lines of the blocks of a language: `sh` is run here, `console` needs a GPU or minutes.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let blocks = text.split("```").skip(1).step_by(2);
+    let of_language = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
+    of_language.flat_map(str::lines).map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn what_the_guides_name_is_there() {
+    let tests = tests();
+    for name in GUIDES {
+        let text = guide(name);
+        let outside: String = text.split("```").step_by(2).collect();
+        for span in outside.split('`').skip(1).step_by(2) {
+            let is_path = span.contains('/') && !span.contains([' ', '*']) && !span.starts_with('-');
+            assert!(!is_path || Path::new(ROOT).join(span).exists(), "{name}: no {span}");
+        }
+        for line in blocks(&text, "sh").iter().chain(&blocks(&text, "console")) {
+            for word in
+                line.split_whitespace().filter(|word| word.starts_with("benches/") || word.starts_with("kernels/"))
+            {
+                assert!(Path::new(ROOT).join(word).exists(), "{name}: no {word}");
+            }
+            let Some((_, arguments)) = line.split_once("cargo test --release ") else { continue };
+            let there = match arguments.split_whitespace().collect::<Vec<_>>()[..] {
+                ["--test", file] => {
+                    ["", "/main"].iter().any(|end| Path::new(ROOT).join(format!("tests/{file}{end}.rs")).is_file())
+                }
+                ["--lib", folder] => Path::new(ROOT).join("src/model").join(folder).is_dir(),
+                _ => false,
+            };
+            assert!(there, "{name}: {line}");
+        }
+    }
+    for name in ["parameter_counts", "every_architecture_fuses_to_convolutions_pools_and_a_classifier"] {
+        assert!(
+            guide("docs/adding-a-model-family.md").contains(name) && tests.iter().any(|test| test == name),
+            "{name}"
+        );
+    }
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_program_does_what_the_guides_tell_it() {
+    let mut ran = 0;
+    fs::create_dir_all(Path::new(ROOT).join("target")).unwrap();
+    for name in GUIDES {
+        for line in blocks(&guide(name), "sh") {
+            let Some(arguments) = line.strip_prefix("trefoil ") else {
+                assert!(line.starts_with("cargo test "), "{name}: who runs `{line}`?");
+                continue;
+            };
+            let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+            let output = command.args(arguments.split_whitespace()).current_dir(ROOT).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !output.stdout.is_empty(), "{name}: {line}: {said}");
+            ran += 1;
+        }
+    }
+    assert!(ran >= 4, "the guides lost their commands");
 }

@@ -243,10 +243,12 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for command in ["", "classify", "inspect", "bench", "simulate", "trace"] {
-        let output = run(&[command, "--help"][usize::from(command.is_empty())..]);
+    let commands = ["", "classify", "inspect", "bench", "simulate", "trace", "doctor", "completions"];
+    let benchmarks = ["overlap", "forum", "clients", "server"].map(|name| format!("bench {name}"));
+    for command in commands.into_iter().chain(benchmarks.iter().map(String::as_str)) {
+        let output = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());
         expect_code(&output, 0);
-        assert!(stdout(&output).contains("Example:"), "{}", stdout(&output));
+        assert!(stdout(&output).contains("Example"), "{}", stdout(&output));
     }
     let version = run(&["--version"]);
     expect_code(&version, 0);
@@ -449,9 +451,112 @@ fn trace_writes_a_timeline_and_reports_the_overlap() {
     assert!(report["copy_under_compute_middle"].is_number() && report["latency"]["p99"].is_number(), "{report}");
     assert_eq!(report["stages"][3]["stage"], "compute");
 
+    let page = folder.0.join("timeline.html");
+    let html = run(&[&trace[..], &["--html", page.to_str().unwrap(), "--batches", "5", "--json"]].concat());
+    expect_code(&html, 0);
+    let report = &json_lines(&html)[0];
+    assert!(report["out"].is_null() && report["html"] == page.to_str().unwrap(), "{report}");
+    assert!(fs::read_to_string(&page).unwrap().contains("<canvas"));
+
     let nowhere = run(&[&trace[..], &["--batches", "2", "--out", "/nonexistent/trace.json"]].concat());
     expect_code(&nowhere, 1);
     assert!(stderr(&nowhere).contains("/nonexistent/trace.json"), "{}", stderr(&nowhere));
+}
+
+/// Starts the program and waits until it has opened its model.
+#[cfg(unix)]
+fn start(args: &[&str]) -> std::process::Child {
+    use std::io::{BufRead, BufReader};
+    let mut command = program();
+    command.args(args).env("RUST_LOG", "info").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("info: "), "{line}");
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink())); // so that it never blocks
+    child
+}
+
+/// Presses Ctrl-C.
+#[cfg(unix)]
+fn interrupt(child: &std::process::Child) {
+    // SAFETY: a number of a process that was not waited for, so that nobody else has it.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_reports_what_was_done() {
+    let folder = Folder::new("interrupted");
+    let file = folder.0.join("timeline.html");
+    let trace = ["trace", "--model", "weights/convnet28", "--device", "cpu", "--batch", "4", "--seconds", "600"];
+    let child = start(&[&trace[..], &["--html", file.to_str().unwrap()]].concat());
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 130);
+    assert!(stdout(&output).contains("copy time under compute"), "{}", stdout(&output));
+    assert!(file.is_file());
+
+    let photos = folder.0.join("photos");
+    fs::create_dir(&photos).unwrap();
+    for number in 0..2000 {
+        std::os::unix::fs::symlink(root().join("weights/photos/coffee.png"), photos.join(format!("{number}.png")))
+            .unwrap();
+    }
+    let child =
+        start(&["classify", photos.to_str().unwrap(), "--device", "cpu", "--top", "1", "--json", "--batch", "2"]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 130);
+    let answers = json_lines(&output);
+    assert!((1..2000).contains(&answers.len()) && answers.iter().all(|line| line["top"][0]["index"] == 967));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_interrupt_quits() {
+    let mut child = start(&["bench", "--device", "cpu", "--batch", "2048", "--seconds", "600"]);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    interrupt(&child);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let asked = std::time::Instant::now();
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5));
+}
+
+#[test]
+fn the_doctor_says_what_is_there_and_what_is_not() {
+    let output = run(&["doctor", "--device", "cpu"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    assert!(text.contains("processor") && text.contains("memory") && text.contains("tf_efficientnet_lite0"), "{text}");
+    assert!(!text.contains('\x1b'), "colours in a pipe: {text}");
+    let findings = &json_lines(&run(&["doctor", "--device", "cpu", "--json"]))[0];
+    let checks = findings["checks"].as_array().unwrap();
+    assert!(findings["ok"] == true && checks.len() >= 4, "{findings}");
+    // A GPU that is asked for and is not there is bad, and what to do is said.
+    let output = run(&["doctor", "--device", "cuda:77", "--json"]);
+    expect_code(&output, 1);
+    let findings = &json_lines(&output)[0];
+    let gpu = findings["checks"].as_array().unwrap().iter().find(|check| check["check"] == "GPU").unwrap();
+    assert!(findings["ok"] == false && gpu["verdict"] == "bad" && gpu["advice"].is_string(), "{gpu}");
+}
+
+#[test]
+fn shells_get_completions() {
+    for (shell, part) in
+        [("bash", "complete -F _trefoil"), ("zsh", "#compdef trefoil"), ("fish", "complete -c trefoil")]
+    {
+        let output = run(&["completions", shell]);
+        expect_code(&output, 0);
+        let script = stdout(&output);
+        assert!(script.contains(part) && script.contains("classify") && script.contains("max-delay"), "{shell}");
+    }
+    expect_code(&run(&["completions", "cmd"]), 64);
 }
 
 #[test]

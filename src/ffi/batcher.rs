@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::batch::Memory;
 use super::engine::{flag, how, unused};
@@ -173,10 +173,16 @@ pub unsafe extern "C" fn trefoil_row_submit(row: trefoil_row, ticket: *mut trefo
 }
 
 /// Takes no more rows and waits, up to `limit_ns`, until those committed have their answers. With `abort`, those still
-/// in the queue are answered with CLOSED and not computed. The handle stays; submissions are answered with CLOSED.
+/// in the queue are answered with CLOSED and not computed. Then it waits until the callbacks of its tickets have
+/// returned; a call from within a callback does not. The handle stays; submissions are answered with CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_batcher_close(batcher: trefoil_batcher, abort: u32, limit_ns: u64) -> trefoil_status {
-    guard(|| Ok(shared::<Arc<Batcher>>(batcher)?.close(how(abort)?, callback::limit(limit_ns))?))
+    guard(|| {
+        let (batcher, start): (Arc<Batcher>, _) = (shared(batcher)?, Instant::now());
+        let limit = callback::limit(limit_ns);
+        batcher.close(how(abort)?, limit)?;
+        callback::drained(limit.saturating_sub(start.elapsed()), |origin| *origin == batcher.origin())
+    })
 }
 
 /// What a batcher did so far. It allocates, so it is for now and then.

@@ -4,22 +4,25 @@
 //! [`Pending`] ticket and nothing else, so that it is copied freely, never dangles, and allocates nothing; a wake that
 //! comes too late finds that the handle was given up.
 //!
-//! What would be called within a call of the program's own goes to a thread for that, `trefoil-callback`: the program
-//! may hold a lock there that the callback wants. While a callback runs, nothing waits: no limit is longer than zero.
+//! A wake only puts the result into a queue. One thread, `trefoil-callback`, calls all callbacks, so that a callback
+//! that waits for a lock of its program keeps no ring and no batcher from going on. While a callback runs, nothing
+//! waits: no limit is longer than zero, for what it would wait for may need the callbacks behind it.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::{OnceLock, mpsc};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::handles::{insert, object, resolve, trefoil_output};
+use super::handles::{insert, object, place, resolve, trefoil_output};
 use super::output::Landed;
-use super::status::{Answer, Failure, in_call, trefoil_status};
+use super::status::{Answer, Failure, trefoil_status};
 use super::ticket::Flying;
 use crate::error::Error;
-use crate::sync::{Mutex, lock};
+use crate::ring::Origin;
+use crate::sync::{Condvar, Mutex, after, lock, wait, wait_until};
 
 /// What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
 /// trefoil_last_error() has the message.
@@ -40,6 +43,8 @@ object!(Pending, Pending);
 struct Call {
     function: Callback,
     user: *mut c_void,
+    /// Whose result it is told.
+    origin: Origin,
 }
 
 // SAFETY: `user` is only passed to the callback, which may be called from any thread by trefoil_on_ready's contract.
@@ -48,6 +53,21 @@ unsafe impl Send for Call {}
 unsafe impl Sync for Call {}
 
 type Result = std::result::Result<Landed, Error>;
+
+/// Results whose callbacks are to be called, in order, and what is known of all callbacks.
+struct Queue {
+    ready: VecDeque<(Call, Result)>,
+    /// How many callbacks of each ring and batcher have not returned.
+    outstanding: Vec<(Origin, usize)>,
+    /// Whether `trefoil-callback` was started.
+    served: bool,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { ready: VecDeque::new(), outstanding: Vec::new(), served: false });
+/// Tells `trefoil-callback` of results.
+static READY: Condvar = Condvar::new();
+/// Tells [`drained`] of callbacks that have returned.
+static RETURNED: Condvar = Condvar::new();
 
 thread_local! {
     static RUNNING: Cell<bool> = const { Cell::new(false) };
@@ -58,37 +78,123 @@ pub(super) fn running() -> bool {
     RUNNING.get()
 }
 
-/// How long a call may wait: in a callback not at all, for its own thread may be the one that would end the wait.
+/// How long a call may wait: in a callback not at all.
 pub(super) fn limit(nanoseconds: u64) -> Duration {
     if running() { Duration::ZERO } else { Duration::from_nanos(nanoseconds) }
 }
 
-/// Starts the thread for callbacks, unless it runs.
-pub(super) fn start() -> Answer {
-    hand_over_to().map(drop)
+/// Has `function` called when the result is there, by `trefoil-callback`, which is started where it does not run yet.
+/// What fails gives the ticket back.
+pub(super) fn register(
+    flying: Flying,
+    function: Callback,
+    user: *mut c_void,
+) -> std::result::Result<(), (Flying, Failure)> {
+    let origin = flying.origin();
+    {
+        let mut queue = lock(&QUEUE);
+        if let Err(failure) = queue.serve() {
+            return Err((flying, failure));
+        }
+        queue.registered(origin);
+    }
+    match place(Pending { flying, call: Call { function, user, origin } }) {
+        Ok(pending) => attempt(pending),
+        Err((pending, failure)) => {
+            lock(&QUEUE).returned(origin);
+            return Err((pending.flying, failure));
+        }
+    }
+    Ok(())
 }
 
-/// Has `function` called when the result is there; from another thread if it is there already.
-pub(super) fn register(flying: Flying, function: Callback, user: *mut c_void) -> Answer {
-    let pending = insert(Pending { flying, call: Call { function, user } })?;
-    attempt(pending).map_or(Ok(()), hand_over)
+/// Waits, up to `limit`, until no callback is outstanding that `concerns` the caller; in a callback it waits for none.
+pub(super) fn drained(limit: Duration, concerns: impl Fn(&Origin) -> bool) -> Answer {
+    if running() {
+        return Ok(());
+    }
+    let (start, mut late) = (Instant::now(), false);
+    let mut queue = lock(&QUEUE);
+    loop {
+        let concerning = queue.outstanding.iter().filter(|(origin, _)| concerns(origin));
+        match concerning.map(|(_, count)| count).sum::<usize>() {
+            0 => return Ok(()),
+            count if late => {
+                let what = format!("close: {count} callbacks have not returned after {:.1?}", start.elapsed());
+                return Err(Failure::new(trefoil_status::Timeout, what));
+            }
+            _ => (queue, late) = wait_until(&RETURNED, queue, after(limit.saturating_sub(start.elapsed()))),
+        }
+    }
 }
 
-/// Looks for the result of a pending ticket, once: what to call, and with what.
-fn attempt(pending: u64) -> Option<(Call, Result)> {
+/// Looks for the result of a pending ticket, once; if it is there, its callback is next.
+fn attempt(pending: u64) {
     let waker = waker(pending);
     // Polled with its place locked, so that a wake meanwhile waits until the ticket is back there. Nobody who has the
     // ring's lock waits for a place: wakers are woken without it, and cloning or dropping one here touches nothing.
-    let resolved =
-        resolve(pending, |pending: &mut Pending| match pending.flying.poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(result) => Some(result),
-            Poll::Pending => None,
-        });
-    let (mut taken, result) = resolved.ok()??; // resolved before: woken twice
-    Some((taken.object().call, result))
+    let resolved = resolve(pending, |pending: &mut Pending| {
+        let poll = || pending.flying.poll(&mut Context::from_waker(&waker));
+        match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(Poll::Ready(result)) => Some(result),
+            Ok(Poll::Pending) => None,
+            Err(_) => Some(Err(Error::Internal { what: "looking for a result panicked".into() })),
+        }
+    });
+    let Ok(Some((mut taken, result))) = resolved else { return }; // not there, or resolved before: woken twice
+    let call = taken.object().call;
+    lock(&QUEUE).ready.push_back((call, result));
+    READY.notify_one();
 }
 
-fn run((Call { function, user }, result): (Call, Result)) {
+impl Queue {
+    /// Starts the thread for callbacks, unless it runs.
+    fn serve(&mut self) -> Answer {
+        if !self.served {
+            let builder = thread::Builder::new().name("trefoil-callback".into());
+            let what = |error| format!("cannot start the thread for callbacks: {error}");
+            builder.spawn(serve).map_err(|error| Failure::from(Error::Internal { what: what(error) }))?;
+            self.served = true;
+        }
+        Ok(())
+    }
+
+    /// Notes a callback.
+    fn registered(&mut self, origin: Origin) {
+        match self.outstanding.iter_mut().find(|(other, _)| *other == origin) {
+            Some((_, count)) => *count += 1,
+            None => self.outstanding.push((origin, 1)),
+        }
+    }
+
+    /// Forgets a callback that is over.
+    fn returned(&mut self, origin: Origin) {
+        let at = self.outstanding.iter().position(|(other, _)| *other == origin).expect("it was registered");
+        self.outstanding[at].1 -= 1;
+        if self.outstanding[at].1 == 0 {
+            self.outstanding.swap_remove(at);
+            RETURNED.notify_all();
+        }
+    }
+}
+
+/// The thread `trefoil-callback`. It never ends.
+fn serve() {
+    let mut queue = lock(&QUEUE);
+    loop {
+        match queue.ready.pop_front() {
+            Some((call, result)) => {
+                drop(queue);
+                run(call, result);
+                queue = lock(&QUEUE);
+                queue.returned(call.origin);
+            }
+            None => queue = wait(&READY, queue),
+        }
+    }
+}
+
+fn run(Call { function, user, .. }: Call, result: Result) {
     let answer = result.map_err(Failure::from).and_then(insert);
     let (status, output) = match answer {
         Ok(output) => (trefoil_status::Ok, output),
@@ -98,29 +204,6 @@ fn run((Call { function, user }, result): (Call, Result)) {
     // SAFETY: by trefoil_on_ready's contract.
     unsafe { function(user, status, output) };
     RUNNING.set(false);
-}
-
-type Sender = Mutex<mpsc::Sender<(Call, Result)>>;
-
-/// Leaves a callback to `trefoil-callback`.
-fn hand_over(ready: (Call, Result)) -> Answer {
-    lock(hand_over_to()?).send(ready).map_err(|_| internal("the thread for callbacks is gone"))
-}
-
-/// The way to `trefoil-callback`, which is started by the first call.
-fn hand_over_to() -> Answer<&'static Sender> {
-    static SENDER: OnceLock<Option<Sender>> = OnceLock::new();
-    let start = || {
-        let (sender, receiver) = mpsc::channel();
-        let serve = move || receiver.into_iter().for_each(run);
-        thread::Builder::new().name("trefoil-callback".into()).spawn(serve).ok()?;
-        Some(Mutex::new(sender))
-    };
-    SENDER.get_or_init(start).as_ref().ok_or_else(|| internal("cannot start the thread for callbacks"))
-}
-
-fn internal(what: &'static str) -> Failure {
-    Error::Internal { what: what.into() }.into()
 }
 
 const _: () = assert!(size_of::<*const ()>() >= size_of::<u64>(), "a waker's data holds a handle");
@@ -138,16 +221,7 @@ unsafe fn clone(data: *const ()) -> RawWaker {
 }
 
 unsafe fn wake(data: *const ()) {
-    match attempt(data.addr() as u64) {
-        // To abort a batcher answers its queued rows in the thread that asks for it.
-        Some(ready) if in_call() => {
-            if let Err(failure) = hand_over(ready) {
-                log::error!("a callback is lost: {}", failure.message);
-            }
-        }
-        Some(ready) => run(ready),
-        None => {}
-    }
+    attempt(data.addr() as u64);
 }
 
 unsafe fn ignore(_: *const ()) {}

@@ -1,7 +1,7 @@
 //! Engines: how they are built, and what they say of themselves.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_model};
 use super::layout::{
@@ -245,9 +245,15 @@ pub unsafe extern "C" fn trefoil_engine_health(engine: trefoil_engine, health: *
 }
 
 /// Takes no more work and waits, up to `limit_ns`, until the device has finished what is in flight. With `abort`,
-/// tickets are answered with CLOSED instead of their results. The handle stays; trefoil_acquire() and
-/// trefoil_submit() answer CLOSED.
+/// tickets are answered with CLOSED instead of their results. Then it waits until the callbacks of its tickets have
+/// returned, also those of its batchers' rows; a call from within a callback does not. The handle stays;
+/// trefoil_acquire() and trefoil_submit() answer CLOSED.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_close(engine: trefoil_engine, abort: u32, limit_ns: u64) -> trefoil_status {
-    guard(|| Ok(shared::<Arc<Engine>>(engine)?.close(how(abort)?, callback::limit(limit_ns))?))
+    guard(|| {
+        let (engine, start): (Arc<Engine>, _) = (shared(engine)?, Instant::now());
+        let limit = callback::limit(limit_ns);
+        engine.close(how(abort)?, limit)?;
+        callback::drained(limit.saturating_sub(start.elapsed()), |origin| origin.shares_ring(engine.origin()))
+    })
 }

@@ -17,11 +17,19 @@ use super::status::{Answer, Failure, trefoil_status};
 /// there is no padding at its end.
 pub(super) unsafe trait Growing: Copy {}
 
+/// Declares growing structs, with where each member is and how long the whole is on a machine of 64 bits: what was
+/// released keeps its place for ever, and what is added goes behind it.
 macro_rules! growing {
-    ($($type:ident),*) => { $(
-        // SAFETY: as its definition shows; the assertion sees the first member.
+    ($($type:ident { $($member:ident: $offset:literal,)* } $size:literal)*) => { $(
+        // SAFETY: as its definition shows; the assertions see the first member.
         unsafe impl $crate::ffi::growing::Growing for $type {}
         const _: () = assert!(std::mem::offset_of!($type, size) == 0);
+        #[cfg(target_pointer_width = "64")]
+        const _: () = {
+            $(assert!(std::mem::offset_of!($type, $member) == $offset);)*
+            assert!(size_of::<$type>() == $size);
+            let $type { $($member: _,)* }: $type; // no member is missing above
+        };
     )* };
 }
 pub(super) use growing;

@@ -6,6 +6,7 @@
 //! places is locked to push or pop one number. No lock is held over a wait or over a caller's code. A table grows
 //! to the most objects there ever were at once, and allocates nothing after that.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::status::{Answer, Failure, guard, trefoil_status};
@@ -36,8 +37,11 @@ pub type trefoil_row = u64;
 /// and batches, tickets and outputs outlive the engine they came from.
 ///
 /// A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
-/// memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows;
-/// those committed are computed.
+/// memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
+/// also of calls that wait for room; those committed are computed.
+///
+/// The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
+/// once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
     guard(|| {
@@ -48,7 +52,8 @@ pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
             Kind::Batch => drop(take::<super::batch::Filling>(handle)?),
             Kind::Ticket => drop(take::<super::ticket::Flying>(handle)?),
             Kind::Output => drop(take::<super::output::Landed>(handle)?),
-            Kind::Batcher => drop(take::<Arc<Batcher>>(handle)?),
+            // Other calls may hold it still, and wait in it for room.
+            Kind::Batcher => take::<Arc<Batcher>>(handle)?.object().stop(),
             Kind::Row => drop(take::<super::batcher::Writing>(handle)?),
             Kind::Pending => return Err(invalid(handle)), // never given out
         }
@@ -203,9 +208,15 @@ fn chunk_of(place: usize) -> (usize, usize) {
 
 /// Gives `object` a handle.
 pub(super) fn insert<T: Object>(object: T) -> Answer<u64> {
+    place(object).map_err(|(_, failure)| failure)
+}
+
+/// The same; where there is no place, the object comes back.
+pub(super) fn place<T: Object>(object: T) -> Result<u64, (T, Failure)> {
     let table = T::table();
     let Some(place) = table.claim() else {
-        return Err(Failure::new(trefoil_status::TooManyHandles, format!("{PLACES} handles of a {:?}", T::KIND)));
+        let what = format!("{PLACES} handles of a {:?}", T::KIND).to_lowercase();
+        return Err((object, Failure::new(trefoil_status::TooManyHandles, what)));
     };
     let mut state = table.place(place).expect("claimed places are there").write();
     state.content = Content::Held(object);
@@ -274,7 +285,7 @@ pub(super) fn take_if<T: Object>(handle: u64, check: impl FnOnce(&T) -> Answer) 
         _ => return Err(state.missing(generation, handle)),
     }
     let Content::Held(object) = std::mem::replace(&mut state.content, Content::Busy) else { unreachable!("as seen") };
-    Ok(Taken { object: Some(object), handle })
+    Ok(Taken { object: Some(object), busy: Busy::new(handle) })
 }
 
 /// Tries to resolve an object with its place locked, so that tries exclude each other: what it became, if `attempt`
@@ -292,13 +303,20 @@ pub(super) fn resolve<T: Object, R>(
     };
     let Some(resolved) = resolved else { return Ok(None) };
     let Content::Held(object) = std::mem::replace(&mut state.content, Content::Busy) else { unreachable!("as seen") };
-    Ok(Some((Taken { object: Some(object), handle }, resolved)))
+    Ok(Some((Taken { object: Some(object), busy: Busy::new(handle) }, resolved)))
 }
 
-/// An object out of its place. Dropping it gives the place up.
+/// An object out of its place. Dropping it drops the object, without a lock, and then gives the place up, also if the
+/// object's drop panics.
 pub(super) struct Taken<T: Object> {
     object: Option<T>,
+    busy: Busy<T>,
+}
+
+/// A place whose object is out. Dropping it gives the place up.
+struct Busy<T: Object> {
     handle: u64,
+    of: PhantomData<fn() -> T>,
 }
 
 impl<T: Object> Taken<T> {
@@ -308,18 +326,26 @@ impl<T: Object> Taken<T> {
     }
 
     /// Puts an object back, under the same handle.
-    pub fn put_back(mut self, object: T) {
-        let (_, place, _) = locate::<T>(self.handle).expect("it was taken there");
+    pub fn put_back(self, object: T) {
+        let (_, place, _) = self.busy.locate();
         place.write().content = Content::Held(object);
-        self.object = None;
-        std::mem::forget(self);
+        std::mem::forget(self.busy);
     }
 }
 
-impl<T: Object> Drop for Taken<T> {
+impl<T: Object> Busy<T> {
+    fn new(handle: u64) -> Self {
+        Self { handle, of: PhantomData }
+    }
+
+    fn locate(&self) -> (usize, &'static Place<T>, u64) {
+        locate::<T>(self.handle).expect("it was taken there")
+    }
+}
+
+impl<T: Object> Drop for Busy<T> {
     fn drop(&mut self) {
-        drop(self.object.take()); // without the lock, and before anybody else is at the place
-        let (place, found, generation) = locate::<T>(self.handle).expect("it was taken there");
+        let (place, found, generation) = self.locate();
         let mut state = found.write();
         state.content = Content::Vacant;
         state.generation = generation + 1;

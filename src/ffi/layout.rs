@@ -268,8 +268,98 @@ pub struct trefoil_batcher_stats {
     pub queue_p99_ns: u64,
 }
 
-growing!(trefoil_tensor, trefoil_device_info, trefoil_model_info, trefoil_engine_options, trefoil_health);
-growing!(trefoil_batcher_options, trefoil_row_options, trefoil_batcher_stats);
+growing! {
+    trefoil_tensor {
+        size: 0,
+        dtype: 8,
+        height: 12,
+        width: 16,
+        channels: 20,
+        row_bytes: 24,
+        row_pitch: 32,
+    } 40
+    trefoil_device_info {
+        size: 0,
+        target: 8,
+        name: 40,
+        capability_major: 136,
+        capability_minor: 140,
+        driver_version: 144,
+        units: 148,
+        memory_bytes: 152,
+        device_bytes_used: 160,
+        page_locked_bytes_used: 168,
+    } 176
+    trefoil_model_info {
+        size: 0,
+        name: 8,
+        height: 104,
+        width: 108,
+        channels: 112,
+        resize: 116,
+        classes: 120,
+    } 128
+    trefoil_engine_options {
+        size: 0,
+        device: 8,
+        batch: 16,
+        batch_sizes: 24,
+        batch_size_count: 32,
+        slots: 40,
+        staging: 48,
+        results: 56,
+        input: 64,
+        result: 68,
+        top_k: 72,
+        acquire_limit_ns: 80,
+        high_priority: 88,
+        check: 92,
+        waiting: 96,
+        reserved: 100,
+        trace_batches: 104,
+    } 112
+    trefoil_health {
+        size: 0,
+        faulted: 8,
+        fault_class: 12,
+        closed: 16,
+        reserved: 20,
+        filling: 24,
+        in_flight: 32,
+        unread: 40,
+        quarantined: 48,
+        staging: 56,
+        results: 64,
+    } 72
+    trefoil_batcher_options {
+        size: 0,
+        max_delay_ns: 8,
+        rows: 16,
+        in_flight: 24,
+        when_full: 32,
+        reserved: 36,
+        full_limit_ns: 40,
+    } 48
+    trefoil_row_options {
+        size: 0,
+        deadline_ns: 8,
+        high_priority: 16,
+        reserved: 20,
+    } 24
+    trefoil_batcher_stats {
+        size: 0,
+        batches: 8,
+        rows: 16,
+        rejected: 24,
+        expired: 32,
+        runs: 40,
+        queued: 48,
+        queue_p50_ns: 56,
+        queue_p99_ns: 64,
+    } 72
+}
+
+const _: () = assert!(size_of::<trefoil_scored_class>() == 8 && std::mem::offset_of!(trefoil_scored_class, index) == 4);
 
 impl trefoil_tensor {
     pub(super) fn new(size: usize, spec: TensorSpec) -> Self {

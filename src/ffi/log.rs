@@ -1,7 +1,7 @@
 //! Log messages: device chosen, why a fallback, faults, handles that could not be freed.
 
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Once, PoisonError, RwLock};
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
@@ -66,6 +66,7 @@ impl Log for ToTarget {
 
 /// Has every message of the process up to `level`, a trefoil_log_level, passed to `callback`; null ends it. Without a
 /// call of it nothing is logged. A message that is on its way may still reach the callback that was set before.
+/// UNSUPPORTED, and nothing is changed, where a Rust program around this library has a logger of its own.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from any thread.
@@ -81,11 +82,40 @@ pub unsafe extern "C" fn trefoil_log(level: u32, callback: trefoil_log_callback,
             _ if is(trefoil_log_level::Debug) => LevelFilter::Debug,
             _ => return Err(Failure::argument(format!("level is {level}: expected a trefoil_log_level"))),
         };
-        static INSTALL: Once = Once::new();
-        // A process that links trefoil from Rust as well may have a logger of its own: then that one stays.
-        INSTALL.call_once(|| drop(log::set_logger(&ToTarget)));
-        *TARGET.write().unwrap_or_else(PoisonError::into_inner) = callback.map(|function| Target { function, user });
+        static INSTALLED: OnceLock<bool> = OnceLock::new();
+        if !INSTALLED.get_or_init(|| log::set_logger(&ToTarget).is_ok()) {
+            let what = "the process logs through the Rust crate `log` to a logger of its own, which stays";
+            return Err(Failure::new(trefoil_status::Unsupported, what));
+        }
+        let mut target = TARGET.write().unwrap_or_else(PoisonError::into_inner);
+        *target = callback.map(|function| Target { function, user });
+        // With the lock held, so that of two calls at once one sets both.
         log::set_max_level(if callback.is_some() { level } else { LevelFilter::Off });
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Other;
+
+    impl Log for Other {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            false
+        }
+        fn log(&self, _: &Record<'_>) {}
+        fn flush(&self) {}
+    }
+
+    #[test]
+    fn a_logger_that_is_there_stays_and_keeps_its_level() {
+        unsafe extern "C" fn never(_: *mut c_void, _: u32, _: *const c_char) {}
+        log::set_logger(&Other).expect("no other test sets one");
+        log::set_max_level(LevelFilter::Error);
+        // SAFETY: the callback takes anything.
+        let status = unsafe { trefoil_log(trefoil_log_level::Debug as u32, Some(never), std::ptr::null_mut()) };
+        assert_eq!((status, log::max_level()), (trefoil_status::Unsupported, LevelFilter::Error));
+    }
 }

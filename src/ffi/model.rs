@@ -5,11 +5,12 @@ use std::ffi::c_char;
 use super::growing;
 use super::handles::{insert, shared, trefoil_model};
 use super::layout::{narrow, trefoil_model_info};
-use super::pointers::{Out, array, copy_text, text};
+use super::pointers::{self, Out, array, copy_text, text};
 use super::status::{Failure, guard, trefoil_status};
 use crate::model::Model;
 
-/// Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file.
+/// Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file. A path is any bytes on Unix, and
+/// UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null, `model` can be written or is null.
@@ -17,7 +18,7 @@ use crate::model::Model;
 pub unsafe extern "C" fn trefoil_model_open(path: *const c_char, model: *mut trefoil_model) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (path, to) = unsafe { (text(path, "path")?, Out::new(model, "model")?) };
+        let (path, to) = unsafe { (pointers::path(path, "path")?, Out::new(model, "model")?) };
         to.set(insert(Model::open(path)?)?);
         Ok(())
     })

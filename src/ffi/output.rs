@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::handles::{look, object, trefoil_output};
-use super::layout::trefoil_scored_class;
+use super::layout::{trefoil_result, trefoil_scored_class};
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
@@ -52,6 +52,25 @@ pub unsafe extern "C" fn trefoil_output_rows(output: trefoil_output, rows: *mut 
         // SAFETY: by the caller.
         let to = unsafe { Out::new(rows, "rows")? };
         to.set(look(output, Landed::rows)?);
+        Ok(())
+    })
+}
+
+/// What the rows of an output are: a trefoil_result, as its engine was built for.
+///
+/// # Safety
+/// `result` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_output_result(output: trefoil_output, result: *mut u32) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(result, "result")? };
+        to.set(look(output, |landed: &Landed| match landed.kind() {
+            OutputKind::Probabilities => trefoil_result::Probabilities,
+            OutputKind::Logits => trefoil_result::Logits,
+            OutputKind::TopK(_) => trefoil_result::TopK,
+            OutputKind::Features => trefoil_result::Features,
+        })? as u32);
         Ok(())
     })
 }

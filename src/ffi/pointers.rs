@@ -1,6 +1,9 @@
 //! Pointers from outside. Null is told; that the others are what the header asks for is the caller's word.
 
+#[cfg(unix)]
+use std::ffi::OsStr;
 use std::ffi::{CStr, c_char};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use super::status::{Answer, Failure};
@@ -32,6 +35,21 @@ pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Answer<&'a str
     // SAFETY: not null, so a C string by the caller.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|_| Failure::argument(format!("{name} is not UTF-8")))
+}
+
+/// A path from outside: any bytes on Unix, UTF-8 elsewhere.
+///
+/// # Safety
+/// As for [`text`].
+pub(super) unsafe fn path<'a>(path: *const c_char, name: &str) -> Answer<&'a Path> {
+    #[cfg(unix)]
+    if !path.is_null() {
+        // SAFETY: not null, so a C string by the caller.
+        let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+        return Ok(Path::new(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(bytes)));
+    }
+    // SAFETY: by the caller.
+    unsafe { text(path, name) }.map(Path::new)
 }
 
 /// Copies as much of `text` as fits, with a final NUL, and tells its length.

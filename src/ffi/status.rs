@@ -33,7 +33,7 @@ pub enum trefoil_status {
     AbiMismatch = 16,
     /// There are a million handles of this kind.
     TooManyHandles = 17,
-    /// A callback waited for a result that is not there: its own thread may be the one that would bring it.
+    /// A callback waited for a result that is not there: it may need the callbacks that come after this one.
     InCallback = 18,
 
     /// A file cannot be opened, read or written.
@@ -101,23 +101,13 @@ pub(super) struct Failure {
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
     static LAST_CLASS: Cell<trefoil_fault_class> = const { Cell::new(trefoil_fault_class::Request) };
-    /// Calls of the interface that this thread is in.
-    static CALLS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Whether this thread is in a call of the interface, so that its caller may hold any lock.
-pub(super) fn in_call() -> bool {
-    CALLS.get() > 0
 }
 
 /// Runs the body of a function of the interface: failures become a status and this thread's last error, and a panic
 /// becomes one of them.
 pub(super) fn guard(body: impl FnOnce() -> Answer) -> trefoil_status {
-    CALLS.set(CALLS.get() + 1);
     // What a panicking body leaves behind is dropped or put back by its guards; locks here ignore poison.
-    let ended = catch_unwind(AssertUnwindSafe(body));
-    CALLS.set(CALLS.get() - 1);
-    match ended {
+    match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => trefoil_status::Ok,
         Ok(Err(failure)) => failure.tell(),
         Err(panic) => Failure::panicked(panic).tell(),

@@ -12,7 +12,7 @@ use super::output::Landed;
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::error::Error;
-use crate::ring::{RowTicket, Ticket};
+use crate::ring::{Origin, RowTicket, Ticket};
 
 /// A ticket of a batch or of a row.
 pub(super) enum Flying {
@@ -36,10 +36,19 @@ impl Flying {
         })
     }
 
-    fn is_ready(&self) -> Result<bool, Error> {
+    /// Whether the answer is there, be it a result or a failure.
+    fn is_ready(&self) -> bool {
         match self {
-            Self::Batch(ticket) => ticket.is_ready(),
-            Self::Row(ticket) => Ok(ticket.is_ready()),
+            Self::Batch(ticket) => ticket.is_ready().unwrap_or(true),
+            Self::Row(ticket) => ticket.is_ready(),
+        }
+    }
+
+    /// Where it is from.
+    pub fn origin(&self) -> Origin {
+        match self {
+            Self::Batch(ticket) => ticket.origin(),
+            Self::Row(ticket) => ticket.origin(),
         }
     }
 
@@ -63,7 +72,7 @@ pub unsafe extern "C" fn trefoil_wait(ticket: trefoil_ticket, output: *mut trefo
         // SAFETY: by the caller.
         let to = unsafe { Out::new(output, "output")? };
         let mut taken = take_if::<Flying>(ticket, |flying| {
-            if callback::running() && matches!(flying.is_ready(), Ok(false)) {
+            if callback::running() && !flying.is_ready() {
                 let what = "the result is not there, and a callback does not wait: ask for another callback";
                 return Err(Failure::new(trefoil_status::InCallback, what));
             }
@@ -99,23 +108,28 @@ pub unsafe extern "C" fn trefoil_wait_for(
     })
 }
 
-/// Whether the result is there: OK or NOT_READY. Never blocks, and the ticket is as it was.
+/// Whether trefoil_wait() would return at once, with the result or, also after a fault or a close, with the failure: OK
+/// or NOT_READY. Never blocks, and the ticket is as it was.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_is_ready(ticket: trefoil_ticket) -> trefoil_status {
-    guard(|| match look(ticket, Flying::is_ready)?? {
+    guard(|| match look(ticket, Flying::is_ready)? {
         true => Ok(()),
         false => Err(Failure::not_ready()),
     })
 }
 
-/// Has `callback` called once, with `user`, when the result is there, or its failure. The ticket's handle is given up
-/// to it; unless the answer is OK, the callback is never called.
+/// Has `callback` called once, with `user`, when the result is there, or its failure. If the answer is OK, the ticket's
+/// handle is given up to it; else the ticket is as it was, and the callback is never called.
 ///
-/// It is called by a thread of the library, never by the driver's and never within a call of the program's, and the
-/// library holds no lock meanwhile: it may make any call of this interface. None waits there, for what it would wait
-/// for may be brought by the same thread: trefoil_wait() answers IN_CALLBACK if the result is not there, and every
-/// limit is 0. Other results of the same ring are told after it, so that it had better be short. It must not throw or
-/// jump out.
+/// All callbacks are called by one thread of the library, `trefoil-callback`, one after the other, never within a call
+/// of the program's, perhaps before this call returns; the library holds no lock meanwhile, and its other threads go
+/// on. A callback may make any call of this interface. None waits there: trefoil_wait() answers IN_CALLBACK if the
+/// result is not there, and every limit is 0. It may take a lock, but not one that a thread holds while it waits in
+/// this library. The callbacks behind it wait for it, so that it had better be short. It must not throw or jump out.
+///
+/// `user` has to live until its own callback has returned. It is called whatever becomes of the engine: also after
+/// trefoil_release() of it, and after a fault or a close with the failure. When trefoil_engine_close() or
+/// trefoil_batcher_close() has answered OK, every callback that was registered before has returned.
 ///
 /// # Safety
 /// `callback` may be called with `user`, from another thread.
@@ -127,10 +141,12 @@ pub unsafe extern "C" fn trefoil_on_ready(
 ) -> trefoil_status {
     guard(|| -> Answer {
         let Some(callback) = callback else { return Err(Failure::null("callback")) };
-        callback::start()?; // what can fail before the ticket is given up
         let mut taken = take::<Flying>(ticket)?;
         let flying = taken.object();
-        drop(taken); // given up before the callback can run
-        callback::register(flying, callback, user)
+        if let Err((flying, failure)) = callback::register(flying, callback, user) {
+            taken.put_back(flying);
+            return Err(failure);
+        }
+        Ok(())
     })
 }

@@ -1,18 +1,18 @@
 //! What a recorder saw.
 
 use std::ffi::c_char;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::handles::{shared, trefoil_engine};
-use super::pointers::{copy_text, text};
+use super::pointers::{self, copy_text};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::trace::Trace;
 
-/// Writes the timeline of the batches that the recorder remembers, as Perfetto and chrome://tracing read it. The
-/// engine was built with `trace_batches`; batches go on meanwhile.
+/// Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
+/// browser, which needs nothing else; to another what Perfetto and chrome://tracing read. The
+/// engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null.
@@ -20,9 +20,11 @@ use crate::trace::Trace;
 pub unsafe extern "C" fn trefoil_trace_write(engine: trefoil_engine, path: *const c_char) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
-        let path = Path::new(unsafe { text(path, "path")? });
-        let json = trace(engine)?.to_chrome_json();
-        Ok(std::fs::write(path, json).map_err(|error| Error::io("write", path, error))?)
+        let path = unsafe { pointers::path(path, "path")? };
+        let trace = trace(engine)?;
+        let is_page = path.extension().is_some_and(|extension| extension == "html");
+        let text = if is_page { trace.to_html() } else { trace.to_chrome_json() };
+        Ok(std::fs::write(path, text).map_err(|error| Error::io("write", path, error))?)
     })
 }
 

@@ -87,7 +87,8 @@ fn suffix(activation: crate::tensor::Activation) -> String {
 }
 
 impl Plan {
-    fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
+    /// A short name of a kernel.
+    pub(crate) fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
         let stem = match op {
             StepOp::Normalize { .. } => "normalize",
             StepOp::Stem(_) => "stem",

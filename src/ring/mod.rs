@@ -40,6 +40,8 @@ mod measure;
 mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
+#[cfg(feature = "ffi")]
+mod origin;
 mod output;
 mod prefetch;
 #[cfg(test)]
@@ -62,6 +64,8 @@ pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
 pub use health::Health;
 pub use measure::Stage;
+#[cfg(feature = "ffi")]
+pub(crate) use origin::Origin;
 pub use output::Output;
 pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;

@@ -55,6 +55,12 @@ impl Ticket {
         self.core.is_done(self.lent.result, self.number)
     }
 
+    /// Where it is from.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> super::Origin {
+        super::Origin::of_ring(&self.core)
+    }
+
     /// Blocks until the result is there or `limit` has passed; then the ticket comes back.
     ///
     /// # Errors

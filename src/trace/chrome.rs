@@ -1,18 +1,9 @@
 //! The trace event format: rows of named intervals for Perfetto.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 
+use super::lanes::{Group, lanes};
 use super::{Trace, TraceInterval, TraceStage};
-
-/// Groups of rows.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Group {
-    Streams = 1,
-    Slots = 2,
-    Threads = 3,
-}
 
 /// An interval, or with `ph` M the name of a row or a group.
 #[derive(Serialize)]
@@ -54,35 +45,16 @@ struct Other<'a> {
 }
 
 pub(super) fn json(trace: &Trace) -> String {
-    let mut rows: BTreeMap<(Group, usize, String), Vec<&TraceInterval>> = BTreeMap::new();
-    let mut threads: Vec<&str> = trace.intervals.iter().filter_map(|interval| interval.thread.as_deref()).collect();
-    threads.sort_unstable();
-    threads.dedup();
-    for interval in &trace.intervals {
-        let TraceInterval { stage, slot, thread, .. } = interval;
-        if let Some(thread) = thread.as_deref() {
-            let place = threads.binary_search(&thread).expect("every name is listed");
-            rows.entry((Group::Threads, place, thread.to_owned())).or_default().push(interval);
-        } else if let Some(place) = TraceStage::DEVICE.iter().position(|device| device == stage) {
-            rows.entry((Group::Streams, place, trace.streams[place].clone())).or_default().push(interval);
-            rows.entry((Group::Slots, *slot, format!("slot {slot}"))).or_default().push(interval);
-        }
-    }
     let mut events = vec![
         name_of("process_name", Group::Streams, 0, format!("{}: streams", trace.device)),
         name_of("process_name", Group::Slots, 0, format!("{}: slots", trace.device)),
         name_of("process_name", Group::Threads, 0, "host threads".into()),
     ];
-    let mut tid = 0;
-    for ((group, _, name), intervals) in rows {
-        for (number, lane) in lanes(intervals).into_iter().enumerate() {
-            tid += 1;
-            let name = if number == 0 { name.clone() } else { format!("{name} ({})", number + 1) };
-            events.push(name_of("thread_name", group, tid, name));
-            let order = Arguments::Order { sort_index: tid };
-            events.push(Event { args: order, ..name_of("thread_sort_index", group, tid, String::new()) });
-            events.extend(lane.into_iter().map(|interval| event(interval, group, tid)));
-        }
+    for (lane, tid) in lanes(trace).into_iter().zip(1..) {
+        events.push(name_of("thread_name", lane.group, tid, lane.name));
+        let order = Arguments::Order { sort_index: tid };
+        events.push(Event { args: order, ..name_of("thread_sort_index", lane.group, tid, String::new()) });
+        events.extend(lane.places.into_iter().map(|place| event(&trace.intervals[place], lane.group, tid)));
     }
     let other_data = Other { device: &trace.device, dropped_batches: trace.dropped };
     let file = File { trace_events: events, display_time_unit: "ns", other_data };
@@ -103,26 +75,4 @@ fn event(interval: &TraceInterval, group: Group, tid: usize) -> Event {
     let args = Arguments::Batch { batch, slot, rows };
     let (ts, dur) = (Some(begin * 1e6), Some((end - begin) * 1e6));
     Event { name, cat: Some(stage), ph: "X", ts, dur, pid: group as usize, tid, args }
-}
-
-/// A row shows intervals that are disjoint or lie within each other; those that cross one get a row of their own.
-fn lanes(mut intervals: Vec<&TraceInterval>) -> Vec<Vec<&TraceInterval>> {
-    intervals.sort_by(|a, b| a.begin.total_cmp(&b.begin).then(b.end.total_cmp(&a.end)));
-    let mut lanes: Vec<(Vec<f64>, Vec<&TraceInterval>)> = Vec::new();
-    for interval in intervals {
-        let fits = lanes.iter_mut().find_map(|(open, lane)| {
-            while open.last().is_some_and(|&end| end <= interval.begin) {
-                open.pop();
-            }
-            open.last().is_none_or(|&end| interval.end <= end).then_some((open, lane))
-        });
-        match fits {
-            Some((open, lane)) => {
-                open.push(interval.end);
-                lane.push(interval);
-            }
-            None => lanes.push((vec![interval.end], vec![interval])),
-        }
-    }
-    lanes.into_iter().map(|(_, lane)| lane).collect()
 }

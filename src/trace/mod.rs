@@ -1,6 +1,8 @@
-//! What happened when: the intervals of recorded batches as plain data, the overlap in them, and a timeline file.
+//! What happened when: the intervals of recorded batches as plain data, the overlap in them, and timelines of them.
 
 mod chrome;
+mod lanes;
+mod page;
 mod report;
 mod spans;
 
@@ -29,7 +31,7 @@ pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
 /// let computed = trace.intervals().iter().filter(|interval| interval.stage == TraceStage::Compute);
 /// assert_eq!(computed.count(), 3);
 /// println!("{}", trace.report());
-/// std::fs::write(std::env::temp_dir().join("trace.json"), trace.to_chrome_json()).unwrap(); // opens in Perfetto
+/// std::fs::write(std::env::temp_dir().join("trace.html"), trace.to_html()).unwrap(); // opens in any browser
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,37 @@ pub struct Trace {
     /// Names of the three streams, in the order of the stages.
     streams: [String; 3],
     dropped: u64,
+    model: TracedModel,
+}
+
+/// What ran, as far as it is known: for readers of a timeline.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct TracedModel {
+    #[serde(rename = "model")]
+    pub name: String,
+    /// The name of the device, as the driver gives it.
+    pub device_name: String,
+    /// Bytes copied in and out for each row.
+    pub row_bytes: [usize; 2],
+    /// By batch size, ascending.
+    pub programs: Vec<TracedProgram>,
+}
+
+/// What runs for batches of up to so many rows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct TracedProgram {
+    pub batch: usize,
+    pub layers: Vec<TracedLayer>,
+}
+
+/// A step of a program, with the work of one run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct TracedLayer {
+    pub name: String,
+    pub operation: String,
+    pub kernel: String,
+    pub flops: u64,
+    pub bytes: u64,
 }
 
 /// A stage of one batch.
@@ -116,7 +149,12 @@ impl TraceInterval {
 
 impl Trace {
     pub(crate) fn new(intervals: Vec<TraceInterval>, device: String, streams: [String; 3], dropped: u64) -> Self {
-        Self { intervals, device, streams, dropped }
+        Self { intervals, device, streams, dropped, model: TracedModel::default() }
+    }
+
+    /// Notes what ran.
+    pub(crate) fn of(self, model: TracedModel) -> Self {
+        Self { model, ..self }
     }
 
     /// Every interval that finished, by batch, then by stage. A batch is there once the device has finished it; its
@@ -144,6 +182,12 @@ impl Trace {
     /// rows for the streams, the slots and the host's threads.
     pub fn to_chrome_json(&self) -> String {
         chrome::json(self)
+    }
+
+    /// The timeline as a page of its own, for any browser: streams, slots and threads over time, with the figures of
+    /// the report on top. It holds everything that it shows and asks nothing of a network.
+    pub fn to_html(&self) -> String {
+        page::page(self)
     }
 }
 

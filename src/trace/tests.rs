@@ -130,3 +130,47 @@ fn intervals_that_cross_get_rows_of_their_own() {
         }
     }
 }
+
+/// What stands between two marks of a page, the first of each.
+fn between<'a>(page: &'a str, from: &str, to: &str) -> &'a str {
+    page.split_once(from).unwrap().1.split_once(to).unwrap().0
+}
+
+#[test]
+fn the_page_has_every_interval_once_in_a_stream_or_thread() {
+    let trace = schedule();
+    let page = trace.to_html();
+    let data: Value = serde_json::from_str(between(&page, "id=\"data\">", "</script>")).unwrap();
+    let columns = &data["intervals"];
+    for (at, interval) in trace.intervals().iter().enumerate() {
+        assert_eq!(data["stages"][columns["stage"][at].as_u64().unwrap() as usize], interval.stage.to_string());
+        assert_eq!((&columns["batch"][at], &columns["slot"][at]), (&interval.batch.into(), &interval.slot.into()));
+        near(columns["begin"][at].as_f64().unwrap() * 1e-9, interval.begin);
+        near(columns["took"][at].as_f64().unwrap() * 1e-9, interval.seconds());
+    }
+    let lanes = data["lanes"].as_array().unwrap();
+    let drawn = lanes.iter().filter(|lane| lane["group"] != "slots").flat_map(|lane| lane["of"].as_array().unwrap());
+    let mut places: Vec<u64> = drawn.map(|place| place.as_u64().unwrap()).collect();
+    places.sort_unstable();
+    assert_eq!(places, (0..trace.intervals().len() as u64).collect::<Vec<_>>());
+    assert_eq!(data["report"]["batches"], 4);
+}
+
+#[test]
+fn the_page_asks_nothing_of_a_network_and_takes_any_name() {
+    let name = "</script><script>alert(1)</script><!-- & {{data}} {{script}} {{title}}";
+    let mut named = schedule();
+    named.intervals[0].thread = Some(name.into());
+    let named = named.of(TracedModel { name: name.into(), row_bytes: [3, 4], ..TracedModel::default() });
+    let page = named.to_html();
+    for asks in ["http:", "https:", "//cdn", "src=", "@import", "url(", "fetch(", "XMLHttpRequest", "import("] {
+        assert!(!page.contains(asks), "{asks}");
+    }
+    assert!(page.contains("default-src 'none'"));
+    assert_eq!(page.matches("<script").count(), 2, "the data and the script");
+    let data: Value = serde_json::from_str(between(&page, "id=\"data\">", "</script>")).unwrap();
+    assert_eq!(data["about"]["model"], name);
+    assert!(data["lanes"].as_array().unwrap().iter().any(|lane| lane["name"] == name));
+    assert!(between(&page, "<title>", "</title>").starts_with("&lt;/script&gt;"));
+    assert!(trace(&[]).to_html().contains("\"batches\":0"));
+}

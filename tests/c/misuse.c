@@ -83,6 +83,36 @@ static void elsewhere(void *user, trefoil_status status, trefoil_output output)
     __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
 }
 
+/* Takes a lock of the program's. */
+struct locked {
+    pthread_mutex_t lock;
+    int began;
+    int done;
+};
+static void locked(void *user, trefoil_status status, trefoil_output output)
+{
+    struct locked *self = user;
+    OK(status);
+    OK(trefoil_release(output));
+    __atomic_store_n(&self->began, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&self->lock);
+    pthread_mutex_unlock(&self->lock);
+    __atomic_add_fetch(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Waits for a free row. */
+struct waits_for_room {
+    trefoil_batcher batcher;
+    trefoil_status status;
+};
+static void *wait_for_room(void *user)
+{
+    struct waits_for_room *self = user;
+    trefoil_row row = 0;
+    self->status = trefoil_batcher_row(self->batcher, NULL, &row);
+    return NULL;
+}
+
 /* Releases a batch that the main thread is about to submit. */
 static trefoil_batch shared_batch;
 static void *submit_shared(void *status)
@@ -139,6 +169,7 @@ int main(int argc, char **argv)
     EXPECT(trefoil_device_open_cpu(0, &device), INVALID_ARGUMENT, "threads is 0");
     EXPECT(trefoil_model_open(NULL, &model), NULL_POINTER, "path is null");
     EXPECT(trefoil_model_open("no/such/model", &model), IO, "no/such/model");
+    EXPECT(trefoil_model_open("no/such/\xff", &model), IO, "no/such/");
     EXPECT(trefoil_model_open(argv[0], &model), FORMAT, NULL);
     OK(trefoil_device_open_cpu(2, &device));
     OK(trefoil_model_open(argv[1], &model));
@@ -302,6 +333,11 @@ int main(int argc, char **argv)
     OK(trefoil_wait(ticket, &output));
     OK(trefoil_output_rows(output, &size));
     EXPECT(trefoil_output_row(output, 1, &values, NULL), INVALID_ARGUMENT, "below 1");
+    uint32_t result = 9;
+    EXPECT(trefoil_output_result(output, NULL), NULL_POINTER, "result is null");
+    OK(trefoil_output_result(output, &result));
+    if (result != TREFOIL_RESULT_PROBABILITIES)
+        wrong++, printf("result %u\n", result);
     OK(trefoil_release(output));
     OK(trefoil_batcher_close(batcher, 0, 10ull * 1000 * 1000 * 1000));
     EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket), CLOSED, "closed");
@@ -325,9 +361,46 @@ int main(int argc, char **argv)
     OK(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket));
     OK(trefoil_on_ready(ticket, elsewhere, &from));
     OK(trefoil_batcher_close(batcher, 1, 10ull * 1000 * 1000 * 1000));
-    if (!done(&from.done))
-        wrong++, printf("no callback of an aborted row\n");
+    if (__atomic_load_n(&from.done, __ATOMIC_SEQ_CST) != 1)
+        wrong++, printf("closed before the callback of an aborted row had returned\n");
     OK(trefoil_release(batcher));
+
+    /* A callback that waits for a lock of the program's holds up callbacks, and nothing else. */
+    struct locked held = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_mutex_lock(&held.lock);
+    waits = (trefoil_batcher_options){.size = sizeof waits, .rows = 4, .max_delay_ns = 1};
+    OK(trefoil_batcher_build(engine, &waits, &batcher));
+    OK(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket));
+    OK(trefoil_on_ready(ticket, locked, &held));
+    OK(trefoil_acquire(engine, &batch));
+    OK(trefoil_submit(batch, 1, &ticket));
+    OK(trefoil_on_ready(ticket, locked, &held));
+    if (!done(&held.began))
+        wrong++, printf("no callback began\n");
+    for (int i = 0; i < 20; i++) {
+        OK(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket));
+        OK(trefoil_wait(ticket, &output));
+        OK(trefoil_release(output));
+    }
+    EXPECT(trefoil_batcher_close(batcher, 0, 1000 * 1000), TIMEOUT, "callbacks have not returned");
+    pthread_mutex_unlock(&held.lock);
+    OK(trefoil_batcher_close(batcher, 0, 10ull * 1000 * 1000 * 1000));
+    if (__atomic_load_n(&held.done, __ATOMIC_SEQ_CST) < 1)
+        wrong++, printf("closed before its callback had returned\n");
+    OK(trefoil_release(batcher));
+
+    /* A batcher that is released lets go of those who wait for room in it. */
+    waits = (trefoil_batcher_options){.size = sizeof waits, .rows = 1, .max_delay_ns = 1};
+    OK(trefoil_batcher_build(engine, &waits, &batcher));
+    OK(trefoil_batcher_row(batcher, NULL, &row));
+    struct waits_for_room room = {.batcher = batcher};
+    pthread_create(&thread, NULL, wait_for_room, &room);
+    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
+    OK(trefoil_release(batcher));
+    pthread_join(thread, NULL);
+    if (room.status != TREFOIL_STATUS_CLOSED && room.status != TREFOIL_STATUS_RELEASED)
+        wrong++, printf("a wait for room ended with %s\n", trefoil_status_name(room.status));
+    OK(trefoil_release(row));
 
     /* closing: callbacks are answered too, and what was lent before is refused */
     int closed = 0;
@@ -342,6 +415,7 @@ int main(int argc, char **argv)
     if (health.faulted != 0 || health.closed != 1 || health.filling != 1 || health.staging != 2)
         wrong++, printf("health: %u, %u, %zu, %zu\n", health.faulted, health.closed, health.filling, health.staging);
     EXPECT(trefoil_submit(batch, 1, &third), CLOSED, "closed");
+    OK(trefoil_is_ready(ticket)); /* its failure is there */
     OK(trefoil_on_ready(ticket, count, &closed));
     if (done(&closed) != 1)
         wrong++, printf("%d callbacks of a closed engine\n", closed);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <thread>
 
 #include <trefoil.hpp>
@@ -115,7 +116,35 @@ int main(int argc, char **argv) {
         if (status == TREFOIL_STATUS_OK && result.rows() == 1) called++;
     };
     engine.acquire().submit(1).on_ready(callback);
-    while (called == 0) std::this_thread::sleep_for(1ms);
+    const auto &same = callback; // also one that is const, in an object that the callback ends
+    auto only = std::make_unique<trefoil::ticket>(engine.acquire().submit(1));
+    const auto ends = [&only, &same](trefoil_status status, trefoil::output result) {
+        only.reset();
+        same(status, std::move(result));
+    };
+    std::move(*only).on_ready(ends);
+    while (called < 2) std::this_thread::sleep_for(1ms);
+    trefoil::ticket used = engine.acquire().submit(1), taken = std::move(used);
+    THROWS(INVALID_HANDLE, std::move(used).on_ready(callback));
+    {
+        const trefoil::ticket other(taken.get()); // releases it, so that the call fails
+    }
+    THROWS(RELEASED, std::move(taken).on_ready(callback));
+    REQUIRE(static_cast<bool>(taken)); // as it was
+    REQUIRE(std::strcmp(trefoil::error().what(), "not ready") == 0);
+
+    { // pairs are no row of numbers
+        trefoil::engine_options pairs = options;
+        pairs.result = TREFOIL_RESULT_TOP_K;
+        pairs.top_k = 2;
+        const trefoil::output two = trefoil::engine(model, pairs).acquire().submit(1).wait();
+        REQUIRE(two.top_k<3>(0).size() == 2);
+        try {
+            two.values(0);
+            REQUIRE(!"numbers of pairs");
+        } catch (const std::logic_error &) {
+        }
+    }
 
     // batchers
     trefoil::batcher batcher(engine);
@@ -141,6 +170,8 @@ int main(int argc, char **argv) {
     REQUIRE(engine.trace_report().size() > 40);
     engine.trace_write(argv[3]);
     REQUIRE(std::ifstream(argv[3]).get() == '{' || std::ifstream(argv[3]).get() == '[');
+    engine.trace_write((std::string(argv[3]) + ".html").c_str());
+    REQUIRE(std::ifstream(std::string(argv[3]) + ".html").get() == '<');
     device.health();
     engine.close(10s);
     THROWS(CLOSED, engine.acquire());

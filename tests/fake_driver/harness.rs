@@ -155,7 +155,7 @@ pub fn for_each_number(last: usize, each: impl Fn(usize) + Sync) {
 }
 
 /// A folder that has the stand-in as `libcuda.so`.
-fn library_folder() -> &'static Path {
+pub fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = profile().join("fake_driver");

@@ -2,6 +2,7 @@
 
 #![cfg(feature = "cuda")]
 
+mod doctor;
 mod engine;
 mod faults;
 mod harness;

@@ -15,7 +15,7 @@ use crate::inputs::{Input, Inputs};
 use crate::ordered::{Reorder, Turns};
 use crate::report::{self, Class};
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models};
+use crate::{Outcome, models, stop};
 
 /// Up to so many classes are chosen on the device.
 const MAX_DEVICE_TOP: usize = 64;
@@ -108,6 +108,9 @@ impl<'a> Job<'a> {
             }
         };
         loop {
+            if stop::requested() {
+                self.turns.stop(); // what was begun is finished and printed
+            }
             let turn = self.turns.try_claim().or_else(|| {
                 hand_in(pending.take());
                 self.turns.claim()
@@ -164,6 +167,9 @@ impl<'a> Job<'a> {
             }
         }
         bar.finish_and_clear();
+        if stop::requested() {
+            let _ = writeln!(io::stderr(), "interrupted: {} of {} photos were done", done + failed, self.inputs.len());
+        }
         Ok(match (done, failed) {
             (_, 0) => Outcome::AllGood,
             (0, _) => Outcome::NothingDone,

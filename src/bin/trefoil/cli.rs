@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
 use crate::bench::args::BenchArgs;
+use crate::completions::CompletionsArgs;
+use crate::doctor::DoctorArgs;
 use crate::trace::TraceArgs;
 
 /// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
@@ -17,11 +19,16 @@ use crate::trace::TraceArgs;
     version,
     args_conflicts_with_subcommands = true,
     after_help = "\
-Example:
+Examples:
+  trefoil
+  trefoil doctor
   trefoil classify photos/ --top 3
+  trefoil trace --batch 64 --html trace.html
 
+Ctrl-C has a run end early and report what was done; a second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR.
-Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line."
+Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line,
+130 interrupted."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -43,6 +50,10 @@ pub enum Command {
     Simulate(SimulateArgs),
     /// Records a run: when each stage of each batch was under way, and how much of it overlapped
     Trace(TraceArgs),
+    /// Looks at this machine: driver, GPUs, link, memory; says what is wrong and what to do
+    Doctor(DoctorArgs),
+    /// Prints a script that lets a shell complete the command line
+    Completions(CompletionsArgs),
 }
 
 /// Which model, and where it runs.

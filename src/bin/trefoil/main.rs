@@ -11,12 +11,14 @@
 //!
 //! # Exit codes
 //!
-//! 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line.
+//! 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
 mod bench;
 mod classify;
 mod cli;
+mod completions;
 mod demo;
+mod doctor;
 mod inputs;
 mod inspect;
 mod models;
@@ -24,7 +26,9 @@ mod ordered;
 mod report;
 mod setup;
 mod simulate;
+mod smi;
 mod steps;
+mod stop;
 mod throughput;
 mod trace;
 
@@ -52,15 +56,22 @@ fn main() -> ExitCode {
         Err(error) => return answer_instead(&error),
     };
     start_logging();
-    let result = match cli.command {
+    let listening = match &cli.command {
+        None | Some(Command::Classify(_) | Command::Bench(_) | Command::Trace(_)) => stop::listen(),
+        Some(_) => Ok(()),
+    };
+    let result = listening.and_then(|()| match cli.command {
         None => demo::run(&cli.demo),
         Some(Command::Classify(args)) => classify::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Trace(args)) => trace::run(&args),
-    };
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Completions(args)) => completions::run(&args),
+    });
     match result {
+        Ok(_) if stop::requested() => ExitCode::from(stop::INTERRUPTED),
         Ok(Outcome::AllGood) => ExitCode::SUCCESS,
         Ok(Outcome::NothingDone) => ExitCode::from(1),
         Ok(Outcome::SomeFailed) => ExitCode::from(2),

@@ -1,6 +1,8 @@
 //! Figures and lines: medians, percentiles, top lists.
 
 use std::fmt;
+use std::io::IsTerminal;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -65,6 +67,35 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// How a word on stdout is to look, on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    Good,
+    Warning,
+    Bad,
+    Faint,
+}
+
+/// The text in its colour, if stdout is a terminal and `NO_COLOR` is not set; else as it is.
+pub fn paint(as_what: Paint, text: &str) -> String {
+    static COLOURED: LazyLock<bool> = LazyLock::new(|| {
+        let unwanted =
+            std::env::var_os("NO_COLOR").is_some() || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        !unwanted && std::io::stdout().is_terminal()
+    });
+    painted(as_what, text, *COLOURED)
+}
+
+fn painted(as_what: Paint, text: &str, coloured: bool) -> String {
+    let code = match as_what {
+        Paint::Good => "32",
+        Paint::Warning => "33",
+        Paint::Bad => "1;31",
+        Paint::Faint => "2",
+    };
+    if coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
 /// A bar on stderr, seen on a terminal only. `{rate}` in the template is what is done in a second.
 pub fn progress_bar(total: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
@@ -102,6 +133,12 @@ mod tests {
         let samples: Vec<f64> = (0..=10).rev().map(f64::from).collect();
         assert_eq!(Spread::of(&samples), Some(Spread { median: 5.0, p10: 1.0, p90: 9.0, samples: 11 }));
         assert_eq!(Spread::of(&[1.0, 2.0]).unwrap().median, 1.5);
+    }
+
+    #[test]
+    fn colours_are_on_terminals_alone() {
+        assert_eq!(painted(Paint::Bad, "bad", false), "bad");
+        assert_eq!(painted(Paint::Good, "ok", true), "\x1b[32mok\x1b[0m");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use trefoil::{Engine, Output, Ticket};
 
-use crate::report;
+use crate::{report, stop};
 
 /// Threads that fill, submit and wait.
 pub struct Load<'a> {
@@ -63,7 +63,7 @@ impl Load<'_> {
     fn produce(&self, index: usize, start: Instant, on_output: impl Fn(&Output) -> Result<()>) -> Result<()> {
         let mut sources = self.rows.iter().cycle().skip(index);
         let mut last: Option<Ticket> = None;
-        while start.elapsed() < self.limit {
+        while start.elapsed() < self.limit && !stop::requested() {
             let mut batch = self.engine.acquire()?;
             for (row, source) in batch.rows_mut().zip(sources.by_ref()).take(self.batch) {
                 row.copy_from_slice(source);

@@ -1,20 +1,21 @@
 //! `trefoil trace`: a run with the recorder on, as a timeline file and an overlap report.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use trefoil::{Engine, OutputKind, Ticket, TraceReport};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models, throughput};
+use crate::{Outcome, models, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
@@ -29,11 +30,13 @@ const MOST_BATCHES: usize = 65_536;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  trefoil trace --batch 64 --producers 8 --batches 200 --out trace.json
+  trefoil trace --batch 64 --producers 8 --batches 200 --html trace.html
+  trefoil trace --seconds 5 --out trace.json --json
 
-Threads fill batches with random bytes, submit them and wait. The file is a timeline of streams, slots and threads in
-the trace event format: open it at https://ui.perfetto.dev. The report says how busy each stage was, in all and in the
-middle half of the run, and how much of the copying lay under compute.")]
+Threads fill batches with random bytes, submit them and wait. The files are timelines of streams, slots and threads:
+--html a page for any browser, with nothing but itself; --out the trace event format, for https://ui.perfetto.dev. The
+report says how busy each stage was, in all and in the middle half of the run, and how much of the copying lay under
+compute.")]
 pub struct TraceArgs {
     #[command(flatten)]
     place: Place,
@@ -52,9 +55,12 @@ pub struct TraceArgs {
     /// Run so long, and keep the last 4096 batches [default: 2]
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
-    /// The timeline
-    #[arg(long, value_name = "FILE", default_value = "trace.json")]
-    out: PathBuf,
+    /// The timeline for Perfetto [default: trace.json, unless there is --html]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The timeline as a page
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
     /// Print the report as a JSON object
     #[arg(long)]
     json: bool,
@@ -68,7 +74,8 @@ struct Figures<'a> {
     batch: usize,
     slots: usize,
     producers: usize,
-    out: String,
+    out: Option<String>,
+    html: Option<String>,
     #[serde(flatten)]
     report: &'a TraceReport,
 }
@@ -79,6 +86,12 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
     let output = OutputKind::Probabilities;
+    let for_perfetto = args.out.clone().or_else(|| args.html.is_none().then(|| "trace.json".into()));
+    for path in [&for_perfetto, &args.html].into_iter().flatten() {
+        // Before the run, which may be long.
+        let opened = File::options().create(true).append(true).open(path);
+        opened.with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output, tune: args.place.tune };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
@@ -90,27 +103,52 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
         batches: args.batches.unwrap_or(usize::MAX),
         limit: args.batches.is_none().then(|| Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS))),
         taken: AtomicUsize::new(0),
+        bar: match args.batches {
+            Some(batches) => {
+                report::progress_bar(batches as u64, "trace    {pos}/{len} batches, {rate} a second, {eta} left")
+            }
+            None => report::progress_bar(0, "trace    {pos} batches in {elapsed}, {rate} a second, {msg}"),
+        },
     };
     load.run(producers)?;
+    load.bar.finish_and_clear();
+    if stop::requested() {
+        let _ = writeln!(io::stderr(), "interrupted: this is of what was recorded before");
+    }
 
     let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
     let report = trace.report();
     ensure!(report.batches > 0, "no batch was finished");
-    fs::write(&args.out, trace.to_chrome_json()).with_context(|| format!("cannot write {}", args.out.display()))?;
+    if let Some(path) = &for_perfetto {
+        write(path, &trace.to_chrome_json())?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &trace.to_html())?;
+    }
     let mut out = io::stdout();
     if args.json {
-        let (device_name, file) = (&*device.info().name, args.out.display().to_string());
-        let (model, slots) = (model.name(), args.slots);
-        let figures = Figures { model, device_name, batch, slots, producers, out: file, report: &report };
+        let name = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let (device_name, model, slots) = (&*device.info().name, model.name(), args.slots);
+        let (out_file, html) = (name(&for_perfetto), name(&args.html));
+        let figures = Figures { model, device_name, batch, slots, producers, out: out_file, html, report: &report };
         writeln!(out, "{}", serde_json::to_string(&figures)?)?;
     } else {
         writeln!(out, "device  {}", setup::describe(device.info()))?;
         writeln!(out, "model   {} from {}", model.name(), path.display())?;
         writeln!(out, "        batches of {batch}, {} slots, {producers} producers\n", args.slots)?;
         writeln!(out, "{report}\n")?;
-        writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", args.out.display())?;
+        if let Some(path) = &for_perfetto {
+            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", path.display())?;
+        }
+        if let Some(path) = &args.html {
+            writeln!(out, "timeline in {}: open it in a browser", path.display())?;
+        }
     }
     Ok(Outcome::AllGood)
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Threads that fill, submit and wait.
@@ -122,6 +160,7 @@ struct Load<'a> {
     limit: Option<Duration>,
     /// Batches that a producer has begun.
     taken: AtomicUsize,
+    bar: ProgressBar,
 }
 
 impl Load<'_> {
@@ -145,7 +184,8 @@ impl Load<'_> {
     fn produce(&self, index: usize, start: Instant) -> Result<()> {
         let mut sources = self.rows.iter().cycle().skip(index);
         let mut last: Option<Ticket> = None;
-        while self.limit.is_none_or(|limit| start.elapsed() < limit)
+        while !stop::requested()
+            && self.limit.is_none_or(|limit| start.elapsed() < limit)
             && self.taken.fetch_add(1, Ordering::Relaxed) < self.batches
         {
             let mut batch = self.engine.acquire()?;
@@ -154,6 +194,10 @@ impl Load<'_> {
             }
             if let Some(before) = last.replace(batch.submit(self.batch)?) {
                 drop(before.wait()?);
+                self.bar.inc(1);
+                if let Some(limit) = self.limit.filter(|_| index == 0) {
+                    self.bar.set_message(format!("{:.0} s left", limit.saturating_sub(start.elapsed()).as_secs_f64()));
+                }
             }
         }
         if let Some(ticket) = last {

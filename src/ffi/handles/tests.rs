@@ -53,6 +53,20 @@ fn a_handle_names_its_object_until_it_is_given_up() {
 }
 
 #[test]
+fn an_object_whose_drop_panics_leaves_its_place() {
+    struct Bomb;
+    object!(Bomb, Pending);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("as it is meant to");
+        }
+    }
+    let handle = insert(Bomb).unwrap();
+    assert_eq!(guard(|| take::<Bomb>(handle).map(drop)), s::Internal);
+    assert_eq!(status(take::<Bomb>(handle)), s::Released);
+}
+
+#[test]
 fn numbers_that_are_no_handles_are_told() {
     let alive = Arc::default();
     let handle = insert(Thing::new(&alive, 1)).unwrap();

@@ -136,6 +136,17 @@ impl Batcher {
         lock(&self.shared.state).queued()
     }
 
+    /// Where its tickets are from.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> super::Origin {
+        super::Origin::of_batcher(&self.shared.core, &self.shared)
+    }
+
+    /// Takes no more rows, as if it was dropped.
+    pub(crate) fn stop(&self) {
+        self.shared.stop(Close::Drain);
+    }
+
     /// What it did so far.
     pub fn stats(&self) -> BatcherStats {
         lock(&self.shared.state).counters.stats()
@@ -205,7 +216,7 @@ impl Shared {
 
 impl Drop for Batcher {
     fn drop(&mut self) {
-        self.shared.stop(Close::Drain);
+        self.stop();
     }
 }
 

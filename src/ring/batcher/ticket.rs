@@ -70,6 +70,12 @@ impl RowTicket {
         lock(&self.shared.state).is_done(self.entry)
     }
 
+    /// Where it is from.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn origin(&self) -> crate::ring::Origin {
+        crate::ring::Origin::of_batcher(&self.shared.core, &self.shared)
+    }
+
     fn wait_until(&mut self, limit: Option<Instant>) -> Option<Result<RowOutput, Error>> {
         loop {
             if let Some(answer) = self.take(Wake::Thread(thread::current())) {

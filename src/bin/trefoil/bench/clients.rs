@@ -20,7 +20,7 @@ use super::sources::Images;
 use crate::cli::Tune;
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::Load;
-use crate::{Outcome, models, report};
+use crate::{Outcome, models, report, stop};
 
 const GPU_THREADS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const CPU_THREADS: [usize; 3] = [1, 4, 16];
@@ -102,11 +102,14 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
     let max_delay_seconds = args.batcher.max_delay * 1e-3;
     let p99_bound_seconds = max_delay_seconds + BOUND_BATCHES * batch as f64 / ring;
 
-    let bar = report::progress_bar(0, "clients  {pos} images in {elapsed}, {msg}");
+    let bar = report::progress_bar(0, "clients  {pos} images, {rate} a second, {msg}");
     let mut rows = Vec::new();
     for &count in threads {
-        bar.set_message(format!("{count} threads"));
-        rows.push(measure(&served, count, seconds, p99_bound_seconds, &bar)?);
+        let left = 1.1 * seconds * (threads.len() - rows.len()) as f64;
+        bar.set_message(format!("{count} threads, {left:.0} s left from here"));
+        let measured = stop::complete(measure(&served, count, seconds, p99_bound_seconds, &bar))?;
+        let Some(row) = measured else { break };
+        rows.push(row);
         record.note(&format!("{count} threads"));
     }
     bar.finish_and_clear();
@@ -161,7 +164,7 @@ fn measure(served: &Served, threads: usize, seconds: f64, bound: f64, bar: &Prog
         loop {
             let asked = Instant::now();
             let since = asked - start;
-            if since >= warm + limit {
+            if since >= warm + limit || stop::requested() {
                 break;
             }
             if since >= warm && thread == 0 && own.is_empty() {

@@ -8,7 +8,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
@@ -20,7 +20,7 @@ use super::orders::{Case, Order, Start, Turns, cases};
 use super::plot::{Bar, bars};
 use super::record::Record;
 use super::sources::Sources;
-use crate::{Outcome, models, report, setup};
+use crate::{Outcome, models, report, setup, stop};
 
 const GPU_BATCH: usize = 32;
 const CPU_BATCH: usize = 4;
@@ -80,14 +80,14 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
     });
     let mut record = Record::start("forum", &device, Some(model.name()), options, &args.report)?;
     let cases = cases();
-    let bar = report::progress_bar((rounds * cases.len()) as u64, "forum    {pos} of {len} in {elapsed}, {msg}");
+    let bar = report::progress_bar((rounds * cases.len()) as u64, "forum    {pos} of {len}, {eta} left, {msg}");
     let sides = [InputFormat::F32Nchw, InputFormat::U8Nhwc]
         .map(|format| Side::build(&model, &device, format, args, batch))
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
     let mut compute = vec![Vec::new(); sides.len()];
     let mut rates = vec![Vec::new(); cases.len()];
-    for round in 0..rounds {
+    'all: for round in 0..rounds {
         for (side, rates) in sides.iter().zip(&mut compute) {
             rates.push(side.compute_alone(batch)?);
         }
@@ -98,7 +98,13 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
             let side = sides.iter().find(|side| side.format == case.format).expect("both formats are built");
             let Side { engine, sources, .. } = side;
             let load = Turns { engine, sources, case, batch, threads: args.threads, seconds };
-            rates[index].push(load.images_per_second()?);
+            let Some(rate) = stop::complete(load.images_per_second())? else {
+                // A round counts as a whole, for its rows are compared.
+                compute.iter_mut().chain(&mut rates).for_each(|rates| rates.truncate(round));
+                ensure!(round > 0, "interrupted before a round was over: nothing was measured");
+                break 'all;
+            };
+            rates[index].push(rate);
             bar.inc(1);
         }
         record.note(&format!("round {round}"));

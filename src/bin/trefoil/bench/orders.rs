@@ -10,6 +10,7 @@ use trefoil::{Batch, Engine, InputFormat, Output, Ticket};
 
 use super::load::{on_threads, steady};
 use super::sources::Sources;
+use crate::stop;
 
 /// What happens under the lock that all threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -128,7 +129,7 @@ impl Turns<'_> {
         };
         on_threads(self.threads, |thread| {
             let mut last: Option<(usize, Ticket)> = None;
-            while start.elapsed().as_secs_f64() < self.seconds {
+            while start.elapsed().as_secs_f64() < self.seconds && !stop::requested() {
                 last = self.turn(thread, &lock, last, &read)?;
             }
             last.map_or(Ok(()), |(number, ticket)| read(number, &ticket.wait()?))

@@ -16,7 +16,7 @@ use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Sources;
 use crate::Outcome;
-use crate::{report, setup};
+use crate::{report, setup, stop};
 
 const GPU_BATCHES: [usize; 3] = [8, 32, 128];
 const CPU_BATCHES: [usize; 1] = [8];
@@ -91,17 +91,18 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
     let mut record = Record::start("overlap", &device, Some(&layers.describe()), options, &args.report)?;
     let networks = batches.len() * args.regime.len();
     let steps = networks * (1 + args.slots.len() * repetitions);
-    let bar = report::progress_bar(steps as u64, "overlap  {pos} of {len} in {elapsed}, {msg}");
+    let bar = report::progress_bar(steps as u64, "overlap  {pos} of {len}, {eta} left, {msg}");
     let bench = Bench { device: &device, layers, repetitions, batches: each, slots: &args.slots, bar };
 
     let mut rows = Vec::new();
-    for &batch in batches {
+    'all: for &batch in batches {
         bench.bar.set_message(format!("calibrating a batch of {batch}"));
         let mut calibration = Calibration::new(&device, layers, batch, each.div_ceil(4))?;
         for &regime in &args.regime {
             let depth = calibration.depth(regime)?;
             bench.bar.inc(1);
-            rows.extend(bench.network(regime, batch, depth)?);
+            let Some(measured) = stop::complete(bench.network(regime, batch, depth))? else { break 'all };
+            rows.extend(measured);
             record.note(&format!("{}, batch {batch}", regime.name()));
         }
     }
@@ -124,6 +125,7 @@ impl Bench<'_> {
         let mut rings = vec![Vec::new(); engines.len()];
         for repetition in 0..self.repetitions {
             for (index, (engine, sources)) in engines.iter().zip(&sources).enumerate() {
+                stop::check()?;
                 self.bar.set_message(format!("{}, batch {batch}, {} slots", regime.name(), engine.slots()));
                 if index == repetition % engines.len() {
                     let (loaded, quiet) = measure_alone(engine, batch, self.batches)?;

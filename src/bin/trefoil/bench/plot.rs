@@ -53,7 +53,7 @@ const COLOURS: [[&str; 2]; 6] = [
     ["#bf3989", "#f778ba"],
 ];
 const LIGHT: &str = "\
-svg { font: 12px system-ui, sans-serif; }
+svg { font: 12px system-ui, sans-serif; max-width: 100%; height: auto; }
 .paper { fill: #ffffff; } .ink { fill: #1f2328; } .small { fill: #59636e; font-size: 11px; } .title { font-size: 15px; }
 .frame { stroke: #8c959f; fill: none; } .grid { stroke: #d1d9e0; } .level { stroke: #59636e; stroke-dasharray: 2 3; }
 .line { fill: none; stroke-width: 2; } .dashed { stroke-dasharray: 6 4; }

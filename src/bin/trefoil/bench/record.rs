@@ -13,6 +13,8 @@ use trefoil::Device;
 
 use super::args::ReportArgs;
 use crate::setup;
+use crate::smi::{query, said, visible};
+use crate::stop;
 
 /// A benchmark's record, as `--json` prints and `--record` keeps it.
 #[derive(Serialize)]
@@ -23,6 +25,8 @@ pub struct Record {
     /// UTC, when it began.
     date: String,
     seconds: f64,
+    /// By Ctrl-C: the figures are of what was measured before.
+    interrupted: bool,
     cores: usize,
     device: String,
     device_name: String,
@@ -73,6 +77,7 @@ impl Record {
             commit: commit(args),
             date: date(SystemTime::now()),
             seconds: 0.0,
+            interrupted: false,
             cores: setup::cores(),
             device: info.target.clone(),
             device_name: info.name.clone(),
@@ -122,6 +127,10 @@ impl Record {
         self.note("end");
         self.figures = serde_json::to_value(figures)?;
         self.seconds = self.began.elapsed().as_secs_f64();
+        self.interrupted = stop::requested();
+        if self.interrupted {
+            let _ = writeln!(io::stderr(), "interrupted: these are the figures that were whole before");
+        }
         if let Some(path) = &args.record {
             write(path, &format!("{}\n", serde_json::to_string_pretty(&self)?))?;
         }
@@ -156,39 +165,6 @@ fn commit(args: &ReportArgs) -> String {
     given.filter(|commit| !commit.is_empty()).or_else(described).unwrap_or_else(|| "unknown".into())
 }
 
-/// What nvidia-smi calls the GPU that CUDA gives this number.
-fn visible(ordinal: &str) -> String {
-    let list = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let named = ordinal.parse().ok().and_then(|index: usize| list.split(',').nth(index));
-    named.filter(|name| !name.is_empty()).unwrap_or(ordinal).trim().to_owned()
-}
-
-/// Fields of a GPU; nothing where there is no nvidia-smi, and for a field that it does not have.
-fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
-    let ask = |fields: &[&str]| {
-        let mut smi = Command::new("nvidia-smi");
-        smi.arg(format!("--id={id}")).arg(format!("--query-gpu={}", fields.join(",")));
-        said(smi.arg("--format=csv,noheader,nounits"))
-    };
-    let known = |value: &str| Some(value.trim().to_owned()).filter(|value| !value.starts_with('['));
-    match ask(fields) {
-        Some(line) if line.split(',').count() == fields.len() => Some(line.split(',').map(known).collect()),
-        _ if fields.len() == 1 => None,
-        // A field that this nvidia-smi does not have fails all.
-        _ => {
-            let each: Vec<_> = fields.iter().map(|field| ask(&[field]).as_deref().and_then(known)).collect();
-            each.iter().any(Option::is_some).then_some(each)
-        }
-    }
-}
-
-/// The first line of what a command prints, if it succeeds.
-fn said(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    let line = String::from_utf8(output.stdout).ok()?.lines().next()?.trim().to_owned();
-    Some(line).filter(|line| !line.is_empty())
-}
-
 /// UTC, as in 2026-11-21T08:09:10Z.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -221,12 +197,5 @@ mod tests {
         ] {
             assert_eq!(date(UNIX_EPOCH + Duration::from_secs(seconds)), text);
         }
-    }
-
-    #[test]
-    fn what_is_not_there_says_nothing() {
-        assert_eq!(said(&mut Command::new("no-such-command-anywhere")), None);
-        assert_eq!(said(Command::new("sh").args(["-c", "echo a; exit 3"])), None);
-        assert_eq!(said(Command::new("sh").args(["-c", "echo ' a '; echo b"])), Some("a".into()));
     }
 }

@@ -18,7 +18,7 @@ use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Random;
-use crate::{Outcome, models, report, setup};
+use crate::{Outcome, models, report, setup, stop};
 
 /// Threads that send, each its part of the arrivals: a copy takes long enough that one could not send all.
 const SENDERS: usize = 8;
@@ -94,10 +94,10 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
     let served = Served::build(&model, &device, &args.batcher, args.place.tune, seconds.min(2.0))?;
     record.note("ring");
     let server = Server { served: &served, senders, seconds, limit, seed: args.seed };
-    let bar = report::progress_bar(steps as u64, "server   rate {pos} of {len} in {elapsed}, {msg}");
+    let bar = report::progress_bar(steps as u64, "server   rate {pos} of {len}, {eta} left, {msg}");
     let ladder = bisect(args.most.unwrap_or(served.ring_images_per_second), steps, |rate| {
         bar.set_message(format!("{rate:.0} images/s"));
-        let step = server.offer(rate)?;
+        let step = stop::complete(server.offer(rate))?;
         record.note(&format!("{rate:.0} images/s"));
         bar.inc(1);
         Ok(step)
@@ -119,11 +119,11 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
 }
 
 /// Halves the gap between the highest rate that kept the limit and the lowest that did not; tries the highest first.
-fn bisect(most: f64, steps: usize, mut offer: impl FnMut(f64) -> Result<Step>) -> Result<Vec<Step>> {
+fn bisect(most: f64, steps: usize, mut offer: impl FnMut(f64) -> Result<Option<Step>>) -> Result<Vec<Step>> {
     let (mut low, mut high, mut rate) = (0.0, most, most);
     let mut ladder = Vec::new();
     for _ in 0..steps {
-        let step = offer(rate)?;
+        let Some(step) = offer(rate)? else { break };
         let kept = step.within_limit;
         ladder.push(step);
         if kept {
@@ -193,7 +193,7 @@ impl Server<'_> {
         let (mut at, mut number) = (0.0, sender);
         loop {
             at -= random.positive().ln() / rate;
-            if at >= self.seconds || hopeless.load(Ordering::Relaxed) {
+            if at >= self.seconds || hopeless.load(Ordering::Relaxed) || stop::requested() {
                 return Ok(());
             }
             let due = start + Duration::from_secs_f64(at);
@@ -302,10 +302,10 @@ mod tests {
 
     #[test]
     fn the_highest_rate_is_found() {
-        let ladder = bisect(1_000.0, 20, |rate| Ok(step(rate, rate <= 430.0))).unwrap();
+        let ladder = bisect(1_000.0, 20, |rate| Ok(Some(step(rate, rate <= 430.0)))).unwrap();
         let kept = ladder.iter().filter(|s| s.within_limit).map(|s| s.images_per_second).fold(0.0, f64::max);
         assert!((430.0 * (1.0 - CLOSE) - 1.0..=430.0).contains(&kept) && ladder.len() < 12, "{kept}");
-        assert_eq!(bisect(1_000.0, 20, |rate| Ok(step(rate, true))).unwrap().len(), 1);
-        assert_eq!(bisect(1_000.0, 3, |rate| Ok(step(rate, false))).unwrap().len(), 3);
+        assert_eq!(bisect(1_000.0, 20, |rate| Ok(Some(step(rate, true)))).unwrap().len(), 1);
+        assert_eq!(bisect(1_000.0, 3, |rate| Ok(Some(step(rate, false)))).unwrap().len(), 3);
     }
 }

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use indicatif::ProgressBar;
 use serde::Serialize;
 use trefoil::model::Model;
 use trefoil::{Device, Engine, OutputKind, Stage};
@@ -12,10 +13,11 @@ use super::args::{BenchStage, StagesArgs};
 use crate::report::{self, Spread};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::{self, Load};
-use crate::{Outcome, models};
+use crate::{Outcome, models, stop};
 
 const GPU_BATCHES: [usize; 3] = [1, 32, 256];
 const CPU_BATCHES: [usize; 2] = [1, 8];
+const STAGES: [BenchStage; 4] = [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd];
 const DEFAULT_PRODUCERS: usize = 4;
 /// Different random rows that producers copy.
 const RANDOM_ROWS: usize = 16;
@@ -53,6 +55,7 @@ struct Bench<'a> {
     model: &'a Model,
     device: &'a Device,
     producers: usize,
+    bar: ProgressBar,
 }
 
 pub fn run(args: &StagesArgs) -> Result<Outcome> {
@@ -72,8 +75,14 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
             "batch", "stage", "median", "(spread)", "images/s", "GB/s"
         )?;
     }
-    let bench = Bench { args, model: &model, device: &device, producers };
+    let wanted = STAGES.iter().filter(|stage| args.only.is_none_or(|only| only == **stage)).count();
+    let bar = report::progress_bar((batches.len() * wanted) as u64, "bench    {pos} of {len}, {eta} left, {msg}");
+    let bench = Bench { args, model: &model, device: &device, producers, bar };
     batches.iter().try_for_each(|&batch| bench.run_batch(batch))?;
+    bench.bar.finish_and_clear();
+    if stop::requested() {
+        let _ = writeln!(io::stderr(), "interrupted: these are the stages that were whole before");
+    }
     if !args.json {
         explain(args, &device)?;
     }
@@ -82,6 +91,9 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
 
 impl Bench<'_> {
     fn run_batch(&self, batch: usize) -> Result<()> {
+        if stop::requested() {
+            return Ok(());
+        }
         let ring = Ring {
             sizes: Sizes::Exactly(batch),
             slots: self.args.slots,
@@ -94,22 +106,22 @@ impl Bench<'_> {
         check_one_batch(&engine, &rows, batch)?;
 
         let mut medians = Vec::new();
-        for stage in [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd] {
+        for stage in STAGES {
             if self.args.only.is_none_or(|only| only == stage) {
-                let figure = self.measure(&engine, &rows, batch, stage)?;
+                self.bar.set_message(format!("batch {batch}: {}", name(stage)));
+                let measured = stop::complete(self.measure(&engine, &rows, batch, stage))?;
+                let Some(figure) = measured else { return Ok(()) };
                 medians.push(figure.seconds_median);
-                self.print(&figure)?;
+                self.bar.suspend(|| self.print(&figure))?;
+                self.bar.inc(1);
             }
         }
         // On the CPU a copy is host work as well: nothing could hide it.
         let say_hidden = !self.args.json && !setup::is_cpu(self.device);
         if let ([copy_in, compute, copy_out, together], true) = (&medians[..], say_hidden) {
             let hidden = 100.0 * throughput::hidden_part(*together, *copy_in, *compute, *copy_out);
-            writeln!(
-                io::stdout(),
-                "{:>6}  copies hidden under compute: {hidden:.0} % (estimated from these four)",
-                ""
-            )?;
+            let line = format!("{:>6}  copies hidden under compute: {hidden:.0} % (estimated from these four)", "");
+            self.bar.suspend(|| writeln!(io::stdout(), "{line}"))?;
         }
         Ok(())
     }
@@ -160,7 +172,7 @@ impl Bench<'_> {
             let left = self.args.seconds - start.elapsed().as_secs_f64();
             let each = (samples.iter().sum::<f64>() / samples.len() as f64).max(1e-7);
             let runs = ((left / each) as usize).min(MOST_RUNS);
-            if runs == 0 {
+            if runs == 0 || stop::requested() {
                 return Ok(samples);
             }
             samples.extend(engine.measure(stage, batch, runs)?);
@@ -235,7 +247,7 @@ fn includes(stage: BenchStage) -> &'static str {
 fn explain(args: &StagesArgs, device: &Device) -> Result<()> {
     let mut out = io::stdout();
     writeln!(out)?;
-    for stage in [BenchStage::Upload, BenchStage::Compute, BenchStage::Download, BenchStage::EndToEnd] {
+    for stage in STAGES {
         if args.only.is_none_or(|only| only == stage) {
             writeln!(out, "{:<11} {}", name(stage), includes(stage))?;
         }

@@ -1,0 +1,132 @@
+//! `trefoil doctor`: whether this machine can do it, and what is to be done where it cannot.
+
+mod gpu;
+mod host;
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use trefoil::{Device, Error, Target};
+
+use crate::report::{Paint, paint};
+use crate::{Outcome, models};
+
+/// Arguments of `doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil doctor
+  trefoil doctor --device cuda:1 --json
+
+Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; what is to be
+done follows. On a GPU a small network runs, its answers are checked, and the copies of its batches are timed.")]
+pub struct DoctorArgs {
+    /// Look at this device: auto (every GPU), cuda:N or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: Target,
+    /// Print a JSON object: {"ok", "checks": [{"check", "verdict", "found", "advice"}]}
+    #[arg(long)]
+    json: bool,
+}
+
+/// How it looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Ok,
+    Warn,
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    check: String,
+    verdict: Verdict,
+    found: String,
+    /// What is to be done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(check: &str, found: impl Into<String>) -> Self {
+        Self { check: check.into(), verdict: Verdict::Ok, found: found.into(), advice: None }
+    }
+
+    fn warn(check: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Warn, advice: Some(advice.into()), ..Self::ok(check, found) }
+    }
+
+    fn bad(check: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Bad, ..Self::warn(check, found, advice) }
+    }
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Findings {
+    ok: bool,
+    checks: Vec<Check>,
+}
+
+pub fn run(args: &DoctorArgs) -> Result<Outcome> {
+    let mut checks = vec![host::processor(), host::memory(), host::locked_memory()];
+    if args.device != Target::Cpu {
+        checks.extend(gpus(args.device));
+    }
+    checks.push(weights());
+    let ok = checks.iter().all(|check| check.verdict != Verdict::Bad);
+    let mut out = io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&Findings { ok, checks })?)?;
+    } else {
+        checks.iter().try_for_each(|check| print(&mut out, check))?;
+        let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
+        let (warnings, faults) = (count(Verdict::Warn), count(Verdict::Bad));
+        writeln!(out, "\n{} checks, {warnings} warnings, {faults} bad", checks.len())?;
+    }
+    Ok(if ok { Outcome::AllGood } else { Outcome::NothingDone })
+}
+
+fn print(out: &mut impl Write, check: &Check) -> io::Result<()> {
+    let verdict = match check.verdict {
+        Verdict::Ok => paint(Paint::Good, "ok  "),
+        Verdict::Warn => paint(Paint::Warning, "warn"),
+        Verdict::Bad => paint(Paint::Bad, "bad "),
+    };
+    writeln!(out, "{verdict}  {:<19} {}", check.check, check.found)?;
+    check.advice.iter().try_for_each(|advice| writeln!(out, "{:26}{} {advice}", "", paint(Paint::Faint, "do:")))
+}
+
+/// The driver, then every GPU, or the one asked for.
+fn gpus(target: Target) -> Vec<Check> {
+    let (wanted, first) = match target {
+        Target::Cuda(number) => (true, number),
+        _ => (false, 0),
+    };
+    let device = match Device::open(Target::Cuda(first)) {
+        Ok(device) => device,
+        Err(error) => return vec![host::no_gpu(&error, wanted)],
+    };
+    let mut checks = vec![host::driver(device.info().driver_version)];
+    checks.extend(gpu::examine(&device));
+    // One is there, so that what is wrong with another is its own.
+    for number in (1..).take_while(|_| !wanted) {
+        match Device::open(Target::Cuda(number)) {
+            Ok(device) => checks.extend(gpu::examine(&device)),
+            Err(Error::NoDevice { .. }) => break,
+            Err(error) => checks.push(Check::bad(&format!("cuda:{number}"), error.to_string(), gpu::LEAVE_OUT)),
+        }
+    }
+    checks
+}
+
+fn weights() -> Check {
+    match models::open(None) {
+        Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), path.display())),
+        Err(error) => Check::warn("weights", format!("{error:#}"), "name a model by --model or TREFOIL_WEIGHTS"),
+    }
+}

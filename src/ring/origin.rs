@@ -1,0 +1,28 @@
+//! Which ring and which batcher a ticket is of.
+
+use std::sync::Arc;
+
+use super::Core;
+
+/// Where a ticket is from: a ring, and a batcher if it is a row's. It tells those apart that live at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    ring: usize,
+    batcher: Option<usize>,
+}
+
+impl Origin {
+    pub fn of_ring(ring: &Arc<Core>) -> Self {
+        Self { ring: Arc::as_ptr(ring).addr(), batcher: None }
+    }
+
+    /// `batcher` is what a batcher and its tickets share.
+    pub fn of_batcher<T>(ring: &Arc<Core>, batcher: &Arc<T>) -> Self {
+        Self { batcher: Some(Arc::as_ptr(batcher).addr()), ..Self::of_ring(ring) }
+    }
+
+    /// Whether both are of one ring, whatever their batchers.
+    pub fn shares_ring(&self, other: Self) -> bool {
+        self.ring == other.ring
+    }
+}

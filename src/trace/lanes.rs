@@ -1,0 +1,70 @@
+//! What a timeline shows in which row.
+
+use std::collections::BTreeMap;
+
+use super::{Trace, TraceInterval, TraceStage};
+
+/// Groups of rows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Group {
+    Streams = 1,
+    Slots = 2,
+    Threads = 3,
+}
+
+/// A row of a timeline.
+pub(super) struct Lane {
+    pub group: Group,
+    pub name: String,
+    /// Which intervals of the trace: ordered by begin; disjoint, or within each other.
+    pub places: Vec<usize>,
+}
+
+/// The rows: each stream, each slot, each thread. Intervals of the device are in two of them.
+pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
+    let mut rows: BTreeMap<(Group, usize, String), Vec<usize>> = BTreeMap::new();
+    let mut threads: Vec<&str> = trace.intervals.iter().filter_map(|interval| interval.thread.as_deref()).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    for (place, TraceInterval { stage, slot, thread, .. }) in trace.intervals.iter().enumerate() {
+        if let Some(thread) = thread.as_deref() {
+            let number = threads.binary_search(&thread).expect("every name is listed");
+            rows.entry((Group::Threads, number, thread.to_owned())).or_default().push(place);
+        } else if let Some(number) = TraceStage::DEVICE.iter().position(|device| device == stage) {
+            rows.entry((Group::Streams, number, trace.streams[number].clone())).or_default().push(place);
+            rows.entry((Group::Slots, *slot, format!("slot {slot}"))).or_default().push(place);
+        }
+    }
+    let numbered = |name: &str, number| if number == 0 { name.to_owned() } else { format!("{name} ({})", number + 1) };
+    let split = |((group, _, name), places): ((Group, usize, String), _)| {
+        let apart = uncrossed(&trace.intervals, places).into_iter().enumerate();
+        apart.map(move |(number, places)| Lane { group, name: numbered(&name, number), places })
+    };
+    rows.into_iter().flat_map(split).collect()
+}
+
+/// A row shows intervals that are disjoint or lie within each other; those that cross one get a row of their own.
+fn uncrossed(intervals: &[TraceInterval], mut places: Vec<usize>) -> Vec<Vec<usize>> {
+    places.sort_by(|&a, &b| {
+        let (a, b) = (&intervals[a], &intervals[b]);
+        a.begin.total_cmp(&b.begin).then(b.end.total_cmp(&a.end))
+    });
+    let mut lanes: Vec<(Vec<f64>, Vec<usize>)> = Vec::new();
+    for place in places {
+        let interval = &intervals[place];
+        let fits = lanes.iter_mut().find_map(|(open, lane)| {
+            while open.last().is_some_and(|&end| end <= interval.begin) {
+                open.pop();
+            }
+            open.last().is_none_or(|&end| interval.end <= end).then_some((open, lane))
+        });
+        match fits {
+            Some((open, lane)) => {
+                open.push(interval.end);
+                lane.push(place);
+            }
+            None => lanes.push((vec![interval.end], vec![place])),
+        }
+    }
+    lanes.into_iter().map(|(_, lane)| lane).collect()
+}

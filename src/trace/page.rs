@@ -1,0 +1,92 @@
+//! The timeline as one page that needs nothing else: no network, no viewer.
+
+use serde::Serialize;
+
+use super::lanes::{Group, lanes};
+use super::{Trace, TraceInterval, TraceReport, TraceStage, TracedModel};
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/style.css");
+const SCRIPT: &str = include_str!("page/timeline.js");
+
+/// What the page's script reads.
+#[derive(Serialize)]
+struct Data<'a> {
+    stages: [TraceStage; 7],
+    intervals: Columns,
+    lanes: Vec<Row>,
+    about: &'a TracedModel,
+    report: TraceReport,
+}
+
+/// A column for each property of the intervals, which is a third of what a list of objects takes. Times are
+/// nanoseconds from the first one.
+#[derive(Default, Serialize)]
+struct Columns {
+    stage: Vec<usize>,
+    batch: Vec<u64>,
+    slot: Vec<usize>,
+    rows: Vec<usize>,
+    begin: Vec<u64>,
+    took: Vec<u64>,
+}
+
+/// A row of the timeline.
+#[derive(Serialize)]
+struct Row {
+    group: &'static str,
+    name: String,
+    /// Places in the columns.
+    of: Vec<usize>,
+}
+
+pub(super) fn page(trace: &Trace) -> String {
+    let model = &trace.model;
+    let title = match model.name.as_str() {
+        "" => trace.device.clone(),
+        name => format!("{name} on {}", model.device_name),
+    };
+    let data = Data {
+        stages: TraceStage::ALL,
+        intervals: columns(&trace.intervals),
+        lanes: rows(trace),
+        about: model,
+        report: trace.report(),
+    };
+    let json = serde_json::to_string(&data).expect("numbers and names have no other form");
+    let (before, after) = PAGE.split_once("{{data}}").expect("the page has a place for its data");
+    let after = after.replace("{{script}}", SCRIPT);
+    let before = before.replace("{{style}}", STYLE).replace("{{title}}", &escaped(&title));
+    // In a script element `<` could begin its end, or a comment; in JSON it only stands in strings.
+    format!("{before}{}{after}", json.replace('<', "\\u003c"))
+}
+
+fn columns(intervals: &[TraceInterval]) -> Columns {
+    let origin = intervals.iter().map(|interval| interval.begin).fold(f64::INFINITY, f64::min);
+    let nanoseconds = |seconds: f64| (seconds * 1e9).round().max(0.0) as u64;
+    let mut columns = Columns::default();
+    for interval in intervals {
+        let stage = TraceStage::ALL.iter().position(|stage| *stage == interval.stage).expect("one of all");
+        let begin = nanoseconds(interval.begin - origin);
+        columns.stage.push(stage);
+        columns.batch.push(interval.batch);
+        columns.slot.push(interval.slot);
+        columns.rows.push(interval.rows);
+        columns.begin.push(begin);
+        columns.took.push(nanoseconds(interval.end - origin).saturating_sub(begin));
+    }
+    columns
+}
+
+fn rows(trace: &Trace) -> Vec<Row> {
+    let group = |group| match group {
+        Group::Streams => "streams",
+        Group::Slots => "slots",
+        Group::Threads => "threads",
+    };
+    lanes(trace).into_iter().map(|lane| Row { group: group(lane.group), name: lane.name, of: lane.places }).collect()
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

@@ -1,0 +1,162 @@
+//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark.
+//!
+//! Where no Chromium is found this is reported as ignored; `TREFOIL_REQUIRE_BROWSER=1` makes that a failure.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use trefoil::model::Model;
+use trefoil::{Device, Engine, Target};
+
+const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+const BATCHES: usize = 40;
+
+/// What a reader does, and what the page shows then.
+const READER: &str = r##"
+const said = {}, key = (key) => document.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
+const painted = () => {
+  const pixels = chart.getContext("2d").getImageData(0, 0, chart.width, chart.height).data, seen = new Set();
+  for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] === 255) seen.add(pixels.slice(at, at + 3).join());
+  return seen;
+};
+const span = () => view.to - view.from;
+drawChart();
+said.overflow = document.documentElement.scrollWidth - innerWidth;
+said.width = innerWidth;
+said.paper = getComputedStyle(document.documentElement).backgroundColor;
+said.figures = [...document.querySelectorAll(".figure b")].map((b) => b.textContent);
+said.names = [...document.querySelectorAll("#names div:not(.group)")].map((div) => div.textContent);
+said.slots = ["c0", "c1", "c2"].map((name) => painted().has([1, 3, 5].map((at) => parseInt(colours[name].slice(at, at + 2), 16)).join()));
+said.few = span();
+key("0"); said.all = span();
+key("w"); said.closer = span();
+const left = view.from; key("d"); said.moved = view.from > left;
+key("m"); said.middle = span() / last;
+key("."); said.batch = document.querySelector("#batch h2").textContent;
+said.layers = document.querySelectorAll("#batch details tr").length - 1;
+key("."); said.next = document.querySelector("#batch h2").textContent;
+key("Escape"); said.closed = byId("batch").hidden;
+key("0"); drawChart();
+const box = chart.getBoundingClientRect(), at = streams[1].of[3];
+const on = (begin[at] + end[at]) / 2;
+show(on - 1e5, on + 1e5);
+hover({ clientX: box.left + box.width / 2, clientY: box.top + places()[1] + 5 });
+said.tip = tip.textContent;
+key("0");
+const point = (type, x, more) => chart.dispatchEvent(new PointerEvent(type,
+  { clientX: box.left + x, clientY: box.top + places()[1] + 5, pointerId: 1, button: 0, cancelable: true, ...more }));
+chart.setPointerCapture = () => {}; // of a pointer that is not there
+chart.dispatchEvent(new WheelEvent("wheel", { deltaY: -400, clientX: box.left + box.width / 2, cancelable: true }));
+said.wheel = span() < said.all;
+const before = view.from;
+point("pointerdown", 150); point("pointermove", 50); point("pointerup", 50);
+said.dragged = view.from > before && byId("batch").hidden;
+show(on - 1e5, on + 1e5);
+point("pointerdown", box.width / 2); point("pointerup", box.width / 2);
+said.clicked = document.querySelector("#batch h2")?.textContent;
+key("Escape");
+point("pointerdown", 100, { pointerId: 1 }); point("pointerdown", 200, { pointerId: 2 });
+const unpinched = span();
+point("pointermove", 300, { pointerId: 2 });
+said.pinched = unpinched / span();
+key("t"); said.theme = document.documentElement.dataset.theme;
+said.light = getComputedStyle(document.documentElement).backgroundColor;
+document.body.innerHTML = "";
+document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+"##;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let browser = BROWSERS
+        .into_iter()
+        .find(|name| Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok());
+    let required = env::var("TREFOIL_REQUIRE_BROWSER").is_ok_and(|value| value == "1");
+    if browser.is_none() {
+        println!("ignored: the page's tests, for want of a Chromium");
+    }
+    let read = move || browser.map_or_else(|| Err("no Chromium was found".into()), read_the_page);
+    let empty = move || browser.map_or_else(|| Err("no Chromium was found".into()), show_nothing);
+    let trials = vec![
+        Trial::test("a_reader_finds_the_way_on_narrow_and_wide_screens", read),
+        Trial::test("a_page_of_nothing_says_so", empty),
+    ];
+    let ignored = browser.is_none() && !required;
+    let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(ignored)).collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn read_the_page(browser: &str) -> Result<(), Failed> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.html");
+    fs::write(&path, page(BATCHES)? + "<script>" + READER + "</script>")?;
+    for (width, dark) in [(360, true), (1280, false), (3840, true)] {
+        let said = visit(browser, &path, width, dark)?;
+        let is = |holds: bool, what: &str| assert!(holds, "{what} at {width}: {said:#}");
+        let number = |name: &str| said[name].as_f64().unwrap();
+        is(said["width"] == width && said["overflow"] == 0, "the page fits");
+        is(said["paper"] == if dark { "rgb(13, 17, 23)" } else { "rgb(255, 255, 255)" }, "the paper");
+        is(said["theme"] == "light" && said["light"] == "rgb(255, 255, 255)", "the toggle");
+        is(said["figures"].as_array().unwrap().len() == 5, "the figures");
+        let names = said["names"].as_array().unwrap();
+        is(
+            ["copy-in", "compute", "copy-out", "slot 0", "slot 2"].iter().all(|name| names.contains(&(*name).into())),
+            "rows",
+        );
+        is(said["slots"] == serde_json::json!([true, true, true]), "each slot is drawn in its colour");
+        is(number("few") < number("all") && number("closer") < number("all"), "zoom");
+        is(said["moved"] == true && (number("middle") - 0.5).abs() < 1e-6, "moving");
+        is(said["batch"] == "Batch 20: slot 2, 2 rows" && said["next"] == "Batch 21: slot 0, 2 rows", "batches");
+        is(number("layers") > 3.0 && said["closed"] == true, "layers");
+        is(said["wheel"] == true && said["dragged"] == true, "wheel and drag");
+        is(said["clicked"] == "Batch 3: slot 0, 2 rows" && (number("pinched") - 2.0).abs() < 1e-6, "click and pinch");
+        let tip = said["tip"].as_str().unwrap();
+        is(
+            tip.starts_with("compute of batch 3") && tip.contains("slot 0, 2 rows") && tip.contains("TFLOP/s"),
+            "the tip",
+        );
+    }
+    Ok(())
+}
+
+/// Nothing was recorded: the page has its figures, and draws an empty timeline.
+fn show_nothing(browser: &str) -> Result<(), Failed> {
+    const LOOKER: &str = r##"
+drawChart();
+const said = { figures: document.querySelectorAll(".figure").length, about: byId("about").textContent, rows: lanes.length };
+document.body.innerHTML = "";
+document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+"##;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nothing.html");
+    fs::write(&path, page(0)? + "<script>" + LOOKER + "</script>")?;
+    let said = visit(browser, &path, 1280, false)?;
+    assert!(said["rows"] == 0 && said["figures"] == 4, "{said:#}");
+    assert!(said["about"].as_str().unwrap().starts_with("cpu: 0 batches"), "{said:#}");
+    Ok(())
+}
+
+/// The page of a short run on the CPU.
+fn page(batches: usize) -> Result<String, Failed> {
+    let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
+    let engine =
+        Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[2]).slots(3).trace(true).build()?;
+    for _ in 0..batches {
+        drop(engine.acquire()?.submit(2)?.wait()?);
+    }
+    Ok(engine.trace().ok_or("the engine records")?.to_html())
+}
+
+/// What the reader's script found.
+fn visit(browser: &str, page: &Path, width: usize, dark: bool) -> Result<Value, Failed> {
+    let mut command = Command::new(browser);
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"]);
+    command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
+    let output =
+        command.arg(format!("--window-size={width},900")).arg(format!("file://{}", page.display())).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.rsplit_once("RESULT").and_then(|(_, rest)| Some(rest.split_once("END")?.0));
+    let told = || format!("{}\n{}", String::from_utf8_lossy(&output.stderr), &text[text.len().saturating_sub(400)..]);
+    Ok(serde_json::from_str(&found.ok_or_else(told)?.replace("&lt;", "<").replace("&amp;", "&"))?)
+}
