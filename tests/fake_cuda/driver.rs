@@ -32,7 +32,7 @@ pub struct Driver {
     /// Threads that capture, and on what.
     pub capturing: Vec<(ThreadId, Handle)>,
     pub random: u64,
-    /// What all kernels so far have taken.
+    /// What all copies and kernels so far have taken.
     pub clock_ms: f64,
     calls: usize,
     failing: bool,

@@ -18,7 +18,7 @@
 //! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or a name | none |
 //! | `FAKE_CUDA_FAIL_CODE` | with which status | 719 |
 //! | `FAKE_CUDA_FAIL_STICKY` | `1`: and every call after it too, as after a real fault | |
-//! | `FAKE_CUDA_SLOW` | kernels with this in their name take 0.1 ms by the events' clock, others 0.01 ms | none |
+//! | `FAKE_CUDA_SLOW` | kernels with this in their name take 0.1 ms by the events' clock, others 0.01 ms; a copy takes 1 ms | none |
 //! | `FAKE_CUDA_PTX_ERROR` | modules do not load, and the compiler's log says this | none |
 
 mod cubin;

@@ -130,5 +130,5 @@ impl Driver {
     }
 }
 
-/// What a kernel takes by the stand-in's clock, which only kernels move.
+/// What a kernel takes by the stand-in's clock.
 const KERNEL_MS: f64 = 0.01;

@@ -57,11 +57,11 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
         tune(&Device::open(Target::Cuda(0)).unwrap(), folder()).unwrap();
     });
     let _ = fs::remove_dir_all(folder());
-    let report = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_32x64")]);
+    let report = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_16x8")]);
     report.assert_clean();
     let (planned, tuned) = (line(&report.stdout, "planned: "), line(&report.stdout, "tuned: "));
-    assert_eq!(planned.matches("classifier sm80 32x64").count(), 2, "{planned}");
-    assert_eq!(tuned.matches("classifier sm80 32x64").count(), 0, "{tuned}");
+    assert_eq!(planned.matches("classifier sm80 16x8").count(), 2, "{planned}");
+    assert_eq!(tuned.matches("classifier sm80 16x8").count(), 0, "{tuned}");
     // Nothing else has changed: the other kernels all take as long.
     let others = |text: &str| -> Vec<String> {
         text.split(['|', ','])
@@ -88,7 +88,7 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
     let files: Vec<PathBuf> = fs::read_dir(key).unwrap().map(|file| file.unwrap().path()).collect();
     assert_eq!(files.len(), files.iter().collect::<BTreeSet<_>>().len());
     fs::write(&files[0], "{ half of").unwrap();
-    let mended = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_32x64")]);
+    let mended = scenario.run(&[("FAKE_CUDA_SLOW", "sm80_linear_16x8")]);
     assert_eq!(line(&mended.assert_clean().stdout, "tuned: "), tuned);
     assert!(mended.between("tune", "tuned").iter().any(|call| is_timing(&call)));
     assert!(fs::read_to_string(&files[0]).unwrap().contains("\"kernel\""));

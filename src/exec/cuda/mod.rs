@@ -93,10 +93,10 @@ pub(super) fn build(
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
     watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
+    let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
     for plan in &plans {
         let launches = material.launches(plan, (inputs.at(0), &outputs[0]))?;
         material.kernels.load(&launches)?;
