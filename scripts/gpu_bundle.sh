@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # Fills .gpu/ with all that a machine with a GPU but without Rust needs: binaries, weights, photos, test data, scripts.
 #
-#   scripts/gpu_bundle.sh [--lib-tests]      --lib-tests: the library's own tests as well, as bin/lib_tests
+#   scripts/gpu_bundle.sh [--lib-tests] [EXAMPLE...]
+#
+#   EXAMPLE        those of examples/ that are to be in it, as bin/EXAMPLE
+#   --lib-tests    the library's own tests as well, as bin/lib_tests
 #
 # Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and .gpu/benches/*. The bundle
 # is at most 64 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 most=$((64 << 20))
-lib_tests=false
-case "${1:-}" in
-    "") ;;
-    --lib-tests) lib_tests=true ;;
-    *) sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2; exit 64 ;;
-esac
+lib_tests=false examples=()
+for argument in "$@"; do
+    case $argument in
+        --lib-tests) lib_tests=true ;;
+        -*) sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2; exit 64 ;;
+        *)
+            [ -f "examples/$argument.rs" ] || { echo "gpu_bundle.sh: no examples/$argument.rs" >&2; exit 64; }
+            examples+=("$argument")
+            ;;
+    esac
+done
 fail() { echo "gpu_bundle.sh: $*" >&2; exit 1; }
 
 # The path of a test binary, out of cargo's messages: KIND is `lib` or `test`.
@@ -36,8 +44,8 @@ gpu_tests=$(test_binary test --test gpu)
 rm -rf .gpu
 mkdir -p .gpu/bin .gpu/tests
 cp "$target/release/trefoil" .gpu/bin/
-for example in examples/*.rs; do
-    cp "$target/release/examples/$(basename "$example" .rs)" .gpu/bin/
+for example in ${examples[@]+"${examples[@]}"}; do
+    cp "$target/release/examples/$example" .gpu/bin/
 done
 cp "$gpu_tests" .gpu/bin/gpu_tests
 if $lib_tests; then
