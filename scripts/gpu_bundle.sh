@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 most=$((64 << 20))
-lib_tests=false examples=()
+lib_tests=false examples=(run_tensor) # which benches/ needs
 for argument in "$@"; do
     case $argument in
         --lib-tests) lib_tests=true ;;
