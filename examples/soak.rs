@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::future::Future;
 use std::pin::pin;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -19,6 +18,8 @@ use std::time::{Duration, Instant};
 
 #[path = "../tests/support/echo.rs"]
 mod echo;
+#[path = "../src/bin/trefoil/smi.rs"]
+mod smi;
 
 use trefoil::{Batcher, Device, Engine, Error, MemoryUse, OutputKind, Ticket};
 
@@ -245,10 +246,8 @@ impl Sample {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
         let gpu_mib = device.info().target.strip_prefix("cuda:").and_then(|ordinal| {
-            let arguments =
-                [format!("--id={ordinal}"), "--query-gpu=memory.used".into(), "--format=csv,noheader,nounits".into()];
-            let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
-            String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+            let used = smi::query(&smi::visible(ordinal), &["memory.used"])?;
+            used.into_iter().next()??.parse().ok()
         });
         Self { held: device.memory_use(), resident_bytes: kib << 10, gpu_mib }
     }

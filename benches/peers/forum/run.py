@@ -30,6 +30,8 @@ from errors import markdown  # noqa: E402
 from images import photos_in, varied  # noqa: E402
 from trefoil import ROOT, Trefoil, default_folder  # noqa: E402
 
+PEER_ABORTS = 2  # after which a peer that aborts is an error
+
 ORDERS = {
     1: "1 upload | lock: forward, sync, download",
     2: "2 upload | lock: forward, sync | download",
@@ -66,6 +68,8 @@ def main():
         for name, run in sides if index % 2 == 0 else reversed(sides):
             print(f"round {index + 1} of {options.rounds}: {name}", file=sys.stderr, flush=True)
             measured[name] = run()
+            if name == "peer":
+                measured[name], measured["peer_aborts"] = measured[name]
             measured[f"gpu_after_{name}"] = record.gpu_state()
         result["rounds"].append(measured)
     result["rows"] = rows(result["rounds"])
@@ -135,9 +139,18 @@ def trace(loaded, options):
 
 
 def run_peer(program, module, loaded, options):
+    """The peer's rows, and how often libtorch aborted before it gave them all: it has been seen to."""
     shape = [3, *loaded.size]
-    said = run([str(program), str(module), *map(str, [options.threads, options.batch, options.seconds, *shape])])
-    return [json.loads(line) for line in said.splitlines()]
+    command = [str(program), str(module), *map(str, [options.threads, options.batch, options.seconds, *shape])]
+    for aborts in range(PEER_ABORTS + 1):
+        try:
+            said = run(command)
+        except SystemExit as error:
+            if aborts == PEER_ABORTS:
+                raise
+            print(f"the peer is run again: {error}", file=sys.stderr, flush=True)
+            continue
+        return [json.loads(line) for line in said.splitlines()], aborts
 
 
 def run_trefoil(trefoil, loaded, options):
