@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Engine, EngineBuilder, Member};
+use super::builder::Member;
+use super::{Engine, EngineBuilder};
 use crate::device::{Device, Signal};
 use crate::error::Error;
 use crate::model::Model;

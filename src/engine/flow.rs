@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{EngineBuilder, Member};
+use super::EngineBuilder;
+use super::builder::Member;
 use crate::device::{DEVICE_MEMORY, Device, Inputs, Program};
 use crate::error::Error;
 use crate::exec::{self, BuildSpec};

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{EngineBuilder, Flow};
+use super::EngineBuilder;
+use super::builder::within;
+use super::flow::Flow;
 use crate::device::{Device, Target};
 use crate::error::Error;
 use crate::exec::{self, StepTimes, Told, Tuning, TuningProgress};
@@ -74,7 +76,7 @@ impl EngineBuilder<'_> {
     /// # Errors
     /// As for [`EngineBuilder::build`]; [`Error::Unsupported`] for the CPU and for several models; [`Error::Option`] for no run.
     pub fn measure_steps(self, runs: usize) -> Result<StepTimes, Error> {
-        super::within("runs", runs, 1 << 20)?;
+        within("runs", runs, 1 << 20)?;
         let device = self.device_or_default()?;
         device.healthy()?;
         let spec = self.build_spec()?.with_default_sizes(&device);

@@ -1,0 +1,323 @@
+//! How an engine is to be built.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Engine;
+use super::flow::Flow;
+use crate::device::trace;
+use crate::device::{Device, Priority, Signal};
+use crate::error::Error;
+use crate::exec::{BuildSpec, TuningSpec};
+use crate::model::Model;
+use crate::phases::Stopwatch;
+use crate::plan::Choices;
+use crate::ring::{Core, RingSpec, Waiting};
+use crate::tensor::{InputFormat, OutputKind};
+
+/// How an [`Engine`] is to be built.
+#[derive(Clone, Debug)]
+pub struct EngineBuilder<'a> {
+    /// At least one.
+    pub(super) models: Vec<Member<'a>>,
+    pub(super) average: bool,
+    pub(super) device: Option<Device>,
+    pub(super) batch_sizes: Option<Vec<usize>>,
+    pub(super) slots: usize,
+    pub(super) staging: Option<usize>,
+    pub(super) results: Option<usize>,
+    pub(super) input: InputFormat,
+    pub(super) output: OutputKind,
+    pub(super) priority: Priority,
+    pub(super) choices: Choices,
+    pub(super) acquire_limit: Duration,
+    pub(super) waiting: Waiting,
+    /// Batches that a recorder remembers, if there is to be one.
+    pub(super) trace: Option<usize>,
+    pub(super) check: bool,
+    pub(super) tuning: TuningSpec,
+}
+
+/// One of an engine's models.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member<'a> {
+    pub(super) model: &'a Model,
+    /// The model before it whose result it reads; none: it reads the rows.
+    pub(super) after: Option<usize>,
+}
+
+/// Batches that a recorder remembers unless told otherwise.
+const TRACED_BATCHES: usize = 4096;
+
+impl<'a> EngineBuilder<'a> {
+    pub(super) fn new(model: &'a Model) -> Self {
+        Self {
+            models: vec![Member { model, after: None }],
+            average: false,
+            device: None,
+            batch_sizes: None,
+            slots: 3,
+            staging: None,
+            results: None,
+            input: InputFormat::default(),
+            output: OutputKind::default(),
+            priority: Priority::default(),
+            choices: Choices::default(),
+            acquire_limit: Duration::from_secs(10),
+            waiting: Waiting::default(),
+            trace: None,
+            check: false,
+            tuning: TuningSpec::default(),
+        }
+    }
+
+    /// Adds a model that reads the result of the one named last, on the device: no visit to the host, and successive
+    /// batches overlap, each model on a stream of its own. What is read is the whole result as it is, without softmax;
+    /// cut a model with [`Model::features`] to hand on what is before its classifier. Outputs that a model reads are not
+    /// handed out.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Engine, model::Model};
+    /// # fn f(backbone: &Model, head: &Model) -> Result<(), trefoil::Error> {
+    /// let engine = Engine::builder(&backbone.features()?).then(head).build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn then(mut self, model: &'a Model) -> Self {
+        let after = Some(self.models.len() - 1);
+        self.models.push(Member { model, after });
+        self
+    }
+
+    /// Adds a model that reads what the one named last reads: an input is uploaded once, and the models run at the same
+    /// time, each on a stream of its own. Their outputs come back together, see [`Output::part`](crate::Output::part).
+    /// After [`EngineBuilder::then`] it is a second head on the same backbone.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// let ensemble = Engine::builder(&model).beside(&model).average().on(&cpu).build()?;
+    /// assert_eq!(ensemble.acquire()?.submit(1)?.wait()?.parts(), 1);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn beside(mut self, model: &'a Model) -> Self {
+        let after = self.models.last().expect("at least one").after;
+        self.models.push(Member { model, after });
+        self
+    }
+
+    /// Hands out the mean of the models' outputs, computed on the device, in place of the outputs.
+    pub fn average(mut self) -> Self {
+        self.average = true;
+        self
+    }
+
+    /// The device; without it a GPU if there is one, else the CPU.
+    pub fn on(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// The largest batch. A GPU gets a graph for each power of two below it as well, so that a small submission does
+    /// not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
+    pub fn batch(mut self, rows: usize) -> Self {
+        let below = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&size| size < rows);
+        self.batch_sizes = Some(below.chain([rows]).collect());
+        self
+    }
+
+    /// Exactly these batch sizes.
+    pub fn batch_sizes(mut self, sizes: &[usize]) -> Self {
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        self.batch_sizes = Some(sizes);
+        self
+    }
+
+    /// Slots: batches on the device at once. Default 3; 1 is the serial baseline.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Staging buffers. Default slots + 3; advised: producers + slots.
+    pub fn staging(mut self, buffers: usize) -> Self {
+        self.staging = Some(buffers);
+        self
+    }
+
+    /// Result buffers. Default 4 x staging.
+    pub fn results(mut self, buffers: usize) -> Self {
+        self.results = Some(buffers);
+        self
+    }
+
+    /// What producers write. Default [`InputFormat::U8Nhwc`].
+    pub fn input(mut self, format: InputFormat) -> Self {
+        self.input = format;
+        self
+    }
+
+    /// What consumers read. Default [`OutputKind::Probabilities`].
+    pub fn output(mut self, kind: OutputKind) -> Self {
+        self.output = kind;
+        self
+    }
+
+    /// Puts this engine's streams before those of normal priority.
+    pub fn high_priority(mut self) -> Self {
+        self.priority = Priority::High;
+        self
+    }
+
+    /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
+    pub fn choices(mut self, choices: Choices) -> Self {
+        self.choices = choices;
+        self
+    }
+
+    /// How long [`Engine::acquire`] waits for a free batch. Default 10 s.
+    pub fn acquire_limit(mut self, limit: Duration) -> Self {
+        self.acquire_limit = limit;
+        self
+    }
+
+    /// Has every access checked: each copy, each run of the model and each turn of the host at page-locked memory must
+    /// be ordered after every earlier one that it conflicts with, by streams, events and credits, not by luck. A
+    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. For tests: it takes a lock and some
+    /// microseconds a call, and no driver call. Default: off, and then it costs nothing.
+    pub fn check(mut self, on: bool) -> Self {
+        self.check = on;
+        self
+    }
+
+    /// How threads learn that the device is done. Default [`Waiting::Block`].
+    pub fn waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
+    /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
+    ///
+    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
+    /// events to the operations of a batch, all made here; an engine that does not record has none of it. Of several
+    /// models the computing of a batch is from the begin of the first to the end of the one named last.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&cpu).trace(true).build()?;
+    /// drop(engine.acquire()?.submit(1)?.wait()?);
+    /// println!("{}", engine.trace().unwrap().report());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn trace(mut self, on: bool) -> Self {
+        self.trace = on.then_some(self.trace.unwrap_or(TRACED_BATCHES));
+        self
+    }
+
+    /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
+    /// ones are forgotten and counted. A batch takes six events of the device.
+    pub fn trace_batches(mut self, batches: usize) -> Self {
+        self.trace = Some(batches);
+        self
+    }
+
+    /// Builds: opens the device if none was given, plans, uploads weights, allocates everything and captures every
+    /// graph. Nothing is allocated or loaded after it.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
+    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
+    pub fn build(self) -> Result<Engine, Error> {
+        self.build_ring(&self.device_or_default()?, 1, None)
+    }
+
+    /// Builds on a device; with `freed` for a ring that is one of `peers`.
+    pub(super) fn build_ring(
+        &self,
+        device: &Device,
+        peers: usize,
+        freed: Option<Arc<Signal>>,
+    ) -> Result<Engine, Error> {
+        let spec = self.build_spec()?;
+        // Where staging is kept until the answer is there, every batch on the device has one.
+        let on_device = if freed.is_some() { self.slots } else { 0 };
+        let staging = self.staging.unwrap_or(self.slots + on_device + 3);
+        // Should the others fail, one holds the results of all.
+        let results = self.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
+        within("staging", staging, 1 << 16)?;
+        within("results", results, 1 << 16)?;
+        if let Some(batches) = self.trace {
+            within("trace_batches", batches, 1 << 20)?;
+        }
+        device.healthy()?;
+        let device = if self.check { device.checked() } else { device.clone() };
+        let mut watch = Stopwatch::start();
+        let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
+        let largest = flow.largest();
+        let needed = |what: &str, batch| flow.needed(what, batch, staging, results);
+        let advise = |error| what_fits(error, largest, &device, needed);
+        let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
+        let ring = RingSpec {
+            staging,
+            results,
+            priority: self.priority,
+            acquire_limit: self.acquire_limit,
+            waiting: self.waiting,
+            output_kind: self.output,
+            input: flow.input(),
+            outputs: flow.outputs(),
+            freed,
+        };
+        let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
+        let (on, recorder) = recorded.unzip();
+        let names: Vec<&str> = self.models.iter().map(|member| member.model.name()).collect();
+        let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
+        watch.lap("ring");
+        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models: names.join(" + ") })
+    }
+
+    pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {
+        within("slots", self.slots, 1 << 10)?;
+        if let Some(sizes) = &self.batch_sizes {
+            if sizes.is_empty() {
+                return Err(Error::option("batch", "empty", "at least one batch size"));
+            }
+            for &size in sizes {
+                within("batch", size, 1 << 20)?;
+            }
+        }
+        Ok(BuildSpec {
+            batch_sizes: self.batch_sizes.clone().unwrap_or_default(),
+            slots: self.slots,
+            input: self.input,
+            output: self.output,
+            choices: self.choices.clone(),
+            tuning: self.tuning.anew(),
+            priority: self.priority,
+        })
+    }
+}
+
+/// Completes an out-of-memory error: what the whole build needs of that memory, and the largest batch whose build
+/// would fit. `needed` gives the bytes that a build for a batch takes of a kind of memory.
+fn what_fits(error: Error, largest: usize, device: &Device, needed: impl Fn(&str, usize) -> Option<u64>) -> Error {
+    let Error::OutOfMemory { device: name, what, needed_bytes, .. } = error else { return error };
+    // Asked anew: the failed build has given back what it had taken.
+    let free_bytes = device.free_bytes(&what);
+    let fits = |batch: &usize| needed(&what, *batch).is_some_and(|bytes| bytes <= free_bytes);
+    let halved = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2));
+    let fitting_batch = halved.take_while(|&batch| batch > 0).find(fits);
+    let needed_bytes = needed(&what, largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes));
+    Error::OutOfMemory { device: name, what, needed_bytes, free_bytes, fitting_batch }
+}
+
+pub(super) fn within(option: &'static str, value: usize, most: usize) -> Result<(), Error> {
+    if !(1..=most).contains(&value) {
+        return Err(Error::option(option, value, format!("1 to {most}")));
+    }
+    Ok(())
+}
