@@ -47,7 +47,7 @@ static int done(const int *flag)
     return __atomic_load_n(flag, __ATOMIC_SEQ_CST);
 }
 
-/* In a callback nothing waits: this thread is the one that frees rows and brings results. */
+/* In a callback nothing waits. The batcher has two rows, and a batch of less than both of them stays open for a minute. */
 struct impatient {
     trefoil_batcher batcher;
     int done;
@@ -55,12 +55,14 @@ struct impatient {
 static void impatient(void *user, trefoil_status status, trefoil_output output)
 {
     struct impatient *self = user;
-    trefoil_row row = 0, second = 0;
+    trefoil_row row = 0, second = 0, third = 0;
     trefoil_ticket ticket = 0;
     OK(status);
     OK(trefoil_release(output));
     OK(trefoil_batcher_row(self->batcher, NULL, &row));
-    EXPECT(trefoil_batcher_row(self->batcher, NULL, &second), TIMEOUT, NULL);
+    OK(trefoil_batcher_row(self->batcher, NULL, &second));
+    EXPECT(trefoil_batcher_row(self->batcher, NULL, &third), TIMEOUT, NULL);
+    OK(trefoil_release(second));
     OK(trefoil_row_submit(row, &ticket));
     EXPECT(trefoil_wait(ticket, &output), IN_CALLBACK, "a callback does not wait");
     EXPECT(trefoil_wait_for(ticket, UINT64_MAX, &output), NOT_READY, NULL);
@@ -346,13 +348,17 @@ int main(int argc, char **argv)
 
     /* callbacks */
     struct impatient self = {0};
-    trefoil_batcher_options waits = {.size = sizeof waits, .rows = 1, .max_delay_ns = 300ull * 1000 * 1000};
+    trefoil_ticket company = 0;
+    trefoil_batcher_options waits = {.size = sizeof waits, .rows = 2, .max_delay_ns = 60ull * 1000 * 1000 * 1000};
     OK(trefoil_batcher_build(engine, &waits, &self.batcher));
     OK(trefoil_batcher_submit(self.batcher, NULL, pixels, 784, &ticket));
     OK(trefoil_on_ready(ticket, impatient, &self));
     EXPECT(trefoil_wait(ticket, &output), RELEASED, NULL);
+    OK(trefoil_batcher_submit(self.batcher, NULL, pixels, 784, &company));
     if (!done(&self.done))
         wrong++, printf("no callback\n");
+    OK(trefoil_wait(company, &output));
+    OK(trefoil_release(output));
     OK(trefoil_batcher_close(self.batcher, 0, 10ull * 1000 * 1000 * 1000));
     OK(trefoil_release(self.batcher));
     struct elsewhere from = {.caller = pthread_self()};
