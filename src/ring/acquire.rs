@@ -175,11 +175,12 @@ impl Core {
         Ok(state.staging_in_use())
     }
 
-    /// A producer sleeps until this ring or another has a credit; see [`Core::sleeper_left`].
+    /// A producer sleeps until this ring or another has a credit; see [`Core::sleeper_left`]. A ring whose device failed
+    /// has none to give: its thread would only tell of the fault again, and wake the producer for it each time.
     pub(super) fn sleeper_came(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         state.waiting += 1;
-        if self.spec.waiting != Waiting::Spin {
+        if self.spec.waiting != Waiting::Spin && self.device.healthy().is_ok() {
             self.watch_uploads(&mut state);
         }
     }
