@@ -45,7 +45,7 @@ impl<'a> Flow<'a> {
                 OutputKind::Features if is_last => model.features()?,
                 _ => model.clone(),
             };
-            let (input, output) = exec::row_specs(&exec::plan_batch(&model, device, &spec, 1)?);
+            let (input, output) = exec::rows(&model, device, &spec)?;
             let given =
                 after.map_or_else(|| stages.first().map(|first| first.input), |before| Some(stages[before].output));
             if let Some(given) = given.filter(|given| *given != input) {

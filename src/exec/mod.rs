@@ -3,6 +3,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod mean;
 mod step_times;
 mod tuning;
 
@@ -170,8 +171,13 @@ pub(crate) fn device_bytes(plan: &Plan, device: &Device, slots: usize) -> u64 {
     }
 }
 
+/// The rows that `model` reads and writes, whatever the batch and the kernels.
+pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(TensorSpec, TensorSpec), Error> {
+    Ok(row_specs(&plan_with(model, device, spec, 1, &spec.choices)?))
+}
+
 /// The rows that a plan reads and writes.
-pub(crate) fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
+fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
     let spec = |tensor: &crate::plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
     (spec(&plan.tensors[0]), spec(plan.tensors.last().expect("a plan has an output")))
 }

@@ -27,6 +27,7 @@ use self::network::{Network, Worker};
 use self::pool::Pool;
 use self::simd::Isa;
 use super::BuildSpec;
+use super::mean::Averaged;
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
@@ -92,7 +93,8 @@ pub(crate) fn mean(
     programs: Vec<Arc<dyn Program>>,
     rows: TensorSpec,
 ) -> Result<Arc<dyn Program>, Error> {
-    Ok(Arc::new(MeanProgram::new(device, cpu, programs, rows)?))
+    let averaged = Averaged::new(device, programs, rows)?;
+    Ok(Arc::new(MeanProgram::new(cpu, averaged)))
 }
 
 /// A model made ready for the CPU.

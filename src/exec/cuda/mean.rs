@@ -7,7 +7,7 @@ use super::launch::{Launch, aligned, in_range, kernel_args, product};
 use crate::device::cuda::Cuda;
 use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
-use crate::tensor::TensorSpec;
+use crate::exec::mean::Averaged;
 
 kernel_args! {
     /// `MeanArgs`.
@@ -39,12 +39,10 @@ fn launch(x: &[u64], y: u64, bytes: usize) -> Result<Launch, Error> {
     Ok(Launch::flat(ENTRY, quads.div_ceil(THREADS), THREADS, &args))
 }
 
-/// Averages the outputs of programs, which it keeps alive.
+/// Averages the outputs of programs.
 pub(super) struct MeanProgram {
     device: Device,
-    programs: Vec<Arc<dyn Program>>,
-    row_pitch: usize,
-    outputs: Vec<DeviceBuffer>,
+    averaged: Averaged,
     /// `[slot][size]`.
     launches: Vec<Vec<Launch>>,
     /// There until self is dropped.
@@ -52,25 +50,16 @@ pub(super) struct MeanProgram {
 }
 
 impl MeanProgram {
-    pub fn new(
-        device: &Device,
-        cuda: &Arc<Cuda>,
-        programs: Vec<Arc<dyn Program>>,
-        rows: TensorSpec,
-    ) -> Result<Self, Error> {
-        let (slots, sizes) = (programs[0].slots(), programs[0].batch_sizes());
-        let most = *sizes.last().expect("a program has a batch size");
-        let output = |_| DeviceBuffer::new(device, most * rows.row_pitch);
-        let outputs = (0..slots).map(output).collect::<Result<Vec<_>, _>>()?;
+    pub fn new(device: &Device, cuda: &Arc<Cuda>, averaged: Averaged) -> Result<Self, Error> {
+        let Averaged { programs, row_pitch, outputs } = &averaged;
         let of_slot = |(slot, output): (usize, &DeviceBuffer)| {
             let x: Vec<u64> = programs.iter().map(|program| program.output(slot).addr()).collect();
-            sizes.iter().map(|size| launch(&x, output.addr(), size * rows.row_pitch)).collect()
+            averaged.batch_sizes().iter().map(|size| launch(&x, output.addr(), size * row_pitch)).collect()
         };
         let launches: Vec<Vec<Launch>> = outputs.iter().enumerate().map(of_slot).collect::<Result<_, _>>()?;
         let mut kernels = Kernels::new(cuda);
         launches.iter().try_for_each(|of_slot| kernels.load(of_slot))?;
-        let row_pitch = rows.row_pitch;
-        Ok(Self { device: device.clone(), programs, row_pitch, outputs, launches, kernels: Some(kernels) })
+        Ok(Self { device: device.clone(), averaged, launches, kernels: Some(kernels) })
     }
 }
 
@@ -84,25 +73,23 @@ impl Drop for MeanProgram {
 
 impl Program for MeanProgram {
     fn slots(&self) -> usize {
-        self.outputs.len()
+        self.averaged.outputs.len()
     }
 
     fn batch_sizes(&self) -> &[usize] {
-        self.programs[0].batch_sizes()
+        self.averaged.batch_sizes()
     }
 
     fn input(&self, slot: usize) -> &DeviceBuffer {
-        self.programs[0].output(slot)
+        self.averaged.input(slot)
     }
 
     fn output(&self, slot: usize) -> &DeviceBuffer {
-        &self.outputs[slot]
+        &self.averaged.outputs[slot]
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        let bytes = self.batch_sizes()[run.size] * self.row_pitch;
-        let read = self.programs.iter().map(|program| (program.output(run.slot).span_of(bytes), Access::Read));
-        read.chain([(self.outputs[run.slot].span_of(bytes), Access::Write)]).collect()
+        self.averaged.touches(run.slot, self.batch_sizes()[run.size])
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {

@@ -22,6 +22,7 @@ mod trial;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::mean::Averaged;
 use super::{BuildSpec, plan_batch};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
@@ -55,7 +56,7 @@ struct CudaProgram {
 /// A model's weights on the device, as kernels read them; engines of the same model share them.
 struct Uploaded {
     from: Arc<Weights>,
-    layout: Layout,
+    layout: Arc<Layout>,
     buffer: DeviceBuffer,
 }
 
@@ -131,7 +132,8 @@ pub(super) fn mean(
     programs: Vec<Arc<dyn Program>>,
     rows: TensorSpec,
 ) -> Result<Arc<dyn Program>, Error> {
-    Ok(Arc::new(MeanProgram::new(device, cuda, programs, rows)?))
+    let averaged = Averaged::new(device, programs, rows)?;
+    Ok(Arc::new(MeanProgram::new(device, cuda, averaged)?))
 }
 
 /// The weights of `plans` on the device: another engine's, if one has all of them, else uploaded.
@@ -142,21 +144,21 @@ fn upload(
     stream: &Stream,
     watch: &mut Stopwatch,
 ) -> Result<Arc<Uploaded>, Error> {
-    let layout = Layout::new(plans);
+    let layout = Arc::new(Layout::new(plans));
     let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
-    device.share(fits, || Uploaded::new(model, device, plans, stream, watch))
+    device.share(fits, || Uploaded::new(model, device, plans, layout.clone(), stream, watch))
 }
 
 impl Uploaded {
-    /// Packs all weights into page-locked memory and copies them once.
+    /// Packs all weights into page-locked memory, laid out as said, and copies them once.
     fn new(
         model: &Model,
         device: &Device,
         plans: &[Plan],
+        layout: Arc<Layout>,
         stream: &Stream,
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
-        let layout = Layout::new(plans);
         let buffer = DeviceBuffer::new(device, layout.bytes())?;
         let host = HostBuffer::new(device, buffer.len())?;
         watch.lap("page-locked memory for weights");

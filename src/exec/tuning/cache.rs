@@ -86,6 +86,12 @@ impl Cache {
         lock(&self.known).entry(shape.to_owned()).or_insert_with(read).clone()
     }
 
+    /// Whether there is no answer for any shape.
+    pub fn is_empty(&self) -> bool {
+        let is_on_disk = self.folder.as_ref().is_some_and(|folder| folder.exists());
+        !is_on_disk && lock(&self.known).values().all(Option::is_none)
+    }
+
     /// Keeps an answer. A folder that cannot be written is told in the log, and the answer is kept in memory.
     pub fn put(&self, shape: &str, answer: Answer) {
         if let Some(path) = self.path(shape)

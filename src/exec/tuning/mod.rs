@@ -119,6 +119,9 @@ mod on_gpus {
     impl Answers {
         /// The kernels for a plan that differ from the planner's first choices.
         pub fn choices(&self, plan: &Plan, chosen: &Choices) -> Choices {
+            if self.0.is_empty() {
+                return Choices::new(); // no candidates need be looked for
+            }
             let groups = groups(plan, chosen).into_iter().map(|group| self.answered(group).0);
             let changed = groups.filter(|group| group.kernel != group.candidates[0].kernel);
             changed.flat_map(|group| group.steps.into_iter().map(move |step| (step, group.kernel))).collect()
