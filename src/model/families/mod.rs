@@ -70,6 +70,24 @@ pub fn build(architecture: &str, num_classes: Option<usize>, input: Shape, weigh
     Ok(graph)
 }
 
+/// The graph of an architecture without any weights, for images of a shape or of the one that it was designed for.
+///
+/// ```
+/// use trefoil::model::{architecture, params};
+/// let graph = architecture("googlenet", 1000, None)?;
+/// assert_eq!(params(&graph)?[0], ("conv1.conv.weight", vec![64, 3, 7, 7]));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Option`] for a name that is not one of [`architectures`]; [`Error::Graph`] if the input is too small.
+pub fn architecture(name: &str, num_classes: usize, input: Option<Shape>) -> Result<Graph, Error> {
+    let unknown = || Error::option("architecture", name, format!("one of {}", architectures().join(", ")));
+    let known = find(name).ok_or_else(unknown)?;
+    known.graph(num_classes, input.unwrap_or_else(|| known.default_input()))
+}
+
 /// The names that [`build`] knows.
 ///
 /// ```
