@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::Choices;
+use crate::plan::{Choices, Lanes};
 use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
@@ -30,6 +30,7 @@ pub struct EngineBuilder<'a> {
     pub(super) output: OutputKind,
     pub(super) priority: Priority,
     pub(super) choices: Choices,
+    pub(super) lanes: Option<Lanes>,
     pub(super) acquire_limit: Duration,
     pub(super) waiting: Waiting,
     /// Batches that a recorder remembers, if there is to be one.
@@ -63,6 +64,7 @@ impl<'a> EngineBuilder<'a> {
             output: OutputKind::default(),
             priority: Priority::default(),
             choices: Choices::default(),
+            lanes: None,
             acquire_limit: Duration::from_secs(10),
             waiting: Waiting::default(),
             trace: None,
@@ -174,6 +176,13 @@ impl<'a> EngineBuilder<'a> {
     /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
     pub fn choices(mut self, choices: Choices) -> Self {
         self.choices = choices;
+        self
+    }
+
+    /// Which independent branches of a model run side by side on a GPU. Default: what was found to be the fastest, see
+    /// [`EngineBuilder::tuning`], else [`Lanes::Small`]. Results are the same bit by bit.
+    pub fn lanes(mut self, lanes: Lanes) -> Self {
+        self.lanes = Some(lanes);
         self
     }
 
@@ -296,6 +305,7 @@ impl<'a> EngineBuilder<'a> {
             input: self.input,
             output: self.output,
             choices: self.choices.clone(),
+            lanes: self.lanes,
             tuning: self.tuning.anew(),
             priority: self.priority,
         })

@@ -22,6 +22,16 @@ impl Lanes {
     /// All three.
     pub const ALL: [Self; 3] = [Self::Off, Self::Small, Self::All];
 
+    /// The one of a name.
+    ///
+    /// ```
+    /// use trefoil::plan::Lanes;
+    /// assert_eq!((Lanes::from_name("all"), Lanes::from_name("some")), (Some(Lanes::All), None));
+    /// ```
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|lanes| lanes.name() == name)
+    }
+
     /// The name on a command line and in what is kept: `off`, `small`, `all`.
     pub const fn name(self) -> &'static str {
         match self {

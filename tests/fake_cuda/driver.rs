@@ -98,7 +98,8 @@ const IN_CURRENT_CONTEXT: [&str; 11] = [
 ];
 
 /// Calls that a thread may make while it captures.
-const CAPTURABLE: [&str; 3] = ["cuLaunchKernelEx", "cuEventRecordWithFlags", "cuStreamEndCapture"];
+const CAPTURABLE: [&str; 5] =
+    ["cuLaunchKernelEx", "cuEventRecord", "cuEventRecordWithFlags", "cuStreamWaitEvent", "cuStreamEndCapture"];
 
 /// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
+use trefoil::plan::Lanes;
 
 use crate::bench::args::BenchArgs;
 use crate::completions::CompletionsArgs;
@@ -66,9 +68,26 @@ pub struct Place {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
+    #[command(flatten)]
+    pub kernels: Kernels,
+}
+
+/// How a plan is made where there is a choice.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Kernels {
     /// Whether kernels are chosen by measurement
     #[arg(long, value_name = "HOW", default_value = "cached")]
     pub tune: Tune,
+    /// Independent branches side by side on a GPU: off, small (those that leave half of it idle) or all [default: what
+    /// was measured, else small]
+    #[arg(long, value_name = "WHICH", value_parser = lanes())]
+    pub lanes: Option<Lanes>,
+}
+
+/// Lanes by name.
+fn lanes() -> impl TypedValueParser<Value = Lanes> {
+    let names = PossibleValuesParser::new(Lanes::ALL.map(Lanes::name));
+    names.map(|name| Lanes::from_name(&name).expect("one of the names"))
 }
 
 /// Whether kernels are chosen by measurement.
@@ -135,9 +154,8 @@ pub struct InspectArgs {
     /// The batch to plan for
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
     pub batch: usize,
-    /// Whether kernels are chosen by measurement
-    #[arg(long, value_name = "HOW", default_value = "cached")]
-    pub tune: Tune,
+    #[command(flatten)]
+    pub kernels: Kernels,
     /// Runs that each step is timed in
     #[arg(long, value_name = "N", default_value = "40", value_parser = count::<100_000>)]
     pub runs: usize,

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let problem = AddProblem { batch: 3, shape: Shape::new(5, 7, 32), out_pitch: 72, activation: Activation::Relu6 };
+        let problem =
+            AddProblem { batch: 3, shape: Shape::new(5, 7, 32), out_pitch: 72, activation: Activation::Relu6 };
         let launch = launch(&problem, &AddPointers { a: 0x100, b: Some(0x200), out: 0x300 }).unwrap();
         let args: AddArgs = launch.args.read();
         assert_eq!([args.a, args.b, args.out], [0x100, 0x200, 0x300]);

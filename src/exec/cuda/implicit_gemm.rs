@@ -1,8 +1,8 @@
 //! The arguments of `kernels/implicit_gemm.cuh`.
 
 use super::launch::{
-    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, pitch,
-    product, unsupported,
+    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args,
+    pitch, product, unsupported,
 };
 use crate::error::Error;
 use crate::model::Window;

@@ -1,6 +1,8 @@
 //! Launches of `kernels/pool2d.cu`.
 
-use super::launch::{CHUNK, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, pitch, product};
+use super::launch::{
+    CHUNK, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, pitch, product,
+};
 use crate::error::Error;
 use crate::model::Pool;
 use crate::tensor::Shape;

@@ -166,10 +166,7 @@ pub(crate) fn launch(
     for source in both {
         maps.push(source.x_map(pipeline.part_pixels / pair)?);
     }
-    maps.extend([
-        outputs(residual, output.channels, pipeline.part_pixels),
-        outputs(y, y_pitch, pipeline.chunk_pixels),
-    ]);
+    maps.extend([outputs(residual, output.channels, pipeline.part_pixels), outputs(y, y_pitch, pipeline.chunk_pixels)]);
     // Blocks that share their tile take no second one.
     let blocks = match cluster {
         2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
@@ -311,9 +308,8 @@ mod tests {
         assert_eq!((launch.grid, launch.cluster, launch.block), ([20, 1, 1], 1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 4 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
         assert_eq!(launch.entry, "sm90_conv2d_fprop_128x64");
-        let matrix = |address, pitch, pixels| {
-            TensorMap::Matrix { address, dims: [136, 627], pitch, box_dims: [64, pixels] }
-        };
+        let matrix =
+            |address, pitch, pixels| TensorMap::Matrix { address, dims: [136, 627], pitch, box_dims: [64, pixels] };
         assert_eq!(
             launch.maps,
             [
@@ -358,7 +354,10 @@ mod tests {
         assert_eq!([args.source[0].by_windows, args.tiles, args.steps], [0, 15, 1]);
         assert_eq!(args.residual_values, 0);
         assert_eq!(launch.grid, [7, 1, 1]);
-        assert_eq!(launch.maps[2], TensorMap::Matrix { address: 0x100, dims: [24, 3600], pitch: 24, box_dims: [64, 128] });
+        assert_eq!(
+            launch.maps[2],
+            TensorMap::Matrix { address: 0x100, dims: [24, 3600], pitch: 24, box_dims: [64, 128] }
+        );
     }
 
     #[test]
