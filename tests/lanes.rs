@@ -114,7 +114,7 @@ fn plans_of_random_graphs_are_safe_and_need_every_edge() {
 fn an_arena_for_one_lane_is_not_safe_for_several() {
     let beside = plan_of(&googlenet(), &Limits::h200(), 1).with_lanes(Lanes::All);
     let mut mixed = beside.clone().with_lanes(Lanes::Off);
-    assert!(mixed.arena_bytes < beside.arena_bytes);
+    assert!(mixed.arena_bytes <= beside.arena_bytes);
     mixed.check().unwrap();
     for (step, of_lanes) in mixed.steps.iter_mut().zip(&beside.steps) {
         (step.lane, step.after) = (of_lanes.lane, of_lanes.after.clone());

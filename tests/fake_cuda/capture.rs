@@ -79,9 +79,11 @@ impl Driver {
         let is_part = |place: &mut Option<Place>| place.take_if(|place| place.origin == origin);
         self.streams.all_mut().for_each(|stream| drop(is_part(&mut stream.place)));
         self.events.all_mut().for_each(|event| drop(is_part(&mut event.place)));
-        if place.behind.len() < nodes.len() && self.injected.is_none() {
-            return self.refuse("a capture with a branch that does not join it".into(), CAPTURE_UNJOINED);
+        match place.behind.len() == nodes.len() {
+            true => Ok(nodes),
+            // What a failed call has cut short need not join.
+            false if self.has_failed => Err(CAPTURE_UNJOINED),
+            false => self.refuse("a capture with a branch that does not join it".into(), CAPTURE_UNJOINED),
         }
-        Ok(nodes)
     }
 }

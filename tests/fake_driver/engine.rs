@@ -105,7 +105,7 @@ fn lanes_fork_and_join_in_the_capture() {
     report.assert_clean();
     assert!(report.stdout.contains("all: 2 lanes") && report.stdout.contains("off: 1 lanes"), "{report}");
     let of_capture = |start: &str, end: &str| -> Vec<String> {
-        let calls = report.between(start, end).iter();
+        let calls = report.between(start, end).into_iter();
         let capture = calls.skip_while(|call| !call.starts_with("cuStreamBeginCapture"));
         let capture = capture.take_while(|call| !call.starts_with("cuStreamEndCapture")).skip(1);
         capture.map(|call| call.split(' ').next().unwrap().to_owned()).collect()

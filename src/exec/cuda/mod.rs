@@ -96,6 +96,7 @@ pub(super) fn build(
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
+    plans.iter().try_for_each(Plan::check)?;
     watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
     let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
