@@ -1,12 +1,11 @@
-//! A network of blocks with four branches: where a branch leaves most of the GPU idle, the others run beside it, and the
-//! results are the same bit by bit.
+//! A network of blocks with four branches, which run side by side on a GPU; the results are the same bit by bit.
 //!
 //! ```sh
 //! cargo run --release --example branches
 //! ```
 
 use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
-use trefoil::plan::{Choices, Lanes, Limits, Request, plan};
+use trefoil::plan::{Choices, Limits, Request, plan};
 use trefoil::{Engine, Error, InputFormat, OutputKind, Shape, Stage};
 
 /// Blocks of the network.
@@ -20,11 +19,11 @@ pub fn main() -> Result<(), Error> {
     let preprocessing = model.preprocessing();
     let request = Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices };
     let planned = plan(model.graph(), &request)?;
-    assert_eq!((planned.lanes(), planned.clone().with_lanes(Lanes::Off).lanes()), (4, 1));
+    assert_eq!((planned.lanes(), planned.clone().with_lanes(false).lanes()), (4, 1));
     planned.check()?; // whatever the lanes' speeds, nothing is read too early or overwritten too soon
 
     let engine = |lanes| Engine::builder(&model).batch_sizes(&[1]).lanes(lanes).build();
-    let (beside, in_turn) = (engine(Lanes::Small)?, engine(Lanes::Off)?);
+    let (beside, in_turn) = (engine(true)?, engine(false)?);
     for number in 0..20_u8 {
         let answer = |engine: &Engine| {
             let mut batch = engine.acquire()?;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::{Choices, Lanes};
+use crate::plan::Choices;
 use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
@@ -30,7 +30,7 @@ pub struct EngineBuilder<'a> {
     pub(super) output: OutputKind,
     pub(super) priority: Priority,
     pub(super) choices: Choices,
-    pub(super) lanes: Option<Lanes>,
+    pub(super) lanes: Option<bool>,
     pub(super) acquire_limit: Duration,
     pub(super) waiting: Waiting,
     /// Batches that a recorder remembers, if there is to be one.
@@ -179,10 +179,10 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Which independent branches of a model run side by side on a GPU. Default: what was found to be the fastest, see
-    /// [`EngineBuilder::tuning`], else [`Lanes::Small`]. Results are the same bit by bit.
-    pub fn lanes(mut self, lanes: Lanes) -> Self {
-        self.lanes = Some(lanes);
+    /// Whether independent branches of a model run side by side on a GPU. Default: yes, unless a measurement has found
+    /// that to be slower, see [`EngineBuilder::tuning`]. Results are the same bit by bit.
+    pub fn lanes(mut self, several: bool) -> Self {
+        self.lanes = Some(several);
         self
     }
 

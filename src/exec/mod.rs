@@ -13,7 +13,7 @@ use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::{Choices, Lanes, Limits, Plan, Request, plan};
+use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 pub use step_times::StepTimes;
@@ -33,8 +33,8 @@ pub(crate) struct BuildSpec {
     pub output: OutputKind,
     /// Kernels that overrule the planner's.
     pub choices: Choices,
-    /// Which branches run side by side; none: what was measured, else the planner's choice.
-    pub lanes: Option<Lanes>,
+    /// Whether independent branches run side by side; none: if that was not found to be slower.
+    pub lanes: Option<bool>,
     /// Whether kernels are chosen by measurement, and where that is kept.
     pub tuning: TuningSpec,
     /// Of the stream that graphs are captured on, whose kernels keep it.
@@ -164,10 +164,7 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         choices,
     };
     let planned = plan(model.graph(), &request)?;
-    Ok(match spec.lanes {
-        Some(lanes) => planned.with_lanes(lanes),
-        None => planned,
-    })
+    Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
 /// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.

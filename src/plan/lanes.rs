@@ -2,53 +2,18 @@
 //!
 //! The steps are cut into chains, each step reading what the one before it in the chain has made: the longest chain
 //! first, by the time that its steps are predicted to take, then the longest of what is left. The first chain is lane 0.
-//! Any other that is to run beside it gets the first lane whose last step it comes after anyway, or one of its own.
+//! Any other gets the first lane whose last step it comes after anyway, or one of its own.
 
-use super::{Family, Plan, Step, StepOp, TensorId};
-
-/// Which branches of a network run side by side on a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Lanes {
-    /// None: each step begins when the one before it has ended.
-    Off,
-    /// Those whose steps each leave half of the GPU idle.
-    #[default]
-    Small,
-    /// All that are independent.
-    All,
-}
-
-impl Lanes {
-    /// All three.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Small, Self::All];
-
-    /// The one of a name.
-    ///
-    /// ```
-    /// use trefoil::plan::Lanes;
-    /// assert_eq!((Lanes::from_name("all"), Lanes::from_name("some")), (Some(Lanes::All), None));
-    /// ```
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|lanes| lanes.name() == name)
-    }
-
-    /// The name on a command line and in what is kept: `off`, `small`, `all`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Small => "small",
-            Self::All => "all",
-        }
-    }
-}
+use super::{Family, Plan, Step, TensorId};
 
 /// What would need one more is in lane 0.
 const MOST_LANES: usize = 8;
 
-/// Gives every step its lane and what it waits for in other lanes, nothing that is in order anyway; gives that order.
-pub(super) fn assign(plan: &mut Plan, lanes: Lanes) -> Order {
+/// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
+/// nothing that is in order anyway; gives that order.
+pub(super) fn assign(plan: &mut Plan, several: bool) -> Order {
     let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
-    let lane_of = lanes_of(plan, &sources, lanes);
+    let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
     let mut order = Order::default();
     let mut last_of_lane = [None; MOST_LANES];
     for (index, lane) in lane_of.into_iter().enumerate() {
@@ -68,19 +33,18 @@ pub(super) fn assign(plan: &mut Plan, lanes: Lanes) -> Order {
     order
 }
 
-fn lanes_of(plan: &Plan, sources: &[Vec<usize>], lanes: Lanes) -> Vec<usize> {
+fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     let mut lane_of = vec![0; plan.steps.len()];
-    if lanes == Lanes::Off || plan.limits.family == Family::Cpu {
-        return lane_of;
+    if plan.limits.family == Family::Cpu {
+        return lane_of; // it runs image by image, each on a thread
     }
     let mut order = Order::default();
     sources.iter().for_each(|sources| order.push(sources));
     let mut last_of_lane: Vec<usize> = Vec::new(); // of lanes from 1 on
     for chain in chains(plan, sources).into_iter().skip(1) {
         let (first, last) = (chain[0], chain[chain.len() - 1]);
-        let beside = lanes == Lanes::All || chain.iter().all(|&step| leaves_half_idle(plan, &plan.steps[step]));
         let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
-        if !beside || free + 1 == MOST_LANES {
+        if free + 1 == MOST_LANES {
             continue;
         }
         last_of_lane.resize(last_of_lane.len().max(free + 1), last);
@@ -129,15 +93,6 @@ fn clocks(plan: &Plan, step: usize) -> f64 {
     const BYTES_A_CLOCK: f64 = 2400.0;
     let kernel = plan.predicted(step).map(|predicted| predicted.clocks);
     LAUNCH + kernel.unwrap_or(plan.steps[step].bytes as f64 / BYTES_A_CLOCK)
-}
-
-/// Whether half of the multiprocessors have nothing to do for a step, if each has as many outputs as keep it busy.
-fn leaves_half_idle(plan: &Plan, step: &Step) -> bool {
-    let of_unit = match step.op {
-        StepOp::Conv(_) | StepOp::ConvSum { .. } => 64 * 64,
-        _ => 2048 * 8,
-    };
-    2 * (plan.batch * plan.stored(step.output).elems()).div_ceil(of_unit) <= plan.limits.units
 }
 
 /// Which steps come before which, by what comes directly before each.

@@ -28,7 +28,6 @@ pub use depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use floor::{Floor, Rates};
-pub use lanes::Lanes;
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
@@ -63,7 +62,7 @@ pub struct Request<'a> {
 /// kernels do not do, with the node's name; [`Error::Option`] for a batch of zero or one too large to address.
 pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
     let mut plan = lower::lower(graph, request)?;
-    plan.place(Lanes::default());
+    plan.place(true);
     Ok(plan)
 }
 
@@ -89,10 +88,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The same steps with other branches side by side: what [`plan`] gives has those of [`Lanes::default`].
+    /// The same steps in several lanes, as [`plan`] gives them where there are independent branches, or in one.
     ///
     /// ```
-    /// use trefoil::plan::{Choices, Lanes, Limits, Request, plan};
+    /// use trefoil::plan::{Choices, Limits, Request, plan};
     /// use trefoil::{InputFormat, OutputKind, Shape, model::{GraphBuilder, Preprocessing, Window}};
     /// let mut g = GraphBuilder::new(Shape::new(14, 14, 64));
     /// let a = g.conv2d("a", g.input(), 64, Window::square(3, 1, 1));
@@ -102,11 +101,11 @@ impl Plan {
     /// let (limits, choices, output) = (Limits::h200(), Choices::new(), OutputKind::Features);
     /// let (input, preprocessing) = (InputFormat::F16Nhwc, &Preprocessing::new(graph.input));
     /// let plan = plan(&graph, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })?;
-    /// assert_eq!((plan.lanes(), plan.with_lanes(Lanes::Off).lanes()), (2, 1));
+    /// assert_eq!((plan.lanes(), plan.with_lanes(false).lanes()), (2, 1));
     /// # Ok::<(), trefoil::Error>(())
     /// ```
-    pub fn with_lanes(mut self, lanes: Lanes) -> Self {
-        self.place(lanes);
+    pub fn with_lanes(mut self, several: bool) -> Self {
+        self.place(several);
         self
     }
 
@@ -116,8 +115,8 @@ impl Plan {
     }
 
     /// Gives every step its lane and every tensor its place.
-    fn place(&mut self, lanes: Lanes) {
-        let order = lanes::assign(self, lanes);
+    fn place(&mut self, several_lanes: bool) {
+        let order = lanes::assign(self, several_lanes);
         arena::place(self, &order);
     }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
-use trefoil::plan::Lanes;
 
 use crate::bench::args::BenchArgs;
 use crate::completions::CompletionsArgs;
@@ -78,16 +77,14 @@ pub struct Kernels {
     /// Whether kernels are chosen by measurement
     #[arg(long, value_name = "HOW", default_value = "cached")]
     pub tune: Tune,
-    /// Independent branches side by side on a GPU: off, small (those that leave half of it idle) or all [default: what
-    /// was measured, else small]
-    #[arg(long, value_name = "WHICH", value_parser = lanes())]
-    pub lanes: Option<Lanes>,
+    /// Independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
+    #[arg(long, value_name = "ON", value_parser = on_or_off())]
+    pub lanes: Option<bool>,
 }
 
-/// Lanes by name.
-fn lanes() -> impl TypedValueParser<Value = Lanes> {
-    let names = PossibleValuesParser::new(Lanes::ALL.map(Lanes::name));
-    names.map(|name| Lanes::from_name(&name).expect("one of the names"))
+/// `on` or `off`.
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
 
 /// Whether kernels are chosen by measurement.

@@ -94,7 +94,7 @@ mod on_gpus {
     use crate::error::Error;
     use crate::exec::{BuildSpec, cuda, plan_batch, plan_with};
     use crate::model::Model;
-    use crate::plan::{Choices, Lanes, Plan, Rates};
+    use crate::plan::{Choices, Plan, Rates};
 
     /// What measurements on a device have found.
     #[derive(Debug)]
@@ -127,12 +127,13 @@ mod on_gpus {
             changed.flat_map(|group| group.steps.into_iter().map(move |step| (step, group.kernel))).collect()
         }
 
-        /// Which of a plan's branches were found to be faster side by side, if that is known.
-        pub fn lanes(&self, plan: &Plan) -> Option<Lanes> {
+        /// Whether a plan's branches were found to be faster side by side, if that is known.
+        pub fn lanes(&self, plan: &Plan) -> Option<bool> {
             if self.0.is_empty() {
                 return None;
             }
-            Lanes::from_name(&self.0.get(&branches(plan)?)?.kernel)
+            let answer = self.0.get(&branches(plan)?)?;
+            [true, false].into_iter().find(|&several| lanes_named(several) == answer.kernel)
         }
 
         /// The group with the kernel that was found for it, and whether there was one. One that is no candidate any
@@ -167,12 +168,18 @@ mod on_gpus {
 
     /// What a plan's lanes are kept under: all its shapes; none if no step could be beside another.
     fn branches(plan: &Plan) -> Option<String> {
-        let can_branch = plan.clone().with_lanes(Lanes::All).lanes() > 1;
+        let can_branch = plan.clone().with_lanes(true).lanes() > 1;
         let shapes = (0..plan.steps.len()).map(|step| plan.shape_of(step)).collect::<Vec<_>>().join("\n");
         can_branch.then(|| format!("lanes of {} steps {:016x}", plan.steps.len(), fnv(shapes.as_bytes())))
     }
 
-    /// Measures which branches of the plans for `spec` are to be side by side, where that is not known yet, and keeps it.
+    /// The name that an answer has.
+    fn lanes_named(several: bool) -> &'static str {
+        if several { "several lanes" } else { "one lane" }
+    }
+
+    /// Measures whether the branches of the plans for `spec` are to be side by side, where that is not known yet, and
+    /// keeps it.
     fn tune_lanes(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
         for &batch in &spec.batch_sizes {
@@ -182,12 +189,12 @@ mod on_gpus {
                 continue;
             }
             // The planner's choice first.
-            let all = [Lanes::Small, Lanes::Off, Lanes::All];
-            let plans = all.map(|lanes| planned.clone().with_lanes(lanes));
+            let choices = [true, false];
+            let plans = choices.map(|several| planned.clone().with_lanes(several));
             let mut trial = cuda::Trial::new(model, device, cuda, spec, &plans)?;
             let (fastest, gain) = search::fastest(&trial.rounds(&plans, search::ROUNDS[1])?);
-            log::info!("tuning: {branches}: {}", all[fastest].name());
-            let [kernel, planned] = [all[fastest], all[0]].map(|lanes| lanes.name().to_owned());
+            let [kernel, planned] = [choices[fastest], choices[0]].map(|several| lanes_named(several).to_owned());
+            log::info!("tuning: {branches}: {kernel}");
             answers.0.put(&branches, Answer { kernel, planned, gain_us: 1e6 * gain });
         }
         Ok(())

@@ -79,7 +79,7 @@ fn start(args: &ColdArgs) -> Result<Start> {
         command.args(["--tune", tune.get_name()]);
     }
     if let Some(lanes) = args.place.kernels.lanes {
-        command.args(["--lanes", lanes.name()]);
+        command.args(["--lanes", if lanes { "on" } else { "off" }]);
     }
     if let Some(model) = &args.place.model {
         command.arg("--model").arg(model);
