@@ -125,6 +125,7 @@ fn an_arena_for_one_lane_is_not_safe_for_several() {
 #[test]
 fn the_branches_of_a_block_have_a_lane_each() {
     let graph = googlenet();
+    assert!(gpus().iter().all(|limits| plan_of(&graph, limits, 1).lanes() == 4));
     let lanes = |limits: &Limits, block: &str| -> Vec<usize> {
         let plan = plan_of(&graph, limits, 1);
         let branch =

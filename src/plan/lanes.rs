@@ -2,7 +2,7 @@
 //!
 //! The steps are cut into chains, each step reading what the one before it in the chain has made: the longest chain
 //! first, by the time that its steps are predicted to take, then the longest of what is left. The first chain is lane 0.
-//! Any other gets the first lane whose last step it comes after anyway, or one of its own.
+//! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own.
 
 use super::{Family, Plan, Step, TensorId};
 
@@ -40,8 +40,10 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     }
     let mut order = Order::default();
     sources.iter().for_each(|sources| order.push(sources));
+    let mut others = chains(plan, sources).split_off(1);
+    others.sort_unstable();
     let mut last_of_lane: Vec<usize> = Vec::new(); // of lanes from 1 on
-    for chain in chains(plan, sources).into_iter().skip(1) {
+    for chain in others {
         let (first, last) = (chain[0], chain[chain.len() - 1]);
         let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
         if free + 1 == MOST_LANES {
