@@ -148,3 +148,24 @@ fn the_branches_of_a_block_have_a_lane_each() {
         "{printed}"
     );
 }
+
+/// Another kernel may make another branch the longest, but puts nothing else in order: tensors stay where they are.
+#[test]
+fn places_do_not_depend_on_kernels() {
+    let (graph, limits) = (googlenet(), Limits::h200());
+    let planned = plan_of(&graph, &limits, 1);
+    let mut changed = 0;
+    for (index, step) in planned.steps.iter().enumerate() {
+        for candidate in planned.candidates(index) {
+            let choices = Choices::from([(step.name.clone(), candidate.kernel)]);
+            let preprocessing = &Preprocessing::new(graph.input);
+            let (input, output) = (InputFormat::U8Nhwc, OutputKind::Features);
+            let other =
+                plan(&graph, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })
+                    .unwrap();
+            assert_eq!((&other.tensors, other.arena_bytes), (&planned.tensors, planned.arena_bytes));
+            changed += usize::from(other.steps.iter().zip(&planned.steps).any(|(a, b)| a.lane != b.lane));
+        }
+    }
+    println!("{changed} candidates change the lanes");
+}

@@ -2,12 +2,10 @@
 //!
 //! The steps are cut into chains, each step reading what the one before it in the chain has made: the longest chain
 //! first, by the time that its steps are predicted to take, then the longest of what is left. The first chain is lane 0.
-//! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own.
+//! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own: lanes
+//! put nothing in order that what steps read does not.
 
 use super::{Family, Plan, Step, TensorId};
-
-/// What would need one more is in lane 0.
-const MOST_LANES: usize = 8;
 
 /// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
 /// nothing that is in order anyway; gives that order.
@@ -15,7 +13,7 @@ pub(super) fn assign(plan: &mut Plan, several: bool) -> Order {
     let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
     let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
     let mut order = Order::default();
-    let mut last_of_lane = [None; MOST_LANES];
+    let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
     for (index, lane) in lane_of.into_iter().enumerate() {
         let mut before: Vec<usize> = last_of_lane[lane].replace(index).into_iter().collect();
         // From the last source on: what comes before one is then known when its turn comes.
@@ -46,9 +44,6 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     for chain in others {
         let (first, last) = (chain[0], chain[chain.len() - 1]);
         let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
-        if free + 1 == MOST_LANES {
-            continue;
-        }
         last_of_lane.resize(last_of_lane.len().max(free + 1), last);
         last_of_lane[free] = last;
         chain.iter().for_each(|&step| lane_of[step] = free + 1);

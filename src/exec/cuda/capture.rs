@@ -20,7 +20,12 @@ impl Material {
         self.kernels.load(&launches)?;
         self.kernels.encode(&mut launches)?;
         match marks {
-            [] => self.capture_lanes(plan, &launches),
+            [] => {
+                while self.beside.len() + 1 < plan.lanes() {
+                    self.beside.push(Stream::new(&self.device, self.priority, "trefoil-lane")?);
+                }
+                self.capture_lanes(plan, &launches)
+            }
             marks => self.kernels.capture_marked(&plan.steps, &launches, &self.stream, marks),
         }
     }

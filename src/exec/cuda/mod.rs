@@ -71,8 +71,9 @@ struct Loaded {
 struct Material {
     device: Device,
     stream: Stream,
-    /// Those that the plans' other lanes are captured on.
+    /// Those that other lanes are captured on, as many as a plan has needed.
     beside: Vec<Stream>,
+    priority: Priority,
     weights: Arc<Uploaded>,
     arena: DeviceBuffer,
     kernels: Kernels,
@@ -195,12 +196,11 @@ impl Material {
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
         let stream = Stream::new(device, priority, "trefoil-build")?;
-        let lanes = plans.iter().map(Plan::lanes).max().unwrap_or(1);
-        let beside = (1..lanes).map(|_| Stream::new(device, priority, "trefoil-lane")).collect::<Result<_, _>>()?;
         let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
         watch.lap("device memory");
         let weights = upload(model, device, plans, &stream, watch)?;
-        Ok(Self { device: device.clone(), stream, beside, weights, arena, kernels: Kernels::new(cuda) })
+        let (device, beside) = (device.clone(), Vec::new());
+        Ok(Self { device, stream, beside, priority, weights, arena, kernels: Kernels::new(cuda) })
     }
 
     /// The launches of one of the plans on a slot's input and output.
