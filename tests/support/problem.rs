@@ -3,7 +3,7 @@
 use half::f16;
 use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
 use trefoil::plan::{
-    Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, plan as plan_with,
+    Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile, plan as plan_with,
 };
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
@@ -98,6 +98,18 @@ impl Case {
                 tiles.map(Kernel::Sm90Stem).map(|kernel| {
                     (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
                 }),
+            );
+        }
+        if let Some(last) = plan.steps.last().filter(|step| matches!(step.op, StepOp::Tail(_))) {
+            let most = plan.batch.min(TailTile::IMAGES[1]);
+            let images = [1, 3, 8, 9, 16].into_iter().filter(|&images| images <= most);
+            let tiles = images.flat_map(|images| TailTile::BLOCKS.map(|blocks| TailTile { images, blocks }));
+            let chosen = tiles
+                .map(Kernel::Sm90Tail)
+                .map(|kernel| (format!(", kernel {kernel}"), Choices::from([(last.name.clone(), kernel)])));
+            // Many images of many channels do not fit the shared memory.
+            all.extend(
+                chosen.filter(|(_, choices)| plan_with(&self.graph, &Request { choices, ..request.clone() }).is_ok()),
             );
         }
         let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));

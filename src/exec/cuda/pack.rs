@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TensorId};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
 use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
@@ -62,7 +62,7 @@ impl Layer<'_> {
             Weights::Linear(linear) => StepOp::Linear(linear.clone()),
         };
         let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, stored(plan, step.output)])
+        (op, [input.shape.channels, input.stored_channels, k_stored(plan, step)])
     }
 
     fn part(&self) -> Part {
@@ -84,7 +84,7 @@ impl Layout {
                     this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * stored(plan, step.output), made_of(&layers));
+                    this.place(bias, 4 * k_stored(plan, step), made_of(&layers));
                 }
             }
         }
@@ -139,7 +139,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; stored(plan, step.output)];
+                let mut sum = vec![0.0; k_stored(plan, step)];
                 for layer in &layers {
                     sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
                 }
@@ -217,7 +217,9 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
             vec![layer(&step.name, Weights::Depthwise(conv), 0)],
             vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
         ],
-        StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
+        StepOp::Linear(linear) | StepOp::Tail(Tail { linear, .. }) => {
+            vec![vec![layer(&step.name, Weights::Linear(linear), 0)]]
+        }
         _ => Vec::new(),
     }
 }
@@ -231,7 +233,7 @@ fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
 
 /// Elements of the filter, padding included.
 fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
-    let (c, k) = (stored(plan, layer.input), stored(plan, step.output));
+    let (c, k) = (stored(plan, layer.input), k_stored(plan, step));
     match layer.weights {
         Weights::Stem(stem) => stem_layers(stem).filter_elems(),
         Weights::Dense(conv) => k * taps(conv.window.size) * c,
@@ -250,7 +252,7 @@ fn fill_layer(
 ) -> Result<Vec<f32>, Error> {
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let k_stored = stored(plan, step.output);
+    let k_stored = k_stored(plan, step);
     let (filter, bias, shape) = match layer.weights {
         Weights::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, conv.groups)?;
@@ -333,6 +335,14 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
         });
     }
     Ok(rounded)
+}
+
+/// Output channels of a step's weights as they are stored.
+fn k_stored(plan: &Plan, step: &Step) -> usize {
+    match &step.op {
+        StepOp::Tail(tail) => tail.k_stored(),
+        _ => stored(plan, step.output),
+    }
 }
 
 fn stored(plan: &Plan, id: TensorId) -> usize {
