@@ -81,7 +81,7 @@ impl Layout {
             for layers in sums(step) {
                 let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
+                    this.place(layer.part(), weight_bytes(plan, step, layer), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
                     this.place(bias, 4 * k_stored(plan, step), made_of(&layers));
@@ -231,14 +231,14 @@ fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
     (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
 }
 
-/// Elements of the filter, padding included.
-fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
+/// Bytes of the filter, padding included, and of a stem's bias.
+fn weight_bytes(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
     let (c, k) = (stored(plan, layer.input), k_stored(plan, step));
     match layer.weights {
-        Weights::Stem(stem) => stem_layers(stem).filter_elems(),
-        Weights::Dense(conv) => k * taps(conv.window.size) * c,
-        Weights::Depthwise(conv) => taps(conv.window.size) * k,
-        Weights::Linear(_) => k * c,
+        Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
+        Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
+        Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
+        Weights::Linear(_) => 2 * k * c,
     }
 }
 
@@ -267,7 +267,7 @@ fn fill_layer(
             (weight, bias, [linear.out_features, c, 1])
         }
     };
-    let target = &mut target[..2 * filter_elems(plan, step, layer)];
+    let target = &mut target[..weight_bytes(plan, step, layer)];
     let [_, _, taps] = shape;
     let place = |k: usize, c: usize, tap: usize| match layer.weights {
         Weights::Stem(stem) => {
@@ -298,27 +298,11 @@ fn fill_layer(
             }
         }
     }
-    if let Weights::Stem(_) = layer.weights {
-        for (k, value) in bias.iter().enumerate() {
-            let parts = parts(*value, layer.name)?;
-            parts.into_iter().enumerate().for_each(|(tap, part)| put(place(k, BIAS_CHANNEL, tap), part));
-        }
+    if let Weights::Stem(stem) = layer.weights {
+        let behind = target[2 * stem_layers(stem).filter_elems()..].chunks_exact_mut(4);
+        behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
-}
-
-/// The channel that is one in every pixel of a stem's input: the weights of its first taps are the bias.
-const BIAS_CHANNEL: usize = 3;
-
-/// Three halves whose sum is `value`, to within 2^-25.
-fn parts(value: f32, step: &str) -> Result<[f16; 3], Error> {
-    let mut rest = value;
-    let mut part = || {
-        let part = half(rest, step)?;
-        rest -= part.to_f32();
-        Ok(part)
-    };
-    Ok([part()?, part()?, part()?])
 }
 
 fn stem_layers(stem: &Stem) -> StemLayers {
