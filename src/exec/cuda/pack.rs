@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TAIL_GROUP, TAIL_UNIT, Tail, TensorId};
 use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
@@ -34,6 +34,8 @@ enum Part {
     Filter(String),
     /// The same as the stem kernel wants it, with the bias in it.
     Stem(String),
+    /// The same as the tail kernel wants it.
+    Tail(String),
     /// The sum of some nodes' biases: f32, one for each stored output channel.
     Bias(Vec<String>),
 }
@@ -50,6 +52,7 @@ enum Weights<'a> {
     Dense(&'a Conv2d),
     Depthwise(&'a Conv2d),
     Linear(&'a Linear),
+    Tail(&'a Linear),
 }
 
 impl Layer<'_> {
@@ -59,7 +62,7 @@ impl Layer<'_> {
             Weights::Stem(stem) => StepOp::Stem(stem.clone()),
             Weights::Dense(conv) => StepOp::Conv(conv.clone()),
             Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
-            Weights::Linear(linear) => StepOp::Linear(linear.clone()),
+            Weights::Linear(linear) | Weights::Tail(linear) => StepOp::Linear(linear.clone()),
         };
         let input = &plan.tensors[self.input.0];
         (op, [input.shape.channels, input.stored_channels, k_stored(plan, step)])
@@ -68,6 +71,7 @@ impl Layer<'_> {
     fn part(&self) -> Part {
         match self.weights {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
+            Weights::Tail(_) => Part::Tail(self.name.to_owned()),
             _ => Part::Filter(self.name.to_owned()),
         }
     }
@@ -116,6 +120,11 @@ impl Layout {
     /// Byte offset of a stem's weights.
     pub(super) fn stem(&self, node: &str) -> usize {
         self.places[&Part::Stem(node.to_owned())].offset
+    }
+
+    /// Byte offset of a tail's filter.
+    pub(super) fn tail(&self, node: &str) -> usize {
+        self.places[&Part::Tail(node.to_owned())].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
@@ -217,9 +226,8 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
             vec![layer(&step.name, Weights::Depthwise(conv), 0)],
             vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
         ],
-        StepOp::Linear(linear) | StepOp::Tail(Tail { linear, .. }) => {
-            vec![vec![layer(&step.name, Weights::Linear(linear), 0)]]
-        }
+        StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
+        StepOp::Tail(Tail { linear, .. }) => vec![vec![layer(&step.name, Weights::Tail(linear), 0)]],
         _ => Vec::new(),
     }
 }
@@ -239,6 +247,7 @@ fn weight_bytes(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
         Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
         Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
         Weights::Linear(_) => 2 * k * c,
+        Weights::Tail(_) => 2 * k.next_multiple_of(TAIL_UNIT) * c.next_multiple_of(TAIL_GROUP),
     }
 }
 
@@ -262,7 +271,7 @@ fn fill_layer(
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
         }
-        Weights::Linear(linear) => {
+        Weights::Linear(linear) | Weights::Tail(linear) => {
             let (weight, bias) = read_linear(model.weights(), linear, c)?;
             (weight, bias, [linear.out_features, c, 1])
         }
@@ -274,6 +283,7 @@ fn fill_layer(
             let [_, s] = stem.conv.window.size;
             stem_layers(stem).filter_index([tap / s, tap % s], k, c)
         }
+        Weights::Tail(_) => tail_index(k, c, c_stored),
         // [K, 1, taps] → [taps][k_stored]
         Weights::Depthwise(_) => tap * k_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
@@ -303,6 +313,13 @@ fn fill_layer(
         behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
+}
+
+/// Where in a tail's filter a weight lies: [units][groups][4][8 outputs][4][8 channels].
+fn tail_index(k: usize, c: usize, c_stored: usize) -> usize {
+    let piece = k / TAIL_UNIT * c_stored.div_ceil(TAIL_GROUP) + c / TAIL_GROUP;
+    let row = piece * TAIL_UNIT + k % TAIL_UNIT;
+    row * TAIL_GROUP + c % TAIL_GROUP
 }
 
 fn stem_layers(stem: &Stem) -> StemLayers {
