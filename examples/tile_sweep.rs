@@ -93,12 +93,12 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             groups.insert(step.op.label(1), group);
             continue;
         }
-        if let StepOp::Tail(_) = &step.op {
+        if let StepOp::Tail(_) | StepOp::Linear(_) = &step.op {
             let tiles = TailTile::BLOCKS
                 .into_iter()
                 .flat_map(|blocks| [1, 2, 4, 8, 16].map(|images| Kernel::Sm90Tail(TailTile { images, blocks })));
             let kernels = tiles.chain(ConvTile::LINEAR.map(Kernel::Sm80Gemm)).collect();
-            groups.insert(step.op.label(1), Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels });
+            groups.insert("mean+fc".into(), Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels });
             continue;
         }
         if let Some(window) = depthwise_window(&step.op)

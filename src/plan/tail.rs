@@ -100,11 +100,11 @@ impl TailShape {
         tiles.filter(|&tile| self.fits(tile, limits)).map(|tile| (tile, self.clocks(tile, limits)))
     }
 
-    /// Clocks of the busiest multiprocessor: what takes the time is the way of its share of the filters and of its
-    /// images to it, which is as fast as one can be, or as all together.
+    /// Clocks of the busiest multiprocessor; of each eleven about one is in no whole cluster. What takes the time is the
+    /// way of its share of the filters and of its images to it, which is as fast as one can be, or as all together.
     fn clocks(&self, tile: TailTile, limits: &Limits) -> f64 {
         let clusters = self.batch.div_ceil(tile.images);
-        let at_once = clusters.min((limits.units / tile.blocks).max(1));
+        let at_once = clusters.min((limits.units * 10 / 11 / tile.blocks).max(1));
         let rate = OF_ONE.min(OF_EACH * limits.units as f64 / (at_once * tile.blocks) as f64);
         let filters = self.k_stored.div_ceil(tile.blocks).next_multiple_of(TAIL_UNIT) * self.input.channels * 2;
         let images = tile.images * self.input.elems() * 2 / tile.blocks;
@@ -124,6 +124,10 @@ const OF_EACH: f64 = 30.0;
 /// The rest of a block, in clocks: latencies, what blocks wait for each other, sums, rows.
 const OF_BLOCK: f64 = 6000.0;
 
+/// The largest batch whose last layers are one step unless they are chosen to be: where that was seen to be faster than
+/// three.
+const MOST_ROWS: usize = 1;
+
 /// The mean and the linear layer that `graph` ends with if one kernel computes them and the rows. Nobody else may read
 /// the mean, and no other kernel be chosen for the layer.
 pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Option<(NodeId, Tail, TailTile)> {
@@ -140,9 +144,9 @@ pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Op
     input.channels = input.channels.next_multiple_of(Family::Sm80.channel_align());
     let shape = TailShape { batch: request.batch, input, k_stored: tail.k_stored(), output };
     let tile = match request.choices.get(&layer.name) {
-        None => best(&shape, limits)?,
+        None if request.batch <= MOST_ROWS => best(&shape, limits)?,
         Some(&Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => tile,
-        Some(_) => return None,
+        _ => return None,
     };
     Some((mean, tail, tile))
 }
@@ -166,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn clusters_of_a_large_batch_fill_the_gpu() {
+    fn tiles_are_those_that_were_fastest() {
         let tile = |batch| best(&resnet50(batch), &Limits::h200()).unwrap();
         assert_eq!(tile(1), TailTile { images: 1, blocks: 16 });
-        assert_eq!(tile(128), TailTile { images: 16, blocks: 16 });
+        assert_eq!(tile(128), TailTile { images: 16, blocks: 8 });
     }
 
     #[test]

@@ -100,17 +100,14 @@ impl Case {
                 }),
             );
         }
-        if let Some(last) = plan.steps.last().filter(|step| matches!(step.op, StepOp::Tail(_))) {
-            let most = plan.batch.min(TailTile::IMAGES[1]);
-            let images = [1, 3, 8, 9, 16].into_iter().filter(|&images| images <= most);
-            let tiles = images.flat_map(|images| TailTile::BLOCKS.map(|blocks| TailTile { images, blocks }));
-            let chosen = tiles
-                .map(Kernel::Sm90Tail)
-                .map(|kernel| (format!(", kernel {kernel}"), Choices::from([(last.name.clone(), kernel)])));
-            // Many images of many channels do not fit the shared memory.
-            all.extend(
-                chosen.filter(|(_, choices)| plan_with(&self.graph, &Request { choices, ..request.clone() }).is_ok()),
-            );
+        let most = self.rows.len().min(TailTile::IMAGES[1]);
+        let images = [1, 3, 8, 9, 16].into_iter().filter(|&images| images <= most);
+        for tile in images.flat_map(|images| TailTile::BLOCKS.map(|blocks| TailTile { images, blocks })) {
+            let kernel = Kernel::Sm90Tail(tile);
+            let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
+            // Not every network ends so, and many images of many channels do not fit the shared memory.
+            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
         let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));
         let depthwise = plan.steps.iter().filter(|step| is_sm90(step.kernel)).map(|step| &step.name);
