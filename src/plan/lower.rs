@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::concat::{self, Part};
 use super::{
-    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor, TensorId, expand,
-    join, select, stem, tail,
+    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor, TensorId,
+    expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
