@@ -6,7 +6,7 @@ use super::{Place, Plan};
 const ALIGN: usize = 256;
 
 /// Computes lifetimes and gives each arena tensor an offset: largest first, at the lowest gap that no tensor alive at
-/// the same time covers. A step's output never shares memory with its inputs.
+/// the same time covers. A step's outputs never share memory with its inputs.
 pub(super) fn place(plan: &mut Plan) {
     lifetimes(plan);
     let mut order: Vec<usize> =
@@ -29,7 +29,9 @@ fn aligned(bytes: usize) -> usize {
 /// Sets each tensor's first write and last read.
 fn lifetimes(plan: &mut Plan) {
     for (index, step) in plan.steps.iter().enumerate() {
-        plan.tensors[step.output.0].lifetime = [index, index];
+        for output in [Some(step.output), step.also].into_iter().flatten() {
+            plan.tensors[output.0].lifetime = [index, index];
+        }
         for input in &step.inputs {
             plan.tensors[input.0].lifetime[1] = index;
         }

@@ -98,7 +98,7 @@ impl Plan {
                 let [x, y] = [step.inputs[0], step.output].map(|id| self.tensors[id.0].shape);
                 (2 * self.batch * x.elems() * y.channels) as u64
             }
-            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_) => step.flops,
+            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::Linear(_) => step.flops,
             _ => 0,
         };
         Floor {
@@ -118,7 +118,14 @@ impl Plan {
             let filters = window * conv.output.channels * self.limits.units.min(pixels.div_ceil(SHARED));
             (pixels * window * conv.output.channels.div_ceil(SHARED) + filters) as u64
         };
-        self.convs(step).iter().map(of).sum()
+        let convs = self.convs(step);
+        // What is between the two convolutions of a chain stays on the multiprocessor.
+        let next = step.also.map_or(0, |z| {
+            let pixels = self.batch * convs[0].output.pixels();
+            let filter = convs[0].output.channels * self.stored(z).channels * elem_bytes;
+            (filter * self.limits.units.min(pixels.div_ceil(SHARED))) as u64
+        });
+        convs.iter().map(of).sum::<u64>() + next
     }
 }
 

@@ -1,8 +1,9 @@
-//! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
+//! From a rewritten graph to steps: one launch for each node that no other computes too, normalisation before them,
 //! output rows after them.
 
 use super::{
-    Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, expand, join, select, stem,
+    ChainTile, Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, chain, expand,
+    join, select, stem,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -20,6 +21,8 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let shapes = model::infer(&graph)?;
     let joined = join::joined(&graph, &shapes, request)?;
     let expanded = expand::expanded(&graph, &shapes, request);
+    let taken = |id| joined.values().any(|&added| added == id) || expanded.values().any(|&(expand, _)| expand == id);
+    let chained = chain::chained(&graph, &shapes, request, &joined, taken);
     let stem = stem::find(&graph, &shapes, request);
     let mut lowering = Lowering::new(request, shapes);
     if let Some((nodes, stem, tile)) = stem {
@@ -29,10 +32,14 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     for (index, node) in graph.nodes.iter().enumerate().skip(lowered) {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
-        let is_joined = joined.values().any(|&added| added == NodeId(index));
-        if is_joined || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
+        if taken(NodeId(index)) {
             // What the node that computes it reads in its place.
             lowering.of_node.push(inputs[0]);
+            continue;
+        }
+        if let Some((first, _)) = chained.iter().find(|(_, (next, _))| *next == NodeId(index)) {
+            let z = lowering.also_of(lowering.of_node[first.0]);
+            lowering.of_node.push(z);
             continue;
         }
         let step = match &node.op {
@@ -40,6 +47,11 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
             Op::Conv2d(conv) if expanded.contains_key(&NodeId(index)) => {
                 let (expand, tile) = expanded[&NodeId(index)];
                 lowering.expand_depthwise(index, conv, &graph.nodes[expand.0], tile, inputs[0])
+            }
+            Op::Conv2d(conv) if chained.contains_key(&NodeId(index)) => {
+                let (next, tile) = chained[&NodeId(index)];
+                let joined = joined.get(&NodeId(index)).map(|added| &graph.nodes[added.0]);
+                lowering.chain(index, conv, joined, &graph.nodes[next.0], tile, &inputs)
             }
             Op::Conv2d(conv) if joined.contains_key(&NodeId(index)) => {
                 let added = &graph.nodes[joined[&NodeId(index)].0];
@@ -73,6 +85,8 @@ struct Draft {
     op: StepOp,
     kernel: Kernel,
     shape: Shape,
+    /// Of the second result.
+    also: Option<Shape>,
     dtype: Dtype,
     flops: u64,
     weight_bytes: u64,
@@ -148,6 +162,7 @@ impl<'a> Lowering<'a> {
         let draft = Draft {
             kernel: Kernel::Sm90Stem(tile),
             shape: self.shapes[last],
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * elems(self.shapes[0]) + 2 * terms as u64 * elems(stem.conv_shape) + max,
             weight_bytes: (stem.conv.out_channels * (terms * self.family().dtype().bytes() + 4)) as u64,
@@ -170,6 +185,7 @@ impl<'a> Lowering<'a> {
             op,
             kernel: self.only_kernel(),
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: self.request.batch as u64 * shape.elems() as u64 * ops,
             weight_bytes: 0,
@@ -208,6 +224,7 @@ impl<'a> Lowering<'a> {
             op,
             kernel,
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * m_gemm as u64 * conv.out_channels as u64 * k_gemm as u64,
             weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
@@ -239,10 +256,47 @@ impl<'a> Lowering<'a> {
             op: StepOp::ConvSum { conv: conv.clone(), joined },
             kernel,
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * (self.request.batch * shape.pixels() * conv.out_channels) as u64 * k_gemm as u64,
             weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
         })
+    }
+
+    /// A 1x1 convolution, or the sum of two, and another of its result.
+    fn chain(
+        &self,
+        node: usize,
+        conv: &Conv2d,
+        joined: Option<&Node>,
+        next: &Node,
+        tile: ChainTile,
+        inputs: &[TensorId],
+    ) -> Draft {
+        let of = |node: &Node| match &node.op {
+            Op::Conv2d(conv) => Box::new(Joined { name: node.name.clone(), conv: conv.clone() }),
+            _ => unreachable!("only convolutions are chained"),
+        };
+        let (shape, next) = (self.shapes[node], of(next));
+        let sources = if joined.is_some() { 2 } else { 1 };
+        let channels: usize = inputs[..sources].iter().map(|&id| self.tensor(id).shape.channels).sum();
+        let weights = [(conv.out_channels, channels), (next.conv.out_channels, conv.out_channels)];
+        let elem_bytes = self.family().dtype().bytes();
+        Draft {
+            kernel: Kernel::Sm90Chain(tile),
+            shape,
+            also: Some(Shape { channels: next.conv.out_channels, ..shape }),
+            dtype: self.family().dtype(),
+            flops: weights.map(|(k, c)| 2 * (self.request.batch * shape.pixels() * k * c) as u64).iter().sum(),
+            weight_bytes: weights.map(|(k, c)| (k * (c * elem_bytes + 4)) as u64).iter().sum(),
+            op: StepOp::Chain { conv: conv.clone(), joined: joined.map(of), next },
+        }
+    }
+
+    /// The second result of the chain that writes this tensor.
+    fn also_of(&self, output: TensorId) -> TensorId {
+        let step = self.plan.steps.iter().find(|step| step.output == output);
+        step.and_then(|step| step.also).expect("a chain comes before what reads it")
     }
 
     fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Result<Draft, Error> {
@@ -258,6 +312,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::Linear(linear.clone()),
             kernel,
             shape: self.shapes[node],
+            also: None,
             dtype: Dtype::F32,
             flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
             weight_bytes: (n_gemm * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
@@ -295,6 +350,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::ExpandDepthwise { expand, conv: conv.clone() },
             kernel: Kernel::Sm90Expand(tile),
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * (self.request.batch * channels * products) as u64,
             weight_bytes: (channels * ((input.channels + taps) * self.family().dtype().bytes() + 8)) as u64,
@@ -341,6 +397,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::Emit(output),
             kernel: self.only_kernel(),
             shape: spec.shape,
+            also: None,
             dtype: spec.dtype,
             flops: 0,
             weight_bytes: 0,
@@ -362,25 +419,30 @@ impl<'a> Lowering<'a> {
         } else {
             1
         };
-        let stored_channels = draft.shape.channels.next_multiple_of(align);
-        let tensor = Tensor {
-            shape: draft.shape,
-            stored_channels,
-            dtype: draft.dtype,
-            bytes: self.request.batch * draft.shape.pixels() * stored_channels * draft.dtype.bytes(),
-            place: Place::Arena(0),
-            lifetime: [0, 0],
+        let tensor = |shape: Shape| {
+            let stored_channels = shape.channels.next_multiple_of(align);
+            Tensor {
+                shape,
+                stored_channels,
+                dtype: draft.dtype,
+                bytes: self.request.batch * shape.pixels() * stored_channels * draft.dtype.bytes(),
+                place: Place::Arena(0),
+                lifetime: [0, 0],
+            }
         };
+        let written: Vec<Tensor> = [Some(draft.shape), draft.also].into_iter().flatten().map(tensor).collect();
         let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
-        let bytes = draft.weight_bytes + (read + tensor.bytes) as u64;
+        let bytes = draft.weight_bytes + (read + written.iter().map(|tensor| tensor.bytes).sum::<usize>()) as u64;
         let output = TensorId(self.plan.tensors.len());
-        self.plan.tensors.push(tensor);
+        let also = draft.also.map(|_| TensorId(output.0 + 1));
+        self.plan.tensors.extend(written);
         self.of_node.push(output);
         self.plan.steps.push(Step {
             name: name.to_owned(),
             op: draft.op,
             inputs,
             output,
+            also,
             kernel: draft.kernel,
             flops: draft.flops,
             bytes,

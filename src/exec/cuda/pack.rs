@@ -43,6 +43,7 @@ struct Layer<'a> {
     name: &'a str,
     weights: Weights<'a>,
     input: TensorId,
+    output: TensorId,
 }
 
 enum Weights<'a> {
@@ -54,7 +55,7 @@ enum Weights<'a> {
 
 impl Layer<'_> {
     /// What its weights in a plan depend on.
-    fn made_of(&self, plan: &Plan, step: &Step) -> (StepOp, [usize; 3]) {
+    fn made_of(&self, plan: &Plan) -> (StepOp, [usize; 3]) {
         let op = match self.weights {
             Weights::Stem(stem) => StepOp::Stem(stem.clone()),
             Weights::Dense(conv) => StepOp::Conv(conv.clone()),
@@ -62,7 +63,7 @@ impl Layer<'_> {
             Weights::Linear(linear) => StepOp::Linear(linear.clone()),
         };
         let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, stored(plan, step.output)])
+        (op, [input.shape.channels, input.stored_channels, stored(plan, self.output)])
     }
 
     fn part(&self) -> Part {
@@ -79,12 +80,12 @@ impl Layout {
         let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
-                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
+                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
+                    this.place(layer.part(), 2 * filter_elems(plan, layer), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * stored(plan, step.output), made_of(&layers));
+                    this.place(bias, 4 * stored(plan, layers[0].output), made_of(&layers));
                 }
             }
         }
@@ -131,7 +132,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layer in sums(step).into_iter().flatten() {
                 if let Some(target) = targets.remove(&layer.part()) {
-                    filters.insert(layer.part(), Filter { plan, step, layer, target });
+                    filters.insert(layer.part(), Filter { plan, layer, target });
                 }
             }
         }
@@ -139,7 +140,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; stored(plan, step.output)];
+                let mut sum = vec![0.0; stored(plan, layers[0].output)];
                 for layer in &layers {
                     sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
                 }
@@ -168,7 +169,6 @@ impl Layout {
 /// A filter that is to be packed into its place.
 struct Filter<'a> {
     plan: &'a Plan,
-    step: &'a Step,
     layer: Layer<'a>,
     target: &'a mut [u8],
 }
@@ -181,8 +181,8 @@ fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<
     let next = || lock(&filters).next();
     let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
         let mut biases = Vec::new();
-        while let Some(Filter { plan, step, layer, target }) = next() {
-            biases.push((layer.part(), fill_layer(model, plan, step, &layer, target)?));
+        while let Some(Filter { plan, layer, target }) = next() {
+            biases.push((layer.part(), fill_layer(model, plan, &layer, target)?));
         }
         Ok(biases)
     };
@@ -205,12 +205,20 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
 
 /// The nodes with weights that `step` computes: those that go into one sum together.
 fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
-    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input] };
+    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input], output: step.output };
     match &step.op {
         StepOp::Stem(stem) => vec![vec![layer(&step.name, Weights::Stem(stem), 0)]],
         StepOp::Conv(conv) => vec![vec![layer(&step.name, Weights::Dense(conv), 0)]],
         StepOp::ConvSum { conv, joined } => {
             vec![vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]]
+        }
+        StepOp::Chain { conv, joined, next } => {
+            let joined = joined.iter().map(|joined| layer(&joined.name, Weights::Dense(&joined.conv), 1));
+            let first = [layer(&step.name, Weights::Dense(conv), 0)].into_iter().chain(joined);
+            let also = step.also.expect("a chain has a second result");
+            let next =
+                Layer { name: &next.name, weights: Weights::Dense(&next.conv), input: step.output, output: also };
+            vec![first.collect(), vec![next]]
         }
         StepOp::Depthwise(conv) => vec![vec![layer(&step.name, Weights::Depthwise(conv), 0)]],
         StepOp::ExpandDepthwise { expand, conv } => vec![
@@ -230,8 +238,8 @@ fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
 }
 
 /// Elements of the filter, padding included.
-fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
-    let (c, k) = (stored(plan, layer.input), stored(plan, step.output));
+fn filter_elems(plan: &Plan, layer: &Layer<'_>) -> usize {
+    let (c, k) = (stored(plan, layer.input), stored(plan, layer.output));
     match layer.weights {
         Weights::Stem(stem) => stem_layers(stem).filter_elems(),
         Weights::Dense(conv) => k * taps(conv.window.size) * c,
@@ -241,16 +249,10 @@ fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
 }
 
 /// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
-fn fill_layer(
-    model: &Model,
-    plan: &Plan,
-    step: &Step,
-    layer: &Layer<'_>,
-    target: &mut [u8],
-) -> Result<Vec<f32>, Error> {
+fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let k_stored = stored(plan, step.output);
+    let k_stored = stored(plan, layer.output);
     let (filter, bias, shape) = match layer.weights {
         Weights::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, conv.groups)?;
@@ -265,7 +267,7 @@ fn fill_layer(
             (weight, bias, [linear.out_features, c, 1])
         }
     };
-    let target = &mut target[..2 * filter_elems(plan, step, layer)];
+    let target = &mut target[..2 * filter_elems(plan, layer)];
     let [_, _, taps] = shape;
     let place = |k: usize, c: usize, tap: usize| match layer.weights {
         Weights::Stem(stem) => {

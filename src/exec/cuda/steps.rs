@@ -10,6 +10,7 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_stem::{self, StemPointers, StemProblem};
@@ -162,6 +163,7 @@ impl Operands<'_> {
                 _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
             },
             StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
+            StepOp::Chain { conv, joined, next } => self.chain(conv, joined.as_deref(), next),
             StepOp::Depthwise(conv) => self.depthwise(conv, None),
             StepOp::ExpandDepthwise { expand, conv } => self.depthwise(conv, Some(expand)),
             StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
@@ -186,6 +188,31 @@ impl Operands<'_> {
             }
             StepOp::Emit(output) => self.emit(*output),
         }
+    }
+
+    /// A 1x1 convolution, with the one joined to it if there is one, and another of its result.
+    fn chain(&self, conv: &Conv2d, joined: Option<&Joined>, next: &Joined) -> Result<Launch, Error> {
+        let (Kernel::Sm90Chain(tile), Some(shape), Some(also)) =
+            (self.step.kernel, self.plan.chain(self.step), self.step.also)
+        else {
+            return Err(self.wrong_kernel());
+        };
+        let (x, second, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        let joined = joined.map(|joined| self.filter(&joined.name));
+        let pointers = ChainPointers {
+            x: [Some(x), second.filter(|_| joined.is_some())],
+            filter: [Some(filter), joined],
+            bias,
+            residual: second.filter(|_| shape.has_residual),
+            y,
+            next_filter: self.filter(&next.name),
+            next_bias: self.bias(1),
+            z: self.address(also),
+        };
+        let activations = [conv.activation, next.conv.activation];
+        let problem = ChainProblem { shape, activations };
+        sm90_conv2d_chain::launch(&problem, tile, &self.plan.limits, &pointers)
     }
 
     /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.

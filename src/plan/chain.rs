@@ -1,0 +1,229 @@
+//! Which 1x1 convolutions are computed by the one whose result they read, and in which tile of the Hopper chain kernel.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::sm90::{self, ConvShape};
+use super::{Kernel, Limits, Request};
+use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Window};
+use crate::tensor::Shape;
+
+/// The tile of the Hopper chain kernel: all channels of some pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChainTile {
+    /// Groups of pixels, a warpgroup for each.
+    pub parts: usize,
+    /// Pixels of a part.
+    pub pixels: usize,
+}
+
+impl ChainTile {
+    /// Every tile that the kernel is compiled for.
+    pub const ALL: [Self; 3] =
+        [Self { parts: 2, pixels: 64 }, Self { parts: 2, pixels: 128 }, Self { parts: 1, pixels: 32 }];
+
+    /// Threads of a block: a warpgroup that copies, and those that multiply.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
+    pub(crate) const fn threads(self) -> usize {
+        128 * (1 + self.parts)
+    }
+
+    /// The counts of 64 channels of the second result that it is compiled for.
+    pub(crate) const fn next_slabs(self) -> &'static [usize] {
+        match (self.parts, self.pixels) {
+            (2, 64) => &[1, 2, 4],
+            (2, 128) | (1, 32) => &[1, 2],
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for ChainTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.parts, self.pixels)
+    }
+}
+
+/// Two convolutions as the kernel sees them.
+#[derive(Clone, Debug)]
+pub(crate) struct ChainShape {
+    /// The first one; two, if their sum is what the second reads.
+    pub(crate) sources: Vec<ConvShape>,
+    /// Whether a residual is added.
+    pub(crate) has_residual: bool,
+    /// Stored channels of the second result.
+    pub(crate) next_channels: usize,
+}
+
+/// How a launch divides shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChainLayout {
+    /// Counts of 64 channels of the second result, as compiled.
+    pub(crate) next_slabs: usize,
+    /// Filters of 64x64 channels; as many as there are: they are read once.
+    pub(crate) filter_stages: usize,
+    /// Tiles whose input is there.
+    pub(crate) x_buffers: usize,
+    /// Slabs of a part on their way in and out.
+    pub(crate) slots: usize,
+    /// All of it, with the barriers.
+    pub(crate) shared_bytes: usize,
+}
+
+/// Channels of a slab, and of a step of a sum.
+const SLAB: usize = 64;
+/// Of a filter of 64x64 channels, and of 64 channels of a pixel.
+const FILTER_BYTES: usize = SLAB * SLAB * 2;
+const ROW_BYTES: usize = SLAB * 2;
+/// Two barriers for each place.
+const BARRIER_BYTES: usize = 16;
+/// Slabs of a part that are worth their memory.
+const MOST_SLOTS: usize = 10;
+
+impl ChainShape {
+    /// Whether the kernel computes it.
+    pub(crate) fn fits(&self) -> bool {
+        let single = |window: &Window| {
+            let none = Pad { top: 0, left: 0, bottom: 0, right: 0 };
+            window.size == [1; 2] && window.pad == none
+        };
+        let sources = &self.sources;
+        (1..=2).contains(&sources.len())
+            && sources.iter().all(|conv| single(&conv.window) && sm90::check(conv).is_ok())
+            && self.next_channels.is_multiple_of(8)
+    }
+
+    /// Slabs of the first result, and steps of each.
+    fn work(&self) -> [usize; 2] {
+        let slabs = self.sources[0].output.channels.div_ceil(SLAB);
+        [slabs, self.sources.iter().map(ConvShape::steps).sum()]
+    }
+
+    pub(crate) fn pixels(&self) -> usize {
+        self.sources[0].batch * self.sources[0].output.pixels()
+    }
+
+    /// How shared memory is divided in this tile; `None` if it does not suffice.
+    pub(crate) fn layout(&self, tile: ChainTile, limits: &Limits) -> Option<ChainLayout> {
+        let wanted = self.next_channels.div_ceil(SLAB);
+        let next_slabs = *tile.next_slabs().iter().find(|&&compiled| compiled >= wanted)?;
+        let [slabs, steps] = self.work();
+        let filters = slabs * (steps + next_slabs);
+        let part = tile.pixels * ROW_BYTES;
+        let least = if self.has_residual { 4 } else { 3 };
+        let place = |bytes: usize, count: usize| count * (bytes + BARRIER_BYTES);
+        // Filters that stay are best, then x of the next tile beside this one's; but slabs must be on their way.
+        let stages = |of: usize| [2, 1].map(|x_buffers| (of, x_buffers));
+        let ways = [filters, 8, 6, 4].map(|of| stages(of.min(filters)));
+        let with = |least: usize| {
+            ways.into_iter().flatten().find_map(|(filter_stages, x_buffers)| {
+                let fixed = place(FILTER_BYTES, filter_stages) + tile.parts * place(steps * part, x_buffers);
+                let free = limits.shared_bytes.checked_sub(fixed)?;
+                let slots = (free / (tile.parts * (part + BARRIER_BYTES))).min(MOST_SLOTS);
+                let shared_bytes = fixed + tile.parts * place(part, slots);
+                let layout = ChainLayout { next_slabs, filter_stages, x_buffers, slots, shared_bytes };
+                (slots >= least).then_some(layout)
+            })
+        };
+        with(least).or_else(|| with(2)).filter(|layout| layout.filter_stages >= 2)
+    }
+}
+
+/// Every tile in which the kernel computes both, with its clocks.
+pub(super) fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)> {
+    if !limits.has_sm90_kernels() || !shape.fits() {
+        return Vec::new();
+    }
+    let of = |tile: ChainTile| Some((Kernel::Sm90Chain(tile), clocks(shape, tile, limits)?));
+    ChainTile::ALL.into_iter().filter_map(of).collect()
+}
+
+/// Clocks of the busiest multiprocessor.
+fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
+    let layout = shape.layout(tile, limits)?;
+    let [slabs, steps] = shape.work();
+    let tiles = shape.pixels().div_ceil(tile.parts * tile.pixels);
+    let waves = tiles.div_ceil(limits.units.max(1)) as f64;
+    let products = (SLAB * SLAB * tile.pixels * (steps + layout.next_slabs)) as f64 / PRODUCTS_A_CLOCK;
+    let values = (SLAB * tile.pixels) as f64;
+    let alone = products + SLAB_CLOCKS + values * VALUE_CLOCKS;
+    let slab = alone.max(products * tile.parts as f64);
+    let last = layout.next_slabs as f64 * (SLAB_CLOCKS + values * VALUE_CLOCKS);
+    Some(STARTUP + waves * (slabs as f64 * slab + last))
+}
+
+/// Multiply-adds of halves that a multiprocessor does in a clock.
+const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
+/// Launch, barriers and the first loads.
+const STARTUP: f64 = 1800.0;
+/// Of each slab: waits, barriers, stores.
+const SLAB_CLOCKS: f64 = 350.0;
+/// Of each value of it: sums to halves.
+const VALUE_CLOCKS: f64 = 0.06;
+
+/// The convolution that each of some computes too, and the tile.
+pub(super) fn chained(
+    graph: &Graph,
+    shapes: &[Shape],
+    request: &Request<'_>,
+    joined: &BTreeMap<NodeId, NodeId>,
+    taken: impl Fn(NodeId) -> bool,
+) -> BTreeMap<NodeId, (NodeId, ChainTile)> {
+    if !request.limits.has_sm90_kernels() {
+        return BTreeMap::new();
+    }
+    let mut chained = BTreeMap::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let (Op::Conv2d(_), &[first]) = (&node.op, &node.inputs[..]) else { continue };
+        let next = NodeId(index);
+        let is_second = chained.values().any(|&(second, _)| second == first);
+        if chained.contains_key(&first) || is_second || taken(first) || taken(next) {
+            continue;
+        }
+        let chain = Chain { graph, shapes, request, first, joined: joined.get(&first).copied(), next };
+        if let Some(tile) = chain.shape().and_then(|shape| chain.tile(&shape)) {
+            chained.insert(first, (next, tile));
+        }
+    }
+    chained
+}
+
+/// A convolution, the one joined to it if there is one, and one that reads their result.
+struct Chain<'a> {
+    graph: &'a Graph,
+    shapes: &'a [Shape],
+    request: &'a Request<'a>,
+    first: NodeId,
+    joined: Option<NodeId>,
+    next: NodeId,
+}
+
+impl Chain<'_> {
+    /// What the kernel would compute, if it can.
+    fn shape(&self) -> Option<ChainShape> {
+        let next = self.conv(self.next).filter(|(conv, _)| conv.window == Window::square(1, 1, 0))?.1;
+        let sources = [Some(self.first), self.joined].into_iter().flatten();
+        let sources: Option<Vec<ConvShape>> = sources.map(|id| Some(self.conv(id)?.1)).collect();
+        let has_residual = self.joined.is_none() && self.graph.nodes[self.first.0].inputs.len() > 1;
+        let shape = ChainShape { sources: sources?, has_residual, next_channels: next.output.channels };
+        shape.fits().then_some(shape)
+    }
+
+    /// The tile in which one kernel computes both, if it is chosen or pays.
+    fn tile(&self, shape: &ChainShape) -> Option<ChainTile> {
+        let Request { limits, choices, .. } = *self.request;
+        let chosen = [self.first, self.next].map(|id| choices.get(&self.graph.nodes[id.0].name));
+        match chosen {
+            [Some(&Kernel::Sm90Chain(tile)), None] => shape.layout(tile, limits).map(|_| tile),
+            _ => None,
+        }
+    }
+
+    /// A dense convolution and its shape.
+    fn conv(&self, id: NodeId) -> Option<(&Conv2d, ConvShape)> {
+        let node = &self.graph.nodes[id.0];
+        let Op::Conv2d(conv) = &node.op else { return None };
+        let [input, output] = [self.shapes[node.inputs[0].0], self.shapes[id.0]];
+        (conv.groups == 1).then(|| (conv, ConvShape::stored(self.request, input, output, conv.window)))
+    }
+}
