@@ -43,7 +43,8 @@ struct Sm90ChainArgs {
   FastDivide by_out_pixels;
   FastDivide by_out_width;
   Sm90ChainSource source[2];  // the second one's steps are 0 where there is none
-  int32_t padding[4];
+  int32_t backward_from;      // the last tile: they are taken from there on down; negative: from 0 up
+  int32_t padding[3];
 };
 static_assert(sizeof(Sm90ChainArgs) == 1152, "mirrored in sm90_conv2d_chain.rs");
 static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1104,
@@ -114,6 +115,12 @@ template <class Tile> struct Rings {
   }
 };
 
+// Where a part of a tile begins.
+template <class Tile> TREFOIL_DEVICE int32_t first_pixel(const Sm90ChainArgs &args, int32_t tile, int32_t part) {
+  if (args.backward_from >= 0) tile = args.backward_from - tile;
+  return (tile * Tile::kParts + part) * Tile::kPixels;
+}
+
 // ---- copy: a thread each -----------------------------------------------------------------------------------------
 
 // Filters in the order in which they are read: for each slab its own, then the second convolution's from it. They
@@ -145,7 +152,7 @@ template <class Tile> TREFOIL_DEVICE void load_x(const Sm90ChainArgs &args, cons
 #pragma unroll
     for (int part = 0; part < Tile::kParts; ++part) {
       Ring &ring = parts[part];
-      const int32_t m = (tile * Tile::kParts + part) * Tile::kPixels;
+      const int32_t m = first_pixel<Tile>(args, tile, part);
       const int32_t n = divide(m, args.by_out_pixels), in_image = m - n * args.out_pixels;
       const int32_t p = divide(in_image, args.by_out_width), q = in_image - p * args.out_width;
       barrier_wait(ring.empty(), ring.phase ^ 1);
@@ -180,7 +187,7 @@ template <class Tile> TREFOIL_DEVICE void load_residuals(const Sm90ChainArgs &ar
         if (args.has_residual && slab < args.slabs) {
           barrier_arrive_expect(ring.full(), Tile::kPartBytes);
           copy_box_2d(ring.data(), &args.residual, ring.full(), slab * kSlabChannels,
-                      (tile * Tile::kParts + part) * Tile::kPixels);
+                      first_pixel<Tile>(args, tile, part));
         } else {
           barrier_arrive(ring.full());
         }
@@ -261,7 +268,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
   };
 
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    const int32_t m = (tile * Tile::kParts + part) * Tile::kPixels;
+    const int32_t m = first_pixel<Tile>(args, tile, part);
     float z[Tile::kNext][kSums];
     barrier_wait(x.full(), x.phase);
     for (int32_t slab = 0; slab < args.slabs; ++slab) {

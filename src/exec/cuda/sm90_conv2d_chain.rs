@@ -44,7 +44,8 @@ kernel_args! {
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
         source: [Sm90ChainSource; 2],
-        padding: [i32; 4],
+        backward_from: i32,
+        padding: [i32; 3],
     }
 }
 
@@ -75,6 +76,8 @@ pub(super) struct ChainProblem {
     pub shape: ChainShape,
     /// Of both results.
     pub activations: [Activation; 2],
+    /// Whether the last pixels are computed first.
+    pub backward: bool,
 }
 
 /// Device addresses.
@@ -99,7 +102,7 @@ pub(super) fn launch(
     limits: &Limits,
     pointers: &ChainPointers,
 ) -> Result<Launch, Error> {
-    let ChainProblem { shape, activations } = problem;
+    let ChainProblem { shape, activations, backward } = problem;
     shape.sources.iter().try_for_each(check_sm90)?;
     let layout = shape.layout(tile, limits).filter(|_| shape.fits());
     let entry = |layout: ChainLayout| {
@@ -134,6 +137,7 @@ pub(super) fn launch(
         slots: int(layout.slots),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
+        backward_from: if *backward { int(tiles) - 1 } else { -1 },
         source: [source(&shape.sources[0]), shape.sources.get(1).map_or(Zeroable::zeroed(), source)],
         ..Zeroable::zeroed()
     };
@@ -202,4 +206,112 @@ fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
         channels: SLAB as u32,
         pixels: pixels as u32,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Window;
+    use crate::tensor::Shape;
+
+    const TILE: ChainTile = ChainTile { parts: 2, pixels: 64 };
+    const POINTERS: ChainPointers = ChainPointers {
+        x: [Some(0x100), Some(0x200)],
+        filter: [Some(0x300), Some(0x400)],
+        bias: 0x500,
+        residual: None,
+        y: 0x600,
+        next_filter: 0x700,
+        next_bias: 0x800,
+        z: 0x900,
+    };
+
+    /// 72 and every third of 200 channels to 264, and 264 to 120.
+    fn problem() -> ChainProblem {
+        let single = Window::square(1, 1, 0);
+        let conv = |input, window| ConvShape { batch: 3, input, output: Shape::new(11, 19, 264), window };
+        let strided = conv(Shape::new(22, 55, 200), Window { stride: [2, 3], ..single });
+        let sources = vec![conv(Shape::new(11, 19, 72), single), strided];
+        let shape = ChainShape { sources, has_residual: false, next_channels: 120 };
+        ChainProblem { shape, activations: [Activation::Relu6, Activation::Relu], backward: false }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), TILE, &Limits::h200(), &POINTERS).unwrap();
+        let args: Sm90ChainArgs = launch.args.read();
+        assert_eq!([args.bias, args.next_bias], [0x500, 0x800]);
+        assert_eq!([args.k_stored, args.n_stored, args.slabs, args.tiles], [264, 120, 5, 5]);
+        assert_eq!([args.out_pixels, args.out_width, args.has_residual], [209, 19, 0]);
+        assert_eq!([args.activation, args.next_activation], [2, 1]);
+        let layout = problem().shape.layout(TILE, &Limits::h200()).unwrap();
+        assert_eq!([args.filter_stages, args.x_buffers, args.slots].map(|n| n as usize), {
+            [layout.filter_stages, layout.x_buffers, layout.slots]
+        });
+        assert_eq!([args.by_out_pixels.divide(627), args.by_out_width.divide(208)], [3, 10]);
+        let source = |steps, stride_h, stride_w, by_windows| Sm90ChainSource { steps, stride_h, stride_w, by_windows };
+        assert_eq!(args.source, [source(2, 1, 1, 0), source(4, 2, 3, 1)]);
+        assert_eq!((launch.entry, launch.grid), ("sm90_conv2d_chain_2x64_2", [5, 1, 1]));
+        assert_eq!((launch.cluster, launch.block), (1, [384, 1, 1]));
+        assert_eq!(launch.shared_bytes as usize, layout.shared_bytes);
+        let matrix =
+            |address, channels, pixels| TensorMap::Matrix { address, dims: [channels, 627], box_dims: [64, pixels] };
+        let filter = |address, c, k| TensorMap::Blocks { address, dims: [c, 1, k], box_dims: [64, 1, 64] };
+        assert_eq!(
+            launch.maps,
+            [
+                filter(0x300, 72, 264),
+                filter(0x400, 200, 264),
+                matrix(0x100, 72, 64),
+                TensorMap::Windows(Windows {
+                    address: 0x200,
+                    dims: [200, 55, 22, 3],
+                    lower: [0, 0],
+                    upper: [0, 0],
+                    strides: [3, 2],
+                    channels: 64,
+                    pixels: 64,
+                }),
+                filter(0x700, 264, 120),
+                matrix(0x600, 264, 64), // not read
+                matrix(0x600, 264, 64),
+                matrix(0x900, 120, 64),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_residual_takes_the_place_of_a_second_source() {
+        let ChainProblem { mut shape, activations, .. } = problem();
+        shape.sources.truncate(1);
+        shape.has_residual = true;
+        let pointers = ChainPointers { residual: Some(0xa00), x: [Some(0x100), None], ..POINTERS };
+        let limits = Limits { units: 3, ..Limits::h200() };
+        let launch = launch(&ChainProblem { shape, activations, backward: true }, TILE, &limits, &pointers).unwrap();
+        let args: Sm90ChainArgs = launch.args.read();
+        assert_eq!((args.has_residual, args.source[1]), (1, Zeroable::zeroed()));
+        assert_eq!(args.backward_from, 4);
+        assert_eq!(launch.maps[5], TensorMap::Matrix { address: 0xa00, dims: [264, 627], box_dims: [64, 64] });
+        assert_eq!(launch.grid, [3, 1, 1]);
+    }
+
+    #[test]
+    fn out_of_range_is_an_error() {
+        let refused = |change: fn(&mut ChainShape)| {
+            let mut problem = problem();
+            change(&mut problem.shape);
+            matches!(launch(&problem, TILE, &Limits::h200(), &POINTERS), Err(Error::Unsupported { .. }))
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|shape| shape.next_channels = 264));
+        assert!(refused(|shape| shape.next_channels = 100));
+        assert!(refused(|shape| shape.sources[0].window = Window::square(3, 1, 1)));
+        assert!(refused(|shape| shape.sources[1].window.stride = [9, 3]));
+        assert!(refused(|shape| shape.sources[1].input.channels = 4096));
+        let odd = ChainTile { parts: 2, pixels: 96 };
+        assert!(matches!(launch(&problem(), odd, &Limits::h200(), &POINTERS), Err(Error::Unsupported { .. })));
+        let shifted = ChainPointers { z: 0x908, ..POINTERS };
+        let shifted = launch(&problem(), TILE, &Limits::h200(), &shifted);
+        assert!(matches!(shifted, Err(Error::Option { option: "z", .. })));
+    }
 }

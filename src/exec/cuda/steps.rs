@@ -30,9 +30,12 @@ pub(super) struct Addresses {
 
 /// The launches of `plan` on the buffers at `addresses`.
 pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
-    let of_step =
-        |step: &Step| Operands { plan, step, layout, addresses }.launch().map_err(|error| at_step(error, step));
-    plan.steps.iter().map(of_step).collect()
+    let of_step = |(index, step)| {
+        // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
+        let backward = index % 2 == 1 && std::env::var_os("TREFOIL_FORWARD").is_none();
+        Operands { plan, step, layout, addresses, backward }.launch().map_err(|error| at_step(error, step))
+    };
+    plan.steps.iter().enumerate().map(of_step).collect()
 }
 
 /// Names the step in an error about its ranges.
@@ -51,6 +54,8 @@ struct Operands<'a> {
     step: &'a Step,
     layout: &'a Layout,
     addresses: &'a Addresses,
+    /// Whether it computes its last pixels first, where its kernel has an order.
+    backward: bool,
 }
 
 impl Operands<'_> {
@@ -136,7 +141,7 @@ impl Operands<'_> {
             let (input, window) = (stored(self.tensor(id)), joined.conv.window);
             Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
         });
-        let tiling = Tiling { tile, cluster, units: self.plan.limits.units };
+        let tiling = Tiling { tile, cluster, units: self.plan.limits.units, backward: self.backward };
         let pointers = self.conv_pointers(residual);
         sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
     }
@@ -211,7 +216,7 @@ impl Operands<'_> {
             z: self.address(also),
         };
         let activations = [conv.activation, next.conv.activation];
-        let problem = ChainProblem { shape, activations };
+        let problem = ChainProblem { shape, activations, backward: self.backward };
         sm90_conv2d_chain::launch(&problem, tile, &self.plan.limits, &pointers)
     }
 
