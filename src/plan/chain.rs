@@ -11,36 +11,29 @@ use crate::tensor::Shape;
 /// The tile of the Hopper chain kernel: all channels of some pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChainTile {
-    /// Groups of pixels, a warpgroup for each.
-    pub parts: usize,
-    /// Pixels of a part.
+    /// Pixels.
     pub pixels: usize,
 }
 
 impl ChainTile {
     /// Every tile that the kernel is compiled for.
-    pub const ALL: [Self; 3] =
-        [Self { parts: 2, pixels: 64 }, Self { parts: 2, pixels: 128 }, Self { parts: 1, pixels: 32 }];
-
-    /// Threads of a block: a warpgroup that copies, and those that multiply.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
-    pub(crate) const fn threads(self) -> usize {
-        128 * (1 + self.parts)
-    }
+    pub const ALL: [Self; 2] = [Self { pixels: 128 }, Self { pixels: 64 }];
 
     /// The counts of 64 channels of the second result that it is compiled for.
-    pub(crate) const fn next_slabs(self) -> &'static [usize] {
-        match (self.parts, self.pixels) {
-            (2, 64) => &[1, 2, 4],
-            (2, 128) | (1, 32) => &[1, 2],
-            _ => &[],
-        }
+    pub(crate) const NEXT_SLABS: [usize; 3] = [1, 2, 4];
+
+    /// Pixels of each warpgroup that multiplies.
+    pub(crate) const PART: usize = 64;
+
+    /// Warpgroups that multiply.
+    pub(crate) const fn parts(self) -> usize {
+        self.pixels / Self::PART
     }
 }
 
 impl fmt::Display for ChainTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.parts, self.pixels)
+        write!(f, "{}", self.pixels)
     }
 }
 
@@ -72,9 +65,9 @@ pub(crate) struct ChainLayout {
 
 /// Channels of a slab, and of a step of a sum.
 const SLAB: usize = 64;
-/// Of a filter of 64x64 channels, and of 64 channels of a pixel.
+/// Of a filter of 64x64 channels, and of 64 channels of a part.
 const FILTER_BYTES: usize = SLAB * SLAB * 2;
-const ROW_BYTES: usize = SLAB * 2;
+const PART_BYTES: usize = SLAB * ChainTile::PART * 2;
 /// Two barriers for each place.
 const BARRIER_BYTES: usize = 16;
 /// Slabs of a part that are worth their memory.
@@ -105,27 +98,27 @@ impl ChainShape {
 
     /// How shared memory is divided in this tile; `None` if it does not suffice.
     pub(crate) fn layout(&self, tile: ChainTile, limits: &Limits) -> Option<ChainLayout> {
+        if !ChainTile::ALL.contains(&tile) {
+            return None;
+        }
         let wanted = self.next_channels.div_ceil(SLAB);
-        let next_slabs = *tile.next_slabs().iter().find(|&&compiled| compiled >= wanted)?;
+        let next_slabs = ChainTile::NEXT_SLABS.into_iter().find(|&compiled| compiled >= wanted)?;
         let [slabs, steps] = self.work();
-        let filters = slabs * (steps + next_slabs);
-        let part = tile.pixels * ROW_BYTES;
-        let least = if self.has_residual { 4 } else { 3 };
+        let (of_slab, parts) = (steps + next_slabs, tile.parts());
         let place = |bytes: usize, count: usize| count * (bytes + BARRIER_BYTES);
         // Filters that stay are best, then x of the next tile beside this one's; but slabs must be on their way.
-        let stages = |of: usize| [2, 1].map(|x_buffers| (of, x_buffers));
-        let ways = [filters, 8, 6, 4].map(|of| stages(of.min(filters)));
+        let ways = [slabs * of_slab, 2 * of_slab, of_slab].map(|stages| [2, 1].map(|x_buffers| (stages, x_buffers)));
         let with = |least: usize| {
             ways.into_iter().flatten().find_map(|(filter_stages, x_buffers)| {
-                let fixed = place(FILTER_BYTES, filter_stages) + tile.parts * place(steps * part, x_buffers);
+                let fixed = place(FILTER_BYTES, filter_stages) + parts * place(steps * PART_BYTES, x_buffers);
                 let free = limits.shared_bytes.checked_sub(fixed)?;
-                let slots = (free / (tile.parts * (part + BARRIER_BYTES))).min(MOST_SLOTS);
-                let shared_bytes = fixed + tile.parts * place(part, slots);
+                let slots = (free / (parts * (PART_BYTES + BARRIER_BYTES))).min(MOST_SLOTS);
+                let shared_bytes = fixed + parts * place(PART_BYTES, slots);
                 let layout = ChainLayout { next_slabs, filter_stages, x_buffers, slots, shared_bytes };
                 (slots >= least).then_some(layout)
             })
         };
-        with(least).or_else(|| with(2)).filter(|layout| layout.filter_stages >= 2)
+        with(4).or_else(|| with(2))
     }
 }
 
@@ -142,12 +135,12 @@ pub(super) fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)>
 fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
     let layout = shape.layout(tile, limits)?;
     let [slabs, steps] = shape.work();
-    let tiles = shape.pixels().div_ceil(tile.parts * tile.pixels);
+    let tiles = shape.pixels().div_ceil(tile.pixels);
     let waves = tiles.div_ceil(limits.units.max(1)) as f64;
-    let products = (SLAB * SLAB * tile.pixels * (steps + layout.next_slabs)) as f64 / PRODUCTS_A_CLOCK;
-    let values = (SLAB * tile.pixels) as f64;
+    let products = (SLAB * SLAB * ChainTile::PART * (steps + layout.next_slabs)) as f64 / PRODUCTS_A_CLOCK;
+    let values = (SLAB * ChainTile::PART) as f64;
     let alone = products + SLAB_CLOCKS + values * VALUE_CLOCKS;
-    let slab = alone.max(products * tile.parts as f64);
+    let slab = alone.max(products * tile.parts() as f64);
     let last = layout.next_slabs as f64 * (SLAB_CLOCKS + values * VALUE_CLOCKS);
     Some(STARTUP + waves * (slabs as f64 * slab + last))
 }

@@ -31,7 +31,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes }
     }));
     all.extend(sm90_conv2d_chain::ENTRIES.map(|(tile, _, name): (ChainTile, usize, _)| {
-        let (threads, shared_bytes) = (tile.threads() as u32, sm90_conv2d_chain::MOST_SHARED_BYTES);
+        let (threads, shared_bytes) = (sm90_conv2d_chain::threads(tile), sm90_conv2d_chain::MOST_SHARED_BYTES);
         Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes }
     }));
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
@@ -308,10 +308,10 @@ mod tests {
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_CHAIN(")?.strip_suffix(')'));
         let listed = sm90_conv2d_chain::ENTRIES.map(|(tile, next, name)| {
             assert_eq!(name, format!("sm90_conv2d_chain_{tile}_{next}"));
-            format!("{}, {}, {next}", tile.parts, tile.pixels)
+            format!("{}, {next}", tile.pixels)
         });
         assert!(found.eq(listed));
-        let compiled = ChainTile::ALL.into_iter().flat_map(|tile| tile.next_slabs().iter().map(move |&n| (tile, n)));
+        let compiled = ChainTile::ALL.into_iter().flat_map(|tile| ChainTile::NEXT_SLABS.map(|next| (tile, next)));
         assert!(compiled.eq(sm90_conv2d_chain::ENTRIES.map(|(tile, next, _)| (tile, next))));
     }
 

@@ -53,14 +53,13 @@ kernel_args! {
 type MapBytes = [u64; 16];
 
 /// The kernel for each tile and count of 64 channels of z.
-pub(super) const ENTRIES: [(ChainTile, usize, &str); 7] = [
-    (ChainTile { parts: 2, pixels: 64 }, 1, "sm90_conv2d_chain_2x64_1"),
-    (ChainTile { parts: 2, pixels: 64 }, 2, "sm90_conv2d_chain_2x64_2"),
-    (ChainTile { parts: 2, pixels: 64 }, 4, "sm90_conv2d_chain_2x64_4"),
-    (ChainTile { parts: 2, pixels: 128 }, 1, "sm90_conv2d_chain_2x128_1"),
-    (ChainTile { parts: 2, pixels: 128 }, 2, "sm90_conv2d_chain_2x128_2"),
-    (ChainTile { parts: 1, pixels: 32 }, 1, "sm90_conv2d_chain_1x32_1"),
-    (ChainTile { parts: 1, pixels: 32 }, 2, "sm90_conv2d_chain_1x32_2"),
+pub(super) const ENTRIES: [(ChainTile, usize, &str); 6] = [
+    (ChainTile { pixels: 128 }, 1, "sm90_conv2d_chain_128_1"),
+    (ChainTile { pixels: 128 }, 2, "sm90_conv2d_chain_128_2"),
+    (ChainTile { pixels: 128 }, 4, "sm90_conv2d_chain_128_4"),
+    (ChainTile { pixels: 64 }, 1, "sm90_conv2d_chain_64_1"),
+    (ChainTile { pixels: 64 }, 2, "sm90_conv2d_chain_64_2"),
+    (ChainTile { pixels: 64 }, 4, "sm90_conv2d_chain_64_4"),
 ];
 
 /// Shared memory that a block may have on compute capability 9.0.
@@ -112,7 +111,7 @@ pub(super) fn launch(
         return Err(unsupported("sm90 chain tile", tile, "use one of ChainTile::ALL, with room for a block"));
     };
     let (output, pixels) = (shape.sources[0].output, shape.pixels());
-    let tiles = pixels.div_ceil(tile.parts * tile.pixels);
+    let tiles = pixels.div_ceil(tile.pixels);
     let [channels, next_channels] = [output.channels, shape.next_channels];
     let source = |conv: &ConvShape| Sm90ChainSource {
         steps: int(conv.steps()),
@@ -150,7 +149,7 @@ pub(super) fn launch(
         })
     };
     let matrix = |name, address: u64, channels: usize| -> Result<TensorMap, Error> {
-        let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, tile.pixels as u32]);
+        let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, ChainTile::PART as u32]);
         Ok(TensorMap::Matrix { address: aligned(name, address, 16)?, dims, box_dims })
     };
     // Without a second source or residual their maps are there, and are not used.
@@ -162,7 +161,7 @@ pub(super) fn launch(
     }
     for index in both {
         let conv = &shape.sources[index];
-        maps.push(x_map(conv, aligned("x", address(pointers.x, index), 16)?, tile.pixels));
+        maps.push(x_map(conv, aligned("x", address(pointers.x, index), 16)?));
     }
     maps.push(filter(pointers.next_filter, channels, next_channels)?);
     maps.push(matrix("residual", pointers.residual.unwrap_or(pointers.y), channels)?);
@@ -172,12 +171,17 @@ pub(super) fn launch(
         entry,
         grid: [tiles.min(limits.units.max(1)) as u32, 1, 1],
         cluster: 1,
-        block: [tile.threads() as u32, 1, 1],
+        block: [threads(tile), 1, 1],
         shared_bytes: layout.shared_bytes as u32,
         args: ArgBytes::new(&args),
         maps,
         waits_itself: true,
     })
+}
+
+/// Threads of a block: a warpgroup that copies, and those that multiply.
+pub(super) const fn threads(tile: ChainTile) -> u32 {
+    128 * (1 + tile.parts()) as u32
 }
 
 /// A value that `check_sm90` found to be small enough.
@@ -190,12 +194,12 @@ fn is_matrix(conv: &ConvShape) -> bool {
     conv.window.stride == [1; 2]
 }
 
-/// The map of an input in columns of `pixels`.
-fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
+/// The map of an input in columns of a part's pixels.
+fn x_map(conv: &ConvShape, address: u64) -> TensorMap {
     let ConvShape { batch, input, window, .. } = *conv;
     if is_matrix(conv) {
         let dims = [input.channels as u64, (batch * input.pixels()) as u64];
-        return TensorMap::Matrix { address, dims, box_dims: [SLAB as u32, pixels as u32] };
+        return TensorMap::Matrix { address, dims, box_dims: [SLAB as u32, ChainTile::PART as u32] };
     }
     TensorMap::Windows(Windows {
         address,
@@ -204,7 +208,7 @@ fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
         upper: [0; 2],
         strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
         channels: SLAB as u32,
-        pixels: pixels as u32,
+        pixels: ChainTile::PART as u32,
     })
 }
 
@@ -214,7 +218,7 @@ mod tests {
     use crate::model::Window;
     use crate::tensor::Shape;
 
-    const TILE: ChainTile = ChainTile { parts: 2, pixels: 64 };
+    const TILE: ChainTile = ChainTile { pixels: 128 };
     const POINTERS: ChainPointers = ChainPointers {
         x: [Some(0x100), Some(0x200)],
         filter: [Some(0x300), Some(0x400)],
@@ -251,7 +255,7 @@ mod tests {
         assert_eq!([args.by_out_pixels.divide(627), args.by_out_width.divide(208)], [3, 10]);
         let source = |steps, stride_h, stride_w, by_windows| Sm90ChainSource { steps, stride_h, stride_w, by_windows };
         assert_eq!(args.source, [source(2, 1, 1, 0), source(4, 2, 3, 1)]);
-        assert_eq!((launch.entry, launch.grid), ("sm90_conv2d_chain_2x64_2", [5, 1, 1]));
+        assert_eq!((launch.entry, launch.grid), ("sm90_conv2d_chain_128_2", [5, 1, 1]));
         assert_eq!((launch.cluster, launch.block), (1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes as usize, layout.shared_bytes);
         let matrix =
@@ -308,7 +312,7 @@ mod tests {
         assert!(refused(|shape| shape.sources[0].window = Window::square(3, 1, 1)));
         assert!(refused(|shape| shape.sources[1].window.stride = [9, 3]));
         assert!(refused(|shape| shape.sources[1].input.channels = 4096));
-        let odd = ChainTile { parts: 2, pixels: 96 };
+        let odd = ChainTile { pixels: 96 };
         assert!(matches!(launch(&problem(), odd, &Limits::h200(), &POINTERS), Err(Error::Unsupported { .. })));
         let shifted = ChainPointers { z: 0x908, ..POINTERS };
         let shifted = launch(&problem(), TILE, &Limits::h200(), &shifted);
