@@ -28,6 +28,7 @@ struct Sm90ChainArgs {
   TensorMap z;            // halves {N, pixels}, box {64, pixels of a part}
   const float *bias;      // [k_stored]
   const float *next_bias; // [n_stored]
+  uint64_t wide_policy;   // of the L2 cache for residual and y
   int32_t k_stored;
   int32_t n_stored;
   int32_t slabs;       // ceil(k_stored / 64)
@@ -44,15 +45,16 @@ struct Sm90ChainArgs {
   FastDivide by_out_width;
   Sm90ChainSource source[2];  // the second one's steps are 0 where there is none
   int32_t backward_from;      // the last tile: they are taken from there on down; negative: from 0 up
-  int32_t padding[3];
+  int32_t padding[1];
 };
 static_assert(sizeof(Sm90ChainArgs) == 1152, "mirrored in sm90_conv2d_chain.rs");
-static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1104,
+static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1112,
               "mirrored in sm90_conv2d_chain.rs");
 
 constexpr int kSlabChannels = 64;                              // 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kSlabChannels * 2;                   // of a pixel, and of a channel's filter
 constexpr int kFilterBytes = kSlabChannels * kRowBytes;        // of 64 channels from 64
+constexpr uint64_t kNormalPolicy = 0x1000000000000000;         // of the L2 cache
 constexpr int kBarrierBytes = 16;                              // of each place in shared memory: full, empty
 
 // 64 pixels for each of kParts warpgroups; kNext times 64 channels of z.
@@ -195,7 +197,7 @@ template <class Tile> TREFOIL_DEVICE void load_residuals(const Sm90ChainArgs &ar
         barrier_wait(ring.empty(), ring.phase ^ 1);
         if (args.has_residual && slab < args.slabs) {
           barrier_arrive_expect(ring.full(), Tile::kPartBytes);
-          copy_box_2d(ring.data(), &args.residual, ring.full(), slab * kSlabChannels,
+          copy_box_2d_by(args.wide_policy, ring.data(), &args.residual, ring.full(), slab * kSlabChannels,
                       first_pixel<Tile>(args, tile, part));
         } else {
           barrier_arrive(ring.full());
@@ -296,13 +298,13 @@ template <class Tile> struct Multiplier {
   }
 
   // Stores the slot that was just written, and gives the one before it back.
-  __device__ __forceinline__ void store(const TensorMap *map, int32_t k, int32_t m) {
+  __device__ __forceinline__ void store(const TensorMap *map, uint64_t policy, int32_t k, int32_t m) {
     fence_shared_for_copies();
     barrier_sync(1 + part, 128);
     if (leads()) {
       wait_stores_read<0>();
       if (slot_before != 0) barrier_arrive(slot_before);
-      store_box_2d(map, k, m, slots.data());
+      store_box_2d_by(policy, map, k, m, slots.data());
     }
     slot_before = slots.empty();
     slots.advance();
@@ -321,7 +323,7 @@ template <class Tile> struct Multiplier {
     else if (threadIdx.x % 32 == 0) barrier_arrive(x.empty());
     if (slab > 0) multiply_next(z, before, slab > 1);
     put(y, args.bias, slab * kSlabChannels, args.k_stored, args.has_residual, clamp, operands);
-    store(&args.y, slab * kSlabChannels, m);
+    store(&args.y, args.wide_policy, slab * kSlabChannels, m);
   }
 
   // The same, one after the other.
@@ -334,7 +336,7 @@ template <class Tile> struct Multiplier {
     release(steps + (slab > 0 ? Tile::kNext : 0));
     if (slab + 1 == args.slabs && threadIdx.x % 32 == 0) barrier_arrive(x.empty());
     put(y, args.bias, slab * kSlabChannels, args.k_stored, args.has_residual, clamp, operands);
-    store(&args.y, slab * kSlabChannels, m);
+    store(&args.y, args.wide_policy, slab * kSlabChannels, m);
     multiply_next(z, operands, slab > 0);
   }
 
@@ -371,7 +373,7 @@ template <class Tile> struct Multiplier {
     for (int next = 0; next < Tile::kNext; ++next) {
       wgmma_use(z[next]);
       put(z[next], args.next_bias, next * kSlabChannels, args.n_stored, false, next_clamp, operands[0]);
-      store(&args.z, next * kSlabChannels, m);
+      store(&args.z, kNormalPolicy, next * kSlabChannels, m);
     }
   }
 };
@@ -433,8 +435,8 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
 // Launch     grid up to `tiles` blocks: a block takes every gridDim.x-th tile. Block: the tile's kThreads. tiles =
 //            ceil(pixels / (kParts * kPixels)). Dynamic shared memory: filter_stages * (8192 + 16) + kParts * (x_buffers
 //            * (steps of both sources * kPartBytes + 16) + slots * (kPartBytes + 16)). compute capability 9.0 exactly.
-// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots and filter stages; pixels and tiles below
-//            2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
+// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots, and as many filter stages as steps and
+//            kNext; pixels and tiles below 2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
 //            launcher checks all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y and z, only after griddepcontrol.wait; filters and biases before.

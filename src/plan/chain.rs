@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::sm90::{self, ConvShape};
-use super::{Kernel, Limits, Request};
+use super::{Kernel, Limits, Request, select};
 use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Window};
 use crate::tensor::Shape;
 
@@ -92,6 +92,20 @@ impl ChainShape {
         [slabs, self.sources.iter().map(ConvShape::steps).sum()]
     }
 
+    /// What it reads and writes, without weights.
+    fn values(&self) -> usize {
+        let ConvShape { batch, output, .. } = self.sources[0];
+        let sources: usize = self.sources.iter().map(|conv| conv.output.pixels() * conv.input.channels).sum();
+        let outputs = output.channels * (1 + usize::from(self.has_residual)) + self.next_channels;
+        batch * (sources + output.pixels() * outputs)
+    }
+
+    /// The clocks that its bytes take through device memory.
+    fn memory_clocks(&self, limits: &Limits) -> f64 {
+        memory_clocks(self.values(), limits)
+    }
+
+    /// Pixels of the results.
     pub(crate) fn pixels(&self) -> usize {
         self.sources[0].batch * self.sources[0].output.pixels()
     }
@@ -144,6 +158,18 @@ fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
     let last = layout.next_slabs as f64 * (SLAB_CLOCKS + values * VALUE_CLOCKS);
     Some(STARTUP + waves * (slabs as f64 * slab + last))
 }
+
+/// The clocks that so many halves take through device memory.
+fn memory_clocks(values: usize, limits: &Limits) -> f64 {
+    (values * VALUE_BYTES) as f64 / (MEMORY_BYTES_A_CLOCK * limits.units.max(1) as f64)
+}
+
+/// Of a half.
+const VALUE_BYTES: usize = 2;
+/// A multiprocessor's part of what device memory moves in a clock: 4.35 TB/s of an H200's 132.
+const MEMORY_BYTES_A_CLOCK: f64 = 18.0;
+/// A tensor up to this size is still in the L2 cache when the next step reads it.
+const KEPT_BYTES: usize = 25_000_000;
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.
 const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
@@ -208,8 +234,30 @@ impl Chain<'_> {
         let chosen = [self.first, self.next].map(|id| choices.get(&self.graph.nodes[id.0].name));
         match chosen {
             [Some(&Kernel::Sm90Chain(tile)), None] => shape.layout(tile, limits).map(|_| tile),
+            [None, None] => {
+                let fastest = kernels(shape, limits).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+                let (Kernel::Sm90Chain(tile), together) = fastest? else { return None };
+                let together = together.max(shape.memory_clocks(limits));
+                (together < self.apart_clocks(shape)).then_some(tile)
+            }
             _ => None,
         }
+    }
+
+    /// Clocks of the two by themselves: their kernels' or their bytes'.
+    fn apart_clocks(&self, shape: &ChainShape) -> f64 {
+        let limits = self.request.limits;
+        let values = |of: Shape| shape.sources[0].batch * of.elems();
+        let [y, next] = [self.first, self.next].map(|id| self.shapes[id.0]);
+        let first = match &shape.sources[..] {
+            [conv] => select::conv_kernel(limits, conv, [shape.pixels(), y.channels, conv.input.channels]).1,
+            sums => select::sm90_kernel(limits, sums).map_or(f64::INFINITY, |(_, clocks)| clocks),
+        };
+        let second = ConvShape { input: y, output: next, window: Window::square(1, 1, 0), ..shape.sources[0] };
+        let (_, then) = select::conv_kernel(limits, &second, [shape.pixels(), next.channels, y.channels]);
+        let read_back = if values(y) * VALUE_BYTES > KEPT_BYTES { values(y) } else { 0 };
+        let of_first = memory_clocks(shape.values() - values(next), limits);
+        first.max(of_first) + then.max(memory_clocks(read_back + values(next), limits))
     }
 
     /// A dense convolution and its shape.
@@ -218,5 +266,64 @@ impl Chain<'_> {
         let Op::Conv2d(conv) = &node.op else { return None };
         let [input, output] = [self.shapes[node.inputs[0].0], self.shapes[id.0]];
         (conv.groups == 1).then(|| (conv, ConvShape::stored(self.request, input, output, conv.window)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `channels` and, at stride 2, `strided` channels to `wide`, and those to `next`.
+    fn shape(side: usize, channels: usize, strided: usize, wide: usize, next: usize) -> ChainShape {
+        let (output, single) = (Shape::new(side, side, wide), Window::square(1, 1, 0));
+        let conv = |input, window| ConvShape { batch: 8, input, output, window };
+        let other = conv(Shape::new(2 * side, 2 * side, strided), Window { stride: [2; 2], ..single });
+        let mut sources = vec![conv(Shape::new(side, side, channels), single)];
+        sources.extend((strided > 0).then_some(other));
+        ChainShape { sources, has_residual: strided == 0, next_channels: next }
+    }
+
+    #[test]
+    fn shared_memory_is_divided_so_that_all_of_it_fits() {
+        let limits = Limits::h200();
+        for shape in [
+            shape(56, 64, 0, 256, 64),
+            shape(28, 128, 0, 512, 128),
+            shape(28, 128, 256, 512, 128),
+            shape(28, 128, 0, 512, 256),
+            shape(14, 256, 0, 1024, 256),
+            shape(9, 8, 16, 24, 8),
+            shape(9, 40, 0, 4096, 200),
+        ] {
+            for tile in ChainTile::ALL {
+                let layout = shape.layout(tile, &limits).unwrap();
+                let [slabs, steps] = shape.work();
+                let of_slab = steps + layout.next_slabs;
+                assert!(layout.shared_bytes <= limits.shared_bytes && layout.next_slabs * SLAB >= shape.next_channels);
+                // A slab's filters must be there at once, and one slot more than the one that is stored.
+                assert!(layout.filter_stages >= of_slab && layout.filter_stages <= slabs * of_slab, "{layout:?}");
+                assert!(layout.slots >= 2 && (1..=2).contains(&layout.x_buffers), "{layout:?}");
+            }
+        }
+        // Filters of the first stage of a ResNet stay, those of the second do not.
+        let stay = |shape: &ChainShape| {
+            let layout = shape.layout(ChainTile { pixels: 128 }, &limits).unwrap();
+            let [slabs, steps] = shape.work();
+            layout.filter_stages == slabs * (steps + layout.next_slabs)
+        };
+        assert!(stay(&shape(56, 64, 0, 256, 64)) && !stay(&shape(28, 128, 0, 512, 128)));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_do_has_no_layout() {
+        let (limits, tile) = (Limits::h200(), ChainTile { pixels: 128 });
+        assert_eq!(shape(14, 256, 0, 1024, 264).layout(tile, &limits), None);
+        assert_eq!(shape(7, 2048, 0, 512, 64).layout(tile, &limits), None);
+        assert_eq!(shape(56, 64, 0, 256, 64).layout(ChainTile { pixels: 32 }, &limits), None);
+        assert!(shape(56, 64, 0, 256, 64).fits());
+        let mut padded = shape(56, 64, 0, 256, 64);
+        padded.sources[0].window = Window::square(1, 1, 1);
+        assert!(!padded.fits());
+        assert!(!shape(56, 64, 0, 256, 20).fits());
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Addresses {
 pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
     let of_step = |(index, step)| {
         // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
-        let backward = index % 2 == 1 && std::env::var_os("TREFOIL_FORWARD").is_none();
+        let backward = index % 2 == 1;
         Operands { plan, step, layout, addresses, backward }.launch().map_err(|error| at_step(error, step))
     };
     plan.steps.iter().enumerate().map(of_step).collect()
