@@ -2,8 +2,8 @@
 //
 // A tile is all channels of some pixels. The first convolution's channels are computed in slabs of 64: each goes to
 // memory, and its products with the second one's filter are added to that one's sums, which stay in registers until the
-// last slab. Pixels lie on the rows of the warpgroup product, channels on its columns, so that a thread's sums of the first
-// product are, as halves, its registers of the second one's operand.
+// last slab. Channels lie on the rows of the warpgroup product, pixels on its columns, as in sm90_conv2d_fprop.cuh, so a
+// slab as it is stored is an operand of the second product as it lies.
 //
 // Three threads copy: filters, x, and residuals. Residuals go where their slab will be: the slots of a part's ring. The
 // other warpgroups multiply and store, each its own part of the tile's pixels.
@@ -26,9 +26,9 @@ struct Sm90ChainArgs {
   TensorMap residual;     // halves {K, pixels}, box {64, pixels of a part}
   TensorMap y;            // the same of y
   TensorMap z;            // halves {N, pixels}, box {64, pixels of a part}
-  const float *bias;      // [k_stored]
-  const float *next_bias; // [n_stored]
-  uint64_t wide_policy;   // of the L2 cache for residual and y
+  const float *bias;       // [k_stored]
+  const float *next_bias;  // [n_stored]
+  uint64_t wide_policy;    // of the L2 cache for residual and y
   int32_t k_stored;
   int32_t n_stored;
   int32_t slabs;       // ceil(k_stored / 64)
@@ -51,22 +51,19 @@ static_assert(sizeof(Sm90ChainArgs) == 1152, "mirrored in sm90_conv2d_chain.rs")
 static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1112,
               "mirrored in sm90_conv2d_chain.rs");
 
-constexpr int kSlabChannels = 64;                              // 128 bytes, the copy engine's widest swizzle
-constexpr int kRowBytes = kSlabChannels * 2;                   // of a pixel, and of a channel's filter
-constexpr int kFilterBytes = kSlabChannels * kRowBytes;        // of 64 channels from 64
-constexpr uint64_t kNormalPolicy = 0x1000000000000000;         // of the L2 cache
-constexpr int kBarrierBytes = 16;                              // of each place in shared memory: full, empty
+constexpr int kSlabChannels = 64;                        // 128 bytes, the copy engine's widest swizzle
+constexpr int kRowBytes = kSlabChannels * 2;             // of a pixel, and of a channel's filter
+constexpr int kFilterBytes = kSlabChannels * kRowBytes;  // of 64 channels from 64
+constexpr int kBarrierBytes = 16;                        // of each place in shared memory: full, empty
+constexpr uint64_t kNormalPolicy = 0x1000000000000000;   // of the L2 cache
 
-// 64 pixels for each of kParts warpgroups; kNext times 64 channels of z.
+// A half of the tile's pixels for each of two warpgroups; kNext times 64 channels of z.
 template <int kTilePixels, int kNext_> struct ChainTile {
-  static constexpr int kPixels = 64, kParts = kTilePixels / kPixels, kNext = kNext_;
+  static constexpr int kParts = 2, kPixels = kTilePixels / kParts, kNext = kNext_;
   static constexpr int kThreads = 128 * (1 + kParts);
   static constexpr int kPartBytes = kPixels * kRowBytes;  // of 64 channels of a part
 
-  // Three warpgroups start with 168 registers a thread; those that multiply want more.
-  static constexpr bool kMovesRegisters = kParts == 2;
-  // Whether a slab's products begin before the slab before it is done with: where there are registers for both.
-  static constexpr bool kAhead = kNext <= 2;
+  static_assert(kPixels % 16 == 0 && kPartBytes % 1024 == 0, "whole products, swizzled in 1024 bytes");
 };
 
 // Places in shared memory that are filled and emptied in turns.
@@ -125,8 +122,8 @@ template <class Tile> TREFOIL_DEVICE int32_t first_pixel(const Sm90ChainArgs &ar
 
 // ---- copy: a thread each -----------------------------------------------------------------------------------------
 
-// Filters in the order in which they are read: for each slab its own, or the next one's, then the second convolution's
-// from it. They depend on no launch.
+// Filters in the order in which they are read: for each slab its own, then the second convolution's from it. They
+// depend on no launch.
 template <class Tile> TREFOIL_DEVICE void load_filters(const Sm90ChainArgs &args, const Rings<Tile> &rings) {
   Ring ring = rings.filters();
   auto load = [&](const TensorMap *map, int32_t c, int32_t k) {
@@ -135,21 +132,12 @@ template <class Tile> TREFOIL_DEVICE void load_filters(const Sm90ChainArgs &args
     copy_box_3d(ring.data(), map, ring.full(), c * kSlabChannels, 0, k * kSlabChannels);
     ring.advance();
   };
-  auto load_first = [&](int32_t slab) {
-    for (int32_t source = 0; source < 2; ++source)
-      for (int32_t step = 0; step < args.source[source].steps; ++step) load(&args.filter[source], step, slab);
-  };
-  auto load_next = [&](int32_t slab) {
-    for (int32_t next = 0; next < Tile::kNext; ++next) load(&args.next_filter, slab, next);
-  };
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    if (Tile::kAhead) load_first(0);
     for (int32_t slab = 0; slab < args.slabs; ++slab) {
-      if (!Tile::kAhead) load_first(slab), load_next(slab);
-      if (Tile::kAhead && slab + 1 < args.slabs) load_first(slab + 1);
-      if (Tile::kAhead && slab > 0) load_next(slab - 1);
+      for (int32_t source = 0; source < 2; ++source)
+        for (int32_t step = 0; step < args.source[source].steps; ++step) load(&args.filter[source], step, slab);
+      for (int32_t next = 0; next < Tile::kNext; ++next) load(&args.next_filter, slab, next);
     }
-    if (Tile::kAhead) load_next(args.slabs - 1);
     if (ring.turns == 0) return;
   }
 }
@@ -210,180 +198,114 @@ template <class Tile> TREFOIL_DEVICE void load_residuals(const Sm90ChainArgs &ar
 
 // ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
 
-constexpr int kSums = 32;                 // of a thread: of 64 pixels by 64 channels
-constexpr int kOperands = kSums / 2;      // the same as pairs of halves
-
-// What a warpgroup computes of the tiles.
-template <class Tile> struct Multiplier {
-  const Sm90ChainArgs &args;
-  uint32_t part, steps;
-  Ring filters, given, x, slots;  // `given`: the filters that are given back next
-  uint32_t slot_before = 0;       // its barrier; 0: none
-  uint32_t lane_offset;           // of this lane's row of four 8x8 matrices: 16 pixels by 16 channels
-  int32_t channel;                // of a slab: this lane's first
-  Clamp clamp, next_clamp;
-
-  __device__ __forceinline__ Multiplier(const Sm90ChainArgs &args, const Rings<Tile> &rings, uint32_t part)
-      : args(args), part(part), steps(rings.steps), filters(rings.filters()), given(filters), x(rings.x(part)),
-        slots(rings.slots(part)), clamp(args.activation), next_clamp(args.next_activation) {
-    const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const uint32_t pixel = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
-    lane_offset = pixel * kRowBytes + (lane / 16 ^ lane % 8) * 16;
-    channel = lane % 4 * 2;
-  }
-
-  __device__ __forceinline__ bool leads() const { return threadIdx.x % 128 == 0; }
-
-  // Gives filters back that have been read.
-  __device__ __forceinline__ void release(uint32_t count) {
-    if (filters.turns == 0) return;
-    for (uint32_t i = 0; i < count; ++i, given.advance())
-      if (threadIdx.x % 32 == 0) barrier_arrive(given.empty());
-  }
-
-  // A slab's products.
-  __device__ __forceinline__ void multiply(float (&y)[kSums]) {
-    uint32_t step = 0;
-    do {  // there is a step
-      barrier_wait(filters.full(), filters.phase);
-      const uint64_t a = wgmma_operand(x.data() + step * Tile::kPartBytes), b = wgmma_operand(filters.data());
-      wgmma_fence();
+// Products of the filter that is next in its ring with 64 channels of this part's pixels. One group of products stays in
+// flight; the one before it has read its filter, which is given back.
+template <int kSums>
+TREFOIL_DEVICE void multiply(float (&d)[kSums], Ring &filters, uint32_t &before, uint32_t pixels, bool add) {
+  barrier_wait(filters.full(), filters.phase);
+  const uint64_t a = wgmma_operand(filters.data()), b = wgmma_operand(pixels);
+  wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kSlabChannels / 16; ++k) Wgmma<64>::multiply(y, a + 2 * k, b + 2 * k, step > 0 || k > 0);
-      wgmma_commit();
-      filters.advance();
-    } while (++step < steps);
-  }
+  for (int k = 0; k < kSlabChannels / 16; ++k) Wgmma<kSums * 2>::multiply(d, a + 2 * k, b + 2 * k, add || k > 0);
+  wgmma_commit();
+  wgmma_wait<1>();
+  if (before != 0 && threadIdx.x % 32 == 0) barrier_arrive(before);
+  before = filters.turns != 0 ? filters.empty() : 0;
+  filters.advance();
+}
 
-  // A slab's products with the second filter.
-  __device__ __forceinline__ void multiply_next(float (&z)[Tile::kNext][kSums], const uint32_t (&slab)[kOperands], bool add) {
+// This thread's two channels of the bias.
+TREFOIL_DEVICE float2 bias_at(const float *bias, int32_t channel, int32_t channels) {
+  return make_float2(channel < channels ? __ldg(bias + channel) : 0.0f,
+                     channel + 8 < channels ? __ldg(bias + channel + 8) : 0.0f);
+}
+
+// Sixteens of pixels that are read before the first of them is written.
+constexpr int kTogether = 4;
+
+// Sums and bias, and what lies there if it is to be added, as halves where this lane's matrices begin.
+template <int kSums>
+TREFOIL_DEVICE void put(uint32_t smem_lane, const float (&d)[kSums], float2 bias, bool adds, const Clamp &clamp) {
 #pragma unroll
-    for (int next = 0; next < Tile::kNext; ++next, filters.advance()) {
-      barrier_wait(filters.full(), filters.phase);
-      const uint64_t b = wgmma_operand(filters.data());
-      wgmma_fence();
+  for (int first = 0; first < kSums / 8; first += kTogether) {
+    uint32_t there[kTogether][4] = {};
+    if (adds) {
 #pragma unroll
-      for (int k = 0; k < kSlabChannels / 16; ++k) wgmma_multiply_64(z[next], &slab[4 * k], b + 2 * k, add || k > 0);
+      for (int j = 0; j < kTogether; ++j) ldmatrix_x4_trans(there[j], smem_lane + (first + j) * 16 * kRowBytes);
     }
-    wgmma_commit();
-  }
-
-  // Sums and bias, and what lies in the slot if it is to be added, as halves: in the slot, and in `out`.
-  __device__ __forceinline__ void put(const float (&d)[kSums], const float *bias, int32_t first, int32_t channels,
-                                      bool adds, const Clamp &clamp, uint32_t (&out)[kOperands]) {
-    float2 add[kSums / 4];
 #pragma unroll
-    for (int eight = 0; eight < kSums / 4; ++eight) {
-      const int32_t at = first + eight * 8 + channel;
-      add[eight] = at < channels ? __ldg(reinterpret_cast<const float2 *>(bias + at)) : make_float2(0.0f, 0.0f);
-    }
-    barrier_wait(slots.full(), slots.phase);
-#pragma unroll
-    for (int j = 0; j < kSums / 8; ++j) {
-      const uint32_t smem_lane = slots.data() + lane_offset ^ j * 32;
-      uint32_t there[4] = {}, halves[4];
-      if (adds) ldmatrix_x4(there, smem_lane);
+    for (int j = 0; j < kTogether; ++j) {
+      uint32_t out[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const float2 of_channels = add[j * 2 + q / 2];
-        float2 sum = make_float2(d[j * 8 + q * 2] + of_channels.x, d[j * 8 + q * 2 + 1] + of_channels.y);
-        if (adds) {
-          const float2 other = unpack_half2(there[q]);
-          sum.x += other.x, sum.y += other.y;
-        }
-        halves[q] = out[j * 4 + q] = clamp(sum);
+        const float add = q % 2 == 0 ? bias.x : bias.y;
+        const int at = (first + j) * 8 + q * 2;
+        const float2 other = unpack_half2(there[j][q]);
+        out[q] = clamp(make_float2(d[at] + add + other.x, d[at + 1] + add + other.y));
       }
-      stmatrix_x4(smem_lane, halves);
+      stmatrix_x4_trans(smem_lane + (first + j) * 16 * kRowBytes, out);
     }
   }
-
-  // Stores the slot that was just written, and gives the one before it back.
-  __device__ __forceinline__ void store(const TensorMap *map, uint64_t policy, int32_t k, int32_t m) {
-    fence_shared_for_copies();
-    barrier_sync(1 + part, 128);
-    if (leads()) {
-      wait_stores_read<0>();
-      if (slot_before != 0) barrier_arrive(slot_before);
-      store_box_2d_by(policy, map, k, m, slots.data());
-    }
-    slot_before = slots.empty();
-    slots.advance();
-  }
-
-  // From a slab's sums to its operands, while the next slab's sums go on, and the products of the one before with the
-  // second filter.
-  __device__ __forceinline__ void slab_ahead(float (&z)[Tile::kNext][kSums], float (&y)[kSums], float (&y_next)[kSums],
-                                             uint32_t (&operands)[kOperands], uint32_t (&before)[kOperands],
-                                             int32_t slab, int32_t m) {
-    wgmma_wait<0>();
-    wgmma_use(y);
-    keep(operands);
-    release(steps + (slab > 1 ? Tile::kNext : 0));
-    if (slab + 1 < args.slabs) multiply(y_next);
-    else if (threadIdx.x % 32 == 0) barrier_arrive(x.empty());
-    if (slab > 0) multiply_next(z, before, slab > 1);
-    put(y, args.bias, slab * kSlabChannels, args.k_stored, args.has_residual, clamp, operands);
-    store(&args.y, args.wide_policy, slab * kSlabChannels, m);
-  }
-
-  // The same, one after the other.
-  __device__ __forceinline__ void slab_alone(float (&z)[Tile::kNext][kSums], float (&y)[kSums],
-                                             uint32_t (&operands)[kOperands], int32_t slab, int32_t m) {
-    multiply(y);
-    wgmma_wait<0>();
-    wgmma_use(y);
-    keep(operands);
-    release(steps + (slab > 0 ? Tile::kNext : 0));
-    if (slab + 1 == args.slabs && threadIdx.x % 32 == 0) barrier_arrive(x.empty());
-    put(y, args.bias, slab * kSlabChannels, args.k_stored, args.has_residual, clamp, operands);
-    store(&args.y, args.wide_policy, slab * kSlabChannels, m);
-    multiply_next(z, operands, slab > 0);
-  }
-
-  // Operands stay in their registers until the products that read them are done.
-  static __device__ __forceinline__ void keep(uint32_t (&operands)[kOperands]) {
-#pragma unroll
-    for (uint32_t &operand : operands) asm volatile("" : "+r"(operand)::"memory");
-  }
-
-  __device__ __forceinline__ void tile(int32_t m) {
-    float z[Tile::kNext][kSums];
-    uint32_t operands[2][kOperands] = {};
-    barrier_wait(x.full(), x.phase);
-    if constexpr (Tile::kAhead) {
-      float y[2][kSums];
-      multiply(y[0]);
-      for (int32_t slab = 0; slab < args.slabs; slab += 2) {
-        slab_ahead(z, y[0], y[1], operands[0], operands[1], slab, m);
-        if (slab + 1 < args.slabs) slab_ahead(z, y[1], y[0], operands[1], operands[0], slab + 1, m);
-      }
-      wgmma_wait<0>();
-      if (args.slabs > 1) release(Tile::kNext);
-      if (args.slabs % 2 != 0) multiply_next(z, operands[0], args.slabs > 1);
-      else multiply_next(z, operands[1], true);
-    } else {
-      float y[kSums];
-      for (int32_t slab = 0; slab < args.slabs; ++slab) slab_alone(z, y, operands[0], slab, m);
-    }
-    x.advance();
-    wgmma_wait<0>();
-    keep(operands[0]), keep(operands[1]);
-    release(Tile::kNext);
-#pragma unroll
-    for (int next = 0; next < Tile::kNext; ++next) {
-      wgmma_use(z[next]);
-      put(z[next], args.next_bias, next * kSlabChannels, args.n_stored, false, next_clamp, operands[0]);
-      store(&args.z, kNormalPolicy, next * kSlabChannels, m);
-    }
-  }
-};
+}
 
 template <class Tile>
 TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Tile> &rings, uint32_t part) {
-  Multiplier<Tile> multiplier(args, rings, part);
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x)
-    multiplier.tile(first_pixel<Tile>(args, tile, part));
-  if (multiplier.leads()) wait_stores_read<0>();
+  constexpr int kSums = Tile::kPixels / 2;
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const bool stores = threadIdx.x % 128 == 0;
+  // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
+  const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
+  const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
+  const int32_t channel = warp * 16 + lane / 4;  // of a slab, and eight more
+  const Clamp clamp(args.activation), next_clamp(args.next_activation);
+
+  Ring filters = rings.filters(), x = rings.x(part), slots = rings.slots(part);
+  uint32_t filter_before = 0, slot_before = 0;
+  // Stores the slot that was just written, and gives the one before it back: all products and copies have read that.
+  auto store = [&](const TensorMap *map, uint64_t policy, int32_t k, int32_t m) {
+    fence_shared_for_copies();
+    barrier_sync(1 + part, 128);
+    if (stores) {
+      wait_stores_read<0>();
+      store_box_2d_by(policy, map, k, m, slots.data());
+    }
+    if (slot_before != 0 && lane == 0) barrier_arrive(slot_before);
+    slot_before = slots.empty();
+  };
+
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const int32_t m = first_pixel<Tile>(args, tile, part);
+    float z[Tile::kNext][kSums];
+    barrier_wait(x.full(), x.phase);
+    for (int32_t slab = 0; slab < args.slabs; ++slab) {
+      const float2 bias = bias_at(args.bias, slab * kSlabChannels + channel, args.k_stored);
+      float y[kSums];
+      for (uint32_t step = 0; step < rings.steps; ++step)
+        multiply(y, filters, filter_before, x.data() + step * Tile::kPartBytes, step > 0);
+      wgmma_wait<0>();
+      wgmma_use(y);
+      if (slab + 1 == args.slabs && lane == 0) barrier_arrive(x.empty());
+
+      barrier_wait(slots.full(), slots.phase);
+      put(slots.data() + lane_offset, y, bias, args.has_residual, clamp);
+      store(&args.y, args.wide_policy, slab * kSlabChannels, m);
+#pragma unroll
+      for (int next = 0; next < Tile::kNext; ++next) multiply(z[next], filters, filter_before, slots.data(), slab > 0);
+      slots.advance();
+    }
+    x.advance();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int next = 0; next < Tile::kNext; ++next) {
+      wgmma_use(z[next]);
+      const float2 bias = bias_at(args.next_bias, next * kSlabChannels + channel, args.n_stored);
+      barrier_wait(slots.full(), slots.phase);
+      put(slots.data() + lane_offset, z[next], bias, false, next_clamp);
+      store(&args.z, kNormalPolicy, next * kSlabChannels, m);
+      slots.advance();
+    }
+  }
+  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
@@ -396,9 +318,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
     for (uint32_t place = 0; place < args.filter_stages + of_parts; ++place) {
       const uint32_t full = rings.barriers() + place * kBarrierBytes;
       barrier_init(full, 1);
-      // Filters and x are given back by each warp, slots by who stores them.
-      const bool is_filter = place < args.filter_stages, is_slot = place >= args.filter_stages + rings.x_places();
-      barrier_init(full + 8, is_filter ? 4 * Tile::kParts : is_slot ? 1 : 4);
+      barrier_init(full + 8, place < args.filter_stages ? 4 * Tile::kParts : 4);  // warps
     }
     fence_barrier_init();
   }
@@ -406,13 +326,14 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group == 0) {
-    if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
+    // Three warpgroups start with 168 registers a thread; those that multiply want more.
+    give_registers_up<40>();
     allow_next_launch();
     if (threadIdx.x == 0) load_filters(args, rings);
     if (threadIdx.x == 32) load_x(args, rings);
     if (threadIdx.x == 64) load_residuals(args, rings);
   } else {
-    if constexpr (Tile::kMovesRegisters) take_registers<232>();
+    take_registers<232>();
     multiply_and_store(args, rings, group - 1);
   }
 }
@@ -435,9 +356,9 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
 // Launch     grid up to `tiles` blocks: a block takes every gridDim.x-th tile. Block: the tile's kThreads. tiles =
 //            ceil(pixels / (kParts * kPixels)). Dynamic shared memory: filter_stages * (8192 + 16) + kParts * (x_buffers
 //            * (steps of both sources * kPartBytes + 16) + slots * (kPartBytes + 16)). compute capability 9.0 exactly.
-// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots, and as many filter stages as steps and
-//            kNext; pixels and tiles below 2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
-//            launcher checks all of it. Deterministic, no atomics.
+// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots and filter stages; pixels and tiles below
+//            2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
+//            launcher checks all of it. Deterministic, no atomics. wide_policy: a createpolicy of the L2 cache.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y and z, only after griddepcontrol.wait; filters and biases before.
 #define TREFOIL_SM90_CHAIN(pixels, next)                                                                        \
@@ -449,6 +370,5 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
 TREFOIL_SM90_CHAIN(128, 1)
 TREFOIL_SM90_CHAIN(128, 2)
 TREFOIL_SM90_CHAIN(128, 4)
-TREFOIL_SM90_CHAIN(64, 1)
-TREFOIL_SM90_CHAIN(64, 2)
-TREFOIL_SM90_CHAIN(64, 4)
+TREFOIL_SM90_CHAIN(256, 1)
+TREFOIL_SM90_CHAIN(256, 2)

@@ -184,12 +184,6 @@ TREFOIL_DEVICE void stmatrix_x4_trans(uint32_t shared_dst, const uint32_t (&s)[4
                :: "r"(shared_dst), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
 }
 
-// The same, not transposed.
-TREFOIL_DEVICE void stmatrix_x4(uint32_t shared_dst, const uint32_t (&s)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(shared_dst), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
-}
-
 TREFOIL_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_src) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
@@ -287,16 +281,6 @@ TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
-
-// The same with N = 64 and a in registers: the halves of D's rows, columns 2(l%4) and the next; 8 rows below; both 8
-// columns on. The registers are read until the group is waited for.
-TREFOIL_DEVICE void wgmma_multiply_64(float (&d)[32], const uint32_t *a, uint64_t b, bool add) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" TREFOIL_SUMS_3
-               "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
-               : TREFOIL_REFS_3
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));
-}
 
 // ---- order of launches -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
 use super::{sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem};
-use crate::plan::{ChainTile, ConvTile, Sm90Tile};
+use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(crate) fn entries() -> Vec<Entry> {
         let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
         Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes }
     }));
-    all.extend(sm90_conv2d_chain::ENTRIES.map(|(tile, _, name): (ChainTile, usize, _)| {
-        let (threads, shared_bytes) = (sm90_conv2d_chain::threads(tile), sm90_conv2d_chain::MOST_SHARED_BYTES);
+    all.extend(sm90_conv2d_chain::ENTRIES.map(|(_, _, name)| {
+        let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, sm90_conv2d_chain::MOST_SHARED_BYTES);
         Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes }
     }));
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
@@ -64,7 +64,7 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{StemLayers, StemTile};
+    use crate::plan::{ChainTile, StemLayers, StemTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
@@ -311,7 +311,8 @@ mod tests {
             format!("{}, {next}", tile.pixels)
         });
         assert!(found.eq(listed));
-        let compiled = ChainTile::ALL.into_iter().flat_map(|tile| ChainTile::NEXT_SLABS.map(|next| (tile, next)));
+        let compiled =
+            ChainTile::ALL.into_iter().flat_map(|tile| tile.next_slabs().iter().map(move |&next| (tile, next)));
         assert!(compiled.eq(sm90_conv2d_chain::ENTRIES.map(|(tile, next, _)| (tile, next))));
     }
 

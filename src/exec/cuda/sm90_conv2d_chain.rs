@@ -54,14 +54,16 @@ kernel_args! {
 type MapBytes = [u64; 16];
 
 /// The kernel for each tile and count of 64 channels of z.
-pub(super) const ENTRIES: [(ChainTile, usize, &str); 6] = [
+pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
     (ChainTile { pixels: 128 }, 1, "sm90_conv2d_chain_128_1"),
     (ChainTile { pixels: 128 }, 2, "sm90_conv2d_chain_128_2"),
     (ChainTile { pixels: 128 }, 4, "sm90_conv2d_chain_128_4"),
-    (ChainTile { pixels: 64 }, 1, "sm90_conv2d_chain_64_1"),
-    (ChainTile { pixels: 64 }, 2, "sm90_conv2d_chain_64_2"),
-    (ChainTile { pixels: 64 }, 4, "sm90_conv2d_chain_64_4"),
+    (ChainTile { pixels: 256 }, 1, "sm90_conv2d_chain_256_1"),
+    (ChainTile { pixels: 256 }, 2, "sm90_conv2d_chain_256_2"),
 ];
+
+/// Threads of a block: a warpgroup that copies, and those that multiply.
+pub(super) const THREADS: u32 = 128 * (1 + ChainTile::PARTS as u32);
 
 /// Shared memory that a block may have on compute capability 9.0.
 pub(super) const MOST_SHARED_BYTES: u32 = 227 * 1024;
@@ -73,7 +75,7 @@ const SLAB: usize = 64;
 const EVICT_NORMAL: u64 = 0x1000_0000_0000_0000;
 const EVICT_FIRST: u64 = 0x12F0_0000_0000_0000;
 /// A residual or result larger than this is not in the cache when it is read again; it leaves the room to others.
-const KEPT_BYTES: usize = 25_000_000;
+const KEPT_BYTES: usize = 30_000_000;
 
 /// What is computed.
 #[derive(Clone, Debug)]
@@ -161,7 +163,7 @@ pub(super) fn launch(
         })
     };
     let matrix = |name, address: u64, channels: usize| -> Result<TensorMap, Error> {
-        let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, ChainTile::PART as u32]);
+        let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, tile.part_pixels() as u32]);
         Ok(TensorMap::Matrix { address: aligned(name, address, 16)?, dims, box_dims })
     };
     // Without a second source or residual their maps are there, and are not used.
@@ -173,7 +175,7 @@ pub(super) fn launch(
     }
     for index in both {
         let conv = &shape.sources[index];
-        maps.push(x_map(conv, aligned("x", address(pointers.x, index), 16)?));
+        maps.push(x_map(conv, aligned("x", address(pointers.x, index), 16)?, tile.part_pixels()));
     }
     maps.push(filter(pointers.next_filter, channels, next_channels)?);
     maps.push(matrix("residual", pointers.residual.unwrap_or(pointers.y), channels)?);
@@ -183,17 +185,12 @@ pub(super) fn launch(
         entry,
         grid: [tiles.min(limits.units.max(1)) as u32, 1, 1],
         cluster: 1,
-        block: [threads(tile), 1, 1],
+        block: [THREADS, 1, 1],
         shared_bytes: layout.shared_bytes as u32,
         args: ArgBytes::new(&args),
         maps,
         waits_itself: true,
     })
-}
-
-/// Threads of a block: a warpgroup that copies, and those that multiply.
-pub(super) const fn threads(tile: ChainTile) -> u32 {
-    128 * (1 + tile.parts()) as u32
 }
 
 /// A value that `check_sm90` found to be small enough.
@@ -206,12 +203,12 @@ fn is_matrix(conv: &ConvShape) -> bool {
     conv.window.stride == [1; 2]
 }
 
-/// The map of an input in columns of a part's pixels.
-fn x_map(conv: &ConvShape, address: u64) -> TensorMap {
+/// The map of an input in columns of `pixels`.
+fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
     let ConvShape { batch, input, window, .. } = *conv;
     if is_matrix(conv) {
         let dims = [input.channels as u64, (batch * input.pixels()) as u64];
-        return TensorMap::Matrix { address, dims, box_dims: [SLAB as u32, ChainTile::PART as u32] };
+        return TensorMap::Matrix { address, dims, box_dims: [SLAB as u32, pixels as u32] };
     }
     TensorMap::Windows(Windows {
         address,
@@ -220,7 +217,7 @@ fn x_map(conv: &ConvShape, address: u64) -> TensorMap {
         upper: [0; 2],
         strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
         channels: SLAB as u32,
-        pixels: ChainTile::PART as u32,
+        pixels: pixels as u32,
     })
 }
 
