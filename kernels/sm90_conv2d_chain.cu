@@ -21,14 +21,14 @@ struct Sm90ChainSource {
 // The one argument of every entry point. Mirrored in sm90_conv2d_chain.rs.
 struct Sm90ChainArgs {
   TensorMap filter[2];    // of each source: halves {C, 1, K}, box {64, 1, 64}
-  TensorMap x[2];         // of each source: halves {C, W, H, images} by windows, or {C, pixels}; 64 channels of a part
+  TensorMap x[2];         // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a
+                        // part
   TensorMap next_filter;  // halves {K, 1, N}, box {64, 1, 64}
   TensorMap residual;     // halves {K, pixels}, box {64, pixels of a part}
   TensorMap y;            // the same of y
   TensorMap z;            // halves {N, pixels}, box {64, pixels of a part}
   const float *bias;       // [k_stored]
   const float *next_bias;  // [n_stored]
-  uint64_t wide_policy;    // of the L2 cache for residual and y
   int32_t k_stored;
   int32_t n_stored;
   int32_t slabs;       // ceil(k_stored / 64)
@@ -45,17 +45,16 @@ struct Sm90ChainArgs {
   FastDivide by_out_width;
   Sm90ChainSource source[2];  // the second one's steps are 0 where there is none
   int32_t backward_from;      // the last tile: they are taken from there on down; negative: from 0 up
-  int32_t padding[1];
+  int32_t padding[3];
 };
 static_assert(sizeof(Sm90ChainArgs) == 1152, "mirrored in sm90_conv2d_chain.rs");
-static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1112,
+static_assert(offsetof(Sm90ChainArgs, bias) == 1024 && offsetof(Sm90ChainArgs, source) == 1104,
               "mirrored in sm90_conv2d_chain.rs");
 
 constexpr int kSlabChannels = 64;                        // 128 bytes, the copy engine's widest swizzle
 constexpr int kRowBytes = kSlabChannels * 2;             // of a pixel, and of a channel's filter
 constexpr int kFilterBytes = kSlabChannels * kRowBytes;  // of 64 channels from 64
 constexpr int kBarrierBytes = 16;                        // of each place in shared memory: full, empty
-constexpr uint64_t kNormalPolicy = 0x1000000000000000;   // of the L2 cache
 
 // A half of the tile's pixels for each of two warpgroups; kNext times 64 channels of z.
 template <int kTilePixels, int kNext_> struct ChainTile {
@@ -185,7 +184,7 @@ template <class Tile> TREFOIL_DEVICE void load_residuals(const Sm90ChainArgs &ar
         barrier_wait(ring.empty(), ring.phase ^ 1);
         if (args.has_residual && slab < args.slabs) {
           barrier_arrive_expect(ring.full(), Tile::kPartBytes);
-          copy_box_2d_by(args.wide_policy, ring.data(), &args.residual, ring.full(), slab * kSlabChannels,
+          copy_box_2d(ring.data(), &args.residual, ring.full(), slab * kSlabChannels,
                       first_pixel<Tile>(args, tile, part));
         } else {
           barrier_arrive(ring.full());
@@ -220,31 +219,24 @@ TREFOIL_DEVICE float2 bias_at(const float *bias, int32_t channel, int32_t channe
                      channel + 8 < channels ? __ldg(bias + channel + 8) : 0.0f);
 }
 
-// Sixteens of pixels that are read before the first of them is written.
-constexpr int kTogether = 4;
-
 // Sums and bias, and what lies there if it is to be added, as halves where this lane's matrices begin.
 template <int kSums>
 TREFOIL_DEVICE void put(uint32_t smem_lane, const float (&d)[kSums], float2 bias, bool adds, const Clamp &clamp) {
 #pragma unroll
-  for (int first = 0; first < kSums / 8; first += kTogether) {
-    uint32_t there[kTogether][4] = {};
-    if (adds) {
+  for (int j = 0; j < kSums / 8; ++j) {
+    uint32_t there[4] = {}, out[4];
+    if (adds) ldmatrix_x4_trans(there, smem_lane + j * 16 * kRowBytes);
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) ldmatrix_x4_trans(there[j], smem_lane + (first + j) * 16 * kRowBytes);
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      uint32_t out[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const float add = q % 2 == 0 ? bias.x : bias.y;
-        const int at = (first + j) * 8 + q * 2;
-        const float2 other = unpack_half2(there[j][q]);
-        out[q] = clamp(make_float2(d[at] + add + other.x, d[at + 1] + add + other.y));
+    for (int q = 0; q < 4; ++q) {
+      const float add = q % 2 == 0 ? bias.x : bias.y;
+      float2 sum = make_float2(d[j * 8 + q * 2] + add, d[j * 8 + q * 2 + 1] + add);
+      if (adds) {
+        const float2 other = unpack_half2(there[q]);
+        sum.x += other.x, sum.y += other.y;
       }
-      stmatrix_x4_trans(smem_lane + (first + j) * 16 * kRowBytes, out);
+      out[q] = clamp(sum);
     }
+    stmatrix_x4_trans(smem_lane + j * 16 * kRowBytes, out);
   }
 }
 
@@ -262,12 +254,12 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
   Ring filters = rings.filters(), x = rings.x(part), slots = rings.slots(part);
   uint32_t filter_before = 0, slot_before = 0;
   // Stores the slot that was just written, and gives the one before it back: all products and copies have read that.
-  auto store = [&](const TensorMap *map, uint64_t policy, int32_t k, int32_t m) {
+  auto store = [&](const TensorMap *map, int32_t k, int32_t m) {
     fence_shared_for_copies();
     barrier_sync(1 + part, 128);
     if (stores) {
       wait_stores_read<0>();
-      store_box_2d_by(policy, map, k, m, slots.data());
+      store_box_2d(map, k, m, slots.data());
     }
     if (slot_before != 0 && lane == 0) barrier_arrive(slot_before);
     slot_before = slots.empty();
@@ -288,7 +280,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
 
       barrier_wait(slots.full(), slots.phase);
       put(slots.data() + lane_offset, y, bias, args.has_residual, clamp);
-      store(&args.y, args.wide_policy, slab * kSlabChannels, m);
+      store(&args.y, slab * kSlabChannels, m);
 #pragma unroll
       for (int next = 0; next < Tile::kNext; ++next) multiply(z[next], filters, filter_before, slots.data(), slab > 0);
       slots.advance();
@@ -301,7 +293,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
       const float2 bias = bias_at(args.next_bias, next * kSlabChannels + channel, args.n_stored);
       barrier_wait(slots.full(), slots.phase);
       put(slots.data() + lane_offset, z[next], bias, false, next_clamp);
-      store(&args.z, kNormalPolicy, next * kSlabChannels, m);
+      store(&args.z, next * kSlabChannels, m);
       slots.advance();
     }
   }
@@ -358,7 +350,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
 //            * (steps of both sources * kPartBytes + 16) + slots * (kPartBytes + 16)). compute capability 9.0 exactly.
 // Limits     n_stored up to kNext * 64; strides up to 8; at least two slots and filter stages; pixels and tiles below
 //            2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
-//            launcher checks all of it. Deterministic, no atomics. wide_policy: a createpolicy of the L2 cache.
+//            launcher checks all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y and z, only after griddepcontrol.wait; filters and biases before.
 #define TREFOIL_SM90_CHAIN(pixels, next)                                                                        \

@@ -112,13 +112,6 @@ TREFOIL_DEVICE void copy_box_2d(uint32_t shared_dst, const TensorMap *map, uint3
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
-// The same with a policy of the L2 cache for what is read.
-TREFOIL_DEVICE void copy_box_2d_by(uint64_t policy, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x,
-                                   int32_t y) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;"
-               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
-}
-
 TREFOIL_DEVICE void copy_box_3d(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x, int32_t y,
                                 int32_t z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
@@ -158,13 +151,6 @@ TREFOIL_DEVICE void copy_im2col_to(uint16_t mask, uint32_t shared_dst, const Ten
 TREFOIL_DEVICE void store_box_2d(const TensorMap *map, int32_t x, int32_t y, uint32_t shared_src) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
                :: "l"(map), "r"(x), "r"(y), "r"(shared_src) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// The same with a policy of the L2 cache for what is written.
-TREFOIL_DEVICE void store_box_2d_by(uint64_t policy, const TensorMap *map, int32_t x, int32_t y, uint32_t shared_src) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2}], [%3], %4;"
-               :: "l"(map), "r"(x), "r"(y), "r"(shared_src), "l"(policy) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 

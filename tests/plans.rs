@@ -327,7 +327,7 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
 #[test]
 fn a_chain_can_be_chosen_and_refused() {
     let (graph, h200) = (two_blocks(), Limits::h200());
-    let [chain, odd] = [64, 96].map(|pixels| Kernel::Sm90Chain(ChainTile { pixels }));
+    let [chain, odd] = [256, 96].map(|pixels| Kernel::Sm90Chain(ChainTile { pixels }));
     let sm90 = Kernel::Sm90Conv { tile: Sm90Tile { channels: 64, pixels: 64 }, cluster: 1 };
     let steps = |choices: &[(&str, Kernel)]| plan_of_graph(&graph, &h200, choices).unwrap().steps.len();
     assert_eq!(steps(&[("wide", chain)]), 6);

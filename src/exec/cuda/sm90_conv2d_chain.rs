@@ -29,7 +29,6 @@ kernel_args! {
         z: MapBytes,
         bias: u64,
         next_bias: u64,
-        wide_policy: u64,
         k_stored: i32,
         n_stored: i32,
         slabs: i32,
@@ -46,7 +45,7 @@ kernel_args! {
         by_out_width: FastDivide,
         source: [Sm90ChainSource; 2],
         backward_from: i32,
-        padding: [i32; 1],
+        padding: [i32; 3],
     }
 }
 
@@ -70,12 +69,6 @@ pub(super) const MOST_SHARED_BYTES: u32 = 227 * 1024;
 
 /// Channels of a slab, and of a step of a sum.
 const SLAB: usize = 64;
-
-/// Policies of the L2 cache, as a driver's compiler writes them.
-const EVICT_NORMAL: u64 = 0x1000_0000_0000_0000;
-const EVICT_FIRST: u64 = 0x12F0_0000_0000_0000;
-/// A residual or result larger than this is not in the cache when it is read again; it leaves the room to others.
-const KEPT_BYTES: usize = 30_000_000;
 
 /// What is computed.
 #[derive(Clone, Debug)]
@@ -131,11 +124,6 @@ pub(super) fn launch(
     let args = Sm90ChainArgs {
         bias: aligned("bias", pointers.bias, 16)?,
         next_bias: aligned("next_bias", pointers.next_bias, 16)?,
-        wide_policy: if pixels * channels * 2 > KEPT_BYTES && std::env::var_os("TREFOIL_NOHINT").is_none() {
-            EVICT_FIRST
-        } else {
-            EVICT_NORMAL
-        },
         k_stored: int(channels),
         n_stored: int(next_channels),
         slabs: int(channels.div_ceil(SLAB)),
