@@ -152,7 +152,7 @@ pub(super) fn launch(
     };
     let matrix = |name, address: u64, channels: usize| -> Result<TensorMap, Error> {
         let (dims, box_dims) = ([channels as u64, pixels as u64], [SLAB as u32, tile.part_pixels() as u32]);
-        Ok(TensorMap::Matrix { address: aligned(name, address, 16)?, dims, box_dims })
+        Ok(TensorMap::Matrix { address: aligned(name, address, 16)?, dims, pitch: channels as u64, box_dims })
     };
     // Without a second source or residual their maps are there, and are not used.
     let mut maps = Vec::with_capacity(8);
@@ -196,7 +196,8 @@ fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
     let ConvShape { batch, input, window, .. } = *conv;
     if is_matrix(conv) {
         let dims = [input.channels as u64, (batch * input.pixels()) as u64];
-        return TensorMap::Matrix { address, dims, box_dims: [SLAB as u32, pixels as u32] };
+        let pitch = input.channels as u64;
+        return TensorMap::Matrix { address, dims, pitch, box_dims: [SLAB as u32, pixels as u32] };
     }
     TensorMap::Windows(Windows {
         address,
@@ -255,8 +256,12 @@ mod tests {
         assert_eq!((launch.entry, launch.grid), ("sm90_conv2d_chain_128_2", [5, 1, 1]));
         assert_eq!((launch.cluster, launch.block), (1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes as usize, layout.shared_bytes);
-        let matrix =
-            |address, channels, pixels| TensorMap::Matrix { address, dims: [channels, 627], box_dims: [64, pixels] };
+        let matrix = |address, channels, pixels| TensorMap::Matrix {
+            address,
+            dims: [channels, 627],
+            pitch: channels,
+            box_dims: [64, pixels],
+        };
         let filter = |address, c, k| TensorMap::Blocks { address, dims: [c, 1, k], box_dims: [64, 1, 64] };
         assert_eq!(
             launch.maps,
@@ -292,7 +297,10 @@ mod tests {
         let args: Sm90ChainArgs = launch.args.read();
         assert_eq!((args.has_residual, args.source[1]), (1, Zeroable::zeroed()));
         assert_eq!(args.backward_from, 4);
-        assert_eq!(launch.maps[5], TensorMap::Matrix { address: 0xa00, dims: [264, 627], box_dims: [64, 64] });
+        assert_eq!(
+            launch.maps[5],
+            TensorMap::Matrix { address: 0xa00, dims: [264, 627], pitch: 264, box_dims: [64, 64] }
+        );
         assert_eq!(launch.grid, [3, 1, 1]);
     }
 
