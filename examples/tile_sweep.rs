@@ -5,13 +5,13 @@
 //!
 //! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
 //! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked. PART: only
-//! groups whose line has this text. KERNEL: only kernels that have this one. First and last layers that are one step are a group too; a kernel of a convolution or
-//! linear layer takes them apart.
+//! groups whose line has this text. KERNEL: only kernels that have this one. First and last layers that are one step
+//! are a group too, and two 1x1 convolutions that are; a kernel of a convolution or linear layer takes them apart.
 
 use std::collections::BTreeMap;
 
 use trefoil::model::{Conv2d, Model, Window};
-use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TailTile, TensorId};
+use trefoil::plan::{ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TailTile, TensorId};
 use trefoil::{Device, Engine, Error, Shape, Stage, Target, Tuning};
 
 fn main() -> Result<(), Error> {
@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
             building.into_iter().map(|thread| thread.join().expect("building does not panic")).collect::<Vec<_>>()
         });
         for (kernel, engine) in kernels.iter().zip(engines) {
-            // A tile may need more shared memory than there is.
+            // A tile may need more shared memory than there is, and not every convolution is followed by a 1x1.
             let us = match engine {
                 Err(Error::Unsupported { .. }) => continue,
                 engine => time(&engine?, batch, repetitions)?,
@@ -115,6 +115,7 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
         let (conv, joined) = match &step.op {
             StepOp::Conv(conv) => (conv, None),
             StepOp::ConvSum { conv, joined } => (conv, Some(joined)),
+            StepOp::Chain { conv, joined, .. } => (conv, joined.as_ref()),
             _ => continue,
         };
         let shape = |id: TensorId| plan.tensors[id.0].shape;
@@ -125,8 +126,10 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             (None, &[_, _]) => " +res".into(),
             _ => String::new(),
         };
-        let name = format!("{} -> {} {}{more}", shape(step.inputs[0]), shape(step.output), window(conv));
-        let kernels = Kernel::of_convolutions(&plan.limits);
+        let next = step.also.map_or_else(String::new, |id| format!(" -> {}", shape(id)));
+        let name = format!("{} -> {} {}{more}{next}", shape(step.inputs[0]), shape(step.output), window(conv));
+        let mut kernels = Kernel::of_convolutions(&plan.limits);
+        kernels.extend(ChainTile::ALL.map(Kernel::Sm90Chain).into_iter().filter(|_| conv.window.size == [1; 2]));
         let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
         group.steps.push(step.name.clone());
     }

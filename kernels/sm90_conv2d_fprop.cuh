@@ -55,7 +55,8 @@ struct Sm90ConvArgs {
   FastDivide by_out_width;
   Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
   int32_t y_pitch;       // halves from one pixel of y to the next
-  int32_t padding[7];
+  int32_t backward_from;  // the last pixel tile: they are taken from there on down; negative: from 0 up
+  int32_t padding[6];
 };
 static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
 static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 848,
@@ -129,7 +130,8 @@ struct Sm90Origin {
 
 template <class Tile> TREFOIL_DEVICE Sm90Origin sm90_origin(const Sm90ConvArgs &args, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
-  return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m_tile * Tile::kPixels};
+  const int32_t m = args.backward_from >= 0 ? args.backward_from - m_tile : m_tile;
+  return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, m * Tile::kPixels};
 }
 
 // What a block does: which tiles, and of each the steps from `begin` to `end`.

@@ -35,6 +35,11 @@ fn depthwise() {
 }
 
 #[test]
+fn chained() {
+    check(operations::chained());
+}
+
+#[test]
 fn pool2d() {
     check(operations::pool2d());
 }

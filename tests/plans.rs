@@ -4,7 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
-use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Request, Sm90Tile, StepOp, plan};
+use trefoil::plan::{
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Rates, Request, Sm90Tile, StepOp, plan,
+};
 use trefoil::{Error, InputFormat, OutputKind, Shape};
 
 fn root(path: &str) -> PathBuf {
@@ -272,6 +274,78 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 3, ..tile }))]));
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 120, columns: 120, ..tile }))]));
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
+}
+
+/// The end of a residual block and the beginning of the next one.
+fn two_blocks() -> Graph {
+    let mut g = GraphBuilder::new(Shape::new(56, 56, 64));
+    let before = g.conv2d("before", g.input(), 256, Window::square(1, 1, 0));
+    let inside = g.conv2d("inside", before, 64, Window::square(3, 1, 1));
+    let wide = g.conv2d("wide", inside, 256, Window::square(1, 1, 0));
+    let wide = g.add("wide.add", wide, before);
+    let wide = g.relu("wide.relu", wide);
+    let next = g.conv2d("next", wide, 64, Window::square(1, 1, 0));
+    let next = g.relu("next.relu", next);
+    let last = g.conv2d("last", next, 256, Window::square(1, 1, 0));
+    let last = g.add("last.add", last, wide);
+    g.finish(last).unwrap()
+}
+
+#[test]
+fn a_1x1_convolution_computes_the_one_behind_it() {
+    let (graph, h200) = (two_blocks(), Limits::h200());
+    let chained = plan_of_graph(&graph, &h200, &[]).unwrap();
+    assert_eq!(step_names(&chained), ["input", "before", "inside", "wide", "last", "output"]);
+    let [before, _, wide, last] = &chained.steps[1..5] else { unreachable!("six steps") };
+    assert!(matches!(wide.kernel, Kernel::Sm90Chain(_)));
+    assert!(matches!(&wide.op, StepOp::Chain { next, joined: None, .. } if next.name == "next"));
+    assert_eq!(wide.inputs, [chained.steps[2].output, before.output]);
+    // Both results are tensors of their own, until the block's last convolution has read them.
+    assert_eq!(last.inputs, [wide.also.unwrap(), wide.output]);
+    assert!(last.inputs.iter().all(|id| chained.tensors[id.0].lifetime == [3, 4]));
+    assert_eq!(chained.shape_of(3).split(": ").last(), Some("56x56x64 + 56x56x256 -> 56x56x256 -> 56x56x64, batch 64"));
+    let apart_names = ["input", "before", "inside", "wide", "next", "last", "output"];
+    let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
+    for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {
+        let apart = plan_of_graph(&graph, &limits, &[]).unwrap();
+        assert_eq!(step_names(&apart), apart_names);
+        assert_eq!(work(&apart), work(&chained));
+    }
+    // One tensor is read once less.
+    let apart = plan_of_graph(&graph, &h200, &[("next", Kernel::Sm80Gemm(ConvTile { m: 64, n: 64 }))]).unwrap();
+    assert_eq!(step_names(&apart), apart_names);
+    let moved = |plan: &Plan| plan.steps.iter().map(|step| step.bytes).sum::<u64>();
+    assert_eq!(moved(&apart) - moved(&chained), 64 * 56 * 56 * 256 * 2);
+    // So its floor is lower than those of the two by themselves.
+    let rates = Rates::of(&h200).unwrap();
+    let both: f64 = [3, 4].map(|step| apart.floor(step, &rates).seconds()).iter().sum();
+    assert!(chained.floor(3, &rates).seconds() < 0.8 * both);
+    let own = graph.cut(graph.find("wide.relu").unwrap());
+    assert_eq!(step_names(&plan_of_graph(&own, &h200, &[]).unwrap()), ["input", "before", "inside", "wide", "output"]);
+}
+
+#[test]
+fn a_chain_can_be_chosen_and_refused() {
+    let (graph, h200) = (two_blocks(), Limits::h200());
+    let [chain, odd] = [256, 96].map(|pixels| Kernel::Sm90Chain(ChainTile { pixels }));
+    let sm90 = Kernel::Sm90Conv { tile: Sm90Tile { channels: 64, pixels: 64 }, cluster: 1 };
+    let steps = |choices: &[(&str, Kernel)]| plan_of_graph(&graph, &h200, choices).unwrap().steps.len();
+    assert_eq!(steps(&[("wide", chain)]), 6);
+    assert_eq!(steps(&[("wide", sm90)]), 7);
+    assert_eq!(steps(&[("next", sm90)]), 7);
+    let refused = |limits: &Limits, choices: &[(&str, Kernel)]| {
+        matches!(plan_of_graph(&graph, limits, choices), Err(Error::Unsupported { .. }))
+    };
+    assert!(refused(&h200, &[("next", chain)]) && refused(&h200, &[("last", chain)]));
+    assert!(refused(&h200, &[("inside", chain)]) && refused(&h200, &[("wide", odd)]));
+    assert!(refused(&h200, &[("wide", chain), ("next", sm90)]));
+    assert!(refused(&Limits::a100(), &[("wide", chain)]));
+    let planned = plan_of_graph(&graph, &h200, &[]).unwrap();
+    let several = candidates_can_be_chosen(&planned, |choices| {
+        let choices: Vec<(&str, Kernel)> = choices.iter().map(|(name, kernel)| (&name[..], *kernel)).collect();
+        plan_of_graph(&graph, &h200, &choices).unwrap()
+    });
+    assert!(several >= 3, "{several}");
 }
 
 /// A 7x7 convolution of every other pixel, with or without a maximum behind it.

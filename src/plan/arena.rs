@@ -7,7 +7,7 @@ use super::{Place, Plan, TensorId};
 const ALIGN: usize = 256;
 
 /// Computes lifetimes and gives each arena tensor an offset: largest first, at the lowest gap that no tensor alive at
-/// the same time covers. A step's output never shares memory with its inputs. Two tensors are alive at the same time
+/// the same time covers. A step's outputs never share memory with its inputs. Two tensors are alive at the same time
 /// unless all that touches the one comes before all that touches the other, in the order that is given: with branches
 /// side by side that is less than the order of the steps. Parts of a tensor lie in it.
 pub(super) fn place(plan: &mut Plan, order: &Order) {
@@ -49,7 +49,7 @@ fn aligned(bytes: usize) -> usize {
 fn touches(plan: &Plan) -> Vec<Vec<usize>> {
     let mut touches = vec![Vec::new(); plan.tensors.len()];
     for (index, step) in plan.steps.iter().enumerate() {
-        for &id in step.inputs.iter().chain([&step.output]) {
+        for id in step.inputs.iter().copied().chain(step.outputs()) {
             touches[plan.whole(id).0].push(index);
         }
     }

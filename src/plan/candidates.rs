@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use super::chain::ChainShape;
 use super::depthwise::{DepthwiseShape, DepthwiseTile};
 use super::sm90::ConvShape;
 use super::tail::{self, TailShape};
-use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, depthwise, select, stem};
+use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, chain, depthwise, select, stem};
 use crate::model::Window;
 use crate::tensor::Shape;
 
@@ -88,9 +89,13 @@ impl Plan {
     /// # Panics
     /// If there is no such step.
     pub fn shape_of(&self, step: usize) -> String {
-        let Step { op, inputs, output, .. } = &self.steps[step];
+        let Step { op, inputs, output, also, .. } = &self.steps[step];
         let windows: String = match op {
             StepOp::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
+            StepOp::Chain { conv, joined: Some(joined), .. } => {
+                format!("{} + {}", window(&conv.window), window(&joined.conv.window))
+            }
+            StepOp::Chain { conv, joined: None, .. } => window(&conv.window),
             StepOp::Conv(conv) | StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => window(&conv.window),
             StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
             StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
@@ -99,7 +104,8 @@ impl Plan {
         let shape = |id: &TensorId| self.stored(*id).to_string();
         let inputs: Vec<String> = inputs.iter().map(shape).collect();
         let label = op.label(inputs.len());
-        format!("{label} {windows}: {} -> {}, batch {}", inputs.join(" + "), shape(output), self.batch)
+        let outputs: Vec<String> = [Some(output), also.as_ref()].into_iter().flatten().map(shape).collect();
+        format!("{label} {windows}: {} -> {}, batch {}", inputs.join(" + "), outputs.join(" -> "), self.batch)
     }
 
     /// A tensor's shape with the channels that are stored.
@@ -112,7 +118,10 @@ impl Plan {
     pub(super) fn convs(&self, step: &Step) -> Vec<ConvShape> {
         let windows = match &step.op {
             StepOp::Conv(conv) => vec![conv.window],
-            StepOp::ConvSum { conv, joined } => vec![conv.window, joined.conv.window],
+            StepOp::ConvSum { conv, joined } | StepOp::Chain { conv, joined: Some(joined), .. } => {
+                vec![conv.window, joined.conv.window]
+            }
+            StepOp::Chain { conv, joined: None, .. } => vec![conv.window],
             _ => Vec::new(),
         };
         let output = self.stored(step.output);
@@ -121,6 +130,16 @@ impl Plan {
             ConvShape { batch: self.batch, input, output, window }
         };
         windows.into_iter().zip(&step.inputs).map(of).collect()
+    }
+
+    /// The two convolutions of a chain.
+    pub(crate) fn chain(&self, step: &Step) -> Option<ChainShape> {
+        let StepOp::Chain { joined, .. } = &step.op else { return None };
+        Some(ChainShape {
+            sources: self.convs(step),
+            has_residual: joined.is_none() && step.inputs.len() > 1,
+            next_channels: self.stored(step.also?).channels,
+        })
     }
 
     /// Every kernel of a step that the tile model knows, with its clocks.
@@ -134,6 +153,9 @@ impl Plan {
                 select::conv_kernels(&self.limits, &self.convs(step)[0], [m_gemm, y.shape.channels, k_gemm])
             }
             (StepOp::ConvSum { .. }, _) => select::sm90_kernels(&self.limits, &self.convs(step)),
+            (StepOp::Chain { .. }, _) => {
+                self.chain(step).map_or(Vec::new(), |shape| chain::kernels(&shape, &self.limits))
+            }
             (StepOp::Linear(linear), _) => {
                 select::linear_kernels(&self.limits, [self.batch, linear.out_features, channels])
             }

@@ -53,7 +53,7 @@ impl Plan {
     }
 
     fn writers<'a>(&'a self, of: impl Fn(TensorId) -> bool + 'a) -> impl Iterator<Item = usize> + 'a {
-        self.steps.iter().enumerate().filter(move |(_, step)| of(step.output)).map(|(index, _)| index)
+        self.steps.iter().enumerate().filter(move |(_, step)| step.outputs().any(&of)).map(|(index, _)| index)
     }
 
     /// Whether two tensors share a byte of the arena, each with all that it is a part of.

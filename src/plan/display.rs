@@ -74,6 +74,13 @@ impl StepOp {
                 let ([r, s], [joined_r, joined_s]) = (conv.window.size, joined.conv.window.size);
                 format!("conv{r}x{s}+{joined_r}x{joined_s}{}", suffix(conv.activation))
             }
+            Self::Chain { conv, joined, next } => {
+                let first = match joined {
+                    Some(joined) => Self::ConvSum { conv: conv.clone(), joined: joined.clone() },
+                    None => Self::Conv(conv.clone()),
+                };
+                format!("{}>1x1{}", first.label(inputs), suffix(next.conv.activation))
+            }
             Self::Depthwise(conv) => {
                 let [r, s] = conv.window.size;
                 format!("dw{r}x{s}{}", suffix(conv.activation))
@@ -117,6 +124,7 @@ impl Plan {
             StepOp::Normalize { .. } => "normalize",
             StepOp::Stem(_) => "stem",
             StepOp::Conv(_) | StepOp::ConvSum { .. } => "conv2d_fprop",
+            StepOp::Chain { .. } => "conv2d_chain",
             StepOp::Depthwise(_) | StepOp::ExpandDepthwise { .. } => "conv2d_depthwise",
             StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
             StepOp::GlobalAvgPool => "global_avg_pool",
@@ -133,7 +141,9 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
             Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) | Kernel::Sm90Tail(_) => kernel.to_string(),
+            Kernel::Sm90Chain(_) | Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) | Kernel::Sm90Tail(_) => {
+                kernel.to_string()
+            }
         }
     }
 }

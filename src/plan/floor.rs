@@ -103,7 +103,7 @@ impl Plan {
                 let channels = self.tensors[step.inputs[0].0].shape.channels;
                 (2 * self.batch * channels * tail.linear.out_features) as u64
             }
-            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_) => step.flops,
+            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::Linear(_) => step.flops,
             _ => 0,
         };
         Floor {
@@ -123,7 +123,14 @@ impl Plan {
             let filters = window * conv.output.channels * self.limits.units.min(pixels.div_ceil(SHARED));
             (pixels * window * conv.output.channels.div_ceil(SHARED) + filters) as u64
         };
-        self.convs(step).iter().map(of).sum()
+        let convs = self.convs(step);
+        // What is between the two convolutions of a chain stays on the multiprocessor.
+        let next = step.also.map_or(0, |z| {
+            let pixels = self.batch * convs[0].output.pixels();
+            let filter = convs[0].output.channels * self.stored(z).channels * elem_bytes;
+            (filter * self.limits.units.min(pixels.div_ceil(SHARED))) as u64
+        });
+        convs.iter().map(of).sum::<u64>() + next
     }
 }
 

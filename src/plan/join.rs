@@ -57,7 +57,7 @@ impl Sum<'_> {
         let host = self.request.choices.get(&self.graph.nodes[self.host.0].name);
         joins
             && node.inputs.len() == 1
-            && matches!(host, None | Some(Kernel::Sm90Conv { .. }))
+            && matches!(host, None | Some(Kernel::Sm90Conv { .. } | Kernel::Sm90Chain(_)))
             && takes(self.host)
             && takes(self.added)
     }

@@ -1,12 +1,12 @@
-//! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
+//! From a rewritten graph to steps: one launch for each node that no other computes too, normalisation before them,
 //! output rows after them.
 
 use std::collections::BTreeMap;
 
 use super::concat::{self, Part};
 use super::{
-    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor, TensorId,
-    expand, join, select, stem, tail,
+    ChainTile, Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor,
+    TensorId, chain, expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -24,9 +24,12 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let shapes = model::infer(&graph)?;
     let joined = join::joined(&graph, &shapes, request)?;
     let expanded = expand::expanded(&graph, &shapes, request);
+    let taken = |id| joined.values().any(|&added| added == id) || expanded.values().any(|&(expand, _)| expand == id);
     let stem = stem::find(&graph, &shapes, request);
     let tail = tail::find(&graph, &shapes, request);
     let parts = concat::parts(&graph, &shapes, request)?;
+    let is_taken = |id: NodeId| taken(id) || parts[id.0].is_some();
+    let chained = chain::chained(&graph, &shapes, request, &joined, is_taken);
     let mut lowering = Lowering::new(request, shapes, parts);
     if let Some((nodes, stem, tile)) = stem {
         lowering.stem(&graph.nodes[..nodes], stem, tile);
@@ -35,11 +38,15 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     for (index, node) in graph.nodes.iter().enumerate().skip(lowered) {
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
-        let is_joined = joined.values().any(|&added| added == NodeId(index));
         let is_in_tail = tail.as_ref().is_some_and(|(mean, ..)| [*mean, graph.output].contains(&NodeId(index)));
-        if is_joined || is_in_tail || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
+        if taken(NodeId(index)) || is_in_tail {
             // What the node that computes it reads in its place.
             lowering.of_node.push(inputs[0]);
+            continue;
+        }
+        if let Some((first, _)) = chained.iter().find(|(_, (next, _))| *next == NodeId(index)) {
+            let z = lowering.also_of(lowering.of_node[first.0]);
+            lowering.of_node.push(z);
             continue;
         }
         if node.op == Op::Concat {
@@ -51,6 +58,11 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
             Op::Conv2d(conv) if expanded.contains_key(&NodeId(index)) => {
                 let (expand, tile) = expanded[&NodeId(index)];
                 lowering.expand_depthwise(index, conv, &graph.nodes[expand.0], tile, inputs[0])
+            }
+            Op::Conv2d(conv) if chained.contains_key(&NodeId(index)) => {
+                let (next, tile) = chained[&NodeId(index)];
+                let joined = joined.get(&NodeId(index)).map(|added| &graph.nodes[added.0]);
+                lowering.chain(index, conv, joined, &graph.nodes[next.0], tile, &inputs)
             }
             Op::Conv2d(conv) if joined.contains_key(&NodeId(index)) => {
                 let added = &graph.nodes[joined[&NodeId(index)].0];
@@ -89,6 +101,8 @@ struct Draft {
     op: StepOp,
     kernel: Kernel,
     shape: Shape,
+    /// Of the second result.
+    also: Option<Shape>,
     dtype: Dtype,
     flops: u64,
     weight_bytes: u64,
@@ -170,6 +184,7 @@ impl<'a> Lowering<'a> {
         let draft = Draft {
             kernel: Kernel::Sm90Stem(tile),
             shape: self.shapes[last],
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * elems(self.shapes[0]) + 2 * terms as u64 * elems(stem.conv_shape) + max,
             weight_bytes: (stem.conv.out_channels * (terms * self.family().dtype().bytes() + 4)) as u64,
@@ -193,6 +208,7 @@ impl<'a> Lowering<'a> {
             op,
             kernel: self.only_kernel(),
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: self.request.batch as u64 * shape.elems() as u64 * ops,
             weight_bytes: 0,
@@ -231,6 +247,7 @@ impl<'a> Lowering<'a> {
             op,
             kernel,
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * m_gemm as u64 * conv.out_channels as u64 * k_gemm as u64,
             weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
@@ -262,10 +279,47 @@ impl<'a> Lowering<'a> {
             op: StepOp::ConvSum { conv: conv.clone(), joined },
             kernel,
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * (self.request.batch * shape.pixels() * conv.out_channels) as u64 * k_gemm as u64,
             weight_bytes: (conv.out_channels * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
         })
+    }
+
+    /// A 1x1 convolution, or the sum of two, and another of its result.
+    fn chain(
+        &self,
+        node: usize,
+        conv: &Conv2d,
+        joined: Option<&Node>,
+        next: &Node,
+        tile: ChainTile,
+        inputs: &[TensorId],
+    ) -> Draft {
+        let of = |node: &Node| match &node.op {
+            Op::Conv2d(conv) => Box::new(Joined { name: node.name.clone(), conv: conv.clone() }),
+            _ => unreachable!("only convolutions are chained"),
+        };
+        let (shape, next) = (self.shapes[node], of(next));
+        let sources = if joined.is_some() { 2 } else { 1 };
+        let channels: usize = inputs[..sources].iter().map(|&id| self.tensor(id).shape.channels).sum();
+        let weights = [(conv.out_channels, channels), (next.conv.out_channels, conv.out_channels)];
+        let elem_bytes = self.family().dtype().bytes();
+        Draft {
+            kernel: Kernel::Sm90Chain(tile),
+            shape,
+            also: Some(Shape { channels: next.conv.out_channels, ..shape }),
+            dtype: self.family().dtype(),
+            flops: weights.map(|(k, c)| 2 * (self.request.batch * shape.pixels() * k * c) as u64).iter().sum(),
+            weight_bytes: weights.map(|(k, c)| (k * (c * elem_bytes + 4)) as u64).iter().sum(),
+            op: StepOp::Chain { conv: conv.clone(), joined: joined.map(of), next },
+        }
+    }
+
+    /// The second result of the chain that writes this tensor.
+    fn also_of(&self, output: TensorId) -> TensorId {
+        let step = self.plan.steps.iter().find(|step| step.output == output);
+        step.and_then(|step| step.also).expect("a chain comes before what reads it")
     }
 
     fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Result<Draft, Error> {
@@ -281,6 +335,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::Linear(linear.clone()),
             kernel,
             shape: self.shapes[node],
+            also: None,
             dtype: Dtype::F32,
             flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
             weight_bytes: (n_gemm * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
@@ -318,6 +373,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::ExpandDepthwise { expand, conv: conv.clone() },
             kernel: Kernel::Sm90Expand(tile),
             shape,
+            also: None,
             dtype: self.family().dtype(),
             flops: 2 * (self.request.batch * channels * products) as u64,
             weight_bytes: (channels * ((input.channels + taps) * self.family().dtype().bytes() + 8)) as u64,
@@ -359,6 +415,7 @@ impl<'a> Lowering<'a> {
             op: StepOp::Emit(output),
             kernel: self.only_kernel(),
             shape: spec.shape,
+            also: None,
             dtype: spec.dtype,
             flops: 0,
             weight_bytes: 0,
@@ -379,6 +436,7 @@ impl<'a> Lowering<'a> {
             flops: (self.request.batch * (x.elems() + 2 * x.channels * classes)) as u64,
             weight_bytes: (classes * (x.channels * self.family().dtype().bytes() + 4)) as u64,
             op: StepOp::Tail(tail),
+            also: None,
         };
         self.push_last(name, draft, input, &spec);
         Ok(())
@@ -441,14 +499,18 @@ impl<'a> Lowering<'a> {
         let is_stored_in_chunks = draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_));
         let align = if is_stored_in_chunks { self.family().channel_align() } else { 1 };
         let tensor = Tensor { part_of, ..self.activations(draft.shape, draft.dtype, align) };
+        let second = draft.also.map(|shape| self.activations(shape, draft.dtype, align));
         let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
-        let bytes = draft.weight_bytes + (read + tensor.bytes) as u64;
+        let written = tensor.bytes + second.as_ref().map_or(0, |second| second.bytes);
+        let bytes = draft.weight_bytes + (read + written) as u64;
         let output = self.add_tensor(tensor);
+        let also = second.map(|second| self.add_tensor(second));
         self.plan.steps.push(Step {
             name: name.to_owned(),
             op: draft.op,
             inputs,
             output,
+            also,
             kernel: draft.kernel,
             lane: 0,
             after: Vec::new(),

@@ -5,6 +5,7 @@
 
 mod arena;
 mod candidates;
+mod chain;
 mod check;
 mod concat;
 mod depthwise;
@@ -25,6 +26,9 @@ use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 pub use candidates::Candidate;
+pub use chain::ChainTile;
+#[cfg(feature = "cuda")]
+pub(crate) use chain::{ChainLayout, ChainShape};
 pub use depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
@@ -152,6 +156,8 @@ pub struct Step {
     pub inputs: Vec<TensorId>,
     /// What it writes.
     pub output: TensorId,
+    /// What a chain writes too: the second convolution's result.
+    pub also: Option<TensorId>,
     /// How.
     pub kernel: Kernel,
     /// Steps of one lane begin in their order, each when the one before it has ended.
@@ -164,6 +170,13 @@ pub struct Step {
     pub bytes: u64,
     /// Bytes of its weights alone.
     pub weight_bytes: u64,
+}
+
+impl Step {
+    /// What it writes: most steps one tensor.
+    fn outputs(&self) -> impl Iterator<Item = TensorId> {
+        [Some(self.output), self.also].into_iter().flatten()
+    }
 }
 
 /// What a step computes.
@@ -186,6 +199,15 @@ pub enum StepOp {
         conv: Conv2d,
         /// The other.
         joined: Box<Joined>,
+    },
+    /// One of these with 1x1 windows, and another 1x1 convolution of its result: both results are written.
+    Chain {
+        /// The one that the step is named after.
+        conv: Conv2d,
+        /// The one that its result is the sum with, of the step's second input.
+        joined: Option<Box<Joined>>,
+        /// The one that reads the result.
+        next: Box<Joined>,
     },
     /// Depthwise convolution with bias and activation.
     Depthwise(Conv2d),
@@ -212,7 +234,7 @@ pub enum StepOp {
     Emit(OutputKind),
 }
 
-/// A convolution without a step of its own: it is computed by the one that reads its result.
+/// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Joined {
     /// Name of the graph's node.
@@ -239,6 +261,8 @@ pub enum Kernel {
     },
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
+    /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
+    Sm90Chain(ChainTile),
     /// The sm90 kernel of a network's first layers with a tile.
     Sm90Stem(StemTile),
     /// The sm90 depthwise convolution with a tile.

@@ -94,6 +94,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Joined => write!(f, "joined"),
+            Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),

@@ -16,6 +16,7 @@ pub fn all() -> Vec<Case> {
         stem(),
         depthwise(),
         expanded(),
+        chained(),
         pool2d(),
         global_avg_pool(),
         linear(),
@@ -504,6 +505,102 @@ pub fn expanded() -> Vec<Case> {
         let activations = [0; 2].map(|_| random.pick(&ACTIVATIONS));
         let (inside, rows) = (random.pick(&[2, 8, 30, 32, 65, 96]), random.between(1, 5));
         expanded(x, inside, window(size, stride, pad), activations, rows)
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
+/// A block's last 1x1 convolution and the next one's first, which is read beside the other by what ends it.
+#[derive(Clone, Copy)]
+struct Chained {
+    x: Shape,
+    k: usize,
+    next: usize,
+    stride: usize,
+    /// What is added to the first convolution's result.
+    adds: Adds,
+    activations: [Activation; 2],
+    rows: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Adds {
+    Nothing,
+    Residual,
+    Shortcut,
+}
+
+impl Problem for Chained {
+    fn case(&self) -> Case {
+        let Self { x, k, next, stride, adds, activations: [first, second], rows } = *self;
+        let name = format!("chained {x} to {k} by {stride} + {adds:?}, {first}, to {next}, {second}, rows {rows}");
+        let mut g = GraphBuilder::new(x);
+        let conv = |name: &str, channels, window| Conv2d {
+            bias: Some(format!("{name}.bias")),
+            ..Conv2d::named(name, channels, window)
+        };
+        let single = Window::square(1, 1, 0);
+        let before = Conv2d { groups: x.channels, ..conv("before", x.channels, Window::square(3, stride, 1)) };
+        let inside = g.conv2d_with("before", g.input(), before);
+        let mut y = g.conv2d_with("first", inside, conv("first", k, single));
+        let other =
+            |g: &mut GraphBuilder| g.conv2d_with("other", NodeId(0), conv("other", k, Window::square(1, stride, 0)));
+        y = match adds {
+            Adds::Nothing => y,
+            Adds::Residual => {
+                let residual = other(&mut g);
+                let residual = g.activation("other.activation", residual, Activation::Relu);
+                g.add("add", y, residual)
+            }
+            Adds::Shortcut => {
+                let shortcut = other(&mut g);
+                g.add("add", y, shortcut)
+            }
+        };
+        if first != Activation::None {
+            y = g.activation("first.activation", y, first);
+        }
+        let mut z = g.conv2d_with("next", y, conv("next", next, single));
+        if second != Activation::None {
+            z = g.activation("next.activation", z, second);
+        }
+        z = g.conv2d("last", z, k, single);
+        let last = g.add("last.add", z, y);
+        case(name, g.finish(last).unwrap(), rows)
+    }
+}
+
+pub fn chained() -> Vec<Case> {
+    use Activation::{None, Relu, Relu6};
+    let chained = |x: [usize; 3], k, next, stride, adds, rows| {
+        let x = Shape::new(x[0], x[1], x[2]);
+        Chained { x, k, next, stride, adds, activations: [Relu, Relu], rows }
+    };
+    let chosen = [
+        chained([1, 1, 8], 8, 8, 1, Adds::Residual, 1),
+        chained([8, 8, 64], 64, 64, 1, Adds::Nothing, 1),
+        chained([28, 28, 64], 256, 64, 1, Adds::Residual, 3),
+        chained([28, 28, 64], 256, 64, 1, Adds::Shortcut, 3),
+        chained([28, 28, 64], 256, 128, 1, Adds::Residual, 2),
+        chained([14, 14, 128], 512, 128, 1, Adds::Residual, 5),
+        chained([15, 27, 128], 512, 128, 2, Adds::Shortcut, 5),
+        chained([14, 14, 128], 512, 256, 1, Adds::Residual, 3),
+        chained([7, 7, 256], 1024, 256, 1, Adds::Residual, 2),
+        // More tiles than any GPU has multiprocessors, with filters that stay and filters that do not.
+        chained([48, 60, 16], 72, 24, 1, Adds::Residual, 7),
+        chained([48, 60, 8], 648, 8, 1, Adds::Residual, 6),
+        chained([9, 11, 24], 40, 72, 2, Adds::Shortcut, 5),
+        chained([17, 13, 200], 136, 100, 1, Adds::Residual, 3),
+        Chained { activations: [None, Relu6], ..chained([23, 19, 40], 65, 31, 1, Adds::Residual, 4) },
+    ];
+    let mut random = Random::new("chained");
+    let any = (0..10).map(|_| Chained {
+        x: Shape::new(random.between(1, 25), random.between(1, 25), random.pick(&[1, 3, 8, 64, 72, 128, 150])),
+        k: random.pick(&[7, 8, 64, 100, 128, 192, 200, 264]),
+        next: random.pick(&[3, 8, 40, 64, 72, 128, 130, 250]),
+        stride: random.between(1, 3),
+        adds: random.pick(&[Adds::Nothing, Adds::Residual, Adds::Shortcut]),
+        activations: [0; 2].map(|_| random.pick(&ACTIVATIONS)),
+        rows: random.between(1, 6),
     });
     chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
 }

@@ -3,7 +3,8 @@
 use half::f16;
 use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
 use trefoil::plan::{
-    Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile, plan as plan_with,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile,
+    plan as plan_with,
 };
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
@@ -70,6 +71,33 @@ impl Case {
         (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
     }
 
+    /// A choice of the chain kernel for every 1x1 convolution whose result another reads alone, one after the other, with
+    /// the convolutions joined that they add; none if there are none.
+    fn chain_choices(&self, tile: ChainTile) -> Choices {
+        let graph = optimize(&self.graph);
+        let single = |index: usize| match &graph.nodes[index].op {
+            Op::Conv2d(conv) => conv.groups == 1 && conv.window == Window::square(1, 1, 0),
+            _ => false,
+        };
+        let joinable: Vec<(usize, usize)> = joinable(&graph);
+        let mut nexts = Vec::new();
+        let mut choices = Choices::new();
+        for (index, node) in graph.nodes.iter().enumerate() {
+            let &[NodeId(first)] = &node.inputs[..] else { continue };
+            let is_added = |of: usize| joinable.iter().any(|&(_, added)| added == of);
+            let is_first = single(index) && single(first) && !nexts.contains(&first);
+            let name = &graph.nodes[first].name;
+            if !is_first || is_added(index) || is_added(first) || choices.contains_key(name) {
+                continue;
+            }
+            nexts.push(index);
+            choices.insert(name.clone(), Kernel::Sm90Chain(tile));
+            let added = joinable.iter().filter(|&&(host, _)| host == first);
+            choices.extend(added.map(|&(_, added)| (graph.nodes[added].name.clone(), Kernel::Joined)));
+        }
+        choices
+    }
+
     /// Every choice of kernels that there is on `limits`, by name: the planner's first, with an empty name.
     pub fn all_choices(&self, limits: &Limits) -> Vec<(String, Choices)> {
         let mut all = vec![(String::new(), Choices::new())];
@@ -108,6 +136,13 @@ impl Case {
             // Not every network ends so, and many images of many channels do not fit the shared memory.
             let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
+        }
+        for tile in ChainTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
+            let choices = self.chain_choices(tile);
+            // Large tiles do not fit the shared memory where there are many channels.
+            let graph = without_classifier_for(self.output, &self.graph);
+            let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend((!choices.is_empty() && fits).then(|| (format!(", chain {tile}"), choices)));
         }
         let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));
         let depthwise = plan.steps.iter().filter(|step| is_sm90(step.kernel)).map(|step| &step.name);

@@ -1,7 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
-use super::{sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem, sm90_tail};
+use super::{sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem, sm90_tail};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -31,6 +31,10 @@ pub(crate) fn entries() -> Vec<Entry> {
         let pipeline = tile.pipeline().expect("every compiled tile has one");
         let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
         Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
+    }));
+    all.extend(sm90_conv2d_chain::ENTRIES.map(|(_, _, name)| {
+        let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, sm90_conv2d_chain::MOST_SHARED_BYTES);
+        Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
     }));
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
         let shared_bytes = layers.shared_bytes(columns) as u32;
@@ -66,12 +70,12 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{StemLayers, StemTile, TailTile};
+    use crate::plan::{ChainTile, StemLayers, StemTile, TailTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 14] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 16] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
@@ -86,6 +90,19 @@ mod tests {
             "sm90_conv2d_fprop.cuh",
             "Sm90ConvArgs",
             sm90_conv2d_fprop::Sm90ConvArgs::FIELDS,
+        ),
+        // A part of the next one.
+        twin::<sm90_conv2d_chain::Sm90ChainSource>(
+            "",
+            "sm90_conv2d_chain.cu",
+            "Sm90ChainSource",
+            sm90_conv2d_chain::Sm90ChainSource::FIELDS,
+        ),
+        twin::<sm90_conv2d_chain::Sm90ChainArgs>(
+            "sm90_conv2d_chain",
+            "sm90_conv2d_chain.cu",
+            "Sm90ChainArgs",
+            sm90_conv2d_chain::Sm90ChainArgs::FIELDS,
         ),
         twin::<sm90_conv2d_depthwise::Sm90DepthwiseArgs>(
             "sm90_conv2d_depthwise",
@@ -223,6 +240,7 @@ mod tests {
                     _ if line.contains('*') => (8, 8),
                     "FastDivide" => (8, 4),
                     "Sm90Source" => (40, 4),
+                    "Sm90ChainSource" => (16, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
                     "float" => (4, 4),
@@ -289,6 +307,20 @@ mod tests {
             assert_eq!(numbers, expected, "{name}");
         }
         assert_eq!(sm90_conv2d_fprop::ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
+    }
+
+    #[test]
+    fn chain_kernels_agree_with_the_source() {
+        let source = read("sm90_conv2d_chain.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_CHAIN(")?.strip_suffix(')'));
+        let listed = sm90_conv2d_chain::ENTRIES.map(|(tile, next, name)| {
+            assert_eq!(name, format!("sm90_conv2d_chain_{tile}_{next}"));
+            format!("{}, {next}", tile.pixels)
+        });
+        assert!(found.eq(listed));
+        let compiled =
+            ChainTile::ALL.into_iter().flat_map(|tile| tile.next_slabs().iter().map(move |&next| (tile, next)));
+        assert!(compiled.eq(sm90_conv2d_chain::ENTRIES.map(|(tile, next, _)| (tile, next))));
     }
 
     #[test]

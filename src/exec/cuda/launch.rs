@@ -45,7 +45,7 @@ pub(crate) struct ArgBytes {
 }
 
 impl ArgBytes {
-    const CAPACITY: usize = 960;
+    const CAPACITY: usize = 1152;
 
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {

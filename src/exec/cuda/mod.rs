@@ -14,6 +14,7 @@ mod mean;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_stem;

@@ -45,6 +45,7 @@ struct Layer<'a> {
     name: &'a str,
     weights: Weights<'a>,
     input: TensorId,
+    output: TensorId,
 }
 
 enum Weights<'a> {
@@ -52,20 +53,20 @@ enum Weights<'a> {
     Dense(&'a Conv2d),
     Depthwise(&'a Conv2d),
     Linear(&'a Linear),
-    Tail(&'a Linear),
+    Tail(&'a Tail),
 }
 
 impl Layer<'_> {
     /// What its weights in a plan depend on.
-    fn made_of(&self, plan: &Plan, step: &Step) -> (StepOp, [usize; 3]) {
+    fn made_of(&self, plan: &Plan) -> (StepOp, [usize; 3]) {
         let op = match self.weights {
             Weights::Stem(stem) => StepOp::Stem(stem.clone()),
             Weights::Dense(conv) => StepOp::Conv(conv.clone()),
             Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
-            Weights::Linear(linear) | Weights::Tail(linear) => StepOp::Linear(linear.clone()),
+            Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => StepOp::Linear(linear.clone()),
         };
         let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, k_stored(plan, step)])
+        (op, [input.shape.channels, input.stored_channels, self.k_stored(plan)])
     }
 
     fn part(&self) -> Part {
@@ -73,6 +74,26 @@ impl Layer<'_> {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
             Weights::Tail(_) => Part::Tail(self.name.to_owned()),
             _ => Part::Filter(self.name.to_owned()),
+        }
+    }
+
+    /// Output channels as they are stored.
+    fn k_stored(&self, plan: &Plan) -> usize {
+        match self.weights {
+            Weights::Tail(tail) => tail.k_stored(),
+            _ => stored(plan, self.output),
+        }
+    }
+
+    /// Bytes of the filter, padding included, and of a stem's bias.
+    fn weight_bytes(&self, plan: &Plan) -> usize {
+        let (c, k) = (stored(plan, self.input), self.k_stored(plan));
+        match self.weights {
+            Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
+            Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
+            Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
+            Weights::Linear(_) => 2 * k * c,
+            Weights::Tail(_) => 2 * k.next_multiple_of(TAIL_UNIT) * c.next_multiple_of(TAIL_GROUP),
         }
     }
 }
@@ -83,12 +104,12 @@ impl Layout {
         let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
-                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
+                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), weight_bytes(plan, step, layer), made_of(std::slice::from_ref(layer)));
+                    this.place(layer.part(), layer.weight_bytes(plan), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * k_stored(plan, step), made_of(&layers));
+                    this.place(bias, 4 * layers[0].k_stored(plan), made_of(&layers));
                 }
             }
         }
@@ -140,7 +161,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layer in sums(step).into_iter().flatten() {
                 if let Some(target) = targets.remove(&layer.part()) {
-                    filters.insert(layer.part(), Filter { plan, step, layer, target });
+                    filters.insert(layer.part(), Filter { plan, layer, target });
                 }
             }
         }
@@ -148,7 +169,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; k_stored(plan, step)];
+                let mut sum = vec![0.0; layers[0].k_stored(plan)];
                 for layer in &layers {
                     sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
                 }
@@ -177,7 +198,6 @@ impl Layout {
 /// A filter that is to be packed into its place.
 struct Filter<'a> {
     plan: &'a Plan,
-    step: &'a Step,
     layer: Layer<'a>,
     target: &'a mut [u8],
 }
@@ -190,8 +210,8 @@ fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<
     let next = || lock(&filters).next();
     let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
         let mut biases = Vec::new();
-        while let Some(Filter { plan, step, layer, target }) = next() {
-            biases.push((layer.part(), fill_layer(model, plan, step, &layer, target)?));
+        while let Some(Filter { plan, layer, target }) = next() {
+            biases.push((layer.part(), fill_layer(model, plan, &layer, target)?));
         }
         Ok(biases)
     };
@@ -214,12 +234,20 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
 
 /// The nodes with weights that `step` computes: those that go into one sum together.
 fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
-    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input] };
+    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input], output: step.output };
     match &step.op {
         StepOp::Stem(stem) => vec![vec![layer(&step.name, Weights::Stem(stem), 0)]],
         StepOp::Conv(conv) => vec![vec![layer(&step.name, Weights::Dense(conv), 0)]],
         StepOp::ConvSum { conv, joined } => {
             vec![vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]]
+        }
+        StepOp::Chain { conv, joined, next } => {
+            let joined = joined.iter().map(|joined| layer(&joined.name, Weights::Dense(&joined.conv), 1));
+            let first = [layer(&step.name, Weights::Dense(conv), 0)].into_iter().chain(joined);
+            let also = step.also.expect("a chain has a second result");
+            let next =
+                Layer { name: &next.name, weights: Weights::Dense(&next.conv), input: step.output, output: also };
+            vec![first.collect(), vec![next]]
         }
         StepOp::Depthwise(conv) => vec![vec![layer(&step.name, Weights::Depthwise(conv), 0)]],
         StepOp::ExpandDepthwise { expand, conv } => vec![
@@ -227,7 +255,7 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
             vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
         ],
         StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
-        StepOp::Tail(Tail { linear, .. }) => vec![vec![layer(&step.name, Weights::Tail(linear), 0)]],
+        StepOp::Tail(tail) => vec![vec![layer(&step.name, Weights::Tail(tail), 0)]],
         _ => Vec::new(),
     }
 }
@@ -239,29 +267,11 @@ fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
     (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
 }
 
-/// Bytes of the filter, padding included, and of a stem's bias.
-fn weight_bytes(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
-    let (c, k) = (stored(plan, layer.input), k_stored(plan, step));
-    match layer.weights {
-        Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
-        Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
-        Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
-        Weights::Linear(_) => 2 * k * c,
-        Weights::Tail(_) => 2 * k.next_multiple_of(TAIL_UNIT) * c.next_multiple_of(TAIL_GROUP),
-    }
-}
-
 /// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
-fn fill_layer(
-    model: &Model,
-    plan: &Plan,
-    step: &Step,
-    layer: &Layer<'_>,
-    target: &mut [u8],
-) -> Result<Vec<f32>, Error> {
+fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let k_stored = k_stored(plan, step);
+    let k_stored = layer.k_stored(plan);
     let (filter, bias, shape) = match layer.weights {
         Weights::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, conv.groups)?;
@@ -271,12 +281,12 @@ fn fill_layer(
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
         }
-        Weights::Linear(linear) | Weights::Tail(linear) => {
+        Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => {
             let (weight, bias) = read_linear(model.weights(), linear, c)?;
             (weight, bias, [linear.out_features, c, 1])
         }
     };
-    let target = &mut target[..weight_bytes(plan, step, layer)];
+    let target = &mut target[..layer.weight_bytes(plan)];
     let [_, _, taps] = shape;
     let place = |k: usize, c: usize, tap: usize| match layer.weights {
         Weights::Stem(stem) => {
@@ -336,14 +346,6 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
         });
     }
     Ok(rounded)
-}
-
-/// Output channels of a step's weights as they are stored.
-fn k_stored(plan: &Plan, step: &Step) -> usize {
-    match &step.op {
-        StepOp::Tail(tail) => tail.k_stored(),
-        _ => stored(plan, step.output),
-    }
 }
 
 fn stored(plan: &Plan, id: TensorId) -> usize {

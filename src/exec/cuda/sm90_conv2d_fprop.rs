@@ -52,7 +52,8 @@ kernel_args! {
         by_out_width: FastDivide,
         source: [Sm90Source; 2],
         y_pitch: i32,
-        padding: [i32; 7],
+        backward_from: i32,
+        padding: [i32; 6],
     }
 }
 
@@ -99,6 +100,8 @@ pub(crate) struct Tiling {
     pub(crate) cluster: usize,
     /// The device's multiprocessors.
     pub(crate) units: usize,
+    /// Whether the last pixels are computed first.
+    pub(crate) backward: bool,
 }
 
 /// The launch of `problem`, and of a second convolution with it. The bias is of both.
@@ -108,7 +111,7 @@ pub(crate) fn launch(
     tiling: &Tiling,
     pointers: &ConvPointers,
 ) -> Result<Launch, Error> {
-    let Tiling { tile, cluster, units } = *tiling;
+    let Tiling { tile, cluster, units, backward } = *tiling;
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("sm90 tile", tile, "use one of Sm90Tile::ALL"));
@@ -145,6 +148,7 @@ pub(crate) fn launch(
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
+        backward_from: if backward { int(pixels.div_ceil(tile.pixels)) - 1 } else { -1 },
         source: [first.args(), second.map_or(Zeroable::zeroed(), |second| second.args())],
         y_pitch: pitch(y_pitch, output.channels)?,
         ..Zeroable::zeroed()
@@ -264,7 +268,7 @@ mod tests {
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
 
     fn tiling(channels: usize, pixels: usize) -> Tiling {
-        Tiling { tile: Sm90Tile { channels, pixels }, cluster: 1, units: 132 }
+        Tiling { tile: Sm90Tile { channels, pixels }, cluster: 1, units: 132, backward: false }
     }
 
     fn problem() -> ConvProblem {

@@ -10,6 +10,7 @@ use super::linear::{self, LinearPointers, LinearProblem};
 use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
 use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
+use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_stem::{self, StemPointers, StemProblem};
@@ -30,9 +31,12 @@ pub(super) struct Addresses {
 
 /// The launches of `plan` on the buffers at `addresses`.
 pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
-    let of_step =
-        |step: &Step| Operands { plan, step, layout, addresses }.launch().map_err(|error| at_step(error, step));
-    plan.steps.iter().map(of_step).collect()
+    let of_step = |(index, step)| {
+        // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
+        let backward = index % 2 == 1;
+        Operands { plan, step, layout, addresses, backward }.launch().map_err(|error| at_step(error, step))
+    };
+    plan.steps.iter().enumerate().map(of_step).collect()
 }
 
 /// Names the step in an error about its ranges.
@@ -51,6 +55,8 @@ struct Operands<'a> {
     step: &'a Step,
     layout: &'a Layout,
     addresses: &'a Addresses,
+    /// Whether it computes its last pixels first, where its kernel has an order.
+    backward: bool,
 }
 
 impl Operands<'_> {
@@ -137,7 +143,7 @@ impl Operands<'_> {
             let (input, window) = (stored(self.tensor(id)), joined.conv.window);
             Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
         });
-        let tiling = Tiling { tile, cluster, units: self.plan.limits.units };
+        let tiling = Tiling { tile, cluster, units: self.plan.limits.units, backward: self.backward };
         let pointers = self.conv_pointers(residual);
         sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
     }
@@ -164,6 +170,7 @@ impl Operands<'_> {
                 _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
             },
             StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
+            StepOp::Chain { conv, joined, next } => self.chain(conv, joined.as_deref(), next),
             StepOp::Depthwise(conv) => self.depthwise(conv, None),
             StepOp::ExpandDepthwise { expand, conv } => self.depthwise(conv, Some(expand)),
             StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
@@ -190,6 +197,31 @@ impl Operands<'_> {
             StepOp::Tail(tail) => self.tail(tail),
             StepOp::Emit(output) => self.emit(*output),
         }
+    }
+
+    /// A 1x1 convolution, with the one joined to it if there is one, and another of its result.
+    fn chain(&self, conv: &Conv2d, joined: Option<&Joined>, next: &Joined) -> Result<Launch, Error> {
+        let (Kernel::Sm90Chain(tile), Some(shape), Some(also)) =
+            (self.step.kernel, self.plan.chain(self.step), self.step.also)
+        else {
+            return Err(self.wrong_kernel());
+        };
+        let (x, second, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        let joined = joined.map(|joined| self.filter(&joined.name));
+        let pointers = ChainPointers {
+            x: [Some(x), second.filter(|_| joined.is_some())],
+            filter: [Some(filter), joined],
+            bias,
+            residual: second.filter(|_| shape.has_residual),
+            y,
+            next_filter: self.filter(&next.name),
+            next_bias: self.bias(1),
+            z: self.address(also),
+        };
+        let activations = [conv.activation, next.conv.activation];
+        let problem = ChainProblem { shape, activations, backward: self.backward };
+        sm90_conv2d_chain::launch(&problem, tile, &self.plan.limits, &pointers)
     }
 
     /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.
