@@ -63,7 +63,7 @@ struct Guides;
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass};
-pub use exec::{StepTimes, Tuning, TuningProgress};
+pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
