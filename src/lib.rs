@@ -50,10 +50,10 @@ pub mod model;
 mod phases;
 pub mod plan;
 mod ring;
-mod simulate;
+pub mod simulate;
 mod sync;
 mod tensor;
-mod trace;
+pub mod trace;
 
 /// The programs in the guides compile and run.
 #[cfg(doctest)]
@@ -69,6 +69,5 @@ pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
     Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,
 };
-pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
-pub use trace::{Trace, TraceGaps, TraceInterval, TraceLatency, TraceReport, TraceStage, TraceStageReport};
+pub use trace::Trace;

@@ -74,7 +74,7 @@ impl TuningCache {
         match device.kind() {
             #[cfg(feature = "cuda")]
             Kind::Cuda(_) => Some(on_gpus::kept(device.info())),
-            _ => None,
+            Kind::Cpu(_) | Kind::Sim(_) => None,
         }
     }
 }
