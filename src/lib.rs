@@ -21,6 +21,25 @@
 //!
 //! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
 //!
+//! # What there is to know
+//!
+//! | for | what |
+//! |---|---|
+//! | a model that answers batches | [`model::Model`], [`Engine`], [`Batch`], [`Ticket`], [`Output`], [`Error`] |
+//! | another device, shape or type | [`EngineBuilder`], [`Device`], [`Target`], [`InputFormat`], [`OutputKind`] |
+//! | single images from many threads | [`Batcher`], [`RowTicket`], [`RowOutput`] |
+//! | photos, read ahead | the feature `image`, [`prefetch()`] |
+//! | several GPUs | [`Fleet`] |
+//! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
+//! | how fast it would be elsewhere | [`mod@simulate`] |
+//! | networks built in code; kernels, their times and floors | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
+//!
+//! # Versions
+//!
+//! Semantic versioning: until 1.0 a minor version may change what is here, and CHANGELOG.md says how; a patch does not.
+//! What will grow is `#[non_exhaustive]`. [`plan`] describes kernels, so that its enums and structs change with them.
+//! The C interface has a version of its own, `TREFOIL_ABI_MAJOR` in `trefoil.h`.
+//!
 //! # Environment variables
 //!
 //! | variable | read by | meaning |
