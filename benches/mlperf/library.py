@@ -59,13 +59,20 @@ SIGNATURES = {
 
 
 class Engine:
-    """A model on a device that answers each row with its most probable class."""
+    """A model on a device that answers each row with its most probable class.
 
-    def __init__(self, library, model, target, **options):
+    `sizes` are all batch sizes, or the largest one alone: then the library chooses those below it.
+    """
+
+    def __init__(self, library, model, target, sizes, **options):
         self._c = _load(library)
         self.device = self._made("trefoil_device_open", str(target).encode())
         opened = self._made("trefoil_model_open", str(model).encode())
         wanted = EngineOptions(ctypes.sizeof(EngineOptions), self.device, result=RESULT_TOP_K, top_k=1, **options)
+        if len(sizes) == 1:
+            wanted.batch = sizes[0]
+        else:
+            wanted.batch_sizes, wanted.batch_size_count = (c_size_t * len(sizes))(*sizes), len(sizes)
         self._engine = self._made("trefoil_engine_build", opened, byref(wanted))
         self.input, self.output = (self._told(f"trefoil_engine_{side}", Tensor) for side in ("input", "output"))
         self.capacity = self._made("trefoil_engine_capacity", self._engine, kind=c_size_t)

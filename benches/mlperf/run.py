@@ -33,14 +33,14 @@ from client import Client  # noqa: E402
 from library import Engine  # noqa: E402
 
 RANDOM_IMAGES = 1024
-SEARCH_SECONDS = 8
-SEARCH_STEP = 0.96
+SEARCH_SECONDS = 5
+SEARCH_STEP = 0.97
 
 
 def main():
     options = parse()
-    engine = Engine(options.library, options.model, options.device, batch=options.batch, slots=options.slots,
-                    staging=options.staging)  # fmt: skip
+    sizes = [int(size) for size in options.batch.split(",")]
+    engine = Engine(options.library, options.model, options.device, sizes, slots=options.slots, staging=options.staging)
     images, labels = samples(options, engine.input)
     if options.accuracy and labels is None:
         raise SystemExit("--accuracy needs --labels")
@@ -89,7 +89,7 @@ def parse():
     parser.add_argument("--seconds", type=float, default=600, help="least duration (default: the official 600)")
     parser.add_argument("--samples", type=int, help="least samples (default: the official 24,576 of Offline)")
     parser.add_argument("--latency-ms", type=float, default=15, help="Server: limit of p99 (default: the official 15)")
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", default="128", help="the largest batch, or all sizes: 16,32,48 (default 128)")
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--staging", type=int, default=7)
     parser.add_argument("--producers", type=int, default=4)
