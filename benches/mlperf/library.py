@@ -7,7 +7,7 @@ import numpy as np
 
 ABI = (1, 0)  # TREFOIL_ABI_MAJOR, and the least minor that has what is used here
 RESULT_TOP_K = 2  # TREFOIL_RESULT_TOP_K
-SCORED_CLASS = np.dtype([("value", np.float32), ("index", np.uint32)])  # trefoil_scored_class
+NOT_READY = 1  # TREFOIL_STATUS_NOT_READY
 
 
 class Tensor(ctypes.Structure):  # trefoil_tensor
@@ -23,6 +23,24 @@ class DeviceInfo(ctypes.Structure):  # trefoil_device_info
         ("capability_minor", c_uint32), ("driver_version", c_uint32), ("units", c_uint32),
         ("memory_bytes", c_uint64), ("device_bytes_used", c_uint64), ("page_locked_bytes_used", c_uint64),
     ]  # fmt: skip
+
+
+class BatcherOptions(ctypes.Structure):  # trefoil_batcher_options
+    _fields_ = [
+        ("size", c_size_t), ("max_delay_ns", c_uint64), ("rows", c_size_t), ("in_flight", c_size_t),
+        ("when_full", c_uint32), ("reserved", c_uint32), ("full_limit_ns", c_uint64),
+    ]  # fmt: skip
+
+
+class BatcherStats(ctypes.Structure):  # trefoil_batcher_stats
+    _fields_ = [
+        ("size", c_size_t), ("batches", c_uint64), ("rows", c_uint64), ("rejected", c_uint64), ("expired", c_uint64),
+        ("runs", c_uint64), ("queued", c_uint64), ("queue_p50_ns", c_uint64), ("queue_p99_ns", c_uint64),
+    ]  # fmt: skip
+
+
+class ScoredClass(ctypes.Structure):  # trefoil_scored_class
+    _fields_ = [("value", ctypes.c_float), ("index", c_uint32)]
 
 
 class EngineOptions(ctypes.Structure):  # trefoil_engine_options
@@ -53,8 +71,14 @@ SIGNATURES = {
     "trefoil_batch_row": [c_uint64, c_size_t, POINTER(c_void_p)],
     "trefoil_submit": [c_uint64, c_size_t, POINTER(c_uint64)],
     "trefoil_wait": [c_uint64, POINTER(c_uint64)],
+    "trefoil_wait_for": [c_uint64, c_uint64, POINTER(c_uint64)],
     "trefoil_output_rows": [c_uint64, POINTER(c_size_t)],
     "trefoil_output_row": [c_uint64, c_size_t, POINTER(c_void_p), POINTER(c_size_t)],
+    "trefoil_output_top_k": [c_uint64, c_size_t, POINTER(ScoredClass), c_size_t, POINTER(c_size_t)],
+    "trefoil_batcher_build": [c_uint64, POINTER(BatcherOptions), POINTER(c_uint64)],
+    "trefoil_batcher_submit": [c_uint64, c_void_p, c_void_p, c_size_t, POINTER(c_uint64)],
+    "trefoil_batcher_get_stats": [c_uint64, POINTER(BatcherStats)],
+    "trefoil_batcher_close": [c_uint64, c_uint32, c_uint64],
 }
 
 
@@ -100,10 +124,10 @@ class Engine:
         """Gives a ticket up for the classes of its rows: uint32, [rows]."""
         output = self._made("trefoil_wait", ticket)
         rows = self._made("trefoil_output_rows", output, kind=c_size_t)
-        first, pitch = c_void_p(), self.output.row_pitch
+        first, pitch, scored = c_void_p(), self.output.row_pitch, np.dtype(ScoredClass)
         self._c.trefoil_output_row(output, 0, byref(first), None)
-        bytes_ = (ctypes.c_ubyte * ((rows - 1) * pitch + SCORED_CLASS.itemsize)).from_address(first.value)
-        classes = np.ndarray((rows,), SCORED_CLASS, bytes_, strides=(pitch,))["index"].copy()
+        bytes_ = (ctypes.c_ubyte * ((rows - 1) * pitch + scored.itemsize)).from_address(first.value)
+        classes = np.ndarray((rows,), scored, bytes_, strides=(pitch,))["index"].copy()
         self.release(output)
         return classes
 
@@ -124,8 +148,54 @@ class Engine:
         return told
 
 
-def _load(path):
-    library = ctypes.CDLL(str(path))
+class Batcher:
+    """Single rows of an engine: any thread submits, one waits.
+
+    What only looks keeps Python's lock: giving it up and getting it back takes longer than the call.
+    """
+
+    def __init__(self, engine):
+        self._c, self._quick = engine._c, _load(engine._c._name, ctypes.PyDLL)
+        options = BatcherOptions(ctypes.sizeof(BatcherOptions))
+        self._batcher = engine._made("trefoil_batcher_build", engine._engine, byref(options))
+        self._row_bytes = engine.input.row_bytes
+        self._output, self._best, count = c_uint64(), ScoredClass(), c_size_t()
+        self._at_output, self._at_best, self._at_count = byref(self._output), byref(self._best), byref(count)
+
+    def submit(self, pixels):
+        """Copies a row from this address: its ticket."""
+        ticket = c_uint64()
+        self._c.trefoil_batcher_submit(self._batcher, None, pixels, self._row_bytes, byref(ticket))
+        return ticket.value
+
+    def wait(self, ticket):
+        """Gives a ticket up for its row's class."""
+        self._c.trefoil_wait(ticket, self._at_output)
+        return self._read()
+
+    def look(self, ticket):
+        """The same if the result is there; else None, and the ticket is as it was."""
+        if self._quick.trefoil_wait_for(ticket, 0, self._at_output) == NOT_READY:
+            return None
+        return self._read()
+
+    def _read(self):
+        self._quick.trefoil_output_top_k(self._output, 0, self._at_best, 1, self._at_count)
+        self._quick.trefoil_release(self._output)
+        return self._best.index
+
+    def stats(self):
+        stats = BatcherStats(ctypes.sizeof(BatcherStats))
+        self._c.trefoil_batcher_get_stats(self._batcher, byref(stats))
+        return stats
+
+    def close(self, seconds=30):
+        self._c.trefoil_batcher_close(self._batcher, 0, int(seconds * 1e9))
+        self._c.trefoil_release(self._batcher)
+
+
+def _load(path, kind=ctypes.CDLL):
+    library = kind(str(path))
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
@@ -137,7 +207,7 @@ def _load(path):
 
 
 def _must(library, status):
-    if status != 0:
+    if status not in (0, NOT_READY):
         name, message = library.trefoil_status_name(status), library.trefoil_last_error()
         raise RuntimeError(f"{name.decode()}: {message.decode()}")
     return status

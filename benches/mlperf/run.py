@@ -29,11 +29,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "peers")]
 
 import record  # noqa: E402
-from client import Client  # noqa: E402
+import client  # noqa: E402
 from library import Engine  # noqa: E402
 
 RANDOM_IMAGES = 1024
-SEARCH_SECONDS = 5
+SEARCH_SECONDS = 4
 SEARCH_STEP = 0.97
 
 
@@ -138,9 +138,8 @@ def test(engine, images, labels, settings, options, rate, seconds):
     """One run of LoadGen's: what it said, and what was seen beside it."""
     settings.min_duration_ms = int(seconds * 1000)
     settings.offline_expected_qps = settings.server_target_qps = rate
-    grain = engine.capacity if options.scenario == "Offline" else 1
-    client = Client(engine, images, labels, options.producers, grain)
-    sut = loadgen.ConstructFastSUT(client.issue, client.flush)
+    under_test = getattr(client, options.scenario)(engine, images, labels, options.producers)
+    sut = loadgen.ConstructFastSUT(under_test.issue, under_test.flush)
     qsl = loadgen.ConstructQSL(len(images), settings.performance_sample_count_override, lambda _: None, lambda _: None)  # they are in memory
     logs = loadgen.LogSettings()
     logs.log_output.outdir = str(options.log)
@@ -154,7 +153,7 @@ def test(engine, images, labels, settings, options, rate, seconds):
     took, busy = time.monotonic() - began, time.process_time() - busy
     middle.cancel()
     middle.join()
-    client.close()
+    mean_batch = under_test.close()
     loadgen.DestroyQSL(qsl)
     loadgen.DestroySUT(sut)
     states.append({"at": "end", **record.gpu_state()})
@@ -162,8 +161,8 @@ def test(engine, images, labels, settings, options, rate, seconds):
         "seconds": took,
         "cpu_seconds": busy,
         "gpu": states,
-        "mean_batch": client.answered / client.batches,
-        "right": client.right / client.answered if labels is not None else None,
+        "mean_batch": mean_batch,
+        "right": under_test.right / under_test.answered if labels is not None else None,
         **(accuracy(options.log, labels, options.at_least) if options.accuracy else verdict(options.log)),
     }
 
