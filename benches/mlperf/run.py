@@ -33,6 +33,7 @@ import client  # noqa: E402
 from library import Engine  # noqa: E402
 
 RANDOM_IMAGES = 1024
+LOGS = Path(tempfile.gettempdir()) / "trefoil-mlperf"
 SEARCH_SECONDS = 4
 SEARCH_STEP = 0.97
 
@@ -52,7 +53,7 @@ def main():
         "device": engine.device_info().name.decode(),
         "model": Path(options.model).name,
         "precision": "fp16" if engine.device_info().capability_major else "fp32",
-        "includes": "copying images from ordinary memory, upload, normalisation, network, most probable class, download",
+        "includes": "copying images from ordinary memory, upload, normalisation, network, the best class, download",
         "cores": os.cpu_count(),
         "options": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
         "runs": [],
@@ -93,7 +94,7 @@ def parse():
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--staging", type=int, default=7)
     parser.add_argument("--producers", type=int, default=4)
-    parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "trefoil-mlperf", help="LoadGen's files")
+    parser.add_argument("--log", type=Path, default=LOGS, help=f"LoadGen's files (default {LOGS})")
     parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
     parser.add_argument("--record", type=Path, help="write all figures to this JSON file")
     return parser.parse_args()
@@ -140,7 +141,8 @@ def test(engine, images, labels, settings, options, rate, seconds):
     settings.offline_expected_qps = settings.server_target_qps = rate
     under_test = getattr(client, options.scenario)(engine, images, labels, options.producers)
     sut = loadgen.ConstructFastSUT(under_test.issue, under_test.flush)
-    qsl = loadgen.ConstructQSL(len(images), settings.performance_sample_count_override, lambda _: None, lambda _: None)  # they are in memory
+    loaded = settings.performance_sample_count_override
+    qsl = loadgen.ConstructQSL(len(images), loaded, lambda _: None, lambda _: None)  # all are in memory
     logs = loadgen.LogSettings()
     logs.log_output.outdir = str(options.log)
     logs.enable_trace = False
@@ -171,8 +173,12 @@ def verdict(folder):
     """LoadGen's own words, and the figures in them."""
     summary = (folder / "mlperf_log_summary.txt").read_text()
     detail = (folder / "mlperf_log_detail.txt").read_bytes()
-    lines = [json.loads(line.removeprefix(b":::MLLOG ")) for line in detail.splitlines() if line.startswith(b":::MLLOG ")]
-    figure = lambda name: float(re.search(rf"^{name} *: *([\d.e+]+)$", summary, re.MULTILINE)[1])  # noqa: E731
+    lines = [json.loads(line.removeprefix(b":::MLLOG ")) for line in detail.splitlines()]
+    told = [line for line in lines if line["metadata"].get("is_error") or line["metadata"].get("is_warning")]
+
+    def figure(name):
+        return float(re.search(rf"^{name} *: *([\d.e+]+)$", summary, re.MULTILINE)[1])
+
     server = "Scenario : Server" in summary
     return {
         "valid": re.search(r"^Result is : (\w+)$", summary, re.MULTILINE)[1] == "VALID",
@@ -180,7 +186,7 @@ def verdict(folder):
         "samples_per_second": figure("Completed samples per second" if server else "Samples per second"),
         "p50_seconds": figure(r"50.00 percentile latency \(ns\)") / 1e9,
         "p99_seconds": figure(r"99.00 percentile latency \(ns\)") / 1e9,
-        "complaints": [line for line in lines if line["metadata"].get("is_error") or line["metadata"].get("is_warning")],
+        "errors_and_warnings": [line["value"] for line in told],
         "detail_sha256": hashlib.sha256(detail).hexdigest(),
         "summary": summary,
     }
@@ -203,8 +209,10 @@ def line(run):
     asked = f"{run['scheduled_per_second']:,.0f}/s asked, " if run["scheduled_per_second"] else ""
     right = "" if run["right"] is None else f", {100 * run['right']:.2f} % right"
     p99 = f"p99 {1e3 * run['p99_seconds']:.2f} ms, " if asked else ""
-    return (f"{'VALID' if run['valid'] else 'INVALID'}: {asked}{run['samples_per_second']:,.0f}/s, {p99}{run['mean_batch']:.1f} a batch{right}, {run['seconds']:.1f} s, "
-            f"{run['cpu_seconds'] / run['seconds']:.1f} cores busy")  # fmt: skip
+    valid = "VALID" if run["valid"] else "INVALID"
+    busy = run["cpu_seconds"] / run["seconds"]
+    return (f"{valid}: {asked}{run['samples_per_second']:,.0f}/s, {p99}{run['mean_batch']:.1f} a batch{right}, "
+            f"{run['seconds']:.1f} s, {busy:.1f} cores busy")  # fmt: skip
 
 
 if __name__ == "__main__":
