@@ -49,40 +49,65 @@ class Client:
             self.right += int((self._labels[indices] == classes).sum())
 
 
-class Offline(Client):
-    """All samples are there at once: producers fill whole batches, each with one call of numpy."""
+class Batches(Client):
+    """Producers acquire a batch each, and only then take what is waiting: a busy engine gets fuller batches.
 
-    def __init__(self, engine, images, labels, producers):
+    `grain` samples are handed to a producer as one: a whole batch where all are there at once, 1 where they come alone.
+    Filling a batch is one call of numpy.
+    """
+
+    def __init__(self, engine, images, labels, producers, grain):
         self._images = np.zeros((len(images), engine.input.row_pitch), np.uint8)
         self._images[:, : engine.input.row_bytes] = images.reshape(len(images), -1)
+        self._grain, self._batches = grain, 0
         super().__init__(engine, labels, producers)
 
     def issue(self, ids, indices):
-        """What LoadGen calls."""
-        size = self._engine.capacity
-        for first in range(0, len(ids), size):
-            self._waiting.put((ids[first : first + size], indices[first : first + size]))
+        """What LoadGen calls: in Server with what is due, in Offline with everything."""
+        for first in range(0, len(ids), self._grain):
+            self._waiting.put((ids[first : first + self._grain], indices[first : first + self._grain]))
 
     def close(self):
         """And tells how many samples a batch had."""
         super().close()
-        return min(self._engine.capacity, self.answered)
+        return self.answered / self._batches
 
     def _produce(self):
-        while (taken := self._waiting.get()) is not None:
-            ids, indices = taken[0], np.array(taken[1], np.intp)
+        while True:
             batch = self._engine.acquire()
+            taken = self._take()
+            if taken is None:
+                return self._engine.release(batch)
+            ids, indices = taken[0], np.array(taken[1], np.intp)
             np.take(self._images, indices, axis=0, out=self._engine.rows(batch, len(ids)), mode="clip")
             self._flying.put((self._engine.submit(batch, len(ids)), ids, indices))
+
+    def _take(self):
+        """What is waiting, as much as a batch holds; None at the end."""
+        if (taken := self._waiting.get()) is None:
+            return None
+        ids, indices = taken
+        while len(ids) + self._grain <= self._engine.capacity:
+            try:
+                more = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            ids += more[0]
+            indices += more[1]
+        return ids, indices
 
     def _complete(self):
         while (flying := self._flying.get()) is not None:
             ticket, ids, indices = flying
+            self._batches += 1
             self._answer(ids, indices, self._engine.wait(ticket))
 
 
-class Server(Client):
-    """Samples come one by one, and so they go to the library's batcher."""
+class Rows(Client):
+    """Each sample goes to the library's batcher by itself."""
 
     def __init__(self, engine, images, labels, producers):
         self._images = np.ascontiguousarray(images.reshape(len(images), -1))
