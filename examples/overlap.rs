@@ -5,7 +5,9 @@
 //! cargo run --release --example overlap
 //! ```
 
-use trefoil::{Device, Engine, Error, Target, TraceStage, model::Model};
+use trefoil::model::Model;
+use trefoil::trace::TraceStage;
+use trefoil::{Device, Engine, Error, Target};
 
 /// Shows the overlap.
 pub fn main() -> Result<(), Error> {

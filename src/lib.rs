@@ -21,6 +21,25 @@
 //!
 //! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
 //!
+//! # What there is to know
+//!
+//! | for | what |
+//! |---|---|
+//! | a model that answers batches | [`model::Model`], [`Engine`], [`Batch`], [`Ticket`], [`Output`], [`Error`] |
+//! | another device, shape or type | [`EngineBuilder`], [`Device`], [`Target`], [`InputFormat`], [`OutputKind`] |
+//! | single images from many threads | [`Batcher`], [`RowTicket`], [`RowOutput`] |
+//! | photos, read ahead | the feature `image`, [`prefetch()`] |
+//! | several GPUs | [`Fleet`] |
+//! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
+//! | how fast it would be elsewhere | [`mod@simulate`] |
+//! | networks built in code; kernels, their times and floors | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
+//!
+//! # Versions
+//!
+//! Semantic versioning: until 1.0 a minor version may change what is here, and CHANGELOG.md says how; a patch does not.
+//! What will grow is `#[non_exhaustive]`. [`plan`] describes kernels, so that its enums and structs change with them.
+//! The C interface has a version of its own, `TREFOIL_ABI_MAJOR` in `trefoil.h`.
+//!
 //! # Environment variables
 //!
 //! | variable | read by | meaning |
@@ -50,10 +69,10 @@ pub mod model;
 mod phases;
 pub mod plan;
 mod ring;
-mod simulate;
+pub mod simulate;
 mod sync;
 mod tensor;
-mod trace;
+pub mod trace;
 
 /// The programs in the guides compile and run.
 #[cfg(doctest)]
@@ -63,12 +82,11 @@ struct Guides;
 pub use device::{Device, DeviceInfo, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass};
-pub use exec::{StepTimes, Tuning, TuningProgress};
+pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{
     Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
     Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,
 };
-pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
-pub use trace::{Trace, TraceGaps, TraceInterval, TraceLatency, TraceReport, TraceStage, TraceStageReport};
+pub use trace::Trace;

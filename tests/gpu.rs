@@ -15,10 +15,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use support::operations;
 use support::problem::Case;
 use support::random::Random;
+use trefoil::Tuning;
 use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window, params};
 use trefoil::plan::{Choices, Limits};
+use trefoil::trace::{TraceInterval, TraceStage};
 use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
-use trefoil::{TraceInterval, TraceStage, Tuning};
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

@@ -1,6 +1,7 @@
 //! The ring in virtual time: cases computed by hand, the same run twice, thousands of random rings, faults.
 
-use trefoil::{Arrival, Effect, Error, Injection, SimReport, SimSpec, Stage, simulate};
+use trefoil::simulate::{Arrival, Effect, Injection, SimReport, SimSpec, simulate};
+use trefoil::{Error, Stage};
 
 /// At 1 GB/s without overhead or a shared link: microseconds are kilobytes.
 fn spec(in_us: usize, compute_us: f64, out_us: usize, batches: usize) -> SimSpec {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use echo::{builder_on_cpu, echo, read, submit};
 use serde_json::Value;
-use trefoil::{Close, Engine, Ticket, Trace, TraceInterval, TraceStage};
+use trefoil::trace::{TraceInterval, TraceStage};
+use trefoil::{Close, Engine, Ticket, Trace};
 
 fn of(trace: &Trace, stage: TraceStage) -> HashMap<u64, &TraceInterval> {
     trace.stage(stage).map(|interval| (interval.batch, interval)).collect()

@@ -18,7 +18,7 @@ use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 pub use step_times::StepTimes;
 pub(crate) use tuning::{Told, TuningSpec};
-pub use tuning::{Tuning, TuningProgress};
+pub use tuning::{Tuning, TuningCache, TuningProgress};
 
 /// What to build.
 #[derive(Clone, Debug)]

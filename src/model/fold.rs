@@ -65,7 +65,11 @@ pub fn fold_conv(weights: &Weights, conv: &Conv2d, in_channels: usize) -> Result
 /// assert_eq!(read_linear(&weights, &linear, 2)?, (vec![3.0, 4.0], vec![0.0]));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-pub fn read_linear(weights: &Weights, linear: &Linear, in_features: usize) -> Result<(Vec<f32>, Vec<f32>), Error> {
+pub(crate) fn read_linear(
+    weights: &Weights,
+    linear: &Linear,
+    in_features: usize,
+) -> Result<(Vec<f32>, Vec<f32>), Error> {
     let weight = read(weights, &linear.weight, &[linear.out_features, in_features])?;
     let bias = match &linear.bias {
         Some(name) => read(weights, name, &[linear.out_features])?,

@@ -1,7 +1,7 @@
 //! What to compute: the graph as a value, its weights, and how pictures become its input. No device is touched here.
 //!
 //! A [`Model`] is opened from files or made from a graph built in code. [`optimize`] and [`infer`] are what a planner
-//! asks of its graph; [`fold_conv`] and [`read_linear`] read the weights as kernels want them.
+//! asks of its graph; [`fold_conv`] reads the weights of a convolution as kernels want them.
 
 mod builder;
 mod config;
@@ -28,7 +28,8 @@ use crate::tensor::Shape;
 
 pub use builder::GraphBuilder;
 pub use families::{architecture, architectures, build};
-pub use fold::{FoldedConv, fold_conv, read_linear};
+pub(crate) use fold::read_linear;
+pub use fold::{FoldedConv, fold_conv};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
 pub use preprocessing::{Interpolation, Preprocessing};
 pub use rewrite::optimize;

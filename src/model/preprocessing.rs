@@ -85,7 +85,7 @@ impl Interpolation {
     pub const ALL: [Self; 6] = [Self::Nearest, Self::Box, Self::Bilinear, Self::Hamming, Self::Bicubic, Self::Lanczos];
 
     /// The interpolation of this name, as in a `config.json`.
-    pub fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|interpolation| interpolation.name() == name)
     }
 

@@ -70,7 +70,7 @@ impl Family {
     }
 
     /// Channels are stored in multiples of this many.
-    pub const fn channel_align(self) -> usize {
+    pub(crate) const fn channel_align(self) -> usize {
         match self {
             Self::Cpu => 1,
             Self::Sm80 => 8,

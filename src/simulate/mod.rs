@@ -203,7 +203,7 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 /// Host code takes no time but [`SimSpec::fill_us`], and a submission's calls take effect at once.
 ///
 /// ```
-/// use trefoil::{SimSpec, simulate};
+/// use trefoil::simulate::{SimSpec, simulate};
 /// let spec = SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) };
 /// let report = simulate(&spec)?;
 /// assert!(report.images_per_s > 0.99 * 256.0 / 9.2e-3);

@@ -21,7 +21,8 @@ pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
 ///
 /// ```
 /// use trefoil::model::Model;
-/// use trefoil::{Device, Engine, Target, TraceStage};
+/// use trefoil::trace::TraceStage;
+/// use trefoil::{Device, Engine, Target};
 /// let model = Model::open("weights/convnet28")?;
 /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
 /// for _ in 0..3 {

@@ -1,6 +1,8 @@
 //! `trefoil doctor` on a driver: what it says of GPUs, and that it tells wrong answers.
 #![cfg(feature = "cli")]
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -47,4 +49,51 @@ fn a_driver_that_does_not_do_is_bad_and_says_what_to_do() {
         let (verdict, found) = check(&findings, "GPU");
         assert!(found.contains(part) && verdict != "ok", "{findings:#}");
     }
+}
+
+#[test]
+fn measurements_that_are_kept_are_counted() {
+    let cache = std::env::temp_dir().join(format!("trefoil-doctor-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&cache);
+    let variables = [("TREFOIL_CACHE", cache.to_str().unwrap())];
+    let told = || {
+        let findings = doctor(&variables).1;
+        let (verdict, found) = check(&findings, "cuda:0 tuning");
+        (verdict.to_owned(), found.replace(cache.to_str().unwrap(), "CACHE"))
+    };
+    assert_eq!(told(), ("ok".into(), "nothing was measured; answers would be kept in CACHE/tuning".into()));
+
+    // The stand-in computes nothing, so that the benchmark ends with wrong results, after the measurement.
+    let mut tune = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    tune.args(["bench", "--model", "weights/convnet28", "--batch", "4", "--only", "compute", "--seconds", "0.1"]);
+    tune.args(["--tune", "full"]).envs(variables).env("LD_LIBRARY_PATH", library_folder());
+    tune.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    let own = files(&cache.join("tuning")).remove(0);
+    let answers = files(&own);
+    let count = answers.len();
+    assert!(count > 1, "{answers:?}");
+    assert_eq!(told(), ("ok".into(), format!("{count} answers in CACHE/tuning")));
+
+    // An update of the driver: another folder, by then.
+    let older = cache.join("tuning/older");
+    fs::create_dir(&older).unwrap();
+    for answer in &answers {
+        let text = fs::read_to_string(answer).unwrap().replace("CUDA 13.0", "CUDA 12.9");
+        fs::write(older.join(answer.file_name().unwrap()), text).unwrap();
+    }
+    let outdated = format!("; of another driver or version: {count}");
+    assert_eq!(told(), ("ok".into(), format!("{count} answers in CACHE/tuning{outdated}")));
+    fs::write(&answers[0], "{").unwrap();
+    let found = format!("{} answers in CACHE/tuning{outdated}; passed over: 1", count - 1);
+    assert_eq!(told(), ("warn".into(), found));
+    fs::remove_dir_all(&own).unwrap();
+    assert_eq!(told(), ("warn".into(), format!("0 answers in CACHE/tuning{outdated}")));
+    fs::remove_dir_all(&cache).unwrap();
+}
+
+/// What is in a folder, in order.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
 }

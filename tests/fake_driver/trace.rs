@@ -2,7 +2,8 @@
 
 use std::thread;
 
-use trefoil::{Device, Engine, Error, Target, TraceStage};
+use trefoil::trace::TraceStage;
+use trefoil::{Device, Engine, Error, Target};
 
 use crate::engine::small_model;
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use serde::Serialize;
-use trefoil::{Arrival, Error, SimReport, SimSpec, SimStage, Stage};
+use trefoil::simulate::{Arrival, SimReport, SimSpec, SimStage, simulate};
+use trefoil::{Error, Stage};
 
 use crate::Outcome;
 use crate::cli::{Cli, SimArrival, SimulateArgs};
@@ -57,7 +58,7 @@ struct Engine {
 pub fn run(args: &SimulateArgs) -> Result<Outcome> {
     let spec = spec(args);
     spec.check().map_err(|error| usage(&error))?;
-    let figures = Figures::of(&spec, &trefoil::simulate(&spec)?);
+    let figures = Figures::of(&spec, &simulate(&spec)?);
     let mut out = io::stdout();
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&figures)?)?;

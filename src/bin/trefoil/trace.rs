@@ -11,7 +11,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
-use trefoil::{Engine, OutputKind, Ticket, TraceReport};
+use trefoil::trace::TraceReport;
+use trefoil::{Engine, OutputKind, Ticket};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};

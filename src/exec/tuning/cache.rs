@@ -48,6 +48,17 @@ struct Entry {
     answer: Answer,
 }
 
+/// What lies in the folder of a cache and beside it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Census {
+    /// Answers of this cache.
+    pub answers: usize,
+    /// Answers for the same GPU, of another driver or other kernels.
+    pub outdated: usize,
+    /// Files that no cache takes an answer from.
+    pub unreadable: Vec<PathBuf>,
+}
+
 /// Another number when [`Entry`] changes.
 const FORMAT: u32 = 1;
 
@@ -92,6 +103,26 @@ impl Cache {
         !is_on_disk && lock(&self.known).values().all(Option::is_none)
     }
 
+    /// Looks at every answer on disk, also at those of other GPUs, drivers and kernels.
+    pub fn census(&self) -> Census {
+        let mut census = Census::default();
+        let Some(own) = &self.folder else { return census };
+        for folder in entries(own.parent().expect("answers lie in a folder of their own")) {
+            for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
+            {
+                let entry = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
+                let in_place = |entry: &Entry| entry.format == FORMAT && path.ends_with(file_name(&entry.shape));
+                match entry.filter(in_place) {
+                    Some(entry) if (&folder == own) != (entry.key == self.key) => census.unreadable.push(path),
+                    Some(entry) if entry.key == self.key => census.answers += 1,
+                    Some(entry) => census.outdated += usize::from(entry.key.gpu == self.key.gpu),
+                    None => census.unreadable.push(path),
+                }
+            }
+        }
+        census
+    }
+
     /// Keeps an answer. A folder that cannot be written is told in the log, and the answer is kept in memory.
     pub fn put(&self, shape: &str, answer: Answer) {
         if let Some(path) = self.path(shape)
@@ -103,7 +134,7 @@ impl Cache {
     }
 
     fn path(&self, shape: &str) -> Option<PathBuf> {
-        Some(self.folder.as_ref()?.join(format!("{:016x}.json", fnv(shape.as_bytes()))))
+        Some(self.folder.as_ref()?.join(file_name(shape)))
     }
 
     fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
@@ -150,6 +181,17 @@ pub(super) fn default_folder() -> Option<PathBuf> {
     // The convention has it that a relative path here counts for nothing.
     let xdg = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     folder("TREFOIL_CACHE").or_else(|| Some(xdg.or_else(|| Some(folder("HOME")?.join(".cache")))?.join("trefoil")))
+}
+
+fn file_name(shape: &str) -> String {
+    format!("{:016x}.json", fnv(shape.as_bytes()))
+}
+
+/// What is in a folder, in order; nothing where there is none.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    paths.sort();
+    paths
 }
 
 /// FNV-1a, to name files by.
@@ -247,6 +289,29 @@ mod tests {
             cache.put("conv", answer("sm90 128x64"));
             assert_eq!(Cache::new(key(), Some(&folder.0)).get("conv"), Some(answer("sm90 128x64")));
         }
+    }
+
+    #[test]
+    fn a_census_tells_what_is_of_use() {
+        let folder = Folder::new("census");
+        let census = || Cache::new(key(), Some(&folder.0)).census();
+        assert_eq!((census(), Cache::new(key(), None).census()), Default::default());
+        let newer = Key { driver: "2, CUDA 13.1".into(), ..key() };
+        let elsewhere = Key { gpu: "NVIDIA Other, sm_80, 108 multiprocessors".into(), ..key() };
+        for (key, shapes) in [(key(), ["a", "b"].as_slice()), (newer, &["a"]), (elsewhere, &["a", "b", "c"])] {
+            let cache = Cache::new(key, Some(&folder.0));
+            shapes.iter().for_each(|shape| cache.put(shape, answer("sm90 64x256")));
+        }
+        assert_eq!(census(), Census { answers: 2, outdated: 1, unreadable: Vec::new() });
+        let own = Cache::new(key(), Some(&folder.0)).path("a").unwrap();
+        let whole = fs::read_to_string(&own).unwrap();
+        for text in [String::new(), whole.replace("132", "133"), whole.replace("\"a\"", "\"c\""), whole[..9].into()] {
+            fs::write(&own, text).unwrap();
+            assert_eq!(census(), Census { answers: 1, outdated: 1, unreadable: vec![own.clone()] });
+        }
+        // What a writer that was killed leaves is no answer, and in nobody's way.
+        fs::rename(&own, own.with_extension("1-0.new")).unwrap();
+        assert_eq!(census(), Census { answers: 1, outdated: 1, unreadable: Vec::new() });
     }
 
     #[test]

@@ -15,6 +15,8 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
 
+use crate::device::{Device, Kind};
+
 /// Whether kernels are chosen by measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
@@ -40,6 +42,41 @@ pub struct TuningProgress {
     pub of: usize,
     /// The shape that is measured now; empty in the end.
     pub shape: String,
+}
+
+/// What measurements have left on disk for a GPU, and what became of it.
+///
+/// ```no_run
+/// use trefoil::{Device, Target, TuningCache};
+///
+/// if let Some(cache) = TuningCache::of(&Device::open(Target::Auto)?) {
+///     println!("{} answers in {:?}", cache.answers, cache.folder);
+/// }
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TuningCache {
+    /// Where answers are kept unless [`EngineBuilder::tuning_folder`](crate::EngineBuilder::tuning_folder) says
+    /// otherwise; none where no environment variable leads to a place.
+    pub folder: Option<PathBuf>,
+    /// Answers for this GPU, driver and library: those that engines take.
+    pub answers: usize,
+    /// Answers for this GPU with another driver or other kernels, which nothing here takes.
+    pub outdated: usize,
+    /// Files that cannot be read, or are for something else than their place says: passed over.
+    pub unreadable: Vec<PathBuf>,
+}
+
+impl TuningCache {
+    /// Looks at what is kept for `device`; none if it is no GPU, where nothing is tuned.
+    pub fn of(device: &Device) -> Option<Self> {
+        match device.kind() {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => Some(on_gpus::kept(device.info())),
+            Kind::Cpu(_) | Kind::Sim(_) => None,
+        }
+    }
 }
 
 /// Whoever hears of progress.
@@ -86,9 +123,9 @@ mod on_gpus {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use super::cache::{Answer, Cache, Key, default_folder, fnv};
+    use super::cache::{Answer, Cache, Census, Key, default_folder, fnv};
     use super::search::{self, Group, search};
-    use super::{Told, TuningProgress, TuningSpec};
+    use super::{Told, TuningCache, TuningProgress, TuningSpec};
     use crate::device::cuda::Cuda;
     use crate::device::{Device, DeviceInfo};
     use crate::error::Error;
@@ -105,6 +142,14 @@ mod on_gpus {
 
     /// Clocks a second of a GPU whose rate is not known: enough to tell much from little.
     const CLOCK_HZ: f64 = 1.5e9;
+
+    /// What is on disk for a device.
+    pub(super) fn kept(info: &DeviceInfo) -> TuningCache {
+        let folder = default_folder();
+        let census = Cache::new(Key::new(info, cuda::KERNELS_HASH), folder.as_deref()).census();
+        let Census { answers, outdated, unreadable } = census;
+        TuningCache { folder: folder.map(|folder| folder.join("tuning")), answers, outdated, unreadable }
+    }
 
     impl TuningSpec {
         /// What is known of a device.

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use trefoil::{Engine, SimSpec, Stage};
+use trefoil::simulate::SimSpec;
+use trefoil::{Engine, Stage};
 
 use super::network::Buffers;
 

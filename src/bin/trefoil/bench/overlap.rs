@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
-use trefoil::{Device, simulate};
+use trefoil::Device;
+use trefoil::simulate::simulate;
 
 use super::args::{OverlapArgs, Regime};
 use super::engines::{AHEAD, Engines, PRODUCERS, buffers, measure_alone, simulated};

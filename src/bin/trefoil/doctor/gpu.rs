@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::Result;
 use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
 use trefoil::plan::{Kernel, Plan};
-use trefoil::{Device, Engine, OutputKind, Shape, Stage};
+use trefoil::{Device, Engine, OutputKind, Shape, Stage, TuningCache};
 
 use super::{Check, host};
 use crate::report::Spread;
@@ -36,6 +36,7 @@ pub fn examine(device: &Device) -> Vec<Check> {
         }
     };
     checks.push(kernels(&name("kernels"), info.compute_capability, engine.plans()));
+    checks.extend(TuningCache::of(device).map(|cache| judge_tuning(&name("tuning"), &cache)));
     let locked = device.memory_use().page_locked_bytes >> 20;
     checks.push(Check::ok(&name("page-locking"), format!("{locked} MiB of page-locked memory were given")));
     checks.push(match answers(&engine) {
@@ -120,6 +121,28 @@ fn kernels(name: &str, [major, minor]: [u32; 2], plans: &[Plan]) -> Check {
             (false, _) => format!("PTX for 8.0, which the driver compiles for {major}.{minor}"),
         },
     )
+}
+
+/// What was kept of earlier measurements.
+fn judge_tuning(name: &str, cache: &TuningCache) -> Check {
+    const MEASURE: &str = "`trefoil bench --model MODEL --batch N --tune full` on a GPU that has nothing else to do";
+    let Some(folder) = &cache.folder else {
+        return Check::warn(name, "there is no place to keep measurements in", "set TREFOIL_CACHE to a folder");
+    };
+    let TuningCache { answers, outdated, unreadable, .. } = cache;
+    let mut found = format!("{answers} answers in {}", folder.display());
+    if *outdated > 0 {
+        found += &format!("; of another driver or version: {outdated}");
+    }
+    if let [first, ..] = unreadable.as_slice() {
+        found += &format!("; passed over: {}", unreadable.len());
+        return Check::warn(name, found, format!("remove {}, and measure anew with {MEASURE}", first.display()));
+    }
+    match (answers, outdated) {
+        (0, 0) => Check::ok(name, format!("nothing was measured; answers would be kept in {}", folder.display())),
+        (0, _) => Check::warn(name, found, format!("measure anew with {MEASURE}")),
+        _ => Check::ok(name, found),
+    }
 }
 
 /// What the lanes of a link are.

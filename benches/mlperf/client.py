@@ -1,0 +1,164 @@
+"""LoadGen's systems under test: what takes its samples to the library, and the library's answers back."""
+
+import os
+import queue
+import sys
+import threading
+import traceback
+
+import mlperf_loadgen as loadgen
+import numpy as np
+
+from library import Batcher
+
+# A thread that only runs Python lets another one run after so many seconds; 5 ms would be a third of Server's limit.
+sys.setswitchinterval(1e-4)
+MOST_ANSWERS = 256  # that LoadGen gets at once
+
+
+class Client:
+    """Producers submit what LoadGen issues; one thread waits, in the same order, and answers."""
+
+    def __init__(self, engine, labels, producers):
+        self._engine, self._labels = engine, labels
+        self._waiting, self._flying = queue.SimpleQueue(), queue.SimpleQueue()
+        self.answered = self.right = 0
+        self._producers = [threading.Thread(target=_or_exit, args=(self._produce,)) for _ in range(producers)]
+        self._completer = threading.Thread(target=_or_exit, args=(self._complete,))
+        for thread in [*self._producers, self._completer]:
+            thread.start()
+
+    def flush(self):
+        """Nothing is held back for the end of a query."""
+
+    def close(self):
+        """Ends the threads once everything is answered."""
+        for _ in self._producers:
+            self._waiting.put(None)
+        for thread in self._producers:
+            thread.join()
+        self._flying.put(None)
+        self._completer.join()
+
+    def _answer(self, ids, indices, classes):
+        first, size = classes.ctypes.data, classes.itemsize
+        answers = [loadgen.QuerySampleResponse(id, first + size * row, size) for row, id in enumerate(ids)]
+        loadgen.QuerySamplesComplete(answers)
+        self.answered += len(ids)
+        if self._labels is not None:
+            self.right += int((self._labels[indices] == classes).sum())
+
+
+class Batches(Client):
+    """Producers acquire a batch each, and only then take what is waiting: a busy engine gets fuller batches.
+
+    `grain` samples are handed to a producer as one: a whole batch where all are there at once, 1 where they come alone.
+    Filling a batch is one call of numpy.
+    """
+
+    def __init__(self, engine, images, labels, producers, grain):
+        self._images = np.zeros((len(images), engine.input.row_pitch), np.uint8)
+        self._images[:, : engine.input.row_bytes] = images.reshape(len(images), -1)
+        self._grain, self._batches = grain, 0
+        super().__init__(engine, labels, producers)
+
+    def issue(self, ids, indices):
+        """What LoadGen calls: in Server with what is due, in Offline with everything."""
+        for first in range(0, len(ids), self._grain):
+            self._waiting.put((ids[first : first + self._grain], indices[first : first + self._grain]))
+
+    def close(self):
+        """And tells how many samples a batch had."""
+        super().close()
+        return self.answered / self._batches
+
+    def _produce(self):
+        while True:
+            batch = self._engine.acquire()
+            taken = self._take()
+            if taken is None:
+                return self._engine.release(batch)
+            ids, indices = taken[0], np.array(taken[1], np.intp)
+            np.take(self._images, indices, axis=0, out=self._engine.rows(batch, len(ids)), mode="clip")
+            self._flying.put((self._engine.submit(batch, len(ids)), ids, indices))
+
+    def _take(self):
+        """What is waiting, as much as a batch holds; None at the end."""
+        if (taken := self._waiting.get()) is None:
+            return None
+        ids, indices = taken
+        while len(ids) + self._grain <= self._engine.capacity:
+            try:
+                more = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            ids += more[0]
+            indices += more[1]
+        return ids, indices
+
+    def _complete(self):
+        while (flying := self._flying.get()) is not None:
+            ticket, ids, indices = flying
+            self._batches += 1
+            self._answer(ids, indices, self._engine.wait(ticket))
+
+
+class Rows(Client):
+    """Each sample goes to the library's batcher by itself."""
+
+    def __init__(self, engine, images, labels, producers):
+        self._images = np.ascontiguousarray(images.reshape(len(images), -1))
+        self._batcher = Batcher(engine)
+        super().__init__(engine, labels, producers)
+
+    def issue(self, ids, indices):
+        """What LoadGen calls with what is due."""
+        for sample in zip(ids, indices):
+            self._waiting.put(sample)
+
+    def close(self):
+        """And tells how many samples a batch had."""
+        super().close()
+        stats = self._batcher.stats()
+        self._batcher.close()
+        return stats.rows / stats.batches
+
+    def _produce(self):
+        first, size = self._images.ctypes.data, self._images.shape[1]
+        while (sample := self._waiting.get()) is not None:
+            id, index = sample
+            self._flying.put((self._batcher.submit(first + index * size), id, index))
+
+    def _complete(self):
+        flying = self._flying.get()
+        while flying is not None:
+            ids, indices, classes, found = [], [], [], self._batcher.wait(flying[0])
+            # The oldest was waited for; what else is there by now is answered with it.
+            while found is not None:
+                ids.append(flying[1])
+                indices.append(flying[2])
+                classes.append(found)
+                flying = self._submitted()
+                found = self._batcher.look(flying[0]) if flying and len(ids) < MOST_ANSWERS else None
+            self._answer(ids, indices, np.array(classes, np.uint32))
+            if flying == ():
+                flying = self._flying.get()
+
+    def _submitted(self):
+        """The next that is in flight; () if there is none now."""
+        try:
+            return self._flying.get_nowait()
+        except queue.Empty:
+            return ()
+
+
+def _or_exit(work):
+    """LoadGen waits for ever for a sample that nobody answers."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
