@@ -60,14 +60,15 @@ mod trace;
 #[doc = include_str!("../docs/adding-a-model-family.md")]
 struct Guides;
 
-pub use device::{Device, DeviceInfo, MemoryUse, Target};
+pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass};
 pub use exec::{StepTimes, Tuning, TuningProgress};
 pub use phases::Phase;
 pub use ring::{
-    Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
-    Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,
+    Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceOutput, DeviceStats, Health, Output, OutputPart,
+    Prefetch, Request, Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch,
+    prefetch_scoped,
 };
 pub use simulate::{Arrival, Effect, Injection, SimBound, SimLatency, SimReport, SimSpec, SimStage, simulate};
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
