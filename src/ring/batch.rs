@@ -153,8 +153,7 @@ impl Batch {
     /// [`EngineBuilder::device_results`](crate::EngineBuilder::device_results) or the batch is a
     /// [`Fleet`](crate::Fleet)'s: then its credits are free again.
     pub fn submit_to_device(mut self, rows: usize) -> Result<DeviceOutput, Error> {
-        self.core.has_device_results()?;
-        self.is_of_one_device()?;
+        self.may_stay_on_device()?;
         let (submission, submitted) = self.enqueue(rows, true)?;
         submitted.map(|number| DeviceOutput::new(self.core.clone(), submission.lent, number, rows))
     }
@@ -204,6 +203,14 @@ impl Batch {
         device.backend().admit_memory(addr)?;
         self.elsewhere = Some(rows);
         Ok(())
+    }
+
+    /// Whether its result may stay on the device.
+    pub(crate) fn may_stay_on_device(&self) -> Result<(), Error> {
+        if !self.core.spec.device_results {
+            return Err(Error::option("device_results", "off", "on, to leave results on the device"));
+        }
+        self.is_of_one_device()
     }
 
     /// Refuses what is of no use to a fleet's batch, which may be run again on another device.

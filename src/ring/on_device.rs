@@ -186,14 +186,6 @@ impl std::fmt::Debug for DeviceOutput {
 }
 
 impl Core {
-    /// Refuses to leave a result on the device in a ring that was not built for it.
-    pub(super) fn has_device_results(&self) -> Result<(), Error> {
-        match self.spec.device_results {
-            true => Ok(()),
-            false => Err(Error::option("device_results", "off", "on, to submit to the device")),
-        }
-    }
-
     /// Enqueues the copy of rows that are on the device.
     pub(super) fn copy_from_device(
         &self,

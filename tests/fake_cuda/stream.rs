@@ -11,6 +11,8 @@ use crate::table::Table;
 #[derive(Default)]
 pub struct Stream {
     pub queue: VecDeque<Operation>,
+    /// The context that it was made in.
+    pub context: Handle,
     /// What was captured so far, while the stream captures.
     pub captured: Option<Vec<Node>>,
 }
