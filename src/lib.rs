@@ -19,6 +19,9 @@
 //! [`Ticket::wait`] blocks on that submission alone and gives an [`Output`], read in place; dropping it frees its
 //! memory for a later batch. Any number of threads may do so at once.
 //!
+//! A program with CUDA of its own can leave pixels and results on the device: [`Batch::read_from`],
+//! [`Batch::submit_to_device`], [`Device::in_context`].
+//!
 //! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
 //!
 //! # Environment variables

@@ -203,6 +203,8 @@ fn documented_commands() -> Outcome {
     let said = run(Command::new("bash").args(["-c", &script]).env("CARGO_TARGET_DIR", target()))?;
     assert!(said.contains("coffee.png: 967 ") && said.contains("rocket.jpg: 657 "), "{said}");
 
+    assert!(said.contains("0 of 16 results differ from those of page-locked memory"), "{said}");
+
     let (coffee, rocket) = (ppm("coffee.png")?, ppm("rocket.jpg")?);
     let weights = "weights/efficientnet-lite0";
     let label = Model::open(root().join(weights))?.label(967).to_owned();

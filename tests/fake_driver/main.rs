@@ -6,6 +6,7 @@ mod doctor;
 mod engine;
 mod faults;
 mod harness;
+mod interop;
 mod many;
 mod nvtx;
 mod open;
