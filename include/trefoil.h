@@ -897,14 +897,20 @@ trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil
  context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
  context, which trefoil_device_open() shares.
 
- The context must not be destroyed before all that trefoil has in it is gone: close the engines, release everything, and
- wait until `device_bytes_used` and `page_locked_bytes_used` of trefoil_device_get_info() are 0.
+ The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
+ until trefoil_device_is_unused().
 
  Pointers:
  `context` is a live CUcontext or null, `device` can be written or is null.
  */
 trefoil_status trefoil_device_open_context(void *context,
                                            trefoil_device *device);
+
+/*
+ Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
+ the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+ */
+trefoil_status trefoil_device_is_unused(trefoil_device device);
 
 /*
  Has a batch take its rows from device memory, whichever way it is submitted; what was written into the batch itself is

@@ -140,6 +140,13 @@ public:
         check(trefoil_device_open_context(context, &raw));
         return device(raw);
     }
+    /// Whether nothing is left of what was made on it, but this handle.
+    bool is_unused() const {
+        const trefoil_status status = trefoil_device_is_unused(get());
+        if (status == TREFOIL_STATUS_NOT_READY) return false;
+        check(status);
+        return true;
+    }
     trefoil_device_info info() const { return detail::ask<trefoil_device_info>(trefoil_device_get_info, get()); }
     /// Throws the fault that put the device out of use, if one did.
     void health() const { check(trefoil_device_health(get())); }

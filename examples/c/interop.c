@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
 #include <time.h>
 
 #include <trefoil.h>
@@ -185,11 +186,12 @@ int main(int argc, char **argv)
 
     /* The context is the program's to destroy, when trefoil has nothing in it any more. */
     trefoil_device_info info = {.size = sizeof info};
-    must(trefoil_engine_close(engine, 0, UINT64_MAX));
+    must(trefoil_device_get_info(device, &info));
     must(trefoil_release(engine));
-    do
-        must(trefoil_device_get_info(device, &info));
-    while (info.device_bytes_used + info.page_locked_bytes_used != 0);
+    trefoil_status left;
+    while ((left = trefoil_device_is_unused(device)) == TREFOIL_STATUS_NOT_READY)
+        thrd_yield();
+    must(left);
     must(trefoil_release(device));
     must(trefoil_release(model));
     CUDA(deallocate(source) | deallocate(pixels) | deallocate(kept));

@@ -9,6 +9,14 @@ use crate::error::Error;
 ///
 /// The CPU has no streams that a caller could make. There [`CallerStream::DEFAULT`] is the thread that makes the call:
 /// what it did before comes before, and to make it wait is to block.
+///
+/// ```
+/// use trefoil::CallerStream;
+/// # let stream: *mut std::ffi::c_void = std::ptr::null_mut();
+/// // SAFETY: the stream is destroyed after the last call that gets it.
+/// let stream = unsafe { CallerStream::from_raw(stream) };
+/// assert_eq!(stream, CallerStream::DEFAULT); // it was null
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerStream(u64);
 

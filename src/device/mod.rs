@@ -22,6 +22,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Error;
@@ -322,10 +323,17 @@ impl Device {
     /// in place of the device's primary context. For programs that call `cuCtxCreate`; torch, and all that is built on
     /// the CUDA runtime, live in the primary context, which [`Device::open`] shares.
     ///
+    /// ```no_run
+    /// # use trefoil::{Device, Engine, model::Model};
+    /// # fn f(model: &Model, context: *mut std::ffi::c_void) -> Result<(), trefoil::Error> {
+    /// // SAFETY: the context is kept until the engine and all of its batches are gone.
+    /// let device = unsafe { Device::in_context(context)? };
+    /// let engine = Engine::builder(model).on(&device).build()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Safety
-    /// The context is not destroyed before all that trefoil has in it is gone: engines, batches, tickets and outputs, and
-    /// what the device still works on for tickets that were dropped, see [`Engine::close`](crate::Engine::close) and
-    /// [`Device::memory_use`].
+    /// The context is not destroyed before all that trefoil has in it is gone: [`Device::is_unused`].
     ///
     /// # Errors
     /// [`Error::Option`] for null; else as for [`Device::open`].
@@ -425,6 +433,33 @@ impl Device {
     /// ```
     pub fn memory_use(&self) -> MemoryUse {
         self.0.held.now()
+    }
+
+    /// Whether nothing is left of what was made on it, but this handle and its clones: no engine, batch, ticket or output,
+    /// and nothing that the device still works on, which may outlast them a moment. Then whoever lent a
+    /// [context](Device::in_context) may destroy it. After a fault it may never be so: what the device may still access is
+    /// left to it.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let device = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&device).build()?;
+    /// assert!(!device.is_unused());
+    /// drop(engine);
+    /// assert!(device.is_unused());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn is_unused(&self) -> bool {
+        let holders = match &self.0.kind {
+            Kind::Cpu(cpu) => Arc::strong_count(cpu),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => Arc::strong_count(cuda),
+            Kind::Sim(sim) => Arc::strong_count(sim),
+        };
+        // Whoever held it had done its last call before it let go.
+        fence(Ordering::Acquire);
+        holders == 2 // `kind` and `backend` here
     }
 
     /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that

@@ -16,8 +16,8 @@ use crate::ring::DeviceOutput;
 /// context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
 /// context, which trefoil_device_open() shares.
 ///
-/// The context must not be destroyed before all that trefoil has in it is gone: close the engines, release everything, and
-/// wait until `device_bytes_used` and `page_locked_bytes_used` of trefoil_device_get_info() are 0.
+/// The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
+/// until trefoil_device_is_unused().
 ///
 /// # Safety
 /// `context` is a live CUcontext or null, `device` can be written or is null.
@@ -35,6 +35,16 @@ pub unsafe extern "C" fn trefoil_device_open_context(
         // SAFETY: by the caller.
         to.set(insert(unsafe { Device::in_context(context)? })?);
         Ok(())
+    })
+}
+
+/// Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
+/// the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_status {
+    guard(|| match look(device, Device::is_unused)? {
+        true => Ok(()),
+        false => Err(Failure::not_ready()),
     })
 }
 

@@ -28,6 +28,16 @@ impl OnDevice {
 ///
 /// What reads it on a stream of the caller's is enqueued between [`DeviceOutput::wait_on`] and
 /// [`DeviceOutput::read_on`]; then no thread ever waits.
+///
+/// ```
+/// # use trefoil::{CallerStream, DeviceOutput, Error};
+/// # fn enqueue_my_kernel(_: CallerStream, _: u64, _: usize) {}
+/// fn consume(mut output: DeviceOutput, stream: CallerStream) -> Result<(), Error> {
+///     output.wait_on(stream)?;
+///     enqueue_my_kernel(stream, output.addr(), output.spec().row_pitch);
+///     output.read_on(stream)
+/// } // dropped here: used again when the kernel has run
+/// ```
 #[must_use = "a dropped output abandons its result"]
 pub struct DeviceOutput {
     core: Arc<Core>,
@@ -205,8 +215,11 @@ impl Core {
     }
 
     /// Nobody submits through the engine any more: what the device still does with results that were handed back on it
-    /// keeps the ring until it is done.
+    /// keeps the ring until it is done. After a fault nobody can tell, and its memory is left to the device anyway.
     pub fn leave(self: &Arc<Self>) {
+        if self.device.fault().is_some() {
+            return;
+        }
         let watched = lock(&self.state).leave();
         for result in watched {
             self.completion.watch(self.clone(), result);

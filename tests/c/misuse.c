@@ -152,6 +152,7 @@ static void on_device(trefoil_model model, trefoil_device device, trefoil_engine
     trefoil_device_rows rows = {.size = sizeof rows, .address = pixels, .row_pitch = PITCH};
     trefoil_device_output_info info = {.size = sizeof info};
     OK(trefoil_engine_build(model, &options, &engine));
+    EXPECT(trefoil_device_is_unused(device), NOT_READY, NULL);
 
     EXPECT(trefoil_device_open_context(NULL, &other), NULL_POINTER, "context is null");
     EXPECT(trefoil_device_open_context(pixels, NULL), NULL_POINTER, "device is null");
@@ -559,12 +560,14 @@ int main(int argc, char **argv)
     /* all memory comes home, once the last threads of the batcher and the ring are gone */
     for (int i = 0; i < 1000; i++) {
         OK(trefoil_device_get_info(other, &info));
-        if (info.device_bytes_used + info.page_locked_bytes_used == 0)
+        if (info.device_bytes_used + info.page_locked_bytes_used == 0
+            && trefoil_device_is_unused(other) == TREFOIL_STATUS_OK)
             break;
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
     if (info.device_bytes_used + info.page_locked_bytes_used != 0)
         wrong++, printf("%llu bytes are left\n", (unsigned long long)info.page_locked_bytes_used);
+    OK(trefoil_device_is_unused(other));
     OK(trefoil_release(other));
     OK(trefoil_release(model));
     EXPECT(trefoil_release(model), RELEASED, NULL);

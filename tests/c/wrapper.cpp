@@ -173,6 +173,7 @@ int main(int argc, char **argv) {
                                 info.row_bytes) == 0);
         there.read_on(nullptr);
         THROWS(NULL_POINTER, trefoil::device::in_context(nullptr));
+        REQUIRE(!device.is_unused());
         trefoil::batch cannot = engine.acquire();
         THROWS(INVALID_ARGUMENT, std::move(cannot).submit_to_device(1));
     }

@@ -2,6 +2,8 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "../support/cuda.rs"]
+mod cuda;
 mod doctor;
 mod engine;
 mod faults;

@@ -368,7 +368,7 @@ impl Backend for Cuda {
     }
 
     fn admit_memory(&self, addr: u64) -> Result<(), Error> {
-        let _entered = self.enter()?;
+        self.context.adopt_thread()?;
         caller::admit_memory(&self.context, addr)
     }
 
