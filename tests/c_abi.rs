@@ -310,5 +310,5 @@ fn valgrind_threads() -> Outcome {
 }
 
 fn valgrind_interop() -> Outcome {
-    valgrind(&Program::of("examples/c", "interop.c")?, &["weights/convnet28", "cpu", "12"])
+    valgrind(&Program::of("examples/c", "interop.c")?, &["weights/convnet28", "cpu", "4"])
 }

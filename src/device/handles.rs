@@ -151,6 +151,18 @@ impl Stream {
     }
 }
 
+impl Device {
+    /// Copies rows of a caller's to the beginning of `dst`, `pitch` bytes apart, on the caller's stream.
+    ///
+    /// # Safety
+    /// The caller's rows can be read in stream order. As for [`Stream::copy_in`] what concerns `dst`.
+    pub(crate) unsafe fn copy_rows(&self, dst: &DeviceBuffer, pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        assert!(rows.row_bytes <= pitch && rows.bytes(pitch) <= dst.bytes, "{} rows out of bounds", rows.rows);
+        // SAFETY: in bounds by the assertion, the rest by the caller.
+        self.latch(unsafe { self.backend().copy_rows(dst.addr, pitch, rows) })
+    }
+}
+
 impl Event {
     /// Makes an event without timing.
     pub fn new(device: &Device) -> Result<Self, Error> {
@@ -291,16 +303,6 @@ impl DeviceBuffer {
     /// Address on the device.
     pub fn addr(&self) -> u64 {
         self.addr
-    }
-
-    /// Copies rows of a caller's to its beginning, `pitch` bytes apart, on the caller's stream.
-    ///
-    /// # Safety
-    /// The caller's rows can be read in stream order. As for [`Stream::copy_in`] what concerns the buffer.
-    pub unsafe fn copy_rows(&self, pitch: usize, rows: &RowCopy) -> Result<(), Error> {
-        assert!(rows.row_bytes <= pitch && rows.bytes(pitch) <= self.bytes, "{} rows out of bounds", rows.rows);
-        // SAFETY: in bounds by the assertion, the rest by the caller.
-        self.device.latch(unsafe { self.device.backend().copy_rows(self.addr, pitch, rows) })
     }
 
     /// Length in bytes.

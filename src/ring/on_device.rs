@@ -210,7 +210,10 @@ impl Core {
         let TensorSpec { row_bytes, row_pitch, .. } = self.spec.input;
         // SAFETY: the slot input lives as long as self, which whoever has the result holds until `done`; its last reader is
         // ordered before by `computed`. What is read is there by the contract of `Batch::read_from`.
-        unsafe { self.runners[0].program.input(slot).copy_rows(row_pitch, &RowCopy { from, row_bytes, rows })? };
+        unsafe {
+            let input = self.runners[0].program.input(slot);
+            self.device.copy_rows(input, row_pitch, &RowCopy { from, row_bytes, rows })?;
+        }
         uploaded.record_on(from.stream)
     }
 

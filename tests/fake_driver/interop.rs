@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use trefoil::{CallerStream, Device, DeviceOutput, DeviceRows, Engine, Error, Target};
+use trefoil::{CallerStream, Device, DeviceOutput, DeviceRows, Engine, Error, Target, TraceStage};
 
 use crate::cuda::{Context, Memory, Primary, Stream, cuda};
 use crate::engine::{compare_with_kept, fail_each_call_of, small_model};
@@ -232,6 +232,34 @@ fn the_default_stream_is_the_devices() {
             });
         });
         drop((memory, engine, device));
+        wait_for_release();
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// The copy of a caller's rows is recorded on the caller's stream, also if that is gone when the times are asked for.
+#[test]
+fn what_is_done_on_a_callers_stream_is_recorded() {
+    let scenario = Scenario::new("interop::what_is_done_on_a_callers_stream_is_recorded", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = small_model();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[4]).slots(2).staging(2).results(2);
+        let engine = builder.device_results(true).check(true).trace(true).build().unwrap();
+        {
+            let _current = Primary::of(&device);
+            let (writer, reader) = (Stream::new().unwrap(), Stream::new().unwrap());
+            let memory = Memory::new(ROWS * PITCH).unwrap();
+            for _ in 0..5 {
+                submit(&engine, &memory, &writer, &reader).unwrap().read_on(reader.caller()).unwrap();
+            }
+            reader.synchronize().unwrap();
+        }
+        let trace = engine.trace().unwrap();
+        for stage in TraceStage::DEVICE {
+            let of_stage = trace.intervals().iter().filter(|interval| interval.stage == stage);
+            assert_eq!(of_stage.count(), 5, "{stage}: {trace:?}");
+        }
+        drop((engine, device));
         wait_for_release();
     });
     scenario.run(&[]).assert_clean();
