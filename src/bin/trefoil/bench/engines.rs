@@ -8,8 +8,10 @@ use super::network::Buffers;
 
 /// Threads that submit and wait; they fill nothing.
 pub const PRODUCERS: usize = 4;
-/// Submissions of its own that a producer leaves unanswered while it takes the next batch.
-pub const AHEAD: usize = 1;
+/// Submissions of its own that a producer leaves unanswered while it takes the next batch. All of them together have to
+/// last longer than it takes a thread to hear of an answer, which sleeps in the driver: mostly some 50 us, but on some
+/// machines half a millisecond for seconds on end.
+pub const AHEAD: usize = 3;
 
 /// Seconds of a batch on each engine.
 #[derive(Serialize, Clone, Copy, Default)]

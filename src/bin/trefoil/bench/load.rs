@@ -1,5 +1,6 @@
 //! Threads that work an engine, and what the times of the answers say.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -27,18 +28,20 @@ pub fn on_threads(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> 
     })
 }
 
-/// The ring alone: producers that submit what the page-locked memory holds, each one batch ahead.
+/// The ring alone: producers that submit what the page-locked memory holds, each some batches ahead.
 pub struct RingLoad<'a> {
     pub engine: &'a Engine,
     pub sources: &'a Sources,
     pub rows: usize,
     pub producers: usize,
+    /// Submissions that each producer leaves unanswered while it takes the next batch.
+    pub ahead: usize,
 }
 
 impl RingLoad<'_> {
     /// Answers at the start and at the end that do not count: the ring fills, and runs empty.
     pub fn under_way(&self) -> usize {
-        self.engine.slots() + 2 * self.producers
+        self.engine.slots() + (self.ahead + 1) * self.producers
     }
 
     /// Seconds a batch end to end over `batches` batches in the steady state. Some of every answer is checked while
@@ -48,7 +51,7 @@ impl RingLoad<'_> {
         let (next, answered) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(total)));
         let start = Instant::now();
         on_threads(self.producers, |_| {
-            let mut last: Option<(usize, Ticket)> = None;
+            let mut unanswered = VecDeque::<(usize, Ticket)>::with_capacity(self.ahead + 1);
             let mut kept: Option<(usize, Output)> = None;
             let wait = |(number, ticket): (usize, Ticket), turn: usize| -> Result<(usize, Output)> {
                 let output = ticket.wait()?;
@@ -63,13 +66,13 @@ impl RingLoad<'_> {
                 }
                 let mut batch = self.engine.acquire()?;
                 let number = self.sources.number(&mut batch)?;
-                let ticket = batch.submit(self.rows)?;
-                if let Some(before) = last.replace((number, ticket)) {
-                    drop(wait(before, turn)?);
+                unanswered.push_back((number, batch.submit(self.rows)?));
+                if unanswered.len() > self.ahead && let Some(oldest) = unanswered.pop_front() {
+                    drop(wait(oldest, turn)?);
                 }
             }
-            if let Some(before) = last {
-                kept = Some(wait(before, total)?);
+            for ticket in unanswered {
+                kept = Some(wait(ticket, total)?);
             }
             kept.map_or(Ok(()), |(number, output)| self.sources.check_all(number, &output))
         })?;

@@ -109,27 +109,27 @@ pub struct Calibration<'a> {
     batches: usize,
     /// Depths measured, with seconds of compute, ascending.
     known: Vec<(usize, f64)>,
-    /// Seconds of the slower copy, the other one beside it.
+    /// Seconds of the slower copy, the other one beside it: the least of those seen.
     copy: f64,
 }
 
 impl<'a> Calibration<'a> {
     /// Measures copies, and compute at two depths.
     pub fn new(device: &'a Device, layers: Layers, batch: usize, batches: usize) -> Result<Self> {
-        let mut this = Self { device, layers, batch, batches, known: Vec::new(), copy: 0.0 };
+        let mut this = Self { device, layers, batch, batches, known: Vec::new(), copy: f64::INFINITY };
         PROBES.into_iter().try_for_each(|depth| this.measure(depth).map(drop))?;
         Ok(this)
     }
 
     /// The depth for a regime, as near as whole convolutions come to it.
     pub fn depth(&mut self, regime: Regime) -> Result<usize> {
-        let wanted = regime.copies() * self.copy;
-        let mut depth = self.guess(wanted);
+        let mut depth = self.guess(regime.copies() * self.copy);
         for _ in 0..CORRECTIONS {
             if self.known.iter().any(|known| known.0 == depth) {
                 break;
             }
             let compute = self.measure(depth)?;
+            let wanted = regime.copies() * self.copy; // the copies were measured once more
             if (compute / wanted - 1.0).abs() <= CLOSE {
                 break;
             }
@@ -142,9 +142,7 @@ impl<'a> Calibration<'a> {
         let buffers = Buffers { slots: 1, staging: 1, results: 1 };
         let engine = self.layers.engine(self.device, depth, self.batch, buffers)?;
         let time = |stage| engine.measure_loaded(stage, self.batch, self.batches);
-        if self.known.is_empty() {
-            self.copy = time(Stage::CopyIn)?.max(time(Stage::CopyOut)?);
-        }
+        self.copy = self.copy.min(time(Stage::CopyIn)?.max(time(Stage::CopyOut)?));
         let compute = time(Stage::Compute)?;
         self.known.push((depth, compute));
         self.known.sort_by_key(|known| known.0);

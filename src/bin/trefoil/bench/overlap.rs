@@ -134,7 +134,7 @@ impl Bench<'_> {
                     // Measuring leaves other rows in a staging buffer.
                     sources.restore(engine)?;
                 }
-                let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS };
+                let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS, ahead: AHEAD };
                 rings[index].push(load.seconds_a_batch(self.batches)?);
                 self.bar.inc(1);
             }
