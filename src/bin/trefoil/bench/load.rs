@@ -67,7 +67,9 @@ impl RingLoad<'_> {
                 let mut batch = self.engine.acquire()?;
                 let number = self.sources.number(&mut batch)?;
                 unanswered.push_back((number, batch.submit(self.rows)?));
-                if unanswered.len() > self.ahead && let Some(oldest) = unanswered.pop_front() {
+                if unanswered.len() > self.ahead
+                    && let Some(oldest) = unanswered.pop_front()
+                {
                     drop(wait(oldest, turn)?);
                 }
             }
