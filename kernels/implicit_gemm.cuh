@@ -16,7 +16,7 @@ struct ImplicitGemmArgs {
   const uint4 *filter;    // [k_stored][filter_h][filter_w][c_chunks] chunks of halves
   const float *bias;      // [k_stored]
   const uint4 *residual;  // [m_pixels][k_stored / 8] chunks of halves, or null
-  uint4 *y;               // like the residual
+  uint4 *y;               // the same, pixels y_chunks apart
   int32_t m_pixels;       // images * out_pixels
   int32_t out_pixels;     // P * Q
   int32_t out_width;      // Q
@@ -37,13 +37,15 @@ struct ImplicitGemmArgs {
   int32_t step_s;
   int32_t step_c;
   int32_t activation;
+  int32_t y_chunks;       // from one pixel of y to the next
   FastDivide by_out_pixels;
   FastDivide by_out_width;
   FastDivide by_n_tiles;
+  int32_t reserved;
 };
-static_assert(sizeof(ImplicitGemmArgs) == 144, "mirrored in implicit_gemm.rs");
+static_assert(sizeof(ImplicitGemmArgs) == 152, "mirrored in implicit_gemm.rs");
 static_assert(offsetof(ImplicitGemmArgs, m_pixels) == 40, "mirrored in implicit_gemm.rs");
-static_assert(offsetof(ImplicitGemmArgs, by_out_pixels) == 120, "mirrored in implicit_gemm.rs");
+static_assert(offsetof(ImplicitGemmArgs, by_out_pixels) == 124, "mirrored in implicit_gemm.rs");
 
 // Everything that follows from a tile's shape. `kMinBlocks` is the occupancy that registers are limited for.
 template <int kTileM_, int kTileN_, int kTileK_, int kWarpsM, int kWarpsN, int kStages_, int kMinBlocks_>
@@ -216,11 +218,11 @@ template <class Tile> struct OutTile {
            swizzle<Tile::kOutRowChunks>(row, chunk) * 16;
   }
 
-  // Calls `visit(shared address, chunk index in y)` for this thread's chunks of rows [first_row, first_row + rows)
-  // with whether the chunk exists in y.
+  // Calls `visit(shared address, chunk index)` for this thread's chunks of rows [first_row, first_row + rows) of a tensor
+  // of y's shape whose pixels are `pitch` chunks apart, with whether the chunk exists.
   template <class Visit>
   __device__ __forceinline__ void for_chunks(const ImplicitGemmArgs &args, TileOrigin origin, uint32_t first_row,
-                                             Visit visit) const {
+                                             int32_t pitch, Visit visit) const {
     const uint32_t chunk = threadIdx.x % Tile::kOutRowChunks;
     const int32_t k_stored_chunks = args.k_stored / kChunkElems;
     const int32_t n_chunk = (origin.n + static_cast<int32_t>(chunk) * kChunkElems) / kChunkElems;
@@ -229,7 +231,7 @@ template <class Tile> struct OutTile {
       const uint32_t row = first_row + pass * Tile::kOutRowsPerPass + threadIdx.x / Tile::kOutRowChunks;
       const int32_t m = origin.m + static_cast<int32_t>(row);
       const bool exists = m < args.m_pixels && n_chunk < k_stored_chunks;
-      visit(chunk_address(row, chunk), static_cast<int64_t>(m) * k_stored_chunks + n_chunk, exists);
+      visit(chunk_address(row, chunk), static_cast<int64_t>(m) * pitch + n_chunk, exists);
     }
   }
 };
@@ -306,9 +308,10 @@ template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &
     } else if (has_residual && k_tile < k_tiles + Tile::kOutStages) {
       const uint32_t first_row = (k_tile - k_tiles) * Tile::kOutRows;
       const OutTile<Tile> out{smem, static_cast<uint32_t>(k_tiles) % Tile::kStages};
-      out.for_chunks(args, tile_origin<Tile>(args), first_row, [&](uint32_t address, int64_t chunk, bool exists) {
+      const auto load = [&](uint32_t address, int64_t chunk, bool exists) {
         cp_async_16(address, args.residual + (exists ? chunk : 0), exists);
-      });
+      };
+      out.for_chunks(args, tile_origin<Tile>(args), first_row, args.k_stored / kChunkElems, load);
     }
     cp_async_commit();
   };
@@ -371,8 +374,9 @@ template <class Tile> TREFOIL_DEVICE void implicit_gemm(const ImplicitGemmArgs &
   __syncthreads();
 #pragma unroll
   for (int part = 0; part < Tile::kOutStages; ++part) {
-    out.for_chunks(args, origin, part * Tile::kOutRows, [&](uint32_t address, int64_t chunk, bool exists) {
+    const auto store = [&](uint32_t address, int64_t chunk, bool exists) {
       if (exists) args.y[chunk] = load_shared_u32x4(address);
-    });
+    };
+    out.for_chunks(args, origin, part * Tile::kOutRows, args.y_chunks, store);
   }
 }

@@ -3,7 +3,7 @@
 
 struct Pool2dArgs {
   const uint4 *x;  // [images][height][width][c_chunks] chunks of halves
-  uint4 *y;        // [images][P][Q][c_chunks]
+  uint4 *y;        // [images][P][Q][c_chunks], pixels y_chunks apart
   uint32_t chunks;  // of y
   int32_t height;
   int32_t width;
@@ -19,7 +19,7 @@ struct Pool2dArgs {
   int32_t c_chunks;
   int32_t out_height;
   int32_t out_width;
-  int32_t reserved;
+  int32_t y_chunks;
   FastDivide by_c_chunks;
   FastDivide by_out_width;
   FastDivide by_out_height;
@@ -27,10 +27,21 @@ struct Pool2dArgs {
 static_assert(sizeof(Pool2dArgs) == 104, "mirrored in pool2d.rs");
 static_assert(offsetof(Pool2dArgs, chunks) == 16 && offsetof(Pool2dArgs, by_c_chunks) == 80, "mirrored in pool2d.rs");
 
+// A thread's pixel and chunk of y.
+struct Place {
+  uint32_t pixel, chunk;
+
+  __device__ __forceinline__ Place(const Pool2dArgs &args, uint32_t index)
+      : pixel(divide(index, args.by_c_chunks)), chunk(index - pixel * args.c_chunks) {}
+
+  __device__ __forceinline__ void store(const Pool2dArgs &args, uint4 value) const {
+    args.y[static_cast<int64_t>(pixel) * args.y_chunks + chunk] = value;
+  }
+};
+
 // Calls `visit(chunk)` for each pixel of the window that lies in the image, row by row, and returns their number.
-template <class Visit> TREFOIL_DEVICE int32_t for_window(const Pool2dArgs &args, uint32_t index, Visit visit) {
-  const uint32_t pixel = divide(index, args.by_c_chunks);
-  const uint32_t chunk = index - pixel * args.c_chunks;
+template <class Visit> TREFOIL_DEVICE int32_t for_window(const Pool2dArgs &args, Place place, Visit visit) {
+  const uint32_t pixel = place.pixel;
   const uint32_t row = divide(pixel, args.by_out_width);
   const uint32_t q = pixel - row * args.out_width;
   const uint32_t image = divide(row, args.by_out_height);
@@ -45,7 +56,7 @@ template <class Visit> TREFOIL_DEVICE int32_t for_window(const Pool2dArgs &args,
     for (int32_t s = 0; s < args.filter_w; ++s) {
       const int32_t w = w_first + s * args.dilation_w;
       if (static_cast<uint32_t>(w) >= static_cast<uint32_t>(args.width)) continue;
-      visit(load_chunk(args.x, (line + w) * args.c_chunks + chunk));
+      visit(load_chunk(args.x, (line + w) * args.c_chunks + place.chunk));
       ++inside;
     }
   }
@@ -59,7 +70,7 @@ TREFOIL_DEVICE uint32_t max_half2_or_nan(uint32_t a, uint32_t b) {
 
 // Purpose    y[i][p][q][c] = max over the window's pixels in the image of x[i][h][w][c]; padding never wins.
 // Operands   x  read   halves [images][height][width][8 * c_chunks], 16-byte aligned
-//            y  write  halves [images][P][Q][8 * c_chunks], 16-byte aligned, disjoint from x
+//            y  write  halves [images][P][Q][8 * c_chunks], pixels 8 * y_chunks apart, 16-byte aligned, disjoint from x
 // Arithmetic exact. A NaN in the window makes the result NaN. A window without a pixel in the image gives zeros.
 //            Padded channels stay zero.
 // Launch     grid ceil(chunks / 256), block 256, no dynamic shared memory. compute capability 8.0 and up.
@@ -69,11 +80,12 @@ extern "C" __global__ void __launch_bounds__(256) sm80_max_pool2d(const __grid_c
   if (index >= args.chunks) return;
   constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
   uint4 best = make_uint4(kLowest, kLowest, kLowest, kLowest);
-  const int32_t inside = for_window(args, index, [&](uint4 x) {
+  const Place place(args, index);
+  const int32_t inside = for_window(args, place, [&](uint4 x) {
     best = make_uint4(max_half2_or_nan(best.x, x.x), max_half2_or_nan(best.y, x.y), max_half2_or_nan(best.z, x.z),
                       max_half2_or_nan(best.w, x.w));
   });
-  args.y[index] = inside > 0 ? best : make_uint4(0, 0, 0, 0);
+  place.store(args, inside > 0 ? best : make_uint4(0, 0, 0, 0));
 }
 
 // Purpose    y[i][p][q][c] = (sum over the window's pixels in the image of x[i][h][w][c]) / n, where n is the size of
@@ -86,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) sm80_avg_pool2d(const __grid_c
   const uint32_t index = blockIdx.x * 256u + threadIdx.x;
   if (index >= args.chunks) return;
   Chunk sum = {};
-  const int32_t inside = for_window(args, index, [&](uint4 bits) {
+  const int32_t inside = for_window(args, Place(args, index), [&](uint4 bits) {
     const Chunk x = unpack_chunk(bits);
 #pragma unroll
     for (int i = 0; i < kChunkElems; ++i) sum.v[i] += x.v[i];
@@ -94,5 +106,6 @@ extern "C" __global__ void __launch_bounds__(256) sm80_avg_pool2d(const __grid_c
   const int32_t divisor = args.count_pad ? args.filter_h * args.filter_w : max(inside, 1);
 #pragma unroll
   for (int i = 0; i < kChunkElems; ++i) sum.v[i] /= static_cast<float>(divisor);
-  args.y[index] = pack_chunk(sum);
+  // Worked out again, so that it takes no registers meanwhile.
+  Place(args, block_idx_x() * 256u + threadIdx.x).store(args, pack_chunk(sum));
 }

@@ -21,8 +21,9 @@ using Tile64x32 = Sm90Tile<1, 1, 32, 8, 32, 1, 2>;
 //                             map
 //            bias      read   floats [k_stored], zeros in padded channels
 //            residual  read   halves like y, by its map; has_residual 0: not read. Disjoint from y
-//            y         write  halves [images][P][Q][k_stored], by its map, disjoint from each x
-//            All are row-major, without gaps, at multiples of 16 bytes; channel counts are multiples of 8. The maps
+//            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, by its map, disjoint from each x
+//            All are row-major, but for y's pixels without gaps, at multiples of 16 bytes; channel counts and y_pitch are
+//            multiples of 8. The maps
 //            swizzle by 128 bytes and fill with zeros; their boxes are those that Sm90ConvArgs names.
 // Arithmetic half products, float sums in a fixed order, one rounding to half at the end (overflow becomes infinity).
 //            NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.

@@ -38,7 +38,7 @@ struct Sm90ConvArgs {
   TensorMap x[2];       // of each source: halves {C, W, H, images} by windows, or {C, pixels}, of 64 channels of a part,
                         // or of what a block of a pair copies of it
   TensorMap residual;   // halves {K, pixels}, box {64, pixels of a part}
-  TensorMap y;          // halves {K, pixels}, box {64, pixels of a chunk}
+  TensorMap y;          // halves {K, pixels} at a distance of y_pitch, box {64, pixels of a chunk}
   const float *bias;    // [k_stored]
   const __half *residual_values;  // what its map is of; null: there is none
   __half *y_values;               // what its map is of
@@ -54,7 +54,8 @@ struct Sm90ConvArgs {
   FastDivide by_out_pixels;
   FastDivide by_out_width;
   Sm90Source source[2];  // the second is read only where `steps` is more than the first one's
-  int32_t padding[8];
+  int32_t y_pitch;       // halves from one pixel of y to the next
+  int32_t padding[7];
 };
 static_assert(sizeof(Sm90ConvArgs) == 960, "mirrored in sm90_conv2d_fprop.rs");
 static_assert(offsetof(Sm90ConvArgs, bias) == 768 && offsetof(Sm90ConvArgs, source) == 848,
@@ -353,10 +354,11 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
     const int32_t k = origin.k + warp * 16 + two % 2 * 8 + lane / 4 - odd;
     const int32_t m = origin.m + two / 2 * 8 + lane % 4 * 2 + odd;
     const bool inside = i < twos && k < args.k_stored && m < args.m_pixels;
-    at[i] = inside ? static_cast<int64_t>(m) * args.k_stored + k : -1;
+    at[i] = inside ? static_cast<int64_t>(m) * args.y_pitch + k : -1;
     residual[i] = 0;
     if (inside && args.residual_values != nullptr)
-      residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values + at[i]));
+      residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(args.residual_values +
+                                                              static_cast<int64_t>(m) * args.k_stored + k));
   }
   barrier_wait_cluster(received);
   const Clamp clamp(args.activation);

@@ -2,6 +2,8 @@
 
 #[path = "../examples/tokio.rs"]
 mod awaited;
+#[path = "../examples/branches.rs"]
+mod branches;
 #[path = "../examples/ensemble.rs"]
 mod ensemble;
 #[path = "../examples/multi_gpu.rs"]
@@ -32,6 +34,11 @@ use trefoil::{Device, Engine, Target};
 #[test]
 fn tickets_are_futures_under_tokio() {
     awaited::main().unwrap();
+}
+
+#[test]
+fn branches_run_side_by_side() {
+    branches::main().unwrap();
 }
 
 #[test]

@@ -55,6 +55,11 @@ fn add() {
 }
 
 #[test]
+fn concat() {
+    check(operations::concat());
+}
+
+#[test]
 fn outputs() {
     check(operations::outputs());
 }

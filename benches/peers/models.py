@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "resnet50": {**IMAGENET, "crop_pct": 0.875, "timm": False},
     "resnet101": {**IMAGENET, "crop_pct": 0.875, "timm": False},
     "resnet152": {**IMAGENET, "crop_pct": 0.875, "timm": False},
+    "googlenet": {**IMAGENET, "crop_pct": 0.875, "timm": False},
     "tf_efficientnet_lite0": {"mean": [127 / 255] * 3, "std": [128 / 255] * 3, "crop_pct": 0.875, "timm": True},
 }
 SIZE = (224, 224)
@@ -67,7 +68,9 @@ def create(architecture, classes=CLASSES):
         return timm.create_model(architecture, pretrained=False, num_classes=classes)
     import torchvision
 
-    return getattr(torchvision.models, architecture)(weights=None, num_classes=classes)
+    # Of GoogLeNet without what is there for training alone.
+    options = {"aux_logits": False, "init_weights": False} if architecture == "googlenet" else {}
+    return getattr(torchvision.models, architecture)(weights=None, num_classes=classes, **options)
 
 
 def make(architecture, folder, images, device, seed=0):

@@ -26,7 +26,7 @@ def trefoil_node(module, call, kind):
 
     Mostly the module's own name. torchvision uses a block's ReLU several times, so trefoil numbers them: `relu1`,
     `relu2`, … (`relu` of the network itself is used once). timm's batch norms hold their activation and its blocks
-    their residual sum: `.act` and `.add`.
+    their residual sum: `.act` and `.add`. GoogLeNet's convolutions end in a ReLU that is no module: `.relu`.
     """
     match kind:
         case "block relu":
@@ -35,14 +35,17 @@ def trefoil_node(module, call, kind):
             return f"{module}.act"
         case "block with sum":
             return f"{module}.add"
+        case "convolution with relu":
+            return f"{module}.relu"
         case "plain":
             return module
     raise ValueError(kind)
 
 
 def points(module):
-    """The points of a ResNet or an EfficientNet."""
-    found = _resnet(module) if hasattr(module, "layer1") else _efficientnet(module)
+    """The points of a ResNet, a GoogLeNet or an EfficientNet."""
+    kinds = {"layer1": _resnet, "inception3a": _googlenet, "blocks": _efficientnet}
+    found = next(kind for attribute, kind in kinds.items() if hasattr(module, attribute))(module)
     modules = dict(module.named_modules())
     for point in found:
         assert point.module in modules, f"no module {point.module}"
@@ -97,6 +100,16 @@ def _resnet(module):
             if block.downsample is not None:
                 found.append(_point(f"{path}.downsample.1", "plain"))
             found.append(_point(f"{path}.relu", "block relu", last, landmark=True))
+    return found
+
+
+def _googlenet(module):
+    found = [_point(name, "convolution with relu", landmark=name == "conv1") for name in ("conv1", "conv2", "conv3")]
+    for name, block in module.named_children():
+        if name.startswith("inception"):
+            convs = [path for path, child in block.named_modules() if hasattr(child, "conv")]
+            found += [_point(f"{name}.{path}", "convolution with relu") for path in convs]
+            found.append(_point(name, "plain", landmark=True))
     return found
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is trefoil's fp16 as exact as torch's? Whole models and layer by layer, both against torch in fp32.
 
-    python3 benches/peers/parity.py                         # ResNet-18, ResNet-50, EfficientNet-Lite0
+    python3 benches/peers/parity.py                         # ResNet-18, ResNet-50, EfficientNet-Lite0, GoogLeNet
     python3 benches/peers/parity.py --models resnet50 --all # every convolution
 
 The error of an image is ‖out − ref‖ / ‖ref − mean of the 64 reference outputs‖; the worst image counts. trefoil passes
@@ -24,7 +24,7 @@ from errors import errors, markdown
 from images import photos_in, varied
 from trefoil import ROOT, Trefoil, default_folder
 
-MODELS = ["resnet18", "resnet50", "tf_efficientnet_lite0"]
+MODELS = ["resnet18", "resnet50", "tf_efficientnet_lite0", "googlenet"]
 BATCHES = [1, 3, 32]
 EVALUATION_IMAGES = 64  # their mean reference output is the error's zero point
 EXTRA_IMAGES = 6  # judged as well: 70 images leave the last batch of 3 and of 32 partly filled

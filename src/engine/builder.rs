@@ -30,6 +30,7 @@ pub struct EngineBuilder<'a> {
     pub(super) output: OutputKind,
     pub(super) priority: Priority,
     pub(super) choices: Choices,
+    pub(super) lanes: Option<bool>,
     pub(super) acquire_limit: Duration,
     pub(super) waiting: Waiting,
     /// Batches that a recorder remembers, if there is to be one.
@@ -64,6 +65,7 @@ impl<'a> EngineBuilder<'a> {
             output: OutputKind::default(),
             priority: Priority::default(),
             choices: Choices::default(),
+            lanes: None,
             acquire_limit: Duration::from_secs(10),
             waiting: Waiting::default(),
             trace: None,
@@ -176,6 +178,13 @@ impl<'a> EngineBuilder<'a> {
     /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
     pub fn choices(mut self, choices: Choices) -> Self {
         self.choices = choices;
+        self
+    }
+
+    /// Whether independent branches of a model run side by side on a GPU. Default: yes, unless a measurement has found
+    /// that to be slower, see [`EngineBuilder::tuning`]. Results are the same bit by bit.
+    pub fn lanes(mut self, several: bool) -> Self {
+        self.lanes = Some(several);
         self
     }
 
@@ -307,6 +316,7 @@ impl<'a> EngineBuilder<'a> {
             input: self.input,
             output: self.output,
             choices: self.choices.clone(),
+            lanes: self.lanes,
             tuning: self.tuning.anew(),
             priority: self.priority,
         })

@@ -33,6 +33,8 @@ pub(crate) struct BuildSpec {
     pub output: OutputKind,
     /// Kernels that overrule the planner's.
     pub choices: Choices,
+    /// Whether independent branches run side by side; none: if that was not found to be slower.
+    pub lanes: Option<bool>,
     /// Whether kernels are chosen by measurement, and where that is kept.
     pub tuning: TuningSpec,
     /// Of the stream that graphs are captured on, whose kernels keep it.
@@ -121,7 +123,7 @@ pub(crate) fn time_steps(
     match device.kind() {
         #[cfg(feature = "cuda")]
         Kind::Cuda(cuda) => {
-            let mut trial = cuda::Trial::new(model, device, cuda, spec, &plan)?;
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, std::slice::from_ref(&plan))?;
             let graph = trial.rounds(std::slice::from_ref(&plan), runs)?.swap_remove(0);
             Ok(StepTimes::new(trial.steps(&plan, runs)?, graph, plan))
         }
@@ -134,13 +136,18 @@ pub(crate) fn time_steps(
 
 /// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
 pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
-    let planned = plan_with(model, device, spec, batch, &spec.choices)?;
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "nothing is tuned"))]
+    let mut planned = plan_with(model, device, spec, batch, &spec.choices)?;
     #[cfg(feature = "cuda")]
     if let (Kind::Cuda(_), Tuning::Cached | Tuning::Full) = (device.kind(), spec.tuning.mode) {
-        let mut choices = spec.tuning.answers(device.info()).choices(&planned, &spec.choices);
+        let answers = spec.tuning.answers(device.info());
+        let mut choices = answers.choices(&planned, &spec.choices);
         if !choices.is_empty() {
             choices.extend(spec.choices.iter().map(|(step, kernel)| (step.clone(), *kernel)));
-            return plan_with(model, device, spec, batch, &choices);
+            planned = plan_with(model, device, spec, batch, &choices)?;
+        }
+        if let (None, Some(lanes)) = (spec.lanes, answers.lanes(&planned)) {
+            planned = planned.with_lanes(lanes);
         }
     }
     Ok(planned)
@@ -156,7 +163,8 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         output: spec.output,
         choices,
     };
-    plan(model.graph(), &request)
+    let planned = plan(model.graph(), &request)?;
+    Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
 /// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.

@@ -105,6 +105,21 @@ impl GraphBuilder {
         self.node(name, Op::GlobalAvgPool, &[x])
     }
 
+    /// Adds the channels of several values of one height and width, one after the other.
+    ///
+    /// ```
+    /// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
+    /// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+    /// let a = g.conv2d("a", g.input(), 24, Window::square(1, 1, 0));
+    /// let b = g.conv2d("b", g.input(), 8, Window::square(3, 1, 1));
+    /// let both = g.concat("both", &[a, b]);
+    /// assert_eq!(infer(&g.finish(both)?)?[both.0], Shape::new(8, 8, 32));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn concat(&mut self, name: &str, values: &[NodeId]) -> NodeId {
+        self.node(name, Op::Concat, values)
+    }
+
     /// Adds a fully connected layer with bias.
     pub fn linear(&mut self, name: &str, x: NodeId, out_features: usize) -> NodeId {
         self.node(name, Op::Linear(Linear::named(name, out_features)), &[x])

@@ -1,8 +1,8 @@
 //! `config.json`, as timm writes it beside the weights.
 //!
 //! What is read: `architecture`, `num_classes`, `label_names` or `id2label`, and from `pretrained_cfg` (or, if it is
-//! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`. Everything
-//! else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and std
+//! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`,
+//! `transform_input`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and std
 //! for three channels, a crop of 0.875, bicubic.
 
 use std::collections::BTreeMap;
@@ -100,6 +100,16 @@ impl Config {
     }
 }
 
+/// Mean and deviation that normalise as the given ones do, followed by x * (IMAGENET_STD / 0.5) +
+/// (IMAGENET_MEAN - 0.5) / 0.5.
+fn transformed(mean: &[f32], std: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let of = |c: usize| {
+        let [mean, std, net_mean, net_std] = [mean[c], std[c], IMAGENET_MEAN[c], IMAGENET_STD[c]].map(f64::from);
+        ((mean - (net_mean - 0.5) / net_std * std) as f32, (0.5 * std / net_std) as f32)
+    };
+    (0..mean.len()).map(of).unzip()
+}
+
 /// Access to a configuration's keys, with errors that name them.
 struct Keys<'a> {
     path: &'a Path,
@@ -188,6 +198,7 @@ impl<'a> Keys<'a> {
                 None => Err(self.wrong(&key, "a name", value)),
             };
         }
+        let (mean, std) = if self.transforms_input(input)? { transformed(&mean, &std) } else { (mean, std) };
         let interpolation = match self.get("interpolation") {
             None => Interpolation::Bicubic,
             Some((key, value)) => value.as_str().and_then(Interpolation::from_name).ok_or_else(|| {
@@ -205,6 +216,19 @@ impl<'a> Keys<'a> {
         let side = input.height.max(input.width); // the cut-out must lie inside the picture
         let resize = (side as f64 / crop).floor() as usize;
         Ok(Preprocessing { input, mean, std, resize, interpolation })
+    }
+
+    /// Whether the network itself turns what is normalised for ImageNet into what has a mean and deviation of 0.5, as
+    /// torchvision's GoogLeNet does with its published weights.
+    fn transforms_input(&self, input: Shape) -> Result<bool, Error> {
+        let Some((key, value)) = self.get("transform_input") else { return Ok(false) };
+        match value.as_bool() {
+            Some(true) if input.channels != 3 => {
+                Err(self.wrong(&key, "false where there are not three channels", value))
+            }
+            Some(transforms) => Ok(transforms),
+            None => Err(self.wrong(&key, "true or false", value)),
+        }
     }
 
     /// A list of one number for each channel.
@@ -278,6 +302,25 @@ mod tests {
         assert_eq!((resize, interpolation), (256, Interpolation::Bicubic));
         let error = parse(r#"{"architecture": "net", "input_size": [1, 8, 8]}"#).unwrap_err().to_string();
         assert!(error.contains("`mean`: expected 1 numbers") && error.ends_with("found nothing"), "{error}");
+    }
+
+    #[test]
+    fn a_transform_of_the_input_is_part_of_the_normalisation() {
+        let of =
+            |text: &str| parse(&format!(r#"{{"architecture": "net", {text}}}"#)).map(|config| config.preprocessing);
+        let plain = of(r#""transform_input": true"#).unwrap();
+        for (mean, std) in plain.mean.iter().zip(&plain.std) {
+            assert!((mean - 0.5).abs() < 1e-7 && (std - 0.5).abs() < 1e-7, "{plain:?}");
+        }
+        // Of a pixel by hand: normalised with what the configuration says, then transformed.
+        let other = of(r#""transform_input": true, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]"#).unwrap();
+        let by_hand = ((0.7 - 0.3) / 0.6) * (0.225 / 0.5) + (0.406 - 0.5) / 0.5;
+        assert!(((0.7 - other.mean[2]) / other.std[2] - by_hand).abs() < 1e-6, "{other:?}");
+        assert_eq!(of(r#""transform_input": false"#).unwrap().mean, IMAGENET_MEAN);
+        let error = of(r#""transform_input": 1"#).unwrap_err().to_string();
+        assert!(error.contains("`transform_input`: expected true or false"), "{error}");
+        let gray = r#""transform_input": true, "input_size": [1, 8, 8], "mean": [0.5], "std": [0.5]"#;
+        assert!(of(gray).is_err());
     }
 
     #[test]

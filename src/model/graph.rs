@@ -54,6 +54,8 @@ pub enum Op {
     GlobalAvgPool,
     /// Fully connected layer on a 1 x 1 x C vector.
     Linear(Linear),
+    /// The channels of the first value, then those of the next; all have one height and width.
+    Concat,
 }
 
 /// Attributes and weights of a convolution. The filter tensor is [K, C / groups, R, S], as PyTorch stores it.
@@ -215,6 +217,7 @@ impl Op {
             Self::AvgPool(_) => "avg_pool",
             Self::GlobalAvgPool => "global_avg_pool",
             Self::Linear(_) => "linear",
+            Self::Concat => "concat",
         }
     }
 }

@@ -59,6 +59,12 @@ pub(super) fn evaluate(graph: &Graph, weights: &Tensors, input: &[f64]) -> Vec<V
                 let mean = |c| x.iter().skip(c).step_by(x_shape.channels).sum::<f64>() / x_shape.pixels() as f64;
                 (0..x_shape.channels).map(mean).collect()
             }
+            Op::Concat => {
+                let operand = |id: &NodeId| (&values[id.0], shapes[id.0].channels);
+                let operands: Vec<_> = node.inputs.iter().map(operand).collect();
+                let pixel = |pixel: usize| operands.iter().flat_map(move |(x, c)| x[pixel * c..][..*c].to_vec());
+                (0..shapes[i].pixels()).flat_map(pixel).collect()
+            }
             Op::Linear(linear) => {
                 let rows = weights[&linear.weight].chunks(x.len());
                 let bias = linear.bias.as_ref().map(|name| &weights[name]);
@@ -178,6 +184,11 @@ pub(super) fn random_graph(random: &mut Xorshift) -> Graph {
             5 => next.relu(&name, x),
             6 => next.activation(&name, x, [Activation::None, Activation::Relu6][random.below(2)]),
             7 => next.max_pool(&name, x, random_window(random)),
+            8 if random.below(3) == 1 => {
+                let beside = (0..shapes.len()).rev().filter(|&i| shapes[i].pixels() == shapes[x.0].pixels());
+                let values: Vec<NodeId> = beside.take(1 + random.below(3)).map(NodeId).collect();
+                next.concat(&name, &values)
+            }
             8 if random.below(3) == 0 => next.avg_pool(&name, x, random_window(random), random.below(2) == 0),
             _ => {
                 let other = (0..shapes.len()).rev().filter(|&i| shapes[i] == shapes[x.0] && i != x.0);

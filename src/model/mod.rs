@@ -27,7 +27,7 @@ use crate::error::Error;
 use crate::tensor::Shape;
 
 pub use builder::GraphBuilder;
-pub use families::{architectures, build};
+pub use families::{architecture, architectures, build};
 pub use fold::{FoldedConv, fold_conv, read_linear};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
 pub use preprocessing::{Interpolation, Preprocessing};

@@ -13,7 +13,8 @@ use crate::tensor::Shape;
 /// [`Error::Graph`] with the node's name if the graph is not well-formed: a repeated name, an input that does not
 /// come before its reader, a wrong number of inputs, a zero size, stride or dilation, a window larger than the
 /// padded image, a pooling window that can lie in the padding alone, groups that do not divide the channels,
-/// operands of different shapes, a linear layer on more than one pixel, or sizes whose product overflows.
+/// operands of different shapes (of a concatenation: of different height or
+/// width), a linear layer on more than one pixel, or sizes whose product overflows.
 ///
 /// ```
 /// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
@@ -89,7 +90,11 @@ fn check_structure(graph: &Graph) -> Result<(), Error> {
         }
         let (least, most) = arity(&node.op);
         if !(least..=most).contains(&node.inputs.len()) {
-            let expected = if least == most { least.to_string() } else { format!("{least} or {most}") };
+            let expected = match most {
+                usize::MAX => format!("{least} or more"),
+                _ if least == most => least.to_string(),
+                _ => format!("{least} or {most}"),
+            };
             return fail(format!("{}: expected {expected} inputs, found {}", node.op.kind(), node.inputs.len()));
         }
         if node.op == Op::Input && i != 0 {
@@ -112,6 +117,7 @@ const fn arity(op: &Op) -> (usize, usize) {
         Op::Input => (0, 0),
         Op::Conv2d(_) => (1, 2),
         Op::Add(_) => (2, 2),
+        Op::Concat => (1, usize::MAX),
         _ => (1, 1),
     }
 }
@@ -129,6 +135,7 @@ fn node_shape(node: &Node, input: Shape, inputs: &[Shape]) -> Result<Shape, Stri
         Op::MaxPool(pool) | Op::AvgPool(pool) => pool_shape(pool, inputs[0]),
         Op::GlobalAvgPool => Ok(Shape::vector(inputs[0].channels)),
         Op::Linear(linear) => linear_shape(linear, inputs[0]),
+        Op::Concat => concat_shape(inputs),
     }
 }
 
@@ -171,6 +178,16 @@ fn linear_shape(linear: &Linear, x: Shape) -> Result<Shape, String> {
     }
     product(&[linear.out_features, x.channels])?;
     Ok(Shape::vector(linear.out_features))
+}
+
+fn concat_shape(inputs: &[Shape]) -> Result<Shape, String> {
+    let first = inputs[0];
+    let differs = |other: &&Shape| [other.height, other.width] != [first.height, first.width];
+    if let Some(other) = inputs.iter().find(differs) {
+        return Err(format!("operands of one height and width expected, found {first} and {other}"));
+    }
+    let channels = inputs.iter().try_fold(0_usize, |sum, x| sum.checked_add(x.channels)).ok_or("channels overflow")?;
+    Ok(Shape { channels, ..first })
 }
 
 /// The shape after sliding `window` over `x`, with so many channels.
@@ -313,6 +330,18 @@ mod tests {
         let apart =
             Window { size: [2, 1], stride: [1, 1], pad: Pad { top: 2, bottom: 2, ..Pad::default() }, dilation: [4, 1] };
         rejects(one(Shape::new(1, 1, 1), max_pool(apart)), "x", "dilation along height");
+    }
+
+    #[test]
+    fn channels_are_put_side_by_side() {
+        let x = Shape::new(8, 8, 4);
+        let concat = |inputs| {
+            infer(&graph(x, &[("down", conv(6, 1, Window::square(1, 2, 0)), &[0]), ("cat", Op::Concat, inputs)]))
+        };
+        assert_eq!(concat(&[1, 1]).unwrap()[2], Shape::new(4, 4, 12));
+        assert_eq!(concat(&[0]).unwrap()[2], x);
+        rejects(concat(&[0, 1]), "cat", "8x8x4 and 4x4x6");
+        rejects(concat(&[]), "cat", "expected 1 or more inputs, found 0");
     }
 
     #[test]

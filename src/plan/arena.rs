@@ -1,56 +1,72 @@
 //! Lifetimes and offsets: tensors that are never alive together share memory.
 
-use super::{Place, Plan};
+use super::lanes::Order;
+use super::{Place, Plan, TensorId};
 
 /// Offsets are multiples of this, so that every tensor starts on its own cache line and DMA burst.
 const ALIGN: usize = 256;
 
 /// Computes lifetimes and gives each arena tensor an offset: largest first, at the lowest gap that no tensor alive at
-/// the same time covers. A step's output never shares memory with its inputs.
-pub(super) fn place(plan: &mut Plan) {
-    lifetimes(plan);
-    let mut order: Vec<usize> =
-        (0..plan.tensors.len()).filter(|&t| matches!(plan.tensors[t].place, Place::Arena(_))).collect();
-    order.sort_by_key(|&t| (std::cmp::Reverse(plan.tensors[t].bytes), t));
-    let mut placed: Vec<usize> = Vec::new();
-    for &t in &order {
-        let offset = lowest_gap(plan, &placed, t);
+/// the same time covers. A step's output never shares memory with its inputs. Two tensors are alive at the same time
+/// unless all that touches the one comes before all that touches the other, in the order that is given: with branches
+/// side by side that is less than the order of the steps. Parts of a tensor lie in it.
+pub(super) fn place(plan: &mut Plan, order: &Order) {
+    let touches = touches(plan);
+    for (tensor, steps) in plan.tensors.iter_mut().zip(&touches) {
+        tensor.lifetime = [steps[0], steps[steps.len() - 1]];
+    }
+    let in_arena = |t: &usize| matches!(plan.tensors[*t].place, Place::Arena(_)) && plan.tensors[*t].part_of.is_none();
+    let mut sizes: Vec<usize> = (0..plan.tensors.len()).filter(in_arena).collect();
+    sizes.sort_by_key(|&t| (std::cmp::Reverse(plan.tensors[t].bytes), t));
+    plan.arena_bytes = 0;
+    for (index, &t) in sizes.iter().enumerate() {
+        let all_before = |a: &[usize], b: &[usize]| a.iter().all(|a| b.iter().all(|b| order.is_before(*a, *b)));
+        let (before, after) =
+            (|p: usize| all_before(&touches[p], &touches[t]), |p: usize| all_before(&touches[t], &touches[p]));
+        let beside = sizes[..index].iter().copied().filter(|&p| !before(p) && !after(p));
+        let offset = lowest_gap(plan, beside.collect(), t);
         plan.tensors[t].place = Place::Arena(offset);
-        placed.push(t);
         plan.arena_bytes = plan.arena_bytes.max(offset + aligned(plan.tensors[t].bytes));
     }
-    plan.arena_bytes_without_reuse = order.iter().map(|&t| aligned(plan.tensors[t].bytes)).sum();
+    plan.arena_bytes_without_reuse = sizes.iter().map(|&t| aligned(plan.tensors[t].bytes)).sum();
+    // What a part is of stands before it.
+    for t in 0..plan.tensors.len() {
+        if let Some(part) = plan.tensors[t].part_of
+            && let Place::Arena(offset) = plan.tensors[part.of.0].place
+        {
+            let pitch = plan.tensors[part.of.0].pitch;
+            let tensor = &mut plan.tensors[t];
+            (tensor.place, tensor.pitch) = (Place::Arena(offset + part.first_channel * tensor.dtype.bytes()), pitch);
+        }
+    }
 }
 
 fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
 }
 
-/// Sets each tensor's first write and last read.
-fn lifetimes(plan: &mut Plan) {
+/// The steps that write or read each tensor, ascending; of a part those of the whole.
+fn touches(plan: &Plan) -> Vec<Vec<usize>> {
+    let mut touches = vec![Vec::new(); plan.tensors.len()];
     for (index, step) in plan.steps.iter().enumerate() {
-        plan.tensors[step.output.0].lifetime = [index, index];
-        for input in &step.inputs {
-            plan.tensors[input.0].lifetime[1] = index;
+        for &id in step.inputs.iter().chain([&step.output]) {
+            touches[plan.whole(id).0].push(index);
         }
     }
+    (0..plan.tensors.len()).map(|t| touches[plan.whole(TensorId(t)).0].clone()).collect()
 }
 
-fn lowest_gap(plan: &Plan, placed: &[usize], t: usize) -> usize {
-    let tensor = &plan.tensors[t];
-    let mut taken: Vec<(usize, usize)> = placed
-        .iter()
-        .map(|&p| &plan.tensors[p])
-        .filter(|p| p.lifetime[0] <= tensor.lifetime[1] && tensor.lifetime[0] <= p.lifetime[1])
-        .filter_map(|p| match p.place {
-            Place::Arena(offset) => Some((offset, offset + aligned(p.bytes))),
-            _ => None,
-        })
-        .collect();
+/// The lowest offset for tensor `t` beside those that are placed.
+fn lowest_gap(plan: &Plan, beside: Vec<usize>, t: usize) -> usize {
+    let range = |p: usize| match plan.tensors[p].place {
+        Place::Arena(offset) => (offset, offset + aligned(plan.tensors[p].bytes)),
+        _ => unreachable!("only tensors in the arena are placed"),
+    };
+    let mut taken: Vec<(usize, usize)> = beside.into_iter().map(range).collect();
     taken.sort_unstable();
     let mut offset = 0;
     for (start, end) in taken {
-        if offset + aligned(tensor.bytes) <= start {
+        if offset + aligned(plan.tensors[t].bytes) <= start {
             break;
         }
         offset = offset.max(end);

@@ -2,15 +2,23 @@
 
 use std::fmt;
 
-use super::{Kernel, Place, Plan, StepOp};
+use super::{Kernel, Place, Plan, Step, StepOp};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
         writeln!(
             f,
-            "{:>3}  {:<28} {:<16} {:<27} {:>15} {:>10} {:>10}  {:<12}",
-            "#", "step", "operation", "kernel", "output", "MFLOP", "KiB", "offset"
+            "{:>3}  {:<28} {:<16} {:<27} {:>15} {:>10} {:>10}  {:<12}{}",
+            "#",
+            "step",
+            "operation",
+            "kernel",
+            "output",
+            "MFLOP",
+            "KiB",
+            "offset",
+            if self.lanes() > 1 { " lane" } else { "" }
         )?;
         for (index, step) in self.steps.iter().enumerate() {
             let tensor = &self.tensors[step.output.0];
@@ -21,14 +29,15 @@ impl fmt::Display for Plan {
             };
             writeln!(
                 f,
-                "{index:>3}  {:<28} {:<16} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}",
+                "{index:>3}  {:<28} {:<16} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
                 step.name,
                 step.op.label(step.inputs.len()),
                 self.kernel_name(step.kernel, &step.op),
                 tensor.shape.to_string(),
                 step.flops as f64 / 1e6,
                 step.bytes as f64 / 1024.0,
-                place
+                place,
+                self.lane_of(step)
             )?;
         }
         let total: u64 = self.steps.iter().map(|s| s.flops).sum();
@@ -91,6 +100,16 @@ fn suffix(activation: crate::tensor::Activation) -> String {
 }
 
 impl Plan {
+    /// A step's lane and the steps of others that it waits for, where there are several lanes.
+    fn lane_of(&self, Step { lane, after, .. }: &Step) -> String {
+        let after: Vec<String> = after.iter().map(usize::to_string).collect();
+        match (self.lanes(), after.is_empty()) {
+            (..=1, _) => String::new(),
+            (_, true) => format!(" {lane}"),
+            (_, false) => format!(" {lane} after {}", after.join(", ")),
+        }
+    }
+
     /// A short name of a kernel.
     pub(crate) fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
         let stem = match op {

@@ -1,17 +1,21 @@
 //! From a rewritten graph to steps: one launch for each node that is not joined to another, normalisation before them,
 //! output rows after them.
 
+use std::collections::BTreeMap;
+
+use super::concat::{self, Part};
 use super::{
-    Joined, Kernel, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, expand, join, select, stem,
+    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, expand, join, select,
+    stem,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
 use crate::plan::Family;
 use crate::plan::depthwise::{self, DepthwiseShape, DepthwiseTile};
 use crate::plan::sm90::{self, ConvShape};
-use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
+use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
-/// Rewrites `graph` and lowers it. Tensors have no offsets yet.
+/// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
 pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
     if !(1..=MAX_BATCH).contains(&request.batch) {
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
@@ -21,7 +25,8 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let joined = join::joined(&graph, &shapes, request)?;
     let expanded = expand::expanded(&graph, &shapes, request);
     let stem = stem::find(&graph, &shapes, request);
-    let mut lowering = Lowering::new(request, shapes);
+    let parts = concat::parts(&graph, &shapes, request)?;
+    let mut lowering = Lowering::new(request, shapes, parts);
     if let Some((nodes, stem, tile)) = stem {
         lowering.stem(&graph.nodes[..nodes], stem, tile);
     }
@@ -33,6 +38,10 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
         if is_joined || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
             // What the node that computes it reads in its place.
             lowering.of_node.push(inputs[0]);
+            continue;
+        }
+        if node.op == Op::Concat {
+            lowering.concat(&graph, index);
             continue;
         }
         let step = match &node.op {
@@ -55,6 +64,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
             }
             Op::Add(activation) => lowering.simple(index, StepOp::Add(*activation), inputs.len() as u64),
             Op::Activation(activation) => lowering.simple(index, StepOp::Add(*activation), 1),
+            Op::Concat => unreachable!("no step of its own, as was just seen"),
             Op::BatchNorm(_) => {
                 return Err(Error::Unsupported {
                     what: format!("node `{}`: a batch norm that no convolution feeds alone", node.name),
@@ -81,13 +91,17 @@ struct Draft {
 struct Lowering<'a> {
     request: &'a Request<'a>,
     shapes: Vec<Shape>,
+    /// The part of a concatenation that each node writes, if it does.
+    parts: Vec<Option<Part>>,
+    /// The tensors of concatenations that something has been written to.
+    of_concat: BTreeMap<NodeId, TensorId>,
     /// The tensor that holds each node's value.
     of_node: Vec<TensorId>,
     plan: Plan,
 }
 
 impl<'a> Lowering<'a> {
-    fn new(request: &'a Request<'a>, shapes: Vec<Shape>) -> Self {
+    fn new(request: &'a Request<'a>, shapes: Vec<Shape>, parts: Vec<Option<Part>>) -> Self {
         let plan = Plan {
             limits: request.limits.clone(),
             batch: request.batch,
@@ -98,11 +112,13 @@ impl<'a> Lowering<'a> {
             arena_bytes: 0,
             arena_bytes_without_reuse: 0,
         };
-        let mut this = Self { request, shapes, of_node: Vec::new(), plan };
+        let mut this = Self { request, shapes, parts, of_concat: BTreeMap::new(), of_node: Vec::new(), plan };
         let input = TensorSpec::new(request.input.dtype(), this.shapes[0]);
         this.plan.tensors.push(Tensor {
             shape: input.shape,
             stored_channels: input.shape.channels,
+            pitch: input.shape.channels,
+            part_of: None,
             dtype: input.dtype,
             bytes: request.batch * input.row_pitch,
             place: Place::Input,
@@ -153,6 +169,7 @@ impl<'a> Lowering<'a> {
             weight_bytes: (stem.conv.out_channels * (terms * self.family().dtype().bytes() + 4)) as u64,
             op: StepOp::Stem(stem),
         };
+        self.parts[..nodes.len()].fill(None); // the kernel writes whole pixels
         self.push(&nodes[1].name, draft, Vec::new());
         self.of_node = vec![self.of_node[0]; nodes.len()];
     }
@@ -348,44 +365,95 @@ impl<'a> Lowering<'a> {
         self.push("output", draft, vec![result]);
         let tensor = self.plan.tensors.last_mut().expect("just pushed");
         tensor.place = Place::Output;
-        tensor.stored_channels = spec.shape.channels;
+        (tensor.stored_channels, tensor.pitch) = (spec.shape.channels, spec.shape.channels);
         tensor.bytes = self.request.batch * spec.row_pitch;
         Ok(())
     }
 
+    /// The operands of a concatenation are written into its tensor; what could not be is copied there.
+    fn concat(&mut self, graph: &Graph, index: usize) {
+        let node = &graph.nodes[index];
+        let whole = self.whole(NodeId(index));
+        let firsts = concat::first_channels(graph, &self.shapes, index);
+        for (operand, (&NodeId(input), first_channel)) in node.inputs.iter().zip(firsts).enumerate() {
+            if self.parts[input].is_none_or(|part| part.of != NodeId(index)) {
+                let draft = self.simple(input, StepOp::Add(Activation::None), 0);
+                let part = PartOf { of: whole, first_channel };
+                self.push_into(&format!("{}.{operand}", node.name), draft, vec![self.of_node[input]], Some(part));
+            }
+        }
+        self.of_node.push(whole);
+    }
+
+    /// The tensor of a concatenation.
+    fn whole(&mut self, concat: NodeId) -> TensorId {
+        if let Some(&there) = self.of_concat.get(&concat) {
+            return there;
+        }
+        let part = self.part_of(concat);
+        let tensor = self.activations(self.shapes[concat.0], self.family().dtype(), self.family().channel_align());
+        let id = self.add_tensor(Tensor { part_of: part, ..tensor });
+        self.of_concat.insert(concat, id);
+        id
+    }
+
+    /// The part of a concatenation's tensor that a node's value is.
+    fn part_of(&mut self, node: NodeId) -> Option<PartOf> {
+        let Part { of, first_channel } = (*self.parts.get(node.0)?)?;
+        Some(PartOf { of: self.whole(of), first_channel })
+    }
+
+    /// The step of the next node.
     fn push(&mut self, name: &str, draft: Draft, mut inputs: Vec<TensorId>) {
         if inputs.is_empty() {
             inputs.push(TensorId(0)); // the graph's input node reads the slot's input rows
         }
-        let align = if draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_)) {
-            self.family().channel_align()
-        } else {
-            1
-        };
-        let stored_channels = draft.shape.channels.next_multiple_of(align);
-        let tensor = Tensor {
-            shape: draft.shape,
-            stored_channels,
-            dtype: draft.dtype,
-            bytes: self.request.batch * draft.shape.pixels() * stored_channels * draft.dtype.bytes(),
-            place: Place::Arena(0),
-            lifetime: [0, 0],
-        };
+        let node = NodeId(self.of_node.len());
+        let part = self.part_of(node); // none for the output rows, which are no node
+        let output = self.push_into(name, draft, inputs, part);
+        self.of_node.push(output);
+    }
+
+    fn push_into(&mut self, name: &str, draft: Draft, inputs: Vec<TensorId>, part_of: Option<PartOf>) -> TensorId {
+        let is_stored_in_chunks = draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_));
+        let align = if is_stored_in_chunks { self.family().channel_align() } else { 1 };
+        let tensor = Tensor { part_of, ..self.activations(draft.shape, draft.dtype, align) };
         let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
         let bytes = draft.weight_bytes + (read + tensor.bytes) as u64;
-        let output = TensorId(self.plan.tensors.len());
-        self.plan.tensors.push(tensor);
-        self.of_node.push(output);
+        let output = self.add_tensor(tensor);
         self.plan.steps.push(Step {
             name: name.to_owned(),
             op: draft.op,
             inputs,
             output,
             kernel: draft.kernel,
+            lane: 0,
+            after: Vec::new(),
             flops: draft.flops,
             bytes,
             weight_bytes: draft.weight_bytes,
         });
+        output
+    }
+
+    /// A tensor in the arena with its channels stored in multiples of `align`.
+    fn activations(&self, shape: Shape, dtype: Dtype, align: usize) -> Tensor {
+        let stored_channels = shape.channels.next_multiple_of(align);
+        Tensor {
+            shape,
+            stored_channels,
+            dtype,
+            pitch: stored_channels,
+            part_of: None,
+            bytes: self.request.batch * shape.pixels() * stored_channels * dtype.bytes(),
+            place: Place::Arena(0),
+            lifetime: [0, 0],
+        }
+    }
+
+    fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
+        self.plan.tensors.push(tensor);
+        TensorId(self.plan.tensors.len() - 1)
     }
 }
 

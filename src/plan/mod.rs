@@ -5,11 +5,14 @@
 
 mod arena;
 mod candidates;
+mod check;
+mod concat;
 mod depthwise;
 mod display;
 mod expand;
 mod floor;
 mod join;
+mod lanes;
 mod limits;
 mod lower;
 mod select;
@@ -59,7 +62,7 @@ pub struct Request<'a> {
 /// kernels do not do, with the node's name; [`Error::Option`] for a batch of zero or one too large to address.
 pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
     let mut plan = lower::lower(graph, request)?;
-    arena::place(&mut plan);
+    plan.place(true);
     Ok(plan)
 }
 
@@ -85,6 +88,43 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The same steps in several lanes, as [`plan`] gives them where there are independent branches, or in one.
+    ///
+    /// ```
+    /// use trefoil::plan::{Choices, Limits, Request, plan};
+    /// use trefoil::{InputFormat, OutputKind, Shape, model::{GraphBuilder, Preprocessing, Window}};
+    /// let mut g = GraphBuilder::new(Shape::new(14, 14, 64));
+    /// let a = g.conv2d("a", g.input(), 64, Window::square(3, 1, 1));
+    /// let b = g.conv2d("b", g.input(), 64, Window::square(1, 1, 0));
+    /// let both = g.concat("both", &[a, b]);
+    /// let graph = g.finish(both)?;
+    /// let (limits, choices, output) = (Limits::h200(), Choices::new(), OutputKind::Features);
+    /// let (input, preprocessing) = (InputFormat::F16Nhwc, &Preprocessing::new(graph.input));
+    /// let plan = plan(&graph, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })?;
+    /// assert_eq!((plan.lanes(), plan.with_lanes(false).lanes()), (2, 1));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn with_lanes(mut self, several: bool) -> Self {
+        self.place(several);
+        self
+    }
+
+    /// How many lanes there are; 1: every step begins when the one before it has ended.
+    pub fn lanes(&self) -> usize {
+        self.steps.iter().map(|step| step.lane + 1).max().unwrap_or(0)
+    }
+
+    /// Gives every step its lane and every tensor its place.
+    fn place(&mut self, several_lanes: bool) {
+        let order = lanes::assign(self, several_lanes);
+        arena::place(self, &order);
+    }
+
+    /// The tensor that another one is in the end a part of; most are their own.
+    fn whole(&self, id: TensorId) -> TensorId {
+        self.tensors[id.0].part_of.map_or(id, |part| self.whole(part.of))
+    }
+
     /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, arena, inputs, outputs.
     pub fn device_bytes(&self, slots: usize) -> u64 {
         let weights: u64 = self.steps.iter().map(|step| step.weight_bytes).sum();
@@ -111,6 +151,10 @@ pub struct Step {
     pub output: TensorId,
     /// How.
     pub kernel: Kernel,
+    /// Steps of one lane begin in their order, each when the one before it has ended.
+    pub lane: usize,
+    /// Steps of other lanes that have to end before this one begins.
+    pub after: Vec<usize>,
     /// Floating-point operations of one run.
     pub flops: u64,
     /// Bytes read and written by one run, weights included, each tensor once.
@@ -207,12 +251,25 @@ pub struct Tensor {
     pub stored_channels: usize,
     /// Element type.
     pub dtype: Dtype,
-    /// Bytes for all rows.
+    /// Channels from one pixel to the next: `stored_channels`, or more for a part of a tensor.
+    pub pitch: usize,
+    /// What it is a part of, if it is: of a concatenation, that each operand is written into.
+    pub part_of: Option<PartOf>,
+    /// Bytes for all rows; of a part its own alone.
     pub bytes: usize,
     /// Where it lies.
     pub place: Place,
-    /// First step that writes it and last that reads it.
+    /// First step that writes it and last that reads it; of a part those of the whole.
     pub lifetime: [usize; 2],
+}
+
+/// Which part of a tensor another one is: some neighbouring channels of each pixel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartOf {
+    /// The tensor, which may be a part itself.
+    pub of: TensorId,
+    /// The first of the channels.
+    pub first_channel: usize,
 }
 
 /// Where a tensor lies.

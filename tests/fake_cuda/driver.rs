@@ -40,6 +40,8 @@ pub struct Driver {
     pub clock_ms: f64,
     calls: usize,
     failing: bool,
+    /// Whether a call has failed as it was told to.
+    pub has_failed: bool,
     /// The status that the call under way gives in the end, although it does its work.
     pub injected: Option<Code>,
     log: Option<File>,
@@ -105,7 +107,8 @@ const IN_CURRENT_CONTEXT: [&str; 13] = [
 ];
 
 /// Calls that a thread may make while it captures.
-const CAPTURABLE: [&str; 3] = ["cuLaunchKernelEx", "cuEventRecordWithFlags", "cuStreamEndCapture"];
+const CAPTURABLE: [&str; 5] =
+    ["cuLaunchKernelEx", "cuEventRecord", "cuEventRecordWithFlags", "cuStreamWaitEvent", "cuStreamEndCapture"];
 
 /// One call: counted, failed if it is its turn, checked, done, logged. `body` gives the rest of its line in the log.
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
@@ -159,6 +162,7 @@ impl Driver {
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
             failing: false,
+            has_failed: false,
             injected: None,
             log,
             config,
@@ -173,6 +177,7 @@ impl Driver {
             Err(_) => which == name,
         });
         self.failing = due || (self.failing && config.sticky);
+        self.has_failed |= self.failing;
         self.failing.then_some(config.fail_code)
     }
 

@@ -387,7 +387,7 @@ extern "C" fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) -> Code {
 extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<u32>) -> Code {
     call("cuStreamIsCapturing", |driver| {
         let stream = driver.stream(stream)?;
-        let found = driver.streams.get(stream).map(|stream| stream.captured.is_some());
+        let found = driver.streams.get(stream).map(|stream| stream.place.is_some());
         status.set(driver.valid(found)?.into());
         Ok(driver.streams.name(stream))
     })
@@ -432,9 +432,11 @@ extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Code {
 extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) -> Code {
     call("cuStreamWaitEvent", |driver| {
         let stream = driver.stream(stream)?;
-        let found = driver.events.get(event).map(|event| event.recorded);
-        let recording = driver.valid(found)?;
-        driver.enqueue(stream, Operation::Wait { event, recording })?;
+        let found = driver.events.get(event).map(|event| (event.recorded, event.place.clone()));
+        match driver.valid(found)? {
+            (_, Some(place)) => driver.join_capture(stream, place)?,
+            (recording, None) => driver.enqueue(stream, Operation::Wait { event, recording })?,
+        }
         Ok(format!("{} {}", driver.streams.name(stream), driver.events.name(event)))
     })
 }
@@ -442,7 +444,7 @@ extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) -> C
 #[unsafe(no_mangle)]
 extern "C" fn cuEventCreate(event: Out<Handle>, flags: u32) -> Code {
     call("cuEventCreate", |driver| {
-        let handle = driver.events.add(Event { timing: flags & 2 == 0, recorded: 0, done: 0, at_ms: 0.0 });
+        let handle = driver.events.add(Event { timing: flags & 2 == 0, place: None, recorded: 0, done: 0, at_ms: 0.0 });
         event.set(handle);
         Ok(format!("flags {flags} -> {}", driver.events.name(handle)))
     })
@@ -461,12 +463,17 @@ extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
 extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
     call("cuEventRecord", |driver| {
         let stream = driver.stream(stream)?;
+        let place = driver.place(stream)?;
+        let captured = place.is_some();
         let found = driver.events.get(event).map(|event| {
-            event.recorded += 1;
+            event.recorded += u64::from(!captured);
+            event.place = place;
             event.recorded
         });
         let recording = driver.valid(found)?;
-        driver.enqueue(stream, Operation::Record { event, recording })?;
+        if !captured {
+            driver.enqueue(stream, Operation::Record { event, recording })?;
+        }
         Ok(format!("{} {}", driver.events.name(event), driver.streams.name(stream)))
     })
 }
@@ -478,13 +485,10 @@ extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) 
     call("cuEventRecordWithFlags", |driver| {
         let found = driver.events.get(event).map(|event| event.timing);
         let timing = driver.valid(found)?;
-        let found = driver
-            .streams
-            .get(stream)
-            .map(|stream| stream.captured.as_mut().map(|nodes| nodes.push(Node::Record(event))));
-        if driver.valid(found)?.is_none() || flags != EXTERNAL || !timing {
+        if driver.place(stream)?.is_none() || flags != EXTERNAL || !timing {
             return driver.refuse("a record with flags that is no timing event in a graph".into(), INVALID_VALUE);
         }
+        driver.capture(stream, Node::Record(event), false)?;
         Ok(format!("{} {}", driver.events.name(event), driver.streams.name(stream)))
     })
 }
@@ -639,15 +643,14 @@ extern "C" fn cuLaunchKernelEx(
             config.shared_bytes
         );
         let me = std::thread::current().id();
-        let captures_here = driver.capturing.contains(&(me, config.stream));
-        let found = driver.streams.get(config.stream).map(|stream| stream.captured.as_mut());
-        match found {
-            Ok(Some(captured)) if captures_here => captured.push(node),
-            Ok(None) if driver.capturing.iter().all(|(thread, _)| *thread != me) => {
+        match driver.place(config.stream)? {
+            Some(place) if driver.capturing.contains(&(me, place.origin)) => {
+                driver.capture(config.stream, node, config.is_early())?;
+            }
+            None if driver.capturing.iter().all(|(thread, _)| *thread != me) => {
                 driver.enqueue(config.stream, Operation::Run(vec![node]))?;
             }
-            Ok(_) => return driver.refuse("a launch past the capture".into(), CAPTURE_INVALIDATED),
-            Err(what) => return driver.refuse(what, INVALID_HANDLE),
+            _ => return driver.refuse("a launch past the capture".into(), CAPTURE_INVALIDATED),
         }
         Ok(format!("{line} {}", driver.streams.name(config.stream)))
     })
@@ -735,11 +738,7 @@ extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> Code {
         if mode != THREAD_LOCAL {
             return driver.refuse(format!("capture mode {mode}, which stops other threads' calls"), INVALID_VALUE);
         }
-        let found = driver.streams.get(stream).map(|stream| stream.captured.replace(Vec::new()).is_some());
-        if driver.valid(found)? {
-            return driver.refuse("a capture on a stream that captures".into(), INVALID_VALUE);
-        }
-        driver.capturing.push((std::thread::current().id(), stream));
+        driver.begin_capture(stream)?;
         Ok(format!("{} thread-local", driver.streams.name(stream)))
     })
 }
@@ -747,13 +746,7 @@ extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) -> Code {
     call("cuStreamEndCapture", |driver| {
-        let me = std::thread::current().id();
-        let Some(index) = driver.capturing.iter().position(|capture| *capture == (me, stream)) else {
-            return driver.refuse("the end of a capture that this thread did not begin".into(), INVALID_VALUE);
-        };
-        driver.capturing.swap_remove(index);
-        let found = driver.streams.get(stream).map(|stream| stream.captured.take());
-        let nodes = driver.valid(found)?.unwrap_or_default();
+        let nodes = driver.end_capture(stream)?;
         if driver.injected.is_some() {
             graph.set(0);
             return Err(CAPTURE_INVALIDATED);

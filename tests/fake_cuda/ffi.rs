@@ -17,6 +17,7 @@ pub const NOT_READY: Code = 600;
 pub const ILLEGAL_ADDRESS: Code = 700;
 pub const CAPTURE_UNSUPPORTED: Code = 900;
 pub const CAPTURE_INVALIDATED: Code = 901;
+pub const CAPTURE_UNJOINED: Code = 904;
 
 /// A stream, event, module, ...: a number that no real pointer has.
 pub type Handle = usize;
@@ -97,16 +98,25 @@ impl LaunchConfig {
     /// blocks as any device takes, which the grid is a multiple of.
     pub fn attributes_are_known(&self) -> bool {
         const CLUSTER_DIMENSION: u32 = 4;
-        const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
-        if self.attribute_count == 0 {
-            return true;
-        }
-        // SAFETY: the driver's contract: there are as many attributes as the count says.
-        let attributes = unsafe { std::slice::from_raw_parts(self.attributes, self.attribute_count as usize) };
-        attributes.iter().all(|a| match (a.id, &a.value) {
+        self.attributes().iter().all(|a| match (a.id, &a.value) {
             (PROGRAMMATIC_STREAM_SERIALIZATION, value) => a.pad == 0 && value[0] == 1,
             (CLUSTER_DIMENSION, [x @ 2..=8, 1, 1, ..]) => a.pad == 0 && self.grid[0].is_multiple_of(*x),
             _ => false,
         })
     }
+
+    /// Whether it has that permission.
+    pub fn is_early(&self) -> bool {
+        self.attributes().iter().any(|a| a.id == PROGRAMMATIC_STREAM_SERIALIZATION)
+    }
+
+    fn attributes(&self) -> &[LaunchAttribute] {
+        match self.attribute_count {
+            0 => &[],
+            // SAFETY: the driver's contract: there are as many attributes as the count says.
+            count => unsafe { std::slice::from_raw_parts(self.attributes, count as usize) },
+        }
+    }
 }
+
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;

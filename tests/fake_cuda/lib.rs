@@ -21,6 +21,7 @@
 //! | `FAKE_CUDA_SLOW` | kernels with this in their name take 0.1 ms by the events' clock, others 0.01 ms; a copy takes 1 ms | none |
 //! | `FAKE_CUDA_PTX_ERROR` | modules do not load, and the compiler's log says this | none |
 
+mod capture;
 mod cubin;
 mod driver;
 mod entry;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::capture::Place;
 use crate::driver::Driver;
 use crate::ffi::*;
 use crate::memory::Memory;
@@ -13,12 +14,16 @@ pub struct Stream {
     pub queue: VecDeque<Operation>,
     /// The context that it was made in.
     pub context: Handle,
-    /// What was captured so far, while the stream captures.
+    /// What was captured so far, while a capture that began here goes on.
     pub captured: Option<Vec<Node>>,
+    /// While the stream is a part of a capture.
+    pub place: Option<Place>,
 }
 
 pub struct Event {
     pub timing: bool,
+    /// Where it was recorded last, while that is a capture that goes on.
+    pub place: Option<Place>,
     /// How often it was recorded, and the last of these recordings that is done.
     pub recorded: u64,
     pub done: u64,
@@ -54,7 +59,7 @@ const COPY_MS: f64 = 1.0;
 impl Driver {
     /// Puts an operation behind what is on the stream, which must not capture.
     pub fn enqueue(&mut self, stream: Handle, operation: Operation) -> Result<(), Code> {
-        let found = self.streams.get(stream).map(|stream| stream.captured.is_some());
+        let found = self.streams.get(stream).map(|stream| stream.place.is_some());
         if self.valid(found)? {
             return self.refuse("work that is not captured, on a capturing stream".into(), CAPTURE_UNSUPPORTED);
         }

@@ -55,6 +55,11 @@ impl<T> Table<T> {
         self.entries.iter().enumerate().map(|(index, entry)| (self.base + index, &entry.value))
     }
 
+    /// The same to change.
+    pub fn all_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().map(|entry| &mut entry.value)
+    }
+
     pub fn live(&self) -> impl Iterator<Item = (Handle, &T)> {
         let alive = self.entries.iter().enumerate().filter(|(_, entry)| entry.alive);
         alive.map(|(index, entry)| (self.base + index, &entry.value))

@@ -11,13 +11,16 @@ use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 use crate::support;
 
-/// One step of every kind: both convolutions, sum, pools, classifier.
+/// One step of every kind: both convolutions, sum, two branches, pools, classifier.
 pub fn small_model() -> Model {
     let mut graph = GraphBuilder::new(Shape::new(12, 10, 3));
     let x = graph.conv2d("stem", graph.input(), 16, Window::square(3, 2, 1));
     let depthwise = Conv2d { groups: 16, ..Conv2d::named("depthwise", 16, Window::square(3, 1, 1)) };
     let y = graph.conv2d_with("depthwise", x, depthwise);
     let x = graph.add("sum", x, y);
+    let left = graph.conv2d("left", x, 8, Window::square(1, 1, 0));
+    let right = graph.conv2d("right", x, 8, Window::square(3, 1, 1));
+    let x = graph.concat("both", &[left, right]);
     let x = graph.max_pool("pool", x, Window::square(2, 2, 0));
     let x = graph.global_avg_pool("mean", x);
     let x = graph.linear("classifier", x, 5);
@@ -25,6 +28,8 @@ pub fn small_model() -> Model {
     let weights = Weights::from_tensors([
         ("stem.weight", vec![16, 3, 3, 3], vec![0.5; 16 * 27]),
         ("depthwise.weight", vec![16, 1, 3, 3], vec![0.5; 16 * 9]),
+        ("left.weight", vec![8, 16, 1, 1], vec![0.5; 8 * 16]),
+        ("right.weight", vec![8, 16, 3, 3], vec![0.5; 8 * 16 * 9]),
         ("classifier.weight", vec![5, 16], vec![0.5; 5 * 16]),
         ("classifier.bias", vec![5], vec![0.5; 5]),
     ]);
@@ -81,6 +86,35 @@ fn the_calls_of_one_batch_are_as_kept() {
         kept.push_str(&format!("# {what}: wait\n{}\n", wait.join("\n")));
     }
     compare_with_kept(&kept, "one_batch.log");
+}
+
+/// A lane's stream joins the capture with a wait for an event, and the first lane waits for one of it in the end. The
+/// stand-in refuses a capture that a stream does not join, and a kernel that may begin before what its stream waits for.
+#[test]
+fn lanes_fork_and_join_in_the_capture() {
+    let scenario = Scenario::new("engine::lanes_fork_and_join_in_the_capture", || {
+        let (device, model) = (Device::open(Target::Cuda(0)).unwrap(), small_model());
+        for (name, several) in [("several", true), ("one", false)] {
+            mark(name);
+            let engine = Engine::builder(&model).on(&device).batch_sizes(&[1]).slots(1).lanes(several).build().unwrap();
+            println!("{name}: {} lanes", engine.plans()[0].lanes());
+        }
+        mark("end");
+    });
+    let report = scenario.run(&[]);
+    report.assert_clean();
+    assert!(report.stdout.contains("several: 2 lanes") && report.stdout.contains("one: 1 lanes"), "{report}");
+    let of_capture = |start: &str, end: &str| -> Vec<String> {
+        let calls = report.between(start, end).into_iter();
+        let capture = calls.skip_while(|call| !call.starts_with("cuStreamBeginCapture"));
+        let capture = capture.take_while(|call| !call.starts_with("cuStreamEndCapture")).skip(1);
+        capture.map(|call| call.split(' ').next().unwrap().to_owned()).collect()
+    };
+    let (several, one) = (of_capture("several", "one"), of_capture("one", "end"));
+    let count = |calls: &[String], name: &str| calls.iter().filter(|call| *call == name).count();
+    let launches = count(&one, "cuLaunchKernelEx");
+    assert_eq!((one.len(), count(&several, "cuLaunchKernelEx")), (launches, launches), "{one:?} {several:?}");
+    assert_eq!([count(&several, "cuEventRecord"), count(&several, "cuStreamWaitEvent")], [2, 2], "{several:?}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub fn all() -> Vec<Case> {
         global_avg_pool(),
         linear(),
         add(),
+        concat(),
         outputs(),
         networks(),
     ]
@@ -654,6 +655,121 @@ pub fn add() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Values side by side, and perhaps a convolution of them.
+struct Concatenation {
+    x: Shape,
+    operands: Vec<Operand>,
+    behind: bool,
+    rows: usize,
+}
+
+/// Of so many channels, or of those of the input.
+#[derive(Clone, Copy, Debug)]
+enum Operand {
+    Conv(usize),
+    /// With the input's convolution added.
+    Residual(usize),
+    Relu,
+    Max,
+    Mean,
+    Sum,
+    /// A concatenation of two convolutions.
+    Nested(usize),
+    // What does not write its channels alone, or is read by another too.
+    Depthwise,
+    Input,
+    Twice(usize),
+}
+
+impl Problem for Concatenation {
+    fn case(&self) -> Case {
+        let Self { x, ref operands, behind, rows } = *self;
+        let name = format!("concat {x} {operands:?}{} rows {rows}", if behind { ", conv" } else { "" });
+        let mut g = GraphBuilder::new(x);
+        let (one, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
+        let values = operands.iter().enumerate().map(|(i, operand)| {
+            let (input, name) = (g.input(), |part: &str| format!("{i}.{part}"));
+            match *operand {
+                Operand::Conv(k) => {
+                    let y = g.conv2d(&name("conv"), input, k, if i % 2 == 0 { three } else { one });
+                    g.relu(&name("relu"), y)
+                }
+                Operand::Residual(k) => {
+                    let residual = g.conv2d(&name("residual"), input, k, one);
+                    let y = g.conv2d(&name("conv"), input, k, three);
+                    g.add(&name("add"), y, residual)
+                }
+                Operand::Relu => g.relu(&name("relu"), input),
+                Operand::Max => g.max_pool(&name("max"), input, three),
+                Operand::Mean => g.avg_pool(&name("mean"), input, three, false),
+                Operand::Sum => {
+                    let pooled = g.max_pool(&name("max"), input, three);
+                    g.add(&name("sum"), pooled, input)
+                }
+                Operand::Nested(k) => {
+                    let [a, b] = ["a", "b"].map(|part| g.conv2d(&name(part), input, k, one));
+                    g.concat(&name("both"), &[a, b])
+                }
+                Operand::Depthwise => {
+                    let conv = Conv2d { groups: x.channels, ..Conv2d::named(&name("depthwise"), x.channels, three) };
+                    g.conv2d_with(&name("depthwise"), input, conv)
+                }
+                Operand::Input => input,
+                Operand::Twice(k) => {
+                    let y = g.conv2d(&name("conv"), input, k, one);
+                    g.concat(&name("twice"), &[y, y])
+                }
+            }
+        });
+        let values: Vec<NodeId> = values.collect();
+        let mut y = g.concat("concat", &values);
+        if behind {
+            y = g.conv2d("behind", y, 40, three);
+        }
+        case(name, g.finish(y).unwrap(), rows)
+    }
+}
+
+pub fn concat() -> Vec<Case> {
+    use Operand::*;
+    let chosen = [
+        ([1, 1, 8], vec![Conv(8), Conv(3)], false, 1),
+        ([7, 9, 24], vec![Conv(64), Conv(136), Conv(72), Max], false, 3),
+        ([14, 14, 72], vec![Conv(64), Residual(128), Nested(24), Conv(31)], true, 2),
+        ([5, 6, 16], vec![Relu, Max, Mean, Sum, Depthwise, Input, Twice(8), Conv(8)], false, 5),
+        ([9, 11, 40], vec![Max, Twice(16), Residual(8), Nested(72), Input], true, 1),
+    ];
+    let mut random = Random::new("concat");
+    let any = (0..10).map(|_| {
+        let k = random.pick(&[8, 24, 64, 72, 128, 136]);
+        let mut operands: Vec<Operand> = (0..random.between(1, 5))
+            .map(|_| {
+                random.pick(&[
+                    Conv(k),
+                    Conv(8),
+                    Residual(k),
+                    Relu,
+                    Max,
+                    Mean,
+                    Sum,
+                    Nested(k),
+                    Depthwise,
+                    Input,
+                    Twice(8),
+                ])
+            })
+            .collect();
+        operands.push(Conv(random.pick(&[1, 8, 31, 64])));
+        let x = [random.between(1, 15), random.between(1, 15), random.pick(&[8, 24, 40])];
+        (x, operands, random.between(0, 2) == 0, random.between(1, 5))
+    });
+    let all = chosen.into_iter().chain(any.collect::<Vec<_>>());
+    all.map(|([h, w, c], operands, behind, rows)| {
+        Concatenation { x: Shape::new(h, w, c), operands, behind, rows }.case()
+    })
+    .collect()
 }
 
 /// A classifier with every kind of output; with ties, logits are small whole numbers, many of them equal.

@@ -47,6 +47,7 @@ pub fn run_graph(graph: &Graph, weights: &Weights, input: &Expected, how: Arithm
             Op::AvgPool(pool) => avg_pool(pool, x, y, how),
             Op::GlobalAvgPool => global_avg_pool(x, how),
             Op::Linear(layer) => linear(layer, weights, x, how),
+            Op::Concat => concat(node.inputs.iter().map(|id| &values[id.0]).collect(), y),
         };
         if !matches!(node.op, Op::Linear(_)) {
             for (value, error) in value.values.iter().zip(&mut value.errors) {
@@ -215,6 +216,16 @@ fn add(activation: Activation, a: &Expected, b: &Expected) -> Expected {
         sum.errors[i] += b.errors[i] + U32 * sum.values[i].abs();
     }
     activate(activation, sum)
+}
+
+/// Each pixel's channels of one operand after the other's.
+fn concat(operands: Vec<&Expected>, y: Shape) -> Expected {
+    let of = |part: fn(&Expected) -> &[f64]| {
+        let pixel =
+            |pixel: usize| operands.iter().flat_map(move |x| &part(x)[pixel * x.shape.channels..][..x.shape.channels]);
+        (0..y.pixels()).flat_map(pixel).copied().collect()
+    };
+    Expected { shape: y, values: of(|x| &x.values), errors: of(|x| &x.errors) }
 }
 
 /// The largest tap is off by no more than the largest error.

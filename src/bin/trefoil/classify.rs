@@ -59,7 +59,7 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
         slots: args.slots,
         producers: threads,
         output: if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities },
-        tune: args.place.tune,
+        kernels: args.place.kernels,
     };
     let engine = setup::build_engine(&model, &device, &ring)?;
 

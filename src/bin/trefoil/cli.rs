@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
@@ -66,9 +67,24 @@ pub struct Place {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
+    #[command(flatten)]
+    pub kernels: Kernels,
+}
+
+/// How a plan is made where there is a choice.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Kernels {
     /// Whether kernels are chosen by measurement
     #[arg(long, value_name = "HOW", default_value = "cached")]
     pub tune: Tune,
+    /// Independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
+    #[arg(long, value_name = "ON", value_parser = on_or_off())]
+    pub lanes: Option<bool>,
+}
+
+/// `on` or `off`.
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
 
 /// Whether kernels are chosen by measurement.
@@ -135,9 +151,8 @@ pub struct InspectArgs {
     /// The batch to plan for
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
     pub batch: usize,
-    /// Whether kernels are chosen by measurement
-    #[arg(long, value_name = "HOW", default_value = "cached")]
-    pub tune: Tune,
+    #[command(flatten)]
+    pub kernels: Kernels,
     /// Runs that each step is timed in
     #[arg(long, value_name = "N", default_value = "40", value_parser = count::<100_000>)]
     pub runs: usize,

@@ -62,6 +62,10 @@ fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
             choices: &Choices::new(),
         };
         let plan = plan::plan(model.graph(), &request)?;
+        let plan = match args.kernels.lanes {
+            Some(lanes) => plan.with_lanes(lanes),
+            None => plan,
+        };
         let steps = Steps::planned(&plan);
         return Ok((plan, steps));
     }
@@ -71,7 +75,7 @@ fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
         slots: 1,
         producers: 1,
         output: OutputKind::Probabilities,
-        tune: args.tune,
+        kernels: args.kernels,
     };
     let builder = setup::engine_builder(model, &device, &ring);
     if setup::is_cpu(&device) {

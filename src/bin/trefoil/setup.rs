@@ -6,7 +6,7 @@ use anyhow::Result;
 use trefoil::model::Model;
 use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, OutputKind, Target, Tuning};
 
-use crate::cli::Tune;
+use crate::cli::{Kernels, Tune};
 use crate::report;
 
 /// A producer that finds no free batch for so long gives up: nothing here computes longer.
@@ -34,8 +34,8 @@ pub struct Ring {
     pub producers: usize,
     /// What comes out.
     pub output: OutputKind,
-    /// Whether kernels are chosen by measurement.
-    pub tune: Tune,
+    /// How its plans are made.
+    pub kernels: Kernels,
 }
 
 /// Opens the device asked for.
@@ -56,7 +56,7 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
         .staging(ring.producers + ring.slots)
         .output(ring.output)
         .acquire_limit(ACQUIRE_LIMIT);
-    let builder = tuned(builder, ring.tune);
+    let builder = tuned(builder, ring.kernels);
     match ring.sizes {
         Sizes::Default => builder,
         Sizes::UpTo(largest) => builder.batch(largest),
@@ -64,8 +64,12 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
     }
 }
 
-/// The builder with a choice of kernels; what is measured is seen as a bar.
-pub fn tuned(builder: EngineBuilder<'_>, tune: Tune) -> EngineBuilder<'_> {
+/// The builder with a choice of kernels and lanes; what is measured is seen as a bar.
+pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes }: Kernels) -> EngineBuilder<'_> {
+    let builder = match lanes {
+        Some(lanes) => builder.lanes(lanes),
+        None => builder,
+    };
     match tune {
         Tune::Off => builder.tuning(Tuning::Off),
         Tune::Cached => builder.tuning(Tuning::Cached),

@@ -92,7 +92,8 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
         let opened = File::options().create(true).append(true).open(path);
         opened.with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let ring = Ring { sizes: Sizes::Exactly(batch), slots: args.slots, producers, output, tune: args.place.tune };
+    let (sizes, kernels) = (Sizes::Exactly(batch), args.place.kernels);
+    let ring = Ring { sizes, slots: args.slots, producers, output, kernels };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
     let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);

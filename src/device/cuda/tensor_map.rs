@@ -12,8 +12,8 @@ use crate::error::Error;
 /// is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
-    /// Boxes of a matrix.
-    Matrix { address: u64, dims: [u64; 2], box_dims: [u32; 2] },
+    /// Boxes of a matrix whose rows are `pitch` halves apart.
+    Matrix { address: u64, dims: [u64; 2], pitch: u64, box_dims: [u32; 2] },
     /// Boxes of three dimensions.
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
     /// Boxes of images {C, W, H, N}, swizzled in rows of 64 bytes or not at all.
@@ -48,15 +48,15 @@ impl Cuda {
     pub fn encode(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
         let encoded = match map {
-            TensorMap::Matrix { address, dims, box_dims } => {
-                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, box_dims)
+            TensorMap::Matrix { address, dims, pitch, box_dims } => {
+                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, [2 * pitch; 2], box_dims)
             }
             TensorMap::Blocks { address, dims, box_dims } => {
-                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, box_dims)
+                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, strides(dims), box_dims)
             }
             TensorMap::Images { address, dims, box_dims, swizzled } => {
                 let swizzle = if *swizzled { SWIZZLED_64 } else { PLAIN };
-                self.encode_tiled(&mut raw, swizzle, *address, dims, box_dims)
+                self.encode_tiled(&mut raw, swizzle, *address, dims, strides(dims), box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };
@@ -74,9 +74,10 @@ impl Cuda {
         swizzle: sys::CUtensorMapSwizzle,
         address: u64,
         dims: &[u64; RANK],
+        strides: [u64; RANK],
         box_dims: &[u32; RANK],
     ) -> Result<(), Error> {
-        let (strides, steps) = (strides(dims), [1_u32; RANK]);
+        let steps = [1_u32; RANK];
         // SAFETY: each array has as many elements as the rank says, the strides one less; all live over the call. The
         // address is only noted.
         unsafe {

@@ -2,57 +2,64 @@
 //!
 //! y[i] = act(a[i] + b[i]).
 //!
-//! - a: read, f32. b: read if there is one, of a's length; it may be a itself. y: written, of a's length, disjoint from
-//!   both. Any alignment and length.
+//! - a: read, f32, pixels without gaps. b: read if there is one, of a's length; it may be a itself. y: written, the same
+//!   with a pitch of its pixels, disjoint from both. Any alignment and length.
 //! - A NaN stays one.
 
 use super::simd::{Clamp, Isa, vectorized};
+use super::target::Target;
 use crate::tensor::Activation;
 
 /// An addition made ready.
 #[derive(Debug)]
 pub(super) struct Add {
     isa: Isa,
+    y: Target,
     clamp: Clamp,
 }
 
 impl Add {
     /// An addition followed by `activation`.
-    pub fn new(isa: Isa, activation: Activation) -> Self {
-        Self { isa, clamp: activation.into() }
+    pub fn new(isa: Isa, activation: Activation, y: impl Into<Target>) -> Self {
+        Self { isa, y: y.into(), clamp: activation.into() }
     }
 
     /// Computes one image.
     pub fn run(&self, a: &[f32], b: Option<&[f32]>, y: &mut [f32]) {
-        assert_eq!(a.len(), y.len());
+        assert_eq!((a.len(), y.len()), (self.y.shape.elems(), self.y.elems()));
         match b {
             Some(b) => {
-                assert_eq!(b.len(), y.len());
-                add(self.isa, self.clamp, a, b, y);
+                assert_eq!(b.len(), a.len());
+                add(self.isa, self, a, b, y);
             }
-            None => activate(self.isa, self.clamp, a, y),
+            None => activate(self.isa, self, a, y),
         }
     }
 }
 
 vectorized! {
-    fn add(clamp: Clamp, a: &[f32], b: &[f32], y: &mut [f32]) = add_body
+    fn add(add: &Add, a: &[f32], b: &[f32], y: &mut [f32]) = add_body
 }
 
 #[inline(always)]
-fn add_body<const FMA: bool>(clamp: Clamp, a: &[f32], b: &[f32], y: &mut [f32]) {
-    for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
-        *y = clamp.apply(a + b);
+fn add_body<const FMA: bool>(add: &Add, a: &[f32], b: &[f32], y: &mut [f32]) {
+    let channels = add.y.shape.channels;
+    for ((y, a), b) in y.chunks_mut(add.y.pitch).zip(a.chunks(channels)).zip(b.chunks(channels)) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = add.clamp.apply(a + b);
+        }
     }
 }
 
 vectorized! {
-    fn activate(clamp: Clamp, a: &[f32], y: &mut [f32]) = activate_body
+    fn activate(add: &Add, a: &[f32], y: &mut [f32]) = activate_body
 }
 
 #[inline(always)]
-fn activate_body<const FMA: bool>(clamp: Clamp, a: &[f32], y: &mut [f32]) {
-    for (y, a) in y.iter_mut().zip(a) {
-        *y = clamp.apply(*a);
+fn activate_body<const FMA: bool>(add: &Add, a: &[f32], y: &mut [f32]) {
+    for (y, a) in y.chunks_mut(add.y.pitch).zip(a.chunks(add.y.shape.channels)) {
+        for (y, a) in y.iter_mut().zip(a) {
+            *y = add.clamp.apply(*a);
+        }
     }
 }

@@ -3,8 +3,8 @@
 //! y[p][q][k] = act(sum over r, s, c of x[h][w][c] * filter[k][c][r][s] + bias[k] + residual[p][q][k]), where
 //! h = p * stride_h + r * dilation_h - pad_top, w likewise, and taps in the padding add nothing.
 //!
-//! - x: read, f32 [H][W][C] without gaps. residual: read if there is one, f32 [P][Q][K]. y: written, f32 [P][Q][K],
-//!   disjoint from both. Any alignment.
+//! - x: read, f32 [H][W][C] without gaps. residual: read if there is one, f32 [P][Q][K]. y: written, f32 [P][Q][K] with
+//!   a pitch of its pixels, disjoint from both. Any alignment.
 //! - filter: repacked once into panels of 16 output channels, [ceil(K / 16)][R * S * C][16], zeros in the last panel
 //!   beyond K, 64-byte aligned.
 //! - The sums of 6 pixels x 16 channels stay in registers through up to [`DEPTH`] terms and are then kept in y; the
@@ -16,6 +16,7 @@
 use std::ops::Range;
 
 use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
+use super::target::Target;
 use super::window::Spans;
 use crate::model::{Conv2d, FoldedConv};
 use crate::tensor::Shape;
@@ -32,7 +33,7 @@ const DEPTH: usize = 512;
 pub(super) struct Conv2dFprop {
     isa: Isa,
     x: Shape,
-    y: Shape,
+    y: Target,
     spans: Spans,
     /// Terms of a sum: R * S * C.
     k_gemm: usize,
@@ -47,7 +48,9 @@ pub(super) struct Conv2dFprop {
 
 impl Conv2dFprop {
     /// Repacks the weights of `conv`, which has one group and makes `y` of `x`.
-    pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: Shape) -> Self {
+    pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: impl Into<Target>) -> Self {
+        let target = y.into();
+        let y = target.shape;
         let [r_size, s_size] = conv.window.size;
         let taps = r_size * s_size;
         let k_gemm = taps * x.channels;
@@ -71,7 +74,7 @@ impl Conv2dFprop {
         Self {
             isa,
             x,
-            y,
+            y: target,
             spans: Spans::new(&conv.window, x, y),
             k_gemm,
             depth: k_gemm.div_ceil(passes),
@@ -84,13 +87,13 @@ impl Conv2dFprop {
 
     /// Floats of scratch that a run needs.
     pub fn scratch_elems(&self) -> usize {
-        if self.pointwise { 0 } else { BLOCK.min(self.y.pixels()) * self.depth }
+        if self.pointwise { 0 } else { BLOCK.min(self.y.shape.pixels()) * self.depth }
     }
 
     /// Computes one image.
     pub fn run(&self, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) {
         assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
-        assert!(residual.is_none_or(|residual| residual.len() == y.len()));
+        assert!(residual.is_none_or(|residual| residual.len() == self.y.shape.elems()));
         fprop(self.isa, self, x, residual, y, scratch);
     }
 
@@ -100,7 +103,8 @@ impl Conv2dFprop {
         let (channels, width) = (self.x.channels, self.x.width);
         let Spans { rows, cols, size: [_, s_size], dilation, .. } = &self.spans;
         let run = s_size * channels; // terms of one r
-        let [mut p, mut q] = [block.start / self.y.width, block.start % self.y.width];
+        let width_out = self.y.shape.width;
+        let [mut p, mut q] = [block.start / width_out, block.start % width_out];
         for target in scratch.chunks_exact_mut(depth.len()).take(block.len()) {
             let (row, col) = (&rows[p], &cols[q]);
             let mut row_terms = Terms { target, depth };
@@ -124,7 +128,7 @@ impl Conv2dFprop {
                 row_terms.zero(first + col.taps.len() * channels..(r + 1) * run);
             }
             q += 1;
-            if q == self.y.width {
+            if q == width_out {
                 (p, q) = (p + 1, 0);
             }
         }
@@ -175,7 +179,7 @@ fn fprop_body<const FMA: bool>(
     y: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (pixels, k_out) = (conv.y.pixels(), conv.y.channels);
+    let (pixels, k_out, y_pitch) = (conv.y.shape.pixels(), conv.y.shape.channels, conv.y.pitch);
     for first in (0..pixels).step_by(BLOCK) {
         let block = first..pixels.min(first + BLOCK);
         for start in (0..conv.k_gemm).step_by(conv.depth) {
@@ -194,15 +198,15 @@ fn fprop_body<const FMA: bool>(
                     clamp: conv.clamp,
                     pitch,
                     k_out,
+                    y_pitch,
                     lanes: LANES.min(k_out - index * LANES),
                     resumes: start > 0,
                     ends: depth.end == conv.k_gemm,
                 };
                 for pixel in block.clone().step_by(TILE) {
-                    let at = pixel * k_out + index * LANES;
                     let terms = &terms[(pixel - first) * pitch..];
-                    tile.residual = residual.map(|residual| &residual[at..]);
-                    let y = &mut y[at..];
+                    tile.residual = residual.map(|residual| &residual[pixel * k_out + index * LANES..]);
+                    let y = &mut y[pixel * y_pitch + index * LANES..];
                     match block.end - pixel {
                         1 => tile.run::<1, FMA>(terms, y),
                         2 => tile.run::<2, FMA>(terms, y),
@@ -226,8 +230,10 @@ struct Tile<'a> {
     clamp: Clamp,
     /// Distance of two pixels' terms.
     pitch: usize,
-    /// Distance of two pixels of y and residual.
+    /// Distance of two pixels of the residual.
     k_out: usize,
+    /// Distance of two pixels of y.
+    y_pitch: usize,
     /// Channels of the panel that y has.
     lanes: usize,
     /// Whether y holds the sum of earlier terms.
@@ -244,15 +250,15 @@ impl Tile<'_> {
         let mut sums = [[0.0; LANES]; M];
         if self.resumes {
             for (m, sums) in sums.iter_mut().enumerate() {
-                sums[..self.lanes].copy_from_slice(&y[m * self.k_out..][..self.lanes]);
+                sums[..self.lanes].copy_from_slice(&y[m * self.y_pitch..][..self.lanes]);
             }
         }
         let mut sums = accumulate::<M, FMA>(rows, self.panel, sums);
         for (m, sums) in sums.iter_mut().enumerate() {
-            let at = m * self.k_out;
             if self.ends {
-                self.finish(sums, self.residual.map(|residual| &residual[at..]));
+                self.finish(sums, self.residual.map(|residual| &residual[m * self.k_out..]));
             }
+            let at = m * self.y_pitch;
             if self.lanes == LANES {
                 y[at..][..LANES].copy_from_slice(sums);
             } else {

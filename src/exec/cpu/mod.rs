@@ -15,6 +15,7 @@ mod normalize;
 mod pool;
 mod pool2d;
 mod simd;
+mod target;
 #[cfg(test)]
 mod tests;
 mod window;

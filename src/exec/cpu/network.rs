@@ -11,6 +11,7 @@ use super::linear::Linear;
 use super::normalize::Normalize;
 use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
+use super::target::Target;
 use crate::error::Error;
 use crate::model::{Model, fold_conv, read_linear};
 use crate::plan::{Place, Plan, Step, StepOp, TensorId};
@@ -114,12 +115,13 @@ impl Kernel {
 
 fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.output.0].shape);
+    let target = target(plan, step.output);
     Ok(match &step.op {
         StepOp::Normalize { mean, std } => Kernel::Normalize(Normalize::new(plan.input, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, x.channels)?;
-            Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, y).into())
+            Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, target).into())
         }
         StepOp::ConvSum { .. } | StepOp::ExpandDepthwise { .. } => {
             unreachable!("planned for compute capability 9.0 only")
@@ -128,22 +130,25 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, folded, x, y).into())
         }
-        StepOp::MaxPool(pool) => Kernel::Pool(Pool2d::max(isa, pool, x, y).into()),
-        StepOp::AvgPool(pool) => Kernel::Pool(Pool2d::mean(isa, pool, x, y).into()),
+        StepOp::MaxPool(pool) => Kernel::Pool(Pool2d::max(isa, pool, x, target).into()),
+        StepOp::AvgPool(pool) => Kernel::Pool(Pool2d::mean(isa, pool, x, target).into()),
         StepOp::GlobalAvgPool => Kernel::GlobalAvgPool(GlobalAvgPool::new(isa, x)),
         StepOp::Linear(linear) => Kernel::Linear(Linear::new(isa, read_linear(model.weights(), linear, x.channels)?)),
-        StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation)),
+        StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
     })
 }
 
-/// A tensor as a range of the arena's floats; nothing if it lies in a slot's rows.
+fn target(plan: &Plan, id: TensorId) -> Target {
+    Target { shape: plan.tensors[id.0].shape, pitch: plan.tensors[id.0].pitch }
+}
+
+/// A tensor as a range of the arena's floats, from its first to its last; nothing if it lies in a slot's rows.
 fn floats(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
-    let tensor = &plan.tensors[id.0];
-    match tensor.place {
+    match plan.tensors[id.0].place {
         Place::Arena(offset) => {
             let start = offset / size_of::<f32>();
-            Some(start..start + tensor.bytes / size_of::<f32>())
+            Some(start..start + target(plan, id).elems())
         }
         Place::Input | Place::Output => None,
     }

@@ -4,13 +4,15 @@
 //! pad_top, w likewise, over the taps that lie in the image. The count is of those taps, or of all R * S where padding
 //! counts.
 //!
-//! - x: read, f32 [H][W][C] without gaps. y: written, f32 [P][Q][C], disjoint from x. Any alignment.
+//! - x: read, f32 [H][W][C] without gaps. y: written, f32 [P][Q][C] with a pitch of its pixels, disjoint from x. Any
+//!   alignment.
 //! - Every window has a tap in the image (shape inference refuses others).
 //! - Means are f32 sums in the order of r, s, times the rounded reciprocal of the count. A NaN in a window makes its
 //!   result NaN; padding never wins a maximum.
 //! - Tails: channels go 16 at a time, then one at a time.
 
 use super::simd::{Isa, LANES, vectorized};
+use super::target::Target;
 use super::window::{Span, Spans};
 use crate::model::Pool;
 use crate::tensor::Shape;
@@ -20,7 +22,7 @@ use crate::tensor::Shape;
 pub(super) struct Pool2d {
     isa: Isa,
     x: Shape,
-    y: Shape,
+    y: Target,
     spans: Spans,
     reduce: Reduce,
 }
@@ -33,14 +35,17 @@ enum Reduce {
 
 impl Pool2d {
     /// The maximum over windows.
-    pub fn max(isa: Isa, pool: &Pool, x: Shape, y: Shape) -> Self {
-        Self { isa, x, y, spans: Spans::new(&pool.window, x, y), reduce: Reduce::Max }
+    pub fn max(isa: Isa, pool: &Pool, x: Shape, y: impl Into<Target>) -> Self {
+        Self::new(isa, pool, x, y.into(), Reduce::Max)
     }
 
     /// The mean over windows.
-    pub fn mean(isa: Isa, pool: &Pool, x: Shape, y: Shape) -> Self {
-        let reduce = Reduce::Mean { count_pad: pool.count_pad };
-        Self { isa, x, y, spans: Spans::new(&pool.window, x, y), reduce }
+    pub fn mean(isa: Isa, pool: &Pool, x: Shape, y: impl Into<Target>) -> Self {
+        Self::new(isa, pool, x, y.into(), Reduce::Mean { count_pad: pool.count_pad })
+    }
+
+    fn new(isa: Isa, pool: &Pool, x: Shape, y: Target, reduce: Reduce) -> Self {
+        Self { isa, x, y, spans: Spans::new(&pool.window, x, y.shape), reduce }
     }
 
     /// Computes one image.
@@ -59,7 +64,7 @@ fn pool_body<const FMA: bool>(pool: &Pool2d, x: &[f32], y: &mut [f32]) {
     let channels = pool.x.channels;
     let Spans { rows, cols, .. } = &pool.spans;
     let positions = rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)));
-    for ((row, col), y) in positions.zip(y.chunks_exact_mut(channels)) {
+    for ((row, col), y) in positions.zip(y.chunks_mut(pool.y.pitch)) {
         let mut c = 0;
         while c + LANES <= channels {
             pool.channels::<LANES>(c, row, col, x, &mut y[c..]);

@@ -120,8 +120,8 @@ fn linear_layers_and_additions() {
         compare("linear", n, c + 1, |isa, y| Linear::new(isa, (weight.clone(), bias.clone())).run(&x, y));
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             let b = numbers(c, 4);
-            compare("add", c, 0, |isa, y| Add::new(isa, activation).run(&x, Some(&b), y));
-            compare("activation", c, 0, |isa, y| Add::new(isa, activation).run(&x, None, y));
+            compare("add", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(&x, Some(&b), y));
+            compare("activation", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(&x, None, y));
         }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct ConvProblem {
     pub(crate) input: Shape,
     /// P, Q and the stored channels of the output.
     pub(crate) output: Shape,
+    /// Channels from one pixel of the output to the next.
+    pub(crate) y_pitch: usize,
     /// The window; bottom and right padding follow from P and Q.
     pub(crate) window: Window,
     /// Applied last.
@@ -31,9 +33,9 @@ pub(crate) struct ConvPointers {
     pub(crate) filter: u64,
     /// Floats [K].
     pub(crate) bias: u64,
-    /// Halves like `y`, and possibly `y` itself.
+    /// Halves like `y` without gaps, and possibly `y` itself.
     pub(crate) residual: Option<u64>,
-    /// Halves [batch][P][Q][K].
+    /// Halves [batch][P][Q][K], of each pixel `y_pitch`.
     pub(crate) y: u64,
 }
 
@@ -52,12 +54,12 @@ pub(super) const ENTRIES: [(ConvTile, &str); ConvTile::ALL.len()] = [
 pub(crate) fn launch(problem: &ConvProblem, tile: ConvTile, pointers: &ConvPointers) -> Result<Launch, Error> {
     let entry = ENTRIES.iter().find(|(t, _)| *t == tile).map(|(_, entry)| *entry);
     let entry = entry.ok_or_else(|| unsupported("convolution tile", tile, "use one of ConvTile::ALL"))?;
-    let ConvProblem { batch, input, output, window, activation } = *problem;
+    let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     implicit_gemm::launch(
         entry,
         tile,
-        &GemmProblem { batch, input, output, window, activation },
+        &GemmProblem { batch, input, output, y_pitch, window, activation },
         &GemmPointers { x, filter, bias, residual: residual.unwrap_or(0), y },
     )
 }
@@ -77,6 +79,7 @@ mod tests {
             batch: 3,
             input: Shape::new(30, 40, 24),
             output: Shape::new(11, 19, 72),
+            y_pitch: 96,
             window: Window { size: [5, 7], stride: [3, 2], pad, dilation: [4, 6] },
             activation: Activation::Relu6,
         }
@@ -91,7 +94,7 @@ mod tests {
         assert_eq!([args.height, args.width, args.c_chunks, args.k_stored], [30, 40, 3, 72]);
         assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [5, 7, 3, 2]);
         assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
-        assert_eq!([args.k_chunks, args.activation], [105, 2]);
+        assert_eq!([args.k_chunks, args.activation, args.y_chunks], [105, 2, 12]);
         // 8 chunks = 0 rows + 2 taps of 3 chunks + 2 chunks.
         assert_eq!([args.step_r, args.step_s, args.step_c], [0, 2, 2]);
         assert_eq!(args.by_out_pixels.divide(627), 3);
@@ -114,6 +117,7 @@ mod tests {
         assert!(refused(|p| p.batch = 0));
         assert!(refused(|p| p.input.channels = 20));
         assert!(refused(|p| p.output.channels = 0));
+        assert!(refused(|p| p.y_pitch = 64) && refused(|p| p.y_pitch = 100));
         assert!(refused(|p| p.input.height = 1 << 14));
         assert!(refused(|p| p.window.dilation = [1 << 13, 1]));
         assert!(refused(|p| p.window.stride = [0, 1]));

@@ -1,8 +1,8 @@
 //! The arguments of `kernels/implicit_gemm.cuh`.
 
 use super::launch::{
-    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
-    unsupported,
+    ArgBytes, CHUNK, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args,
+    pitch, product, unsupported,
 };
 use crate::error::Error;
 use crate::model::Window;
@@ -11,7 +11,7 @@ use crate::tensor::{Activation, Shape};
 
 kernel_args! {
     /// `ImplicitGemmArgs`.
-    ImplicitGemmArgs, 144 bytes {
+    ImplicitGemmArgs, 152 bytes {
         x: u64,
         filter: u64,
         bias: u64,
@@ -37,9 +37,11 @@ kernel_args! {
         step_s: i32,
         step_c: i32,
         activation: i32,
+        y_chunks: i32,
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
         by_n_tiles: FastDivide,
+        reserved: i32,
     }
 }
 
@@ -48,6 +50,7 @@ pub(super) struct GemmProblem {
     pub(super) batch: usize,
     pub(super) input: Shape,
     pub(super) output: Shape,
+    pub(super) y_pitch: usize,
     pub(super) window: Window,
     pub(super) activation: Activation,
 }
@@ -72,7 +75,7 @@ pub(super) fn launch(
     pointers: &GemmPointers,
 ) -> Result<Launch, Error> {
     let pipeline = tile.pipeline().ok_or_else(|| unsupported("tile", tile, "one of ConvTile::ALL"))?;
-    let GemmProblem { batch, input, output, window, activation } = *problem;
+    let GemmProblem { batch, input, output, y_pitch, window, activation } = *problem;
     let c_chunks = chunks_of("input channels", input.channels)?;
     chunks_of("output channels", output.channels)?;
     check_extents(problem, c_chunks)?;
@@ -86,7 +89,7 @@ pub(super) fn launch(
     let blocks = product("blocks", &[(m_pixels as usize).div_ceil(tile.m), n_tiles])?;
 
     // One k tile as a number with the digits r, s, c.
-    let step = pipeline.k / super::launch::CHUNK;
+    let step = pipeline.k / CHUNK;
     let [step_r, step_s, step_c] = [step / c_chunks / filter_w, step / c_chunks % filter_w, step % c_chunks];
     let int = |value: usize| value as i32; // all checked above
     let args = ImplicitGemmArgs {
@@ -115,9 +118,11 @@ pub(super) fn launch(
         step_s: int(step_s),
         step_c: int(step_c),
         activation: activation_code(activation),
+        y_chunks: pitch(y_pitch, output.channels)? / CHUNK as i32,
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
         by_n_tiles: FastDivide::by(n_tiles as u32),
+        reserved: 0,
     };
     Ok(Launch {
         entry,

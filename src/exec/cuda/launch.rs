@@ -160,6 +160,13 @@ pub(crate) fn in_range(what: &str, value: usize, min: usize, limit: usize) -> Re
     }
 }
 
+/// Channels from one pixel to the next, of which a pixel has `channels`, or an error unless they are a multiple of 8 that
+/// no pixel reaches beyond.
+pub(crate) fn pitch(pitch: usize, channels: usize) -> Result<i32, Error> {
+    chunks_of("pitch", pitch)?;
+    in_range("pitch", pitch, channels, 1 << 28)
+}
+
 /// The product of `factors`, or an error if it is 0 or not below 2^31.
 pub(crate) fn product(what: &str, factors: &[usize]) -> Result<u32, Error> {
     let product = factors.iter().try_fold(1_usize, |product, &factor| product.checked_mul(factor));
@@ -221,6 +228,8 @@ mod tests {
     fn checks_refuse_what_a_kernel_would_not_survive() {
         assert!(chunks_of("C", 0).is_err() && chunks_of("C", 12).is_err());
         assert_eq!(chunks_of("C", 24).unwrap(), 3);
+        assert!(pitch(20, 8).is_err() && pitch(8, 16).is_err() && pitch(0, 0).is_err());
+        assert_eq!(pitch(24, 16).unwrap(), 24);
         assert!(in_range("x", 0, 1, 10).is_err() && in_range("x", 10, 1, 10).is_err());
         assert_eq!(in_range("x", 9, 1, 10).unwrap(), 9);
         assert!(product("x", &[1 << 16, 1 << 15]).is_err() && product("x", &[3, 0]).is_err());

@@ -1,6 +1,7 @@
 //! A plan on an NVIDIA GPU: weights uploaded, and one captured graph for each slot and batch size.
 
 mod add;
+mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
 mod emit;
@@ -30,7 +31,7 @@ use crate::device::{Note, Priority, Program, Run, Span, Stream};
 use crate::error::Error;
 use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
-use crate::plan::{Plan, Step};
+use crate::plan::Plan;
 use crate::tensor::TensorSpec;
 use launch::Launch;
 use mean::MeanProgram;
@@ -68,7 +69,11 @@ struct Loaded {
 
 /// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
 struct Material {
+    device: Device,
     stream: Stream,
+    /// Those that other lanes are captured on, as many as a plan has needed.
+    beside: Vec<Stream>,
+    priority: Priority,
     weights: Arc<Uploaded>,
     arena: DeviceBuffer,
     kernels: Kernels,
@@ -92,6 +97,7 @@ pub(super) fn build(
 ) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
     let plans: Vec<Plan> =
         spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
+    plans.iter().try_for_each(Plan::check)?;
     watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
     let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
@@ -193,7 +199,8 @@ impl Material {
         let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
         watch.lap("device memory");
         let weights = upload(model, device, plans, &stream, watch)?;
-        Ok(Self { stream, weights, arena, kernels: Kernels::new(cuda) })
+        let (device, beside) = (device.clone(), Vec::new());
+        Ok(Self { device, stream, beside, priority, weights, arena, kernels: Kernels::new(cuda) })
     }
 
     /// The launches of one of the plans on a slot's input and output.
@@ -201,15 +208,6 @@ impl Material {
         let (input, output) = (input.addr(), output.addr());
         let (arena, weights) = (self.arena.addr(), self.weights.buffer.addr());
         steps::launches(plan, &self.weights.layout, &Addresses { input, output, arena, weights })
-    }
-
-    /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
-    /// before each step, and the rest behind the last.
-    fn capture(&mut self, plan: &Plan, rows: (&DeviceBuffer, &DeviceBuffer), marks: &[Event]) -> Result<Graph, Error> {
-        let mut launches = self.launches(plan, rows)?;
-        self.kernels.load(&launches)?;
-        self.kernels.encode(&mut launches)?;
-        self.kernels.capture(&plan.steps, &launches, &self.stream, marks)
     }
 }
 
@@ -248,20 +246,6 @@ impl Kernels {
             }
         }
         Ok(())
-    }
-
-    fn capture(&self, steps: &[Step], launches: &[Launch], stream: &Stream, marks: &[Event]) -> Result<Graph, Error> {
-        let mark = |event: &Event| self.cuda.mark(event.raw(), stream.raw());
-        let (before, behind) = marks.split_at(marks.len().min(steps.len()));
-        Graph::capture(&self.cuda, stream.raw(), || {
-            for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
-                before.get(index).map_or(Ok(()), mark)?;
-                let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
-                // SAFETY: the addresses are of buffers that the program owns.
-                unsafe { self.launch(launch, stream.raw())? };
-            }
-            behind.iter().try_for_each(mark)
-        })
     }
 
     /// Enqueues a launch whose kernel is loaded.

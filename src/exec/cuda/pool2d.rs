@@ -1,6 +1,8 @@
 //! Launches of `kernels/pool2d.cu`.
 
-use super::launch::{FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product};
+use super::launch::{
+    CHUNK, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, pitch, product,
+};
 use crate::error::Error;
 use crate::model::Pool;
 use crate::tensor::Shape;
@@ -25,7 +27,7 @@ kernel_args! {
         c_chunks: i32,
         out_height: i32,
         out_width: i32,
-        reserved: i32,
+        y_chunks: i32,
         by_c_chunks: FastDivide,
         by_out_width: FastDivide,
         by_out_height: FastDivide,
@@ -52,6 +54,8 @@ pub(crate) struct PoolProblem {
     pub(crate) input: Shape,
     /// P and Q.
     pub(crate) output: [usize; 2],
+    /// Channels from one pixel of the output to the next.
+    pub(crate) y_pitch: usize,
     /// The window; bottom and right padding follow from P and Q.
     pub(crate) pool: Pool,
 }
@@ -61,7 +65,7 @@ pub(crate) struct PoolProblem {
 pub(crate) struct PoolPointers {
     /// Halves [batch][H][W][C].
     pub(crate) x: u64,
-    /// Halves [batch][P][Q][C].
+    /// Halves [batch][P][Q][C], of each pixel `y_pitch`.
     pub(crate) y: u64,
 }
 
@@ -72,7 +76,7 @@ pub(super) const ENTRIES: [&str; 2] = ["sm80_max_pool2d", "sm80_avg_pool2d"];
 
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &PoolProblem, pointers: &PoolPointers) -> Result<Launch, Error> {
-    let PoolProblem { kind, batch, input, output: [p, q], pool } = *problem;
+    let PoolProblem { kind, batch, input, output: [p, q], y_pitch, pool } = *problem;
     let c_chunks = chunks_of("channels", input.channels)?;
     let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, 1 << 14);
     let chunks = product("output chunks", &[batch, p, q, c_chunks])?;
@@ -95,7 +99,7 @@ pub(crate) fn launch(problem: &PoolProblem, pointers: &PoolPointers) -> Result<L
         c_chunks: in_range("channels / 8", c_chunks, 1, INDEX_LIMIT)?,
         out_height: extent("output height", p, 1)?,
         out_width: extent("output width", q, 1)?,
-        reserved: 0,
+        y_chunks: pitch(y_pitch, input.channels)? / CHUNK as i32,
         by_c_chunks: FastDivide::by(c_chunks as u32),
         by_out_width: FastDivide::by(q as u32),
         by_out_height: FastDivide::by(p as u32),
@@ -119,6 +123,7 @@ mod tests {
             batch: 7,
             input: Shape::new(30, 40, 24),
             output: [11, 18],
+            y_pitch: 40,
             pool: Pool { window, count_pad: true },
         }
     }
@@ -132,7 +137,7 @@ mod tests {
         assert_eq!([args.height, args.width, args.c_chunks, args.count_pad], [30, 40, 3, 1]);
         assert_eq!([args.filter_h, args.filter_w, args.stride_h, args.stride_w], [8, 9, 12, 13]);
         assert_eq!([args.pad_top, args.pad_left, args.dilation_h, args.dilation_w], [2, 1, 4, 6]);
-        assert_eq!([args.out_height, args.out_width], [11, 18]);
+        assert_eq!([args.out_height, args.out_width, args.y_chunks], [11, 18, 5]);
         assert_eq!([args.by_c_chunks, args.by_out_width, args.by_out_height].map(|d| d.divide(100)), [33, 5, 9]);
         assert_eq!((launch.grid, launch.block), ([17, 1, 1], [256, 1, 1]));
         assert_eq!(launch.entry, "sm80_avg_pool2d");

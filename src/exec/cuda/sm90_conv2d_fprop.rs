@@ -4,7 +4,8 @@ use bytemuck::Zeroable;
 
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 use super::launch::{
-    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, product, unsupported,
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, pitch, product,
+    unsupported,
 };
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
@@ -50,7 +51,8 @@ kernel_args! {
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
         source: [Sm90Source; 2],
-        padding: [i32; 8],
+        y_pitch: i32,
+        padding: [i32; 7],
     }
 }
 
@@ -115,7 +117,7 @@ pub(crate) fn launch(
         return Err(unsupported("blocks of a cluster", cluster, "use one of Sm90Tile::clusters"));
     }
     let pair = if pipeline.pairs() { cluster } else { 1 };
-    let ConvProblem { batch, input, output, window, activation } = *problem;
+    let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
     let ConvPointers { x, filter, bias, residual, y } = *pointers;
     let pixels = batch * output.pixels();
     let channel_tiles = output.channels.div_ceil(tile.channels).next_multiple_of(pair);
@@ -144,15 +146,17 @@ pub(crate) fn launch(
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
         source: [first.args(), second.map_or(Zeroable::zeroed(), |second| second.args())],
+        y_pitch: pitch(y_pitch, output.channels)?,
         ..Zeroable::zeroed()
     };
     // Without a second source or residual their maps are there, and are not used.
     let both = [first, second.unwrap_or(first)];
     let y = aligned("y", y, 16)?;
     let residual = aligned("residual", residual.unwrap_or(y), 16)?;
-    let outputs = |address: u64, box_pixels: usize| TensorMap::Matrix {
+    let outputs = |address: u64, pitch: usize, box_pixels: usize| TensorMap::Matrix {
         address,
         dims: [output.channels as u64, pixels as u64],
+        pitch: pitch as u64,
         box_dims: [STEP_CHANNELS as u32, box_pixels as u32],
     };
     let mut maps = Vec::with_capacity(6);
@@ -162,7 +166,7 @@ pub(crate) fn launch(
     for source in both {
         maps.push(source.x_map(pipeline.part_pixels / pair)?);
     }
-    maps.extend([outputs(residual, pipeline.part_pixels), outputs(y, pipeline.chunk_pixels)]);
+    maps.extend([outputs(residual, output.channels, pipeline.part_pixels), outputs(y, y_pitch, pipeline.chunk_pixels)]);
     // Blocks that share their tile take no second one.
     let blocks = match cluster {
         2.. if pipeline.splits() => product("blocks", &[tiles, cluster])?,
@@ -235,7 +239,7 @@ impl Source {
         let (address, channels, pixels) = (aligned("x", self.x, 16)?, STEP_CHANNELS as u32, pixels as u32);
         if self.is_matrix() {
             let dims = [input.channels as u64, (batch * input.pixels()) as u64];
-            return Ok(TensorMap::Matrix { address, dims, box_dims: [channels, pixels] });
+            return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
         }
         let reach = |axis: usize| int((window.size[axis] - 1) * window.dilation[axis]);
         Ok(TensorMap::Windows(Windows {
@@ -269,6 +273,7 @@ mod tests {
             batch: 3,
             input: Shape::new(30, 40, 72),
             output: Shape::new(11, 19, 136),
+            y_pitch: 200,
             window: Window { size: [5, 7], stride: [3, 2], pad, dilation: [4, 6] },
             activation: Activation::Relu6,
         }
@@ -286,7 +291,7 @@ mod tests {
         let launch = launch(&problem(), Some(&second), &tiling, &POINTERS).unwrap();
         let args: Sm90ConvArgs = launch.args.read();
         assert_eq!([args.bias, args.residual_values, args.y_values], [0x300, 0x400, 0x500]);
-        assert_eq!([args.k_stored, args.m_pixels], [136, 627]);
+        assert_eq!([args.k_stored, args.y_pitch, args.m_pixels], [136, 200, 627]);
         assert_eq!([args.tiles, args.channel_tiles], [20, 2]);
         assert_eq!([args.out_pixels, args.out_width, args.steps], [209, 19, 35 * 2 + 4]);
         assert_eq!(args.activation, 2);
@@ -303,7 +308,8 @@ mod tests {
         assert_eq!((launch.grid, launch.cluster, launch.block), ([20, 1, 1], 1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 4 * ((128 + 64) * 128 + 16) + 2 * 64 * 128);
         assert_eq!(launch.entry, "sm90_conv2d_fprop_128x64");
-        let matrix = |address, pixels| TensorMap::Matrix { address, dims: [136, 627], box_dims: [64, pixels] };
+        let matrix =
+            |address, pitch, pixels| TensorMap::Matrix { address, dims: [136, 627], pitch, box_dims: [64, pixels] };
         assert_eq!(
             launch.maps,
             [
@@ -327,8 +333,8 @@ mod tests {
                     channels: 64,
                     pixels: 64,
                 }),
-                matrix(0x400, 64),
-                matrix(0x500, 64),
+                matrix(0x400, 136, 64),
+                matrix(0x500, 200, 64),
             ]
         );
     }
@@ -338,6 +344,7 @@ mod tests {
         let problem = ConvProblem {
             input: Shape::new(30, 40, 24),
             output: Shape::new(30, 40, 64),
+            y_pitch: 64,
             window: Window::square(1, 1, 0),
             ..problem()
         };
@@ -347,7 +354,10 @@ mod tests {
         assert_eq!([args.source[0].by_windows, args.tiles, args.steps], [0, 15, 1]);
         assert_eq!(args.residual_values, 0);
         assert_eq!(launch.grid, [7, 1, 1]);
-        assert_eq!(launch.maps[2], TensorMap::Matrix { address: 0x100, dims: [24, 3600], box_dims: [64, 128] });
+        assert_eq!(
+            launch.maps[2],
+            TensorMap::Matrix { address: 0x100, dims: [24, 3600], pitch: 24, box_dims: [64, 128] }
+        );
     }
 
     #[test]
@@ -362,7 +372,7 @@ mod tests {
 
     #[test]
     fn pairs_have_an_even_number_of_channel_tiles_and_copy_half_of_the_pixels() {
-        let problem = ConvProblem { output: Shape::new(11, 19, 264), ..problem() };
+        let problem = ConvProblem { output: Shape::new(11, 19, 264), y_pitch: 264, ..problem() };
         let tiling = Tiling { cluster: 2, units: 7, ..tiling(128, 128) };
         let launch = launch(&problem, None, &tiling, &POINTERS).unwrap();
         let args: Sm90ConvArgs = launch.args.read();

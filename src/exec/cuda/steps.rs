@@ -116,6 +116,7 @@ impl Operands<'_> {
             batch: self.plan.batch,
             input: stored(self.x()),
             output: stored(self.y()),
+            y_pitch: self.y().pitch,
             window: conv.window,
             activation: conv.activation,
         }
@@ -181,7 +182,8 @@ impl Operands<'_> {
                 linear::launch(&problem, self.tile()?, &LinearPointers { x, filter, bias, y })
             }
             StepOp::Add(activation) => {
-                let problem = AddProblem { batch, shape: stored(self.x()), activation: *activation };
+                let (shape, out_pitch) = (stored(self.x()), self.y().pitch);
+                let problem = AddProblem { batch, shape, out_pitch, activation: *activation };
                 add::launch(&problem, &AddPointers { a: x, b: second, out: y })
             }
             StepOp::Emit(output) => self.emit(*output),
@@ -218,7 +220,8 @@ impl Operands<'_> {
     fn pool(&self, kind: PoolKind, pool: Pool) -> Result<Launch, Error> {
         let (x, _, y) = self.pointers();
         let output = [self.y().shape.height, self.y().shape.width];
-        let problem = PoolProblem { kind, batch: self.plan.batch, input: stored(self.x()), output, pool };
+        let y_pitch = self.y().pitch;
+        let problem = PoolProblem { kind, batch: self.plan.batch, input: stored(self.x()), output, y_pitch, pool };
         pool2d::launch(&problem, &PoolPointers { x, y })
     }
 

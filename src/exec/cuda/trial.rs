@@ -27,10 +27,16 @@ const STRETCH: f64 = 1e-3;
 const MOST_REPLAYS: usize = 16;
 
 impl Trial {
-    /// For `plan`, and for others of the same graph and batch size that differ in kernels.
-    pub fn new(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec, plan: &Plan) -> Result<Self, Error> {
-        let plans = std::slice::from_ref(plan);
+    /// For `plans` of one batch size, and for others of the same graph that differ in kernels.
+    pub fn new(
+        model: &Model,
+        device: &Device,
+        cuda: &Arc<Cuda>,
+        spec: &BuildSpec,
+        plans: &[Plan],
+    ) -> Result<Self, Error> {
         let material = Material::new(model, device, cuda, spec.priority, plans, &mut Stopwatch::start())?;
+        let plan = &plans[0];
         let (rows, output) = (&plan.tensors[0], plan.tensors.last().expect("a plan has an output"));
         let input = DeviceBuffer::new(device, rows.bytes)?;
         let output = DeviceBuffer::new(device, output.bytes)?;

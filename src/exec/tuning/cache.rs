@@ -153,7 +153,7 @@ pub(super) fn default_folder() -> Option<PathBuf> {
 }
 
 /// FNV-1a, to name files by.
-fn fnv(bytes: &[u8]) -> u64 {
+pub(super) fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 

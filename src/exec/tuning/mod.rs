@@ -86,13 +86,13 @@ mod on_gpus {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use super::cache::{Answer, Cache, Key, default_folder};
-    use super::search::{Group, search};
+    use super::cache::{Answer, Cache, Key, default_folder, fnv};
+    use super::search::{self, Group, search};
     use super::{Told, TuningProgress, TuningSpec};
     use crate::device::cuda::Cuda;
     use crate::device::{Device, DeviceInfo};
     use crate::error::Error;
-    use crate::exec::{BuildSpec, cuda, plan_with};
+    use crate::exec::{BuildSpec, cuda, plan_batch, plan_with};
     use crate::model::Model;
     use crate::plan::{Choices, Plan, Rates};
 
@@ -127,6 +127,15 @@ mod on_gpus {
             changed.flat_map(|group| group.steps.into_iter().map(move |step| (step, group.kernel))).collect()
         }
 
+        /// Whether a plan's branches were found to be faster side by side, if that is known.
+        pub fn lanes(&self, plan: &Plan) -> Option<bool> {
+            if self.0.is_empty() {
+                return None;
+            }
+            let answer = self.0.get(&branches(plan)?)?;
+            [true, false].into_iter().find(|&several| lanes_named(several) == answer.kernel)
+        }
+
         /// The group with the kernel that was found for it, and whether there was one. One that is no candidate any
         /// more is none.
         fn answered(&self, group: Group) -> (Group, bool) {
@@ -157,7 +166,41 @@ mod on_gpus {
         groups.into_values().collect()
     }
 
-    /// Measures what is not known yet of the plans for `spec`, and keeps it.
+    /// What a plan's lanes are kept under: all its shapes; none if no step could be beside another.
+    fn branches(plan: &Plan) -> Option<String> {
+        let can_branch = plan.clone().with_lanes(true).lanes() > 1;
+        let shapes = (0..plan.steps.len()).map(|step| plan.shape_of(step)).collect::<Vec<_>>().join("\n");
+        can_branch.then(|| format!("lanes of {} steps {:016x}", plan.steps.len(), fnv(shapes.as_bytes())))
+    }
+
+    /// The name that an answer has.
+    fn lanes_named(several: bool) -> &'static str {
+        if several { "several lanes" } else { "one lane" }
+    }
+
+    /// Measures whether the branches of the plans for `spec` are to be side by side, where that is not known yet, and
+    /// keeps it.
+    fn tune_lanes(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec) -> Result<(), Error> {
+        let answers = spec.tuning.answers(device.info());
+        for &batch in &spec.batch_sizes {
+            let planned = plan_batch(model, device, spec, batch)?;
+            let Some(branches) = branches(&planned) else { continue };
+            if spec.lanes.is_some() || answers.lanes(&planned).is_some() {
+                continue;
+            }
+            // The planner's choice first.
+            let choices = [true, false];
+            let plans = choices.map(|several| planned.clone().with_lanes(several));
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, &plans)?;
+            let (fastest, gain) = search::fastest(&trial.rounds(&plans, search::ROUNDS[1])?);
+            let [kernel, planned] = [choices[fastest], choices[0]].map(|several| lanes_named(several).to_owned());
+            log::info!("tuning: {branches}: {kernel}");
+            answers.0.put(&branches, Answer { kernel, planned, gain_us: 1e6 * gain });
+        }
+        Ok(())
+    }
+
+    /// Measures what is not known yet of the plans for `spec`, and keeps it: kernels, then lanes with these kernels.
     pub(in crate::exec) fn tune(
         model: &Model,
         device: &Device,
@@ -178,7 +221,7 @@ mod on_gpus {
             for (group, _) in known {
                 base.extend(group.steps.into_iter().map(|step| (step, group.kernel)));
             }
-            let mut trial = cuda::Trial::new(model, device, cuda, spec, &planned)?;
+            let mut trial = cuda::Trial::new(model, device, cuda, spec, std::slice::from_ref(&planned))?;
             let time = |sets: &[Choices], rounds| {
                 let with = |set: &Choices| {
                     let choices = base.iter().chain(set).map(|(step, kernel)| (step.clone(), *kernel)).collect();
@@ -200,6 +243,6 @@ mod on_gpus {
                 answers.0.put(&found.shape, Answer { kernel, planned, gain_us: 1e6 * found.gain });
             }
         }
-        Ok(())
+        tune_lanes(model, device, cuda, spec)
     }
 }

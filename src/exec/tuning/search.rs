@@ -30,7 +30,7 @@ pub(super) struct Found {
 
 /// Rounds in which candidates are compared, and those in which the best is compared again: of several measurements the
 /// best one is also the luckiest.
-const ROUNDS: [usize; 2] = [15, 31];
+pub(super) const ROUNDS: [usize; 2] = [15, 31];
 
 /// A change has to gain this many standard errors of the measurement, and this part of what its steps are predicted to
 /// take: runs of another process differ by more than runs of one.
@@ -101,6 +101,15 @@ pub(super) fn search(
         }
     }
     Ok(found)
+}
+
+/// The fastest of several, of which the first is kept unless another is clearly faster, and the seconds that it saves;
+/// `seconds` is [which][round], measured in turns.
+pub(super) fn fastest(seconds: &[Vec<f64>]) -> (usize, f64) {
+    let enough = PART * median(seconds[0].clone());
+    let gains = (1..seconds.len()).map(|which| (which, Gain::of(&seconds[0], &seconds[which])));
+    let clear = gains.filter(|(_, gain)| gain.is_clear(enough)).map(|(which, gain)| (which, gain.seconds));
+    clear.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0))
 }
 
 /// The kernels of all groups, with another one for the group at `index`.
@@ -262,6 +271,15 @@ mod tests {
         assert_eq!((found.unwrap(), heard), (Vec::new(), vec![(0, 3), (3, 3)]));
         let failing = |_: &[Choices], _| Err(Error::Internal { what: "no device".into() });
         assert!(search(groups(), 1e9, Duration::from_secs(60), failing, |_, _| {}).is_err());
+    }
+
+    #[test]
+    fn the_first_stays_unless_another_is_clearly_faster() {
+        let rounds = |us: f64| (0..31).map(|round| 1e-6 * (us + f64::from(round % 3))).collect::<Vec<_>>();
+        assert_eq!(fastest(&[rounds(100.0), rounds(99.5), rounds(120.0)]), (0, 0.0));
+        let (which, gain) = fastest(&[rounds(100.0), rounds(90.0), rounds(80.0)]);
+        assert!(which == 2 && (gain - 20e-6).abs() < 1e-9, "{which}: {gain}");
+        assert_eq!(fastest(&[rounds(100.0)]), (0, 0.0));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod convnet28;
 mod efficientnet_lite;
+mod googlenet;
 mod resnet;
 
 use std::collections::HashSet;
@@ -26,6 +27,11 @@ pub(super) trait Architecture: Sync {
 
     /// The name of its last, fully connected layer.
     fn classifier(&self) -> &'static str;
+
+    /// What the names of its tensors begin with that are there for training alone.
+    fn training_only(&self) -> &'static [&'static str] {
+        &[]
+    }
 
     /// Its graph.
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error>;
@@ -60,8 +66,26 @@ pub fn build(architecture: &str, num_classes: Option<usize>, input: Shape, weigh
     };
     let graph = known.graph(num_classes, input)?;
     check_weights(&graph, weights)?;
-    check_nothing_left(known.name(), &graph, weights)?;
+    check_nothing_left(known, &graph, weights)?;
     Ok(graph)
+}
+
+/// The graph of an architecture without any weights, for images of a shape or of the one that it was designed for.
+///
+/// ```
+/// use trefoil::model::{architecture, params};
+/// let graph = architecture("googlenet", 1000, None)?;
+/// assert_eq!(params(&graph)?[0], ("conv1.conv.weight", vec![64, 3, 7, 7]));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Option`] for a name that is not one of [`architectures`]; [`Error::Graph`] if the input is too small.
+pub fn architecture(name: &str, num_classes: usize, input: Option<Shape>) -> Result<Graph, Error> {
+    let unknown = || Error::option("architecture", name, format!("one of {}", architectures().join(", ")));
+    let known = find(name).ok_or_else(unknown)?;
+    known.graph(num_classes, input.unwrap_or_else(|| known.default_input()))
 }
 
 /// The names that [`build`] knows.
@@ -88,7 +112,10 @@ fn all() -> impl Iterator<Item = &'static dyn Architecture> {
     fn family<A: Architecture>(members: &'static [A]) -> impl Iterator<Item = &'static dyn Architecture> {
         members.iter().map(|member| member as &dyn Architecture)
     }
-    family(&resnet::ALL).chain(family(&efficientnet_lite::ALL)).chain(family(&convnet28::ALL))
+    family(&resnet::ALL)
+        .chain(family(&efficientnet_lite::ALL))
+        .chain(family(&googlenet::ALL))
+        .chain(family(&convnet28::ALL))
 }
 
 /// The number of rows of the classifier's weight.
@@ -103,13 +130,16 @@ fn stored_classes(architecture: &dyn Architecture, weights: &Weights) -> Result<
 
 /// A tensor that no node reads means that the weights are another architecture's, which may still fit by chance:
 /// one with more blocks, or with a layer in each block that this one has not.
-fn check_nothing_left(architecture: &str, graph: &Graph, weights: &Weights) -> Result<(), Error> {
+fn check_nothing_left(architecture: &dyn Architecture, graph: &Graph, weights: &Weights) -> Result<(), Error> {
     let params = params(graph)?;
     let used: HashSet<&str> = params.iter().map(|(name, _)| *name).collect();
-    match weights.names().find(|name| !used.contains(name) && !name.ends_with(".num_batches_tracked")) {
+    let for_training = |name: &str| {
+        name.ends_with(".num_batches_tracked") || architecture.training_only().iter().any(|part| name.starts_with(part))
+    };
+    match weights.names().find(|name| !used.contains(name) && !for_training(name)) {
         None => Ok(()),
         Some(name) => {
-            let expected = format!("only the tensors of a {architecture}");
+            let expected = format!("only the tensors of a {}", architecture.name());
             Err(weights.error(name, expected, "one that it does not have"))
         }
     }
@@ -154,6 +184,7 @@ mod tests {
             ("tf_efficientnet_lite2", 6_092_072),
             ("tf_efficientnet_lite3", 8_197_096),
             ("tf_efficientnet_lite4", 13_006_568),
+            ("googlenet", 6_624_904),
         ];
         for (name, expected) in published {
             assert_eq!(trainable(&graph(name)), expected, "{name}");
@@ -178,7 +209,9 @@ mod tests {
     /// The way that a planner and a loader go: the rewritten graph gets all its weights.
     #[test]
     fn the_weights_of_rewritten_graphs_are_read() {
-        for name in ["resnet18", "resnet50", "tf_efficientnet_lite0", "efficientnet_lite2", "trefoil_convnet28"] {
+        for name in
+            ["resnet18", "resnet50", "tf_efficientnet_lite0", "efficientnet_lite2", "googlenet", "trefoil_convnet28"]
+        {
             let graph = graph(name);
             let weights = Weights::from_tensors(zeros(&graph)).unwrap();
             let optimized = optimize(&build(name, None, graph.input, &weights).unwrap());

@@ -17,7 +17,7 @@ use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Images;
-use crate::cli::Tune;
+use crate::cli::Kernels;
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::Load;
 use crate::{Outcome, models, report, stop};
@@ -96,7 +96,7 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
         "max_delay_ms": args.batcher.max_delay, "images": IMAGES,
     });
     let mut record = Record::start("clients", &device, Some(model.name()), options, &args.report)?;
-    let served = Served::build(&model, &device, &args.batcher, args.place.tune, seconds.min(2.0))?;
+    let served = Served::build(&model, &device, &args.batcher, args.place.kernels, seconds.min(2.0))?;
     record.note("ring");
     let ring = served.ring_images_per_second;
     let max_delay_seconds = args.batcher.max_delay * 1e-3;
@@ -126,11 +126,11 @@ pub fn batch_of(args: &BatcherArgs, device: &Device) -> usize {
 
 impl Served {
     /// Builds it, learns the answers, and measures the ring for so many seconds.
-    pub fn build(model: &Model, device: &Device, args: &BatcherArgs, tune: Tune, seconds: f64) -> Result<Self> {
+    pub fn build(model: &Model, device: &Device, args: &BatcherArgs, kernels: Kernels, seconds: f64) -> Result<Self> {
         let batch = batch_of(args, device);
         let producers = PRODUCERS.min(setup::cores());
         let sizes = if setup::is_cpu(device) { Sizes::Exactly(batch) } else { Sizes::UpTo(batch) };
-        let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities, tune };
+        let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities, kernels };
         let engine = setup::build_engine(model, device, &ring)?;
         let images = Images::learn(&engine, IMAGES)?;
         let bar = report::progress_bar(0, "ring     {pos} images in {elapsed}, {rate} images/s");

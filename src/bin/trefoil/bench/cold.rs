@@ -75,8 +75,11 @@ fn start(args: &ColdArgs) -> Result<Start> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut command = Command::new(program);
     command.args(["bench", "cold", "--device", &args.place.device.to_string()]);
-    if let Some(tune) = args.place.tune.to_possible_value() {
+    if let Some(tune) = args.place.kernels.tune.to_possible_value() {
         command.args(["--tune", tune.get_name()]);
+    }
+    if let Some(lanes) = args.place.kernels.lanes {
+        command.args(["--lanes", if lanes { "on" } else { "off" }]);
     }
     if let Some(model) = &args.place.model {
         command.arg("--model").arg(model);
@@ -113,7 +116,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
         slots: 3,
         producers: 1,
         output: OutputKind::Probabilities,
-        tune: args.place.tune,
+        kernels: args.place.kernels,
     };
     let engine = setup::build_engine(&model, &device, &ring)?;
     lap("rest of the engine", engine.building());

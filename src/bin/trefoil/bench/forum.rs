@@ -142,7 +142,7 @@ impl Side {
     /// Every thread has a batch of its own to submit, and one more to fill.
     fn build(model: &Model, device: &Device, format: InputFormat, args: &ForumArgs, batch: usize) -> Result<Self> {
         let builder = Engine::builder(model).on(device).batch_sizes(&[batch]).slots(args.slots);
-        let builder = setup::tuned(builder, args.place.tune);
+        let builder = setup::tuned(builder, args.place.kernels);
         let staging = 2 * args.threads + args.slots;
         let builder = builder.input(format).output(OutputKind::Probabilities).staging(staging);
         let engine = builder.acquire_limit(ACQUIRE_LIMIT).build()?;

@@ -91,7 +91,7 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
         "max_delay_ms": args.batcher.max_delay,
     });
     let mut record = Record::start("server", &device, Some(model.name()), options, &args.report)?;
-    let served = Served::build(&model, &device, &args.batcher, args.place.tune, seconds.min(2.0))?;
+    let served = Served::build(&model, &device, &args.batcher, args.place.kernels, seconds.min(2.0))?;
     record.note("ring");
     let server = Server { served: &served, senders, seconds, limit, seed: args.seed };
     let bar = report::progress_bar(steps as u64, "server   rate {pos} of {len}, {eta} left, {msg}");

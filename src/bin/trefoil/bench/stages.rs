@@ -99,7 +99,7 @@ impl Bench<'_> {
             slots: self.args.slots,
             producers: self.producers,
             output: OutputKind::Probabilities,
-            tune: self.args.place.tune,
+            kernels: self.args.place.kernels,
         };
         let engine = setup::build_engine(self.model, self.device, &ring)?;
         let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);

@@ -1,0 +1,26 @@
+//! Where a kernel writes.
+
+use crate::tensor::Shape;
+
+/// What a kernel writes: an image, or some neighbouring channels of each pixel of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    /// Of what is written.
+    pub shape: Shape,
+    /// Floats from one pixel to the next.
+    pub pitch: usize,
+}
+
+impl Target {
+    /// Floats from the first that is written to the last.
+    pub fn elems(&self) -> usize {
+        (self.shape.pixels() - 1) * self.pitch + self.shape.channels
+    }
+}
+
+/// A whole image.
+impl From<Shape> for Target {
+    fn from(shape: Shape) -> Self {
+        Self { shape, pitch: shape.channels }
+    }
+}

@@ -1,0 +1,89 @@
+//! From a plan's launches to a graph: each lane is a stream, forked and joined by events.
+
+use super::launch::Launch;
+use super::{Kernels, Material};
+use crate::device::cuda::Graph;
+use crate::device::{Backend, DeviceBuffer, Event, Stream};
+use crate::error::Error;
+use crate::plan::{Plan, Step};
+
+impl Material {
+    /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
+    /// before each step, and the rest behind the last; the steps are then in one lane, so that each is by itself.
+    pub(super) fn capture(
+        &mut self,
+        plan: &Plan,
+        rows: (&DeviceBuffer, &DeviceBuffer),
+        marks: &[Event],
+    ) -> Result<Graph, Error> {
+        let mut launches = self.launches(plan, rows)?;
+        self.kernels.load(&launches)?;
+        self.kernels.encode(&mut launches)?;
+        match marks {
+            [] => {
+                while self.beside.len() + 1 < plan.lanes() {
+                    self.beside.push(Stream::new(&self.device, self.priority, "trefoil-lane")?);
+                }
+                self.capture_lanes(plan, &launches)
+            }
+            marks => self.kernels.capture_marked(&plan.steps, &launches, &self.stream, marks),
+        }
+    }
+
+    fn capture_lanes(&self, plan: &Plan, launches: &[Launch]) -> Result<Graph, Error> {
+        let (kernels, cuda) = (&self.kernels, &self.kernels.cuda);
+        // Of each step that one in another lane waits for.
+        let is_awaited = |step: usize| plan.steps.iter().any(|other| other.after.contains(&step));
+        let event = |step| is_awaited(step).then(|| Event::new(&self.device)).transpose();
+        let ended: Vec<Option<Event>> = (0..plan.steps.len()).map(event).collect::<Result<_, _>>()?;
+        Graph::capture(cuda, self.stream.raw(), || {
+            for (index, (step, launch)) in plan.steps.iter().zip(launches).enumerate() {
+                let stream = self.lane(step.lane).raw();
+                for event in step.after.iter().filter_map(|&source| ended[source].as_ref()) {
+                    // SAFETY: both are live, and the event was recorded in this capture. With its first wait a lane's
+                    // stream is a part of the capture; every lane's last step is one that another lane waits for.
+                    unsafe { cuda.stream_wait(stream, event.raw())? };
+                }
+                kernels.step(step, launch, stream)?;
+                if let Some(event) = &ended[index] {
+                    // SAFETY: both are live.
+                    unsafe { cuda.event_record(event.raw(), stream)? };
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn lane(&self, lane: usize) -> &Stream {
+        lane.checked_sub(1).map_or(&self.stream, |beside| &self.beside[beside])
+    }
+}
+
+impl Kernels {
+    fn capture_marked(
+        &self,
+        steps: &[Step],
+        launches: &[Launch],
+        stream: &Stream,
+        marks: &[Event],
+    ) -> Result<Graph, Error> {
+        let mark = |event: &Event| self.cuda.mark(event.raw(), stream.raw());
+        let (before, behind) = marks.split_at(marks.len().min(steps.len()));
+        Graph::capture(&self.cuda, stream.raw(), || {
+            for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
+                before.get(index).map_or(Ok(()), mark)?;
+                self.step(step, launch, stream.raw())?;
+            }
+            behind.iter().try_for_each(mark)
+        })
+    }
+
+    /// Captures a step. Its kernel may begin before the one before it in its lane has ended; before what it waits for in
+    /// other lanes it may not.
+    fn step(&self, step: &Step, launch: &Launch, stream: u64) -> Result<(), Error> {
+        let _named = self.cuda.range(format_args!("{} \u{b7} {}", step.name, launch.entry));
+        let early = launch.waits_itself && step.after.is_empty();
+        // SAFETY: the addresses are of buffers that the program owns.
+        unsafe { self.launch(&Launch { waits_itself: early, ..launch.clone() }, stream) }
+    }
+}

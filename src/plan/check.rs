@@ -1,0 +1,70 @@
+//! The proof that a plan's lanes are safe, apart from how they and the arena were made: by vector clocks over lanes.
+
+use super::{Place, Plan, TensorId};
+use crate::error::Error;
+
+impl Plan {
+    /// Checks that every step, whatever the lanes' speeds, finds in its inputs what was written there for it: each writer
+    /// has ended before it begins, and whatever else writes to the same bytes has ended before those writers begin, or
+    /// begins when it has ended.
+    ///
+    /// # Errors
+    /// [`Error::Hazard`] with the steps and the tensor.
+    pub fn check(&self) -> Result<(), Error> {
+        let clocks = self.clocks();
+        let is_before = |a: usize, b: usize| a != b && clocks[b][self.steps[a].lane] >= clocks[a][self.steps[a].lane];
+        let hazard = |reader: usize, input: TensorId, writer: usize, what: &str| Error::Hazard {
+            what: format!(
+                "step {reader} `{}` reads tensor {}: step {writer} `{}` {what}",
+                self.steps[reader].name, input.0, self.steps[writer].name
+            ),
+        };
+        for (reader, step) in self.steps.iter().enumerate() {
+            for &input in &step.inputs {
+                let writers: Vec<usize> = self.writers(|output| self.whole(output) == self.whole(input)).collect();
+                if let Some(&late) = writers.iter().find(|&&writer| !is_before(writer, reader)) {
+                    return Err(hazard(reader, input, late, "may not have written it yet"));
+                }
+                let is_other =
+                    |output: TensorId| self.whole(output) != self.whole(input) && self.overlap(output, input);
+                let is_safe = |other: usize| is_before(reader, other) || writers.iter().all(|&w| is_before(other, w));
+                if let Some(other) = self.writers(is_other).find(|&other| !is_safe(other)) {
+                    return Err(hazard(reader, input, other, "may have overwritten it"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What each step knows when it ends: of every lane, how many of its steps have ended.
+    fn clocks(&self) -> Vec<Vec<usize>> {
+        let mut clocks: Vec<Vec<usize>> = Vec::with_capacity(self.steps.len());
+        let mut of_lane = vec![vec![0; self.lanes()]; self.lanes()];
+        for step in &self.steps {
+            let mut clock = std::mem::take(&mut of_lane[step.lane]);
+            for &source in &step.after {
+                clock.iter_mut().zip(&clocks[source]).for_each(|(known, other)| *known = (*known).max(*other));
+            }
+            clock[step.lane] += 1;
+            of_lane[step.lane] = clock.clone();
+            clocks.push(clock);
+        }
+        clocks
+    }
+
+    fn writers<'a>(&'a self, of: impl Fn(TensorId) -> bool + 'a) -> impl Iterator<Item = usize> + 'a {
+        self.steps.iter().enumerate().filter(move |(_, step)| of(step.output)).map(|(index, _)| index)
+    }
+
+    /// Whether two tensors share a byte of the arena, each with all that it is a part of.
+    fn overlap(&self, a: TensorId, b: TensorId) -> bool {
+        let range = |id: TensorId| match self.tensors[self.whole(id).0].place {
+            Place::Arena(offset) => Some(offset..offset + self.tensors[self.whole(id).0].bytes),
+            Place::Input | Place::Output => None,
+        };
+        match (range(a), range(b)) {
+            (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Which values are written where a concatenation has their channels, so that it needs no step of its own.
+
+use super::Request;
+use crate::error::Error;
+use crate::model::{Graph, NodeId, Op};
+use crate::tensor::Shape;
+
+/// The part of a concatenation that a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The concatenation's node.
+    pub of: NodeId,
+    /// The first of the value's channels there.
+    pub first_channel: usize,
+}
+
+/// For each node the part of a concatenation that it writes, if it does: nothing else reads its value, and its kernels
+/// can leave out the other channels. Any other operand is copied.
+///
+/// # Errors
+/// [`Error::Unsupported`] where an operand would begin between two channels that are stored together.
+pub(super) fn parts(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Result<Vec<Option<Part>>, Error> {
+    let use_counts = graph.use_counts();
+    let mut parts = vec![None; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Concat) {
+        for (input, first_channel) in node.inputs.iter().zip(first_channels(graph, shapes, index)) {
+            let align = request.limits.family.channel_align();
+            if !first_channel.is_multiple_of(align) {
+                return Err(Error::Unsupported {
+                    what: format!("node `{}`: an operand that begins at channel {first_channel}", node.name),
+                    instead: format!("let all operands but the last have a multiple of {align} channels"),
+                });
+            }
+            if use_counts[input.0] == 1 && writes_parts(&graph.nodes[input.0].op) {
+                parts[input.0] = Some(Part { of: NodeId(index), first_channel });
+            }
+        }
+    }
+    Ok(parts)
+}
+
+/// Where the operands of a concatenation begin.
+pub(super) fn first_channels(graph: &Graph, shapes: &[Shape], concat: usize) -> Vec<usize> {
+    let begins = graph.nodes[concat].inputs.iter().scan(0, |next, input| {
+        let first = *next;
+        *next += shapes[input.0].channels;
+        Some(first)
+    });
+    begins.collect()
+}
+
+/// Whether the kernels of an operation can write pixels that have more channels than their own.
+fn writes_parts(op: &Op) -> bool {
+    match op {
+        Op::Conv2d(conv) => conv.groups == 1,
+        Op::MaxPool(_) | Op::AvgPool(_) | Op::Add(_) | Op::Activation(_) | Op::Concat => true,
+        _ => false,
+    }
+}

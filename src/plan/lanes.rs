@@ -1,0 +1,117 @@
+//! Independent branches side by side: each step's lane, what it waits for in other lanes, and the order that follows.
+//!
+//! The steps are cut into chains, each step reading what the one before it in the chain has made: the longest chain
+//! first, by the time that its steps are predicted to take, then the longest of what is left. The first chain is lane 0.
+//! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own: lanes
+//! put nothing in order that what steps read does not.
+
+use super::{Family, Plan, Step, TensorId};
+
+/// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
+/// nothing that is in order anyway; gives that order.
+pub(super) fn assign(plan: &mut Plan, several: bool) -> Order {
+    let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
+    let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
+    let mut order = Order::default();
+    let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
+    for (index, lane) in lane_of.into_iter().enumerate() {
+        let mut before: Vec<usize> = last_of_lane[lane].replace(index).into_iter().collect();
+        // From the last source on: what comes before one is then known when its turn comes.
+        let mut after: Vec<usize> = Vec::new();
+        for &source in sources[index].iter().rev() {
+            if !before.iter().any(|&known| known == source || order.is_before(source, known)) {
+                before.push(source);
+                after.push(source);
+            }
+        }
+        after.reverse();
+        order.push(&before);
+        (plan.steps[index].lane, plan.steps[index].after) = (lane, after);
+    }
+    order
+}
+
+fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
+    let mut lane_of = vec![0; plan.steps.len()];
+    if plan.limits.family == Family::Cpu {
+        return lane_of; // it runs image by image, each on a thread
+    }
+    let mut order = Order::default();
+    sources.iter().for_each(|sources| order.push(sources));
+    let mut others = chains(plan, sources).split_off(1);
+    others.sort_unstable();
+    let mut last_of_lane: Vec<usize> = Vec::new(); // of lanes from 1 on
+    for chain in others {
+        let (first, last) = (chain[0], chain[chain.len() - 1]);
+        let free = last_of_lane.iter().position(|&last| order.is_before(last, first)).unwrap_or(last_of_lane.len());
+        last_of_lane.resize(last_of_lane.len().max(free + 1), last);
+        last_of_lane[free] = last;
+        chain.iter().for_each(|&step| lane_of[step] = free + 1);
+    }
+    lane_of
+}
+
+/// The steps that write what a step reads.
+fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
+    let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.whole(input) == plan.whole(id));
+    let writers = plan.steps.iter().enumerate().filter(|(_, writer)| reads(writer.output));
+    writers.map(|(index, _)| index).collect()
+}
+
+/// The steps in chains, the longest first.
+fn chains(plan: &Plan, sources: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let clocks: Vec<f64> = (0..plan.steps.len()).map(|step| clocks(plan, step)).collect();
+    let mut left: Vec<usize> = (0..plan.steps.len()).collect();
+    let mut chains = Vec::new();
+    while !left.is_empty() {
+        // For each step the longest chain that ends in it: its clocks, and the step before.
+        let mut longest: Vec<Option<(f64, Option<usize>)>> = vec![None; plan.steps.len()];
+        for &step in &left {
+            let before = sources[step].iter().filter_map(|&source| Some((longest[source]?.0, source)));
+            let before = before.max_by(|a, b| a.0.total_cmp(&b.0));
+            longest[step] = Some((clocks[step] + before.map_or(0.0, |(sum, _)| sum), before.map(|(_, source)| source)));
+        }
+        let sum = |step: usize| longest[step].map_or(0.0, |(sum, _)| sum);
+        let mut chain = Vec::new();
+        let mut end = left.iter().copied().max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
+        while let Some(step) = end {
+            chain.insert(0, step);
+            end = longest[step].and_then(|(_, before)| before);
+        }
+        left.retain(|step| !chain.contains(step));
+        chains.push(chain);
+    }
+    chains
+}
+
+/// What a step takes: its launch, and its kernel's clocks, or those of moving its bytes.
+fn clocks(plan: &Plan, step: usize) -> f64 {
+    const LAUNCH: f64 = 4000.0;
+    const BYTES_A_CLOCK: f64 = 2400.0;
+    let kernel = plan.predicted(step).map(|predicted| predicted.clocks);
+    LAUNCH + kernel.unwrap_or(plan.steps[step].bytes as f64 / BYTES_A_CLOCK)
+}
+
+/// Which steps come before which, by what comes directly before each.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// For each step those before it.
+    before: Vec<Vec<bool>>,
+}
+
+impl Order {
+    /// The next step, with what comes directly before it.
+    fn push(&mut self, directly: &[usize]) {
+        let mut before = vec![false; self.before.len()];
+        for &step in directly {
+            before[step] = true;
+            before.iter_mut().zip(&self.before[step]).for_each(|(before, earlier)| *before |= earlier);
+        }
+        self.before.push(before);
+    }
+
+    /// Whether `step` has ended when `other` begins.
+    pub fn is_before(&self, step: usize, other: usize) -> bool {
+        self.before[other].get(step).is_some_and(|before| *before)
+    }
+}

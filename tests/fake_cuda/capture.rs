@@ -1,0 +1,89 @@
+//! Captures: streams that fork from the one that a capture began on, and join it again.
+
+use std::collections::BTreeSet;
+
+use crate::driver::Driver;
+use crate::ffi::*;
+use crate::module::Node;
+
+/// A place in a capture: of a stream, or of an event that was recorded in one.
+#[derive(Clone)]
+pub struct Place {
+    /// The stream that the capture began on.
+    pub origin: Handle,
+    /// The nodes that come before what is captured next.
+    behind: BTreeSet<usize>,
+    /// Whether some of them are another stream's, since this one's last node.
+    waited: bool,
+}
+
+impl Driver {
+    /// Begins a capture.
+    pub fn begin_capture(&mut self, origin: Handle) -> Result<(), Code> {
+        let place = Place { origin, behind: BTreeSet::new(), waited: false };
+        let found = self.streams.get(origin).map(|stream| {
+            stream.captured = Some(Vec::new());
+            stream.place.replace(place).is_some()
+        });
+        if self.valid(found)? {
+            return self.refuse("a capture on a stream that captures".into(), INVALID_VALUE);
+        }
+        self.capturing.push((std::thread::current().id(), origin));
+        Ok(())
+    }
+
+    /// The place of a stream that captures.
+    pub fn place(&mut self, stream: Handle) -> Result<Option<Place>, Code> {
+        let found = self.streams.get(stream).map(|stream| stream.place.clone());
+        self.valid(found)
+    }
+
+    /// Captures a node, which may begin before the one before it has ended if it is `early`: not before another stream's.
+    pub fn capture(&mut self, stream: Handle, node: Node, early: bool) -> Result<(), Code> {
+        let mut place = self.place(stream)?.expect("the caller has looked");
+        if early && place.waited {
+            return self.refuse("a launch that may begin before what its stream waits for".into(), INVALID_VALUE);
+        }
+        let nodes = self.streams.ever(place.origin).captured.as_mut().expect("an origin has nodes");
+        place.behind.insert(nodes.len());
+        place.waited = false;
+        nodes.push(node);
+        self.streams.ever(stream).place = Some(place);
+        Ok(())
+    }
+
+    /// Has a stream wait for an event that was recorded in a capture: it becomes a part of that capture.
+    pub fn join_capture(&mut self, stream: Handle, event: Place) -> Result<(), Code> {
+        let mut place = match self.place(stream)? {
+            Some(place) if place.origin != event.origin => {
+                return self.refuse("a wait for another capture's event".into(), CAPTURE_UNSUPPORTED);
+            }
+            Some(place) => place,
+            None => Place { behind: BTreeSet::new(), ..event.clone() },
+        };
+        place.waited |= !event.behind.is_subset(&place.behind);
+        place.behind.extend(&event.behind);
+        self.streams.ever(stream).place = Some(place);
+        Ok(())
+    }
+
+    /// Ends the capture that this thread began on a stream; gives its nodes.
+    pub fn end_capture(&mut self, origin: Handle) -> Result<Vec<Node>, Code> {
+        let me = std::thread::current().id();
+        let Some(index) = self.capturing.iter().position(|capture| *capture == (me, origin)) else {
+            return self.refuse("the end of a capture that this thread did not begin".into(), INVALID_VALUE);
+        };
+        self.capturing.swap_remove(index);
+        let place = self.place(origin)?.expect("it captures");
+        let nodes = self.streams.ever(origin).captured.take().expect("it captures");
+        let is_part = |place: &mut Option<Place>| place.take_if(|place| place.origin == origin);
+        self.streams.all_mut().for_each(|stream| drop(is_part(&mut stream.place)));
+        self.events.all_mut().for_each(|event| drop(is_part(&mut event.place)));
+        match place.behind.len() == nodes.len() {
+            true => Ok(nodes),
+            // What a failed call has cut short need not join.
+            false if self.has_failed => Err(CAPTURE_UNJOINED),
+            false => self.refuse("a capture with a branch that does not join it".into(), CAPTURE_UNJOINED),
+        }
+    }
+}
