@@ -5,13 +5,13 @@
 //!
 //! For each group of convolutions of one shape it builds the engine with that group forced to one tile, the others as
 //! planned, and prints the whole graph's median time in microseconds, with the planner's own choice marked. PART: only
-//! groups whose line has this text. KERNEL: only kernels that have this one. First layers that are one step are a group too; a convolution's kernel for them takes
-//! them apart.
+//! groups whose line has this text. KERNEL: only kernels that have this one. First and last layers that are one step are a group too; a kernel of a convolution or
+//! linear layer takes them apart.
 
 use std::collections::BTreeMap;
 
 use trefoil::model::{Conv2d, Model, Window};
-use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TensorId};
+use trefoil::plan::{Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TailTile, TensorId};
 use trefoil::{Device, Engine, Error, Shape, Stage, Target, Tuning};
 
 fn main() -> Result<(), Error> {
@@ -80,7 +80,7 @@ struct Group {
     kernels: Vec<Kernel>,
 }
 
-/// The convolutions by shape, and the first layers.
+/// The convolutions by shape, and the first and last layers.
 fn groups(plan: &Plan) -> BTreeMap<String, Group> {
     let mut groups = BTreeMap::<String, Group>::new();
     for step in &plan.steps {
@@ -91,6 +91,14 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             let kernels = tiles.chain(ConvTile::ALL.map(Kernel::Sm80Gemm)).collect();
             let group = Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels };
             groups.insert(step.op.label(1), group);
+            continue;
+        }
+        if let StepOp::Tail(_) | StepOp::Linear(_) = &step.op {
+            let tiles = TailTile::BLOCKS
+                .into_iter()
+                .flat_map(|blocks| [1, 2, 4, 8, 16].map(|images| Kernel::Sm90Tail(TailTile { images, blocks })));
+            let kernels = tiles.chain(ConvTile::LINEAR.map(Kernel::Sm80Gemm)).collect();
+            groups.insert("mean+fc".into(), Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels });
             continue;
         }
         if let Some(window) = depthwise_window(&step.op)

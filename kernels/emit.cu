@@ -1,5 +1,5 @@
 // Last step: logits or features to output rows.
-#include "common.cuh"
+#include "emit.cuh"
 
 struct EmitArgs {
   const void *x;    // [rows][pixels][stored_channels]
@@ -19,7 +19,6 @@ static_assert(offsetof(EmitArgs, channels) == 24 && offsetof(EmitArgs, by_channe
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kElemsPerThread = 4;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // ---- values ----------------------------------------------------------------------------------------------------
 
@@ -60,37 +59,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_values_f16(cons
 
 // ---- softmax ---------------------------------------------------------------------------------------------------
 
-// `combine` of every thread's `value`, in a fixed order, given to all threads. `shared` is free again afterwards.
-template <typename T, class Combine> TREFOIL_DEVICE T reduce_block(T value, T (&shared)[kWarps], Combine combine) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = shared[0];
-#pragma unroll
-  for (int warp = 1; warp < kWarps; ++warp) value = combine(value, shared[warp]);
-  __syncthreads();
-  return value;
+TREFOIL_DEVICE GlobalLogits logits_of_row(const EmitArgs &args) {
+  return {static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels};
 }
-
-// What turns logits into probabilities: exp(x - max) / sum.
-struct Softmax {
-  float max, sum;
-
-  static __device__ __forceinline__ Softmax of(const float *logits, uint32_t channels) {
-    __shared__ float shared[kWarps];
-    float largest = -INFINITY;
-    for (uint32_t c = threadIdx.x; c < channels; c += kThreads) largest = fmaxf(largest, __ldg(logits + c));
-    largest = reduce_block(largest, shared, [](float a, float b) { return fmaxf(a, b); });
-    float sum = 0.0f;
-    for (uint32_t c = threadIdx.x; c < channels; c += kThreads) sum += expf(__ldg(logits + c) - largest);
-    sum = reduce_block(sum, shared, [](float a, float b) { return a + b; });
-    return {largest, sum};
-  }
-
-  __device__ __forceinline__ float operator()(float logit) const { return expf(logit - max) / sum; }
-};
 
 // Purpose    y[i][c] = exp(x[i][c] - max) / sum over c of exp(x[i][c] - max).
 // Operands   x  read   floats [rows][stored_channels], 4-byte aligned; pixels = 1
@@ -101,36 +72,14 @@ struct Softmax {
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_softmax(const __grid_constant__ EmitArgs args) {
-  const float *logits = static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels;
+  __shared__ float shared[kWarps];
+  const GlobalLogits logits = logits_of_row(args);
   float *target = reinterpret_cast<float *>(args.y + blockIdx.x * args.row_pitch_bytes);
-  const Softmax softmax = Softmax::of(logits, args.channels);
-  for (uint32_t c = threadIdx.x; c < args.channels; c += kThreads) target[c] = softmax(__ldg(logits + c));
+  const Softmax softmax = Softmax::of(logits, args.channels, shared);
+  for (uint32_t c = threadIdx.x; c < args.channels; c += kThreads) target[c] = softmax(logits[c]);
 }
 
 // ---- top k -----------------------------------------------------------------------------------------------------
-
-// Orders (logit, index) as one number: larger logits first, then lower indices; NaN below everything. Never 0.
-TREFOIL_DEVICE uint64_t rank_key(float logit, uint32_t index) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes +0
-  const uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  const uint32_t rank = isnan(logit) ? 0 : ordered;
-  return static_cast<uint64_t>(rank) << 32 | (0xffffffffu - index);
-}
-
-// The largest key below `limit` among this thread's channels, 0 if there is none.
-TREFOIL_DEVICE uint64_t best_below(const float *logits, uint32_t channels, uint64_t limit) {
-  uint64_t best = 0;
-  for (uint32_t c = threadIdx.x; c < channels; c += kThreads) {
-    const uint64_t key = rank_key(__ldg(logits + c), c);
-    if (key < limit && key > best) best = key;
-  }
-  return best;
-}
-
-struct Ranked {
-  float probability;
-  uint32_t index;
-};
 
 // Purpose    row i of y = the top_k channels with the largest logits x[i][c], best first, ties by the lower index, each
 //            with its softmax probability.
@@ -142,18 +91,10 @@ struct Ranked {
 // Launch     grid rows, block 256, no dynamic shared memory. compute capability 8.0 and up.
 // Limits     1 <= top_k <= min(64, channels), channels <= stored_channels < 2^31 - 256. Deterministic.
 extern "C" __global__ void __launch_bounds__(kThreads) sm80_emit_top_k(const __grid_constant__ EmitArgs args) {
-  __shared__ uint64_t shared[kWarps];
-  const float *logits = static_cast<const float *>(args.x) + static_cast<int64_t>(blockIdx.x) * args.stored_channels;
+  __shared__ float shared[kWarps];
+  __shared__ uint64_t shared_keys[kWarps];
+  const GlobalLogits logits = logits_of_row(args);
+  const Softmax softmax = Softmax::of(logits, args.channels, shared);
   Ranked *target = reinterpret_cast<Ranked *>(args.y + blockIdx.x * args.row_pitch_bytes);
-  const Softmax softmax = Softmax::of(logits, args.channels);
-
-  // Each round takes the best of the threads' bests; only the thread that held it looks for its next one.
-  uint64_t mine = best_below(logits, args.channels, ~0ull);
-  for (uint32_t k = 0; k < args.top_k; ++k) {
-    const uint64_t best = reduce_block(mine, shared, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
-    if (mine != best) continue;
-    const uint32_t index = 0xffffffffu - static_cast<uint32_t>(best);
-    target[k] = {softmax(__ldg(logits + index)), index};
-    mine = best_below(logits, args.channels, best);
-  }
+  emit_top_k(logits, args.channels, args.top_k, softmax, shared_keys, target);
 }

@@ -67,6 +67,25 @@ TREFOIL_DEVICE uint4 load_u32x4_or_zero(const uint4 *global_src, bool valid) {
   return value;
 }
 
+// The same of what an earlier launch wrote, even one that had not ended when this one began: past the multiprocessor's
+// own cache, and not before a wait for it.
+TREFOIL_DEVICE uint4 load_written_or_zero(const uint4 *global_src, bool valid) {
+  uint4 value;
+  asm volatile("{\n\t"
+               ".reg .pred valid;\n\t"
+               "setp.ne.u32 valid, %5, 0;\n\t"
+               "mov.u32 %0, 0;\n\t"
+               "mov.u32 %1, 0;\n\t"
+               "mov.u32 %2, 0;\n\t"
+               "mov.u32 %3, 0;\n\t"
+               "@valid ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+               "}"
+               : "=&r"(value.x), "=&r"(value.y), "=&r"(value.z), "=&r"(value.w)
+               : "l"(global_src), "r"(static_cast<uint32_t>(valid))
+               : "memory");
+  return value;
+}
+
 // Whatever uses `value` from here on stays behind the loads before.
 TREFOIL_DEVICE void keep_order(uint4 &value) {
   asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w));
@@ -86,6 +105,10 @@ TREFOIL_DEVICE float2 load_shared_f32x2(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
   return value;
+}
+
+TREFOIL_DEVICE void store_shared_f32x2(uint32_t shared_dst, float2 value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(shared_dst), "f"(value.x), "f"(value.y) : "memory");
 }
 
 TREFOIL_DEVICE uint4 load_shared_u32x4(uint32_t shared_src) {

@@ -70,6 +70,9 @@ TREFOIL_DEVICE void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 // Says that this thread's block has begun and its barriers are initialised; every thread does.
 TREFOIL_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
+// The same, and what this thread wrote can be read by whoever waits for all.
+TREFOIL_DEVICE void cluster_arrive_written() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
 // Waits until all threads of the cluster that have not ended have arrived.
 TREFOIL_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
@@ -82,6 +85,23 @@ TREFOIL_DEVICE void send_two(uint32_t shared_dst, uint32_t barrier, uint32_t ran
                "mapa.shared::cluster.u32 at, %1, %2;\n"
                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [dst], {%3, %4}, [at];\n"
                "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
+}
+
+// Writes to this address of the shared memory of a block of the cluster.
+TREFOIL_DEVICE void store_u32_at(uint32_t shared_dst, uint32_t rank, uint32_t value) {
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "st.shared::cluster.u32 [there], %2;\n"
+               "}" :: "r"(shared_dst), "r"(rank), "r"(value) : "memory");
+}
+
+TREFOIL_DEVICE void store_u32x4_at(uint32_t shared_dst, uint32_t rank, uint4 value) {
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %0, %1;\n"
+               "st.shared::cluster.v4.u32 [there], {%2, %3, %4, %5};\n"
+               "}" :: "r"(shared_dst), "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
 // Waits for the end of the first phase of a barrier that other blocks of the cluster complete.
@@ -98,6 +118,13 @@ TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
   return value;
+}
+
+// Copies bytes that follow each other, and completes as many of the barrier's transaction: a multiple of 16, as the
+// addresses.
+TREFOIL_DEVICE void copy_bytes(uint32_t shared_dst, const void *global_src, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(shared_dst), "l"(global_src), "r"(bytes), "r"(barrier) : "memory");
 }
 
 // ---- copies by tensor map ----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 // A network's first layers in one pass, on Hopper: bytes to activations, convolution, maximum.
 //
-// A pixel is stored as four halves, the fourth 1, so two neighbours are the 16 bytes that a warpgroup product reads at
-// a time. With a stride of two pixels the windows of neighbouring outputs begin 16 bytes apart: the product reads
-// overlapping windows straight from the image rows, and nothing is copied to make a matrix of them. The fourth
-// channel's weights are the bias.
+// Two neighbouring pixels are in the 16 bytes that a warpgroup product reads at a time. With a stride of two pixels the
+// windows of neighbouring outputs begin 16 bytes apart: the product reads overlapping windows straight from the image
+// rows, and nothing is copied to make a matrix of them. Two pixels are six halves. A window's last column has no
+// neighbour in it: two of its three channels are the other two halves of the pair that the window's row begins with, and
+// the third channel of all its rows are 16 bytes more.
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
@@ -11,7 +12,7 @@ constexpr int kMaxMeans = 8;  // of which three are used
 
 struct StemArgs {
   const uint8_t *x;      // [height][width][3], images `row_pitch_bytes` apart; read by words of 4
-  const uint4 *filter;   // [taps * pairs][64] chunks of 8 halves: what 2 pixels of a tap row give each channel
+  const uint4 *filter;   // [blocks][64] chunks of 8 halves, then [64] floats of bias
   uint4 *y;              // [images][out_height][out_width][k_stored] halves
   uint64_t row_pitch_bytes;
   int32_t height;
@@ -46,16 +47,21 @@ constexpr int kPixelBytes = 32;      // of a staged output pixel: the 16 channel
 template <int kTaps_, int kColumns_, bool kPools_> struct Stem {
   static constexpr int kTaps = kTaps_, kColumns = kColumns_;
   static constexpr bool kPools = kPools_;
-  static constexpr int kPairs = (kTaps + 3) / 4 * 2;           // of a window's row, as many as whole products read
+  static constexpr int kPairs = kTaps / 2;                     // of a window's row, but for its last column
   static constexpr int kRowPairs = kColumns + kPairs - 1;      // of an image row
-  static constexpr int kRing = (kTaps + 2) * kRowPairs;        // pairs kept: a window's rows, and two rows to come
+  static constexpr int kWarpPairs = 32 - kPairs;               // that a warp stores of a row: it sees what is ahead
+  static constexpr int kRingRows = (kTaps + 3) / 2 * 2;        // kept: a window's, and two to come; an even number
+  static constexpr int kRing = kRingRows * kRowPairs;          // pairs
+  static constexpr int kBlocks = kTaps * kPairs + 1;           // of 8 terms: a window's pairs, and its last column's rest
+  static constexpr int kRestWords = kTaps / 2 + 1;             // of that
   static constexpr int kOutColumns = kPools ? kColumns / 2 : kColumns;
   static constexpr int kNextTile = kPools ? kOutColumns - 1 : kOutColumns;  // a pooled column needs its left neighbour
-  static constexpr int kFilterBytes = kTaps * kPairs * kSlabChannels * 16;
+  static constexpr int kFilterBytes = kBlocks * kSlabChannels * 16;
   static constexpr int kStagedBytes = kOutColumns * kPixelBytes;  // of a warp
-  static constexpr int kSharedBytes = kFilterBytes + kRing * kPairBytes + kThreads / 32 * kStagedBytes;
+  static constexpr int kSharedBytes = kFilterBytes + (kRing + 2 * kColumns) * kPairBytes + kThreads / 32 * kStagedBytes;
 
-  static_assert(kRowPairs <= kThreads, "a thread for each pair of pixels");
+  static_assert(kTaps % 2 == 1 && kBlocks % 2 == 0, "a last column, and whole products");
+  static_assert(kRowPairs <= kWarpPairs * (kThreads / 32), "a thread for each pair of pixels");
   static_assert(kColumns % 16 == 0, "whole matrices of pooled pixels");
 };
 
@@ -95,7 +101,22 @@ struct Pairs {
   int32_t h_store;
   int32_t h_end;     // of the rows that the block needs
   bool valid[2];     // whether the pixels are in the image's columns
+  bool stores;       // whether the pair is the thread's to store
+  bool has_window;   // whether a window begins with it
   uint32_t smem;     // of the ring's first row
+};
+
+// The third channel of the last column of the window that begins with a thread's pair, in halves, row by row.
+template <class S> struct Rest {
+  uint32_t v[S::kRestWords];
+
+  // Two rows on: these two, in lower halves, are the last.
+  __device__ __forceinline__ void advance(uint32_t before_last, uint32_t last) {
+#pragma unroll
+    for (int i = 0; i + 2 < S::kRestWords; ++i) v[i] = v[i + 1];
+    v[S::kRestWords - 2] = __byte_perm(v[S::kRestWords - 1], before_last, 0x5410);
+    v[S::kRestWords - 1] = last & 0xffff;
+  }
 };
 
 // A byte takes as long as a word on its way. Words may hold bytes of neighbours, but lie within the image's pitch.
@@ -113,30 +134,37 @@ TREFOIL_DEVICE void load_row(const StemArgs &args, Pairs &pairs, uint32_t (&word
   ++pairs.h_load;
 }
 
-// Normalises and stores; padding is zero. The fourth channel is one.
+// Normalises and stores; padding is zero. Gives the third channel of the first pixel behind the window's pairs.
 template <class S>
-TREFOIL_DEVICE void store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&loaded)[kWords], uint32_t ring) {
-  constexpr uint32_t kOne = 0x3c000000u;  // in the upper half
+TREFOIL_DEVICE uint32_t store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&loaded)[kWords], uint32_t ring) {
   const bool inside = pairs.h_store >= 0 && pairs.h_store < pairs.h_end;
   const uint32_t shift = pairs.at_store * 8;  // modulo 32
   const uint32_t bytes[2] = {__funnelshift_r(loaded[0], loaded[1], shift), __funnelshift_r(loaded[1], loaded[2], shift)};
-  uint32_t words[4];
+  float v[6];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float v[3];
-#pragma unroll
-    for (int c = 0; c < 3; ++c) {
-      const int byte = i * 3 + c;
-      const uint32_t x = bytes[byte / 4] >> byte % 4 * 8 & 0xff;
-      v[c] = fmaf(static_cast<float>(x), args.scale[c], args.shift[c]);
-    }
-    const uint32_t mask = inside && pairs.valid[i] ? ~0u : 0;
-    words[2 * i] = pack_half2(v[0], v[1]) & mask, words[2 * i + 1] = pack_half2(v[2], 0.0f) & mask | kOne;
+  for (int i = 0; i < 6; ++i) {
+    const uint32_t x = bytes[i / 4] >> i % 4 * 8 & 0xff;
+    v[i] = fmaf(static_cast<float>(x), args.scale[i % 3], args.shift[i % 3]);
   }
-  if (threadIdx.x < S::kRowPairs)
-    store_shared_u32x4(pairs.smem + ring * kPairBytes, make_uint4(words[0], words[1], words[2], words[3]));
+  const uint32_t masks[2] = {inside && pairs.valid[0] ? ~0u : 0, inside && pairs.valid[1] ? ~0u : 0};
+  const uint32_t words[3] = {pack_half2(v[0], v[1]) & masks[0],
+                             pack_half2(v[2], v[3]) & __byte_perm(masks[0], masks[1], 0x5410),
+                             pack_half2(v[4], v[5]) & masks[1]};
+  const uint32_t ahead[2] = {__shfl_down_sync(0xffffffff, words[0], S::kPairs),
+                             __shfl_down_sync(0xffffffff, words[1], S::kPairs)};
+  if (pairs.stores)
+    store_shared_u32x4(pairs.smem + ring * kPairBytes, make_uint4(words[0], words[1], words[2], ahead[0]));
   pairs.at_store += args.width * 3;
   ++pairs.h_store;
+  return ahead[1];
+}
+
+// To one of two places behind the ring.
+template <class S> TREFOIL_DEVICE void store_rest(const Pairs &pairs, const Rest<S> &rest, uint32_t place) {
+  const auto word = [&](int i) { return i < S::kRestWords ? rest.v[i] : 0; };
+  if (pairs.has_window)
+    store_shared_u32x4(pairs.smem + (S::kRing + place * S::kColumns) * kPairBytes,
+                       make_uint4(word(0), word(1), word(2), word(3)));
 }
 
 // A place in the ring, in pairs, that may have run over its end once.
@@ -144,27 +172,51 @@ template <class S> TREFOIL_DEVICE uint32_t wrap(uint32_t ring) { return ring < S
 
 // ---- a row of the convolution ------------------------------------------------------------------------------------
 
-// The sums of one row, whose windows begin at `ring`. While the products run, the image rows that were loaded before
-// are stored for the next row, and those for the one after it are loaded.
+// What the rows of the convolution go on with.
+template <class S> struct Rows {
+  Pairs pairs;
+  Bytes bytes;     // loaded for the next row
+  Rest<S> rest;    // of this row's windows
+  uint32_t place;  // where that is stored
+  uint32_t ring;   // where the windows begin: an even row
+};
+
+// A block of terms of two rows, from where the first begins, in pairs.
+template <class S> TREFOIL_DEVICE int block_at(int block) { return block / S::kPairs * S::kRowPairs + block % S::kPairs; }
+
+// The sums of one row. While the products run, the image rows that were loaded before are stored for the next row, and
+// those for the one after it are loaded.
 template <class S>
-TREFOIL_DEVICE void convolve_row(const StemArgs &args, Pairs &pairs, Bytes &bytes, uint64_t filter, uint64_t windows,
-                                 uint32_t &ring, float (&d)[S::kColumns / 2]) {
+TREFOIL_DEVICE void convolve_row(const StemArgs &args, Rows<S> &rows, uint64_t filter, uint64_t windows,
+                                 float (&d)[S::kColumns / 2]) {
+  const uint32_t ring = rows.ring;
   __syncthreads();
   wgmma_fence();
+  // Two rows are never apart in the ring. A product reads two blocks, the second so many pairs from the first.
 #pragma unroll
-  for (int r = 0; r < S::kTaps; ++r) {
-    const uint64_t row = windows + wrap<S>(ring + r * S::kRowPairs);
+  for (int r = 0; r < S::kTaps; r += 2) {
+    const uint32_t at = wrap<S>(ring + r * S::kRowPairs);
+    const int blocks = r + 1 < S::kTaps ? 2 * S::kPairs : S::kPairs + 1;
 #pragma unroll
-    for (int s = 0; s < S::kPairs; s += 2)
-      Wgmma<S::kColumns>::multiply(d, filter + (r * S::kPairs + s) * kSlabChannels, row + s, r + s > 0);
+    for (int block = 0; block < blocks; block += 2) {
+      const int first = block_at<S>(block);
+      const bool is_last = r + 1 == S::kTaps && block + 1 == S::kPairs;
+      const uint32_t apart =
+          is_last ? S::kRing + rows.place * S::kColumns - at - first : block_at<S>(block + 1) - first;
+      Wgmma<S::kColumns>::multiply(d, filter + (r * S::kPairs + block) * kSlabChannels,
+                                   windows + at + first + (static_cast<uint64_t>(apart) << 16), r + block > 0);
+    }
   }
   wgmma_commit();
-  store_row<S>(args, pairs, bytes.v[0], wrap<S>(ring + S::kTaps * S::kRowPairs));
-  store_row<S>(args, pairs, bytes.v[1], wrap<S>(ring + (S::kTaps + 1) * S::kRowPairs));
+  const uint32_t before_last = store_row<S>(args, rows.pairs, rows.bytes.v[0], wrap<S>(ring + S::kTaps * S::kRowPairs));
+  const uint32_t last = store_row<S>(args, rows.pairs, rows.bytes.v[1], wrap<S>(ring + (S::kTaps + 1) * S::kRowPairs));
+  rows.rest.advance(before_last, last);
+  rows.place ^= 1;
+  store_rest<S>(rows.pairs, rows.rest, rows.place);
   fence_shared_for_copies();
-  load_row(args, pairs, bytes.v[0]);
-  load_row(args, pairs, bytes.v[1]);
-  ring = wrap<S>(ring + 2 * S::kRowPairs);
+  load_row(args, rows.pairs, rows.bytes.v[0]);
+  load_row(args, rows.pairs, rows.bytes.v[1]);
+  rows.ring = wrap<S>(ring + 2 * S::kRowPairs);
   wgmma_wait<0>();
   wgmma_use(d);
 }
@@ -185,6 +237,7 @@ constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
 
 // What a thread does with its sums.
 struct Out {
+  float2 bias;          // of its channels: one, and the eighth after it
   uint32_t low, high;   // of the activation
   uint32_t smem_write;  // its row of two 8x8 matrices of 8 staged pixels: 8 channels, then 8 more
   uint32_t smem_read;   // its 8 channels of every 16th staged pixel
@@ -212,11 +265,11 @@ template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &o
 
 // Even and odd columns of a row, this lane's two channels together.
 template <class S>
-TREFOIL_DEVICE void pack_row(const float (&d)[S::kColumns / 2], uint32_t (&row)[S::kColumns / 4]) {
+TREFOIL_DEVICE void pack_row(const Out &out, const float (&d)[S::kColumns / 2], uint32_t (&row)[S::kColumns / 4]) {
 #pragma unroll
   for (int j = 0; j < S::kColumns / 4; ++j) {
     const int i = j / 2 * 4 + j % 2;
-    row[j] = pack_half2(d[i], d[i + 2]);
+    row[j] = pack_half2(d[i] + out.bias.x, d[i + 2] + out.bias.y);
   }
 }
 
@@ -251,8 +304,8 @@ template <class S> TREFOIL_DEVICE void stage_row(const Out &out, const float (&d
 #pragma unroll
   for (int group = 0; group < S::kOutColumns / 8; ++group) {
     const float *of = d + group * 4;
-    const uint32_t pixels[2] = {activate_half2(out, pack_half2(of[0], of[1])),
-                                activate_half2(out, pack_half2(of[2], of[3]))};
+    const uint32_t pixels[2] = {activate_half2(out, pack_half2(of[0] + out.bias.x, of[1] + out.bias.x)),
+                                activate_half2(out, pack_half2(of[2] + out.bias.y, of[3] + out.bias.y))};
     stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
   }
 }
@@ -271,32 +324,45 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   for (int i = threadIdx.x; i < S::kFilterBytes / 16; i += kThreads)
     cp_async_16(smem_filter + i * 16, args.filter + i, true);
   cp_async_commit();
-  const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + static_cast<int32_t>(threadIdx.x)) - args.pad_left;
+  const int32_t pair = warp * S::kWarpPairs + lane;
+  const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + pair) - args.pad_left;
   const int32_t h = 2 * place.conv_first - args.pad_top;
-  const auto valid = [&](int32_t w) { return threadIdx.x < S::kRowPairs && w >= 0 && w < args.width; };
+  const auto valid = [&](int32_t w) { return pair <= S::kRowPairs && w >= 0 && w < args.width; };
   const int32_t at = (h * args.width + w) * 3;
-  Pairs pairs{args.x + place.image * args.row_pitch_bytes,
-              at,
-              at,
-              h,
-              h,
-              min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
-              {valid(w), valid(w + 1)},
-              smem_rows + threadIdx.x * kPairBytes};
-  Bytes bytes;
+  Rows<S> rows{{args.x + place.image * args.row_pitch_bytes,
+                at,
+                at,
+                h,
+                h,
+                min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
+                {valid(w), valid(w + 1)},
+                lane < S::kWarpPairs && pair < S::kRowPairs,
+                lane < S::kWarpPairs && pair < S::kColumns,
+                smem_rows + pair * kPairBytes},
+               {},
+               {},
+               0,
+               0};
   {
-    uint32_t rows[S::kTaps][kWords];
+    uint32_t first[S::kTaps][kWords];
 #pragma unroll
-    for (int row = 0; row < S::kTaps; ++row) load_row(args, pairs, rows[row]);
-    load_row(args, pairs, bytes.v[0]);
-    load_row(args, pairs, bytes.v[1]);
+    for (int row = 0; row < S::kTaps; ++row) load_row(args, rows.pairs, first[row]);
+    load_row(args, rows.pairs, rows.bytes.v[0]);
+    load_row(args, rows.pairs, rows.bytes.v[1]);
+    rows.rest.v[S::kRestWords - 1] = store_row<S>(args, rows.pairs, first[0], 0);
 #pragma unroll
-    for (int row = 0; row < S::kTaps; ++row) store_row<S>(args, pairs, rows[row], row * S::kRowPairs);
+    for (int row = 1; row < S::kTaps; row += 2) {
+      const uint32_t before_last = store_row<S>(args, rows.pairs, first[row], row * S::kRowPairs);
+      rows.rest.advance(before_last, store_row<S>(args, rows.pairs, first[row + 1], (row + 1) * S::kRowPairs));
+    }
+    store_rest<S>(rows.pairs, rows.rest, rows.place);
   }
   Out out;
+  const float *bias = reinterpret_cast<const float *>(args.filter + S::kFilterBytes / 16) + warp * 16 + lane / 4;
+  out.bias = make_float2(__ldg(bias), __ldg(bias + 8));
   out.low = args.activation == kActivationNone ? kLowest : 0;
   out.high = args.activation == kActivationRelu6 ? 0x46004600u : 0x7c007c00u;  // 6 or infinity
-  const uint32_t smem_staged = smem_rows + S::kRing * kPairBytes + warp * S::kStagedBytes;
+  const uint32_t smem_staged = smem_rows + (S::kRing + 2 * S::kColumns) * kPairBytes + warp * S::kStagedBytes;
   const uint32_t in_eight = S::kPools ? lane % 8 / 2 + lane % 2 * 4 : lane % 8;
   out.smem_write = smem_staged + in_eight * kPixelBytes + (lane / 8 % 2 ^ in_eight / 4) * 16;
   out.smem_read = smem_staged + lane / 2 * kPixelBytes + (lane % 2 ^ lane / 8 % 2) * 16;
@@ -308,14 +374,13 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   // The first pooled column of a tile that has a left neighbour is the neighbour's last.
   out.first = !S::kPools || lane >= 2 || column == 0;
   const uint64_t filter = wgmma_operand_plain(smem_filter, kSlabChannels * 16, 128);
-  const uint64_t windows = wgmma_operand_plain(smem_rows, kPairBytes, 8 * kPairBytes);
+  const uint64_t windows = wgmma_operand_plain(smem_rows, 0, 8 * kPairBytes);
   cp_async_wait<0>();
   fence_shared_for_copies();
 
   // Main loop: rows of the result.
-  uint32_t ring = 0;  // where the windows begin
   float d[S::kColumns / 2];
-  const auto convolve = [&] { convolve_row<S>(args, pairs, bytes, filter, windows, ring, d); };
+  const auto convolve = [&] { convolve_row<S>(args, rows, filter, windows, d); };
   if constexpr (S::kPools) {
     uint32_t best[S::kColumns / 4], row[S::kColumns / 4];
 #pragma unroll
@@ -325,13 +390,13 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
     for (int32_t p = place.conv_first / 2 * 2; p < place.conv_end; p += 2) {
       if (!above) {
         convolve();
-        pack_row<S>(d, row);
+        pack_row<S>(out, d, row);
 #pragma unroll
         for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
       }
       if (p + 1 < place.conv_end) {
         convolve();
-        pack_row<S>(d, row);
+        pack_row<S>(out, d, row);
       }
 #pragma unroll
       for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
@@ -354,13 +419,14 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 
 // Purpose    y[i][u][v][k] = act(max over p, q of conv[i][p][q][k]), the maximum over 3 x 3 windows from
 //            (2u - 1, 2v - 1) on, those of their pixels that conv has; or y = act(conv).
-//            conv[i][p][q][k] = sum over r, s, c of n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c];
-//            n[i][h][w][c] = x[i][h][w][c] * scale[c] + shift[c] for c < 3, and 1 for c = 3; outside the image it is
-//            (0, 0, 0, 1).
+//            conv[i][p][q][k] = sum over r, s, c of n[i][2p - pad_top + r][2q - pad_left + s][c] * filter[k][r][s][c]
+//            + bias[k]; n[i][h][w][c] = x[i][h][w][c] * scale[c] + shift[c], and 0 outside the image.
 // Operands   x       read   bytes [height][width][3] of an image, images row_pitch_bytes apart; both multiples of 4, as
 //                           whole words are read
-//            filter  read   halves [taps][pairs][64][2][4]: tap row, pair of taps along the width, output channel, tap
-//                           of the pair, c; zeros beyond the taps and output channels. 16-byte aligned
+//            filter  read   halves [blocks][64][8], 16-byte aligned: block r * (taps / 2) + s / 2 has terms s % 2 * 3 + c
+//                           of tap row r, for s but the last; terms 6 and 7 of its first are c = 0 and 1 of the last s;
+//                           the last block has terms r, c = 2 of that. The rest is zeros, as for channels beyond the
+//                           output's. Then 64 floats of bias
 //            y       write  halves [images][out_height][out_width][k_stored], 16-byte aligned, disjoint from the others
 // Arithmetic n in float by one multiply-add, rounded to half; half products, float sums in a fixed order, one rounding
 //            to half at the end (overflow becomes infinity). NaN stays NaN, through maximum and activation. Padded

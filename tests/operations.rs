@@ -45,6 +45,11 @@ fn global_avg_pool() {
 }
 
 #[test]
+fn tail() {
+    check(operations::tail());
+}
+
+#[test]
 fn linear() {
     check(operations::linear());
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::depthwise::{DepthwiseShape, DepthwiseTile};
 use super::sm90::ConvShape;
+use super::tail::{self, TailShape};
 use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, depthwise, select, stem};
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -137,6 +138,15 @@ impl Plan {
                 select::linear_kernels(&self.limits, [self.batch, linear.out_features, channels])
             }
             (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
+            (StepOp::Tail(tail), _) => {
+                let shape = TailShape {
+                    batch: self.batch,
+                    input: self.stored(step.inputs[0]),
+                    k_stored: tail.k_stored(),
+                    output: tail.output,
+                };
+                tail::kernels(&shape, &self.limits)
+            }
             (StepOp::Depthwise(conv), _) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
             (StepOp::ExpandDepthwise { conv, .. }, _) => self.depthwise(step, conv.window, Kernel::Sm90Expand),
             _ => Vec::new(),

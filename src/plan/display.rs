@@ -87,6 +87,7 @@ impl StepOp {
             Self::GlobalAvgPool => "global-pool".into(),
             Self::Linear(_) => "linear".into(),
             Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
+            Self::Tail(tail) => format!("mean+fc+{}", tail.rows()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
         }
     }
@@ -121,6 +122,7 @@ impl Plan {
             StepOp::GlobalAvgPool => "global_avg_pool",
             StepOp::Linear(_) => "linear",
             StepOp::Add(_) => "add",
+            StepOp::Tail(_) => "tail",
             StepOp::Emit(_) => "emit",
         };
         match kernel {
@@ -131,7 +133,7 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
             Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) => kernel.to_string(),
+            Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) | Kernel::Sm90Tail(_) => kernel.to_string(),
         }
     }
 }

@@ -98,6 +98,11 @@ impl Plan {
                 let [x, y] = [step.inputs[0], step.output].map(|id| self.tensors[id.0].shape);
                 (2 * self.batch * x.elems() * y.channels) as u64
             }
+            // Not its sums and exponentials.
+            StepOp::Tail(tail) => {
+                let channels = self.tensors[step.inputs[0].0].shape.channels;
+                (2 * self.batch * channels * tail.linear.out_features) as u64
+            }
             StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Linear(_) => step.flops,
             _ => 0,
         };

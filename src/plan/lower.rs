@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::concat::{self, Part};
 use super::{
-    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tensor, TensorId, expand, join, select,
-    stem,
+    Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor, TensorId,
+    expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -25,6 +25,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let joined = join::joined(&graph, &shapes, request)?;
     let expanded = expand::expanded(&graph, &shapes, request);
     let stem = stem::find(&graph, &shapes, request);
+    let tail = tail::find(&graph, &shapes, request);
     let parts = concat::parts(&graph, &shapes, request)?;
     let mut lowering = Lowering::new(request, shapes, parts);
     if let Some((nodes, stem, tile)) = stem {
@@ -35,7 +36,8 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
         let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
         lowering.check_types(&node.name, &inputs)?;
         let is_joined = joined.values().any(|&added| added == NodeId(index));
-        if is_joined || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
+        let is_in_tail = tail.as_ref().is_some_and(|(mean, ..)| [*mean, graph.output].contains(&NodeId(index)));
+        if is_joined || is_in_tail || expanded.values().any(|&(expand, _)| expand == NodeId(index)) {
             // What the node that computes it reads in its place.
             lowering.of_node.push(inputs[0]);
             continue;
@@ -74,7 +76,11 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
         };
         lowering.push(&node.name, step, inputs);
     }
-    lowering.emit(lowering.of_node[graph.output.0])?;
+    let last = lowering.of_node[graph.output.0];
+    match tail {
+        Some((_, tail, tile)) => lowering.tail(&graph.nodes[graph.output.0].name, tail, tile, last)?,
+        None => lowering.emit(last)?,
+    }
     Ok(lowering.plan)
 }
 
@@ -347,12 +353,7 @@ impl<'a> Lowering<'a> {
                 instead: "ask for features".into(),
             });
         }
-        if let OutputKind::TopK(k) = output
-            && !(1..=MAX_TOP_K.min(shape.channels)).contains(&k)
-        {
-            let most = MAX_TOP_K.min(shape.channels);
-            return Err(Error::option("top-k", k, format!("1 to {most} (the model has {} classes)", shape.channels)));
-        }
+        check_top_k(output, shape.channels)?;
         let spec = output_spec(output, shape);
         let draft = Draft {
             op: StepOp::Emit(output),
@@ -362,12 +363,34 @@ impl<'a> Lowering<'a> {
             flops: 0,
             weight_bytes: 0,
         };
-        self.push("output", draft, vec![result]);
+        self.push_last("output", draft, result, &spec);
+        Ok(())
+    }
+
+    /// The last step with the mean and the linear layer, by whose name it is called.
+    fn tail(&mut self, name: &str, tail: Tail, tile: TailTile, input: TensorId) -> Result<(), Error> {
+        let (x, classes) = (self.tensor(input).shape, tail.linear.out_features);
+        check_top_k(tail.output, classes)?;
+        let spec = output_spec(tail.output, Shape::vector(classes));
+        let draft = Draft {
+            kernel: Kernel::Sm90Tail(tile),
+            shape: spec.shape,
+            dtype: spec.dtype,
+            flops: (self.request.batch * (x.elems() + 2 * x.channels * classes)) as u64,
+            weight_bytes: (classes * (x.channels * self.family().dtype().bytes() + 4)) as u64,
+            op: StepOp::Tail(tail),
+        };
+        self.push_last(name, draft, input, &spec);
+        Ok(())
+    }
+
+    /// A step that writes output rows.
+    fn push_last(&mut self, name: &str, draft: Draft, input: TensorId, spec: &TensorSpec) {
+        self.push(name, draft, vec![input]);
         let tensor = self.plan.tensors.last_mut().expect("just pushed");
         tensor.place = Place::Output;
         (tensor.stored_channels, tensor.pitch) = (spec.shape.channels, spec.shape.channels);
         tensor.bytes = self.request.batch * spec.row_pitch;
-        Ok(())
     }
 
     /// The operands of a concatenation are written into its tensor; what could not be is copied there.
@@ -461,6 +484,16 @@ pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
     Error::Unsupported {
         what: format!("node `{name}`: the chosen kernel {kernel:?}"),
         instead: "choose one of the operation, for this device".into(),
+    }
+}
+
+fn check_top_k(output: OutputKind, classes: usize) -> Result<(), Error> {
+    let most = MAX_TOP_K.min(classes);
+    match output {
+        OutputKind::TopK(k) if !(1..=most).contains(&k) => {
+            Err(Error::option("top-k", k, format!("1 to {most} (the model has {classes} classes)")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -18,6 +18,7 @@ mod lower;
 mod select;
 mod sm90;
 mod stem;
+mod tail;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
@@ -34,9 +35,11 @@ pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90::{ConvShape, check as check_sm90};
 #[cfg(feature = "cuda")]
-#[cfg(feature = "cuda")]
 pub(crate) use stem::{MOST_STEM_CHANNELS, StemLayers};
 pub use stem::{Stem, StemTile};
+#[cfg(feature = "cuda")]
+pub(crate) use tail::{TAIL_GROUP, TAIL_THREADS, TAIL_UNIT, TailShape};
+pub use tail::{Tail, TailTile};
 
 /// What a plan is asked for.
 #[derive(Clone, Debug)]
@@ -203,6 +206,8 @@ pub enum StepOp {
     Linear(Linear),
     /// Elementwise sum (one input: none) and activation.
     Add(Activation),
+    /// Mean over all pixels, fully connected layer and output rows in one, the last step.
+    Tail(Tail),
     /// The last step: logits or features → output rows.
     Emit(OutputKind),
 }
@@ -240,6 +245,8 @@ pub enum Kernel {
     Sm90Depthwise(DepthwiseTile),
     /// The same, computing the 1x1 convolution too whose result it reads.
     Sm90Expand(DepthwiseTile),
+    /// The sm90 kernel of a network's last layers with a tile.
+    Sm90Tail(TailTile),
 }
 
 /// A tensor between steps.

@@ -97,6 +97,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
+            Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
         }
     }
 }

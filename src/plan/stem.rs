@@ -54,9 +54,14 @@ impl StemLayers {
     /// All of them.
     pub(crate) const ALL: [Self; 2] = [Self { taps: 7, pools: true }, Self { taps: 3, pools: false }];
 
-    /// Pairs of pixels that a product reads of a window's row: whole steps of four pixels.
+    /// Pairs of pixels of a window's row, but for its last column.
     pub(crate) const fn pairs(self) -> usize {
-        self.taps.div_ceil(4) * 2
+        self.taps / 2
+    }
+
+    /// Blocks of eight terms of a window: its pairs, with two channels of its last column, and that column's third.
+    pub(crate) const fn blocks(self) -> usize {
+        self.taps * self.pairs() + 1
     }
 
     /// Columns of the result that a block of so many columns of the convolution computes, and how far the next block's
@@ -163,7 +168,7 @@ fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limit
     let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
     let of_busiest = blocks.div_ceil(limits.units.max(1)) as f64;
     let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
-    let products = (layers.taps * layers.pairs() / 2) as f64;
+    let products = (layers.blocks() / 2) as f64;
     let columns = tile.columns as f64;
     let beside = if layers.pools { BESIDE_POOLED } else { BESIDE };
     let row = CLOCKS_OF_READ * (products * (16.0 + columns / 4.0) + columns * beside);

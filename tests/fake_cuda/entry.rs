@@ -605,12 +605,20 @@ extern "C" fn cuModuleGetFunction(function: Out<Handle>, module: Handle, name: *
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncSetAttribute(function: Handle, attribute: u32, value: c_int) -> Code {
     call("cuFuncSetAttribute", |driver| {
-        if attribute != 8 || !(0..=227 << 10).contains(&value) {
-            return driver.refuse(format!("attribute {attribute} of a function set to {value}"), INVALID_VALUE);
-        }
-        let found = driver.functions.get(function).map(|function| function.shared_bytes = value as u32);
+        let refused = format!("attribute {attribute} of a function set to {value}");
+        let what = match attribute {
+            8 if (0..=227 << 10).contains(&value) => "shared",
+            14 if value == 1 => "large clusters",
+            _ => return driver.refuse(refused, INVALID_VALUE),
+        };
+        let set = |function: &mut Function| {
+            if attribute == 8 {
+                function.shared_bytes = value as u32;
+            }
+        };
+        let found = driver.functions.get(function).map(set);
         driver.valid(found)?;
-        Ok(format!("{} shared {value}", driver.functions.name(function)))
+        Ok(format!("{} {what} {value}", driver.functions.name(function)))
     })
 }
 

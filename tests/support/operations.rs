@@ -19,6 +19,7 @@ pub fn all() -> Vec<Case> {
         pool2d(),
         global_avg_pool(),
         linear(),
+        tail(),
         add(),
         concat(),
         outputs(),
@@ -608,6 +609,47 @@ pub fn linear() -> Vec<Case> {
         (264, 75, 130),
     ];
     let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
+    sizes.into_iter().flat_map(problem).collect()
+}
+
+/// A network's last layers: mean over all pixels, fully connected layer, rows.
+struct Tail {
+    x: Shape,
+    classes: usize,
+    output: OutputKind,
+    rows: usize,
+}
+
+impl Problem for Tail {
+    fn case(&self) -> Case {
+        let Self { x, classes, output, rows } = *self;
+        let name = format!("tail {x} to {classes} {output:?} rows {rows}");
+        let mut g = GraphBuilder::new(x);
+        let mean = g.global_avg_pool("mean", g.input());
+        let y = g.linear("fc", mean, classes);
+        Case { output, ..case(name, g.finish(y).unwrap(), rows) }
+    }
+}
+
+/// Those of ResNet-50 and -18, EfficientNet-Lite0 and convnet28, and odd ones: fewer channels and outputs than blocks,
+/// more outputs than a block computes at a time, more channels than threads have columns, rows that do not come out even.
+pub fn tail() -> Vec<Case> {
+    use OutputKind::{Logits, Probabilities, TopK};
+    let sizes = [
+        ([7, 7, 2048], 1000, 33),
+        ([7, 7, 512], 1000, 17),
+        ([7, 7, 1280], 1000, 5),
+        ([7, 7, 64], 10, 3),
+        ([1, 1, 5], 1, 1),
+        ([3, 11, 100], 37, 20),
+        ([2, 1, 1037], 1013, 35),
+        ([1, 3, 4200], 70, 9),
+        ([19, 23, 72], 2100, 4),
+    ];
+    let problem = |([h, w, c], classes, rows): ([usize; 3], usize, usize)| {
+        let outputs = [Logits, Probabilities, TopK(5.min(classes))];
+        outputs.map(|output| Tail { x: Shape::new(h, w, c), classes, output, rows }.case())
+    };
     sizes.into_iter().flat_map(problem).collect()
 }
 

@@ -3,7 +3,7 @@
 use half::f16;
 use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
 use trefoil::plan::{
-    Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, plan as plan_with,
+    Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile, plan as plan_with,
 };
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
@@ -99,6 +99,15 @@ impl Case {
                     (format!(", kernel {kernel}"), Choices::from([(plan.steps[0].name.clone(), kernel)]))
                 }),
             );
+        }
+        let most = self.rows.len().min(TailTile::IMAGES[1]);
+        let images = [1, 3, 8, 9, 16].into_iter().filter(|&images| images <= most);
+        for tile in images.flat_map(|images| TailTile::BLOCKS.map(|blocks| TailTile { images, blocks })) {
+            let kernel = Kernel::Sm90Tail(tile);
+            let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
+            // Not every network ends so, and many images of many channels do not fit the shared memory.
+            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
         let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));
         let depthwise = plan.steps.iter().filter(|step| is_sm90(step.kernel)).map(|step| &step.name);

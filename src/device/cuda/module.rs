@@ -56,9 +56,9 @@ impl Module {
         Ok(Arc::new(Self { raw, name: name.to_owned(), cuda: cuda.clone() }))
     }
 
-    /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory, and loads its code now rather than at its
-    /// first launch.
-    pub fn function(self: &Arc<Self>, entry: &str, shared_bytes: u32) -> Result<Function, Error> {
+    /// Finds a kernel, allows it `shared_bytes` of dynamic shared memory and clusters of `cluster` blocks, and loads its
+    /// code now rather than at its first launch.
+    pub fn function(self: &Arc<Self>, entry: &str, shared_bytes: u32, cluster: u32) -> Result<Function, Error> {
         let (call, _entered) = (self.cuda.call(), self.cuda.enter()?);
         let name = CString::new(entry).map_err(|_| Error::Internal { what: format!("entry name {entry:?}") })?;
         let mut raw = null_mut();
@@ -72,6 +72,11 @@ impl Module {
             // SAFETY: the function was just found.
             unsafe { cu!(call, cuFuncSetAttribute(raw, attribute, shared_bytes as i32))? };
         }
+        if cluster > PORTABLE_CLUSTER {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+            // SAFETY: the function was just found.
+            unsafe { cu!(call, cuFuncSetAttribute(raw, attribute, 1))? };
+        }
         // SAFETY: the function was just found.
         unsafe { cu!(call, cuFuncLoad(raw))? };
         Ok(Function { raw, _module: self.clone() })
@@ -80,6 +85,9 @@ impl Module {
 
 /// Dynamic shared memory that a kernel may have without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Blocks of a cluster that a kernel may have without asking.
+const PORTABLE_CLUSTER: u32 = 8;
 
 /// Adds the compiler's log to the error.
 fn with_log(error: Error, module: &str, log: &[u8]) -> Error {

@@ -46,6 +46,7 @@ pub(crate) const TENSOR_MAP_BYTES: usize = 128;
 impl Cuda {
     /// Encodes `map` for a kernel's arguments. It is bound to the map's address.
     pub fn encode(&self, map: &TensorMap) -> Result<[u8; TENSOR_MAP_BYTES], Error> {
+        let _entered = self.enter()?;
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
         let encoded = match map {
             TensorMap::Matrix { address, dims, pitch, box_dims } => {

@@ -123,7 +123,7 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, target).into())
         }
-        StepOp::ConvSum { .. } | StepOp::ExpandDepthwise { .. } => {
+        StepOp::ConvSum { .. } | StepOp::ExpandDepthwise { .. } | StepOp::Tail(_) => {
             unreachable!("planned for compute capability 9.0 only")
         }
         StepOp::Depthwise(conv) => {

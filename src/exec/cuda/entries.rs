@@ -1,7 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
-use super::{sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem};
+use super::{sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem, sm90_tail};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -15,6 +15,8 @@ pub(crate) struct Entry {
     pub(crate) threads: u32,
     /// Dynamic shared memory of a block, at most; above 48 KiB the function must be told, and the device must grant it.
     pub(crate) shared_bytes: u32,
+    /// Blocks of a cluster, at most; above 8 the function must be told.
+    pub(crate) cluster: u32,
 }
 
 /// All entry points.
@@ -23,23 +25,27 @@ pub(crate) fn entries() -> Vec<Entry> {
     all.extend(conv2d_fprop::ENTRIES.map(|(tile, name): (ConvTile, _)| {
         let pipeline = tile.pipeline().expect("every compiled tile has one");
         let (threads, shared_bytes) = (pipeline.threads as u32, pipeline.shared_bytes as u32);
-        Entry { module: "conv2d_fprop", name, threads, shared_bytes }
+        Entry { module: "conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_conv2d_fprop::ENTRIES.map(|(tile, name): (Sm90Tile, _)| {
         let pipeline = tile.pipeline().expect("every compiled tile has one");
         let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
-        Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes }
+        Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
         let shared_bytes = layers.shared_bytes(columns) as u32;
-        Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes }
+        Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes, cluster: 1 }
     }));
     all.extend(sm90_conv2d_depthwise::ENTRIES.map(|(.., name)| {
         let (threads, shared_bytes) = (sm90_conv2d_depthwise::MOST_THREADS, sm90_conv2d_depthwise::MOST_SHARED_BYTES);
-        Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes }
+        Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
+    }));
+    all.extend(sm90_tail::ENTRIES.map(|(_, name)| {
+        let (threads, shared_bytes) = (sm90_tail::THREADS, sm90_tail::MOST_SHARED_BYTES);
+        Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
     }));
     let mut add = |module, names: &[&'static str], threads| {
-        all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0 }));
+        all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0, cluster: 1 }));
     };
     add("conv2d_depthwise", &conv2d_depthwise::ENTRIES, conv2d_depthwise::THREADS);
     add("linear", &linear::ENTRIES.map(|(_, name)| name), linear::THREADS);
@@ -60,12 +66,12 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{StemLayers, StemTile};
+    use crate::plan::{StemLayers, StemTile, TailTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 13] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 14] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
@@ -88,6 +94,7 @@ mod tests {
             sm90_conv2d_depthwise::Sm90DepthwiseArgs::FIELDS,
         ),
         twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
+        twin::<sm90_tail::TailArgs>("sm90_tail", "sm90_tail.cu", "TailArgs", sm90_tail::TailArgs::FIELDS),
         twin::<conv2d_depthwise::DepthwiseArgs>(
             "conv2d_depthwise",
             "conv2d_depthwise.cu",
@@ -299,6 +306,19 @@ mod tests {
         assert_eq!(found, listed);
         let compiled = StemLayers::ALL.into_iter().flat_map(|of| StemTile::COLUMNS.map(|columns| (of, columns)));
         assert!(compiled.eq(sm90_stem::ENTRIES.map(|(layers, columns, _)| (layers, columns))));
+    }
+
+    #[test]
+    fn tail_kernels_agree_with_the_source() {
+        let source = read("sm90_tail.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_TAIL(")?.strip_suffix(')'));
+        let found: Vec<String> = found.map(str::to_owned).collect();
+        let listed = sm90_tail::ENTRIES.map(|(images, name)| {
+            let [most, stages] = TailTile { images, blocks: 8 }.kernel().unwrap();
+            assert_eq!(name, format!("sm90_tail_{most}"));
+            format!("{most}, {stages}")
+        });
+        assert_eq!(found, listed);
     }
 
     #[test]

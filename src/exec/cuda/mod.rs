@@ -17,6 +17,7 @@ mod pool2d;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_stem;
+mod sm90_tail;
 mod steps;
 mod trial;
 
@@ -224,7 +225,7 @@ impl Kernels {
             }
             let entry = entries::entries().into_iter().find(|entry| entry.name == launch.entry);
             let entry = entry.ok_or_else(|| missing(launch.entry))?;
-            let function = self.module(entry.module)?.function(entry.name, entry.shared_bytes)?;
+            let function = self.module(entry.module)?.function(entry.name, entry.shared_bytes, entry.cluster)?;
             self.functions.insert(launch.entry, function);
         }
         Ok(())

@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TensorId};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TAIL_GROUP, TAIL_UNIT, Tail, TensorId};
 use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
@@ -34,6 +34,8 @@ enum Part {
     Filter(String),
     /// The same as the stem kernel wants it, with the bias in it.
     Stem(String),
+    /// The same as the tail kernel wants it.
+    Tail(String),
     /// The sum of some nodes' biases: f32, one for each stored output channel.
     Bias(Vec<String>),
 }
@@ -50,6 +52,7 @@ enum Weights<'a> {
     Dense(&'a Conv2d),
     Depthwise(&'a Conv2d),
     Linear(&'a Linear),
+    Tail(&'a Linear),
 }
 
 impl Layer<'_> {
@@ -59,15 +62,16 @@ impl Layer<'_> {
             Weights::Stem(stem) => StepOp::Stem(stem.clone()),
             Weights::Dense(conv) => StepOp::Conv(conv.clone()),
             Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
-            Weights::Linear(linear) => StepOp::Linear(linear.clone()),
+            Weights::Linear(linear) | Weights::Tail(linear) => StepOp::Linear(linear.clone()),
         };
         let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, stored(plan, step.output)])
+        (op, [input.shape.channels, input.stored_channels, k_stored(plan, step)])
     }
 
     fn part(&self) -> Part {
         match self.weights {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
+            Weights::Tail(_) => Part::Tail(self.name.to_owned()),
             _ => Part::Filter(self.name.to_owned()),
         }
     }
@@ -81,10 +85,10 @@ impl Layout {
             for layers in sums(step) {
                 let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan, step)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), 2 * filter_elems(plan, step, layer), made_of(std::slice::from_ref(layer)));
+                    this.place(layer.part(), weight_bytes(plan, step, layer), made_of(std::slice::from_ref(layer)));
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * stored(plan, step.output), made_of(&layers));
+                    this.place(bias, 4 * k_stored(plan, step), made_of(&layers));
                 }
             }
         }
@@ -118,6 +122,11 @@ impl Layout {
         self.places[&Part::Stem(node.to_owned())].offset
     }
 
+    /// Byte offset of a tail's filter.
+    pub(super) fn tail(&self, node: &str) -> usize {
+        self.places[&Part::Tail(node.to_owned())].offset
+    }
+
     /// Byte offset of the bias of one of a step's sums; most have one.
     pub(super) fn bias(&self, step: &Step, sum: usize) -> usize {
         self.places[&bias_of(&sums(step)[sum]).expect("the step has a bias")].offset
@@ -139,7 +148,7 @@ impl Layout {
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; stored(plan, step.output)];
+                let mut sum = vec![0.0; k_stored(plan, step)];
                 for layer in &layers {
                     sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
                 }
@@ -218,6 +227,7 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
             vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
         ],
         StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
+        StepOp::Tail(Tail { linear, .. }) => vec![vec![layer(&step.name, Weights::Tail(linear), 0)]],
         _ => Vec::new(),
     }
 }
@@ -229,14 +239,15 @@ fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
     (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
 }
 
-/// Elements of the filter, padding included.
-fn filter_elems(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
-    let (c, k) = (stored(plan, layer.input), stored(plan, step.output));
+/// Bytes of the filter, padding included, and of a stem's bias.
+fn weight_bytes(plan: &Plan, step: &Step, layer: &Layer<'_>) -> usize {
+    let (c, k) = (stored(plan, layer.input), k_stored(plan, step));
     match layer.weights {
-        Weights::Stem(stem) => stem_layers(stem).filter_elems(),
-        Weights::Dense(conv) => k * taps(conv.window.size) * c,
-        Weights::Depthwise(conv) => taps(conv.window.size) * k,
-        Weights::Linear(_) => k * c,
+        Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
+        Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
+        Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
+        Weights::Linear(_) => 2 * k * c,
+        Weights::Tail(_) => 2 * k.next_multiple_of(TAIL_UNIT) * c.next_multiple_of(TAIL_GROUP),
     }
 }
 
@@ -250,7 +261,7 @@ fn fill_layer(
 ) -> Result<Vec<f32>, Error> {
     let input = &plan.tensors[layer.input.0];
     let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let k_stored = stored(plan, step.output);
+    let k_stored = k_stored(plan, step);
     let (filter, bias, shape) = match layer.weights {
         Weights::Depthwise(conv) => {
             let folded = fold_conv(model.weights(), conv, conv.groups)?;
@@ -260,18 +271,19 @@ fn fill_layer(
             let folded = fold_conv(model.weights(), conv, c)?;
             (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
         }
-        Weights::Linear(linear) => {
+        Weights::Linear(linear) | Weights::Tail(linear) => {
             let (weight, bias) = read_linear(model.weights(), linear, c)?;
             (weight, bias, [linear.out_features, c, 1])
         }
     };
-    let target = &mut target[..2 * filter_elems(plan, step, layer)];
+    let target = &mut target[..weight_bytes(plan, step, layer)];
     let [_, _, taps] = shape;
     let place = |k: usize, c: usize, tap: usize| match layer.weights {
         Weights::Stem(stem) => {
             let [_, s] = stem.conv.window.size;
             stem_layers(stem).filter_index([tap / s, tap % s], k, c)
         }
+        Weights::Tail(_) => tail_index(k, c, c_stored),
         // [K, 1, taps] → [taps][k_stored]
         Weights::Depthwise(_) => tap * k_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
@@ -296,27 +308,18 @@ fn fill_layer(
             }
         }
     }
-    if let Weights::Stem(_) = layer.weights {
-        for (k, value) in bias.iter().enumerate() {
-            let parts = parts(*value, layer.name)?;
-            parts.into_iter().enumerate().for_each(|(tap, part)| put(place(k, BIAS_CHANNEL, tap), part));
-        }
+    if let Weights::Stem(stem) = layer.weights {
+        let behind = target[2 * stem_layers(stem).filter_elems()..].chunks_exact_mut(4);
+        behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
 }
 
-/// The channel that is one in every pixel of a stem's input: the weights of its first taps are the bias.
-const BIAS_CHANNEL: usize = 3;
-
-/// Three halves whose sum is `value`, to within 2^-25.
-fn parts(value: f32, step: &str) -> Result<[f16; 3], Error> {
-    let mut rest = value;
-    let mut part = || {
-        let part = half(rest, step)?;
-        rest -= part.to_f32();
-        Ok(part)
-    };
-    Ok([part()?, part()?, part()?])
+/// Where in a tail's filter a weight lies: [units][groups][4][8 outputs][4][8 channels].
+fn tail_index(k: usize, c: usize, c_stored: usize) -> usize {
+    let piece = k / TAIL_UNIT * c_stored.div_ceil(TAIL_GROUP) + c / TAIL_GROUP;
+    let row = piece * TAIL_UNIT + k % TAIL_UNIT;
+    row * TAIL_GROUP + c % TAIL_GROUP
 }
 
 fn stem_layers(stem: &Stem) -> StemLayers {
@@ -333,6 +336,14 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
         });
     }
     Ok(rounded)
+}
+
+/// Output channels of a step's weights as they are stored.
+fn k_stored(plan: &Plan, step: &Step) -> usize {
+    match &step.op {
+        StepOp::Tail(tail) => tail.k_stored(),
+        _ => stored(plan, step.output),
+    }
 }
 
 fn stored(plan: &Plan, id: TensorId) -> usize {

@@ -56,7 +56,7 @@ pub(crate) struct StemProblem<'a> {
 pub(crate) struct StemPointers {
     /// The images.
     pub(crate) x: u64,
-    /// Halves, placed by [`StemLayers::filter_index`]; the bias is among them.
+    /// Halves, placed by [`StemLayers::filter_index`], then the bias in floats.
     pub(crate) filter: u64,
     /// Halves [batch][H][W][C].
     pub(crate) y: u64,
@@ -75,21 +75,32 @@ pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * St
 
 /// How the kernel has its operands.
 impl StemLayers {
-    /// Halves of the filter as the kernel reads it: [taps][pairs][64 channels][2 pixels][4 channels].
+    /// Halves of the filter as the kernel reads it: [blocks][64 channels][8 terms].
     pub(crate) const fn filter_elems(self) -> usize {
-        self.taps * self.pairs() * MOST_STEM_CHANNELS * 8
+        self.blocks() * MOST_STEM_CHANNELS * 8
     }
 
-    /// Where in the filter a weight of an output channel lies.
+    /// Bytes of filter and bias.
+    pub(crate) const fn weight_bytes(self) -> usize {
+        2 * self.filter_elems() + 4 * MOST_STEM_CHANNELS
+    }
+
+    /// Where in the filter a weight of an output channel lies. A block is a pair of columns of a row, or the last
+    /// column's third channel in all rows; two channels of that are with the row's first pair.
     pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
-        ((r * self.pairs() + s / 2) * MOST_STEM_CHANNELS + channel) * 8 + s % 2 * 4 + c
+        let (block, term) = match (s + 1 == self.taps, c) {
+            (false, _) => (r * self.pairs() + s / 2, s % 2 * 3 + c),
+            (true, 2) => (self.taps * self.pairs(), r),
+            (true, _) => (r * self.pairs(), 6 + c),
+        };
+        (block * MOST_STEM_CHANNELS + channel) * 8 + term
     }
 
-    /// Dynamic shared memory of a block: the filter, the image rows of a window and two more, and output rows of four
-    /// warps.
+    /// Dynamic shared memory of a block: the filter, an even number of image rows for a window and two more, the last
+    /// columns' third channels for two rows of the convolution, and output rows of four warps.
     pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
-        let rows = (self.taps + 2) * (columns + self.pairs() - 1) * 16;
-        2 * self.filter_elems() + rows + 4 * self.out_columns(columns)[0] * 32
+        let rows = (self.taps + 3) / 2 * 2 * (columns + self.pairs() - 1) * 16;
+        2 * self.filter_elems() + rows + 2 * columns * 16 + 4 * self.out_columns(columns)[0] * 32
     }
 }
 
@@ -191,7 +202,7 @@ mod tests {
         assert_eq!(args.scale[..4], [0.25 / 255.0, 0.125 / 255.0, 0.0625 / 255.0, 0.0]);
         assert_eq!(args.shift[..4], [-0.125, -0.09375, -0.015625, 0.0]);
         assert_eq!((launch.grid, launch.block), ([30, 1, 1], [128, 1, 1]));
-        assert_eq!(launch.shared_bytes, 28 * 64 * 16 + 9 * 115 * 16 + 4 * 56 * 32);
+        assert_eq!(launch.shared_bytes, 22 * 64 * 16 + 10 * 114 * 16 + 2 * 112 * 16 + 4 * 56 * 32);
         assert_eq!(launch.entry, "sm90_stem_7x7_pool_112");
     }
 
@@ -201,6 +212,18 @@ mod tests {
         assert_eq!([1, 56, 57, 111, 112].map(|width| layers.column_tiles(112, width)), [1, 1, 2, 2, 3]);
         let layers = StemLayers { taps: 3, pools: false };
         assert_eq!([1, 112, 113, 224, 225].map(|width| layers.column_tiles(112, width)), [1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn every_weight_has_a_place_of_its_own() {
+        for layers in StemLayers::ALL {
+            let mut taken = vec![false; layers.filter_elems()];
+            let taps = (0..layers.taps).flat_map(|r| (0..layers.taps).map(move |s| [r, s]));
+            let weights = taps.flat_map(|tap| (0..64).flat_map(move |k| (0..3).map(move |c| (tap, k, c))));
+            for (tap, k, c) in weights {
+                assert!(!std::mem::replace(&mut taken[layers.filter_index(tap, k, c)], true), "{tap:?} {k} {c}");
+            }
+        }
     }
 
     #[test]

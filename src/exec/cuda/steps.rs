@@ -13,9 +13,10 @@ use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_stem::{self, StemPointers, StemProblem};
+use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
 use crate::model::{Conv2d, Pool};
-use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, StemTile, Step, StepOp, Tensor, TensorId};
+use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, StemTile, Step, StepOp, Tail, Tensor, TensorId};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -186,6 +187,7 @@ impl Operands<'_> {
                 let problem = AddProblem { batch, shape, out_pitch, activation: *activation };
                 add::launch(&problem, &AddPointers { a: x, b: second, out: y })
             }
+            StepOp::Tail(tail) => self.tail(tail),
             StepOp::Emit(output) => self.emit(*output),
         }
     }
@@ -223,6 +225,20 @@ impl Operands<'_> {
         let y_pitch = self.y().pitch;
         let problem = PoolProblem { kind, batch: self.plan.batch, input: stored(self.x()), output, y_pitch, pool };
         pool2d::launch(&problem, &PoolPointers { x, y })
+    }
+
+    fn tail(&self, tail: &Tail) -> Result<Launch, Error> {
+        let Kernel::Sm90Tail(tile) = self.step.kernel else { return Err(self.wrong_kernel()) };
+        let (x, _, y) = self.pointers();
+        let (filter, bias) = (self.addresses.weights + self.layout.tail(&self.step.name) as u64, self.bias(0));
+        let problem = TailProblem {
+            batch: self.plan.batch,
+            input: stored(self.x()),
+            channels: tail.linear.out_features,
+            output: tail.output,
+            row_pitch: TensorSpec::new(Dtype::F32, self.y().shape).row_pitch,
+        };
+        sm90_tail::launch(&problem, tile, &TailPointers { x, filter, bias, y })
     }
 
     fn emit(&self, output: OutputKind) -> Result<Launch, Error> {

@@ -1,0 +1,363 @@
+// A classifier in one launch, on Hopper: mean over the pixels, fully connected layer, rows of the result.
+//
+// A cluster has some images to itself. Its blocks share the channels of the mean, and give each other what they have
+// of it; then they share the outputs, each over all channels; then each has the logits of some of the images, and
+// writes their rows. So nothing between the layers is in global memory, and no cluster waits for another.
+//
+// The filters do not fit the shared memory, and what takes the time is their way to it. They lie as the lanes of a warp
+// read them: from the start on each warp has its own copied into its own places there, as many ahead as there is room,
+// and waits for no other.
+#include "emit.cuh"
+#include "sm90_ptx.cuh"
+
+struct TailArgs {
+  const uint4 *x;       // [images][pixels][c_chunks] chunks of halves
+  const uint4 *filter;  // [units][groups][kLoads][32] chunks of halves
+  const float *bias;    // [k_stored]
+  uint8_t *y;           // rows, `row_pitch_bytes` apart
+  uint64_t row_pitch_bytes;
+  int32_t images;
+  int32_t pixels;
+  int32_t c_chunks;
+  int32_t channels;        // outputs that count
+  int32_t k_stored;
+  int32_t cluster_images;  // images of a cluster
+  int32_t share_chunks;    // of a block's share of the mean
+  int32_t share_units;     // units of outputs of a block
+  int32_t rows;            // what a row of y is: kRowsLogits and so on
+  int32_t top_k;
+  FastDivide by_share_chunks;
+};
+static_assert(sizeof(TailArgs) == 88, "mirrored in sm90_tail.rs");
+static_assert(offsetof(TailArgs, images) == 40 && offsetof(TailArgs, by_share_chunks) == 80, "mirrored in sm90_tail.rs");
+
+enum : int32_t { kRowsLogits = 0, kRowsSoftmax = 1, kRowsTopK = 2 };
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kUnit = 32;                    // outputs that a warp computes at a time: two fragments of 16
+constexpr int kLoads = kUnit / 8;            // chunks of them that a lane has, of its 8 channels
+constexpr int kPixelsAhead = 8;              // of a thread's column of the mean, on their way at a time
+constexpr int kGroupChunks = 4;              // that the lanes of an output load together: 32 channels
+constexpr int kPieceChunks = kLoads * 32;    // a warp's operands of a unit and a group of channels
+constexpr int kPieceBytes = kPieceChunks * 16;
+constexpr int kMeanBytes = kThreads * kChunkElems * 4;  // partial sums of the mean
+
+// For up to so many images of a cluster: fragments of 8.
+template <int kImages_, int kStages_> struct Tail {
+  static constexpr int kImages = kImages_, kFrags = kImages / 8;
+  static constexpr int kStages = kStages_;  // pieces of each warp that are on their way
+  static constexpr int kRingBytes = kStages * kWarps * kPieceBytes;
+  static constexpr int kUnitSums = kUnit * kImages;
+  // Partial sums of the mean, later those of a unit.
+  static constexpr int kSumsBytes = kWarps * kUnitSums * 4 > kMeanBytes ? kWarps * kUnitSums * 4 : kMeanBytes;
+  static_assert(kImages % 8 == 0, "whole fragments");
+};
+
+// Where a block works, and its shared memory: ring, sums, means [images][mean_pitch] chunks, logits [rows][k_stored].
+struct Place {
+  int32_t rank, blocks;  // of the cluster
+  int32_t image_first, images;
+  int32_t unit_first, unit_end;  // its outputs
+  int32_t mean_pitch;      // chunks: what the lanes of a fragment read lies in different banks
+  uint32_t smem_ring, smem_sums, smem_means, smem_logits;
+};
+
+template <class T> TREFOIL_DEVICE Place place_of(const TailArgs &args, uint32_t smem) {
+  Place place;
+  place.rank = cluster_rank(), place.blocks = cluster_blocks();
+  place.image_first = static_cast<int32_t>(blockIdx.x) / place.blocks * args.cluster_images;
+  place.images = min(args.cluster_images, args.images - place.image_first);
+  place.unit_first = place.rank * args.share_units;
+  place.unit_end = min(place.unit_first + args.share_units, (args.k_stored + kUnit - 1) / kUnit);
+  place.mean_pitch = (args.c_chunks + 7) / 8 * 8 + 4;
+  place.smem_ring = smem;
+  place.smem_sums = smem + T::kRingBytes;
+  place.smem_means = place.smem_sums + T::kSumsBytes;
+  place.smem_logits = place.smem_means + args.cluster_images * place.mean_pitch * 16;
+  return place;
+}
+
+// ---- filters: each warp's own, in the order in which it needs them ----------------------------------------------
+
+// A warp's pieces: every kWarps-th group of channels of each unit.
+template <class T> struct Filters {
+  const uint4 *source;
+  int32_t groups, unit, group, unit_end;  // the next piece to copy
+  uint32_t smem, barriers;                // of the warp
+  uint32_t stage_copy, stage, phase;
+
+  __device__ __forceinline__ Filters(const TailArgs &args, const Place &place, uint32_t smem_barriers) {
+    const int32_t warp = threadIdx.x / 32;
+    source = args.filter;
+    groups = (args.c_chunks + kGroupChunks - 1) / kGroupChunks;
+    unit = place.unit_first, unit_end = warp < groups ? place.unit_end : unit, group = warp;
+    smem = place.smem_ring + warp * T::kStages * kPieceBytes;
+    barriers = smem_barriers + warp * T::kStages * 8;
+    stage_copy = stage = phase = 0;
+  }
+
+  // Has the next piece copied, if there is one. One lane does.
+  __device__ __forceinline__ void copy() {
+    if (unit >= unit_end) return;
+    const uint32_t barrier = barriers + stage_copy * 8;
+    const uint4 *piece = source + (static_cast<int64_t>(unit) * groups + group) * kPieceChunks;
+    barrier_arrive_expect(barrier, kPieceBytes);
+    copy_bytes(smem + stage_copy * kPieceBytes, piece, kPieceBytes, barrier);
+    stage_copy = stage_copy + 1 == T::kStages ? 0 : stage_copy + 1;
+    group += kWarps;
+    if (group >= groups) group = threadIdx.x / 32, ++unit;
+  }
+
+  // Where the lane's chunks of the next piece are, once they are there.
+  __device__ __forceinline__ uint32_t wait() const {
+    barrier_wait(barriers + stage * 8, phase);
+    return smem + stage * kPieceBytes + threadIdx.x % 32 * 16;
+  }
+
+  // The warp has read the piece.
+  __device__ __forceinline__ void release() {
+    stage = stage + 1 == T::kStages ? 0 : stage + 1;
+    phase ^= stage == 0;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) copy();
+  }
+};
+
+// ---- mean --------------------------------------------------------------------------------------------------------
+
+TREFOIL_DEVICE void add(Chunk &sum, const Chunk &x) {
+#pragma unroll
+  for (int i = 0; i < kChunkElems; ++i) sum.v[i] += x.v[i];
+}
+
+// A thread's place among a block's columns of the mean, an image's chunk each: with other threads, if there are fewer
+// columns than threads.
+struct Column {
+  int32_t parts, part;  // threads of the column, and which this is; none from `parts` on
+  int32_t here;         // columns at a time
+  uint32_t image;
+  int32_t chunk;
+
+  __device__ __forceinline__ Column(const TailArgs &args, const Place &place, int32_t first, int32_t columns) {
+    here = min(columns - first, kThreads);
+    parts = kThreads / here, part = threadIdx.x / here;
+    const uint32_t column = first + threadIdx.x - part * here;
+    image = divide(column, args.by_share_chunks);
+    chunk = place.rank * args.share_chunks + column - image * args.share_chunks;
+    if (chunk >= args.c_chunks) part = parts;
+  }
+};
+
+// The block's share of the channels of all images of the cluster, given to every block of it.
+template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &place) {
+  const int32_t chunk_first = place.rank * args.share_chunks;
+  const int32_t columns = place.images * args.share_chunks;  // an image's chunk each
+  for (int32_t first = 0; first < columns; first += kThreads) {
+    const Column column(args, place, first, columns);
+    const int32_t parts = column.parts;
+    Chunk sum = {};
+    if (column.part < parts) {
+      const int64_t pixels_before = static_cast<int64_t>(place.image_first + column.image) * args.pixels;
+      const uint4 *source = args.x + pixels_before * args.c_chunks + column.chunk;
+      for (int32_t pixel = column.part; pixel < args.pixels; pixel += parts * kPixelsAhead) {
+        uint4 x[kPixelsAhead];
+#pragma unroll
+        for (int i = 0; i < kPixelsAhead; ++i) {
+          const int32_t at = pixel + i * parts;
+          x[i] = load_written_or_zero(source + static_cast<int64_t>(at) * args.c_chunks, at < args.pixels);
+        }
+#pragma unroll
+        for (int i = 0; i < kPixelsAhead; ++i) keep_order(x[i]);
+#pragma unroll
+        for (int i = 0; i < kPixelsAhead; ++i) add(sum, unpack_chunk(x[i]));
+      }
+    }
+    if (first > 0) __syncthreads();  // the sums before were read
+    const uint32_t mine = place.smem_sums + threadIdx.x * kChunkElems * 4;
+    store_shared_u32x4(mine, make_uint4(__float_as_uint(sum.v[0]), __float_as_uint(sum.v[1]),
+                                        __float_as_uint(sum.v[2]), __float_as_uint(sum.v[3])));
+    store_shared_u32x4(mine + 16, make_uint4(__float_as_uint(sum.v[4]), __float_as_uint(sum.v[5]),
+                                             __float_as_uint(sum.v[6]), __float_as_uint(sum.v[7])));
+    __syncthreads();
+
+    // The parts in order, two channels a thread.
+    for (int32_t item = threadIdx.x; item < column.here * 4; item += kThreads) {
+      const uint32_t of = first + item / 4, image = divide(of, args.by_share_chunks);
+      const int32_t chunk = chunk_first + of - image * args.share_chunks;
+      float2 total = load_shared_f32x2(place.smem_sums + item * 8);
+#pragma unroll 4
+      for (int32_t other = 1; other < parts; ++other) {
+        const float2 more = load_shared_f32x2(place.smem_sums + (other * column.here * 4 + item) * 8);
+        total.x += more.x, total.y += more.y;
+      }
+      const float pixels = static_cast<float>(args.pixels);
+      if (chunk < args.c_chunks)
+        store_shared_u32(place.smem_means + (image * place.mean_pitch + chunk) * 16 + item % 4 * 4,
+                         pack_half2(total.x / pixels, total.y / pixels));
+    }
+  }
+  __syncthreads();
+
+  // To the others, each beginning with another one.
+  cluster_wait();
+  for (int32_t first = 0; first < columns; first += kThreads) {
+    const Column column(args, place, first, columns);
+    if (column.part >= column.parts) continue;
+    const uint32_t at = place.smem_means + (column.image * place.mean_pitch + column.chunk) * 16;
+    const uint4 chunk = load_shared_u32x4(at);
+    for (int32_t turn = 1 + column.part; turn < place.blocks; turn += column.parts) {
+      const int32_t rank = place.rank + turn;
+      store_u32x4_at(at, rank < place.blocks ? rank : rank - place.blocks, chunk);
+    }
+  }
+}
+
+// ---- fully connected layer ---------------------------------------------------------------------------------------
+
+// Adds a unit's products of a group of channels. A lane's 16 bytes are k 2t, 2t + 1, 2t + 8, 2t + 9 of two products, of
+// both operands alike: the order of the sum is free.
+template <class T>
+TREFOIL_DEVICE void multiply(const TailArgs &args, const Place &place, uint32_t piece, int32_t chunk,
+                             float (&acc)[2][T::kFrags][4]) {
+  uint4 filter[kLoads], x[T::kFrags];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) filter[i] = load_shared_u32x4(piece + i * 32 * 16);
+#pragma unroll
+  for (int i = 0; i < T::kFrags; ++i) {
+    const int32_t image = i * 8 + threadIdx.x % 32 / 4;
+    const bool exists = image < place.images && chunk < args.c_chunks;
+    x[i] = exists ? load_shared_u32x4(place.smem_means + (image * place.mean_pitch + chunk) * 16) : uint4{};
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint4 &low = filter[2 * i], &high = filter[2 * i + 1];
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (int j = 0; j < T::kFrags; ++j) {
+      mma_m16n8k16(acc[i][j], first, x[j].x, x[j].y);
+      mma_m16n8k16(acc[i][j], second, x[j].z, x[j].w);
+    }
+  }
+}
+
+// A logit goes to its row, or to the block that writes the row.
+TREFOIL_DEVICE void give(const TailArgs &args, const Place &place, int32_t image, int32_t k, float logit) {
+  if (args.rows == kRowsLogits) {
+    uint8_t *row = args.y + static_cast<uint64_t>(place.image_first + image) * args.row_pitch_bytes;
+    if (k < args.channels) reinterpret_cast<float *>(row)[k] = logit;
+  } else {
+    const uint32_t turn = image / place.blocks;
+    store_u32_at(place.smem_logits + (turn * args.k_stored + k) * 4, image - turn * place.blocks, __float_as_uint(logit));
+  }
+}
+
+// The block's outputs of all images of the cluster. The warps share the channels; their sums are added in order.
+template <class T> TREFOIL_DEVICE void linear(const TailArgs &args, const Place &place, Filters<T> &filters) {
+  const int32_t warp = threadIdx.x / 32, lane_row = threadIdx.x % 32 / 4, lane_chunk = threadIdx.x % 4;
+  for (int32_t unit = place.unit_first; unit < place.unit_end; ++unit) {
+    float acc[2][T::kFrags][4] = {};
+    for (int32_t group = warp; group < filters.groups; group += kWarps) {
+      multiply<T>(args, place, filters.wait(), group * kGroupChunks + lane_chunk, acc);
+      filters.release();
+    }
+    if (unit > place.unit_first) __syncthreads();  // the sums before were read
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kFrags; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int32_t elem = (i * 16 + half * 8 + lane_row) * T::kImages + j * 8 + lane_chunk * 2;
+          store_shared_f32x2(place.smem_sums + (warp * T::kUnitSums + elem) * 4,
+                             make_float2(acc[i][j][half * 2], acc[i][j][half * 2 + 1]));
+        }
+    __syncthreads();
+    for (int32_t elem = threadIdx.x; elem < T::kUnitSums; elem += kThreads) {
+      const int32_t image = elem % T::kImages, k = unit * kUnit + elem / T::kImages;
+      float sum = 0.0f;
+#pragma unroll
+      for (int of = 0; of < kWarps; ++of)
+        sum += __uint_as_float(load_shared_u32(place.smem_sums + (of * T::kUnitSums + elem) * 4));
+      if (image < place.images && k < args.k_stored) give(args, place, image, k, sum + __ldg(args.bias + k));
+    }
+  }
+}
+
+// ---- kernel ------------------------------------------------------------------------------------------------------
+
+template <class T>
+TREFOIL_DEVICE void tail(const TailArgs &args, uint64_t (&barriers)[kWarps * T::kStages], float (&shared)[kWarps],
+                         uint64_t (&shared_keys)[kWarps]) {
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
+  const Place place = place_of<T>(args, shared_address(shared_bytes));
+  cluster_arrive();  // waited for before a block writes to another
+
+  // Filters that are on their way while earlier launches end. A warp's barriers are its own.
+  Filters<T> filters(args, place, shared_address(barriers));
+  if (threadIdx.x % 32 == 0) {
+    for (int stage = 0; stage < T::kStages; ++stage) barrier_init(filters.barriers + stage * 8, 1);
+    fence_barrier_init();
+    for (int stage = 0; stage < T::kStages; ++stage) filters.copy();
+  }
+  __syncwarp();
+
+  wait_for_earlier_launches();
+  mean<T>(args, place);
+  cluster_arrive_written();
+  cluster_wait();
+  linear<T>(args, place, filters);
+  if (args.rows == kRowsLogits) return;
+
+  // Rows of the result: those that others gave this block the logits of.
+  cluster_arrive_written();
+  cluster_wait();
+  const uint8_t *logits_bytes = shared_bytes + (place.smem_logits - place.smem_ring);
+  for (int32_t turn = 0; turn * place.blocks + place.rank < place.images; ++turn) {
+    const SharedLogits logits{reinterpret_cast<const float *>(logits_bytes) + turn * args.k_stored};
+    const int32_t image = place.image_first + turn * place.blocks + place.rank;
+    uint8_t *row = args.y + static_cast<uint64_t>(image) * args.row_pitch_bytes;
+    const Softmax softmax = Softmax::of(logits, args.channels, shared);
+    if (args.rows == kRowsTopK) {
+      emit_top_k(logits, args.channels, args.top_k, softmax, shared_keys, reinterpret_cast<Ranked *>(row));
+    } else {
+      for (int32_t c = threadIdx.x; c < args.channels; c += kThreads)
+        reinterpret_cast<float *>(row)[c] = softmax(logits[c]);
+    }
+  }
+}
+
+// Purpose    m[i][c] = (sum over pixels of x[i][pixel][c]) / pixels, rounded to half;
+//            logits[i][k] = sum over c of m[i][c] * filter[k][c] + bias[k]; row i of y, by args.rows:
+//            kRowsLogits: logits[i]; kRowsSoftmax: its softmax; kRowsTopK: the top_k largest, best first, ties by the
+//            lower index, each as a pair of its softmax probability and its index.
+// Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned
+//            filter  read   halves [units][groups][4][8][4][8], 16-byte aligned: output 32 * unit + 8 * i + j, channel
+//                           32 * group + 8 * l + m; ceil(k_stored / 32) units, ceil(c_chunks / 4) groups, zeros beyond
+//                           outputs and channels
+//            bias    read   floats [k_stored]
+//            y       write  row i at i * row_pitch_bytes: floats [channels] or pairs [top_k] of a float and a u32;
+//                           address and pitch multiples of 8, disjoint from the others; the rest of a row is left alone
+// Arithmetic float sums of halves for the mean, one rounding to half; half products, float sums in a fixed order, no
+//            rounding to half after that. Softmax and order of the best as sm80_emit_softmax and sm80_emit_top_k.
+// Launch     clusters of 1 to 16 blocks along the grid (16: not on every GPU): grid ceil(images / cluster_images) *
+//            blocks of a cluster; block kThreads; dynamic shared memory kRingBytes + kSumsBytes + cluster_images *
+//            (round_up(c_chunks, 8) + 4) * 16, and for rows that are not logits ceil(cluster_images / blocks) * k_stored
+//            * 4 more. compute capability 9.0 exactly.
+// Limits     1 <= cluster_images <= kImages; share_chunks >= ceil(c_chunks / blocks) and share_units >=
+//            ceil(k_stored / 32 / blocks), both at least 1; 1 <= channels <= k_stored < 2^20; top_k <= min(64,
+//            channels); images, pixels, c_chunks and kImages * share_chunks below 2^28. Any tail. Deterministic, no
+//            atomics.
+// Ordering   may be launched before its predecessors have ended, waits for them itself; filter and bias are read before.
+// Source     fragments of mma.m16n8k16 and distributed shared memory as in PTX ISA 9.0.
+#define TREFOIL_SM90_TAIL(images, stages)                                                                       \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
+      sm90_tail_##images(const __grid_constant__ TailArgs args) {                                               \
+    __shared__ uint64_t barriers[kWarps * stages];                                                              \
+    __shared__ float shared[kWarps];                                                                            \
+    __shared__ uint64_t shared_keys[kWarps];                                                                    \
+    tail<Tail<images, stages>>(args, barriers, shared, shared_keys);                                            \
+  }
+
+TREFOIL_SM90_TAIL(8, 5)
+TREFOIL_SM90_TAIL(16, 3)

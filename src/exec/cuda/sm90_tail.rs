@@ -1,0 +1,159 @@
+//! Launches of `kernels/sm90_tail.cu`.
+
+use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
+use crate::error::Error;
+use crate::plan::{TAIL_THREADS, TAIL_UNIT, TailShape, TailTile};
+use crate::tensor::{OutputKind, Shape};
+
+kernel_args! {
+    /// `TailArgs`.
+    TailArgs, 88 bytes {
+        x: u64,
+        filter: u64,
+        bias: u64,
+        y: u64,
+        row_pitch_bytes: u64,
+        images: i32,
+        pixels: i32,
+        c_chunks: i32,
+        channels: i32,
+        k_stored: i32,
+        cluster_images: i32,
+        share_chunks: i32,
+        share_units: i32,
+        rows: i32,
+        top_k: i32,
+        by_share_chunks: FastDivide,
+    }
+}
+
+/// Activations to become rows of the result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailProblem {
+    /// Images.
+    pub(crate) batch: usize,
+    /// H, W and the stored channels.
+    pub(crate) input: Shape,
+    /// Logical outputs of the linear layer.
+    pub(crate) channels: usize,
+    /// What a row is; not features.
+    pub(crate) output: OutputKind,
+    /// Distance of two rows of the result in bytes.
+    pub(crate) row_pitch: usize,
+}
+
+/// Device addresses of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailPointers {
+    /// Halves [batch][H][W][C].
+    pub(crate) x: u64,
+    /// Halves, in pieces as `Layout::tail` has them.
+    pub(crate) filter: u64,
+    /// Floats [K].
+    pub(crate) bias: u64,
+    /// The result's rows.
+    pub(crate) y: u64,
+}
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = TAIL_THREADS as u32;
+/// The most dynamic shared memory of a block.
+pub(super) const MOST_SHARED_BYTES: u32 = 226 << 10;
+/// The kernels: the most images of a cluster.
+pub(super) const ENTRIES: [(usize, &str); TailTile::IMAGES.len()] = [(8, "sm90_tail_8"), (16, "sm90_tail_16")];
+
+/// The launch of `problem` in tiles of `tile`.
+pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPointers) -> Result<Launch, Error> {
+    let TailProblem { batch, input, channels, output, row_pitch } = *problem;
+    let entry = tile.kernel().and_then(|[most, _]| ENTRIES.iter().find(|(images, _)| *images == most));
+    let &(most, entry) = entry.ok_or_else(|| unsupported("tail tile", tile, "use TailTile::IMAGES and BLOCKS"))?;
+    let c_chunks = chunks_of("channels", input.channels)?;
+    let k_stored = channels.next_multiple_of(8);
+    let (rows, top_k, row_bytes) = match output {
+        OutputKind::Logits => (0, 0, channels * 4),
+        OutputKind::Probabilities => (1, 0, channels * 4),
+        OutputKind::TopK(k) => (2, in_range("k of top k", k, 1, 64.min(channels) + 1)?, k * 8),
+        OutputKind::Features => return Err(unsupported("output", "features", "they have no linear layer")),
+    };
+    if row_pitch < row_bytes || !row_pitch.is_multiple_of(8) {
+        return Err(unsupported("row pitch", row_pitch, &format!("at least {row_bytes} and a multiple of 8")));
+    }
+    let shared = TailShape { batch, input, k_stored, output }.shared_bytes(tile).map(u32::try_from);
+    let Some(Ok(shared_bytes @ ..=MOST_SHARED_BYTES)) = shared else {
+        return Err(unsupported("tail tile", tile, "a block has no room for so many channels or outputs"));
+    };
+    let share_chunks = c_chunks.div_ceil(tile.blocks);
+    product("channels of a cluster", &[share_chunks, most, 8])?;
+    let args = TailArgs {
+        x: aligned("x", pointers.x, 16)?,
+        filter: aligned("filter", pointers.filter, 16)?,
+        bias: aligned("bias", pointers.bias, 4)?,
+        y: aligned("y", pointers.y, 8)?,
+        row_pitch_bytes: row_pitch as u64,
+        images: in_range("images", batch, 1, 1 << 28)?,
+        pixels: in_range("pixels", product("pixels", &[input.height, input.width])? as usize, 1, 1 << 28)?,
+        c_chunks: in_range("channels / 8", c_chunks, 1, 1 << 25)?,
+        channels: in_range("outputs", channels, 1, 1 << 20)?,
+        k_stored: k_stored as i32, // near `channels`
+        cluster_images: tile.images as i32,
+        share_chunks: share_chunks as i32,
+        share_units: k_stored.div_ceil(tile.blocks).div_ceil(TAIL_UNIT) as i32,
+        rows,
+        top_k,
+        by_share_chunks: FastDivide::by(share_chunks as u32),
+    };
+    Ok(Launch {
+        entry,
+        grid: [product("blocks", &[batch.div_ceil(tile.images), tile.blocks])?, 1, 1],
+        cluster: tile.blocks as u32,
+        block: [THREADS, 1, 1],
+        shared_bytes,
+        args: ArgBytes::new(&args),
+        maps: Vec::new(),
+        waits_itself: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POINTERS: TailPointers = TailPointers { x: 0x100, filter: 0x200, bias: 0x304, y: 0x408 };
+
+    fn problem() -> TailProblem {
+        let input = Shape::new(6, 7, 1272);
+        TailProblem { batch: 35, input, channels: 1001, output: OutputKind::TopK(5), row_pitch: 256 }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), TailTile { images: 9, blocks: 16 }, &POINTERS).unwrap();
+        let args: TailArgs = launch.args.read();
+        assert_eq!([args.x, args.filter, args.bias, args.y, args.row_pitch_bytes], [0x100, 0x200, 0x304, 0x408, 256]);
+        assert_eq!([args.images, args.pixels, args.c_chunks, args.channels, args.k_stored], [35, 42, 159, 1001, 1008]);
+        assert_eq!([args.cluster_images, args.share_chunks, args.share_units], [9, 10, 2]);
+        assert_eq!([args.rows, args.top_k], [2, 5]);
+        assert_eq!(args.by_share_chunks.divide(159), 15);
+        assert_eq!((launch.grid, launch.cluster, launch.block), ([4 * 16, 1, 1], 16, [512, 1, 1]));
+        assert_eq!(launch.shared_bytes, 3 * 32768 + 32768 + 9 * 164 * 16 + 1008 * 4);
+        assert_eq!((launch.entry, launch.waits_itself), ("sm90_tail_16", true));
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let refused = |change: fn(&mut TailProblem, &mut TailTile)| {
+            let (mut problem, mut tile) = (problem(), TailTile { images: 8, blocks: 8 });
+            change(&mut problem, &mut tile);
+            matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. }))
+        };
+        assert!(!refused(|_, _| ()));
+        assert!(refused(|_, tile| tile.images = 17));
+        assert!(refused(|_, tile| tile.images = 0));
+        assert!(refused(|_, tile| tile.blocks = 4));
+        assert!(refused(|problem, _| problem.output = OutputKind::Features));
+        assert!(refused(|problem, _| problem.output = OutputKind::TopK(65)));
+        assert!(refused(|problem, _| problem.row_pitch = 36));
+        assert!(refused(|problem, _| problem.input.channels = 1 << 16));
+        assert!(refused(|problem, _| problem.channels = 1 << 18));
+    }
+}

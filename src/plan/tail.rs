@@ -1,0 +1,193 @@
+//! A network's last layers as one step on compute capability 9.0: which graphs end with them, and how they are shared.
+
+use std::fmt;
+
+use super::{Family, Kernel, Limits, Request};
+use crate::model::{Graph, Linear, NodeId, Op};
+use crate::tensor::{OutputKind, Shape};
+
+/// A network's last layers: mean over all pixels, fully connected layer, output rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tail {
+    /// The fully connected layer.
+    pub linear: Linear,
+    /// What the rows are; not features.
+    pub output: OutputKind,
+}
+
+impl Tail {
+    /// Outputs of the layer as its weights are stored.
+    pub(crate) fn k_stored(&self) -> usize {
+        self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
+    }
+
+    /// A short name of the rows.
+    pub(super) fn rows(&self) -> String {
+        match self.output {
+            OutputKind::Probabilities => "softmax".into(),
+            other => format!("{other:?}").to_lowercase(),
+        }
+    }
+}
+
+/// The tile of the tail kernel: what one cluster of thread blocks computes, and how many they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TailTile {
+    /// Images, 1 to the most of [`TailTile::IMAGES`].
+    pub images: usize,
+    /// Blocks of the cluster, one of [`TailTile::BLOCKS`].
+    pub blocks: usize,
+}
+
+impl TailTile {
+    /// The most images that the kernels are compiled for.
+    pub const IMAGES: [usize; 2] = [8, 16];
+    /// Blocks of a cluster. Sixteen run where a GPU's multiprocessors are in groups of as many: in whole H100s and H200s.
+    pub const BLOCKS: [usize; 2] = [8, 16];
+
+    /// Of the kernel that computes it: the most images, and stages in flight.
+    pub(crate) fn kernel(self) -> Option<[usize; 2]> {
+        let stages = [5, 3];
+        let index = Self::IMAGES.into_iter().position(|most| self.images <= most)?;
+        (self.images >= 1 && Self::BLOCKS.contains(&self.blocks)).then(|| [Self::IMAGES[index], stages[index]])
+    }
+}
+
+impl fmt::Display for TailTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.images, self.blocks)
+    }
+}
+
+/// What decides how long the tail takes: the rows, an image with the stored channels, the stored outputs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailShape {
+    pub batch: usize,
+    pub input: Shape,
+    pub k_stored: usize,
+    pub output: OutputKind,
+}
+
+/// Threads of a block.
+pub(crate) const TAIL_THREADS: usize = 512;
+/// Outputs that a warp computes at a time, and channels: a piece of the filter.
+pub(crate) const TAIL_UNIT: usize = 32;
+pub(crate) const TAIL_GROUP: usize = 32;
+
+impl TailShape {
+    /// Dynamic shared memory of a block; `None` if there is no kernel for the tile. As `kernels/sm90_tail.cu` has it:
+    /// filters on their way, partial sums, means, and logits of the rows that the block writes.
+    pub(crate) fn shared_bytes(&self, tile: TailTile) -> Option<usize> {
+        let [most_images, stages] = tile.kernel()?;
+        let ring = stages * TAIL_THREADS / 32 * TAIL_UNIT * TAIL_GROUP * 2;
+        let sums = (TAIL_THREADS * 32).max(TAIL_THREADS / 32 * TAIL_UNIT * most_images * 4);
+        let means = tile.images * ((self.input.channels / 8).next_multiple_of(8) + 4) * 16;
+        let rows = if self.output == OutputKind::Logits { 0 } else { tile.images.div_ceil(tile.blocks) };
+        Some(ring + sums + means + rows * self.k_stored * 4)
+    }
+
+    fn fits(&self, tile: TailTile, limits: &Limits) -> bool {
+        self.shared_bytes(tile).is_some_and(|bytes| bytes + STATIC_BYTES <= limits.shared_bytes)
+    }
+
+    /// Every tile that the GPU has room for, with its clocks.
+    fn tiles(&self, limits: &Limits) -> impl Iterator<Item = (TailTile, f64)> {
+        let most = TailTile::IMAGES[1].min(self.batch);
+        // As many images for each cluster as they come out even, and no more clusters than that takes.
+        let images = (1..=most).filter(|&images| self.batch.div_ceil(self.batch.div_ceil(images)) == images);
+        let blocks = TailTile::BLOCKS.into_iter().filter(|&blocks| blocks <= 8 || limits.units >= WHOLE);
+        let tiles = images.flat_map(move |images| blocks.clone().map(move |blocks| TailTile { images, blocks }));
+        tiles.filter(|&tile| self.fits(tile, limits)).map(|tile| (tile, self.clocks(tile, limits)))
+    }
+
+    /// Clocks of the busiest multiprocessor; of each eleven about one is in no whole cluster. What takes the time is the
+    /// way of its share of the filters and of its images to it, which is as fast as one can be, or as all together.
+    fn clocks(&self, tile: TailTile, limits: &Limits) -> f64 {
+        let clusters = self.batch.div_ceil(tile.images);
+        let at_once = clusters.min((limits.units * 10 / 11 / tile.blocks).max(1));
+        let rate = OF_ONE.min(OF_EACH * limits.units as f64 / (at_once * tile.blocks) as f64);
+        let filters = self.k_stored.div_ceil(tile.blocks).next_multiple_of(TAIL_UNIT) * self.input.channels * 2;
+        let images = tile.images * self.input.elems() * 2 / tile.blocks;
+        let exchanged = tile.images * self.input.channels * 2;
+        let bytes = (filters + images + exchanged) as f64;
+        clusters.div_ceil(at_once) as f64 * (bytes / rate + OF_BLOCK)
+    }
+}
+
+/// What a block's static shared memory stays below.
+const STATIC_BYTES: usize = 1024;
+/// Multiprocessors from which on a GPU is a whole one, whose groups have sixteen.
+const WHOLE: usize = 128;
+/// What a multiprocessor of an H200 gets from the L2 cache in a clock while few others do, and while all do.
+const OF_ONE: f64 = 60.0;
+const OF_EACH: f64 = 30.0;
+/// The rest of a block, in clocks: latencies, what blocks wait for each other, sums, rows.
+const OF_BLOCK: f64 = 6000.0;
+
+/// The largest batch whose last layers are one step unless they are chosen to be: where that was seen to be faster than
+/// three.
+const MOST_ROWS: usize = 1;
+
+/// The mean and the linear layer that `graph` ends with if one kernel computes them and the rows. Nobody else may read
+/// the mean, and no other kernel be chosen for the layer.
+pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Option<(NodeId, Tail, TailTile)> {
+    let Request { limits, output, .. } = *request;
+    let layer = &graph.nodes[graph.output.0];
+    let (Op::Linear(linear), &[mean]) = (&layer.op, layer.inputs.as_slice()) else { return None };
+    let pooled = &graph.nodes[mean.0];
+    let is_tail = pooled.op == Op::GlobalAvgPool && graph.use_counts()[mean.0] == 1;
+    if !limits.has_sm90_kernels() || !is_tail || output == OutputKind::Features {
+        return None;
+    }
+    let tail = Tail { linear: linear.clone(), output };
+    let mut input = shapes[pooled.inputs[0].0];
+    input.channels = input.channels.next_multiple_of(Family::Sm80.channel_align());
+    let shape = TailShape { batch: request.batch, input, k_stored: tail.k_stored(), output };
+    let tile = match request.choices.get(&layer.name) {
+        None if request.batch <= MOST_ROWS => best(&shape, limits)?,
+        Some(&Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => tile,
+        _ => return None,
+    };
+    Some((mean, tail, tile))
+}
+
+/// The tile with which the busiest multiprocessor is done first, if there is room for any.
+fn best(shape: &TailShape, limits: &Limits) -> Option<TailTile> {
+    shape.tiles(limits).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
+}
+
+/// Every kernel of a network's last layers, with its clocks.
+pub(super) fn kernels(shape: &TailShape, limits: &Limits) -> Vec<(Kernel, f64)> {
+    shape.tiles(limits).map(|(tile, clocks)| (Kernel::Sm90Tail(tile), clocks)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resnet50(batch: usize) -> TailShape {
+        TailShape { batch, input: Shape::new(7, 7, 2048), k_stored: 1000, output: OutputKind::Probabilities }
+    }
+
+    #[test]
+    fn tiles_are_those_that_were_fastest() {
+        let tile = |batch| best(&resnet50(batch), &Limits::h200()).unwrap();
+        assert_eq!(tile(1), TailTile { images: 1, blocks: 16 });
+        assert_eq!(tile(128), TailTile { images: 16, blocks: 8 });
+    }
+
+    #[test]
+    fn a_part_of_a_gpu_has_no_clusters_of_sixteen() {
+        let limits = Limits { units: 60, ..Limits::h200() };
+        assert!([1, 8, 128].iter().all(|&batch| best(&resnet50(batch), &limits).unwrap().blocks == 8));
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_has_no_tile() {
+        let wide = TailShape { input: Shape::new(7, 7, 1 << 16), ..resnet50(128) };
+        assert_eq!(best(&wide, &Limits::h200()), None);
+        let many = TailShape { k_stored: 1 << 18, ..resnet50(128) };
+        assert_eq!(best(&many, &Limits::h200()), None);
+        assert!(best(&TailShape { output: OutputKind::Logits, ..many }, &Limits::h200()).is_some());
+    }
+}
