@@ -338,8 +338,8 @@ typedef struct trefoil_engine_options {
     uint32_t check;
     /* How threads learn that the device is done: a trefoil_waiting. */
     uint32_t waiting;
-    /* Zero. */
-    uint32_t reserved;
+    /* 1: there is room for results that stay on the device, for trefoil_submit_to_device(). */
+    uint32_t device_results;
     /* Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none. */
     size_t trace_batches;
 } trefoil_engine_options;
@@ -365,7 +365,10 @@ typedef struct trefoil_tensor {
     size_t row_pitch;
 } trefoil_tensor;
 
-/* What state an engine is in. Each batch buffer is in exactly one of the states that are counted. */
+/*
+ What state an engine is in. Each batch buffer is in exactly one of the states that are counted; but a result that was
+ handed back on the device counts as in flight until it is there, and may be lent again meanwhile.
+ */
 typedef struct trefoil_health {
     /* sizeof(trefoil_health), set by the caller. */
     size_t size;
@@ -478,6 +481,40 @@ typedef struct trefoil_batcher_stats {
     uint64_t queue_p99_ns;
 } trefoil_batcher_stats;
 
+/* Rows in device memory, and the stream whose work so far writes them. */
+typedef struct trefoil_device_rows {
+    /* sizeof(trefoil_device_rows). */
+    size_t size;
+    /* Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host. */
+    const void *address;
+    /* From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap. */
+    size_t row_pitch;
+    /* A CUstream or cudaStream_t, or null for the default stream; on the CPU null, which is the calling thread. */
+    void *stream;
+} trefoil_device_rows;
+
+/* A result that stays on the device. */
+typedef uint64_t trefoil_device_output;
+
+/* Where a result on the device is, and what tells when. */
+typedef struct trefoil_device_output_info {
+    /* sizeof(trefoil_device_output_info), set by the caller. */
+    size_t size;
+    /* Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host. */
+    void *address;
+    /* Rows submitted. */
+    size_t rows;
+    /* Bytes of a row. */
+    size_t row_bytes;
+    /* From the beginning of one row to that of the next. */
+    size_t row_pitch;
+    /*
+     The CUevent behind the result: to be waited for and asked until the output is released, not to be recorded or
+     destroyed. Null on the CPU.
+     */
+    void *event;
+} trefoil_device_output_info;
+
 /*
  What trefoil_log() calls with each message, from any thread. `level` is a trefoil_log_level; `message` lives until
  the call returns. A message may come from within any call and with a lock of the library held, so that this must
@@ -516,7 +553,8 @@ const char *trefoil_status_name(int32_t status);
 
  A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
  memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
- also of calls that wait for room; those committed are computed.
+ also of calls that wait for room; those committed are computed. A device output's memory is used for later batches when
+ all is done that trefoil_device_output_read_on() was told of.
 
  The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
  once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
@@ -853,6 +891,88 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
  `stats` is null, or has its `size` set and so many bytes.
  */
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
+
+/*
+ Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
+ context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
+ context, which trefoil_device_open() shares.
+
+ The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
+ until trefoil_device_is_unused().
+
+ Pointers:
+ `context` is a live CUcontext or null, `device` can be written or is null.
+ */
+trefoil_status trefoil_device_open_context(void *context,
+                                           trefoil_device *device);
+
+/*
+ Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
+ the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+ */
+trefoil_status trefoil_device_is_unused(trefoil_device device);
+
+/*
+ Has a batch take its rows from device memory, whichever way it is submitted; what was written into the batch itself is
+ left aside. The submission copies them on the stream of `rows`, on the device: after all that the stream was given
+ before, and before what it is given later, which may overwrite them. No thread waits for the stream.
+
+ That copy waits for an earlier batch to have been read, and the stream with it. On the CPU, where the stream is the
+ calling thread, the submission copies the rows before it returns. A stream of another context, one that captures a
+ graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
+
+ Pointers:
+ `rows` is null, or has its `size` set and so many bytes; its stream is alive; when the stream comes to the copy, there
+ are as many rows as are submitted, which nothing writes until it is over.
+ */
+trefoil_status trefoil_batch_read_from(trefoil_batch batch, const struct trefoil_device_rows *rows);
+
+/*
+ Submits the first `rows` rows as trefoil_submit() does, and the result stays on the device. There is no ticket: `output`
+ says at once where the result will be. The engine has to be built with `device_results`.
+
+ The batch's handle is given up, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+ INVALID_ARGUMENT, which leave it as it was.
+
+ Pointers:
+ `output` can be written or is null.
+ */
+trefoil_status trefoil_submit_to_device(trefoil_batch batch,
+                                        size_t rows,
+                                        trefoil_device_output *output);
+
+/*
+ Where the result is, and its event.
+
+ Pointers:
+ `info` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_device_output_get_info(trefoil_device_output output, struct trefoil_device_output_info *info);
+
+/*
+ Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
+ where it is the calling thread, the call blocks, and in a callback answers IN_CALLBACK if the result is not there.
+
+ Pointers:
+ `stream` is a live stream or null.
+ */
+trefoil_status trefoil_device_output_wait_on(trefoil_device_output output, void *stream);
+
+/*
+ Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
+ not overwritten before that is done, of each stream that was told. A stream that was not made to wait for the result
+ is made to now.
+
+ Pointers:
+ `stream` is a live stream or null.
+ */
+trefoil_status trefoil_device_output_read_on(trefoil_device_output output, void *stream);
+
+/* Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not. */
+trefoil_status trefoil_device_output_wait(trefoil_device_output output);
+
+/* Whether the result is there, or, after a fault or a close, its failure: OK or NOT_READY. Never blocks. */
+trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
 
 /*
  Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any

@@ -134,6 +134,19 @@ public:
         check(trefoil_device_open_cpu(threads, &raw));
         return device(raw);
     }
+    /// The GPU of a CUcontext that the program made, see trefoil_device_open_context().
+    static device in_context(void *context) {
+        trefoil_device raw = 0;
+        check(trefoil_device_open_context(context, &raw));
+        return device(raw);
+    }
+    /// Whether nothing is left of what was made on it, but this handle.
+    bool is_unused() const {
+        const trefoil_status status = trefoil_device_is_unused(get());
+        if (status == TREFOIL_STATUS_NOT_READY) return false;
+        check(status);
+        return true;
+    }
     trefoil_device_info info() const { return detail::ask<trefoil_device_info>(trefoil_device_get_info, get()); }
     /// Throws the fault that put the device out of use, if one did.
     void health() const { check(trefoil_device_health(get())); }
@@ -220,6 +233,30 @@ public:
     }
 };
 
+/// A result that stays on the device, perhaps not computed yet. Its memory is used again when it is destroyed and the
+/// streams are done that read_on() was told of.
+class device_output : public handle {
+public:
+    device_output() noexcept = default;
+    explicit device_output(std::uint64_t raw) noexcept : handle(raw) {}
+    /// Where it is, and its event.
+    trefoil_device_output_info info() const {
+        return detail::ask<trefoil_device_output_info>(trefoil_device_output_get_info, get());
+    }
+    /// Makes what is enqueued on a CUstream from now on wait for the result; on the CPU, with null, this thread.
+    void wait_on(void *stream) const { check(trefoil_device_output_wait_on(get(), stream)); }
+    /// Tells that what was enqueued on a CUstream so far reads the result.
+    void read_on(void *stream) const { check(trefoil_device_output_read_on(get(), stream)); }
+    /// Blocks until the result is there.
+    void wait() const { check(trefoil_device_output_wait(get())); }
+    bool is_ready() const {
+        const trefoil_status status = trefoil_device_output_is_ready(get());
+        if (status == TREFOIL_STATUS_NOT_READY) return false;
+        check(status);
+        return true;
+    }
+};
+
 /// A submission in flight. Destroying it abandons the result.
 class ticket : public handle {
 public:
@@ -280,6 +317,23 @@ public:
     span<std::uint8_t> row(std::size_t index) const {
         if (!*this || index >= capacity_) throw std::out_of_range("trefoil: no such row of a batch");
         return {first_ + index * row_pitch_, row_bytes_};
+    }
+    /// Has the rows taken from device memory, on a CUstream that writes them; `row_pitch` is 0 where they have no gap.
+    void read_from(const void *address, void *stream, std::size_t row_pitch = 0) const {
+        trefoil_device_rows rows{};
+        rows.size = sizeof rows;
+        rows.address = address;
+        rows.row_pitch = row_pitch;
+        rows.stream = stream;
+        check(trefoil_batch_read_from(get(), &rows));
+    }
+    /// Submits the first rows, and the result stays on the device; for an engine built with `device_results`.
+    device_output submit_to_device(std::size_t rows) && {
+        trefoil_device_output raw = 0;
+        const trefoil_status status = trefoil_submit_to_device(get(), rows, &raw);
+        if (status != TREFOIL_STATUS_INVALID_ARGUMENT && status != TREFOIL_STATUS_BUSY) used_up();
+        check(status);
+        return device_output(raw);
     }
     /// Submits the first rows. Never waits for the device.
     ticket submit(std::size_t rows) && {

@@ -165,7 +165,8 @@ pub enum Error {
     },
 }
 
-/// Where the credits of a ring are: each batch buffer is in exactly one of these states.
+/// Where the credits of a ring are: each batch buffer is in exactly one of these states; but a result that was handed back
+/// on the device, where the next one waits, counts as in flight until it is there, and may be lent again meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Credits {
     /// Staging buffers lent to producers, not yet submitted.

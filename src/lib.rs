@@ -19,6 +19,9 @@
 //! [`Ticket::wait`] blocks on that submission alone and gives an [`Output`], read in place; dropping it frees its
 //! memory for a later batch. Any number of threads may do so at once.
 //!
+//! A program with CUDA of its own can leave pixels and results on the device: [`Batch::read_from`],
+//! [`Batch::submit_to_device`], [`Device::in_context`].
+//!
 //! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
 //!
 //! # What there is to know
@@ -79,14 +82,15 @@ pub mod trace;
 #[doc = include_str!("../docs/adding-a-model-family.md")]
 struct Guides;
 
-pub use device::{Device, DeviceInfo, MemoryUse, Target};
+pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{
-    Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceStats, Health, Output, OutputPart, Prefetch, Request,
-    Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch, prefetch_scoped,
+    Batch, Batcher, BatcherBuilder, BatcherStats, Close, DeviceOutput, DeviceStats, Health, Output, OutputPart,
+    Prefetch, Request, Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch,
+    prefetch_scoped,
 };
 pub use tensor::{Activation, Dtype, InputFormat, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 pub use trace::Trace;

@@ -43,6 +43,7 @@ fn main() {
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
+        trial("valgrind_finds_nothing_where_rows_and_results_stay_on_the_device", VALGRIND, valgrind_interop),
     ];
     libtest_mimic::run(&arguments, trials).exit();
 }
@@ -90,18 +91,23 @@ fn installed() -> Result<PathBuf, Failed> {
     INSTALLED.get_or_init(install).clone().map_err(Failed::from)
 }
 
-/// One of `tests/c/`, a C or C++ file, compiled with every warning an error; removed at the end.
+/// A C or C++ file, compiled with every warning an error; removed at the end.
 struct Program(PathBuf);
 
 impl Program {
+    /// One of `tests/c/`.
     fn new(file: &str) -> Result<Self, Failed> {
+        Self::of("tests/c", file)
+    }
+
+    fn of(folder: &str, file: &str) -> Result<Self, Failed> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let (prefix, program) = (installed()?, work().join(format!("{file}-{}-{number}", std::process::id())));
         let (compiler, standard) = if file.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
         let mut command = Command::new(compiler);
         command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-pedantic", "-Werror"]);
-        command.arg(root().join("tests/c").join(file)).arg("-o").arg(&program);
+        command.arg(root().join(folder).join(file)).arg("-o").arg(&program);
         run(command.args(pkg_config(&prefix)?).args(["-lpthread", "-lm"]).arg(rpath(&prefix)))?;
         Ok(Self(program))
     }
@@ -203,6 +209,8 @@ fn documented_commands() -> Outcome {
     let said = run(Command::new("bash").args(["-c", &script]).env("CARGO_TARGET_DIR", target()))?;
     assert!(said.contains("coffee.png: 967 ") && said.contains("rocket.jpg: 657 "), "{said}");
 
+    assert!(said.contains("0 of 16 results differ from those of page-locked memory"), "{said}");
+
     let (coffee, rocket) = (ppm("coffee.png")?, ppm("rocket.jpg")?);
     let weights = "weights/efficientnet-lite0";
     let label = Model::open(root().join(weights))?.label(967).to_owned();
@@ -299,4 +307,8 @@ fn valgrind_misuse() -> Outcome {
 
 fn valgrind_threads() -> Outcome {
     valgrind(&Program::new("threads.c")?, &["weights/convnet28", "weights/convnet28", "3", "5"])
+}
+
+fn valgrind_interop() -> Outcome {
+    valgrind(&Program::of("examples/c", "interop.c")?, &["weights/convnet28", "cpu", "4"])
 }

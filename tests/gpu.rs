@@ -4,6 +4,9 @@
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure.
 
+#[cfg(feature = "cuda")]
+#[path = "support/cuda.rs"]
+mod cuda;
 #[path = "support/echo.rs"]
 mod echo;
 mod support;
@@ -51,6 +54,8 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
     });
     let mut trials = vec![recorded(device), several(device), tuned(device)];
+    #[cfg(feature = "cuda")]
+    trials.push(in_the_middle(device));
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         for (chosen, choices) in case.all_choices(&limits) {
@@ -97,6 +102,67 @@ fn recorded(device: Option<&Device>) -> Trial {
         check_times(trace.intervals()).map_err(Failed::from)
     };
     Trial::test("a recorded run", test).with_ignored_flag(ignored)
+}
+
+/// Four threads with streams and memory of their own, and two results for all of them: each gets what it put in.
+#[cfg(feature = "cuda")]
+fn in_the_middle(device: Option<&Device>) -> Trial {
+    use cuda::{Memory, Primary, Stream, cuda};
+    use trefoil::DeviceRows;
+    const ROWS: usize = 8;
+    const PITCH: usize = 20; // of rows of 16 bytes
+    const BATCHES: usize = 50;
+    let ignored = device.is_none();
+    let device = device.cloned();
+    let test = move || {
+        let device = device.ok_or("no CUDA device")?;
+        let model = echo::echo();
+        let builder = Engine::builder(&model).on(&device).output(OutputKind::Features).batch_sizes(&[1, ROWS]);
+        let engine = builder.staging(3).results(2).device_results(true).check(true).trace(true).build()?;
+        let pitch = engine.output().row_pitch;
+        let produce = |producer: usize| -> Result<(), Error> {
+            let _current = Primary::of(&device);
+            let (writer, reader) = (Stream::new()?, Stream::new()?);
+            let (pixels, kept) = (Memory::new(ROWS * PITCH)?, Memory::new(BATCHES * ROWS * pitch)?);
+            let byte = |batch: usize, at: usize| (batch * 37 + at * 11 + producer * 101) as u8;
+            for batch in 0..BATCHES {
+                let rows = 1 + batch % ROWS;
+                let bytes: Vec<u8> = (0..ROWS * PITCH).map(|at| byte(batch, at)).collect();
+                cuda!(cuMemcpyHtoDAsync_v2(pixels.0, bytes.as_ptr().cast(), bytes.len(), writer.0))?;
+                let mut lent = engine.acquire()?;
+                // SAFETY: the pixels are there in the writer's order, and freed when it is through.
+                unsafe { lent.read_from(DeviceRows { addr: pixels.0, pitch: PITCH, stream: writer.caller() })? };
+                let mut output = lent.submit_to_device(rows)?;
+                output.wait_on(reader.caller())?;
+                let to = kept.0 + (batch * ROWS * pitch) as u64;
+                cuda!(cuMemcpyDtoDAsync_v2(to, output.addr(), rows * pitch, reader.0))?;
+                output.read_on(reader.caller())?;
+            }
+            writer.synchronize()?;
+            reader.synchronize()?;
+            let mut back = vec![0_u8; BATCHES * ROWS * pitch];
+            cuda!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), kept.0, back.len()))?;
+            for (at, row) in back.chunks_exact(pitch).enumerate() {
+                let (batch, index) = (at / ROWS, at % ROWS);
+                if index <= batch % ROWS {
+                    let values =
+                        row[..64].as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes).round() as u8);
+                    let expected = (0..16).map(|i| byte(batch, index * PITCH + i));
+                    assert!(values.eq(expected), "producer {producer}, batch {batch}, row {index}");
+                }
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let producers: Vec<_> = (0..4).map(|producer| scope.spawn(move || produce(producer))).collect();
+            producers.into_iter().try_for_each(|producer| producer.join().expect("a producer panicked"))
+        })?;
+        let trace = engine.trace().ok_or("an engine without its recorder")?;
+        let copied = trace.intervals().iter().filter(|interval| interval.stage == TraceStage::CopyOut).count();
+        device.fault().map_or(Ok(()), Err)?;
+        if copied == 4 * BATCHES { Ok(()) } else { Err(format!("{copied} batches were recorded").into()) }
+    };
+    Trial::test("in the middle of other CUDA", test).with_ignored_flag(ignored)
 }
 
 /// Several models in one engine give bit by bit what they give alone, and their mean; in stages what they give by way of

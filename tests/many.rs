@@ -2,7 +2,7 @@
 //! give. Everything with the hazard checker on.
 
 use trefoil::model::{GraphBuilder, Model, Preprocessing};
-use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
+use trefoil::{CallerStream, Device, DeviceRows, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
 
 const ROWS: usize = 5;
 
@@ -232,4 +232,46 @@ fn floats_by_pixel_are_what_floats_by_plane_are() {
     };
     let planes = through(InputFormat::F32Nchw, |pixel, channel| channel * 196 + pixel);
     assert_eq!(through(InputFormat::F32Nhwc, |pixel, channel| pixel * 32 + channel), planes);
+}
+
+#[test]
+fn outputs_of_several_models_stay_on_the_device() {
+    let (model, cpu) = (model(), cpu());
+    let engine = checked(Engine::builder(&model).beside(&model), &cpu).device_results(true).build().unwrap();
+    let fill = || {
+        let mut batch = engine.acquire().unwrap();
+        (0..ROWS).for_each(|row| pixels(row, batch.row_mut(row)));
+        batch
+    };
+    let on_host = fill().submit(ROWS).unwrap().wait().unwrap();
+    let mut there = fill().submit_to_device(ROWS).unwrap();
+    assert_eq!((there.parts(), there.part(0).0), (2, there.addr()));
+    there.wait_on(CallerStream::DEFAULT).unwrap();
+    for part in 0..2 {
+        let (addr, spec) = there.part(part);
+        for row in 0..ROWS {
+            let at = (addr as usize + row * spec.row_pitch) as *const f32;
+            // SAFETY: on the CPU it is memory of the host, which the output keeps; the result is there.
+            let values = unsafe { std::slice::from_raw_parts(at, spec.row_bytes / 4) };
+            assert_eq!(values, on_host.part(part).values(row), "part {part}, row {row}");
+        }
+    }
+    there.read_on(CallerStream::DEFAULT).unwrap();
+}
+
+#[test]
+fn a_batch_of_a_fleet_is_of_no_one_device() {
+    let model = model();
+    let fleet = Engine::builder(&model).device_results(true).build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+    let memory = vec![0_u8; fleet.input().row_bytes];
+    let rows = DeviceRows { addr: memory.as_ptr() as u64, pitch: memory.len(), stream: CallerStream::DEFAULT };
+    let mut batch = fleet.acquire().unwrap();
+    // SAFETY: one row is there, and nobody writes it.
+    let refused = unsafe { batch.read_from(rows) };
+    assert!(matches!(refused, Err(Error::Option { option: "batch", .. })));
+    assert!(matches!(batch.submit_to_device(1), Err(Error::Option { option: "batch", .. })));
+    let mut batch = fleet.engines()[1].acquire().unwrap(); // which stays with its device
+    // SAFETY: as above.
+    unsafe { batch.read_from(rows) }.unwrap();
+    batch.submit_to_device(1).unwrap().wait().unwrap();
 }

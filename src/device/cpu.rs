@@ -1,7 +1,8 @@
 //! The CPU as a device: a stream is a thread with a queue, an event is a counter with a condition variable.
 //!
 //! It has the semantics of CUDA's streams and events, so that a ring runs on it unchanged: copies, programs and
-//! records run in stream order, a wait takes the event as it was last recorded when the wait was enqueued.
+//! records run in stream order, a wait takes the event as it was last recorded when the wait was enqueued. Stream 0 is the
+//! thread that makes the call.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, Run, Signal};
+use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, RowCopy, Run, Signal};
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex, lock, wait};
 use crate::tensor::ROW_ALIGN;
@@ -36,6 +37,9 @@ pub(crate) struct Cpu {
 pub(crate) fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
+
+/// The stream of what the calling thread does; handles of other streams are above it.
+const CALLING_THREAD: u64 = 0;
 
 /// A stream's operations; the thread holds one end, the device the other.
 struct Queue {
@@ -231,12 +235,20 @@ impl Backend for Cpu {
             times.recorded += 1;
             times.recorded
         };
+        if stream == CALLING_THREAD {
+            event.reach(sequence);
+            return Ok(());
+        }
         self.push(stream, "event_record", Op::Record { event, sequence })
     }
 
     unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
         let event = self.event(event, "stream_wait")?;
         let Times { recorded: sequence, reached, .. } = *lock(&event.times);
+        if stream == CALLING_THREAD {
+            event.wait_for(sequence);
+            return self.healthy();
+        }
         if reached >= sequence {
             return Ok(());
         }
@@ -300,6 +312,31 @@ impl Backend for Cpu {
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
         self.healthy()?;
         self.push(stream, "copy_out", Op::Copy { dst: dst as usize, src: src as usize, bytes })
+    }
+
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        self.healthy()?;
+        let RowCopy { from, row_bytes: bytes, rows } = *rows;
+        (0..rows).try_for_each(|row| {
+            let (dst, src) = (dst as usize + row * dst_pitch, from.addr as usize + row * from.pitch);
+            self.push(from.stream.raw(), "copy_rows", Op::Copy { dst, src, bytes })
+        })
+    }
+
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.healthy()?;
+        self.push(stream, "copy_on_device", Op::Copy { dst: dst as usize, src: src as usize, bytes })
+    }
+
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error> {
+        if stream != CALLING_THREAD && !lock(&self.streams).contains_key(&stream) {
+            return Err(Error::option("stream", format!("{stream:#x}"), "the default stream: the CPU has no other"));
+        }
+        Ok(())
+    }
+
+    fn admit_memory(&self, _addr: u64) -> Result<(), Error> {
+        Ok(())
     }
 }
 

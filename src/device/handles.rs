@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{DEVICE_MEMORY, Device, Priority, Program, Run, Signal, Span};
+use super::{CallerStream, DEVICE_MEMORY, Device, Priority, Program, RowCopy, Run, Signal, Span};
 use crate::error::Error;
 
 /// A queue of work on a device. Operations on it run in order; nothing orders it with other streams but events.
@@ -111,6 +111,24 @@ impl Stream {
         unsafe { self.copy_out_to(dst, 0, src, bytes) }
     }
 
+    /// Copies the first `bytes` of `src` to `dst_at` in `dst`, another buffer.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy_in`], for these ranges.
+    pub unsafe fn copy_on_device(
+        &self,
+        dst: &DeviceBuffer,
+        dst_at: usize,
+        src: &DeviceBuffer,
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let fits = dst_at <= dst.bytes && bytes <= dst.bytes - dst_at && bytes <= src.bytes;
+        assert!(fits && dst.addr != src.addr, "copy of {bytes} bytes out of bounds");
+        // SAFETY: in bounds by the assertion, the rest by the caller.
+        self.device
+            .latch(unsafe { self.device.backend().copy_on_device(dst.addr + dst_at as u64, src.addr, bytes, self.raw) })
+    }
+
     /// Copies the first `bytes` of `src` to `dst_at` in `dst`.
     ///
     /// # Safety
@@ -133,6 +151,18 @@ impl Stream {
     }
 }
 
+impl Device {
+    /// Copies rows of a caller's to the beginning of `dst`, `pitch` bytes apart, on the caller's stream.
+    ///
+    /// # Safety
+    /// The caller's rows can be read in stream order. As for [`Stream::copy_in`] what concerns `dst`.
+    pub(crate) unsafe fn copy_rows(&self, dst: &DeviceBuffer, pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        assert!(rows.row_bytes <= pitch && rows.bytes(pitch) <= dst.bytes, "{} rows out of bounds", rows.rows);
+        // SAFETY: in bounds by the assertion, the rest by the caller.
+        self.latch(unsafe { self.backend().copy_rows(dst.addr, pitch, rows) })
+    }
+}
+
 impl Event {
     /// Makes an event without timing.
     pub fn new(device: &Device) -> Result<Self, Error> {
@@ -145,7 +175,6 @@ impl Event {
     }
 
     /// The backend's handle.
-    #[cfg(feature = "cuda")]
     pub fn raw(&self) -> u64 {
         self.raw
     }
@@ -154,6 +183,18 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         // SAFETY: both handles are owned by live values.
         self.device.latch(unsafe { self.device.backend().event_record(self.raw, stream.raw) })
+    }
+
+    /// Records it behind the work enqueued on a caller's stream so far.
+    pub fn record_on(&self, stream: CallerStream) -> Result<(), Error> {
+        // SAFETY: the handle is owned by self, the stream alive by the contract of `CallerStream`.
+        self.device.latch(unsafe { self.device.backend().event_record(self.raw, stream.raw()) })
+    }
+
+    /// Makes work enqueued from now on on a caller's stream wait for what it recorded last.
+    pub fn hold_up(&self, stream: CallerStream) -> Result<(), Error> {
+        // SAFETY: the handle is owned by self, the stream alive by the contract of `CallerStream`.
+        self.device.latch(unsafe { self.device.backend().stream_wait(stream.raw(), self.raw) })
     }
 
     /// Whether the recorded work is done.

@@ -4,6 +4,7 @@
 //! gives out, free it once, and report every failed call to the device's fault latch. A ring sees only these and
 //! [`Program`], the thing that `exec` makes of a plan.
 
+mod caller;
 mod check;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
@@ -21,12 +22,14 @@ use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Error;
 use crate::phases::{Phase, Stopwatch};
 use crate::sync::{Mutex, lock};
 
+pub use caller::{CallerStream, DeviceRows};
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 use held::Held;
 pub use held::MemoryUse;
@@ -188,6 +191,23 @@ pub(crate) trait Backend: Send + Sync {
     /// See the trait.
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
 
+    /// Copies rows of a caller's to `dst`, `dst_pitch` bytes apart, on the caller's stream.
+    /// # Safety
+    /// See the trait, but for the caller's memory: to keep it until the stream has come so far is the caller's.
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error>;
+    /// Copies device → device on `stream`.
+    /// # Safety
+    /// See the trait; the ranges do not overlap.
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error>;
+
+    /// Checks that work can be put on a stream that the device did not make. What it refuses is no fault.
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default one.
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error>;
+    /// Checks that the device can read what a caller says is device memory, as far as that can be told. What it refuses
+    /// is no fault.
+    fn admit_memory(&self, addr: u64) -> Result<(), Error>;
+
     /// Fires `signal` when the work enqueued on `stream` so far is done, from a thread of the device's own; never after a
     /// fault. Later work on the stream may wait until that has happened.
     /// # Safety
@@ -219,6 +239,21 @@ fn host_free_bytes() -> u64 {
 pub(crate) const DEVICE_MEMORY: &str = "device memory";
 /// What it calls page-locked memory.
 pub(crate) const HOST_MEMORY: &str = "page-locked host memory";
+
+/// Rows of a caller's to be copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCopy {
+    pub from: DeviceRows,
+    pub row_bytes: usize,
+    pub rows: usize,
+}
+
+impl RowCopy {
+    /// From the first byte of the first row to the last of the last, the rows being `pitch` bytes apart.
+    pub fn bytes(&self, pitch: usize) -> usize {
+        (self.rows - 1) * pitch + self.row_bytes
+    }
+}
 
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,6 +317,29 @@ impl Device {
             Target::Auto => target::open_auto(),
             Target::Cuda(ordinal) => target::open_cuda(ordinal),
         }
+    }
+
+    /// The GPU of a CUDA context that the caller made, a `CUcontext`: trefoil makes its streams, memory and code there,
+    /// in place of the device's primary context. For programs that call `cuCtxCreate`; torch, and all that is built on
+    /// the CUDA runtime, live in the primary context, which [`Device::open`] shares.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Device, Engine, model::Model};
+    /// # fn f(model: &Model, context: *mut std::ffi::c_void) -> Result<(), trefoil::Error> {
+    /// // SAFETY: the context is kept until the engine and all of its batches are gone.
+    /// let device = unsafe { Device::in_context(context)? };
+    /// let engine = Engine::builder(model).on(&device).build()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    /// The context is not destroyed before all that trefoil has in it is gone: [`Device::is_unused`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] for null; else as for [`Device::open`].
+    pub unsafe fn in_context(context: *mut std::ffi::c_void) -> Result<Self, Error> {
+        // SAFETY: by the caller.
+        unsafe { target::open_context(context) }
     }
 
     /// The CPU with a number of compute threads.
@@ -377,6 +435,33 @@ impl Device {
         self.0.held.now()
     }
 
+    /// Whether nothing is left of what was made on it, but this handle and its clones: no engine, batch, ticket or output,
+    /// and nothing that the device still works on, which may outlast them a moment. Then whoever lent a
+    /// [context](Device::in_context) may destroy it. After a fault it may never be so: what the device may still access is
+    /// left to it.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let device = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&device).build()?;
+    /// assert!(!device.is_unused());
+    /// drop(engine);
+    /// assert!(device.is_unused());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn is_unused(&self) -> bool {
+        let holders = match &self.0.kind {
+            Kind::Cpu(cpu) => Arc::strong_count(cpu),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => Arc::strong_count(cuda),
+            Kind::Sim(sim) => Arc::strong_count(sim),
+        };
+        // Whoever held it had done its last call before it let go.
+        fence(Ordering::Acquire);
+        holders == 2 // `kind` and `backend` here
+    }
+
     /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that
     /// does not fit is refused with the figures. Unlimited unless set. What they hold already stays.
     ///
@@ -410,6 +495,11 @@ impl Device {
             Kind::Cuda(cuda) => cuda.place_thread(),
             Kind::Cpu(_) | Kind::Sim(_) => false,
         }
+    }
+
+    /// Whether what is enqueued on a caller's stream is done by the calling thread, at once.
+    pub(crate) fn is_calling_thread(&self, stream: CallerStream) -> bool {
+        matches!(self.0.kind, Kind::Cpu(_)) && stream == CallerStream::DEFAULT
     }
 
     /// The error that put the device out of use, if one did.

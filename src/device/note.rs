@@ -1,5 +1,7 @@
 //! What the host does, as wrappers of a device hear it: devices themselves order only what is on their streams.
 
+use super::CallerStream;
+
 /// Some memory, of the host or of the device, by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
@@ -26,6 +28,8 @@ pub(crate) enum Note {
     End(Span),
     /// It knows that the device is done with the memory, and gives the credit back.
     Freed(Span),
+    /// What was enqueued so far on a caller's stream reads the memory.
+    ReadOn(Span, CallerStream),
     /// What it knows, every thread knows that works with a ring now being handed out.
     Published,
     /// What it enqueues from now on belongs to a batch, up to [`Note::Enqueued`].

@@ -1,5 +1,6 @@
 //! Which device a caller asks for, and how `auto` decides.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::str::FromStr;
 
@@ -68,6 +69,21 @@ pub(super) fn open_cuda(ordinal: usize) -> Result<Device, Error> {
     let mut watch = Stopwatch::start();
     let (backend, info) = super::cuda::Cuda::open(ordinal, &mut watch)?;
     Ok(Device::opened(super::Kind::Cuda(std::sync::Arc::new(backend)), info, watch))
+}
+
+/// # Safety
+/// As for [`Device::in_context`].
+#[cfg(feature = "cuda")]
+pub(super) unsafe fn open_context(context: *mut c_void) -> Result<Device, Error> {
+    let mut watch = Stopwatch::start();
+    // SAFETY: by the caller.
+    let (backend, info) = unsafe { super::cuda::Cuda::open_context(context, &mut watch)? };
+    Ok(Device::opened(super::Kind::Cuda(std::sync::Arc::new(backend)), info, watch))
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) unsafe fn open_context(_context: *mut c_void) -> Result<Device, Error> {
+    open_cuda(0)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -36,6 +36,7 @@ pub struct EngineBuilder<'a> {
     /// Batches that a recorder remembers, if there is to be one.
     pub(super) trace: Option<usize>,
     pub(super) check: bool,
+    pub(super) device_results: bool,
     pub(super) tuning: TuningSpec,
 }
 
@@ -69,6 +70,7 @@ impl<'a> EngineBuilder<'a> {
             waiting: Waiting::default(),
             trace: None,
             check: false,
+            device_results: false,
             tuning: TuningSpec::default(),
         }
     }
@@ -201,6 +203,13 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
+    /// Makes room for results that stay on the device, as many as there are result buffers, for
+    /// [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false.
+    pub fn device_results(mut self, on: bool) -> Self {
+        self.device_results = on;
+        self
+    }
+
     /// How threads learn that the device is done. Default [`Waiting::Block`].
     pub fn waiting(mut self, waiting: Waiting) -> Self {
         self.waiting = waiting;
@@ -267,7 +276,8 @@ impl<'a> EngineBuilder<'a> {
         let mut watch = Stopwatch::start();
         let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
         let largest = flow.largest();
-        let needed = |what: &str, batch| flow.needed(what, batch, staging, results);
+        let kept = if self.device_results { results } else { 0 };
+        let needed = |what: &str, batch| flow.needed(what, batch, [staging, results, kept]);
         let advise = |error| what_fits(error, largest, &device, needed);
         let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
         let ring = RingSpec {
@@ -279,6 +289,7 @@ impl<'a> EngineBuilder<'a> {
             output_kind: self.output,
             input: flow.input(),
             outputs: flow.outputs(),
+            device_results: self.device_results,
             freed,
         };
         let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;

@@ -91,17 +91,19 @@ impl<'a> Flow<'a> {
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
-    /// Bytes that a build for a batch takes of a kind of memory, weights that others have too counted in.
-    pub fn needed(&self, what: &str, batch: usize, staging: usize, results: usize) -> Option<u64> {
+    /// Bytes that a build for a batch takes of a kind of memory, weights that others have too counted in, with so many
+    /// inputs and results on the host, and results on the device.
+    pub fn needed(&self, what: &str, batch: usize, [staging, results, on_device]: [usize; 3]) -> Option<u64> {
+        let outputs: usize = self.outputs().iter().map(|output| output.row_pitch).sum();
         if what != DEVICE_MEMORY {
-            let outputs: usize = self.outputs().iter().map(|output| output.row_pitch).sum();
             return Some((batch * (staging * self.input().row_pitch + results * outputs)) as u64);
         }
         let of = |stage: &Stage| {
             let plan = exec::plan_batch(&stage.model, self.device, &stage.spec, batch).ok()?;
             Some(exec::device_bytes(&plan, self.device, stage.spec.slots))
         };
-        self.stages.iter().map(of).sum()
+        let programs: u64 = self.stages.iter().map(of).sum::<Option<u64>>()?;
+        Some(programs + (batch * on_device * outputs) as u64)
     }
 
     /// The plans of all models, those of one after the other.

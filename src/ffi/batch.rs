@@ -14,10 +14,20 @@ use crate::ring::Batch;
 
 /// A batch, and where its rows begin.
 pub(super) struct Filling {
-    batch: Batch,
+    pub batch: Batch,
     rows: Memory,
 }
 object!(Filling, Batch);
+
+impl Filling {
+    /// Refuses a count of rows that cannot be submitted.
+    pub fn holds(&self, rows: usize) -> Answer {
+        match self.batch.capacity() {
+            capacity if (1..=capacity).contains(&rows) => Ok(()),
+            capacity => Err(Failure::argument(format!("rows is {rows}: expected 1 to {capacity}, the capacity"))),
+        }
+    }
+}
 
 /// The beginning of page-locked memory that the caller writes while a batch or row is lent.
 #[derive(Clone, Copy)]
@@ -124,10 +134,7 @@ pub unsafe extern "C" fn trefoil_submit(
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(ticket, "ticket")? };
-        let mut taken = take_if(batch, |filling: &Filling| match filling.batch.capacity() {
-            capacity if (1..=capacity).contains(&rows) => Ok(()),
-            capacity => Err(Failure::argument(format!("rows is {rows}: expected 1 to {capacity}, the capacity"))),
-        })?;
+        let mut taken = take_if(batch, |filling: &Filling| filling.holds(rows))?;
         to.set(insert(Flying::Batch(taken.object().batch.submit(rows)?))?);
         Ok(())
     })

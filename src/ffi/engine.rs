@@ -44,7 +44,6 @@ pub unsafe extern "C" fn trefoil_engine_build(
 unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
     let mut builder = Engine::builder(model).input(input(options.input)?).output(output(options)?);
     builder = builder.waiting(waiting(options.waiting)?);
-    unused(options.reserved)?;
     if options.device != 0 {
         builder = builder.on(&shared::<Device>(options.device)?);
     }
@@ -74,6 +73,7 @@ unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Ans
     if flag("high_priority", options.high_priority)? {
         builder = builder.high_priority();
     }
+    builder = builder.device_results(flag("device_results", options.device_results)?);
     Ok(builder.check(flag("check", options.check)?))
 }
 

@@ -13,7 +13,7 @@ use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::model::Model;
-use crate::ring::Batcher;
+use crate::ring::{Batcher, DeviceOutput};
 use crate::sync::{Mutex, lock};
 
 /// A device that engines run on.
@@ -32,13 +32,16 @@ pub type trefoil_output = u64;
 pub type trefoil_batcher = u64;
 /// A row of a batcher being written.
 pub type trefoil_row = u64;
+/// A result that stays on the device.
+pub type trefoil_device_output = u64;
 
 /// Releases any handle; it names nothing afterwards. Never waits for the device: work that is submitted is finished,
 /// and batches, tickets and outputs outlive the engine they came from.
 ///
 /// A batch that is released is not computed; so is a row. A ticket that is released abandons its result. An output's
 /// memory is used for later batches at once, so that its rows must not be read any more. A batcher takes no more rows,
-/// also of calls that wait for room; those committed are computed.
+/// also of calls that wait for room; those committed are computed. A device output's memory is used for later batches when
+/// all is done that trefoil_device_output_read_on() was told of.
 ///
 /// The last handle of an engine's, be it its own or one of its batches, tickets and outputs, frees the engine's memory
 /// once no work is in flight on it; the driver may take its time for that while other engines keep the GPU busy.
@@ -55,6 +58,7 @@ pub extern "C" fn trefoil_release(handle: u64) -> trefoil_status {
             // Other calls may hold it still, and wait in it for room.
             Kind::Batcher => take::<Arc<Batcher>>(handle)?.object().stop(),
             Kind::Row => drop(take::<super::batcher::Writing>(handle)?),
+            Kind::DeviceOutput => drop(take::<DeviceOutput>(handle)?),
             Kind::Pending => return Err(invalid(handle)), // never given out
         }
         Ok(())
@@ -74,6 +78,7 @@ pub(super) enum Kind {
     Row = 8,
     /// A ticket with a callback; nobody outside has its handle.
     Pending = 9,
+    DeviceOutput = 10,
 }
 
 const PLACE_BITS: u32 = 20;
@@ -81,7 +86,7 @@ const GENERATION_BITS: u32 = 40;
 const LAST_GENERATION: u64 = (1 << GENERATION_BITS) - 1;
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Device,
         Self::Model,
         Self::Engine,
@@ -91,6 +96,7 @@ impl Kind {
         Self::Batcher,
         Self::Row,
         Self::Pending,
+        Self::DeviceOutput,
     ];
 
     fn of(handle: u64) -> Answer<Self> {
@@ -127,6 +133,7 @@ object!(Device, Device);
 object!(Model, Model);
 object!(Arc<Engine>, Engine);
 object!(Arc<Batcher>, Batcher);
+object!(DeviceOutput, DeviceOutput);
 
 /// The places of one kind, in chunks that double, so that none ever moves.
 pub(super) struct Table<T> {
@@ -286,6 +293,16 @@ pub(super) fn take_if<T: Object>(handle: u64, check: impl FnOnce(&T) -> Answer) 
     }
     let Content::Held(object) = std::mem::replace(&mut state.content, Content::Busy) else { unreachable!("as seen") };
     Ok(Taken { object: Some(object), busy: Busy::new(handle) })
+}
+
+/// Calls with an object out of its place, and puts it back: for calls that may take a while. The handle is
+/// [busy](Content::Busy) meanwhile.
+pub(super) fn with<T: Object, R>(handle: u64, call: impl FnOnce(&mut T) -> R) -> Answer<R> {
+    let mut taken = take(handle)?;
+    let mut object = taken.object();
+    let result = call(&mut object);
+    taken.put_back(object);
+    Ok(result)
 }
 
 /// Tries to resolve an object with its place locked, so that tries exclude each other: what it became, if `attempt`

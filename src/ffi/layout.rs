@@ -1,6 +1,6 @@
 //! The structs and numbers that programs share with the library; [`super::growing`] tells how they age.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
 use super::growing::growing;
 use super::handles::trefoil_device;
@@ -176,13 +176,47 @@ pub struct trefoil_engine_options {
     pub check: u32,
     /// How threads learn that the device is done: a trefoil_waiting.
     pub waiting: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: there is room for results that stay on the device, for trefoil_submit_to_device().
+    pub device_results: u32,
     /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
     pub trace_batches: usize,
 }
 
-/// What state an engine is in. Each batch buffer is in exactly one of the states that are counted.
+/// Rows in device memory, and the stream whose work so far writes them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_device_rows {
+    /// sizeof(trefoil_device_rows).
+    pub size: usize,
+    /// Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host.
+    pub address: *const c_void,
+    /// From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap.
+    pub row_pitch: usize,
+    /// A CUstream or cudaStream_t, or null for the default stream; on the CPU null, which is the calling thread.
+    pub stream: *mut c_void,
+}
+
+/// Where a result on the device is, and what tells when.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_device_output_info {
+    /// sizeof(trefoil_device_output_info), set by the caller.
+    pub size: usize,
+    /// Where the first row begins: a CUdeviceptr as a pointer; on the CPU memory of the host.
+    pub address: *mut c_void,
+    /// Rows submitted.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// From the beginning of one row to that of the next.
+    pub row_pitch: usize,
+    /// The CUevent behind the result: to be waited for and asked until the output is released, not to be recorded or
+    /// destroyed. Null on the CPU.
+    pub event: *mut c_void,
+}
+
+/// What state an engine is in. Each batch buffer is in exactly one of the states that are counted; but a result that was
+/// handed back on the device counts as in flight until it is there, and may be lent again meanwhile.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_health {
@@ -317,9 +351,23 @@ growing! {
         high_priority: 88,
         check: 92,
         waiting: 96,
-        reserved: 100,
+        device_results: 100,
         trace_batches: 104,
     } 112
+    trefoil_device_rows {
+        size: 0,
+        address: 8,
+        row_pitch: 16,
+        stream: 24,
+    } 32
+    trefoil_device_output_info {
+        size: 0,
+        address: 8,
+        rows: 16,
+        row_bytes: 24,
+        row_pitch: 32,
+        event: 40,
+    } 48
     trefoil_health {
         size: 0,
         faulted: 8,

@@ -17,6 +17,7 @@ mod handles;
 mod layout;
 mod log;
 mod model;
+mod on_device;
 mod output;
 mod pointers;
 mod status;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::credits::Lent;
 use super::peers::Member;
-use super::{Core, Ticket};
-use crate::device::{DeviceBuffer, HostBuffer, Note, Stream};
+use super::{Core, DeviceOutput, Ticket};
+use crate::device::{DeviceBuffer, DeviceRows, HostBuffer, Note, Stream};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::TensorSpec;
@@ -31,11 +31,34 @@ pub struct Batch {
     held: Option<(usize, Lent)>,
     /// The rings that its ring is one of.
     member: Option<Member>,
+    /// Where its rows are, if not in the page-locked memory.
+    elsewhere: Option<DeviceRows>,
+}
+
+/// What is submitted.
+pub(super) struct Submission<'a> {
+    pub staging: usize,
+    pub lent: Lent,
+    pub rows: usize,
+    pub from: Source<'a>,
+    /// Whether the result stays on the device.
+    pub to_device: bool,
+}
+
+/// Where its rows are.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// In its staging.
+    Staging,
+    /// Somewhere else in page-locked memory.
+    Gathered(&'a Gathered<'a>),
+    /// On the device.
+    Device(DeviceRows),
 }
 
 impl Batch {
     pub(super) fn new(core: Arc<Core>, staging: usize, lent: Lent) -> Self {
-        Self { core, held: Some((staging, lent)), member: None }
+        Self { core, held: Some((staging, lent)), member: None, elsewhere: None }
     }
 
     /// The same as one of several rings'.
@@ -101,14 +124,133 @@ impl Batch {
     /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another.
     /// [`Error::Closed`] if the engine was closed.
     pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
+        let (submission, submitted) = self.enqueue(rows, false)?;
+        let ticket = submitted.map(|number| Ticket::new(self.core.clone(), submission.lent, number, rows));
+        match self.member.take() {
+            None => ticket,
+            Some(member) => member.submitted(submission.staging, rows, ticket),
+        }
+    }
+
+    /// Like [`Batch::submit`], and the result stays on the device, for the caller's own work there. There is no ticket to
+    /// wait for: the output says at once where the result will be.
+    ///
+    /// ```
+    /// # use trefoil::{CallerStream, Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let device = Device::open(Target::Cpu)?;
+    /// # let stream = CallerStream::DEFAULT;
+    /// let engine = Engine::builder(&model).on(&device).device_results(true).build()?;
+    /// let mut output = engine.acquire()?.submit_to_device(1)?;
+    /// output.wait_on(stream)?; // what is enqueued there from now on finds the result
+    /// println!("{} floats at {:#x}", output.spec().shape.elems(), output.addr());
+    /// output.read_on(stream)?; // what was enqueued there reads it: it is not overwritten before that is done
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Batch::submit`], and [`Error::Option`] if the engine was not built with
+    /// [`EngineBuilder::device_results`](crate::EngineBuilder::device_results) or the batch is a
+    /// [`Fleet`](crate::Fleet)'s: then its credits are free again.
+    pub fn submit_to_device(mut self, rows: usize) -> Result<DeviceOutput, Error> {
+        self.may_stay_on_device()?;
+        let (submission, submitted) = self.enqueue(rows, true)?;
+        submitted.map(|number| DeviceOutput::new(self.core.clone(), submission.lent, number, rows))
+    }
+
+    /// Has the batch take its rows from device memory, whichever way it is submitted; what was written into the batch
+    /// itself is left aside. The submission copies them on the caller's stream, on the device: after all that the stream
+    /// was given before, and before what it is given later, which may overwrite them. It never waits for the stream.
+    ///
+    /// That copy waits for the slot's last input to have been read, and the stream with it: a stream that must not be held
+    /// up so hands its rows over to another one by an event. Batches of a ring are computed in the order of their
+    /// submission, so that a stream with much to do before it holds up those behind.
+    ///
+    /// On the CPU, where the stream is the calling thread, the submission copies the rows before it returns.
+    ///
+    /// ```
+    /// # use trefoil::{CallerStream, Device, DeviceRows, Engine, Target, model::Model};
+    /// # fn f(engine: &Engine, addr: u64, stream: CallerStream) -> Result<(), trefoil::Error> {
+    /// let mut batch = engine.acquire()?;
+    /// let rows = DeviceRows { addr, pitch: engine.input().row_bytes, stream };
+    /// // SAFETY: the stream writes as many rows there, and the memory is freed in its order.
+    /// unsafe { batch.read_from(rows)? };
+    /// println!("{:?}", batch.submit(8)?.wait()?.top_k(0, 5));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    /// When the stream comes to the copy, there are as many rows as are submitted, and nothing writes them until it is
+    /// over; on the CPU, during the submission.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a null address, a pitch below the input's `row_bytes`, a stream of another CUDA context or one
+    /// that captures, memory that is not the device's, or a batch of a [`Fleet`](crate::Fleet), which runs on any of its
+    /// devices. The batch stays as it was.
+    pub unsafe fn read_from(&mut self, rows: DeviceRows) -> Result<(), Error> {
+        let DeviceRows { addr, pitch, stream } = rows;
+        let row_bytes = self.spec().row_bytes;
+        self.is_of_one_device()?;
+        if addr == 0 {
+            return Err(Error::option("rows", "a null address", "where the first row begins"));
+        }
+        if pitch < row_bytes {
+            return Err(Error::option("pitch", pitch, format!("at least {row_bytes}, the bytes of a row")));
+        }
+        let device = &self.core.device;
+        device.healthy()?;
+        stream.admit(device)?;
+        device.backend().admit_memory(addr)?;
+        self.elsewhere = Some(rows);
+        Ok(())
+    }
+
+    /// Whether its result may stay on the device.
+    pub(crate) fn may_stay_on_device(&self) -> Result<(), Error> {
+        if !self.core.spec.device_results {
+            return Err(Error::option("device_results", "off", "on, to leave results on the device"));
+        }
+        self.is_of_one_device()
+    }
+
+    /// Refuses what is of no use to a fleet's batch, which may be run again on another device.
+    fn is_of_one_device(&self) -> Result<(), Error> {
+        match self.member {
+            None => Ok(()),
+            Some(_) => Err(Error::option("batch", "one of a fleet", "one of an engine: device memory is one device's")),
+        }
+    }
+
+    /// Gives the credits up and enqueues the batch: what, and its number.
+    fn enqueue(&mut self, rows: usize, to_device: bool) -> Result<(Submission<'static>, Result<u64, Error>), Error> {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
         }
+        let from = match self.elsewhere.take() {
+            None => Source::Staging,
+            Some(there) if self.core.device.is_calling_thread(there.stream) => {
+                // SAFETY: by the contract of `read_from`.
+                unsafe { self.copy_here(there, rows) };
+                Source::Staging
+            }
+            Some(there) => Source::Device(there),
+        };
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        let submitted = self.core.submit(staging, lent, rows, None);
-        match self.member.take() {
-            None => submitted,
-            Some(member) => member.submitted(staging, rows, submitted),
+        let submission = Submission { staging, lent, rows, from, to_device };
+        let submitted = self.core.submit(&submission);
+        Ok((submission, submitted))
+    }
+
+    /// Copies a caller's rows into the batch's own.
+    ///
+    /// # Safety
+    /// They are in memory of the host, and nobody writes them meanwhile.
+    unsafe fn copy_here(&mut self, there: DeviceRows, rows: usize) {
+        let row_bytes = self.spec().row_bytes;
+        for (index, row) in self.rows_mut().take(rows).enumerate() {
+            let from = (there.addr as usize + index * there.pitch) as *const u8;
+            // SAFETY: `row_bytes` are there by the caller.
+            row.copy_from_slice(unsafe { std::slice::from_raw_parts(from, row_bytes) });
         }
     }
 
@@ -122,7 +264,9 @@ impl Batch {
         let rows = from.runs.iter().map(ExactSizeIterator::len).sum();
         assert!((1..=self.capacity()).contains(&rows), "{rows} rows gathered for a batch of {}", self.capacity());
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        self.core.submit(staging, lent, rows, Some(from))
+        let submission = Submission { staging, lent, rows, from: Source::Gathered(from), to_device: false };
+        let number = self.core.submit(&submission)?;
+        Ok(Ticket::new(self.core.clone(), lent, number, rows))
     }
 }
 

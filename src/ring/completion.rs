@@ -107,8 +107,8 @@ fn serve_results(shared: &Shared<Vec<Watch>>, capacity: usize) {
         }
         // Dropping a watch may drop the ring, and with it the other end of this thread; no lock is held here.
         watched.retain(|(core, result)| !core.look(*result));
-        if let Some((core, _)) = watched.first() {
-            core.await_oldest();
+        if let Some((core, result)) = watched.first() {
+            core.await_oldest(*result);
         }
     }
 }
@@ -147,9 +147,15 @@ impl Core {
     }
 
     /// Waits for the oldest submission that is not known to be done. Submissions finish in order, so whichever is
-    /// watched next, also one that is not watched yet, none is ready before that.
-    fn await_oldest(&self) {
-        let Some((result, number)) = lock(&self.state).oldest_in_flight() else { return };
+    /// watched next, also one that is not watched yet, none is ready before that. If all are done, what is left is that
+    /// callers read the `watched` result on the device.
+    fn await_oldest(&self, watched: usize) {
+        let oldest = lock(&self.state).oldest_in_flight();
+        let Some((result, number)) = oldest else {
+            // An error is latched, and found by the look that follows.
+            let _ = self.results[watched].device.as_ref().map_or(Ok(()), |there| there.read.wait());
+            return;
+        };
         // If its ticket took the result meanwhile and the buffer is in use again, this waits for that use: later than
         // need be, but everything watched is done then.
         if let Ok(true) = self.await_done(result, number, None) {
@@ -161,7 +167,7 @@ impl Core {
     /// Settles `result` if the device is done with it, or gone; whether it needs no more looking.
     fn look(&self, result: usize) -> bool {
         let mut state = lock(&self.state);
-        let ResultBuffer { buffer, done, .. } = &self.results[result];
+        let ResultBuffer { buffer, done, device, .. } = &self.results[result];
         let done = |is_known: bool| {
             self.device.healthy()?;
             let done = is_known && done.is_done()?;
@@ -170,7 +176,14 @@ impl Core {
             }
             Ok(done)
         };
-        let Seen::Settled(wake) = state.look(result, done) else { return false };
+        let read = || {
+            self.device.healthy()?;
+            device.as_ref().map_or(Ok(true), |there| there.read.is_done())
+        };
+        let Seen { wake, is_settled } = state.look(result, done, read);
+        if !is_settled && wake.is_none() {
+            return false;
+        }
         // A dropped ticket's result is free again; after a fault everybody is to hear of it.
         if self.device.fault().is_some() {
             self.tell_all();
@@ -181,6 +194,6 @@ impl Core {
         if catch_unwind(AssertUnwindSafe(|| wake.map_or((), Wake::wake))).is_err() {
             log::error!("the waker of a ticket panicked");
         }
-        true
+        is_settled
     }
 }

@@ -67,14 +67,17 @@ struct ResultState {
     wake: Option<Wake>,
     /// Whether the completion thread looks at it.
     watched: bool,
+    /// It was handed back on the device: that the device is done with it, and callers' streams with reading it, the host
+    /// has not seen. It may be in use again.
+    unseen: bool,
 }
 
 /// What the completion thread finds about a result.
-pub(super) enum Seen {
-    /// The device still writes it: look again.
-    InFlight,
-    /// It needs no more looking; who is to be woken.
-    Settled(Option<Wake>),
+pub(super) struct Seen {
+    /// Who is to be woken.
+    pub wake: Option<Wake>,
+    /// Whether it needs no more looking.
+    pub is_settled: bool,
 }
 
 /// The credits of a ring.
@@ -96,11 +99,14 @@ pub(super) struct State {
     pub uploads_watched: bool,
     /// Set once, when the ring takes no more work.
     pub closed: Option<Close>,
+    /// Set once, when the engine is gone: nobody else keeps the ring for what the host has not seen the end of.
+    left: bool,
 }
 
 impl State {
     pub fn new(staging: usize, results: usize) -> Self {
-        let fresh = || ResultState { owner: Owner::Free, generation: 0, number: 0, wake: None, watched: false };
+        let fresh =
+            || ResultState { owner: Owner::Free, generation: 0, number: 0, wake: None, watched: false, unseen: false };
         Self {
             staging,
             free_staging: (0..staging).collect(),
@@ -112,6 +118,7 @@ impl State {
             waiting: 0,
             uploads_watched: false,
             closed: None,
+            left: false,
         }
     }
 
@@ -206,6 +213,21 @@ impl State {
         self.hand_over(result, Owner::Free)
     }
 
+    /// The result stayed on the device and is nobody's any more: who gets it next waits there. Whether a watch is to be
+    /// set, so that the ring is kept until the device is done.
+    pub fn hand_back(&mut self, result: usize) -> bool {
+        let wake = self.free(result);
+        debug_assert!(wake.is_none(), "nobody awaits what stays on the device");
+        self.results[result].unseen = true;
+        self.left && self.watch(result)
+    }
+
+    /// The engine is gone; gives the results on which watches are to be set.
+    pub fn leave(&mut self) -> Vec<usize> {
+        self.left = true;
+        (0..self.results.len()).filter(|&result| self.results[result].unseen && self.watch(result)).collect()
+    }
+
     /// Nobody will read the result; it is freed when the device is done. Whether a watch is to be set.
     #[must_use = "it is dropped with no lock held"]
     pub fn abandon(&mut self, result: usize) -> (bool, Option<Wake>) {
@@ -220,13 +242,19 @@ impl State {
         (self.watch(result), old)
     }
 
-    /// What a look at a watched result finds; `done` asks the device, and gets whether it is known to be done.
-    pub fn look(&mut self, result: usize, done: impl FnOnce(bool) -> Result<bool, Error>) -> Seen {
+    /// What a look at a watched result finds; `done` asks the device, and gets whether it is known to be done. `read` asks
+    /// whether callers have read it.
+    pub fn look(
+        &mut self,
+        result: usize,
+        done: impl FnOnce(bool) -> Result<bool, Error>,
+        read: impl FnOnce() -> Result<bool, Error>,
+    ) -> Seen {
         let ResultState { owner, number, .. } = self.results[result];
         let mut wake = None;
         if matches!(owner, Owner::InFlight | Owner::Abandoned) {
             match done(number < self.done) {
-                Ok(false) => return Seen::InFlight,
+                Ok(false) => return Seen { wake: None, is_settled: false },
                 Ok(true) if owner == Owner::Abandoned => wake = self.free(result),
                 Ok(true) => wake = self.results[result].wake.take(),
                 // The device is gone: whoever awaits the result is woken to hear of it.
@@ -234,8 +262,12 @@ impl State {
                 Err(_) => wake = self.results[result].wake.take(),
             }
         }
-        self.results[result].watched = false;
-        Seen::Settled(wake)
+        let known = number < self.done;
+        let state = &mut self.results[result];
+        // After a fault there is nothing more to see.
+        state.unseen = state.unseen && read().is_ok_and(|read| !(known && read));
+        state.watched = state.unseen;
+        Seen { wake, is_settled: !state.unseen }
     }
 
     fn hand_over(&mut self, result: usize, owner: Owner) -> Option<Wake> {
@@ -255,8 +287,17 @@ impl State {
 
     /// Results that the device may still be writing.
     pub fn in_flight(&self) -> impl Iterator<Item = usize> {
-        let in_flight = |r: &ResultState| matches!(r.owner, Owner::InFlight | Owner::Abandoned);
+        let in_flight = |r: &ResultState| match r.owner {
+            Owner::InFlight | Owner::Abandoned => true,
+            Owner::Free | Owner::Filling => r.unseen && r.number >= self.done,
+            Owner::Read | Owner::Quarantined => false,
+        };
         self.results.iter().enumerate().filter(move |(_, r)| in_flight(r)).map(|(i, _)| i)
+    }
+
+    /// Whether somebody has it, or is to be told of it.
+    pub fn is_held(&self, result: usize) -> bool {
+        !matches!(self.results[result].owner, Owner::Free | Owner::Filling)
     }
 
     /// Counts by owner; submissions all as in flight.
@@ -264,7 +305,7 @@ impl State {
         let of = |owner| self.results.iter().filter(|r| r.owner == owner).count();
         Credits {
             filling: of(Owner::Filling),
-            in_flight: of(Owner::InFlight) + of(Owner::Abandoned),
+            in_flight: self.in_flight().count(),
             unread: of(Owner::Read),
             quarantined: of(Owner::Quarantined),
             staging: self.staging,
@@ -295,11 +336,12 @@ mod tests {
         assert!(state.is_current(lent));
         assert!(state.abandon(lent.result).0);
         assert_eq!(state.oldest_in_flight(), Some((lent.result, 0)));
-        assert!(matches!(state.look(lent.result, Ok), Seen::InFlight));
+        let unread = || panic!("it stayed nowhere");
+        assert!(!state.look(lent.result, Ok, unread).is_settled);
         assert!(state.is_current(lent));
         state.done = 1;
         assert_eq!(state.oldest_in_flight(), None);
-        assert!(matches!(state.look(lent.result, Ok), Seen::Settled(None)));
+        assert!(state.look(lent.result, Ok, unread).is_settled);
         assert!(!state.is_current(lent));
     }
 }

@@ -147,6 +147,7 @@ mod tests {
             output_kind: OutputKind::Features,
             input: row,
             outputs: vec![row; outputs],
+            device_results: false,
             freed: None,
         };
         Core::build_flow(device, nodes, spec).unwrap()

@@ -24,6 +24,20 @@
 //! | copy-out | record `done` of the result | the ticket waits on this one |
 //! | copy-out | with [`Waiting::Callback`] only: call back | whoever sleeps looks at `done` |
 //!
+//! With rows that are in device memory already, and results that stay there, a caller's stream takes the place of copy-in,
+//! and the last copy is one on the device:
+//!
+//! | stream | call | orders |
+//! |---|---|---|
+//! | the caller's | wait `computed` of the slot, of each program that reads the upload | as above |
+//! | the caller's | copy the caller's rows → slot input | the caller's own work, before and after |
+//! | the caller's | record `uploaded` of the staging, which is not used | |
+//! | compute | as above | |
+//! | copy-out | wait `read` of the result | whoever read the last result there is done |
+//! | copy-out | wait `computed` of the slot; copy slot output → result on the device; record `done` | |
+//! | a caller's | wait `done` of the result | [`DeviceOutput::wait_on`]: the result is there |
+//! | a caller's | record `read` of the result | [`DeviceOutput::read_on`]: see above |
+//!
 //! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
 //! again. The ring sees devices and programs only; it runs the same on every device.
 //!
@@ -45,6 +59,7 @@ mod measure;
 mod measure_calls;
 #[cfg(all(test, shuttle))]
 mod model_check;
+mod on_device;
 #[cfg(feature = "ffi")]
 mod origin;
 mod output;
@@ -71,6 +86,7 @@ pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput
 pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
+pub use on_device::DeviceOutput;
 #[cfg(feature = "ffi")]
 pub(crate) use origin::Origin;
 pub use output::{Output, OutputPart};
@@ -80,10 +96,11 @@ pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
 pub use ticket::Ticket;
 pub use waiting::Waiting;
 
-use batch::Gathered;
+use batch::{Source, Submission};
 use completion::Completion;
 use credits::{Lent, State};
 use flow::Runner;
+use on_device::OnDevice;
 
 /// What becomes of the work in flight when a ring is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +123,8 @@ pub(crate) struct RingSpec {
     pub input: TensorSpec,
     /// Rows that consumers read, of each program whose output is downloaded.
     pub outputs: Vec<TensorSpec>,
+    /// Whether results can stay on the device.
+    pub device_results: bool,
     /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the
     /// answer is there.
     pub freed: Option<Arc<Signal>>,
@@ -157,19 +176,30 @@ struct ResultBuffer {
     done: Event,
     /// Fired behind `done`, where threads wait for that.
     signal: Arc<Signal>,
+    /// Where the result lies instead if it stays on the device, in a ring that was built for it.
+    device: Option<OnDevice>,
 }
 
 struct Order {
     /// Batches enqueued so far.
     number: u64,
     next_slot: usize,
-    /// The submissions that came last, oldest first: their results and those results' uses.
-    recent: VecDeque<Lent>,
+    /// The submissions that came last, oldest first.
+    recent: VecDeque<Recent>,
+}
+
+/// A submission that was enqueued.
+#[derive(Clone, Copy)]
+struct Recent {
+    /// Its result and that result's use.
+    lent: Lent,
+    /// Whether the result stays on the device, so that the host may not know that it is done when its use has ended.
+    to_device: bool,
 }
 
 impl Order {
     /// The submission so many batches before the next one.
-    fn before(&self, batches: usize) -> Option<Lent> {
+    fn before(&self, batches: usize) -> Option<Recent> {
         self.recent.len().checked_sub(batches).map(|index| self.recent[index])
     }
 }
@@ -210,8 +240,10 @@ impl Core {
             .collect::<Result<Vec<_>, Error>>()?;
         let results = (0..spec.results)
             .map(|_| {
-                let buffer = HostBuffer::new(device, rows * spec.output_pitch())?;
-                Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default() })
+                let bytes = rows * spec.output_pitch();
+                let buffer = HostBuffer::new(device, bytes)?;
+                let on_device = spec.device_results.then(|| OnDevice::new(device, bytes)).transpose()?;
+                Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default(), device: on_device })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let copy_in = stream("trefoil-copy-in")?;
@@ -280,14 +312,9 @@ impl Core {
         }
     }
 
-    /// Enqueues a filled batch of `rows`: the calls of the table above. Never waits for the device.
-    fn submit(
-        self: &Arc<Self>,
-        staging: usize,
-        lent: Lent,
-        rows: usize,
-        gathered: Option<&Gathered<'_>>,
-    ) -> Result<Ticket, Error> {
+    /// Enqueues a batch: the calls of the table above; gives its number. Never waits for the device.
+    fn submit(self: &Arc<Self>, submission: &Submission<'_>) -> Result<u64, Error> {
+        let &Submission { staging, lent, .. } = submission;
         self.device.note(Note::End(self.staging[staging].buffer.span()));
         let mut order = lock(&self.order);
         let number = order.number;
@@ -295,15 +322,14 @@ impl Core {
             return Err(Error::Closed);
         }
         let healthy = self.device.healthy();
-        let enqueue = || self.enqueue_noted(&mut order, staging, lent, rows, gathered);
+        let enqueue = || self.enqueue_noted(&mut order, submission);
         let enqueued = healthy.and_then(|()| during(number, enqueue));
         let mut state = lock(&self.state);
         match enqueued {
             Ok(()) => {
                 state.submitted(staging, lent, number);
                 self.upload_began(&mut state);
-                drop((state, order));
-                Ok(Ticket::new(self.clone(), lent, number, rows))
+                Ok(number)
             }
             Err(error) => {
                 state.lost(lent);
@@ -325,75 +351,57 @@ impl Core {
     }
 
     /// Tells the device's wrappers which batch it is that is enqueued.
-    fn enqueue_noted(
-        &self,
-        order: &mut Order,
-        staging: usize,
-        lent: Lent,
-        rows: usize,
-        gathered: Option<&Gathered<'_>>,
-    ) -> Result<(), Error> {
+    fn enqueue_noted(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
+        let &Submission { staging, lent, rows, .. } = submission;
         let (number, slot) = (order.number, order.next_slot);
         let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
         self.device.note(Note::Batch { number, slot, rows, staging: input, result: output });
-        let enqueued = self.enqueue(order, staging, lent, rows, gathered);
+        let enqueued = self.enqueue(order, submission);
         self.device.note(Note::Enqueued);
         enqueued
     }
 
-    fn enqueue(
-        &self,
-        order: &mut Order,
-        staging: usize,
-        lent: Lent,
-        rows: usize,
-        gathered: Option<&Gathered<'_>>,
-    ) -> Result<(), Error> {
+    fn enqueue(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
+        let &Submission { staging, lent, rows, to_device, .. } = submission;
         let slot = order.next_slot;
-        let abreast = self.abreast.and_then(|batches| order.before(batches));
-        let abreast = abreast.filter(|before| lock(&self.state).is_current(*before));
         let last = order.before(self.slots()).filter(|last| {
-            let current = lock(&self.state).is_current(*last);
+            let current = last.to_device || lock(&self.state).is_current(last.lent);
             if !current {
                 // Its reader has seen `done` and given the credit back, under the lock just held.
-                self.device.note(Note::Taken(self.results[last.result].buffer.span()));
+                self.device.note(Note::Taken(self.results[last.lent.result].buffer.span()));
             }
             current
         });
         let size = self.batch_sizes().partition_point(|&size| size < rows);
         let (staging, result) = (&self.staging[staging], &self.results[lent.result]);
-        let input = self.runners[0].program.input(slot);
-        let bytes_in = rows * self.spec.input.row_pitch;
 
-        for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
-            self.copy_in.wait(&runner.computed[slot])?;
+        match submission.from {
+            Source::Device(from) => self.copy_from_device(from, rows, slot, &staging.uploaded)?,
+            _ => self.upload(order, submission, slot)?,
         }
-        if let Some(before) = abreast {
-            self.copy_in.wait(&self.results[before.result].done)?;
-        }
-        // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the staging's credit is
-        // held until `uploaded`; the slot input's last reader is ordered before by `computed`.
-        // Gathered rows are kept alive and unwritten by the caller of `Batch::submit_gathered`.
-        unsafe {
-            match gathered {
-                None => self.copy_in.copy_in(input, &staging.buffer, bytes_in)?,
-                Some(gathered) => gathered.upload(&self.copy_in, input, self.spec.input.row_pitch)?,
-            }
-        };
-        staging.uploaded.record(&self.copy_in)?;
 
-        let last = last.map(|last| &self.results[last.result].done);
+        let last = last.map(|last| &self.results[last.lent.result].done);
         for runner in &self.runners {
             runner.enqueue(&self.runners, Run { slot, size, rows }, &staging.uploaded, last)?;
         }
 
+        if let Some(there) = result.device.as_ref().filter(|_| to_device) {
+            self.copy_out.wait(&there.read)?;
+        }
         for (part, runner) in self.downloaded().enumerate() {
             let at = self.spec.output_at(part, self.capacity());
             let bytes = rows * self.spec.outputs[part].row_pitch;
             self.copy_out.wait(&runner.computed[slot])?;
+            let output = runner.program.output(slot);
             // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the result's credit is
-            // held until its output is dropped; the slot output's writer is ordered before by `computed`.
-            unsafe { self.copy_out.copy_out_to(&result.buffer, at, runner.program.output(slot), bytes)? };
+            // held until its output is dropped; the slot output's writer is ordered before by `computed`, and callers
+            // that read a result on the device by `read`.
+            unsafe {
+                match result.device.as_ref().filter(|_| to_device) {
+                    None => self.copy_out.copy_out_to(&result.buffer, at, output, bytes)?,
+                    Some(there) => self.copy_out.copy_on_device(&there.buffer, at, output, bytes)?,
+                }
+            };
         }
         result.done.record(&self.copy_out)?;
         if self.spec.waiting == Waiting::Callback {
@@ -404,9 +412,34 @@ impl Core {
         if order.recent.len() == 2 * self.slots() - 1 {
             order.recent.pop_front();
         }
-        order.recent.push_back(lent);
+        order.recent.push_back(Recent { lent, to_device });
         order.next_slot = (slot + 1) % self.slots();
         Ok(())
+    }
+
+    /// Enqueues the upload of rows that are in page-locked memory.
+    fn upload(&self, order: &Order, submission: &Submission<'_>, slot: usize) -> Result<(), Error> {
+        let staging = &self.staging[submission.staging];
+        let input = self.runners[0].program.input(slot);
+        let row_pitch = self.spec.input.row_pitch;
+        let abreast = self.abreast.and_then(|batches| order.before(batches));
+        let abreast = abreast.filter(|before| lock(&self.state).is_current(before.lent));
+        for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
+            self.copy_in.wait(&runner.computed[slot])?;
+        }
+        if let Some(before) = abreast {
+            self.copy_in.wait(&self.results[before.lent.result].done)?;
+        }
+        // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the staging's credit is
+        // held until `uploaded`; the slot input's last reader is ordered before by `computed`.
+        // Gathered rows are kept alive and unwritten by the caller of `Batch::submit_gathered`.
+        unsafe {
+            match submission.from {
+                Source::Gathered(gathered) => gathered.upload(&self.copy_in, input, row_pitch)?,
+                _ => self.copy_in.copy_in(input, &staging.buffer, submission.rows * row_pitch)?,
+            }
+        };
+        staging.uploaded.record(&self.copy_in)
     }
 
     /// The programs whose outputs are downloaded.
@@ -424,7 +457,7 @@ impl Core {
         for result in state.in_flight() {
             if self.results[result].done.is_done()? {
                 credits.in_flight -= 1;
-                credits.unread += 1;
+                credits.unread += usize::from(state.is_held(result));
             }
         }
         Ok(credits)

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Batch, Close, Core, RingSpec, Ticket, Waiting};
+use super::{Batch, Close, Core, DeviceOutput, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
-use crate::device::{Device, Kind, Priority};
+use crate::device::{CallerStream, Device, DeviceRows, Event, HostBuffer, Kind, Priority, Stream};
 use crate::error::Error;
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 
@@ -66,6 +66,7 @@ fn ring_of(
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        device_results: true,
         freed: None,
     };
     Core::build(device, Arc::new(program), spec).unwrap()
@@ -240,4 +241,101 @@ fn one_slot_is_serial_but_for_the_copies() {
     // The second upload begins when the first model ends, at 11, and runs under the download, which ends at 13; only
     // then may the second model write the slot's output.
     assert_eq!(ready, [13 * MS, 25 * MS, 37 * MS]);
+}
+
+/// A caller's two streams, and memory on the device: the simulated one's is the host's.
+struct Caller {
+    writer: Stream,
+    reader: Stream,
+    rows: Vec<[u8; ROW_ALIGN]>,
+    read: Vec<HostBuffer>,
+}
+
+impl Caller {
+    fn new(device: &Device) -> Self {
+        let stream = |name| Stream::new(device, Priority::Normal, name).unwrap();
+        let read = (0..8).map(|_| HostBuffer::new(device, ROW_ALIGN).unwrap()).collect();
+        Self { writer: stream("writer"), reader: stream("reader"), rows: (1..=8).map(|n| [n; _]).collect(), read }
+    }
+
+    fn submit(&self, core: &Arc<Core>, number: usize) -> DeviceOutput {
+        let mut batch = core.acquire(SOON).unwrap();
+        let (addr, stream) = (self.rows[number].as_ptr() as u64, CallerStream::of(&self.writer));
+        // SAFETY: nobody writes the rows, which live until the simulated device has stopped.
+        unsafe { batch.read_from(DeviceRows { addr, pitch: ROW_ALIGN, stream }).unwrap() };
+        batch.submit_to_device(1).unwrap()
+    }
+
+    /// Enqueues a download of the result, which takes 2 ms.
+    fn read(&self, device: &Device, mut output: DeviceOutput, number: usize) {
+        let (reader, to) = (CallerStream::of(&self.reader), self.read[number].span().addr as *mut u8);
+        output.wait_on(reader).unwrap();
+        // SAFETY: the stream waits for the result, and keeps it until `read_on` is due; the buffer is looked at later.
+        unsafe { device.backend().copy_out(to, output.addr(), ROW_ALIGN, self.reader.raw()).unwrap() };
+        output.read_on(reader).unwrap();
+    }
+}
+
+#[test]
+fn rows_and_results_on_the_device_wait_for_nothing_on_the_host() {
+    let setup = setup(8, 2, false);
+    let caller = Caller::new(&setup.device);
+    // Two result buffers serve eight batches, none of which has begun: who gets one next waits on the device.
+    (0..8).for_each(|number| caller.read(&setup.device, caller.submit(&setup.core, number), number));
+    assert_eq!(setup.sim.now(), 0, "eight batches enqueued, and no time has passed");
+    assert_eq!(setup.core.credits().unwrap().in_flight, 2);
+    let all_read = Event::new(&setup.device).unwrap();
+    all_read.record(&caller.reader).unwrap();
+    all_read.wait().unwrap();
+    assert_eq!(setup.core.credits().unwrap().in_flight, 0);
+    for (number, read) in (1..).zip(&caller.read) {
+        // SAFETY: the device is done with it.
+        assert!(unsafe { read.bytes() }.iter().all(|&byte| byte == number), "batch {number}");
+    }
+    setup.core.leave(); // its thread sees the last of it
+}
+
+#[test]
+fn results_handed_back_on_the_device_keep_the_ring_until_they_were_read() {
+    let Setup { sim, device, core } = &setup(8, 8, true);
+    let other = ring(device, sim, [3, 8, 8], Waiting::Block);
+    let caller = Caller::new(device);
+    caller.read(device, caller.submit(&other, 0), 0);
+    drop(caller.submit(core, 1)); // read by nobody
+    let ring = Arc::downgrade(&other);
+    other.leave();
+    drop(other);
+    while ring.strong_count() > 0 {
+        std::thread::yield_now();
+    }
+    assert!(sim.now() >= MODEL + 2 * MS, "gone while it was read: {}", sim.now());
+    core.leave();
+}
+
+#[test]
+fn a_result_on_the_device_is_refused_where_there_is_no_room_for_it() {
+    let setup = setup(1, 1, false);
+    let option = |result: Result<(), Error>| match result {
+        Err(Error::Option { option, .. }) => option,
+        other => panic!("{other:?}"),
+    };
+    let caller = Caller::new(&setup.device);
+    let mut batch = setup.batch();
+    let stream = CallerStream::of(&caller.writer);
+    let rows = DeviceRows { addr: caller.rows[0].as_ptr() as u64, pitch: ROW_ALIGN, stream };
+    // SAFETY: nothing is submitted.
+    let mut read_from = |rows| option(unsafe { batch.read_from(rows) });
+    assert_eq!(read_from(DeviceRows { addr: 0, ..rows }), "rows");
+    assert_eq!(read_from(DeviceRows { pitch: ROW_ALIGN - 1, ..rows }), "pitch");
+    assert_eq!(read_from(DeviceRows { stream: CallerStream::DEFAULT, ..rows }), "stream");
+    assert_eq!(option(batch.submit_to_device(2).map(drop)), "rows");
+    let mut output = setup.batch().submit_to_device(1).unwrap(); // from its own rows; the credit came back
+    assert_eq!(option(output.wait_on(CallerStream::DEFAULT)), "stream");
+    assert_eq!(option(output.read_on(CallerStream::DEFAULT)), "stream");
+    setup.core.close(Close::Abort, Duration::ZERO).unwrap_err();
+    assert!(matches!(output.wait_on(stream), Err(Error::Closed)));
+    setup.sim.drain();
+    assert!(matches!(output.is_ready(), Err(Error::Closed)));
+    drop(output);
+    setup.core.leave();
 }

@@ -242,6 +242,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), E
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        device_results: false,
         freed: None,
     };
     Ok((sim, Core::build(&device, program, ring)?))

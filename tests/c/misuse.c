@@ -115,6 +115,126 @@ static void *wait_for_room(void *user)
     return NULL;
 }
 
+/* In a callback nothing waits, also not for what stays on the device. */
+struct keeper {
+    trefoil_device_output kept;
+    trefoil_status waited[3];
+    int done;
+};
+static void keep(void *user, trefoil_status status, trefoil_output output)
+{
+    struct keeper *self = user;
+    OK(status);
+    OK(trefoil_release(output));
+    self->waited[0] = trefoil_device_output_wait(self->kept);
+    self->waited[1] = trefoil_device_output_wait_on(self->kept, NULL);
+    self->waited[2] = trefoil_device_output_is_ready(self->kept);
+    __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
+}
+
+/* On the CPU memory of the device is the host's, and the default stream is the calling thread. */
+static void on_device(trefoil_model model, trefoil_device device, trefoil_engine without)
+{
+    enum { ROW = 28 * 28, PITCH = 800 };
+    trefoil_engine engine = 0;
+    trefoil_batch batch = 0;
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    trefoil_device_output there = 0;
+    trefoil_device other = 0;
+    static unsigned char pixels[2 * PITCH], same[2 * ROW];
+    const void *expected = NULL;
+    size_t bytes = 0;
+    for (int i = 0; i < ROW; i++)
+        pixels[i] = same[i] = (unsigned char)(i * 7), pixels[PITCH + i] = same[ROW + i] = (unsigned char)(i * i);
+    trefoil_engine_options options = {
+        .size = sizeof options, .device = device, .batch = 2, .staging = 2, .results = 2, .check = 1, .device_results = 1};
+    trefoil_device_rows rows = {.size = sizeof rows, .address = pixels, .row_pitch = PITCH};
+    trefoil_device_output_info info = {.size = sizeof info};
+    OK(trefoil_engine_build(model, &options, &engine));
+    EXPECT(trefoil_device_is_unused(device), NOT_READY, NULL);
+
+    EXPECT(trefoil_device_open_context(NULL, &other), NULL_POINTER, "context is null");
+    EXPECT(trefoil_device_open_context(pixels, NULL), NULL_POINTER, "device is null");
+    OK(trefoil_acquire(without, &batch));
+    EXPECT(trefoil_submit_to_device(batch, 1, &there), INVALID_ARGUMENT, "device_results is off");
+    OK(trefoil_release(batch)); /* as it was */
+
+    OK(trefoil_acquire(engine, &batch));
+    EXPECT(trefoil_batch_read_from(batch, NULL), NULL_POINTER, "rows is null");
+    EXPECT(trefoil_batch_read_from(device, &rows), WRONG_KIND, NULL);
+    rows.size = 3;
+    EXPECT(trefoil_batch_read_from(batch, &rows), ABI_MISMATCH, "sizeof(trefoil_device_rows)");
+    rows.size = sizeof rows;
+    rows.address = NULL;
+    EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "a null address");
+    rows.address = pixels;
+    rows.row_pitch = ROW - 1;
+    EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "at least 784");
+    rows.row_pitch = PITCH;
+    rows.stream = pixels;
+    EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "the CPU has no other");
+    rows.stream = NULL;
+    OK(trefoil_batch_read_from(batch, &rows));
+    EXPECT(trefoil_submit_to_device(batch, 3, &there), INVALID_ARGUMENT, "expected 1 to 2");
+    EXPECT(trefoil_submit_to_device(batch, 2, NULL), NULL_POINTER, "output is null");
+    OK(trefoil_submit_to_device(batch, 2, &there));
+    EXPECT(trefoil_submit_to_device(batch, 2, &there), RELEASED, NULL);
+    EXPECT(trefoil_wait(there, &output), WRONG_KIND, NULL);
+    EXPECT(trefoil_device_output_get_info(there, NULL), NULL_POINTER, "info is null");
+    OK(trefoil_device_output_get_info(there, &info));
+    if (info.rows != 2 || info.row_bytes != 40 || info.row_pitch != 256 || info.event != NULL || info.address == NULL)
+        wrong++, printf("info: %zu rows of %zu in %zu\n", info.rows, info.row_bytes, info.row_pitch);
+    EXPECT(trefoil_device_output_wait_on(there, pixels), INVALID_ARGUMENT, "the CPU has no other");
+    EXPECT(trefoil_device_output_read_on(there, pixels), INVALID_ARGUMENT, "the CPU has no other");
+    OK(trefoil_device_output_wait_on(there, NULL));
+    OK(trefoil_device_output_is_ready(there));
+    OK(trefoil_device_output_wait(there));
+
+    /* the same rows by the host, and without gaps from the device to the host */
+    rows = (trefoil_device_rows){.size = sizeof rows, .address = same};
+    for (int from_device = 0; from_device < 2; from_device++) {
+        OK(trefoil_acquire(engine, &batch));
+        for (size_t i = 0; i < 2; i++) {
+            void *row = NULL;
+            OK(trefoil_batch_row(batch, i, &row));
+            memcpy(row, pixels + (from_device ? 0 : i * PITCH), ROW);
+        }
+        if (from_device)
+            OK(trefoil_batch_read_from(batch, &rows));
+        OK(trefoil_submit(batch, 2, &ticket));
+        OK(trefoil_wait(ticket, &output));
+        for (size_t i = 0; i < 2; i++) {
+            OK(trefoil_output_row(output, i, &expected, &bytes));
+            if (bytes != info.row_bytes || memcmp((char *)info.address + i * info.row_pitch, expected, bytes) != 0)
+                wrong++, printf("row %zu differs\n", i);
+        }
+        OK(trefoil_release(output));
+    }
+    OK(trefoil_device_output_read_on(there, NULL));
+    OK(trefoil_release(there));
+    EXPECT(trefoil_device_output_get_info(there, &info), RELEASED, NULL);
+
+    /* a callback does not wait for what is behind it */
+    struct keeper self = {0};
+    trefoil_batch second = 0;
+    OK(trefoil_acquire(engine, &batch));
+    OK(trefoil_acquire(engine, &second));
+    OK(trefoil_submit(batch, 1, &ticket));
+    OK(trefoil_submit_to_device(second, 2, &self.kept));
+    OK(trefoil_on_ready(ticket, keep, &self));
+    if (!done(&self.done))
+        wrong++, printf("no callback\n");
+    for (int i = 0; i < 3; i++)
+        if (self.waited[i] != TREFOIL_STATUS_OK
+            && self.waited[i] != (i < 2 ? TREFOIL_STATUS_IN_CALLBACK : TREFOIL_STATUS_NOT_READY))
+            wrong++, printf("%d: %s\n", i, trefoil_status_name(self.waited[i]));
+    OK(trefoil_engine_close(engine, 0, 10ull * 1000 * 1000 * 1000));
+    OK(trefoil_release(engine)); /* the output keeps what it is part of */
+    OK(trefoil_device_output_wait(self.kept));
+    OK(trefoil_release(self.kept));
+}
+
 /* Releases a batch that the main thread is about to submit. */
 static trefoil_batch shared_batch;
 static void *submit_shared(void *status)
@@ -221,11 +341,11 @@ int main(int argc, char **argv)
     options.waiting = 3;
     EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "waiting is 3");
     options.waiting = TREFOIL_WAITING_BLOCK;
-    options.reserved = 1;
-    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "reserved is 1");
+    options.device_results = 2;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "device_results is 2");
     if (trefoil_last_error_class() != TREFOIL_FAULT_CLASS_REQUEST)
         wrong++, printf("a wrong argument puts nothing out of use\n");
-    options.reserved = 0;
+    options.device_results = 0;
     options.batch_size_count = 1;
     EXPECT(trefoil_engine_build(model, &options, &engine), NULL_POINTER, "batch_sizes is null");
     const size_t sizes[] = {2, 1};
@@ -308,6 +428,9 @@ int main(int argc, char **argv)
     OK(trefoil_release(output));
     EXPECT(trefoil_release(output), RELEASED, NULL);
     EXPECT(trefoil_output_row(output, 0, &values, NULL), RELEASED, NULL);
+
+    /* rows and results on the device */
+    on_device(model, device, engine);
 
     /* batchers */
     trefoil_batcher_options few = {.size = sizeof few, .rows = 1, .when_full = 7};
@@ -437,12 +560,14 @@ int main(int argc, char **argv)
     /* all memory comes home, once the last threads of the batcher and the ring are gone */
     for (int i = 0; i < 1000; i++) {
         OK(trefoil_device_get_info(other, &info));
-        if (info.device_bytes_used + info.page_locked_bytes_used == 0)
+        if (info.device_bytes_used + info.page_locked_bytes_used == 0
+            && trefoil_device_is_unused(other) == TREFOIL_STATUS_OK)
             break;
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
     if (info.device_bytes_used + info.page_locked_bytes_used != 0)
         wrong++, printf("%llu bytes are left\n", (unsigned long long)info.page_locked_bytes_used);
+    OK(trefoil_device_is_unused(other));
     OK(trefoil_release(other));
     OK(trefoil_release(model));
     EXPECT(trefoil_release(model), RELEASED, NULL);

@@ -146,6 +146,38 @@ int main(int argc, char **argv) {
         }
     }
 
+    { // rows from the device, which on the CPU is the host, and results that stay there
+        trefoil::engine_options stay = options;
+        stay.device_results = 1;
+        const trefoil::engine kept(model, stay);
+        std::vector<std::uint8_t> rows(2 * row_bytes + 8);
+        for (std::size_t i = 0; i < rows.size(); i++) rows[i] = static_cast<std::uint8_t>(i % 251);
+        trefoil::batch from = kept.acquire();
+        THROWS(INVALID_ARGUMENT, from.read_from(rows.data(), nullptr, 1));
+        from.read_from(rows.data(), nullptr, row_bytes + 8);
+        THROWS(INVALID_ARGUMENT, std::move(from).submit_to_device(3));
+        REQUIRE(static_cast<bool>(from)); // as it was
+        trefoil::device_output there = std::move(from).submit_to_device(2);
+        REQUIRE(!from);
+        moves(there);
+        there.wait_on(nullptr);
+        there.wait();
+        REQUIRE(there.is_ready());
+        const trefoil_device_output_info info = there.info();
+        trefoil::batch host = kept.acquire();
+        for (std::size_t i = 0; i < 2; i++)
+            std::memcpy(host.row(i).data(), rows.data() + i * (row_bytes + 8), row_bytes);
+        const trefoil::output same = std::move(host).submit(2).wait();
+        for (std::size_t i = 0; i < 2; i++)
+            REQUIRE(std::memcmp(same.values(i).data(), static_cast<char *>(info.address) + i * info.row_pitch,
+                                info.row_bytes) == 0);
+        there.read_on(nullptr);
+        THROWS(NULL_POINTER, trefoil::device::in_context(nullptr));
+        REQUIRE(!device.is_unused());
+        trefoil::batch cannot = engine.acquire();
+        THROWS(INVALID_ARGUMENT, std::move(cannot).submit_to_device(1));
+    }
+
     // batchers
     trefoil::batcher batcher(engine);
     const std::vector<std::uint8_t> pixels(row_bytes, 100);

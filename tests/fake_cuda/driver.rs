@@ -19,6 +19,10 @@ pub struct Driver {
     pub started: bool,
     /// How often each device's primary context is retained.
     pub retained: Vec<u32>,
+    /// The contexts that a program made: of which device each is.
+    pub contexts: Table<i32>,
+    /// The default stream, once it was used; it is never destroyed.
+    pub default_stream: Option<Handle>,
     pub streams: Table<Stream>,
     pub events: Table<Event>,
     pub modules: Table<Module>,
@@ -70,7 +74,8 @@ thread_local! {
 }
 
 /// Calls that do their work also when they fail, as the driver's do: nobody can call them again.
-const ENDINGS: [&str; 10] = [
+const ENDINGS: [&str; 11] = [
+    "cuCtxDestroy_v2",
     "cuCtxPopCurrent_v2",
     "cuStreamEndCapture",
     "cuStreamDestroy_v2",
@@ -85,7 +90,9 @@ const ENDINGS: [&str; 10] = [
 
 /// Calls that make or load something in the current context. The others name what they work on, and with it its
 /// context; the driver does them whichever context is current.
-const IN_CURRENT_CONTEXT: [&str; 11] = [
+const IN_CURRENT_CONTEXT: [&str; 13] = [
+    "cuCtxGetDevice",
+    "cuStreamCreate",
     "cuCtxGetStreamPriorityRange",
     "cuMemAlloc_v2",
     "cuMemHostAlloc",
@@ -139,6 +146,8 @@ impl Driver {
         Self {
             started: false,
             retained: vec![0; config.devices as usize],
+            contexts: Table::new("context", 0x7000_0000),
+            default_stream: None,
             streams: Table::new("stream", 0x1000_0000),
             events: Table::new("event", 0x2000_0000),
             modules: Table::new("module", 0x3000_0000),
@@ -177,7 +186,7 @@ impl Driver {
         if !self.started && !["cuDriverGetVersion", "cuInit"].contains(&name) {
             return self.refuse(format!("{name} before cuInit"), NOT_INITIALIZED);
         }
-        let current = CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0));
+        let current = Self::current();
         if IN_CURRENT_CONTEXT.contains(&name) && !self.is_retained(current) {
             return self.refuse(format!("{name} without a current context"), INVALID_CONTEXT);
         }
@@ -188,9 +197,27 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether `context` is the primary context of a device, and alive. Contexts are numbered from 1.
+    /// Whether `context` is alive: the primary one of a device, which are numbered from 1, or one that was made.
     pub fn is_retained(&self, context: Handle) -> bool {
         context != 0 && self.retained.get(context - 1).is_some_and(|&times| times > 0)
+            || self.contexts.live().any(|(made, _)| made == context)
+    }
+
+    /// The context that is current on the thread, or 0.
+    pub fn current() -> Handle {
+        CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0))
+    }
+
+    /// The stream that a handle names: the default one too, which needs a current context.
+    pub fn stream(&mut self, stream: Handle) -> Result<Handle, Code> {
+        if stream > 2 {
+            return Ok(stream);
+        }
+        if !self.is_retained(Self::current()) {
+            return self.refuse("the default stream without a current context".into(), INVALID_CONTEXT);
+        }
+        let context = Self::current();
+        Ok(*self.default_stream.get_or_insert_with(|| self.streams.add(Stream { context, ..Stream::default() })))
     }
 
     /// Reports a violation and gives the status that the call ends with.
@@ -220,7 +247,9 @@ impl Driver {
         if self.pushed > 0 {
             lines.push(format!("VIOLATION {} threads still have a context current", self.pushed));
         }
-        lines.extend(self.streams.live().map(|(handle, _)| format!("LEAK {}", self.streams.name(handle))));
+        let streams = self.streams.live().filter(|(handle, _)| Some(*handle) != self.default_stream);
+        lines.extend(streams.map(|(handle, _)| format!("LEAK {}", self.streams.name(handle))));
+        lines.extend(self.contexts.live().map(|(handle, _)| format!("LEAK {}", self.contexts.name(handle))));
         lines.extend(self.events.live().map(|(handle, _)| format!("LEAK {}", self.events.name(handle))));
         lines.extend(self.modules.live().map(|(handle, _)| format!("LEAK {}", self.modules.name(handle))));
         lines.extend(self.graphs.live().map(|(handle, _)| format!("LEAK {}", self.graphs.name(handle))));

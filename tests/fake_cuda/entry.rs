@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Once;
 
-use crate::driver::{CURRENT, call};
+use crate::driver::{CURRENT, Driver, call};
 use crate::ffi::*;
 use crate::module::{Function, Module, Node};
 use crate::stream::{Event, Operation, Stream};
@@ -142,7 +142,7 @@ extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxGetCurrent(context: Out<Handle>) -> Code {
     call("cuCtxGetCurrent", |_| {
-        context.set(CURRENT.with_borrow(|pushed| pushed.last().copied().unwrap_or(0)));
+        context.set(Driver::current());
         Ok(String::new())
     })
 }
@@ -171,6 +171,42 @@ extern "C" fn cuCtxPopCurrent_v2(context: Out<Handle>) -> Code {
         driver.pushed -= 1;
         context.set(popped);
         Ok(String::new())
+    })
+}
+
+/// A context of the program's own, made current.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxCreate_v4(context: Out<Handle>, _how: *const c_void, _flags: u32, device: c_int) -> Code {
+    call("cuCtxCreate_v4", |driver| {
+        let handle = driver.contexts.add(device);
+        context.set(handle);
+        CURRENT.with_borrow_mut(|pushed| pushed.push(handle));
+        driver.pushed += 1;
+        Ok(format!("{device} -> {}", driver.contexts.name(handle)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxDestroy_v2(context: Handle) -> Code {
+    call("cuCtxDestroy_v2", |driver| {
+        let ended = driver.contexts.end(context).map(|_| ());
+        driver.valid(ended)?;
+        let popped = CURRENT.with_borrow_mut(|pushed| pushed.pop_if(|top| *top == context).is_some());
+        driver.pushed -= usize::from(popped);
+        if driver.contexts.live().next().is_none() && driver.retained.iter().all(|&times| times == 0) {
+            driver.report_leaks();
+        }
+        Ok(driver.contexts.name(context))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
+    call("cuCtxGetDevice", |driver| {
+        let current = Driver::current();
+        let found = driver.contexts.get(current).map_or(current as c_int - 1, |device| *device);
+        device.set(found);
+        Ok(format!("-> {found}"))
     })
 }
 
@@ -262,12 +298,122 @@ extern "C" fn cuMemcpyDtoHAsync_v2(dst: usize, src: u64, bytes: usize, stream: H
     })
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, bytes: usize, stream: Handle) -> Code {
+    call("cuMemcpyDtoDAsync_v2", |driver| {
+        let (dst, src, stream) = (dst as usize, src as usize, driver.stream(stream)?);
+        let (to, from) = (driver.device.find(dst, bytes), driver.device.find(src, bytes));
+        let (to, from) = (driver.valid(to)?, driver.valid(from)?);
+        driver.enqueue(stream, Operation::Copy { dst, src, bytes })?;
+        Ok(format!("{from} -> {to} {bytes} bytes {}", driver.streams.name(stream)))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: Handle) -> Code {
+    call("cuMemcpy2DAsync_v2", |driver| {
+        let stream = driver.stream(stream)?;
+        // SAFETY: the driver's contract: the struct is live.
+        let Some(rows) = unsafe { &*copy }.rows() else {
+            return driver.refuse("a copy of rows that is not on the device".into(), INVALID_VALUE);
+        };
+        let mut copied = Vec::new();
+        for (dst, src, bytes) in rows {
+            let (to, from) = (driver.device.find(dst, bytes), driver.device.find(src, bytes));
+            copied.push(format!("{} -> {} {bytes} bytes", driver.valid(from)?, driver.valid(to)?));
+            driver.enqueue(stream, Operation::Copy { dst, src, bytes })?;
+        }
+        Ok(format!("{} {}", copied.join(", "), driver.streams.name(stream)))
+    })
+}
+
+/// Asked for the kind of memory and its device: of ordinary memory it knows nothing, which is no error.
+#[unsafe(no_mangle)]
+extern "C" fn cuPointerGetAttributes(
+    count: u32,
+    attributes: *const u32,
+    values: *const Out<c_int>,
+    address: u64,
+) -> Code {
+    const KIND_AND_DEVICE: [u32; 2] = [2, 9];
+    call("cuPointerGetAttributes", |driver| {
+        // SAFETY: the driver's contract: there are `count` of both.
+        let (attributes, values) = unsafe {
+            (std::slice::from_raw_parts(attributes, count as usize), std::slice::from_raw_parts(values, count as usize))
+        };
+        if attributes != KIND_AND_DEVICE {
+            return driver.refuse(format!("attributes {attributes:?}, which the fake does not know"), INVALID_VALUE);
+        }
+        let of = |memory: &crate::memory::Memory| memory.find(address as usize, 1);
+        let (kind, name) = match (of(&driver.device), of(&driver.host)) {
+            (Ok(name), _) => (2, name),
+            (_, Ok(name)) => (1, name),
+            _ => (0, "ordinary memory".into()),
+        };
+        values[0].set(kind);
+        values[1].set(if kind == 0 { -2 } else { 0 });
+        Ok(name)
+    })
+}
+
 // Streams and events -----------------------------------------------------------------------------------------------
+
+/// A stream of the program's own.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamCreate(stream: Out<Handle>, flags: u32) -> Code {
+    call("cuStreamCreate", |driver| {
+        let handle = driver.streams.add(Stream { context: Driver::current(), ..Stream::default() });
+        stream.set(handle);
+        Ok(format!("flags {flags} -> {}", driver.streams.name(handle)))
+    })
+}
+
+/// Of a default stream: the current context.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamGetCtx(stream: Handle, context: Out<Handle>) -> Code {
+    call("cuStreamGetCtx", |driver| {
+        let stream = driver.stream(stream)?;
+        if Some(stream) == driver.default_stream {
+            context.set(Driver::current());
+            return Ok("of the default stream".into());
+        }
+        let found = driver.streams.get(stream).map(|stream| stream.context);
+        context.set(driver.valid(found)?);
+        Ok(driver.streams.name(stream))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamIsCapturing(stream: Handle, status: Out<u32>) -> Code {
+    call("cuStreamIsCapturing", |driver| {
+        let stream = driver.stream(stream)?;
+        let found = driver.streams.get(stream).map(|stream| stream.place.is_some());
+        status.set(driver.valid(found)?.into());
+        Ok(driver.streams.name(stream))
+    })
+}
+
+/// Only the program's: trefoil waits for events.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamSynchronize(stream: Handle) -> Code {
+    call("cuStreamSynchronize", |driver| {
+        let stream = driver.stream(stream)?;
+        loop {
+            let found = driver.streams.get(stream).map(|stream| stream.queue.is_empty());
+            if driver.valid(found)? {
+                return Ok(driver.streams.name(stream));
+            }
+            if !driver.step() {
+                return driver.refuse("a wait that never ends".into(), ILLEGAL_ADDRESS);
+            }
+        }
+    })
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreateWithPriority(stream: Out<Handle>, flags: u32, priority: c_int) -> Code {
     call("cuStreamCreateWithPriority", |driver| {
-        let handle = driver.streams.add(Stream::default());
+        let handle = driver.streams.add(Stream { context: Driver::current(), ..Stream::default() });
         stream.set(handle);
         Ok(format!("flags {flags} priority {priority} -> {}", driver.streams.name(handle)))
     })
@@ -285,6 +431,7 @@ extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) -> Code {
     call("cuStreamWaitEvent", |driver| {
+        let stream = driver.stream(stream)?;
         let found = driver.events.get(event).map(|event| (event.recorded, event.place.clone()));
         match driver.valid(found)? {
             (_, Some(place)) => driver.join_capture(stream, place)?,
@@ -315,6 +462,7 @@ extern "C" fn cuEventDestroy_v2(event: Handle) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Code {
     call("cuEventRecord", |driver| {
+        let stream = driver.stream(stream)?;
         let place = driver.place(stream)?;
         let captured = place.is_some();
         let found = driver.events.get(event).map(|event| {

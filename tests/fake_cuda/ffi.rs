@@ -34,6 +34,41 @@ impl<T> Out<T> {
     }
 }
 
+/// The driver's `CUDA_MEMCPY2D`.
+#[repr(C)]
+pub struct Copy2d {
+    src_x: usize,
+    src_y: usize,
+    src_type: u32,
+    src_host: usize,
+    src_device: usize,
+    src_array: usize,
+    src_pitch: usize,
+    dst_x: usize,
+    dst_y: usize,
+    dst_type: u32,
+    dst_host: usize,
+    dst_device: usize,
+    dst_array: usize,
+    dst_pitch: usize,
+    width: usize,
+    height: usize,
+}
+
+impl Copy2d {
+    /// Where each row is copied to and from, and how many bytes; nothing if it is not from the device to the device.
+    pub fn rows(&self) -> Option<impl Iterator<Item = (usize, usize, usize)>> {
+        const DEVICE: u32 = 2;
+        let is_plain = self.src_type == DEVICE
+            && self.dst_type == DEVICE
+            && [self.src_x, self.src_y, self.dst_x, self.dst_y, self.src_array, self.dst_array] == [0; 6]
+            && [self.src_host, self.dst_host] == [0; 2]
+            && self.width <= self.src_pitch.min(self.dst_pitch);
+        let row = |y| (self.dst_device + y * self.dst_pitch, self.src_device + y * self.src_pitch, self.width);
+        is_plain.then(|| (0..self.height).map(row))
+    }
+}
+
 /// The driver's `CUtensorMap`.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]

@@ -12,6 +12,8 @@ use crate::table::Table;
 #[derive(Default)]
 pub struct Stream {
     pub queue: VecDeque<Operation>,
+    /// The context that it was made in.
+    pub context: Handle,
     /// What was captured so far, while a capture that began here goes on.
     pub captured: Option<Vec<Node>>,
     /// While the stream is a part of a capture.

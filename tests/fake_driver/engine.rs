@@ -142,7 +142,7 @@ fn every_call_may_be_the_devices_last() {
 /// or freed twice, and everything is freed, but after a fault: then nothing proves that the device is done with memory,
 /// graphs and code, and these are left to it.
 fn fail_each_call(name: &'static str, sticky: &str) {
-    let scenario = Scenario::new(name, || {
+    fail_each_call_of(name, sticky, || {
         let opened = Device::open(Target::Cuda(0));
         match opened.as_ref().map_err(Error::clone).and_then(one_batch) {
             Ok(()) => {}
@@ -153,6 +153,11 @@ fn fail_each_call(name: &'static str, sticky: &str) {
             println!("faulted");
         }
     });
+}
+
+/// The same of any body that prints its error, and `faulted` after a fault.
+pub fn fail_each_call_of(name: &'static str, sticky: &str, body: impl FnOnce()) {
+    let scenario = Scenario::new(name, body);
     let report = scenario.run(&[]);
     let is_call = |line: &&String| line.starts_with("cu");
     let operations: Vec<&String> = report.assert_clean().log.iter().filter(is_call).collect();
@@ -291,7 +296,7 @@ fn every_operation_launches_within_its_kernels_limits() {
     scenario.run(&[]).assert_clean();
 }
 
-fn compare_with_kept(text: &str, name: &str) {
+pub fn compare_with_kept(text: &str, name: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var("TREFOIL_BLESS").is_ok_and(|value| value == "1") {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -2,10 +2,13 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "../support/cuda.rs"]
+mod cuda;
 mod doctor;
 mod engine;
 mod faults;
 mod harness;
+mod interop;
 mod many;
 mod nvtx;
 mod open;

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The files with parts of the interface, in the order that the header has them.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "version", "status", "layout", "handles", "device", "model", "engine", "batch", "callback", "ticket", "output",
-    "batcher", "trace", "log",
+    "batcher", "on_device", "trace", "log",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use self::clock::{Actor, Clock, Identity, with_known};
 use self::memory::{Credit, Memory, Record, Turn, offsets};
-use super::{Access, Backend, DEVICE_MEMORY, HOST_MEMORY, Note, Priority, Program, Run, Signal, Span};
+use super::{Access, Backend, DEVICE_MEMORY, HOST_MEMORY, Note, Priority, Program, RowCopy, Run, Signal, Span};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 
@@ -86,6 +86,15 @@ impl Books {
     fn actor(&mut self) -> Actor {
         self.actors += 1;
         Actor(self.actors - 1)
+    }
+
+    /// A stream that is used from now on. A caller's may be known already, or be another by now under an old number:
+    /// then it goes on where that one ended.
+    fn admit(&mut self, stream: u64, name: &str) {
+        if !self.streams.contains_key(&stream) {
+            let actor = self.actor();
+            self.streams.insert(stream, Stream { name: name.into(), actor, clock: Clock::default() });
+        }
     }
 
     fn stream(&mut self, stream: u64) -> Result<&mut Stream, Error> {
@@ -220,8 +229,8 @@ impl Backend for Checker {
     fn stream_create(&self, priority: Priority, name: &str) -> Result<u64, Error> {
         let raw = self.inner.stream_create(priority, name)?;
         self.with(|books, _| {
-            let stream = Stream { name: name.into(), actor: books.actor(), clock: Clock::default() };
-            books.streams.insert(raw, stream);
+            books.streams.remove(&raw);
+            books.admit(raw, name);
         });
         Ok(raw)
     }
@@ -344,6 +353,32 @@ impl Backend for Checker {
         self.enqueue(stream, "copy_out", &touches, || unsafe { self.inner.copy_out(dst, src, bytes, stream) })
     }
 
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        // The caller's rows are read in the order of the caller's stream, which is the caller's business.
+        let touches = [(Span { addr: dst, bytes: rows.bytes(dst_pitch) }, Access::Write)];
+        // SAFETY: by the caller.
+        let call = || unsafe { self.inner.copy_rows(dst, dst_pitch, rows) };
+        self.enqueue(rows.from.stream.raw(), "copy_rows", &touches, call)
+    }
+
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        let touches = [(Span { addr: src, bytes }, Access::Read), (Span { addr: dst, bytes }, Access::Write)];
+        // SAFETY: by the caller.
+        let call = || unsafe { self.inner.copy_on_device(dst, src, bytes, stream) };
+        self.enqueue(stream, "copy_on_device", &touches, call)
+    }
+
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.admit_stream(stream)? };
+        self.with(|books, _| books.admit(stream, "a caller's stream"));
+        Ok(())
+    }
+
+    fn admit_memory(&self, addr: u64) -> Result<(), Error> {
+        self.inner.admit_memory(addr)
+    }
+
     unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
         // SAFETY: by the caller.
         self.enqueue(stream, "launch", &program.touches(run), || unsafe { self.inner.launch(program, run, stream) })
@@ -365,6 +400,7 @@ impl Backend for Checker {
                 books.published.join(known);
                 Ok(())
             }
+            Note::ReadOn(span, stream) => books.operate(stream.raw(), "a caller", &[(span, Access::Read)], known),
             Note::Batch { .. } | Note::Enqueued => Ok(()),
         })?;
         self.inner.note(note)

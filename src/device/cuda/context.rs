@@ -1,6 +1,8 @@
-//! The device's primary context, shared with a host program's own CUDA.
+//! The context that all is made in: the device's primary one, shared with a host program's own CUDA, or one that the
+//! program made.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -10,7 +12,7 @@ use super::driver::{Call, at_exit, cu};
 use super::nvtx;
 use crate::error::Error;
 
-/// A retained primary context.
+/// A context, alive until self is dropped: the primary one, retained, or a caller's, who keeps it.
 ///
 /// Whatever makes or loads something happens in the context that is *current* on the calling thread: see
 /// [`Context::enter`]. Every other call names a stream, event, graph or address, and with it its context: copies,
@@ -21,6 +23,7 @@ pub(super) struct Context {
     raw: sys::CUcontext,
     device: sys::CUdevice,
     target: String,
+    is_retained: bool,
 }
 
 // SAFETY: a context handle may be used from any thread; the driver locks what needs it.
@@ -58,7 +61,40 @@ impl Context {
             cu!(call, cuDeviceGet(&mut device, index))?;
             cu!(call, cuDevicePrimaryCtxRetain(&mut raw, device))?;
         }
-        Ok((Self { raw, device, target }, device))
+        Ok((Self { raw, device, target, is_retained: true }, device))
+    }
+
+    /// A context that the caller made, and the ordinal of its GPU.
+    ///
+    /// # Safety
+    /// It is null, or alive until self is dropped.
+    pub unsafe fn of_caller(raw: *mut c_void) -> Result<(Self, usize), Error> {
+        if raw.is_null() {
+            return Err(Error::option("context", "null", "a CUcontext"));
+        }
+        let mut this = Self { raw: raw.cast(), device: 0, target: "cuda".into(), is_retained: false };
+        let (mut device, mut count) = (0, 0);
+        let entered = this.enter()?;
+        // SAFETY: the context is current; the pointers are to live integers.
+        unsafe {
+            cu!(this.call(), cuCtxGetDevice(&mut device))?;
+            cu!(this.call(), cuDeviceGetCount(&mut count))?;
+        }
+        drop(entered);
+        for ordinal in 0..count {
+            let mut other = 0;
+            // SAFETY: the index is in range; the pointer is to a live handle.
+            unsafe { cu!(this.call(), cuDeviceGet(&mut other, ordinal))? };
+            if other == device {
+                (this.device, this.target) = (device, format!("cuda:{ordinal}"));
+                return Ok((this, ordinal as usize));
+            }
+        }
+        Err(Error::option("context", "one of a GPU that the driver does not list", "one of a GPU that is visible"))
+    }
+
+    pub fn raw(&self) -> sys::CUcontext {
+        self.raw
     }
 
     pub fn device(&self) -> sys::CUdevice {
@@ -78,7 +114,7 @@ impl Context {
             return Ok(());
         }
         let mut current = null_mut();
-        // SAFETY: the pointer is to a live handle; the context is retained until self is dropped.
+        // SAFETY: the pointer is to a live handle; the context is alive until self is dropped.
         unsafe {
             cu!(self.call(), cuCtxGetCurrent(&mut current))?;
             if current.is_null() {
@@ -94,7 +130,7 @@ impl Context {
 
     /// Makes the context current on this thread until the result is dropped.
     pub fn enter(&self) -> Result<Entered<'_>, Error> {
-        // SAFETY: the context is retained until self is dropped.
+        // SAFETY: the context is alive until self is dropped.
         unsafe { cu!(self.call(), cuCtxPushCurrent_v2(self.raw))? };
         Ok(Entered { context: self, _not_send: PhantomData })
     }
@@ -112,6 +148,9 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.is_retained {
+            return;
+        }
         // SAFETY: retained once by `retain`, released once; every handle in it held a reference to self.
         if let Err(error) = at_exit(unsafe { cu!(self.call(), cuDevicePrimaryCtxRelease_v2(self.device)) }) {
             log::error!("releasing the context: {error}");

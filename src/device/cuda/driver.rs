@@ -57,8 +57,8 @@ const NEEDED: u32 = 13000;
 
 /// Finds the driver library, checks its version, and starts it; gives the version. A symbol that an old driver lacks
 /// would panic inside `cudarc`, so nothing newer than these three calls is made before the check.
-pub(super) fn start(ordinal: usize) -> Result<u32, Error> {
-    let target = format!("cuda:{ordinal}");
+pub(super) fn start(target: &str) -> Result<u32, Error> {
+    let target = target.to_owned();
     // SAFETY: only looks for the library and loads it.
     if !unsafe { sys::is_culib_present() } {
         let why = "the NVIDIA driver library libcuda.so was not found".into();

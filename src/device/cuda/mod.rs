@@ -1,5 +1,6 @@
 //! An NVIDIA GPU through the CUDA driver API. Nothing outside this folder names a CUDA symbol.
 
+mod caller;
 mod context;
 mod driver;
 mod graph;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, Signal};
+use super::{Backend, DEVICE_MEMORY, DeviceInfo, HOST_MEMORY, Note, Priority, RowCopy, Signal};
 use crate::error::Error;
 use crate::phases::Stopwatch;
 use context::{Context, Entered};
@@ -26,7 +27,7 @@ pub(crate) use graph::Graph;
 pub(crate) use module::{Function, Module};
 pub(crate) use tensor_map::{TENSOR_MAP_BYTES, TensorMap, Windows};
 
-/// A GPU: its primary context, and what streams may be asked of it.
+/// A GPU: a context on it, and what streams may be asked of it.
 pub(crate) struct Cuda {
     context: Context,
     /// Priorities of streams: the lowest and the highest, which is the smaller number.
@@ -51,11 +52,32 @@ impl Cuda {
     /// Opens the GPU `ordinal`. The driver's version is checked before anything that an older one lacks is called.
     /// `watch` gets what each step took.
     pub fn open(ordinal: usize, watch: &mut Stopwatch) -> Result<(Self, DeviceInfo), Error> {
-        let driver_version = driver::start(ordinal)?;
+        let driver_version = driver::start(&format!("cuda:{ordinal}"))?;
         watch.lap("driver");
-        let (context, device) = Context::retain(ordinal)?;
+        let (context, _) = Context::retain(ordinal)?;
+        Self::of(context, ordinal, driver_version, watch)
+    }
+
+    /// Opens the GPU of a context that the caller made.
+    ///
+    /// # Safety
+    /// The context is null, or alive until the result and all that is made of it are dropped.
+    pub unsafe fn open_context(raw: *mut c_void, watch: &mut Stopwatch) -> Result<(Self, DeviceInfo), Error> {
+        let driver_version = driver::start("cuda")?;
+        watch.lap("driver");
+        // SAFETY: by the caller.
+        let (context, ordinal) = unsafe { Context::of_caller(raw)? };
+        Self::of(context, ordinal, driver_version, watch)
+    }
+
+    fn of(
+        context: Context,
+        ordinal: usize,
+        driver_version: u32,
+        watch: &mut Stopwatch,
+    ) -> Result<(Self, DeviceInfo), Error> {
         watch.lap("context");
-        let info = describe(context.call(), device, ordinal, driver_version)?;
+        let info = describe(context.call(), context.device(), ordinal, driver_version)?;
         let mut priorities = [0, 0];
         let [low, high] = &mut priorities;
         let entered = context.enter()?;
@@ -73,6 +95,13 @@ impl Cuda {
     /// See [`Context::enter`].
     fn enter(&self) -> Result<Entered<'_>, Error> {
         self.context.enter()
+    }
+
+    /// What a call on a stream needs of the calling thread: the default streams are those of the context that is current
+    /// until the result is dropped.
+    fn reach(&self, stream: u64) -> Result<Option<Entered<'_>>, Error> {
+        self.context.adopt_thread()?;
+        caller::is_default(stream).then(|| self.enter()).transpose()
     }
 
     /// Has a profiler, if there is one, see what this thread does until the result is dropped under a name.
@@ -236,13 +265,13 @@ impl Backend for Cuda {
     }
 
     unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
-        self.context.adopt_thread()?;
+        let _entered = self.reach(stream)?;
         // SAFETY: the caller passes live handles of this context.
         unsafe { cu!(self.call(), cuEventRecord(event as sys::CUevent, stream as sys::CUstream)) }
     }
 
     unsafe fn stream_wait(&self, stream: u64, event: u64) -> Result<(), Error> {
-        self.context.adopt_thread()?;
+        let _entered = self.reach(stream)?;
         // SAFETY: the caller passes live handles of this context.
         unsafe { cu!(self.call(), cuStreamWaitEvent(stream as sys::CUstream, event as sys::CUevent, 0)) }
     }
@@ -318,6 +347,29 @@ impl Backend for Cuda {
         self.context.adopt_thread()?;
         // SAFETY: by the caller, see the trait.
         unsafe { cu!(self.call(), cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream as sys::CUstream)) }
+    }
+
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        let _entered = self.reach(rows.from.stream.raw())?;
+        // SAFETY: by the caller, see the trait.
+        unsafe { caller::copy_rows(self.call(), dst, dst_pitch, rows) }
+    }
+
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
+        // SAFETY: by the caller, see the trait.
+        unsafe { cu!(self.call(), cuMemcpyDtoDAsync_v2(dst, src, bytes, stream as sys::CUstream)) }
+    }
+
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error> {
+        let _entered = self.reach(stream)?;
+        // SAFETY: by the caller.
+        unsafe { caller::admit_stream(&self.context, stream) }
+    }
+
+    fn admit_memory(&self, addr: u64) -> Result<(), Error> {
+        self.context.adopt_thread()?;
+        caller::admit_memory(&self.context, addr)
     }
 
     /// Profilers see the enqueueing of a batch as a range.

@@ -18,7 +18,7 @@ mod units;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Backend, DeviceInfo, Priority, Signal, cpu};
+use super::{Backend, DeviceInfo, Priority, RowCopy, Signal, cpu};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 
@@ -253,6 +253,28 @@ impl Backend for Sim {
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
         self.copy(Unit::CopyOut, stream, Moves { dst: dst as usize, src: src as usize, bytes })
+    }
+
+    /// What does not cross the link is a kernel that takes no longer than a copy's overhead.
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        let RowCopy { from, row_bytes, rows } = *rows;
+        (0..rows as u64).try_for_each(|row| {
+            let (dst, src) = (dst + row * dst_pitch as u64, from.addr + row * from.pitch as u64);
+            // SAFETY: by the caller.
+            unsafe { self.copy_on_device(dst, src, row_bytes, from.stream.raw()) }
+        })
+    }
+
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        self.copy(Unit::Compute, stream, Moves { dst: dst as usize, src: src as usize, bytes })
+    }
+
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error> {
+        lock(&self.timeline).admit(stream)
+    }
+
+    fn admit_memory(&self, _addr: u64) -> Result<(), Error> {
+        Ok(())
     }
 }
 

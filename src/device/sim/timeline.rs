@@ -99,6 +99,12 @@ impl Timeline {
         Ok(())
     }
 
+    /// Whether a stream is one.
+    pub fn admit(&self, stream: u64) -> Result<(), Error> {
+        let unknown = || Error::option("stream", format!("{stream:#x}"), "a stream of the device");
+        self.streams.contains_key(&stream).then_some(()).ok_or_else(unknown)
+    }
+
     pub fn event_create(&mut self) -> u64 {
         let id = self.id();
         self.events.insert(id, EventState::default());

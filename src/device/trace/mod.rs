@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Backend, Device, Note, Priority, Program, Run, Signal};
+use super::{Backend, Device, Note, Priority, Program, RowCopy, Run, Signal};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use book::{Book, MARKS};
@@ -91,7 +91,7 @@ impl Recorder {
                 book.batch(number, [slot, rows], [staging.addr, result.addr], now);
             }
             Note::Enqueued => book.enqueued(now),
-            Note::Taken(_) | Note::Freed(_) | Note::Published => {}
+            Note::Taken(_) | Note::Freed(_) | Note::ReadOn(..) | Note::Published => {}
         }
     }
 }
@@ -229,6 +229,32 @@ impl Backend for Recorder {
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_out(dst, src, bytes, stream) }
+    }
+
+    unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
+        let stream = rows.from.stream.raw();
+        let begin = lock(&self.book).stage_begins(COPY_IN, stream);
+        self.mark(begin, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_rows(dst, dst_pitch, rows) }
+    }
+
+    unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
+        let begin = lock(&self.book).stage_begins(COPY_OUT, stream);
+        self.mark(begin, stream);
+        // SAFETY: by the caller.
+        unsafe { self.inner.copy_on_device(dst, src, bytes, stream) }
+    }
+
+    unsafe fn admit_stream(&self, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.inner.admit_stream(stream)? };
+        lock(&self.book).add_stream(stream, "a caller's stream");
+        Ok(())
+    }
+
+    fn admit_memory(&self, addr: u64) -> Result<(), Error> {
+        self.inner.admit_memory(addr)
     }
 
     unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {

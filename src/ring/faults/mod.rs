@@ -42,6 +42,7 @@ fn spec(waiting: Waiting) -> RingSpec {
         output_kind: OutputKind::Features,
         input: row(),
         outputs: vec![row()],
+        device_results: false,
         freed: None,
     }
 }

@@ -284,6 +284,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        device_results: false,
         freed: None,
     };
     let core = Core::build_with(

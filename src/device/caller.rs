@@ -1,0 +1,63 @@
+//! What a program with CUDA of its own brings along: a stream, and rows that are in device memory already.
+
+use std::ffi::c_void;
+
+use super::Device;
+use crate::error::Error;
+
+/// A stream of the caller's own: a `CUstream`, or, what is the same, a `cudaStream_t`.
+///
+/// The CPU has no streams that a caller could make. There [`CallerStream::DEFAULT`] is the thread that makes the call:
+/// what it did before comes before, and to make it wait is to block.
+///
+/// ```
+/// use trefoil::CallerStream;
+/// # let stream: *mut std::ffi::c_void = std::ptr::null_mut();
+/// // SAFETY: the stream is destroyed after the last call that gets it.
+/// let stream = unsafe { CallerStream::from_raw(stream) };
+/// assert_eq!(stream, CallerStream::DEFAULT); // it was null
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallerStream(u64);
+
+impl CallerStream {
+    /// The default stream of the device's context; on the CPU the calling thread.
+    pub const DEFAULT: Self = Self(0);
+
+    /// A stream; null is [`CallerStream::DEFAULT`].
+    ///
+    /// # Safety
+    /// It is null, one of the driver's names for default streams, or a stream that is not destroyed before the last call
+    /// that gets it has returned.
+    pub unsafe fn from_raw(stream: *mut c_void) -> Self {
+        Self(stream as u64)
+    }
+
+    pub(crate) fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// A stream that a test made.
+    #[cfg(test)]
+    pub(crate) fn of(stream: &super::Stream) -> Self {
+        Self(stream.raw())
+    }
+
+    /// Checks that trefoil can put work on it: a stream of another context, or one that captures, is refused.
+    pub(crate) fn admit(self, device: &Device) -> Result<(), Error> {
+        // SAFETY: the stream is alive by the contract of `from_raw`.
+        unsafe { device.backend().admit_stream(self.0) }
+    }
+}
+
+/// Rows in device memory, and the stream whose work so far writes them. [`Batch::read_from`](crate::Batch::read_from)
+/// takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceRows {
+    /// Where the first row begins: a `CUdeviceptr`; on the CPU the address of host memory.
+    pub addr: u64,
+    /// From the beginning of one row to that of the next, in bytes: at least the input's `row_bytes`.
+    pub pitch: usize,
+    /// They are copied on this stream: after what it was given before, and before what it is given later.
+    pub stream: CallerStream,
+}

@@ -1,0 +1,213 @@
+//! For programs with CUDA of their own: their contexts and streams, rows that are in device memory, results that stay there.
+
+use std::ffi::c_void;
+
+use super::batch::Filling;
+use super::callback;
+use super::growing;
+use super::handles::{insert, look, take_if, trefoil_batch, trefoil_device, trefoil_device_output, with};
+use super::layout::{trefoil_device_output_info, trefoil_device_rows};
+use super::pointers::Out;
+use super::status::{Answer, Failure, guard, trefoil_status};
+use crate::device::{CallerStream, Device, DeviceRows};
+use crate::ring::DeviceOutput;
+
+/// Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
+/// context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
+/// context, which trefoil_device_open() shares.
+///
+/// The context must not be destroyed before all that trefoil has in it is gone: release everything but the device, and wait
+/// until trefoil_device_is_unused().
+///
+/// # Safety
+/// `context` is a live CUcontext or null, `device` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_device_open_context(
+    context: *mut c_void,
+    device: *mut trefoil_device,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(device, "device")? };
+        if context.is_null() {
+            return Err(Failure::null("context"));
+        }
+        // SAFETY: by the caller.
+        to.set(insert(unsafe { Device::in_context(context)? })?);
+        Ok(())
+    })
+}
+
+/// Whether nothing is left of what was made on a device, but this handle: OK or NOT_READY. What the GPU still works on, and
+/// the library's threads, may outlast the last handle of an engine's a moment. After a fault it may be NOT_READY for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_status {
+    guard(|| match look(device, Device::is_unused)? {
+        true => Ok(()),
+        false => Err(Failure::not_ready()),
+    })
+}
+
+/// Has a batch take its rows from device memory, whichever way it is submitted; what was written into the batch itself is
+/// left aside. The submission copies them on the stream of `rows`, on the device: after all that the stream was given
+/// before, and before what it is given later, which may overwrite them. No thread waits for the stream.
+///
+/// That copy waits for an earlier batch to have been read, and the stream with it. On the CPU, where the stream is the
+/// calling thread, the submission copies the rows before it returns. A stream of another context, one that captures a
+/// graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
+///
+/// # Safety
+/// `rows` is null, or has its `size` set and so many bytes; its stream is alive; when the stream comes to the copy, there
+/// are as many rows as are submitted, which nothing writes until it is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batch_read_from(
+    batch: trefoil_batch,
+    rows: *const trefoil_device_rows,
+) -> trefoil_status {
+    guard(|| {
+        if rows.is_null() {
+            return Err(Failure::null("rows"));
+        }
+        // SAFETY: by the caller.
+        let rows = unsafe { growing::read(rows)? };
+        with(batch, |filling: &mut Filling| {
+            let batch = &mut filling.batch;
+            let pitch = if rows.row_pitch == 0 { batch.spec().row_bytes } else { rows.row_pitch };
+            // SAFETY: by the caller.
+            unsafe {
+                let stream = CallerStream::from_raw(rows.stream);
+                batch.read_from(DeviceRows { addr: rows.address as u64, pitch, stream })
+            }
+        })??;
+        Ok(())
+    })
+}
+
+/// Submits the first `rows` rows as trefoil_submit() does, and the result stays on the device. There is no ticket: `output`
+/// says at once where the result will be. The engine has to be built with `device_results`.
+///
+/// The batch's handle is given up, unless the answer is INVALID_HANDLE, WRONG_KIND, BUSY, NULL_POINTER or
+/// INVALID_ARGUMENT, which leave it as it was.
+///
+/// # Safety
+/// `output` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_submit_to_device(
+    batch: trefoil_batch,
+    rows: usize,
+    output: *mut trefoil_device_output,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(output, "output")? };
+        let mut taken = take_if(batch, |filling: &Filling| {
+            filling.holds(rows)?;
+            Ok(filling.batch.may_stay_on_device()?)
+        })?;
+        to.set(insert(taken.object().batch.submit_to_device(rows)?)?);
+        Ok(())
+    })
+}
+
+/// Where the result is, and its event.
+///
+/// # Safety
+/// `info` is null, or has its `size` set and so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_device_output_get_info(
+    output: trefoil_device_output,
+    info: *mut trefoil_device_output_info,
+) -> trefoil_status {
+    guard(|| {
+        look(output, |output: &DeviceOutput| {
+            let spec = output.spec();
+            let value = |size| {
+                Ok(trefoil_device_output_info {
+                    size,
+                    address: output.addr() as *mut c_void,
+                    rows: output.rows(),
+                    row_bytes: spec.row_bytes,
+                    row_pitch: spec.row_pitch,
+                    event: output.event(),
+                })
+            };
+            // SAFETY: by the caller.
+            unsafe { growing::write(info, "info", value) }
+        })?
+    })
+}
+
+/// Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
+/// where it is the calling thread, the call blocks, and in a callback answers IN_CALLBACK if the result is not there.
+///
+/// # Safety
+/// `stream` is a live stream or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_device_output_wait_on(
+    output: trefoil_device_output,
+    stream: *mut c_void,
+) -> trefoil_status {
+    guard(|| {
+        with(output, |output: &mut DeviceOutput| {
+            if output.event().is_null() {
+                may_wait(output)?;
+            }
+            // SAFETY: by the caller.
+            output.wait_on(unsafe { CallerStream::from_raw(stream) }).map_err(Failure::from)
+        })?
+    })
+}
+
+/// Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
+/// not overwritten before that is done, of each stream that was told. A stream that was not made to wait for the result
+/// is made to now.
+///
+/// # Safety
+/// `stream` is a live stream or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_device_output_read_on(
+    output: trefoil_device_output,
+    stream: *mut c_void,
+) -> trefoil_status {
+    guard(|| {
+        with(output, |output: &mut DeviceOutput| {
+            if output.event().is_null() {
+                may_wait(output)?;
+            }
+            // SAFETY: by the caller.
+            output.read_on(unsafe { CallerStream::from_raw(stream) }).map_err(Failure::from)
+        })?
+    })
+}
+
+/// Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_device_output_wait(output: trefoil_device_output) -> trefoil_status {
+    guard(|| {
+        with(output, |output: &mut DeviceOutput| {
+            may_wait(output)?;
+            output.wait().map_err(Failure::from)
+        })?
+    })
+}
+
+/// Whether the result is there, or, after a fault or a close, its failure: OK or NOT_READY. Never blocks.
+#[unsafe(no_mangle)]
+pub extern "C" fn trefoil_device_output_is_ready(output: trefoil_device_output) -> trefoil_status {
+    guard(|| match look(output, is_ready)? {
+        true => Ok(()),
+        false => Err(Failure::not_ready()),
+    })
+}
+
+fn is_ready(output: &DeviceOutput) -> bool {
+    output.is_ready().unwrap_or(true)
+}
+
+/// In a callback nothing waits.
+fn may_wait(output: &DeviceOutput) -> Answer {
+    if callback::running() && !is_ready(output) {
+        return Err(Failure::new(trefoil_status::InCallback, "the result is not there, and a callback does not wait"));
+    }
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Rows that come from device memory, and results that stay there.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::credits::Lent;
+use super::{Close, Core};
+use crate::device::{CallerStream, Device, DeviceBuffer, DeviceRows, Event, Note, RowCopy, Span};
+use crate::error::Error;
+use crate::sync::lock;
+use crate::tensor::TensorSpec;
+
+/// A result buffer on the device. Written by copy-out until the result's `done`, then read by callers' streams until
+/// `read`.
+pub(super) struct OnDevice {
+    pub buffer: DeviceBuffer,
+    pub read: Event,
+}
+
+impl OnDevice {
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
+        Ok(Self { buffer: DeviceBuffer::new(device, bytes)?, read: Event::new(device)? })
+    }
+}
+
+/// A result in device memory, perhaps not computed yet; [`Batch::submit_to_device`](crate::Batch::submit_to_device) gives
+/// it. Its memory is this output's until it is dropped, which waits for nothing.
+///
+/// What reads it on a stream of the caller's is enqueued between [`DeviceOutput::wait_on`] and
+/// [`DeviceOutput::read_on`]; then no thread ever waits.
+///
+/// ```
+/// # use trefoil::{CallerStream, DeviceOutput, Error};
+/// # fn enqueue_my_kernel(_: CallerStream, _: u64, _: usize) {}
+/// fn consume(mut output: DeviceOutput, stream: CallerStream) -> Result<(), Error> {
+///     output.wait_on(stream)?;
+///     enqueue_my_kernel(stream, output.addr(), output.spec().row_pitch);
+///     output.read_on(stream)
+/// } // dropped here: used again when the kernel has run
+/// ```
+#[must_use = "a dropped output abandons its result"]
+pub struct DeviceOutput {
+    core: Arc<Core>,
+    lent: Lent,
+    /// Counts the ring's submissions.
+    number: u64,
+    rows: usize,
+    /// The stream that was made to wait last.
+    waits: Option<CallerStream>,
+    /// Whether a stream was told of that reads it.
+    is_read: bool,
+}
+
+impl DeviceOutput {
+    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, rows: usize) -> Self {
+        Self { core, lent, number, rows, waits: None, is_read: false }
+    }
+
+    fn there(&self) -> &OnDevice {
+        self.core.results[self.lent.result].device.as_ref().expect("looked for before it was submitted")
+    }
+
+    /// Rows submitted, and so rows here.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Shape, type, size and pitch of a row; of an engine of several models, of the first one's.
+    pub fn spec(&self) -> TensorSpec {
+        self.core.spec.outputs[0]
+    }
+
+    /// Where the first row begins: a `CUdeviceptr`; on the CPU an address of host memory. Rows are the spec's `row_pitch`
+    /// apart.
+    pub fn addr(&self) -> u64 {
+        self.part(0).0
+    }
+
+    /// Outputs of a row, as [`Output::parts`](crate::Output::parts).
+    pub fn parts(&self) -> usize {
+        self.core.spec.outputs.len()
+    }
+
+    /// Where the first row of one of the outputs of an engine of several models begins, and what its rows are.
+    ///
+    /// # Panics
+    /// If `index` is not below [`DeviceOutput::parts`].
+    pub fn part(&self, index: usize) -> (u64, TensorSpec) {
+        let spec = self.core.spec.outputs[index];
+        (self.there().buffer.addr() + self.core.spec.output_at(index, self.core.capacity()) as u64, spec)
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait until the result is there. On the CPU, where the default stream
+    /// is the calling thread, it blocks.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a stream of another CUDA context or one that captures, which changes nothing;
+    /// [`Error::Fault`]; [`Error::Closed`] if the engine was closed by [`Close::Abort`].
+    pub fn wait_on(&mut self, stream: CallerStream) -> Result<(), Error> {
+        self.usable()?;
+        stream.admit(&self.core.device)?;
+        self.hold_up(stream)
+    }
+
+    fn hold_up(&mut self, stream: CallerStream) -> Result<(), Error> {
+        let held = self.core.results[self.lent.result].done.hold_up(stream);
+        held.map_err(|error| self.core.device.fault().unwrap_or(error))?;
+        self.waits = Some(stream);
+        Ok(())
+    }
+
+    /// Tells that what was enqueued on `stream` so far reads the result: after the output is dropped, its memory is not
+    /// overwritten before that is done, of each stream that was told. One that was not made to wait last is made to now.
+    ///
+    /// # Errors
+    /// As for [`DeviceOutput::wait_on`].
+    pub fn read_on(&mut self, stream: CallerStream) -> Result<(), Error> {
+        self.usable()?;
+        stream.admit(&self.core.device)?;
+        if self.waits != Some(stream) {
+            self.hold_up(stream)?;
+        }
+        let OnDevice { buffer, read } = self.there();
+        // `read` stands for all of them: the last one waits for the others.
+        let others = if self.is_read { read.hold_up(stream) } else { Ok(()) };
+        self.core.device.note(Note::ReadOn(Span { addr: buffer.addr(), bytes: buffer.len() }, stream));
+        let recorded = others.and_then(|()| read.record_on(stream));
+        recorded.map_err(|error| self.core.device.fault().unwrap_or(error))?;
+        self.is_read = true;
+        Ok(())
+    }
+
+    /// Blocks until the result is there; how, [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if the device failed; [`Error::Closed`] if the engine was closed by [`Close::Abort`].
+    pub fn wait(&self) -> Result<(), Error> {
+        self.core.await_done(self.lent.result, self.number, None)?;
+        self.usable()?;
+        self.core.done_through(&mut lock(&self.core.state), self.number);
+        Ok(())
+    }
+
+    /// Whether the result is there; never blocks.
+    ///
+    /// # Errors
+    /// As for [`DeviceOutput::wait`].
+    pub fn is_ready(&self) -> Result<bool, Error> {
+        self.usable()?;
+        self.core.is_done(self.lent.result, self.number)
+    }
+
+    /// The `CUevent` behind the result, for streams of other CUDA contexts and for what takes events: to be waited for and
+    /// asked, until the output is dropped, and not to be recorded or destroyed. Null on the CPU.
+    pub fn event(&self) -> *mut c_void {
+        if self.core.device.info().compute_capability == [0, 0] {
+            return std::ptr::null_mut();
+        }
+        self.core.results[self.lent.result].done.raw() as *mut c_void
+    }
+
+    /// No fault, and not closed by aborting.
+    fn usable(&self) -> Result<(), Error> {
+        self.core.device.healthy()?;
+        match lock(&self.core.state).closed {
+            Some(Close::Abort) => Err(Error::Closed),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for DeviceOutput {
+    fn drop(&mut self) {
+        let result = self.lent.result;
+        let mut state = lock(&self.core.state);
+        let watch = match self.core.device.fault() {
+            None => state.hand_back(result),
+            Some(_) => {
+                let unused = state.quarantine(result);
+                debug_assert!(unused.is_none(), "nobody awaits it");
+                false
+            }
+        };
+        self.core.tell_one(&state);
+        drop(state);
+        if watch {
+            self.core.completion.watch(self.core.clone(), result);
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceOutput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceOutput").field("rows", &self.rows).field("spec", &self.spec()).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// Enqueues the copy of rows that are on the device.
+    pub(super) fn copy_from_device(
+        &self,
+        from: DeviceRows,
+        rows: usize,
+        slot: usize,
+        uploaded: &Event,
+    ) -> Result<(), Error> {
+        for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
+            runner.computed[slot].hold_up(from.stream)?;
+        }
+        let TensorSpec { row_bytes, row_pitch, .. } = self.spec.input;
+        // SAFETY: the slot input lives as long as self, which whoever has the result holds until `done`; its last reader is
+        // ordered before by `computed`. What is read is there by the contract of `Batch::read_from`.
+        unsafe {
+            let input = self.runners[0].program.input(slot);
+            self.device.copy_rows(input, row_pitch, &RowCopy { from, row_bytes, rows })?;
+        }
+        uploaded.record_on(from.stream)
+    }
+
+    /// Nobody submits through the engine any more: what the device still does with results that were handed back on it
+    /// keeps the ring until it is done. After a fault nobody can tell, and its memory is left to the device anyway.
+    pub fn leave(self: &Arc<Self>) {
+        if self.device.fault().is_some() {
+            return;
+        }
+        let watched = lock(&self.state).leave();
+        for result in watched {
+            self.completion.watch(self.clone(), result);
+        }
+    }
+}
