@@ -5,7 +5,8 @@ use std::ptr::null_mut;
 use std::thread;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use trefoil::{CallerStream, Device, DeviceOutput, DeviceRows, Engine, Error, Target, TraceStage};
+use trefoil::trace::TraceStage;
+use trefoil::{CallerStream, Device, DeviceOutput, DeviceRows, Engine, Error, Target};
 
 use crate::cuda::{Context, Memory, Primary, Stream, cuda};
 use crate::engine::{compare_with_kept, fail_each_call_of, small_model};
