@@ -120,13 +120,6 @@ TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   return value;
 }
 
-// Copies bytes that follow each other, and completes as many of the barrier's transaction: a multiple of 16, as the
-// addresses.
-TREFOIL_DEVICE void copy_bytes(uint32_t shared_dst, const void *global_src, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(shared_dst), "l"(global_src), "r"(bytes), "r"(barrier) : "memory");
-}
-
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {

@@ -4,15 +4,14 @@
 // of it; then they share the outputs, each over all channels; then each has the logits of some of the images, and
 // writes their rows. So nothing between the layers is in global memory, and no cluster waits for another.
 //
-// The filters do not fit the shared memory, and what takes the time is their way to it. They lie as the lanes of a warp
-// read them: from the start on each warp has its own copied into its own places there, as many ahead as there is room,
-// and waits for no other.
+// The filters do not fit the shared memory, and what takes the time is their way to it: from the start on each lane
+// copies the operands of its own products into its own places there, as many ahead as there is room.
 #include "emit.cuh"
 #include "sm90_ptx.cuh"
 
 struct TailArgs {
   const uint4 *x;       // [images][pixels][c_chunks] chunks of halves
-  const uint4 *filter;  // [units][groups][kLoads][32] chunks of halves
+  const uint4 *filter;  // [k_stored][c_chunks] chunks of halves
   const float *bias;    // [k_stored]
   uint8_t *y;           // rows, `row_pitch_bytes` apart
   uint64_t row_pitch_bytes;
@@ -39,15 +38,15 @@ constexpr int kUnit = 32;                    // outputs that a warp computes at 
 constexpr int kLoads = kUnit / 8;            // chunks of them that a lane has, of its 8 channels
 constexpr int kPixelsAhead = 8;              // of a thread's column of the mean, on their way at a time
 constexpr int kGroupChunks = 4;              // that the lanes of an output load together: 32 channels
-constexpr int kPieceChunks = kLoads * 32;    // a warp's operands of a unit and a group of channels
-constexpr int kPieceBytes = kPieceChunks * 16;
+constexpr int kTurnChunks = kWarps * kGroupChunks;  // of all warps
+constexpr int kPlaceBytes = kThreads * 16;   // a chunk of every thread
 constexpr int kMeanBytes = kThreads * kChunkElems * 4;  // partial sums of the mean
 
 // For up to so many images of a cluster: fragments of 8.
 template <int kImages_, int kStages_> struct Tail {
   static constexpr int kImages = kImages_, kFrags = kImages / 8;
-  static constexpr int kStages = kStages_;  // pieces of each warp that are on their way
-  static constexpr int kRingBytes = kStages * kWarps * kPieceBytes;
+  static constexpr int kStages = kStages_;  // units times groups of channels in flight
+  static constexpr int kRingBytes = kStages * kLoads * kPlaceBytes;
   static constexpr int kUnitSums = kUnit * kImages;
   // Partial sums of the mean, later those of a unit.
   static constexpr int kSumsBytes = kWarps * kUnitSums * 4 > kMeanBytes ? kWarps * kUnitSums * 4 : kMeanBytes;
@@ -58,7 +57,7 @@ template <int kImages_, int kStages_> struct Tail {
 struct Place {
   int32_t rank, blocks;  // of the cluster
   int32_t image_first, images;
-  int32_t unit_first, unit_end;  // its outputs
+  int32_t k_first, k_end;  // its outputs
   int32_t mean_pitch;      // chunks: what the lanes of a fragment read lies in different banks
   uint32_t smem_ring, smem_sums, smem_means, smem_logits;
 };
@@ -68,8 +67,8 @@ template <class T> TREFOIL_DEVICE Place place_of(const TailArgs &args, uint32_t 
   place.rank = cluster_rank(), place.blocks = cluster_blocks();
   place.image_first = static_cast<int32_t>(blockIdx.x) / place.blocks * args.cluster_images;
   place.images = min(args.cluster_images, args.images - place.image_first);
-  place.unit_first = place.rank * args.share_units;
-  place.unit_end = min(place.unit_first + args.share_units, (args.k_stored + kUnit - 1) / kUnit);
+  place.k_first = place.rank * args.share_units * kUnit;
+  place.k_end = min(place.k_first + args.share_units * kUnit, args.k_stored);
   place.mean_pitch = (args.c_chunks + 7) / 8 * 8 + 4;
   place.smem_ring = smem;
   place.smem_sums = smem + T::kRingBytes;
@@ -78,51 +77,36 @@ template <class T> TREFOIL_DEVICE Place place_of(const TailArgs &args, uint32_t 
   return place;
 }
 
-// ---- filters: each warp's own, in the order in which it needs them ----------------------------------------------
+// ---- filters: each lane's own, in the order in which it needs them ----------------------------------------------
 
-// A warp's pieces: every kWarps-th group of channels of each unit.
-template <class T> struct Filters {
-  const uint4 *source;
-  int32_t groups, unit, group, unit_end;  // the next piece to copy
-  uint32_t smem, barriers;                // of the warp
-  uint32_t stage_copy, stage, phase;
+// The lane's chunk of what the warps load in a turn.
+TREFOIL_DEVICE int32_t chunk_of_lane() { return threadIdx.x / 32 * kGroupChunks + threadIdx.x % kGroupChunks; }
 
-  __device__ __forceinline__ Filters(const TailArgs &args, const Place &place, uint32_t smem_barriers) {
-    const int32_t warp = threadIdx.x / 32;
-    source = args.filter;
-    groups = (args.c_chunks + kGroupChunks - 1) / kGroupChunks;
-    unit = place.unit_first, unit_end = warp < groups ? place.unit_end : unit, group = warp;
-    smem = place.smem_ring + warp * T::kStages * kPieceBytes;
-    barriers = smem_barriers + warp * T::kStages * 8;
-    stage_copy = stage = phase = 0;
-  }
-
-  // Has the next piece copied, if there is one. One lane does.
-  __device__ __forceinline__ void copy() {
-    if (unit >= unit_end) return;
-    const uint32_t barrier = barriers + stage_copy * 8;
-    const uint4 *piece = source + (static_cast<int64_t>(unit) * groups + group) * kPieceChunks;
-    barrier_arrive_expect(barrier, kPieceBytes);
-    copy_bytes(smem + stage_copy * kPieceBytes, piece, kPieceBytes, barrier);
-    stage_copy = stage_copy + 1 == T::kStages ? 0 : stage_copy + 1;
-    group += kWarps;
-    if (group >= groups) group = threadIdx.x / 32, ++unit;
-  }
-
-  // Where the lane's chunks of the next piece are, once they are there.
-  __device__ __forceinline__ uint32_t wait() const {
-    barrier_wait(barriers + stage * 8, phase);
-    return smem + stage * kPieceBytes + threadIdx.x % 32 * 16;
-  }
-
-  // The warp has read the piece.
-  __device__ __forceinline__ void release() {
-    stage = stage + 1 == T::kStages ? 0 : stage + 1;
-    phase ^= stage == 0;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) copy();
-  }
+struct Filters {
+  const uint4 *row;  // of the lane's first output of the unit
+  int32_t unit, chunk, k;
+  uint32_t stage;
 };
+
+// Copies a unit's operands of a group of channels; what is beyond the last is zeros.
+template <class T> TREFOIL_DEVICE void copy_filters(const TailArgs &args, const Place &place, Filters &next) {
+  const uint32_t places = place.smem_ring + next.stage * kLoads * kPlaceBytes + threadIdx.x * 16;
+  if (next.unit < args.share_units) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool exists = next.k + i * 8 < place.k_end && next.chunk < args.c_chunks;
+      const uint4 *source = next.row + static_cast<int64_t>(i) * 8 * args.c_chunks + next.chunk;
+      cp_async_16(places + i * kPlaceBytes, exists ? source : args.filter, exists);
+    }
+  }
+  cp_async_commit();
+  next.stage = next.stage + 1 == T::kStages ? 0 : next.stage + 1;
+  next.chunk += kTurnChunks;
+  if (next.chunk - chunk_of_lane() >= args.c_chunks) {
+    next.chunk = chunk_of_lane();
+    next.k += kUnit, next.row += static_cast<int64_t>(kUnit) * args.c_chunks, ++next.unit;
+  }
+}
 
 // ---- mean --------------------------------------------------------------------------------------------------------
 
@@ -131,36 +115,21 @@ TREFOIL_DEVICE void add(Chunk &sum, const Chunk &x) {
   for (int i = 0; i < kChunkElems; ++i) sum.v[i] += x.v[i];
 }
 
-// A thread's place among a block's columns of the mean, an image's chunk each: with other threads, if there are fewer
-// columns than threads.
-struct Column {
-  int32_t parts, part;  // threads of the column, and which this is; none from `parts` on
-  int32_t here;         // columns at a time
-  uint32_t image;
-  int32_t chunk;
-
-  __device__ __forceinline__ Column(const TailArgs &args, const Place &place, int32_t first, int32_t columns) {
-    here = min(columns - first, kThreads);
-    parts = kThreads / here, part = threadIdx.x / here;
-    const uint32_t column = first + threadIdx.x - part * here;
-    image = divide(column, args.by_share_chunks);
-    chunk = place.rank * args.share_chunks + column - image * args.share_chunks;
-    if (chunk >= args.c_chunks) part = parts;
-  }
-};
-
 // The block's share of the channels of all images of the cluster, given to every block of it.
 template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &place) {
   const int32_t chunk_first = place.rank * args.share_chunks;
   const int32_t columns = place.images * args.share_chunks;  // an image's chunk each
   for (int32_t first = 0; first < columns; first += kThreads) {
-    const Column column(args, place, first, columns);
-    const int32_t parts = column.parts;
+    const int32_t here = min(columns - first, kThreads);
+    const int32_t parts = kThreads / here, part = threadIdx.x / here;  // threads of a column
+    const uint32_t column = first + threadIdx.x - part * here;
+    const uint32_t image = divide(column, args.by_share_chunks);
+    const int32_t chunk = chunk_first + column - image * args.share_chunks;
     Chunk sum = {};
-    if (column.part < parts) {
-      const int64_t pixels_before = static_cast<int64_t>(place.image_first + column.image) * args.pixels;
-      const uint4 *source = args.x + pixels_before * args.c_chunks + column.chunk;
-      for (int32_t pixel = column.part; pixel < args.pixels; pixel += parts * kPixelsAhead) {
+    if (part < parts && chunk < args.c_chunks) {
+      const int64_t pixels_before = static_cast<int64_t>(place.image_first + image) * args.pixels;
+      const uint4 *source = args.x + pixels_before * args.c_chunks + chunk;
+      for (int32_t pixel = part; pixel < args.pixels; pixel += parts * kPixelsAhead) {
         uint4 x[kPixelsAhead];
 #pragma unroll
         for (int i = 0; i < kPixelsAhead; ++i) {
@@ -182,13 +151,12 @@ template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &p
     __syncthreads();
 
     // The parts in order, two channels a thread.
-    for (int32_t item = threadIdx.x; item < column.here * 4; item += kThreads) {
+    for (int32_t item = threadIdx.x; item < here * 4; item += kThreads) {
       const uint32_t of = first + item / 4, image = divide(of, args.by_share_chunks);
       const int32_t chunk = chunk_first + of - image * args.share_chunks;
       float2 total = load_shared_f32x2(place.smem_sums + item * 8);
-#pragma unroll 4
       for (int32_t other = 1; other < parts; ++other) {
-        const float2 more = load_shared_f32x2(place.smem_sums + (other * column.here * 4 + item) * 8);
+        const float2 more = load_shared_f32x2(place.smem_sums + (other * here * 4 + item) * 8);
         total.x += more.x, total.y += more.y;
       }
       const float pixels = static_cast<float>(args.pixels);
@@ -201,15 +169,14 @@ template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &p
 
   // To the others, each beginning with another one.
   cluster_wait();
-  for (int32_t first = 0; first < columns; first += kThreads) {
-    const Column column(args, place, first, columns);
-    if (column.part >= column.parts) continue;
-    const uint32_t at = place.smem_means + (column.image * place.mean_pitch + column.chunk) * 16;
-    const uint4 chunk = load_shared_u32x4(at);
-    for (int32_t turn = 1 + column.part; turn < place.blocks; turn += column.parts) {
-      const int32_t rank = place.rank + turn;
-      store_u32x4_at(at, rank < place.blocks ? rank : rank - place.blocks, chunk);
-    }
+  const int32_t chunks = min(args.share_chunks, args.c_chunks - chunk_first);
+  for (int32_t item = threadIdx.x; item < columns * (place.blocks - 1); item += kThreads) {
+    const uint32_t turn = static_cast<uint32_t>(item) / columns, column = item - turn * columns;
+    const uint32_t image = divide(column, args.by_share_chunks);
+    const int32_t chunk = column - image * args.share_chunks;
+    if (chunk >= chunks) continue;
+    const uint32_t at = place.smem_means + (image * place.mean_pitch + chunk_first + chunk) * 16;
+    store_u32x4_at(at, (place.rank + 1 + turn) % place.blocks, load_shared_u32x4(at));
   }
 }
 
@@ -218,11 +185,11 @@ template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &p
 // Adds a unit's products of a group of channels. A lane's 16 bytes are k 2t, 2t + 1, 2t + 8, 2t + 9 of two products, of
 // both operands alike: the order of the sum is free.
 template <class T>
-TREFOIL_DEVICE void multiply(const TailArgs &args, const Place &place, uint32_t piece, int32_t chunk,
+TREFOIL_DEVICE void multiply(const TailArgs &args, const Place &place, uint32_t places, int32_t chunk,
                              float (&acc)[2][T::kFrags][4]) {
   uint4 filter[kLoads], x[T::kFrags];
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) filter[i] = load_shared_u32x4(piece + i * 32 * 16);
+  for (int i = 0; i < kLoads; ++i) filter[i] = load_shared_u32x4(places + i * kPlaceBytes);
 #pragma unroll
   for (int i = 0; i < T::kFrags; ++i) {
     const int32_t image = i * 8 + threadIdx.x % 32 / 4;
@@ -253,15 +220,19 @@ TREFOIL_DEVICE void give(const TailArgs &args, const Place &place, int32_t image
 }
 
 // The block's outputs of all images of the cluster. The warps share the channels; their sums are added in order.
-template <class T> TREFOIL_DEVICE void linear(const TailArgs &args, const Place &place, Filters<T> &filters) {
+template <class T> TREFOIL_DEVICE void linear(const TailArgs &args, const Place &place, Filters &next) {
   const int32_t warp = threadIdx.x / 32, lane_row = threadIdx.x % 32 / 4, lane_chunk = threadIdx.x % 4;
-  for (int32_t unit = place.unit_first; unit < place.unit_end; ++unit) {
+  uint32_t stage = 0;
+  for (int32_t unit = 0; unit < args.share_units; ++unit) {
     float acc[2][T::kFrags][4] = {};
-    for (int32_t group = warp; group < filters.groups; group += kWarps) {
-      multiply<T>(args, place, filters.wait(), group * kGroupChunks + lane_chunk, acc);
-      filters.release();
+    for (int32_t first = 0; first < args.c_chunks; first += kTurnChunks) {
+      cp_async_wait<T::kStages - 1>();
+      const uint32_t places = place.smem_ring + stage * kLoads * kPlaceBytes + threadIdx.x * 16;
+      multiply<T>(args, place, places, first + chunk_of_lane(), acc);
+      copy_filters<T>(args, place, next);
+      stage = stage + 1 == T::kStages ? 0 : stage + 1;
     }
-    if (unit > place.unit_first) __syncthreads();  // the sums before were read
+    if (unit > 0) __syncthreads();  // the sums before were read
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -274,39 +245,34 @@ template <class T> TREFOIL_DEVICE void linear(const TailArgs &args, const Place 
         }
     __syncthreads();
     for (int32_t elem = threadIdx.x; elem < T::kUnitSums; elem += kThreads) {
-      const int32_t image = elem % T::kImages, k = unit * kUnit + elem / T::kImages;
+      const int32_t image = elem % T::kImages, k = place.k_first + unit * kUnit + elem / T::kImages;
       float sum = 0.0f;
 #pragma unroll
       for (int of = 0; of < kWarps; ++of)
         sum += __uint_as_float(load_shared_u32(place.smem_sums + (of * T::kUnitSums + elem) * 4));
-      if (image < place.images && k < args.k_stored) give(args, place, image, k, sum + __ldg(args.bias + k));
+      if (image < place.images && k < place.k_end) give(args, place, image, k, sum + __ldg(args.bias + k));
     }
   }
 }
 
 // ---- kernel ------------------------------------------------------------------------------------------------------
 
-template <class T>
-TREFOIL_DEVICE void tail(const TailArgs &args, uint64_t (&barriers)[kWarps * T::kStages], float (&shared)[kWarps],
-                         uint64_t (&shared_keys)[kWarps]) {
+template <class T> TREFOIL_DEVICE void tail(const TailArgs &args, float (&shared)[kWarps], uint64_t (&shared_keys)[kWarps]) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   const Place place = place_of<T>(args, shared_address(shared_bytes));
   cluster_arrive();  // waited for before a block writes to another
 
-  // Filters that are on their way while earlier launches end. A warp's barriers are its own.
-  Filters<T> filters(args, place, shared_address(barriers));
-  if (threadIdx.x % 32 == 0) {
-    for (int stage = 0; stage < T::kStages; ++stage) barrier_init(filters.barriers + stage * 8, 1);
-    fence_barrier_init();
-    for (int stage = 0; stage < T::kStages; ++stage) filters.copy();
-  }
-  __syncwarp();
+  // Filters that are on their way while earlier launches end.
+  const int32_t lane_row = threadIdx.x % 32 / 4, k = place.k_first + lane_row;
+  Filters next{args.filter + static_cast<int64_t>(k) * args.c_chunks, 0, chunk_of_lane(), k, 0};
+#pragma unroll
+  for (int i = 0; i < T::kStages; ++i) copy_filters<T>(args, place, next);
 
   wait_for_earlier_launches();
   mean<T>(args, place);
   cluster_arrive_written();
   cluster_wait();
-  linear<T>(args, place, filters);
+  linear<T>(args, place, next);
   if (args.rows == kRowsLogits) return;
 
   // Rows of the result: those that others gave this block the logits of.
@@ -332,9 +298,7 @@ TREFOIL_DEVICE void tail(const TailArgs &args, uint64_t (&barriers)[kWarps * T::
 //            kRowsLogits: logits[i]; kRowsSoftmax: its softmax; kRowsTopK: the top_k largest, best first, ties by the
 //            lower index, each as a pair of its softmax probability and its index.
 // Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned
-//            filter  read   halves [units][groups][4][8][4][8], 16-byte aligned: output 32 * unit + 8 * i + j, channel
-//                           32 * group + 8 * l + m; ceil(k_stored / 32) units, ceil(c_chunks / 4) groups, zeros beyond
-//                           outputs and channels
+//            filter  read   halves [k_stored][8 * c_chunks], zeros in padded channels, 16-byte aligned
 //            bias    read   floats [k_stored]
 //            y       write  row i at i * row_pitch_bytes: floats [channels] or pairs [top_k] of a float and a u32;
 //                           address and pitch multiples of 8, disjoint from the others; the rest of a row is left alone
@@ -353,10 +317,9 @@ TREFOIL_DEVICE void tail(const TailArgs &args, uint64_t (&barriers)[kWarps * T::
 #define TREFOIL_SM90_TAIL(images, stages)                                                                       \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
       sm90_tail_##images(const __grid_constant__ TailArgs args) {                                               \
-    __shared__ uint64_t barriers[kWarps * stages];                                                              \
     __shared__ float shared[kWarps];                                                                            \
     __shared__ uint64_t shared_keys[kWarps];                                                                    \
-    tail<Tail<images, stages>>(args, barriers, shared, shared_keys);                                            \
+    tail<Tail<images, stages>>(args, shared, shared_keys);                                                      \
   }
 
 TREFOIL_SM90_TAIL(8, 5)

@@ -42,7 +42,7 @@ pub(crate) use sm90::{ConvShape, check as check_sm90};
 pub(crate) use stem::{MOST_STEM_CHANNELS, StemLayers};
 pub use stem::{Stem, StemTile};
 #[cfg(feature = "cuda")]
-pub(crate) use tail::{TAIL_GROUP, TAIL_THREADS, TAIL_UNIT, TailShape};
+pub(crate) use tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
 pub use tail::{Tail, TailTile};
 
 /// What a plan is asked for.

@@ -70,16 +70,15 @@ pub(crate) struct TailShape {
 
 /// Threads of a block.
 pub(crate) const TAIL_THREADS: usize = 512;
-/// Outputs that a warp computes at a time, and channels: a piece of the filter.
+/// Outputs that a warp computes at a time.
 pub(crate) const TAIL_UNIT: usize = 32;
-pub(crate) const TAIL_GROUP: usize = 32;
 
 impl TailShape {
     /// Dynamic shared memory of a block; `None` if there is no kernel for the tile. As `kernels/sm90_tail.cu` has it:
     /// filters on their way, partial sums, means, and logits of the rows that the block writes.
     pub(crate) fn shared_bytes(&self, tile: TailTile) -> Option<usize> {
         let [most_images, stages] = tile.kernel()?;
-        let ring = stages * TAIL_THREADS / 32 * TAIL_UNIT * TAIL_GROUP * 2;
+        let ring = stages * TAIL_UNIT / 8 * TAIL_THREADS * 16;
         let sums = (TAIL_THREADS * 32).max(TAIL_THREADS / 32 * TAIL_UNIT * most_images * 4);
         let means = tile.images * ((self.input.channels / 8).next_multiple_of(8) + 4) * 16;
         let rows = if self.output == OutputKind::Logits { 0 } else { tile.images.div_ceil(tile.blocks) };
@@ -114,8 +113,8 @@ impl TailShape {
     }
 }
 
-/// What a block's static shared memory stays below.
-const STATIC_BYTES: usize = 1024;
+/// Static shared memory of a block, and what the driver keeps of it.
+const STATIC_BYTES: usize = 256;
 /// Multiprocessors from which on a GPU is a whole one, whose groups have sixteen.
 const WHOLE: usize = 128;
 /// What a multiprocessor of an H200 gets from the L2 cache in a clock while few others do, and while all do.

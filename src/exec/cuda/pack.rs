@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, TAIL_GROUP, TAIL_UNIT, Tail, TensorId};
+use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
 use crate::sync::{Mutex, lock};
 
 /// Every filter and bias starts at a multiple of this.
@@ -34,8 +34,6 @@ enum Part {
     Filter(String),
     /// The same as the stem kernel wants it, with the bias in it.
     Stem(String),
-    /// The same as the tail kernel wants it.
-    Tail(String),
     /// The sum of some nodes' biases: f32, one for each stored output channel.
     Bias(Vec<String>),
 }
@@ -72,7 +70,6 @@ impl Layer<'_> {
     fn part(&self) -> Part {
         match self.weights {
             Weights::Stem(_) => Part::Stem(self.name.to_owned()),
-            Weights::Tail(_) => Part::Tail(self.name.to_owned()),
             _ => Part::Filter(self.name.to_owned()),
         }
     }
@@ -92,8 +89,7 @@ impl Layer<'_> {
             Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
             Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
             Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
-            Weights::Linear(_) => 2 * k * c,
-            Weights::Tail(_) => 2 * k.next_multiple_of(TAIL_UNIT) * c.next_multiple_of(TAIL_GROUP),
+            Weights::Linear(_) | Weights::Tail(_) => 2 * k * c,
         }
     }
 }
@@ -141,11 +137,6 @@ impl Layout {
     /// Byte offset of a stem's weights.
     pub(super) fn stem(&self, node: &str) -> usize {
         self.places[&Part::Stem(node.to_owned())].offset
-    }
-
-    /// Byte offset of a tail's filter.
-    pub(super) fn tail(&self, node: &str) -> usize {
-        self.places[&Part::Tail(node.to_owned())].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
@@ -293,7 +284,6 @@ fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) 
             let [_, s] = stem.conv.window.size;
             stem_layers(stem).filter_index([tap / s, tap % s], k, c)
         }
-        Weights::Tail(_) => tail_index(k, c, c_stored),
         // [K, 1, taps] → [taps][k_stored]
         Weights::Depthwise(_) => tap * k_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
@@ -323,13 +313,6 @@ fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) 
         behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
-}
-
-/// Where in a tail's filter a weight lies: [units][groups][4][8 outputs][4][8 channels].
-fn tail_index(k: usize, c: usize, c_stored: usize) -> usize {
-    let piece = k / TAIL_UNIT * c_stored.div_ceil(TAIL_GROUP) + c / TAIL_GROUP;
-    let row = piece * TAIL_UNIT + k % TAIL_UNIT;
-    row * TAIL_GROUP + c % TAIL_GROUP
 }
 
 fn stem_layers(stem: &Stem) -> StemLayers {

@@ -262,7 +262,7 @@ impl Operands<'_> {
     fn tail(&self, tail: &Tail) -> Result<Launch, Error> {
         let Kernel::Sm90Tail(tile) = self.step.kernel else { return Err(self.wrong_kernel()) };
         let (x, _, y) = self.pointers();
-        let (filter, bias) = (self.addresses.weights + self.layout.tail(&self.step.name) as u64, self.bias(0));
+        let (filter, bias) = self.weights();
         let problem = TailProblem {
             batch: self.plan.batch,
             input: stored(self.x()),
