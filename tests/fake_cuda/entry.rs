@@ -596,7 +596,8 @@ extern "C" fn cuModuleGetFunction(function: Out<Handle>, module: Handle, name: *
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         let found = driver.modules.get(module).map(|m| m.kernels.iter().find(|k| k.name == name).cloned());
         let kernel = driver.valid(found)?.ok_or(NOT_FOUND)?;
-        let handle = driver.functions.add(Function { module, kernel, shared_bytes: 48 << 10, loaded: false });
+        let handle =
+            driver.functions.add(Function { module, kernel, shared_bytes: 48 << 10, most_cluster: 8, loaded: false });
         function.set(handle);
         Ok(format!("{} {name} -> {}", driver.modules.name(module), driver.functions.name(handle)))
     })
@@ -611,10 +612,9 @@ extern "C" fn cuFuncSetAttribute(function: Handle, attribute: u32, value: c_int)
             14 if value == 1 => "large clusters",
             _ => return driver.refuse(refused, INVALID_VALUE),
         };
-        let set = |function: &mut Function| {
-            if attribute == 8 {
-                function.shared_bytes = value as u32;
-            }
+        let set = |function: &mut Function| match attribute {
+            8 => function.shared_bytes = value as u32,
+            _ => function.most_cluster = 16,
         };
         let found = driver.functions.get(function).map(set);
         driver.valid(found)?;

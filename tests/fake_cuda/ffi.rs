@@ -95,12 +95,14 @@ pub struct LaunchAttribute {
 
 impl LaunchConfig {
     /// Whether there is none but the permission to start before the predecessor has ended, and a cluster of as many
-    /// blocks as any device takes, which the grid is a multiple of.
-    pub fn attributes_are_known(&self) -> bool {
+    /// blocks as the function may have, which the grid is a multiple of.
+    pub fn attributes_are_known(&self, most_cluster: u32) -> bool {
         const CLUSTER_DIMENSION: u32 = 4;
         self.attributes().iter().all(|a| match (a.id, &a.value) {
             (PROGRAMMATIC_STREAM_SERIALIZATION, value) => a.pad == 0 && value[0] == 1,
-            (CLUSTER_DIMENSION, [x @ 2..=8, 1, 1, ..]) => a.pad == 0 && self.grid[0].is_multiple_of(*x),
+            (CLUSTER_DIMENSION, [x, 1, 1, ..]) if (2..=most_cluster).contains(x) => {
+                a.pad == 0 && self.grid[0].is_multiple_of(*x)
+            }
             _ => false,
         })
     }

@@ -22,11 +22,14 @@ pub struct Kernel {
     pub threads: u32,
 }
 
+#[derive(Clone)]
 pub struct Function {
     pub module: Handle,
     pub kernel: Kernel,
     /// Dynamic shared memory that it may have.
     pub shared_bytes: u32,
+    /// Blocks of a cluster: 8, which any device takes, or 16 when that was asked for.
+    pub most_cluster: u32,
     pub loaded: bool,
 }
 
@@ -73,8 +76,8 @@ impl Module {
 impl Driver {
     /// Checks a launch against its kernel, and notes what its argument addresses.
     pub fn node(&mut self, config: &LaunchConfig, function: Handle, argument: *const u8) -> Result<Node, Code> {
-        let found = self.functions.get(function).map(|f| (f.kernel.clone(), f.module, f.shared_bytes, f.loaded));
-        let (kernel, module, most_shared, loaded) = self.valid(found)?;
+        let found = self.functions.get(function).cloned();
+        let Function { kernel, module, shared_bytes: most_shared, most_cluster, loaded } = self.valid(found)?;
         let live = self.modules.get(module).map(|_| ());
         self.valid(live)?;
         let threads: u32 = config.block.iter().product();
@@ -88,7 +91,7 @@ impl Driver {
             Some("more shared memory than was asked for")
         } else if argument.is_null() || !argument.addr().is_multiple_of(64) {
             Some("an argument that is not aligned to 64 bytes")
-        } else if !config.attributes_are_known() {
+        } else if !config.attributes_are_known(most_cluster) {
             Some("attributes that the fake does not know")
         } else {
             None

@@ -114,7 +114,10 @@ def build(work):
     flags = ["-O2", "-std=c++17", "-pthread", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
              *(f"-I{path}" for path in includes), *(f"-L{path}" for path in libraries),
              *(f"-Wl,-rpath,{path}" for path in libraries)]  # fmt: skip
-    link = ["-Wl,--no-as-needed,--allow-shlib-undefined", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda"]
+    # The C++ library that libtorch is linked with, by name: some compilers link a copy of their own statically, and one
+    # copy then frees what the other has not allocated.
+    link = ["-Wl,--no-as-needed,--allow-shlib-undefined", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda",
+            "-l:libstdc++.so.6"]  # fmt: skip
     key = hashlib.sha256(repr((source.read_text(), torch.__version__, flags, link)).encode()).hexdigest()[:16]
     program = work / f"forum-{key}"
     if not program.is_file():
