@@ -1,5 +1,7 @@
 //! A problem: a graph of one or a few operations, weights, rows, and how to run and compare it on a device.
 
+use std::sync::OnceLock;
+
 use half::f16;
 use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
 use trefoil::plan::{
@@ -22,6 +24,8 @@ pub struct Case {
     pub growth: Growth,
     /// Each row's values, NHWC: bytes for `U8Nhwc`, else numbers that an f16 holds.
     pub rows: Vec<Vec<f64>>,
+    /// The reference's result of each row, stored as f32 and as f16: made by the first run that is compared with it.
+    pub expected: [OnceLock<Vec<Expected>>; 2],
 }
 
 /// An operation with its sizes, which makes a case of itself.
@@ -41,6 +45,7 @@ impl Case {
             output: OutputKind::Features,
             growth: Growth::Worst,
             rows,
+            expected: Default::default(),
         }
     }
 
@@ -272,18 +277,26 @@ impl Case {
         Expected { shape, values, errors }
     }
 
-    fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
-        let how = Arithmetic { storage, growth: self.growth };
-        let graph = without_classifier_for(self.output, &self.graph);
-        let values = run_graph(&graph, &self.weights, &self.normalized(row), how);
-        let result = match storage {
-            Storage::F32 => graph.output,
-            Storage::F16 => optimize(&graph).output,
+    fn expected(&self, storage: Storage) -> &[Expected] {
+        let of_row = |row| {
+            let how = Arithmetic { storage, growth: self.growth };
+            let graph = without_classifier_for(self.output, &self.graph);
+            let mut values = run_graph(&graph, &self.weights, &self.normalized(row), how);
+            let result = match storage {
+                Storage::F32 => graph.output,
+                Storage::F16 => optimize(&graph).output,
+            };
+            values.swap_remove(result.0)
         };
-        let result = &values[result.0];
+        let kept = &self.expected[usize::from(storage == Storage::F16)];
+        kept.get_or_init(|| (0..self.rows.len()).map(of_row).collect())
+    }
+
+    fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
+        let result = &self.expected(storage)[row];
         match self.output {
-            OutputKind::TopK(k) => check_top_k(k, how.growth, result, &output.top_k(row, k)),
-            kind => emit(kind, result).check(how.growth, output.values(row)),
+            OutputKind::TopK(k) => check_top_k(k, self.growth, result, &output.top_k(row, k)),
+            kind => emit(kind, result).check(self.growth, output.values(row)),
         }
     }
 }
