@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-/// Panels side by side.
+/// Panels one below the other, for narrow screens too.
 pub struct Chart {
     pub title: String,
     /// What the figures are of, in small print.
@@ -40,8 +40,10 @@ pub struct Series {
 const WIDTH: f64 = 380.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 70.0;
-const TOP: f64 = 84.0;
 const GAP: f64 = 24.0;
+/// Of the whole drawing, and characters of small print that fit.
+const PAGE: f64 = LEFT + WIDTH + GAP;
+const PRINT: usize = 78;
 const LINE: f64 = 18.0;
 /// On light paper, and on dark.
 const COLOURS: [[&str; 2]; 6] = [
@@ -54,7 +56,7 @@ const COLOURS: [[&str; 2]; 6] = [
 ];
 const LIGHT: &str = "\
 svg { font: 12px system-ui, sans-serif; max-width: 100%; height: auto; }
-.paper { fill: #ffffff; } .ink { fill: #1f2328; } .small { fill: #59636e; font-size: 11px; } .title { font-size: 15px; }
+.paper { fill: #ffffff; } .ink { fill: #1f2328; } .small { fill: #59636e; font-size: 11px; } .title { font-size: 14px; }
 .frame { stroke: #8c959f; fill: none; } .grid { stroke: #d1d9e0; } .level { stroke: #59636e; stroke-dasharray: 2 3; }
 .line { fill: none; stroke-width: 2; } .dashed { stroke-dasharray: 6 4; }
 ";
@@ -148,15 +150,21 @@ impl Panel {
         self.series[index].points.push((x, y));
     }
 
-    fn draw(&self, left: f64, out: &mut String) {
+    /// What it takes, with its title, axes and names.
+    fn height(&self) -> f64 {
+        GAP + HEIGHT + 60.0 + LINE * self.series.len() as f64
+    }
+
+    fn draw(&self, top: f64, out: &mut String) {
+        let (left, top) = (LEFT, top + GAP);
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (x_low, x_high, x_marks) = self.x.range(points().map(|point| point.0));
         let levels = self.levels.iter().map(|level| level.0);
         let (y_low, y_high, y_marks) = self.y.range(points().map(|point| point.1).chain(levels));
         let x = |value: f64| left + WIDTH * (self.x.scale(value) - x_low) / (x_high - x_low);
-        let y = |value: f64| TOP + HEIGHT * (1.0 - (self.y.scale(value) - y_low) / (y_high - y_low));
-        let (right, bottom, middle) = (left + WIDTH, TOP + HEIGHT, left + WIDTH / 2.0);
-        text(out, middle, TOP - 10.0, "ink", "middle", &self.title);
+        let y = |value: f64| top + HEIGHT * (1.0 - (self.y.scale(value) - y_low) / (y_high - y_low));
+        let (right, bottom, middle) = (left + WIDTH, top + HEIGHT, left + WIDTH / 2.0);
+        text(out, middle, top - 10.0, "ink", "middle", &self.title);
         for mark in y_marks {
             let at = y(mark);
             let _ = writeln!(out, r#"<path class="grid" d="M{left:.1} {at:.1}H{right:.1}"/>"#);
@@ -164,12 +172,12 @@ impl Panel {
         }
         for mark in x_marks {
             let at = x(mark);
-            let _ = writeln!(out, r#"<path class="grid" d="M{at:.1} {TOP:.1}V{bottom:.1}"/>"#);
+            let _ = writeln!(out, r#"<path class="grid" d="M{at:.1} {top:.1}V{bottom:.1}"/>"#);
             text(out, at, bottom + 16.0, "small", "middle", &number(mark));
         }
-        let _ = writeln!(out, r#"<rect class="frame" x="{left:.1}" y="{TOP:.1}" width="{WIDTH}" height="{HEIGHT}"/>"#);
+        let _ = writeln!(out, r#"<rect class="frame" x="{left:.1}" y="{top:.1}" width="{WIDTH}" height="{HEIGHT}"/>"#);
         text(out, middle, bottom + 34.0, "ink", "middle", &self.x.label);
-        let (label_x, label_y) = (left - 52.0, TOP + HEIGHT / 2.0);
+        let (label_x, label_y) = (left - 52.0, top + HEIGHT / 2.0);
         let _ = writeln!(
             out,
             r#"<text class="ink" text-anchor="middle" transform="translate({label_x:.1} {label_y:.1}) rotate(-90)">{}</text>"#,
@@ -205,11 +213,11 @@ impl Panel {
 
 impl Chart {
     pub fn svg(&self) -> String {
-        let legend = self.panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0);
-        let width = GAP + (LEFT + WIDTH + GAP) * self.panels.len().max(1) as f64;
-        let mut out = open(width, TOP + HEIGHT + 60.0 + LINE * legend as f64, &self.title, &self.about);
-        for (index, panel) in self.panels.iter().enumerate() {
-            panel.draw(LEFT + (LEFT + WIDTH + GAP) * index as f64, &mut out);
+        let height = self.panels.iter().map(Panel::height).sum();
+        let (mut out, mut top) = open(height, &self.title, &self.about);
+        for panel in &self.panels {
+            panel.draw(top, &mut out);
+            top += panel.height();
         }
         out + "</svg>\n"
     }
@@ -223,34 +231,55 @@ pub struct Bar {
     pub group: usize,
 }
 
-/// Horizontal bars, each with its value written beside it.
+/// Horizontal bars, each below its name, with its value written beside it.
 pub fn bars(title: &str, about: &str, unit: &str, bars: &[Bar]) -> String {
-    const NAMES: f64 = 430.0;
-    const LENGTH: f64 = 420.0;
+    const BAR: f64 = 42.0;
     let most = bars.iter().map(|bar| bar.value).filter(|value| value.is_finite()).fold(f64::MIN_POSITIVE, f64::max);
-    let mut out = open(NAMES + LENGTH + 120.0, TOP + 26.0 * bars.len() as f64 + 20.0, title, about);
-    text(&mut out, NAMES, TOP - 10.0, "small", "start", unit);
+    let (mut out, top) = open(LINE + BAR * bars.len() as f64, title, about);
+    text(&mut out, GAP, top + 8.0, "small", "start", unit);
     for (index, bar) in bars.iter().enumerate() {
-        let (y, kind) = (TOP + 26.0 * index as f64, bar.group % COLOURS.len());
-        let length = if bar.value.is_finite() { LENGTH * bar.value / most } else { 0.0 };
-        text(&mut out, NAMES - 8.0, y + 14.0, "ink", "end", &bar.label);
-        let _ = writeln!(out, r#"<rect class="c{kind} dot" x="{NAMES}" y="{y:.1}" width="{length:.1}" height="18"/>"#);
-        text(&mut out, NAMES + length + 8.0, y + 14.0, "ink", "start", &number(bar.value));
+        let (y, kind) = (top + LINE + BAR * index as f64, bar.group % COLOURS.len());
+        let length = if bar.value.is_finite() { WIDTH * bar.value / most } else { 0.0 };
+        text(&mut out, GAP, y + 12.0, "ink", "start", &bar.label);
+        let at = y + 17.0;
+        let _ = writeln!(out, r#"<rect class="c{kind} dot" x="{GAP}" y="{at:.1}" width="{length:.1}" height="16"/>"#);
+        text(&mut out, GAP + length + 8.0, y + 30.0, "ink", "start", &number(bar.value));
     }
     out + "</svg>\n"
 }
 
-fn open(width: f64, height: f64, title: &str, about: &str) -> String {
+/// The head of a drawing with so much below it, and where that begins.
+fn open(below: f64, title: &str, about: &str) -> (String, f64) {
+    let about = lines(about);
+    let top = 40.0 + LINE * about.len() as f64;
+    let height = top + below + 10.0;
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {PAGE:.0} {height:.0}\" width=\"{PAGE:.0}\" \
          height=\"{height:.0}\" role=\"img\">\n<title>{}</title>\n{}",
         escaped(title),
         style()
     );
-    let _ = writeln!(out, r#"<rect class="paper" width="{width:.0}" height="{height:.0}"/>"#);
-    text(&mut out, 20.0, 26.0, "ink title", "start", title);
-    text(&mut out, 20.0, 46.0, "small", "start", about);
-    out
+    let _ = writeln!(out, r#"<rect class="paper" width="{PAGE:.0}" height="{height:.0}"/>"#);
+    text(&mut out, GAP, 26.0, "ink title", "start", title);
+    for (index, line) in about.iter().enumerate() {
+        text(&mut out, GAP, 46.0 + LINE * index as f64, "small", "start", line);
+    }
+    (out, top)
+}
+
+/// Small print broken between words.
+fn lines(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() || line.len() + 1 + word.len() <= PRINT => {
+                *line += if line.is_empty() { "" } else { " " };
+                *line += word;
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn text(out: &mut String, x: f64, y: f64, class: &str, anchor: &str, text: &str) {
@@ -285,6 +314,15 @@ mod tests {
         assert_eq!(Axis::new("x").range([].into_iter()).0, 0.0);
         let (low, high, _) = Axis::new("x").range([5.0].into_iter());
         assert!(low <= 5.0 && high > 5.0);
+    }
+
+    #[test]
+    fn small_print_is_broken_between_words() {
+        let text = "word ".repeat(40);
+        let broken = lines(&text);
+        assert!(broken.len() == 3 && broken.iter().all(|line| line.len() <= PRINT), "{broken:?}");
+        assert_eq!(broken.join(" "), text.trim_end());
+        assert_eq!(lines("x".repeat(100).as_str()).len(), 1);
     }
 
     #[test]
