@@ -52,19 +52,6 @@ pub fn fold_conv(weights: &Weights, conv: &Conv2d, in_channels: usize) -> Result
 }
 
 /// Reads a fully connected layer: weight `[out, in]` and bias `[out]`, which is zeros where the layer has none.
-///
-/// # Errors
-///
-/// [`Error::Tensor`] if a tensor is missing, or of the wrong shape or type, or holds a NaN or infinity;
-/// [`Error::Io`] if the file cannot be read.
-///
-/// ```
-/// use trefoil::model::{Linear, Weights, read_linear};
-/// let weights = Weights::from_tensors([("fc.weight", vec![1, 2], vec![3.0, 4.0])])?;
-/// let linear = Linear { bias: None, ..Linear::named("fc", 1) };
-/// assert_eq!(read_linear(&weights, &linear, 2)?, (vec![3.0, 4.0], vec![0.0]));
-/// # Ok::<(), trefoil::Error>(())
-/// ```
 pub(crate) fn read_linear(
     weights: &Weights,
     linear: &Linear,
