@@ -167,6 +167,19 @@ pub enum Error {
 
 /// Where the credits of a ring are: each batch buffer is in exactly one of these states; but a result that was handed back
 /// on the device, where the next one waits, counts as in flight until it is there, and may be lent again meanwhile.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let batch = engine.acquire()?;
+/// assert_eq!(engine.credits()?.filling, 1);
+/// let output = batch.submit(1)?.wait()?;
+/// let credits = engine.credits()?;
+/// assert_eq!((credits.filling, credits.in_flight, credits.unread), (0, 0, 1), "{credits}");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Credits {
     /// Staging buffers lent to producers, not yet submitted.

@@ -3,6 +3,11 @@
 use std::fmt;
 
 /// The type of one tensor element.
+///
+/// ```
+/// use trefoil::Dtype;
+/// assert_eq!((Dtype::F16.bytes(), Dtype::F16.to_string()), (2, "f16".to_string()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// Unsigned byte.
@@ -35,6 +40,13 @@ impl fmt::Display for Dtype {
 }
 
 /// Height, width and channels of one image or activation; a vector of C features is 1 x 1 x C.
+///
+/// ```
+/// use trefoil::Shape;
+/// let shape = Shape::new(7, 7, 512);
+/// assert_eq!((shape.pixels(), shape.elems()), (49, 25_088));
+/// assert_eq!(Shape::vector(512), Shape { height: 1, width: 1, channels: 512 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Rows of pixels.
@@ -74,6 +86,12 @@ impl fmt::Display for Shape {
 }
 
 /// How the rows that a producer writes are laid out.
+///
+/// ```
+/// use trefoil::{Dtype, InputFormat};
+/// assert_eq!(InputFormat::default(), InputFormat::U8Nhwc);
+/// assert_eq!(InputFormat::F32Nchw.dtype(), Dtype::F32);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum InputFormat {
     /// Bytes 0-255, channels innermost, as decoders give them. Normalised on the device.
@@ -110,6 +128,18 @@ impl fmt::Display for InputFormat {
 }
 
 /// What an engine hands out for each row.
+///
+/// ```
+/// use trefoil::{Device, Engine, OutputKind, Target};
+/// # let model = trefoil::model::Model::open("weights/convnet28")?;
+/// let cpu = Device::open(Target::Cpu)?;
+/// let engine = Engine::builder(&model).on(&cpu).output(OutputKind::TopK(3)).build()?;
+/// assert_eq!(engine.output().row_bytes, 3 * (4 + 4));
+/// let mut batch = engine.acquire()?;
+/// batch.row_mut(0).fill(0);
+/// assert_eq!(batch.submit(1)?.wait()?.top_k(0, 3).len(), 3);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OutputKind {
     /// The classifier's sums: f32, one for each class.
@@ -124,6 +154,12 @@ pub enum OutputKind {
 }
 
 /// Shape and type of the rows on one side of an engine.
+///
+/// ```
+/// use trefoil::{Dtype, Shape, TensorSpec};
+/// let rows = TensorSpec::new(Dtype::U8, Shape::new(28, 28, 1));
+/// assert_eq!((rows.row_bytes, rows.row_pitch), (784, 1024));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Element type.
@@ -137,6 +173,12 @@ pub struct TensorSpec {
 }
 
 /// Rows of page-locked and device input and output buffers start at multiples of this many bytes.
+///
+/// ```
+/// use trefoil::{Dtype, ROW_ALIGN, Shape, TensorSpec};
+/// let logits = TensorSpec::new(Dtype::F32, Shape::vector(1000));
+/// assert_eq!(logits.row_pitch, 4000_usize.next_multiple_of(ROW_ALIGN));
+/// ```
 pub const ROW_ALIGN: usize = 256;
 
 impl TensorSpec {
@@ -148,6 +190,11 @@ impl TensorSpec {
 }
 
 /// What happens to a sum before it is stored.
+///
+/// ```
+/// use trefoil::Activation;
+/// assert_eq!([-1.0, 4.0, 8.0].map(|x| Activation::Relu6.apply(x)), [0.0, 4.0, 6.0]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Activation {
     /// Nothing.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
+use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, architecture, params};
 use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Rates, Request, Sm90Tile, StepOp, plan,
 };
@@ -340,6 +340,11 @@ fn a_chain_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("inside", chain)]) && refused(&h200, &[("wide", odd)]));
     assert!(refused(&h200, &[("wide", chain), ("next", sm90)]));
     assert!(refused(&Limits::a100(), &[("wide", chain)]));
+    // A sum of two convolutions that no 1x1 convolution reads alone.
+    let resnet = architecture("resnet50", 1000, None).unwrap();
+    let shortcut = [("layer4.0.conv3", chain), ("layer4.0.downsample", Kernel::Joined)];
+    let refused_there = plan_of_graph(&resnet, &h200, &shortcut);
+    assert!(matches!(refused_there, Err(Error::Unsupported { .. })), "{refused_there:?}");
     let planned = plan_of_graph(&graph, &h200, &[]).unwrap();
     let several = candidates_can_be_chosen(&planned, |choices| {
         let choices: Vec<(&str, Kernel)> = choices.iter().map(|(name, kernel)| (&name[..], *kernel)).collect();

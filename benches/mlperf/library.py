@@ -48,7 +48,7 @@ class EngineOptions(ctypes.Structure):  # trefoil_engine_options
         ("size", c_size_t), ("device", c_uint64), ("batch", c_size_t), ("batch_sizes", POINTER(c_size_t)),
         ("batch_size_count", c_size_t), ("slots", c_size_t), ("staging", c_size_t), ("results", c_size_t),
         ("input", c_uint32), ("result", c_uint32), ("top_k", c_size_t), ("acquire_limit_ns", c_uint64),
-        ("high_priority", c_uint32), ("check", c_uint32), ("waiting", c_uint32), ("reserved", c_uint32),
+        ("high_priority", c_uint32), ("check", c_uint32), ("waiting", c_uint32), ("device_results", c_uint32),
         ("trace_batches", c_size_t),
     ]  # fmt: skip
 

@@ -68,6 +68,9 @@ def main():
     rate, lengths = options.rate, [SEARCH_SECONDS, options.seconds] if options.search else [options.seconds]
     while not (valid := all(run(rate, seconds) for seconds in lengths)) and options.search:
         rate *= SEARCH_STEP
+        if rate < options.rate / 10:
+            print(f"no valid run down to {rate:.0f}/s: the rate is not what is wrong", file=sys.stderr)
+            break
     engine.close()
     if options.record:
         options.record.write_text(json.dumps(kept, indent=1) + "\n")

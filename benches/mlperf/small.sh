@@ -16,5 +16,5 @@ run() {
 }
 run Offline --accuracy --at-least 0.94
 run Offline --seconds 1 --samples 4096
-run Server --seconds 3 --rate 300 --latency-ms 250
-run Server --seconds 3 --rate 300 --latency-ms 250 --batcher
+run Server --seconds 3 --rate 300 --latency-ms 1000
+run Server --seconds 3 --rate 300 --latency-ms 1000 --batcher

@@ -27,8 +27,8 @@ impl CallerStream {
     /// A stream; null is [`CallerStream::DEFAULT`].
     ///
     /// # Safety
-    /// It is null, one of the driver's names for default streams, or a stream that is not destroyed before the last call
-    /// that gets it has returned.
+    /// It is null or `CU_STREAM_LEGACY`, which is the same, or a stream that is not destroyed before the last call that
+    /// gets it has returned, and any batch that reads rows from it is submitted or dropped.
     pub unsafe fn from_raw(stream: *mut c_void) -> Self {
         Self(stream as u64)
     }
@@ -52,6 +52,22 @@ impl CallerStream {
 
 /// Rows in device memory, and the stream whose work so far writes them. [`Batch::read_from`](crate::Batch::read_from)
 /// takes them.
+///
+/// ```
+/// use trefoil::{CallerStream, DeviceRows};
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let pitch = engine.input().row_bytes;
+/// let pixels = vec![127u8; 2 * pitch]; // on a GPU this would be device memory
+/// let rows = DeviceRows { addr: pixels.as_ptr() as u64, pitch, stream: CallerStream::DEFAULT };
+/// let mut batch = engine.acquire()?;
+/// // SAFETY: there are two rows, and nothing writes them.
+/// unsafe { batch.read_from(rows)? };
+/// assert_eq!(batch.submit(2)?.wait()?.rows(), 2);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRows {
     /// Where the first row begins: a `CUdeviceptr`; on the CPU the address of host memory.

@@ -1,4 +1,5 @@
-//! Owning handles: each is made once, freed once, and names its device in every error.
+//! Owning handles: each is made once, freed once, and names its device in every error. The last field, `_alive`, goes
+//! when the device has freed it: see [`Device::is_unused`].
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,12 +13,14 @@ use crate::error::Error;
 pub(crate) struct Stream {
     raw: u64,
     device: Device,
+    _alive: Arc<()>,
 }
 
 /// A point in a stream. Recording it again moves it.
 pub(crate) struct Event {
     raw: u64,
     device: Device,
+    _alive: Arc<()>,
 }
 
 /// Page-locked host memory, zeroed when made.
@@ -25,6 +28,7 @@ pub(crate) struct HostBuffer {
     ptr: NonNull<u8>,
     bytes: usize,
     device: Device,
+    _alive: Arc<()>,
 }
 
 /// Device memory.
@@ -32,6 +36,7 @@ pub(crate) struct DeviceBuffer {
     addr: u64,
     bytes: usize,
     device: Device,
+    _alive: Arc<()>,
 }
 
 // SAFETY: a HostBuffer is a unique owner of plain bytes; access through it is by `unsafe fn` whose callers order it.
@@ -43,7 +48,7 @@ impl Stream {
     /// Makes a stream; `name` is what profilers show.
     pub fn new(device: &Device, priority: Priority, name: &str) -> Result<Self, Error> {
         let raw = device.backend().stream_create(priority, name)?;
-        Ok(Self { raw, device: device.clone() })
+        Ok(Self { raw, device: device.clone(), _alive: device.0.held.handle() })
     }
 
     /// The backend's handle.
@@ -166,12 +171,12 @@ impl Device {
 impl Event {
     /// Makes an event without timing.
     pub fn new(device: &Device) -> Result<Self, Error> {
-        Ok(Self { raw: device.backend().event_create(false)?, device: device.clone() })
+        Ok(Self { raw: device.backend().event_create(false)?, device: device.clone(), _alive: device.0.held.handle() })
     }
 
     /// Makes an event with timing.
     pub fn with_timing(device: &Device) -> Result<Self, Error> {
-        Ok(Self { raw: device.backend().event_create(true)?, device: device.clone() })
+        Ok(Self { raw: device.backend().event_create(true)?, device: device.clone(), _alive: device.0.held.handle() })
     }
 
     /// The backend's handle.
@@ -239,7 +244,7 @@ impl HostBuffer {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
         let ptr = device.backend().host_alloc(bytes)?;
         device.0.held.take_page_locked(bytes);
-        Ok(Self { ptr, bytes, device: device.clone() })
+        Ok(Self { ptr, bytes, device: device.clone(), _alive: device.0.held.handle() })
     }
 
     /// Where it is.
@@ -297,7 +302,7 @@ impl DeviceBuffer {
             fitting_batch: None,
         })?;
         let addr = device.backend().device_alloc(bytes).inspect_err(|_| held.give_device(bytes))?;
-        Ok(Self { addr, bytes, device: device.clone() })
+        Ok(Self { addr, bytes, device: device.clone(), _alive: device.0.held.handle() })
     }
 
     /// Address on the device.

@@ -1,8 +1,21 @@
 //! What live buffers hold of a device's memory, and how much they may.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Memory that trefoil holds on a device, in bytes.
+///
+/// ```
+/// use trefoil::MemoryUse;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// assert_eq!(cpu.memory_use(), MemoryUse::default()); // nothing yet
+/// let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let MemoryUse { device_bytes, page_locked_bytes } = cpu.memory_use();
+/// assert!(device_bytes > 0 && page_locked_bytes > 0);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Device memory: weights, activations, slots. Code and graphs, which the driver keeps, are not in it.
@@ -17,11 +30,14 @@ pub(super) struct Held {
     page_locked: AtomicU64,
     /// How much device memory they may hold.
     limit: AtomicU64,
+    /// Every stream, event and buffer has one more of it, until it is freed.
+    handles: Arc<()>,
 }
 
 impl Default for Held {
     fn default() -> Self {
-        Self { device: AtomicU64::new(0), page_locked: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) }
+        let none = || AtomicU64::new(0);
+        Self { device: none(), page_locked: none(), limit: AtomicU64::new(u64::MAX), handles: Arc::default() }
     }
 }
 
@@ -29,6 +45,18 @@ impl Held {
     pub fn now(&self) -> MemoryUse {
         let now = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
         MemoryUse { device_bytes: now(&self.device), page_locked_bytes: now(&self.page_locked) }
+    }
+
+    /// What a handle keeps as its last field, which is dropped when the device has freed the rest.
+    pub fn handle(&self) -> Arc<()> {
+        self.handles.clone()
+    }
+
+    /// Whether no handle is left; then whoever dropped the last one has made its last call.
+    pub fn has_no_handles(&self) -> bool {
+        let none = Arc::strong_count(&self.handles) == 1;
+        fence(Ordering::Acquire);
+        none
     }
 
     pub fn limit(&self, device_bytes: u64) {

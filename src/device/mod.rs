@@ -105,6 +105,15 @@ pub(crate) enum Kind {
 }
 
 /// What a device says of itself.
+///
+/// ```
+/// use trefoil::{Device, Target};
+/// let cpu = Device::open(Target::Cpu)?;
+/// assert_eq!(cpu.info().target, "cpu");
+/// assert!(cpu.info().units >= 1);
+/// assert_eq!(cpu.info().compute_capability, [0, 0]); // of a GPU, say [9, 0]
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {
     /// `"cpu"` or `"cuda:0"`.
@@ -457,9 +466,9 @@ impl Device {
             Kind::Cuda(cuda) => Arc::strong_count(cuda),
             Kind::Sim(sim) => Arc::strong_count(sim),
         };
-        // Whoever held it had done its last call before it let go.
+        // Graphs and modules hold the device itself, and let go of it behind their last call.
         fence(Ordering::Acquire);
-        holders == 2 // `kind` and `backend` here
+        holders == 2 && self.0.held.has_no_handles() // `kind` and `backend` here
     }
 
     /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that

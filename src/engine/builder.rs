@@ -16,6 +16,17 @@ use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
 /// How an [`Engine`] is to be built.
+///
+/// ```
+/// use trefoil::OutputKind;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// let engine = Engine::builder(&model).on(&cpu).batch(16).slots(2).output(OutputKind::Logits).build()?;
+/// assert_eq!((engine.capacity(), engine.slots()), (16, 2));
+/// assert!(Engine::builder(&model).on(&cpu).slots(0).build().is_err());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct EngineBuilder<'a> {
     /// At least one.

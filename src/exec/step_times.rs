@@ -7,6 +7,16 @@ use crate::plan::Plan;
 /// A step's time is that between two marks of the device, timing events in the graph before and behind it. A mark keeps
 /// the next step from starting before the last has ended, as it may in the graph without marks, and takes time itself; so
 /// the steps together take longer than the graph, whose own time is beside them.
+///
+/// ```no_run
+/// # use trefoil::{Engine, model::Model};
+/// # let model = Model::open("weights/efficientnet-lite0")?;
+/// let times = Engine::builder(&model).batch_sizes(&[128]).measure_steps(50)?;
+/// assert_eq!(times.steps.len(), times.plan.steps.len());
+/// let alone: f64 = times.steps.iter().map(|step| step - times.mark).sum();
+/// println!("{:.1} us step by step, {:.1} us as a graph", 1e6 * alone, 1e6 * times.graph);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepTimes {

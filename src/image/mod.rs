@@ -26,10 +26,25 @@ use crate::tensor::Shape;
 use decode::{Format, HEAD_BYTES};
 
 /// Larger files are refused before they are read.
+///
+/// ```
+/// let photo = std::fs::metadata("tests/data/images/rgb.png").unwrap();
+/// assert!(photo.len() <= trefoil::image::MAX_FILE_BYTES);
+/// ```
 pub const MAX_FILE_BYTES: u64 = 1 << 30;
 /// Pictures of more pixels are refused before they are decoded.
+///
+/// ```
+/// use trefoil::image::{MAX_PIXELS, MAX_SIDE};
+/// assert_eq!(3 * MAX_PIXELS, 768 << 20); // bytes that the largest picture takes in RGB
+/// assert!(MAX_SIDE * MAX_SIDE > MAX_PIXELS); // not both sides may be the longest
+/// ```
 pub const MAX_PIXELS: usize = 1 << 28;
 /// Pictures with a longer side are refused before they are decoded.
+///
+/// ```
+/// assert_eq!(trefoil::image::MAX_SIDE, usize::from(u16::MAX)); // the most that a JPEG can have
+/// ```
 pub const MAX_SIDE: usize = 65_535;
 
 /// A decoded picture: 8 bits a value, channels innermost, rows without padding.
@@ -67,6 +82,18 @@ pub fn load(path: impl AsRef<Path>, preprocessing: &Preprocessing, row: &mut [u8
 }
 
 /// As [`load`], from a file's content; `name` stands in errors.
+///
+/// ```
+/// use trefoil::{Shape, image, model::Preprocessing};
+/// let preprocessing = Preprocessing::new(Shape::new(8, 8, 3));
+/// let mut row = [0; 8 * 8 * 3];
+/// # let upload = std::fs::read("tests/data/images/rgb.png").unwrap();
+/// image::load_bytes("an upload", &upload, &preprocessing, &mut row)?;
+/// assert!(row.iter().any(|&value| value > 0));
+/// let error = image::load_bytes("another", b"not a photo", &preprocessing, &mut row).unwrap_err();
+/// assert!(error.to_string().contains("another"), "{error}");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`load`], but for [`Error::Io`].

@@ -5,6 +5,14 @@ use super::weights::Weights;
 use crate::error::Error;
 
 /// A convolution's weights with its batch norm inside.
+///
+/// ```
+/// use trefoil::model::{Conv2d, FoldedConv, Weights, Window, fold_conv};
+/// let weights = Weights::from_tensors([("conv.weight", vec![2, 1, 1, 1], vec![3.0, -1.0])])?;
+/// let folded = fold_conv(&weights, &Conv2d::named("conv", 2, Window::square(1, 1, 0)), 1)?;
+/// assert_eq!(folded, FoldedConv { filter: vec![3.0, -1.0], bias: vec![0.0; 2] });
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct FoldedConv {
     /// `[K, C / groups, R, S]`, S innermost.

@@ -6,11 +6,26 @@ use crate::error::Error;
 use crate::tensor::{Activation, Shape};
 
 /// Index of a node in [`Graph::nodes`].
+///
+/// ```
+/// use trefoil::model::{NodeId, architecture};
+/// let graph = architecture("resnet50", 1000, None)?;
+/// let NodeId(index) = graph.output;
+/// assert_eq!(graph.nodes[index].name, "fc");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub usize);
 
 /// A feed-forward graph with one input and one output. Nodes are in topological order:
 /// a node's inputs come before it.
+///
+/// ```
+/// use trefoil::{Shape, model::architecture};
+/// let graph = architecture("resnet50", 1000, None)?;
+/// assert_eq!((graph.input, graph.output), (Shape::new(224, 224, 3), graph.find("fc").unwrap()));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// The nodes; the first is [`Op::Input`].
@@ -22,6 +37,14 @@ pub struct Graph {
 }
 
 /// One operation.
+///
+/// ```
+/// use trefoil::model::architecture;
+/// let graph = architecture("resnet50", 1000, None)?;
+/// let bn1 = &graph.nodes[graph.find("bn1").unwrap().0];
+/// assert_eq!((bn1.op.kind(), &bn1.inputs[..]), ("batch_norm", &[graph.find("conv1").unwrap()][..]));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// A unique name, used in errors and in `inspect`.
@@ -33,6 +56,13 @@ pub struct Node {
 }
 
 /// The operations.
+///
+/// ```
+/// use trefoil::model::{Op, architecture};
+/// let graph = architecture("resnet50", 1000, None)?;
+/// assert_eq!(graph.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_))).count(), 53);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// The normalised image.
@@ -59,6 +89,13 @@ pub enum Op {
 }
 
 /// Attributes and weights of a convolution. The filter tensor is [K, C / groups, R, S], as PyTorch stores it.
+///
+/// ```
+/// use trefoil::model::{Conv2d, Window};
+/// let conv = Conv2d::named("conv1", 64, Window::square(7, 2, 3));
+/// let with_bias = Conv2d { bias: Some("conv1.bias".into()), ..conv.clone() };
+/// assert_eq!((with_bias.filter, conv.bias), ("conv1.weight".to_string(), None));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conv2d {
     /// K.
@@ -78,6 +115,15 @@ pub struct Conv2d {
 }
 
 /// A sliding window.
+///
+/// ```
+/// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
+/// let mut g = GraphBuilder::new(Shape::new(14, 14, 8));
+/// let dilated = Window { dilation: [2; 2], ..Window::square(3, 1, 2) }; // reaches over 5x5 pixels
+/// let x = g.conv2d("conv", g.input(), 16, dilated);
+/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(14, 14, 16));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     /// R, S: height and width of the window.
@@ -91,6 +137,16 @@ pub struct Window {
 }
 
 /// Padding of each side, in pixels.
+///
+/// ```
+/// use trefoil::{Shape, model::{GraphBuilder, Pad, Window, infer}};
+/// let mut g = GraphBuilder::new(Shape::new(8, 8, 4));
+/// let pad = Pad { bottom: 1, right: 1, ..Pad::default() }; // as TensorFlow pads
+/// let same = Window { pad, ..Window::square(3, 2, 0) };
+/// let x = g.conv2d("conv", g.input(), 4, same);
+/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(4, 4, 4));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Pad {
     /// Above.
@@ -104,6 +160,12 @@ pub struct Pad {
 }
 
 /// Names of a batch norm's tensors, each `[C]`.
+///
+/// ```
+/// use trefoil::model::BatchNorm;
+/// let keras = BatchNorm { gamma: "bn1/gamma".into(), ..BatchNorm::named("bn1", 1e-3) };
+/// assert_eq!((&*keras.gamma, &*keras.var), ("bn1/gamma", "bn1.running_var"));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchNorm {
     /// Scale.
@@ -119,6 +181,15 @@ pub struct BatchNorm {
 }
 
 /// A pooling window.
+///
+/// ```
+/// use trefoil::{Shape, model::{GraphBuilder, Op, Pool, Window, infer}};
+/// let mut g = GraphBuilder::new(Shape::new(8, 8, 4));
+/// let mean = Op::AvgPool(Pool { window: Window::square(3, 2, 1), count_pad: false });
+/// let x = g.node("pool", mean, &[g.input()]);
+/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(4, 4, 4));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pool {
     /// The window.
@@ -128,6 +199,12 @@ pub struct Pool {
 }
 
 /// Weights of a fully connected layer: weight `[out, in]`, bias `[out]`.
+///
+/// ```
+/// use trefoil::model::Linear;
+/// let fc = Linear::named("fc", 1000);
+/// assert_eq!((&*fc.weight, fc.bias.as_deref()), ("fc.weight", Some("fc.bias")));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// Length of the result.

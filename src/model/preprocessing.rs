@@ -29,6 +29,14 @@ pub struct Preprocessing {
 }
 
 /// How a picture is resized, by Pillow's names.
+///
+/// ```
+/// use trefoil::{Shape, model::{Interpolation, Preprocessing}};
+/// let plain = Preprocessing::new(Shape::new(224, 224, 3));
+/// assert_eq!(plain.interpolation, Interpolation::Bilinear);
+/// let timm = Preprocessing { interpolation: Interpolation::Bicubic, ..plain };
+/// assert_ne!(timm, Preprocessing::new(timm.input));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Interpolation {
     /// The nearest pixel.

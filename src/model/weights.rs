@@ -36,6 +36,13 @@ pub struct Weights {
 }
 
 /// The type of a stored tensor's elements.
+///
+/// ```
+/// use trefoil::model::{WeightDtype, Weights};
+/// let weights = Weights::from_tensors([("fc.bias", vec![2], vec![0.5, -1.0])])?;
+/// assert_eq!((weights.dtype("fc.bias"), weights.dtype("fc.weight")), (Some(WeightDtype::F32), None));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WeightDtype {

@@ -11,6 +11,15 @@ use crate::model::Window;
 use crate::tensor::Shape;
 
 /// A kernel that computes a step, and how long the tile model takes it to be.
+///
+/// ```
+/// use trefoil::plan::{Candidate, ConvTile, Kernel, Limits, Rates};
+/// let rates = Rates::of(&Limits::h200()).expect("an H200 is known");
+/// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });
+/// let candidate = Candidate { kernel, clocks: 8_400.0, bytes: 100 << 20 };
+/// assert_eq!(candidate.to_string(), "sm80 128x64 (8.4 kclk)");
+/// assert_eq!(candidate.seconds(&rates), (100 << 20) as f64 / rates.memory_bytes); // longer than the clocks
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The kernel.
@@ -83,8 +92,8 @@ impl Plan {
         found.map(|(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes })
     }
 
-    /// All that decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any
-    /// model.
+    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any
+    /// model. Not where a concatenation has its result.
     ///
     /// # Panics
     /// If there is no such step.
@@ -99,6 +108,7 @@ impl Plan {
             StepOp::Conv(conv) | StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => window(&conv.window),
             StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
             StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
+            StepOp::Tail(tail) => format!("to {}", tail.k_stored()),
             _ => String::new(),
         };
         let shape = |id: &TensorId| self.stored(*id).to_string();

@@ -9,6 +9,12 @@ use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Window};
 use crate::tensor::Shape;
 
 /// The tile of the Hopper chain kernel: all channels of some pixels.
+///
+/// ```
+/// use trefoil::plan::{ChainTile, Kernel};
+/// assert_eq!(ChainTile::ALL.map(|tile| tile.pixels), [128, 256]);
+/// assert_eq!(Kernel::Sm90Chain(ChainTile { pixels: 256 }).to_string(), "sm90 chain 256");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChainTile {
     /// Pixels.

@@ -7,6 +7,12 @@ use crate::model::Window;
 use crate::tensor::Shape;
 
 /// The tile of the Hopper depthwise convolution: what one thread block computes at a time, of 32 channels.
+///
+/// ```
+/// use trefoil::plan::DepthwiseTile;
+/// let tile = DepthwiseTile { rows: 4, columns: 8, unit: [1, 4] };
+/// assert!(DepthwiseTile::UNITS.contains(&tile.unit) && tile.to_string() == "4x8/1x4");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DepthwiseTile {
     /// Rows of outputs, a multiple of the unit's.

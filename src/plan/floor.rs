@@ -3,6 +3,13 @@
 use super::{Limits, Plan, StepOp};
 
 /// What a GPU does in a second.
+///
+/// ```
+/// use trefoil::plan::{Limits, Rates};
+/// let rates = Rates::of(&Limits::h200()).expect("an H200 is known");
+/// assert!(rates.flops / rates.memory_bytes > 100.0); // operations for each byte, or memory is what takes the time
+/// assert_eq!(Rates::of(&Limits::cpu(8)), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Clocks of the multiprocessors.
@@ -33,6 +40,12 @@ impl Rates {
 }
 
 /// What a step takes at least, in seconds. The first three go on at the same time.
+///
+/// ```
+/// use trefoil::plan::Floor;
+/// let floor = Floor { tensor: 3e-6, memory: 8e-6, cache: 5e-6, launch: 2.5e-6 };
+/// assert_eq!((floor.bound(), floor.seconds()), ("memory", 8e-6 + 2.5e-6));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floor {
     /// Its products on the tensor cores.

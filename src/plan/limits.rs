@@ -5,6 +5,12 @@ use std::fmt;
 use crate::tensor::Dtype;
 
 /// Which kernels run.
+///
+/// ```
+/// use trefoil::{Dtype, plan::{Family, Limits}};
+/// assert_eq!([Limits::a100().family, Limits::h200().family], [Family::Sm80; 2]); // the sm90 kernels come on top
+/// assert_eq!((Family::Sm80.dtype(), Family::Cpu.dtype()), (Dtype::F16, Dtype::F32));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// Host code: f32 activations.
@@ -14,6 +20,13 @@ pub enum Family {
 }
 
 /// The hardware that a plan is made for.
+///
+/// ```
+/// use trefoil::plan::Limits;
+/// let l4 = Limits::gpu("NVIDIA L4", [8, 9], 58, 101_376);
+/// assert_eq!(l4.to_string(), "NVIDIA L4 (sm_89, 58 SMs)");
+/// assert!(!l4.has_sm90_kernels() && Limits::h200().has_sm90_kernels());
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// The device's name.

@@ -269,7 +269,8 @@ impl<'a> Lowering<'a> {
         let [own, other] =
             [0, 1].map(|i| ConvShape::stored(self.request, self.tensor(inputs[i]).shape, shape, windows[i]));
         let kernel = match self.request.choices.get(name) {
-            Some(&kernel) => kernel,
+            Some(&kernel @ Kernel::Sm90Conv { .. }) => kernel,
+            Some(&kernel) => return Err(not_a_choice(name, kernel)),
             None => select::sm90_kernel(limits, &[own, other]).ok_or_else(|| not_a_choice(name, Kernel::Joined))?.0,
         };
         let taps = windows.map(|window| window.size.iter().product::<usize>());

@@ -46,6 +46,18 @@ pub(crate) use tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
 pub use tail::{Tail, TailTile};
 
 /// What a plan is asked for.
+///
+/// ```
+/// use trefoil::plan::{Choices, Limits, Request, plan};
+/// use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// let (input, output) = (InputFormat::U8Nhwc, OutputKind::TopK(5));
+/// let request = Request { limits: &limits, batch: 32, input, preprocessing, output, choices: &choices };
+/// let single = Request { batch: 1, ..request.clone() };
+/// assert!(plan(&graph, &single)?.arena_bytes < plan(&graph, &request)?.arena_bytes);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The hardware.
@@ -64,6 +76,18 @@ pub struct Request<'a> {
 
 /// Plans a graph: rewrites it, chooses kernels, and places every tensor.
 ///
+/// ```
+/// use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let (limits, choices) = (Limits::a100(), Choices::new());
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// let graph = architecture("resnet50", 1000, None)?;
+/// let preprocessing = &Preprocessing::new(graph.input);
+/// let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// assert!(plan.steps.len() < graph.nodes.len()); // batch norms, sums and activations are in the convolutions
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Graph`] for a graph that is not well-formed; [`Error::Unsupported`] for an operation that the family's
 /// kernels do not do, with the node's name; [`Error::Option`] for a batch of zero or one too large to address.
@@ -74,6 +98,19 @@ pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
 }
 
 /// A graph laid out for one device and one batch size.
+///
+/// ```
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// assert!(plan.to_string().starts_with("plan for NVIDIA H200 (sm_90, 132 SMs), batch 32"));
+/// assert!(plan.arena_bytes < plan.arena_bytes_without_reuse / 2);
+/// assert_eq!(plan.steps[0].name, "conv1");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// What it was planned for.
@@ -141,10 +178,35 @@ impl Plan {
 }
 
 /// Index into [`Plan::tensors`].
+///
+/// ```
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// let read = plan.steps[0].inputs[0];
+/// assert_eq!(plan.tensors[read.0].shape, graph.input);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);
 
 /// One launch.
+///
+/// ```
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// let step = plan.steps.iter().find(|step| step.name == "layer2.1.conv3").unwrap();
+/// assert_eq!((step.op.label(step.inputs.len()), step.inputs.len()), ("conv1x1+res+relu".into(), 2));
+/// assert_eq!(step.flops, 2 * 32 * 28 * 28 * 128 * 512);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Name of the graph's node that it computes.
@@ -180,6 +242,12 @@ impl Step {
 }
 
 /// What a step computes.
+///
+/// ```
+/// use trefoil::{Activation, model::{Conv2d, Window}, plan::StepOp};
+/// let conv = Conv2d { activation: Activation::Relu, ..Conv2d::named("conv1", 64, Window::square(7, 2, 3)) };
+/// assert_eq!(StepOp::Conv(conv).label(1), "conv7x7+relu");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepOp {
     /// Input rows → normalised activations, channels padded to the family's alignment.
@@ -235,6 +303,13 @@ pub enum StepOp {
 }
 
 /// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
+///
+/// ```
+/// use trefoil::{model::{Conv2d, Window}, plan::{Joined, StepOp}};
+/// let single = |name| Conv2d::named(name, 256, Window::square(1, 1, 0));
+/// let joined = Box::new(Joined { name: "downsample.0".into(), conv: single("downsample.0") });
+/// assert_eq!(StepOp::ConvSum { conv: single("conv3"), joined }.label(2), "conv1x1+1x1");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Joined {
     /// Name of the graph's node.
@@ -244,6 +319,14 @@ pub struct Joined {
 }
 
 /// How a step computes it.
+///
+/// ```
+/// use trefoil::plan::{Kernel, Limits, Sm90Tile};
+/// let kernel = Kernel::Sm90Conv { tile: Sm90Tile { channels: 128, pixels: 256 }, cluster: 2 };
+/// assert_eq!(kernel.to_string(), "sm90 128x256/2");
+/// assert!(Kernel::of_convolutions(&Limits::h200()).contains(&kernel));
+/// assert_eq!(Kernel::of_convolutions(&Limits::cpu(8)), [Kernel::Cpu]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// The one CPU kernel of the operation.
@@ -274,6 +357,19 @@ pub enum Kernel {
 }
 
 /// A tensor between steps.
+///
+/// ```
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// let tensor = &plan.tensors[plan.steps[0].output.0];
+/// let row_elems = tensor.shape.pixels() * tensor.stored_channels;
+/// assert_eq!(tensor.bytes, plan.batch * row_elems * tensor.dtype.bytes());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Logical shape of one row.
@@ -295,6 +391,19 @@ pub struct Tensor {
 }
 
 /// Which part of a tensor another one is: some neighbouring channels of each pixel.
+///
+/// ```
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("googlenet", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (1, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// let branch = plan.tensors.iter().find(|tensor| tensor.part_of.is_some_and(|part| part.first_channel > 0)).unwrap();
+/// let whole = &plan.tensors[branch.part_of.unwrap().of.0];
+/// assert!(branch.stored_channels < whole.stored_channels && branch.pitch == whole.pitch);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartOf {
     /// The tensor, which may be a part itself.
@@ -304,6 +413,20 @@ pub struct PartOf {
 }
 
 /// Where a tensor lies.
+///
+/// ```
+/// # use trefoil::plan::Place;
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// assert_eq!(plan.tensors[0].place, Place::Input);
+/// let Place::Arena(offset) = plan.tensors[1].place else { panic!() };
+/// assert!(offset + plan.tensors[1].bytes <= plan.arena_bytes);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The slot's input buffer.

@@ -7,6 +7,12 @@ use super::sm90::{self, ConvShape, Sm90Tile};
 use super::{Kernel, Limits};
 
 /// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
+///
+/// ```
+/// use trefoil::plan::ConvTile;
+/// let tile = ConvTile { m: 128, n: 64 };
+/// assert!(ConvTile::ALL.contains(&tile) && tile.to_string() == "128x64");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConvTile {
     /// Output pixels (GEMM M).
@@ -71,6 +77,19 @@ impl fmt::Display for ConvTile {
 }
 
 /// Kernels that overrule the planner's, by step name.
+///
+/// ```
+/// use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, preprocessing) = (Limits::h200(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });
+/// let choices = Choices::from([("layer2.0.conv2".to_string(), kernel)]);
+/// let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// assert!(plan.steps.iter().any(|step| step.name == "layer2.0.conv2" && step.kernel == kernel));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 pub type Choices = BTreeMap<String, Kernel>;
 
 impl Kernel {

@@ -8,6 +8,13 @@ use crate::model::Window;
 use crate::tensor::Shape;
 
 /// The tile of the Hopper convolution: output channels x pixels of one thread block.
+///
+/// ```
+/// use trefoil::plan::Sm90Tile;
+/// let tile = Sm90Tile { channels: 64, pixels: 32 };
+/// assert!(Sm90Tile::ALL.contains(&tile) && tile.to_string() == "64x32");
+/// assert_eq!(tile.clusters(), [1, 2, 4, 8]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sm90Tile {
     /// Output channels.

@@ -7,6 +7,20 @@ use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
 use crate::tensor::{InputFormat, Shape};
 
 /// A network's first layers: normalisation, a convolution and perhaps a maximum over windows of its result.
+///
+/// ```
+/// # use trefoil::{Shape, plan::StepOp};
+/// # use trefoil::plan::{Choices, Limits, Request, plan};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # let graph = architecture("resnet50", 1000, None)?;
+/// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
+/// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+/// let StepOp::Stem(stem) = &plan.steps[0].op else { panic!("{plan}") };
+/// assert_eq!((stem.conv.window.size, stem.conv_shape), ([7; 2], Shape::new(112, 112, 64)));
+/// assert!(stem.pool.is_some());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stem {
     /// Subtracted from each channel of bytes, in units of their full scale (0-1).
@@ -22,6 +36,13 @@ pub struct Stem {
 }
 
 /// The tile of the stem kernel: what one thread block computes.
+///
+/// ```
+/// use trefoil::plan::{Kernel, StemTile};
+/// let tile = StemTile { columns: 112, rows: 7 };
+/// assert!(StemTile::COLUMNS.contains(&tile.columns));
+/// assert_eq!(Kernel::Sm90Stem(tile).to_string(), "sm90 stem 112x7");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StemTile {
     /// Columns of the convolution, one of [`StemTile::COLUMNS`].

@@ -7,6 +7,12 @@ use crate::model::{Graph, Linear, NodeId, Op};
 use crate::tensor::{OutputKind, Shape};
 
 /// A network's last layers: mean over all pixels, fully connected layer, output rows.
+///
+/// ```
+/// use trefoil::{OutputKind, model::Linear, plan::{StepOp, Tail}};
+/// let tail = Tail { linear: Linear::named("fc", 1000), output: OutputKind::TopK(5) };
+/// assert_eq!(StepOp::Tail(tail).label(1), "mean+fc+topk(5)");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tail {
     /// The fully connected layer.
@@ -31,6 +37,13 @@ impl Tail {
 }
 
 /// The tile of the tail kernel: what one cluster of thread blocks computes, and how many they are.
+///
+/// ```
+/// use trefoil::plan::{Kernel, TailTile};
+/// let tile = TailTile { images: 1, blocks: 16 };
+/// assert!(TailTile::BLOCKS.contains(&tile.blocks));
+/// assert_eq!(Kernel::Sm90Tail(tile).to_string(), "sm90 tail 1/16");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TailTile {
     /// Images, 1 to the most of [`TailTile::IMAGES`].

@@ -35,6 +35,9 @@ pub struct Batch {
     elsewhere: Option<DeviceRows>,
 }
 
+/// Bytes from one row of a caller's to the next: what any GPU's copies of rows take.
+const MOST_PITCH: usize = i32::MAX as usize;
+
 /// What is submitted.
 pub(super) struct Submission<'a> {
     pub staging: usize,
@@ -194,8 +197,8 @@ impl Batch {
         if addr == 0 {
             return Err(Error::option("rows", "a null address", "where the first row begins"));
         }
-        if pitch < row_bytes {
-            return Err(Error::option("pitch", pitch, format!("at least {row_bytes}, the bytes of a row")));
+        if !(row_bytes..=MOST_PITCH).contains(&pitch) {
+            return Err(Error::option("pitch", pitch, format!("{row_bytes}, the bytes of a row, to {MOST_PITCH}")));
         }
         let device = &self.core.device;
         device.healthy()?;
@@ -225,6 +228,9 @@ impl Batch {
     fn enqueue(&mut self, rows: usize, to_device: bool) -> Result<(Submission<'static>, Result<u64, Error>), Error> {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
+        }
+        if let Some(there) = self.elsewhere {
+            there.stream.admit(&self.core.device)?; // once more: it may capture by now
         }
         let from = match self.elsewhere.take() {
             None => Source::Staging,

@@ -4,8 +4,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use super::credits::{Seen, Wake};
+use super::waiting::FAULT_CHECK;
 use super::{Core, ResultBuffer, Waiting};
 use crate::device::Note;
 use crate::error::Error;
@@ -152,8 +154,9 @@ impl Core {
     fn await_oldest(&self, watched: usize) {
         let oldest = lock(&self.state).oldest_in_flight();
         let Some((result, number)) = oldest else {
-            // An error is latched, and found by the look that follows.
-            let _ = self.results[watched].device.as_ref().map_or(Ok(()), |there| there.read.wait());
+            // A while only, for new watches may come. An error is latched, and found by the look that follows.
+            let limit = Instant::now() + FAULT_CHECK;
+            let _ = self.results[watched].device.as_ref().map_or(Ok(true), |there| there.read.wait_until(limit));
             return;
         };
         // If its ticket took the result meanwhile and the buffer is in use again, this waits for that use: later than

@@ -8,6 +8,19 @@ use crate::device::{Access, DeviceBuffer, Event, Noise, Note, Run, Span, Stream}
 use crate::error::Error;
 
 /// A stage of the ring.
+///
+/// ```
+/// use trefoil::Stage;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// let engine = Engine::builder(&model).on(&cpu).batch(4).build()?;
+/// for stage in [Stage::CopyIn, Stage::Compute, Stage::CopyOut] {
+///     let seconds = engine.measure(stage, 4, 3)?; // of three batches of four rows
+///     assert_eq!(seconds.len(), 3);
+/// }
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Staging → device.

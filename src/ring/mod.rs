@@ -39,7 +39,8 @@
 //! | a caller's | record `read` of the result | [`DeviceOutput::read_on`]: see above |
 //!
 //! An event belongs to the buffer whose use it ends, so nobody waits on an event that a later batch has recorded
-//! again. The ring sees devices and programs only; it runs the same on every device.
+//! again; but where results stay on the device, a result may be in use again while compute waits for its `done`: in the
+//! order of copy-out, and so never too short, but with fewer results than slots longer than need be. The ring sees devices and programs only; it runs the same on every device.
 //!
 //! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on a
 //! stream of its own, and successive batches overlap there too.
@@ -103,6 +104,19 @@ use flow::Runner;
 use on_device::OnDevice;
 
 /// What becomes of the work in flight when a ring is closed.
+///
+/// ```
+/// use trefoil::{Close, Error};
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let ticket = engine.acquire()?.submit(1)?;
+/// engine.close(Close::Abort, limit)?; // `Close::Drain` would leave the ticket its result
+/// assert!(matches!(ticket.wait(), Err(Error::Closed)));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
     /// It is finished, and its tickets give their results.

@@ -16,6 +16,17 @@ use crate::error::{Credits, Error};
 use crate::sync::after;
 
 /// What a [`Fleet`](crate::Fleet) has had of one device, and how it is.
+///
+/// ```
+/// # use trefoil::{Device, Engine, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// let fleet = Engine::builder(&model).build_on(&[Device::cpu(1), Device::cpu(1)])?;
+/// fleet.acquire()?.submit(1)?.wait()?;
+/// let stats = fleet.stats(); // one for each device
+/// assert_eq!(stats.iter().map(|device| device.rows).sum::<u64>(), 1);
+/// assert!(stats.iter().all(|device| device.fault.is_none() && device.run_again == 0));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceStats {

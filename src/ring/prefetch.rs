@@ -75,6 +75,15 @@ where
 ///
 /// Dropping it stops the loaders and waits for them: they finish what is in progress and load nothing more. When the
 /// drop returns, the inputs and the closure are dropped too. A loader blocked in the inputs' `next` is waited for.
+///
+/// ```
+/// use trefoil::{Prefetch, prefetch};
+/// let mut numbers: Prefetch<'static, u32, _> = prefetch(["1", "two", "3"], 2, 2, str::parse)?;
+/// assert_eq!(numbers.next(), Some(Ok(1)));
+/// assert!(numbers.next().unwrap().is_err()); // in its input's place, and the rest goes on
+/// assert_eq!(numbers.next(), Some(Ok(3)));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 pub struct Prefetch<'scope, T, E> {
     shared: Arc<Shared<T, E>>,
     /// Keeps it inside the loaders' scope.

@@ -17,6 +17,18 @@ use crate::sync::{after, lock};
 ///
 /// Dropping it abandons the result; the buffers come free when the device is done with them. A ticket is a future
 /// too, for any executor; what wakes it is the ring's completion thread, never a driver callback.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let first = engine.acquire()?.submit(1)?;
+/// let second = engine.acquire()?.submit(2)?; // both are in flight now
+/// assert_eq!(second.wait()?.rows(), 2); // in any order
+/// assert_eq!(first.wait()?.rows(), 1);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[must_use = "a dropped ticket abandons its result"]
 pub struct Ticket {
     core: Arc<Core>,

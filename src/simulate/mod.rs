@@ -16,6 +16,15 @@ use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 pub use report::{SimBound, SimLatency, SimReport, SimStage};
 
 /// What [`simulate`] is to simulate. [`SimSpec::new`] has the defaults.
+///
+/// ```
+/// use trefoil::simulate::{SimSpec, simulate};
+/// let overlapped = SimSpec { batches: 100, ..SimSpec::new(vec![(256, 1_000.0)]) };
+/// let serial = SimSpec { slots: 1, ..overlapped.clone() };
+/// assert!(simulate(&overlapped)?.images_per_s > 1.3 * simulate(&serial)?.images_per_s);
+/// assert!(SimSpec { slots: 0, ..serial }.check().is_err());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
     /// Host to device with nothing coming back, in GB/s.
@@ -56,6 +65,15 @@ pub struct SimSpec {
 }
 
 /// When batches are asked for.
+///
+/// ```
+/// use trefoil::simulate::{Arrival, SimSpec, simulate};
+/// let spec = SimSpec { batches: 200, ..SimSpec::new(vec![(1, 500.0)]) };
+/// let regular = simulate(&SimSpec { arrival: Arrival::Periodic { images_per_s: 1_500.0 }, ..spec.clone() })?;
+/// let random = simulate(&SimSpec { arrival: Arrival::Poisson { images_per_s: 1_500.0, seed: 7 }, ..spec })?;
+/// assert!(random.latency.p99_us > 2.0 * regular.latency.p99_us); // at the same mean rate some have to queue
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
     /// As soon as a producer is free.
@@ -75,6 +93,17 @@ pub enum Arrival {
 }
 
 /// Something that happens to one operation of the simulated device.
+///
+/// ```
+/// use trefoil::simulate::{Effect, Injection, SimSpec, simulate};
+/// # use trefoil::Stage;
+/// let delay = Injection { stage: Stage::Compute, nth: 5, effect: Effect::DelayUs(3_000.0) };
+/// let spec = SimSpec { batches: 20, ..SimSpec::new(vec![(32, 1_000.0)]) };
+/// let delayed = simulate(&SimSpec { injections: vec![delay], ..spec.clone() })?;
+/// let lost_us = 1e6 * (delayed.makespan_s - simulate(&spec)?.makespan_s);
+/// assert!((lost_us - 3_000.0).abs() < 1.0); // compute is the bottleneck: what it loses, all lose
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Injection {
     /// Which operations are counted.
@@ -86,6 +115,16 @@ pub struct Injection {
 }
 
 /// What [`Injection`] does.
+///
+/// ```
+/// use trefoil::simulate::{Effect, Injection, SimSpec, simulate};
+/// # use trefoil::Stage;
+/// let fails = Injection { stage: Stage::Compute, nth: 5, effect: Effect::FailRun };
+/// let report = simulate(&SimSpec { batches: 20, injections: vec![fails], ..SimSpec::new(vec![(32, 1_000.0)]) })?;
+/// assert_eq!(report.answered, 4); // those before it
+/// assert!(report.failed > 0 && report.fault.is_some());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Effect {
     /// The call that enqueues the operation fails.

@@ -7,6 +7,15 @@ use crate::error::Credits;
 use crate::ring::Stage;
 
 /// What [`simulate`](super::simulate) found.
+///
+/// ```
+/// use trefoil::simulate::{SimSpec, simulate};
+/// let report = simulate(&SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) })?;
+/// assert_eq!((report.submitted, report.answered, report.failed), (100, 100, 0));
+/// assert!(report.makespan_s < report.serial_s); // copies were under compute
+/// assert_eq!(report.credits.in_flight, 0);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimReport {
     /// Images a second in the steady state: without the first and the last answers, unless too few would be left.
@@ -38,6 +47,15 @@ pub struct SimReport {
 }
 
 /// Percentiles of the latency, in microseconds.
+///
+/// ```
+/// use trefoil::simulate::{SimSpec, simulate};
+/// let report = simulate(&SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) })?;
+/// let latency = report.latency;
+/// assert!(latency.p50_us >= 9_200.0); // never below what the model takes
+/// assert!(latency.p50_us <= latency.p99_us && latency.p99_us <= latency.max_us);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SimLatency {
     /// The median.
@@ -51,6 +69,15 @@ pub struct SimLatency {
 }
 
 /// One engine.
+///
+/// ```
+/// use trefoil::simulate::{SimSpec, simulate};
+/// let report = simulate(&SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) })?;
+/// assert!(report.compute.utilisation > 0.99);
+/// assert!(report.copy_in.busy_s < report.compute.busy_s);
+/// assert!(report.copy_in.alone_us < report.copy_in.loaded_us); // downloads slow an upload down
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimStage {
     /// What a batch takes with everything else idle, in microseconds; the mean over the submissions.
@@ -66,6 +93,16 @@ pub struct SimStage {
 /// The slowest engine without a gap, the link shared as in a run in which all engines are busy.
 ///
 /// A run can beat it by a little where copies have an overhead: a copy that starts leaves the link to the other one.
+///
+/// ```
+/// use trefoil::simulate::{SimSpec, simulate};
+/// # use trefoil::Stage;
+/// let report = simulate(&SimSpec { batches: 100, ..SimSpec::new(vec![(256, 9_200.0)]) })?;
+/// assert_eq!(report.bound.stage, Stage::Compute);
+/// assert!((report.bound.images_per_s - 256.0 / 9.2e-3).abs() < 1.0);
+/// assert!(report.images_per_s > 0.99 * report.bound.images_per_s);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimBound {
     /// The engine.

@@ -76,6 +76,21 @@ pub(crate) struct TracedLayer {
 }
 
 /// A stage of one batch.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// # for _ in 0..8 {
+/// #     engine.acquire()?.submit(4)?.wait()?;
+/// # }
+/// # let trace = engine.trace().expect("the engine records");
+/// let first = &trace.intervals()[0];
+/// assert_eq!((first.batch, first.rows), (0, 4));
+/// assert!(first.begin <= first.end);
+/// assert_eq!(first.seconds(), first.end - first.begin);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceInterval {
     /// Counts the engine's batches, from 0.
@@ -95,6 +110,13 @@ pub struct TraceInterval {
 }
 
 /// What is done with a batch, in order.
+///
+/// ```
+/// use trefoil::trace::TraceStage;
+/// assert!(TraceStage::CopyIn.is_device() && !TraceStage::Fill.is_device());
+/// assert!(TraceStage::ALL.is_sorted()); // in the order of a batch
+/// assert_eq!(TraceStage::CopyOut.to_string(), "copy-out");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceStage {

@@ -12,6 +12,21 @@ use super::{Trace, TraceInterval, TraceStage};
 ///
 /// The whole is from the first copy-in to the last copy-out; the middle half leaves a quarter of it out at each end,
 /// where the ring fills and drains.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// # for _ in 0..8 {
+/// #     engine.acquire()?.submit(4)?.wait()?;
+/// # }
+/// # let trace = engine.trace().expect("the engine records");
+/// let report = trace.report();
+/// assert_eq!((report.batches, report.rows, report.dropped), (8, 32, 0));
+/// assert!((0.0..=1.0).contains(&report.copy_under_compute));
+/// assert!(report.slowest.is_device());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceReport {
     /// The device.
@@ -41,6 +56,22 @@ pub struct TraceReport {
 }
 
 /// One stage.
+///
+/// ```
+/// # use trefoil::trace::TraceStage;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// # for _ in 0..8 {
+/// #     engine.acquire()?.submit(4)?.wait()?;
+/// # }
+/// # let trace = engine.trace().expect("the engine records");
+/// let report = trace.report();
+/// let compute = report.stages.iter().find(|stage| stage.stage == TraceStage::Compute).unwrap();
+/// assert!(compute.busy_seconds > 0.0 && compute.busy_seconds <= report.seconds);
+/// assert!(compute.mean <= compute.spread.max);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceStageReport {
     /// Which.
@@ -59,6 +90,20 @@ pub struct TraceStageReport {
 }
 
 /// Percentiles of a time.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// # for _ in 0..8 {
+/// #     engine.acquire()?.submit(4)?.wait()?;
+/// # }
+/// # let trace = engine.trace().expect("the engine records");
+/// let latency = trace.report().latency;
+/// assert!(latency.p50 > 0.0 && latency.p50 <= latency.p90);
+/// assert!(latency.p90 <= latency.p99 && latency.p99 <= latency.max);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TraceLatency {
     /// The median.
@@ -72,6 +117,21 @@ pub struct TraceLatency {
 }
 
 /// Times in which a stage had nothing under way.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch(4).trace(true).build()?;
+/// # for _ in 0..8 {
+/// #     engine.acquire()?.submit(4)?.wait()?;
+/// # }
+/// # let trace = engine.trace().expect("the engine records");
+/// let report = trace.report(); // of batches that were waited for one by one
+/// let gaps = report.gaps;
+/// assert!(gaps.longest <= gaps.seconds && gaps.seconds <= report.seconds / 2.0 + 1e-9);
+/// assert_eq!(gaps.count == 0, gaps.seconds == 0.0);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TraceGaps {
     /// How many.

@@ -170,7 +170,7 @@ static void on_device(trefoil_model model, trefoil_device device, trefoil_engine
     EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "a null address");
     rows.address = pixels;
     rows.row_pitch = ROW - 1;
-    EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "at least 784");
+    EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "expected 784");
     rows.row_pitch = PITCH;
     rows.stream = pixels;
     EXPECT(trefoil_batch_read_from(batch, &rows), INVALID_ARGUMENT, "the CPU has no other");

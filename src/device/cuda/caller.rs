@@ -10,9 +10,12 @@ use super::driver::{Call, cu};
 use crate::device::RowCopy;
 use crate::error::Error;
 
-/// Whether it names a default stream, of the context that is current: null, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
+/// `CU_STREAM_PER_THREAD`: another stream on each thread, and a batch may go from one to another.
+const PER_THREAD: u64 = 2;
+
+/// Whether it names the default stream of the context that is current: null, `CU_STREAM_LEGACY`.
 pub(super) fn is_default(stream: u64) -> bool {
-    stream <= 2
+    stream < PER_THREAD
 }
 
 /// Refuses a stream of another context, and one that captures. A default stream is looked at in the current context.
@@ -21,6 +24,9 @@ pub(super) fn is_default(stream: u64) -> bool {
 /// `stream` is alive.
 pub(super) unsafe fn admit_stream(context: &Context, stream: u64) -> Result<(), Error> {
     let refuse = |what: &str, expected: &str| Err(Error::option("stream", what, expected));
+    if stream == PER_THREAD {
+        return refuse("the default stream of each thread", "one that was made, or the legacy default stream");
+    }
     let raw = stream as sys::CUstream;
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is alive by the caller; the pointer is to a live value.

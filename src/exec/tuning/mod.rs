@@ -18,6 +18,18 @@ use std::sync::OnceLock;
 use crate::device::{Device, Kind};
 
 /// Whether kernels are chosen by measurement.
+///
+/// ```
+/// use trefoil::Tuning;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// let builder = Engine::builder(&model).on(&cpu);
+/// let chosen = builder.clone().tuning(Tuning::Cached).plans()?;
+/// assert_eq!(chosen, builder.tuning(Tuning::Off).plans()?); // a CPU has nothing to choose
+/// assert_eq!(Tuning::default(), Tuning::Cached);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
     /// The tile model's first choices, the same on every machine.
@@ -31,6 +43,20 @@ pub enum Tuning {
 }
 
 /// How far a measurement has come.
+///
+/// ```
+/// use trefoil::{Tuning, TuningProgress};
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// let (tell, told) = std::sync::mpsc::channel::<TuningProgress>();
+/// let tuned = Engine::builder(&model).on(&cpu).tuning(Tuning::Full);
+/// tuned.on_tuning(move |progress| tell.send(progress.clone()).unwrap()).build()?;
+/// for progress in told { // nothing on a CPU
+///     assert!(progress.done <= progress.of);
+/// }
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TuningProgress {

@@ -12,6 +12,20 @@ use crate::error::Error;
 use crate::ring::Core;
 
 /// What a submission does when every row is taken.
+///
+/// ```
+/// use trefoil::{Error, WhenFull};
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let batcher = engine.batcher().rows(1).when_full(WhenFull::Reject).build()?;
+/// let row = batcher.row()?;
+/// assert!(matches!(batcher.row(), Err(Error::Full { rows: 1 })));
+/// drop(row);
+/// assert!(batcher.row().is_ok());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WhenFull {
     /// It waits for a free row.
@@ -24,6 +38,18 @@ pub enum WhenFull {
 }
 
 /// How a [`Batcher`] is to be built; [`Engine::batcher`](crate::Engine::batcher) starts it.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// use std::time::Duration;
+/// let engine = Engine::builder(&model).on(&cpu).batch(8).build()?;
+/// let batcher = engine.batcher().max_delay(Duration::from_micros(500)).rows(64).in_flight(2).build()?;
+/// assert_eq!(batcher.capacity(), 8);
+/// assert!(engine.batcher().rows(0).build().is_err());
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct BatcherBuilder {
     core: Arc<Core>,

@@ -14,6 +14,19 @@ use crate::error::Error;
 use crate::ring::{Close, Output, Ticket};
 
 /// Which queued rows go first.
+///
+/// ```
+/// use trefoil::RowPriority;
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let batcher = engine.batcher().build()?;
+/// let urgent = batcher.row()?.priority(RowPriority::High).submit()?; // goes before what is queued already
+/// assert_eq!(urgent.wait()?.top_k(1).len(), 1);
+/// assert_eq!(RowPriority::default(), RowPriority::Normal);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RowPriority {
     /// After the rows of high priority.

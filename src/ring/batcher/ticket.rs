@@ -133,6 +133,19 @@ impl std::fmt::Debug for RowTicket {
 
 /// The result of one row: a view of page-locked memory that it shares with the other rows of its batch. The memory is
 /// free for a later batch when the last of them is dropped.
+///
+/// ```
+/// # use trefoil::{Device, Engine, Target, model::Model};
+/// # let model = Model::open("weights/convnet28")?;
+/// # let cpu = Device::open(Target::Cpu)?;
+/// # let engine = Engine::builder(&model).on(&cpu).build()?;
+/// let batcher = engine.batcher().build()?;
+/// let output = batcher.submit(&vec![127; batcher.input().row_bytes])?.wait()?;
+/// assert_eq!(output.values().len(), model.classes());
+/// let (class, probability) = output.top_k(1)[0];
+/// assert_eq!(output.values()[class], probability);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RowOutput {
     output: Arc<Output>,

@@ -10,9 +10,10 @@ use super::network::Buffers;
 /// Threads that submit and wait; they fill nothing.
 pub const PRODUCERS: usize = 4;
 /// Submissions of its own that a producer leaves unanswered while it takes the next batch. All of them together have to
-/// last longer than it takes a thread to hear of an answer, which sleeps in the driver: mostly some 50 us, but on some
-/// machines half a millisecond for seconds on end.
-pub const AHEAD: usize = 3;
+/// last longer than a thread that sleeps in the driver takes to hear of an answer; small batches do not last long.
+pub fn ahead(batch: usize) -> usize {
+    if batch <= 16 { 3 } else { 1 }
+}
 
 /// Seconds of a batch on each engine.
 #[derive(Serialize, Clone, Copy, Default)]
@@ -60,8 +61,9 @@ pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(E
 }
 
 /// Enough of both that no producer ever waits for page-locked memory.
-pub fn buffers(slots: usize) -> Buffers {
-    Buffers { slots, staging: PRODUCERS * (AHEAD + 1) + 1, results: PRODUCERS * (AHEAD + 2) }
+pub fn buffers(slots: usize, batch: usize) -> Buffers {
+    let ahead = ahead(batch);
+    Buffers { slots, staging: PRODUCERS * (ahead + 1) + 1, results: PRODUCERS * (ahead + 2) }
 }
 
 /// The run on paper. Link rates are those of the copies measured: idle, and at once in both directions, the slower one.
@@ -75,7 +77,7 @@ pub fn simulated(
 ) -> SimSpec {
     let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
     let gbps = |seconds: f64| bytes / seconds * 1e-9;
-    let Buffers { slots, staging, results } = buffers(slots);
+    let Buffers { slots, staging, results } = buffers(slots, batch);
     SimSpec {
         h2d_gbps: gbps(idle[0]),
         d2h_gbps: gbps(idle[1]),
@@ -87,7 +89,7 @@ pub fn simulated(
         staging,
         results,
         producers: PRODUCERS,
-        ahead: AHEAD,
+        ahead: ahead(batch),
         batches: batches.max(100),
         ..SimSpec::new(vec![(batch, alone.compute * 1e6)])
     }

@@ -10,7 +10,7 @@ use trefoil::Device;
 use trefoil::simulate::simulate;
 
 use super::args::{OverlapArgs, Regime};
-use super::engines::{AHEAD, Engines, PRODUCERS, buffers, measure_alone, simulated};
+use super::engines::{Engines, PRODUCERS, ahead, buffers, measure_alone, simulated};
 use super::load::{RingLoad, median};
 use super::network::{Calibration, Layers};
 use super::plot::{Axis, Chart, Panel, Series};
@@ -87,7 +87,7 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
     let each = args.batches.unwrap_or(if small { 10 } else { 200 });
     let options = json!({
         "batch": batches, "slots": args.slots, "regime": args.regime, "repetitions": repetitions, "batches": each,
-        "producers": PRODUCERS, "ahead": AHEAD,
+        "producers": PRODUCERS, "ahead": batches.iter().map(|&batch| ahead(batch)).collect::<Vec<_>>(),
     });
     let mut record = Record::start("overlap", &device, Some(&layers.describe()), options, &args.report)?;
     let networks = batches.len() * args.regime.len();
@@ -118,7 +118,7 @@ impl Bench<'_> {
     /// these rings, the next each time: so all figures are spread over the same time, and a disturbance from elsewhere
     /// meets all alike. The measurements of the engines alone are pooled, for it is the same work whatever the slots.
     fn network(&self, regime: Regime, batch: usize, depth: usize) -> Result<Vec<Row>> {
-        let engine = |&slots: &usize| self.layers.engine(self.device, depth, batch, buffers(slots));
+        let engine = |&slots: &usize| self.layers.engine(self.device, depth, batch, buffers(slots, batch));
         let engines = self.slots.iter().map(engine).collect::<Result<Vec<_>>>()?;
         let sources = engines.iter().map(|engine| Sources::learn(engine, batch, SOURCES));
         let sources = sources.collect::<Result<Vec<_>>>()?;
@@ -135,7 +135,7 @@ impl Bench<'_> {
                     // Measuring leaves other rows in a staging buffer.
                     sources.restore(engine)?;
                 }
-                let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS, ahead: AHEAD };
+                let load = RingLoad { engine, sources, rows: batch, producers: PRODUCERS, ahead: ahead(batch) };
                 rings[index].push(load.seconds_a_batch(self.batches)?);
                 self.bar.inc(1);
             }
