@@ -71,7 +71,7 @@ fn numbers_that_are_no_handles_are_told() {
     let alive = Arc::default();
     let handle = insert(Thing::new(&alive, 1)).unwrap();
     let generation = 1 << PLACE_BITS;
-    for number_of_none in [0, 1, u64::MAX, handle + (generation << 20), handle | ((1 << PLACE_BITS) - 1), 10 << 60] {
+    for number_of_none in [0, 1, u64::MAX, handle + (generation << 20), handle | ((1 << PLACE_BITS) - 1), 15 << 60] {
         assert_eq!(status(number(number_of_none)), s::InvalidHandle, "{number_of_none:#x}");
     }
     let other_kind = handle & ((1 << 60) - 1) | (Kind::Engine as u64) << 60;
