@@ -10,6 +10,7 @@ use super::layout::{trefoil_device_output_info, trefoil_device_rows};
 use super::pointers::Out;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::device::{CallerStream, Device, DeviceRows};
+use crate::error::Error;
 use crate::ring::DeviceOutput;
 
 /// Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
@@ -137,6 +138,22 @@ pub unsafe extern "C" fn trefoil_device_output_get_info(
     })
 }
 
+/// A call of an output that puts work on a stream. On the CPU, where that is the calling thread, it may wait.
+fn on_stream(
+    output: trefoil_device_output,
+    stream: CallerStream,
+    call: impl FnOnce(&mut DeviceOutput, CallerStream) -> Result<(), Error>,
+) -> trefoil_status {
+    guard(|| {
+        with(output, |output: &mut DeviceOutput| {
+            if output.event().is_null() {
+                may_wait(output)?;
+            }
+            call(output, stream).map_err(Failure::from)
+        })?
+    })
+}
+
 /// Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
 /// where it is the calling thread, the call blocks, and in a callback answers IN_CALLBACK if the result is not there.
 ///
@@ -147,15 +164,8 @@ pub unsafe extern "C" fn trefoil_device_output_wait_on(
     output: trefoil_device_output,
     stream: *mut c_void,
 ) -> trefoil_status {
-    guard(|| {
-        with(output, |output: &mut DeviceOutput| {
-            if output.event().is_null() {
-                may_wait(output)?;
-            }
-            // SAFETY: by the caller.
-            output.wait_on(unsafe { CallerStream::from_raw(stream) }).map_err(Failure::from)
-        })?
-    })
+    // SAFETY: by the caller.
+    on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::wait_on)
 }
 
 /// Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
@@ -169,15 +179,8 @@ pub unsafe extern "C" fn trefoil_device_output_read_on(
     output: trefoil_device_output,
     stream: *mut c_void,
 ) -> trefoil_status {
-    guard(|| {
-        with(output, |output: &mut DeviceOutput| {
-            if output.event().is_null() {
-                may_wait(output)?;
-            }
-            // SAFETY: by the caller.
-            output.read_on(unsafe { CallerStream::from_raw(stream) }).map_err(Failure::from)
-        })?
-    })
+    // SAFETY: by the caller.
+    on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::read_on)
 }
 
 /// Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not.

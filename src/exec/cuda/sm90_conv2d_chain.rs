@@ -3,6 +3,7 @@
 use bytemuck::Zeroable;
 
 use super::launch::{ArgBytes, FastDivide, Launch, activation_code, aligned, kernel_args, unsupported};
+use super::sm90_conv2d_fprop::{MapBytes, int};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
 use crate::plan::{ChainLayout, ChainShape, ChainTile, ConvShape, Limits, check_sm90};
@@ -48,9 +49,6 @@ kernel_args! {
         padding: [i32; 3],
     }
 }
-
-/// An encoded tensor map.
-type MapBytes = [u64; 16];
 
 /// The kernel for each tile and count of 64 channels of z.
 pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
@@ -179,11 +177,6 @@ pub(super) fn launch(
         maps,
         waits_itself: true,
     })
-}
-
-/// A value that `check_sm90` found to be small enough.
-fn int(value: usize) -> i32 {
-    value as i32
 }
 
 /// Whether every output pixel sees the input pixel of its own place.

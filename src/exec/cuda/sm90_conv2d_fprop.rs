@@ -58,7 +58,7 @@ kernel_args! {
 }
 
 /// An encoded tensor map.
-type MapBytes = [u64; 16];
+pub(super) type MapBytes = [u64; 16];
 
 /// The kernel for each tile.
 pub(super) const ENTRIES: [(Sm90Tile, &str); Sm90Tile::ALL.len()] = [
@@ -189,7 +189,7 @@ pub(crate) fn launch(
 }
 
 /// A value that `check_sm90` found to be small enough.
-fn int(value: usize) -> i32 {
+pub(super) fn int(value: usize) -> i32 {
     value as i32
 }
 
