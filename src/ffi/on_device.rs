@@ -143,15 +143,13 @@ fn on_stream(
     output: trefoil_device_output,
     stream: CallerStream,
     call: impl FnOnce(&mut DeviceOutput, CallerStream) -> Result<(), Error>,
-) -> trefoil_status {
-    guard(|| {
-        with(output, |output: &mut DeviceOutput| {
-            if output.event().is_null() {
-                may_wait(output)?;
-            }
-            call(output, stream).map_err(Failure::from)
-        })?
-    })
+) -> Answer {
+    with(output, |output: &mut DeviceOutput| {
+        if output.event().is_null() {
+            may_wait(output)?;
+        }
+        call(output, stream).map_err(Failure::from)
+    })?
 }
 
 /// Makes what is enqueued on `stream` from now on wait until the result is there; null is the default stream. On the CPU,
@@ -164,8 +162,10 @@ pub unsafe extern "C" fn trefoil_device_output_wait_on(
     output: trefoil_device_output,
     stream: *mut c_void,
 ) -> trefoil_status {
-    // SAFETY: by the caller.
-    on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::wait_on)
+    guard(|| {
+        // SAFETY: by the caller.
+        on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::wait_on)
+    })
 }
 
 /// Tells that what was enqueued on `stream` so far reads the result: after trefoil_release() of the output, its memory is
@@ -179,8 +179,10 @@ pub unsafe extern "C" fn trefoil_device_output_read_on(
     output: trefoil_device_output,
     stream: *mut c_void,
 ) -> trefoil_status {
-    // SAFETY: by the caller.
-    on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::read_on)
+    guard(|| {
+        // SAFETY: by the caller.
+        on_stream(output, unsafe { CallerStream::from_raw(stream) }, DeviceOutput::read_on)
+    })
 }
 
 /// Blocks until the result is there. In a callback it answers IN_CALLBACK if it is not.
