@@ -152,7 +152,7 @@ fn upload(
     stream: &Stream,
     watch: &mut Stopwatch,
 ) -> Result<Arc<Uploaded>, Error> {
-    let layout = Arc::new(Layout::new(plans));
+    let layout = Arc::new(Layout::new(plans)?);
     let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
     device.share(fits, || Uploaded::new(model, device, plans, layout.clone(), stream, watch))
 }
