@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Kernel, Place, Plan, Step, StepOp};
+use super::{Kernel, Place, Plan, Step, StepOp, Tensor};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,11 +22,6 @@ impl fmt::Display for Plan {
         )?;
         for (index, step) in self.steps.iter().enumerate() {
             let tensor = &self.tensors[step.output.0];
-            let place = match tensor.place {
-                Place::Input => "input".into(),
-                Place::Output => "output".into(),
-                Place::Arena(offset) => format!("{offset:#x}"),
-            };
             writeln!(
                 f,
                 "{index:>3}  {:<28} {:<16} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
@@ -36,9 +31,15 @@ impl fmt::Display for Plan {
                 tensor.shape.to_string(),
                 step.flops as f64 / 1e6,
                 step.bytes as f64 / 1024.0,
-                place,
+                place(tensor),
                 self.lane_of(step)
             )?;
+            if let (StepOp::Chain { next, .. }, Some(also)) = (&step.op, step.also) {
+                // The second result has a row of its own, with what is not the step's.
+                let (tensor, name) = (&self.tensors[also.0], format!("> {}", next.name));
+                let shape = tensor.shape.to_string();
+                writeln!(f, "{:>3}  {name:<28} {:<44} {shape:>15} {:>21}  {}", "", "", "", place(tensor))?;
+            }
         }
         let total: u64 = self.steps.iter().map(|s| s.flops).sum();
         let bytes: u64 = self.steps.iter().map(|s| s.bytes).sum();
@@ -52,6 +53,15 @@ impl fmt::Display for Plan {
             mib(self.arena_bytes),
             mib(self.arena_bytes_without_reuse)
         )
+    }
+}
+
+/// Where a tensor lies.
+fn place(tensor: &Tensor) -> String {
+    match tensor.place {
+        Place::Input => "input".into(),
+        Place::Output => "output".into(),
+        Place::Arena(offset) => format!("{offset:#x}"),
     }
 }
 
