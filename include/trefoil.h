@@ -489,7 +489,10 @@ typedef struct trefoil_device_rows {
     const void *address;
     /* From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap. */
     size_t row_pitch;
-    /* A CUstream or cudaStream_t, or null for the default stream; on the CPU null, which is the calling thread. */
+    /*
+     A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream; on
+     the CPU null, which is the calling thread.
+     */
     void *stream;
 } trefoil_device_rows;
 
@@ -922,8 +925,8 @@ trefoil_status trefoil_device_is_unused(trefoil_device device);
  graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
 
  Pointers:
- `rows` is null, or has its `size` set and so many bytes; its stream is alive; when the stream comes to the copy, there
- are as many rows as are submitted, which nothing writes until it is over.
+ `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
+ when the stream comes to the copy, there are as many rows as are submitted, which nothing writes until it is over.
  */
 trefoil_status trefoil_batch_read_from(trefoil_batch batch, const struct trefoil_device_rows *rows);
 

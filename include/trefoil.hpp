@@ -318,7 +318,8 @@ public:
         if (!*this || index >= capacity_) throw std::out_of_range("trefoil: no such row of a batch");
         return {first_ + index * row_pitch_, row_bytes_};
     }
-    /// Has the rows taken from device memory, on a CUstream that writes them; `row_pitch` is 0 where they have no gap.
+    /// Has the rows taken from device memory, on a CUstream that writes them and lives until the batch is submitted or
+    /// destroyed; `row_pitch` is 0 where they have no gap.
     void read_from(const void *address, void *stream, std::size_t row_pitch = 0) const {
         trefoil_device_rows rows{};
         rows.size = sizeof rows;

@@ -268,7 +268,8 @@ fn a_batch_of_a_fleet_is_of_no_one_device() {
     let mut batch = fleet.acquire().unwrap();
     // SAFETY: one row is there, and nobody writes it.
     let refused = unsafe { batch.read_from(rows) };
-    assert!(matches!(refused, Err(Error::Option { option: "batch", .. })));
+    assert!(matches!(&refused, Err(Error::Option { option: "batch", .. })));
+    assert!(refused.unwrap_err().to_string().contains("Fleet::engines"));
     assert!(matches!(batch.submit_to_device(1), Err(Error::Option { option: "batch", .. })));
     let mut batch = fleet.engines()[1].acquire().unwrap(); // which stays with its device
     // SAFETY: as above.

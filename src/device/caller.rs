@@ -1,8 +1,10 @@
-//! What a program with CUDA of its own brings along: a stream, and rows that are in device memory already.
+//! What a program with CUDA of its own brings along: a context, a stream, and rows that are in device memory already.
 
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
-use super::Device;
+use super::{Device, Kind, target};
 use crate::error::Error;
 
 /// A stream of the caller's own: a `CUstream`, or, what is the same, a `cudaStream_t`.
@@ -76,4 +78,76 @@ pub struct DeviceRows {
     pub pitch: usize,
     /// They are copied on this stream: after what it was given before, and before what it is given later.
     pub stream: CallerStream,
+}
+
+/// Rows of a caller's to be copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowCopy {
+    pub from: DeviceRows,
+    pub row_bytes: usize,
+    pub rows: usize,
+}
+
+impl RowCopy {
+    /// From the first byte of the first row to the last of the last, the rows being `pitch` bytes apart.
+    pub fn bytes(&self, pitch: usize) -> usize {
+        (self.rows - 1) * pitch + self.row_bytes
+    }
+}
+
+impl Device {
+    /// The GPU of a CUDA context that the caller made, a `CUcontext`: trefoil makes its streams, memory and code there,
+    /// in place of the device's primary context. For programs that call `cuCtxCreate`; torch, and all that is built on
+    /// the CUDA runtime, live in the primary context, which [`Device::open`] shares.
+    ///
+    /// ```no_run
+    /// # use trefoil::{Device, Engine, model::Model};
+    /// # fn f(model: &Model, context: *mut std::ffi::c_void) -> Result<(), trefoil::Error> {
+    /// // SAFETY: the context is kept until the engine and all of its batches are gone.
+    /// let device = unsafe { Device::in_context(context)? };
+    /// let engine = Engine::builder(model).on(&device).build()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    /// The context is not destroyed before all that trefoil has in it is gone: [`Device::is_unused`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] for null; else as for [`Device::open`].
+    pub unsafe fn in_context(context: *mut c_void) -> Result<Self, Error> {
+        // SAFETY: by the caller.
+        unsafe { target::open_context(context) }
+    }
+
+    /// Whether nothing is left of what was made on it, but this handle and its clones: no engine, batch, ticket or output,
+    /// and nothing that the device still works on, which may outlast them a moment. Then whoever lent a
+    /// [context](Device::in_context) may destroy it. After a fault it may never be so: what the device may still access is
+    /// left to it.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let device = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&device).build()?;
+    /// assert!(!device.is_unused());
+    /// drop(engine);
+    /// assert!(device.is_unused());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn is_unused(&self) -> bool {
+        let holders = match &self.0.kind {
+            Kind::Cpu(cpu) => Arc::strong_count(cpu),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) => Arc::strong_count(cuda),
+            Kind::Sim(sim) => Arc::strong_count(sim),
+        };
+        // Graphs and modules hold the device itself, and let go of it behind their last call.
+        fence(Ordering::Acquire);
+        holders == 2 && self.0.held.has_no_handles() // `kind` and `backend` here
+    }
+
+    /// Whether what is enqueued on a caller's stream is done by the calling thread, at once.
+    pub(crate) fn is_calling_thread(&self, stream: CallerStream) -> bool {
+        matches!(self.0.kind, Kind::Cpu(_)) && stream == CallerStream::DEFAULT
+    }
 }

@@ -22,13 +22,13 @@ use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Error;
 use crate::phases::{Phase, Stopwatch};
 use crate::sync::{Mutex, lock};
 
+pub(crate) use caller::RowCopy;
 pub use caller::{CallerStream, DeviceRows};
 pub(crate) use handles::{DeviceBuffer, Event, HostBuffer, POLL, Stream};
 use held::Held;
@@ -249,21 +249,6 @@ pub(crate) const DEVICE_MEMORY: &str = "device memory";
 /// What it calls page-locked memory.
 pub(crate) const HOST_MEMORY: &str = "page-locked host memory";
 
-/// Rows of a caller's to be copied.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowCopy {
-    pub from: DeviceRows,
-    pub row_bytes: usize,
-    pub rows: usize,
-}
-
-impl RowCopy {
-    /// From the first byte of the first row to the last of the last, the rows being `pitch` bytes apart.
-    pub fn bytes(&self, pitch: usize) -> usize {
-        (self.rows - 1) * pitch + self.row_bytes
-    }
-}
-
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -326,29 +311,6 @@ impl Device {
             Target::Auto => target::open_auto(),
             Target::Cuda(ordinal) => target::open_cuda(ordinal),
         }
-    }
-
-    /// The GPU of a CUDA context that the caller made, a `CUcontext`: trefoil makes its streams, memory and code there,
-    /// in place of the device's primary context. For programs that call `cuCtxCreate`; torch, and all that is built on
-    /// the CUDA runtime, live in the primary context, which [`Device::open`] shares.
-    ///
-    /// ```no_run
-    /// # use trefoil::{Device, Engine, model::Model};
-    /// # fn f(model: &Model, context: *mut std::ffi::c_void) -> Result<(), trefoil::Error> {
-    /// // SAFETY: the context is kept until the engine and all of its batches are gone.
-    /// let device = unsafe { Device::in_context(context)? };
-    /// let engine = Engine::builder(model).on(&device).build()?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Safety
-    /// The context is not destroyed before all that trefoil has in it is gone: [`Device::is_unused`].
-    ///
-    /// # Errors
-    /// [`Error::Option`] for null; else as for [`Device::open`].
-    pub unsafe fn in_context(context: *mut std::ffi::c_void) -> Result<Self, Error> {
-        // SAFETY: by the caller.
-        unsafe { target::open_context(context) }
     }
 
     /// The CPU with a number of compute threads.
@@ -444,33 +406,6 @@ impl Device {
         self.0.held.now()
     }
 
-    /// Whether nothing is left of what was made on it, but this handle and its clones: no engine, batch, ticket or output,
-    /// and nothing that the device still works on, which may outlast them a moment. Then whoever lent a
-    /// [context](Device::in_context) may destroy it. After a fault it may never be so: what the device may still access is
-    /// left to it.
-    ///
-    /// ```
-    /// # use trefoil::{Device, Engine, Target, model::Model};
-    /// # let model = Model::open("weights/convnet28")?;
-    /// let device = Device::open(Target::Cpu)?;
-    /// let engine = Engine::builder(&model).on(&device).build()?;
-    /// assert!(!device.is_unused());
-    /// drop(engine);
-    /// assert!(device.is_unused());
-    /// # Ok::<(), trefoil::Error>(())
-    /// ```
-    pub fn is_unused(&self) -> bool {
-        let holders = match &self.0.kind {
-            Kind::Cpu(cpu) => Arc::strong_count(cpu),
-            #[cfg(feature = "cuda")]
-            Kind::Cuda(cuda) => Arc::strong_count(cuda),
-            Kind::Sim(sim) => Arc::strong_count(sim),
-        };
-        // Graphs and modules hold the device itself, and let go of it behind their last call.
-        fence(Ordering::Acquire);
-        holders == 2 && self.0.held.has_no_handles() // `kind` and `backend` here
-    }
-
     /// Sets how much device memory the engines on this device may hold together, over all its handles; a build that
     /// does not fit is refused with the figures. Unlimited unless set. What they hold already stays.
     ///
@@ -504,11 +439,6 @@ impl Device {
             Kind::Cuda(cuda) => cuda.place_thread(),
             Kind::Cpu(_) | Kind::Sim(_) => false,
         }
-    }
-
-    /// Whether what is enqueued on a caller's stream is done by the calling thread, at once.
-    pub(crate) fn is_calling_thread(&self, stream: CallerStream) -> bool {
-        matches!(self.0.kind, Kind::Cpu(_)) && stream == CallerStream::DEFAULT
     }
 
     /// The error that put the device out of use, if one did.

@@ -215,7 +215,8 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Makes room for results that stay on the device, as many as there are result buffers, for
-    /// [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false.
+    /// [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false. A [`Fleet`](crate::Fleet) has that room
+    /// on each device, for batches that are acquired from its engines: its own run on any device.
     pub fn device_results(mut self, on: bool) -> Self {
         self.device_results = on;
         self

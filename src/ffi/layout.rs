@@ -192,7 +192,8 @@ pub struct trefoil_device_rows {
     pub address: *const c_void,
     /// From the beginning of one row to that of the next. Default: `row_bytes` of trefoil_engine_input(), no gap.
     pub row_pitch: usize,
-    /// A CUstream or cudaStream_t, or null for the default stream; on the CPU null, which is the calling thread.
+    /// A CUstream or cudaStream_t that lives until the batch is submitted or released, or null for the default stream; on
+    /// the CPU null, which is the calling thread.
     pub stream: *mut c_void,
 }
 

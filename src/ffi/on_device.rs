@@ -58,8 +58,8 @@ pub extern "C" fn trefoil_device_is_unused(device: trefoil_device) -> trefoil_st
 /// graph, and memory that is not the device's are answered with INVALID_ARGUMENT.
 ///
 /// # Safety
-/// `rows` is null, or has its `size` set and so many bytes; its stream is alive; when the stream comes to the copy, there
-/// are as many rows as are submitted, which nothing writes until it is over.
+/// `rows` is null, or has its `size` set and so many bytes; its stream lives until the batch is submitted or released;
+/// when the stream comes to the copy, there are as many rows as are submitted, which nothing writes until it is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batch_read_from(
     batch: trefoil_batch,

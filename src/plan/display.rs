@@ -2,14 +2,16 @@
 
 use std::fmt;
 
-use super::{Kernel, Place, Plan, Step, StepOp};
+use super::{Kernel, Place, Plan, Step, StepOp, Tensor};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
+        let labels: Vec<String> = self.steps.iter().map(|step| step.op.label(step.inputs.len())).collect();
+        let wide = labels.iter().map(String::len).fold(16, usize::max);
         writeln!(
             f,
-            "{:>3}  {:<28} {:<16} {:<27} {:>15} {:>10} {:>10}  {:<12}{}",
+            "{:>3}  {:<28} {:<wide$} {:<27} {:>15} {:>10} {:>10}  {:<12}{}",
             "#",
             "step",
             "operation",
@@ -20,25 +22,25 @@ impl fmt::Display for Plan {
             "offset",
             if self.lanes() > 1 { " lane" } else { "" }
         )?;
-        for (index, step) in self.steps.iter().enumerate() {
+        for (index, (step, label)) in self.steps.iter().zip(&labels).enumerate() {
             let tensor = &self.tensors[step.output.0];
-            let place = match tensor.place {
-                Place::Input => "input".into(),
-                Place::Output => "output".into(),
-                Place::Arena(offset) => format!("{offset:#x}"),
-            };
             writeln!(
                 f,
-                "{index:>3}  {:<28} {:<16} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
+                "{index:>3}  {:<28} {label:<wide$} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
                 step.name,
-                step.op.label(step.inputs.len()),
                 self.kernel_name(step.kernel, &step.op),
                 tensor.shape.to_string(),
                 step.flops as f64 / 1e6,
                 step.bytes as f64 / 1024.0,
-                place,
+                place(tensor),
                 self.lane_of(step)
             )?;
+            if let (StepOp::Chain { next, .. }, Some(also)) = (&step.op, step.also) {
+                // The second result has a row of its own, with what is not the step's.
+                let (tensor, name) = (&self.tensors[also.0], format!("> {}", next.name));
+                let (shape, blank) = (tensor.shape.to_string(), wide + 28);
+                writeln!(f, "     {name:<28} {:blank$} {shape:>15} {:>21}  {}", "", "", place(tensor))?;
+            }
         }
         let total: u64 = self.steps.iter().map(|s| s.flops).sum();
         let bytes: u64 = self.steps.iter().map(|s| s.bytes).sum();
@@ -52,6 +54,15 @@ impl fmt::Display for Plan {
             mib(self.arena_bytes),
             mib(self.arena_bytes_without_reuse)
         )
+    }
+}
+
+/// Where a tensor lies.
+fn place(tensor: &Tensor) -> String {
+    match tensor.place {
+        Place::Input => "input".into(),
+        Place::Output => "output".into(),
+        Place::Arena(offset) => format!("{offset:#x}"),
     }
 }
 

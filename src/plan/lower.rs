@@ -1,12 +1,10 @@
 //! From a rewritten graph to steps: one launch for each node that no other computes too, normalisation before them,
 //! output rows after them.
 
-use std::collections::BTreeMap;
-
-use super::concat::{self, Part};
+use super::tensors::{Draft, Growing};
 use super::{
-    ChainTile, Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor,
-    TensorId, chain, expand, join, select, stem, tail,
+    ChainTile, Joined, Kernel, PartOf, Plan, Request, Stem, StemTile, StepOp, Tail, TailTile, Tensor, TensorId, chain,
+    concat, expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -30,23 +28,24 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let parts = concat::parts(&graph, &shapes, request)?;
     let is_taken = |id: NodeId| taken(id) || parts[id.0].is_some();
     let chained = chain::chained(&graph, &shapes, request, &joined, is_taken);
-    let mut lowering = Lowering::new(request, shapes, parts);
+    let plan = Growing::new(request, &shapes, parts);
+    let mut lowering = Lowering { request, shapes: &shapes, plan };
     if let Some((nodes, stem, tile)) = stem {
         lowering.stem(&graph.nodes[..nodes], stem, tile);
     }
-    let lowered = lowering.of_node.len();
+    let lowered = lowering.plan.nodes();
     for (index, node) in graph.nodes.iter().enumerate().skip(lowered) {
-        let inputs: Vec<TensorId> = node.inputs.iter().map(|&NodeId(i)| lowering.of_node[i]).collect();
+        let inputs: Vec<TensorId> = node.inputs.iter().map(|&id| lowering.plan.of(id)).collect();
         lowering.check_types(&node.name, &inputs)?;
         let is_in_tail = tail.as_ref().is_some_and(|(mean, ..)| [*mean, graph.output].contains(&NodeId(index)));
         if taken(NodeId(index)) || is_in_tail {
             // What the node that computes it reads in its place.
-            lowering.of_node.push(inputs[0]);
+            lowering.plan.pass(inputs[0]);
             continue;
         }
         if let Some((first, _)) = chained.iter().find(|(_, (next, _))| *next == NodeId(index)) {
-            let z = lowering.also_of(lowering.of_node[first.0]);
-            lowering.of_node.push(z);
+            let z = lowering.plan.also_of(lowering.plan.of(*first));
+            lowering.plan.pass(z);
             continue;
         }
         if node.op == Op::Concat {
@@ -86,73 +85,30 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
                 });
             }
         };
-        lowering.push(&node.name, step, inputs);
+        lowering.plan.push(&node.name, step, inputs);
     }
-    let last = lowering.of_node[graph.output.0];
+    let last = lowering.plan.of(graph.output);
     match tail {
         Some((_, tail, tile)) => lowering.tail(&graph.nodes[graph.output.0].name, tail, tile, last)?,
         None => lowering.emit(last)?,
     }
-    Ok(lowering.plan)
+    Ok(lowering.plan.finish())
 }
 
-/// A step without its name and inputs.
-struct Draft {
-    op: StepOp,
-    kernel: Kernel,
-    shape: Shape,
-    /// Of the second result.
-    also: Option<Shape>,
-    dtype: Dtype,
-    flops: u64,
-    weight_bytes: u64,
-}
-
+/// Makes a draft of each step; the tensors are the growing plan's.
 struct Lowering<'a> {
     request: &'a Request<'a>,
-    shapes: Vec<Shape>,
-    /// The part of a concatenation that each node writes, if it does.
-    parts: Vec<Option<Part>>,
-    /// The tensors of concatenations that something has been written to.
-    of_concat: BTreeMap<NodeId, TensorId>,
-    /// The tensor that holds each node's value.
-    of_node: Vec<TensorId>,
-    plan: Plan,
+    shapes: &'a [Shape],
+    plan: Growing<'a>,
 }
 
-impl<'a> Lowering<'a> {
-    fn new(request: &'a Request<'a>, shapes: Vec<Shape>, parts: Vec<Option<Part>>) -> Self {
-        let plan = Plan {
-            limits: request.limits.clone(),
-            batch: request.batch,
-            input: request.input,
-            output: request.output,
-            steps: Vec::new(),
-            tensors: Vec::new(),
-            arena_bytes: 0,
-            arena_bytes_without_reuse: 0,
-        };
-        let mut this = Self { request, shapes, parts, of_concat: BTreeMap::new(), of_node: Vec::new(), plan };
-        let input = TensorSpec::new(request.input.dtype(), this.shapes[0]);
-        this.plan.tensors.push(Tensor {
-            shape: input.shape,
-            stored_channels: input.shape.channels,
-            pitch: input.shape.channels,
-            part_of: None,
-            dtype: input.dtype,
-            bytes: request.batch * input.row_pitch,
-            place: Place::Input,
-            lifetime: [0, 0],
-        });
-        this
-    }
-
+impl Lowering<'_> {
     fn family(&self) -> Family {
         self.request.limits.family
     }
 
     fn tensor(&self, id: TensorId) -> &Tensor {
-        &self.plan.tensors[id.0]
+        self.plan.tensor(id)
     }
 
     /// Every kernel but the last reads activations of the family's type; a linear layer's result is f32.
@@ -175,7 +131,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The step of the first `nodes`, by the convolution's name. Of their values only the last is a tensor.
+    /// The step of the first `nodes`, by the convolution's name.
     fn stem(&mut self, nodes: &[Node], stem: Stem, tile: StemTile) {
         let last = nodes.len() - 1;
         let terms = stem.conv.window.size.iter().product::<usize>() * self.shapes[0].channels;
@@ -190,9 +146,7 @@ impl<'a> Lowering<'a> {
             weight_bytes: (stem.conv.out_channels * (terms * self.family().dtype().bytes() + 4)) as u64,
             op: StepOp::Stem(stem),
         };
-        self.parts[..nodes.len()].fill(None); // the kernel writes whole pixels
-        self.push(&nodes[1].name, draft, Vec::new());
-        self.of_node = vec![self.of_node[0]; nodes.len()];
+        self.plan.push_first(nodes.len(), &nodes[1].name, draft);
     }
 
     fn normalize(&self, node: usize) -> Draft {
@@ -317,12 +271,6 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The second result of the chain that writes this tensor.
-    fn also_of(&self, output: TensorId) -> TensorId {
-        let step = self.plan.steps.iter().find(|step| step.output == output);
-        step.and_then(|step| step.also).expect("a chain comes before what reads it")
-    }
-
     fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Result<Draft, Error> {
         let k_gemm = self.tensor(inputs[0]).shape.channels;
         let n_gemm = linear.out_features;
@@ -421,7 +369,7 @@ impl<'a> Lowering<'a> {
             flops: 0,
             weight_bytes: 0,
         };
-        self.push_last("output", draft, result, &spec);
+        self.plan.push_last("output", draft, result, &spec);
         Ok(())
     }
 
@@ -439,107 +387,23 @@ impl<'a> Lowering<'a> {
             op: StepOp::Tail(tail),
             also: None,
         };
-        self.push_last(name, draft, input, &spec);
+        self.plan.push_last(name, draft, input, &spec);
         Ok(())
-    }
-
-    /// A step that writes output rows.
-    fn push_last(&mut self, name: &str, draft: Draft, input: TensorId, spec: &TensorSpec) {
-        self.push(name, draft, vec![input]);
-        let tensor = self.plan.tensors.last_mut().expect("just pushed");
-        tensor.place = Place::Output;
-        (tensor.stored_channels, tensor.pitch) = (spec.shape.channels, spec.shape.channels);
-        tensor.bytes = self.request.batch * spec.row_pitch;
     }
 
     /// The operands of a concatenation are written into its tensor; what could not be is copied there.
     fn concat(&mut self, graph: &Graph, index: usize) {
         let node = &graph.nodes[index];
-        let whole = self.whole(NodeId(index));
-        let firsts = concat::first_channels(graph, &self.shapes, index);
-        for (operand, (&NodeId(input), first_channel)) in node.inputs.iter().zip(firsts).enumerate() {
-            if self.parts[input].is_none_or(|part| part.of != NodeId(index)) {
-                let draft = self.simple(input, StepOp::Add(Activation::None), 0);
+        let whole = self.plan.whole(NodeId(index));
+        let firsts = concat::first_channels(graph, self.shapes, index);
+        for (operand, (&input, first_channel)) in node.inputs.iter().zip(firsts).enumerate() {
+            if !self.plan.is_part(input, NodeId(index)) {
+                let (draft, copied) = (self.simple(input.0, StepOp::Add(Activation::None), 0), self.plan.of(input));
                 let part = PartOf { of: whole, first_channel };
-                self.push_into(&format!("{}.{operand}", node.name), draft, vec![self.of_node[input]], Some(part));
+                self.plan.push_into(&format!("{}.{operand}", node.name), draft, vec![copied], Some(part));
             }
         }
-        self.of_node.push(whole);
-    }
-
-    /// The tensor of a concatenation.
-    fn whole(&mut self, concat: NodeId) -> TensorId {
-        if let Some(&there) = self.of_concat.get(&concat) {
-            return there;
-        }
-        let part = self.part_of(concat);
-        let tensor = self.activations(self.shapes[concat.0], self.family().dtype(), self.family().channel_align());
-        let id = self.add_tensor(Tensor { part_of: part, ..tensor });
-        self.of_concat.insert(concat, id);
-        id
-    }
-
-    /// The part of a concatenation's tensor that a node's value is.
-    fn part_of(&mut self, node: NodeId) -> Option<PartOf> {
-        let Part { of, first_channel } = (*self.parts.get(node.0)?)?;
-        Some(PartOf { of: self.whole(of), first_channel })
-    }
-
-    /// The step of the next node.
-    fn push(&mut self, name: &str, draft: Draft, mut inputs: Vec<TensorId>) {
-        if inputs.is_empty() {
-            inputs.push(TensorId(0)); // the graph's input node reads the slot's input rows
-        }
-        let node = NodeId(self.of_node.len());
-        let part = self.part_of(node); // none for the output rows, which are no node
-        let output = self.push_into(name, draft, inputs, part);
-        self.of_node.push(output);
-    }
-
-    fn push_into(&mut self, name: &str, draft: Draft, inputs: Vec<TensorId>, part_of: Option<PartOf>) -> TensorId {
-        let is_stored_in_chunks = draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_));
-        let align = if is_stored_in_chunks { self.family().channel_align() } else { 1 };
-        let tensor = Tensor { part_of, ..self.activations(draft.shape, draft.dtype, align) };
-        let second = draft.also.map(|shape| self.activations(shape, draft.dtype, align));
-        let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
-        let written = tensor.bytes + second.as_ref().map_or(0, |second| second.bytes);
-        let bytes = draft.weight_bytes + (read + written) as u64;
-        let output = self.add_tensor(tensor);
-        let also = second.map(|second| self.add_tensor(second));
-        self.plan.steps.push(Step {
-            name: name.to_owned(),
-            op: draft.op,
-            inputs,
-            output,
-            also,
-            kernel: draft.kernel,
-            lane: 0,
-            after: Vec::new(),
-            flops: draft.flops,
-            bytes,
-            weight_bytes: draft.weight_bytes,
-        });
-        output
-    }
-
-    /// A tensor in the arena with its channels stored in multiples of `align`.
-    fn activations(&self, shape: Shape, dtype: Dtype, align: usize) -> Tensor {
-        let stored_channels = shape.channels.next_multiple_of(align);
-        Tensor {
-            shape,
-            stored_channels,
-            dtype,
-            pitch: stored_channels,
-            part_of: None,
-            bytes: self.request.batch * shape.pixels() * stored_channels * dtype.bytes(),
-            place: Place::Arena(0),
-            lifetime: [0, 0],
-        }
-    }
-
-    fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
-        self.plan.tensors.push(tensor);
-        TensorId(self.plan.tensors.len() - 1)
+        self.plan.pass(whole);
     }
 }
 
@@ -564,10 +428,10 @@ fn check_top_k(output: OutputKind, classes: usize) -> Result<(), Error> {
 const MAX_BATCH: usize = 1 << 20;
 
 /// The most classes that a top-k output gives.
-pub(crate) const MAX_TOP_K: usize = 64;
+const MAX_TOP_K: usize = 64;
 
 /// The rows that an output of a result of `shape` has. Top-k pairs count as two f32-sized channels each.
-pub(crate) fn output_spec(output: OutputKind, shape: Shape) -> TensorSpec {
+fn output_spec(output: OutputKind, shape: Shape) -> TensorSpec {
     match output {
         OutputKind::TopK(k) => TensorSpec::new(Dtype::F32, Shape::vector(2 * k)),
         _ => TensorSpec::new(Dtype::F32, shape),

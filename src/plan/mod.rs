@@ -20,6 +20,7 @@ mod select;
 mod sm90;
 mod stem;
 mod tail;
+mod tensors;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};

@@ -148,6 +148,16 @@ impl ConvShape {
     pub(crate) fn steps(&self) -> usize {
         self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(64)
     }
+
+    /// Whether every output pixel sees just the input pixel of its own place.
+    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
+    pub(crate) fn is_matrix(&self) -> bool {
+        let Self { input, output, window, .. } = self;
+        window.size == [1; 2]
+            && window.stride == [1; 2]
+            && [window.pad.top, window.pad.left] == [0; 2]
+            && [input.height, input.width] == [output.height, output.width]
+    }
 }
 
 /// An error that names what the copy engine's window walk cannot do, if anything.
@@ -249,6 +259,26 @@ mod tests {
             let granted = Limits::h200().shared_bytes + 1024;
             assert!(pipeline.blocks * (pipeline.shared_bytes() + 1024) <= granted, "{tile}");
         }
+    }
+
+    #[test]
+    fn only_single_pixels_in_their_places_are_a_matrix() {
+        let of = |input: [usize; 2], window| {
+            let shape = |[height, width]: [usize; 2]| Shape::new(height, width, 8);
+            let conv = ConvShape { batch: 1, input: shape(input), output: shape([6, 8]), window };
+            check(&conv).unwrap();
+            conv.is_matrix()
+        };
+        let single = Window::square(1, 1, 0);
+        let padded = |top, left, bottom, right| Window { pad: Pad { top, left, bottom, right }, ..single };
+        assert!(of([6, 8], single));
+        assert!(!of([6, 8], Window::square(3, 1, 1)));
+        assert!(!of([6, 15], Window { stride: [1, 2], ..single }));
+        assert!(!of([11, 8], Window { stride: [2, 1], ..single }));
+        assert!(!of([4, 6], padded(1, 1, 1, 1)));
+        assert!(!of([5, 7], padded(1, 1, 0, 0)));
+        assert!(!of([6, 7], padded(0, 0, 0, 1)));
+        assert!(!of([5, 8], padded(0, 0, 1, 0)));
     }
 
     #[test]

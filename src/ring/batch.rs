@@ -220,7 +220,10 @@ impl Batch {
     fn is_of_one_device(&self) -> Result<(), Error> {
         match self.member {
             None => Ok(()),
-            Some(_) => Err(Error::option("batch", "one of a fleet", "one of an engine: device memory is one device's")),
+            Some(_) => {
+                let own = "one of an engine, say of `Fleet::engines`: device memory is one device's";
+                Err(Error::option("batch", "one of a fleet", own))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use serde::Serialize;
 use trefoil::StepTimes;
-use trefoil::plan::{Plan, Rates};
+use trefoil::plan::{Plan, Rates, StepOp, TensorId};
 
 /// A plan with its times.
 #[derive(Serialize)]
@@ -42,6 +42,10 @@ struct Row {
     step: String,
     operation: String,
     kernel: String,
+    /// Shape of its result.
+    output: String,
+    /// Of a chain: the second result.
+    also: Option<Also>,
     flops: u64,
     bytes: u64,
     time_us: Option<f64>,
@@ -53,6 +57,13 @@ struct Row {
     /// By the tile model.
     predicted_us: Option<f64>,
     candidates: Vec<CandidateUs>,
+}
+
+#[derive(Serialize)]
+struct Also {
+    /// The node whose value it is.
+    node: String,
+    output: String,
 }
 
 #[derive(Serialize)]
@@ -188,10 +199,17 @@ impl Row {
         let time_us = seconds.map(|seconds| 1e6 * seconds);
         let us = |candidate: &trefoil::plan::Candidate| rates.map(|rates| 1e6 * candidate.seconds(rates));
         let candidates = plan.candidates(index);
+        let shape = |id: TensorId| plan.tensors[id.0].shape.to_string();
+        let also = match (&step.op, step.also) {
+            (StepOp::Chain { next, .. }, Some(id)) => Some(Also { node: next.name.clone(), output: shape(id) }),
+            _ => None,
+        };
         Self {
             step: step.name.clone(),
             operation: step.op.label(step.inputs.len()),
             kernel: step.kernel.to_string(),
+            output: shape(step.output),
+            also,
             flops: step.flops,
             bytes: step.bytes,
             tflops: seconds.map(|seconds| step.flops as f64 / seconds / 1e12),
@@ -215,4 +233,38 @@ fn ratio(time: Option<f64>, floor: Option<f64>) -> Option<f64> {
 /// A number, or a dash for none.
 fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trefoil::model::{Preprocessing, architecture};
+    use trefoil::plan::{Choices, Limits, Request, plan};
+    use trefoil::{InputFormat, OutputKind};
+
+    #[test]
+    fn a_chain_has_both_results_in_text_and_json() {
+        let graph = architecture("resnet50", 1000, None).unwrap();
+        let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+        let (batch, input, output) = (128, InputFormat::U8Nhwc, OutputKind::Logits);
+        let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices });
+        let plan = plan.unwrap();
+        let json = serde_json::to_value(Steps::planned(&plan)).unwrap();
+        let rows = json["steps"].as_array().unwrap();
+        let text = plan.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        let chains: Vec<_> = plan.steps.iter().zip(rows).filter(|(step, _)| step.also.is_some()).collect();
+        assert!(!chains.is_empty(), "{text}");
+        for (step, row) in chains {
+            let also = &row["also"];
+            let (node, output) = (also["node"].as_str().unwrap(), also["output"].as_str().unwrap());
+            let first = lines.iter().position(|line| line.contains(&format!("  {} ", step.name))).unwrap();
+            let words: Vec<&str> = lines[first + 1].split_whitespace().collect();
+            assert_eq!(words[..3], [">", node, output]);
+            assert!(words[3].starts_with("0x") && !lines[first].contains(words[3]), "{text}");
+            assert!(graph.find(node).is_some() && node != step.name, "{row}");
+            assert!(lines[first].contains(row["output"].as_str().unwrap()) && row["output"] != output, "{row}");
+        }
+        assert!(rows[0]["also"].is_null() && rows[0]["output"] == "56x56x64", "{}", rows[0]);
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Kernels;
 use super::launch::{Launch, aligned, in_range, kernel_args, product};
+use super::{Kernels, UntilFault};
 use crate::device::cuda::Cuda;
 use crate::device::{Access, Device, DeviceBuffer, Program, Run, Span};
 use crate::error::Error;
@@ -41,12 +41,10 @@ fn launch(x: &[u64], y: u64, bytes: usize) -> Result<Launch, Error> {
 
 /// Averages the outputs of programs.
 pub(super) struct MeanProgram {
-    device: Device,
     averaged: Averaged,
     /// `[slot][size]`.
     launches: Vec<Vec<Launch>>,
-    /// There until self is dropped.
-    kernels: Option<Kernels>,
+    kernels: UntilFault<Kernels>,
 }
 
 impl MeanProgram {
@@ -57,17 +55,9 @@ impl MeanProgram {
             averaged.batch_sizes().iter().map(|size| launch(&x, output.addr(), size * row_pitch)).collect()
         };
         let launches: Vec<Vec<Launch>> = outputs.iter().enumerate().map(of_slot).collect::<Result<_, _>>()?;
-        let mut kernels = Kernels::new(cuda);
+        let mut kernels = UntilFault::new(device, Kernels::new(cuda));
         launches.iter().try_for_each(|of_slot| kernels.load(of_slot))?;
-        Ok(Self { device: device.clone(), averaged, launches, kernels: Some(kernels) })
-    }
-}
-
-impl Drop for MeanProgram {
-    fn drop(&mut self) {
-        if self.device.fault().is_some() {
-            std::mem::forget(self.kernels.take()); // as a program's graphs
-        }
+        Ok(Self { averaged, launches, kernels })
     }
 }
 
@@ -96,7 +86,7 @@ impl Program for MeanProgram {
         let launch = &self.launches[run.slot][run.size];
         // SAFETY: the addresses are of buffers that self and the programs it keeps own; the stream is live by the caller,
         // who orders what else touches them.
-        unsafe { self.kernels.as_ref().expect("there until dropped").launch(launch, stream) }
+        unsafe { self.kernels.launch(launch, stream) }
     }
 }
 

@@ -21,6 +21,7 @@ mod sm90_stem;
 mod sm90_tail;
 mod steps;
 mod trial;
+mod until_fault;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,15 +41,16 @@ use mean::MeanProgram;
 use pack::Layout;
 use steps::Addresses;
 pub(super) use trial::Trial;
+use until_fault::UntilFault;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// A model on a GPU. It owns every buffer that its graphs address.
 struct CudaProgram {
-    device: Device,
     batch_sizes: Vec<usize>,
-    /// There until self is dropped.
-    loaded: Option<Loaded>,
+    /// `[slot][size]`.
+    graphs: UntilFault<Vec<Vec<Graph>>>,
+    _kernels: UntilFault<Kernels>,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
     /// One for all slots and sizes: the compute stream runs one graph at a time.
@@ -63,12 +65,6 @@ struct Uploaded {
     buffer: DeviceBuffer,
 }
 
-/// What runs on the device: graphs, `[slot][size]`, and the code that they launch.
-struct Loaded {
-    graphs: Vec<Vec<Graph>>,
-    _kernels: Kernels,
-}
-
 /// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
 struct Material {
     device: Device,
@@ -78,7 +74,7 @@ struct Material {
     priority: Priority,
     weights: Arc<Uploaded>,
     arena: DeviceBuffer,
-    kernels: Kernels,
+    kernels: UntilFault<Kernels>,
 }
 
 /// The modules and kernels that a program needs, loaded.
@@ -122,9 +118,9 @@ pub(super) fn build(
     watch.lap("graphs");
     let Material { weights, arena, kernels, .. } = material;
     let program = CudaProgram {
-        device: device.clone(),
         batch_sizes: spec.batch_sizes.clone(),
-        loaded: Some(Loaded { graphs, _kernels: kernels }),
+        graphs: UntilFault::new(device, graphs),
+        _kernels: kernels,
         inputs,
         outputs,
         arena,
@@ -152,7 +148,7 @@ fn upload(
     stream: &Stream,
     watch: &mut Stopwatch,
 ) -> Result<Arc<Uploaded>, Error> {
-    let layout = Arc::new(Layout::new(plans));
+    let layout = Arc::new(Layout::new(plans)?);
     let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
     device.share(fits, || Uploaded::new(model, device, plans, layout.clone(), stream, watch))
 }
@@ -201,8 +197,8 @@ impl Material {
         let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
         watch.lap("device memory");
         let weights = upload(model, device, plans, &stream, watch)?;
-        let (device, beside) = (device.clone(), Vec::new());
-        Ok(Self { device, stream, beside, priority, weights, arena, kernels: Kernels::new(cuda) })
+        let kernels = UntilFault::new(device, Kernels::new(cuda));
+        Ok(Self { device: device.clone(), stream, beside: Vec::new(), priority, weights, arena, kernels })
     }
 
     /// The launches of one of the plans on a slot's input and output.
@@ -274,15 +270,6 @@ fn missing(kernel: &str) -> Error {
     Error::Internal { what: format!("kernel {kernel} is not embedded") }
 }
 
-impl Drop for CudaProgram {
-    fn drop(&mut self) {
-        if self.device.fault().is_some() {
-            // After a fault nothing proves that the device has stopped running it; its buffers are left to it too.
-            std::mem::forget(self.loaded.take());
-        }
-    }
-}
-
 impl Program for CudaProgram {
     fn slots(&self) -> usize {
         self.outputs.len()
@@ -315,7 +302,7 @@ impl Program for CudaProgram {
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
-        let graph = &self.loaded.as_ref().expect("there until dropped").graphs[run.slot][run.size];
+        let graph = &self.graphs[run.slot][run.size];
         // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
         unsafe { graph.launch(stream) }
     }

@@ -1,6 +1,7 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::thread;
 
 use half::f16;
@@ -23,6 +24,7 @@ pub(super) struct Layout {
 /// Where a part lies, and what it is made of: with the weights' source, all that its bytes depend on.
 struct Placed {
     offset: usize,
+    bytes: usize,
     /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
     of: Vec<(StepOp, [usize; 3])>,
 }
@@ -96,27 +98,41 @@ impl Layer<'_> {
 
 impl Layout {
     /// Lays out the weights of `plans`.
-    pub(super) fn new(plans: &[Plan]) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if plans store a layer in different ways: the kernels of one would read what another's want.
+    pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
         let mut this = Self { places: BTreeMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
                 for layer in &layers {
-                    this.place(layer.part(), layer.weight_bytes(plan), made_of(std::slice::from_ref(layer)));
+                    this.place(layer.part(), layer.weight_bytes(plan), made_of(std::slice::from_ref(layer)))?;
                 }
                 if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * layers[0].k_stored(plan), made_of(&layers));
+                    this.place(bias, 4 * layers[0].k_stored(plan), made_of(&layers))?;
                 }
             }
         }
-        this
+        Ok(this)
     }
 
-    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) {
-        if let std::collections::btree_map::Entry::Vacant(entry) = self.places.entry(part) {
-            entry.insert(Placed { offset: self.bytes, of });
-            self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
+    /// Gives a part its place, which is as large for every plan.
+    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) -> Result<(), Error> {
+        match self.places.entry(part) {
+            Entry::Vacant(entry) => {
+                entry.insert(Placed { offset: self.bytes, bytes, of });
+                self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
+            }
+            Entry::Occupied(entry) if entry.get().bytes != bytes => {
+                let (part, there) = (entry.key(), entry.get().bytes);
+                return Err(Error::Internal {
+                    what: format!("{part:?} takes {there} bytes in one plan, {bytes} in another"),
+                });
+            }
+            Entry::Occupied(_) => (),
         }
+        Ok(())
     }
 
     /// Whether all that `other` places is here, made of the same, wherever it lies.
@@ -388,7 +404,7 @@ mod tests {
         let apart = Kernel::Sm80Gemm(crate::plan::ConvTile { m: 64, n: 64 });
         let plans = [of(Some(Kernel::Joined)), of(Some(apart))];
         assert_eq!(plans[0].steps.len() + 1, plans[1].steps.len());
-        let layout = Layout::new(&plans);
+        let layout = Layout::new(&plans).unwrap();
         let mut bytes = vec![0; layout.bytes()];
         layout.fill(&model, &plans, &mut bytes).unwrap();
 
@@ -415,6 +431,23 @@ mod tests {
     }
 
     #[test]
+    fn plans_that_store_a_layer_in_different_ways_have_no_layout() {
+        let (limits, choices) = (Limits::h200(), Choices::new());
+        let of = |channels| {
+            let mut g = GraphBuilder::new(Shape::new(8, 8, channels));
+            let x = g.conv2d("conv", g.input(), 8, Window::square(3, 1, 1));
+            let graph = g.finish(x).unwrap();
+            let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
+            let preprocessing = &Preprocessing::new(graph.input);
+            let request = Request { limits: &limits, batch: 2, input, preprocessing, output, choices: &choices };
+            plan(&graph, &request).unwrap()
+        };
+        assert!(Layout::new(&[of(16), of(16)]).is_ok());
+        let Err(Error::Internal { what }) = Layout::new(&[of(16), of(24)]) else { panic!("one place for both") };
+        assert!(what.contains(r#"Filter("conv") takes 2304 bytes in one plan, 3456 in another"#), "{what}");
+    }
+
+    #[test]
     fn a_weight_beyond_f16_is_named() {
         let mut g = GraphBuilder::new(Shape::new(8, 8, 8));
         let x = g.conv2d("conv", g.input(), 8, Window::square(1, 1, 0));
@@ -435,7 +468,7 @@ mod tests {
             choices: &Choices::new(),
         };
         let plans = [plan(model.graph(), &request).unwrap()];
-        let layout = Layout::new(&plans);
+        let layout = Layout::new(&plans).unwrap();
         let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
         assert!(error.contains("`conv`") && error.contains("70000"), "{error}");
     }

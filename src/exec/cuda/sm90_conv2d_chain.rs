@@ -117,7 +117,7 @@ pub(super) fn launch(
         steps: int(conv.steps()),
         stride_h: int(conv.window.stride[0]),
         stride_w: int(conv.window.stride[1]),
-        by_windows: i32::from(!is_matrix(conv)),
+        by_windows: i32::from(!conv.is_matrix()),
     };
     let args = Sm90ChainArgs {
         bias: aligned("bias", pointers.bias, 16)?,
@@ -179,15 +179,10 @@ pub(super) fn launch(
     })
 }
 
-/// Whether every output pixel sees the input pixel of its own place.
-fn is_matrix(conv: &ConvShape) -> bool {
-    conv.window.stride == [1; 2]
-}
-
-/// The map of an input in columns of `pixels`.
+/// The map of an input in columns of `pixels`. The window is of one pixel, without padding: `ChainShape::fits`.
 fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
     let ConvShape { batch, input, window, .. } = *conv;
-    if is_matrix(conv) {
+    if conv.is_matrix() {
         let dims = [input.channels as u64, (batch * input.pixels()) as u64];
         let pitch = input.channels as u64;
         return TensorMap::Matrix { address, dims, pitch, box_dims: [SLAB as u32, pixels as u32] };
@@ -308,6 +303,10 @@ mod tests {
         assert!(refused(|shape| shape.next_channels = 264));
         assert!(refused(|shape| shape.next_channels = 100));
         assert!(refused(|shape| shape.sources[0].window = Window::square(3, 1, 1)));
+        assert!(refused(|shape| {
+            let padded = &mut shape.sources[0];
+            (padded.input, padded.window) = (Shape::new(9, 17, 72), Window::square(1, 1, 1));
+        }));
         assert!(refused(|shape| shape.sources[1].window.stride = [9, 3]));
         assert!(refused(|shape| shape.sources[1].input.channels = 4096));
         let odd = ChainTile { pixels: 96 };

@@ -214,17 +214,8 @@ impl Source {
             pad_left: int(window.pad.left),
             dilation_h: int(window.dilation[0]),
             dilation_w: int(window.dilation[1]),
-            by_windows: i32::from(!self.is_matrix()),
+            by_windows: i32::from(!self.shape.is_matrix()),
         }
-    }
-
-    /// Whether every output pixel sees just the input pixel of its own place.
-    fn is_matrix(&self) -> bool {
-        let ConvShape { input, output, window, .. } = self.shape;
-        window.size == [1; 2]
-            && window.stride == [1; 2]
-            && [window.pad.top, window.pad.left] == [0; 2]
-            && [input.height, input.width] == [output.height, output.width]
     }
 
     fn filter_map(&self, channels: usize) -> Result<TensorMap, Error> {
@@ -241,7 +232,7 @@ impl Source {
     fn x_map(&self, pixels: usize) -> Result<TensorMap, Error> {
         let ConvShape { batch, input, window, .. } = self.shape;
         let (address, channels, pixels) = (aligned("x", self.x, 16)?, STEP_CHANNELS as u32, pixels as u32);
-        if self.is_matrix() {
+        if self.shape.is_matrix() {
             let dims = [input.channels as u64, (batch * input.pixels()) as u64];
             return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
         }

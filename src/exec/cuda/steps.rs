@@ -325,7 +325,7 @@ mod tests {
             choices: &Choices::default(),
         };
         let plan = plan(model.graph(), &request).unwrap();
-        let layout = Layout::new(std::slice::from_ref(&plan));
+        let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         let launches = launches(&plan, &layout, &ADDRESSES).unwrap();
         (plan, launches)
     }
@@ -366,7 +366,7 @@ mod tests {
             choices: &Choices::default(),
         };
         let plan = plan(model.graph(), &request).unwrap();
-        let layout = Layout::new(std::slice::from_ref(&plan));
+        let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         match launches(&plan, &layout, &ADDRESSES) {
             Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),
             other => panic!("{:?}", other.map(|l| l.len())),

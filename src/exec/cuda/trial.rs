@@ -1,9 +1,8 @@
 //! Plans of one model and batch size beside each other: their graphs timed in turns, or the steps of one.
 
-use std::mem;
 use std::sync::Arc;
 
-use super::{BuildSpec, Material};
+use super::{BuildSpec, Material, UntilFault};
 use crate::device::cuda::{Cuda, Graph};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note};
 use crate::error::Error;
@@ -16,7 +15,7 @@ pub(in crate::exec) struct Trial {
     device: Device,
     material: Material,
     /// Those that were captured last; nothing of them is under way between two calls.
-    graphs: Vec<Graph>,
+    graphs: UntilFault<Vec<Graph>>,
     input: DeviceBuffer,
     output: DeviceBuffer,
 }
@@ -51,13 +50,14 @@ impl Trial {
         unsafe { material.stream.copy_in(&input, &noise, rows.bytes)? };
         uploaded.record(&material.stream)?;
         uploaded.wait()?;
-        Ok(Self { device: device.clone(), material, graphs: Vec::new(), input, output })
+        let graphs = UntilFault::new(device, Vec::new());
+        Ok(Self { device: device.clone(), material, graphs, input, output })
     }
 
     /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
     /// what changes with time changes for all.
     pub fn rounds(&mut self, plans: &[Plan], rounds: usize) -> Result<Vec<Vec<f64>>, Error> {
-        self.graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<_, _>>()?;
+        *self.graphs = plans.iter().map(|plan| self.capture(plan, &[])).collect::<Result<_, _>>()?;
         let count = self.graphs.len();
         let marks = || Ok([Event::with_timing(&self.device)?, Event::with_timing(&self.device)?]);
         let marks = self.graphs.iter().map(|_| marks()).collect::<Result<Vec<_>, Error>>()?;
@@ -89,7 +89,7 @@ impl Trial {
     pub fn steps(&mut self, plan: &Plan, runs: usize) -> Result<Vec<Vec<f64>>, Error> {
         let marks = (0..plan.steps.len() + 2).map(|_| Event::with_timing(&self.device));
         let marks = marks.collect::<Result<Vec<_>, _>>()?;
-        self.graphs = vec![self.capture(plan, &[])?, self.capture(plan, &marks)?];
+        *self.graphs = vec![self.capture(plan, &[])?, self.capture(plan, &marks)?];
         let done = Event::new(&self.device)?;
         let mut seconds = vec![Vec::with_capacity(runs); marks.len() - 1];
         for _ in 0..runs {
@@ -114,16 +114,5 @@ impl Trial {
     fn run(&self, graph: usize) -> Result<(), Error> {
         // SAFETY: the stream is live, and all graphs of a trial go to it.
         self.device.latch(unsafe { self.graphs[graph].launch(self.material.stream.raw()) })
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        if self.device.fault().is_some() {
-            // As for a program: nothing proves that the device has stopped running them.
-            mem::forget(mem::take(&mut self.graphs));
-            mem::forget(mem::take(&mut self.material.kernels.functions));
-            mem::forget(mem::take(&mut self.material.kernels.modules));
-        }
     }
 }
