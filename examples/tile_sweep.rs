@@ -130,6 +130,8 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
         let name = format!("{} -> {} {}{more}{next}", shape(step.inputs[0]), shape(step.output), window(conv));
         let mut kernels = Kernel::of_convolutions(&plan.limits);
         kernels.extend(ChainTile::ALL.map(Kernel::Sm90Chain).into_iter().filter(|_| conv.window.size == [1; 2]));
+        let has_halo = conv.window == Window::square(3, 1, 1) && shape(step.inputs[0]).channels <= 64;
+        kernels.extend(Some(Kernel::Sm90Halo).filter(|_| has_halo && plan.limits.has_sm90_kernels()));
         let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
         group.steps.push(step.name.clone());
     }

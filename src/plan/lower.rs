@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::concat::{self, Part};
 use super::{
-    ChainTile, Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile, Tensor,
-    TensorId, chain, expand, join, select, stem, tail,
+    ChainTile, HaloTile, Joined, Kernel, PartOf, Place, Plan, Request, Stem, StemTile, Step, StepOp, Tail, TailTile,
+    Tensor, TensorId, chain, expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -352,6 +352,7 @@ impl<'a> Lowering<'a> {
             (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
             }
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Halo)) if HaloTile::of(conv, limits).is_some() => Ok(kernel),
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }
     }
