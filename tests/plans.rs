@@ -224,6 +224,43 @@ fn clusters_share_tiles_where_there_are_few() {
     assert_eq!(shared(&Limits::a100(), 1), 0);
 }
 
+#[test]
+fn windows_of_few_channels_are_computed_from_one_copy_of_their_pixels_where_there_are_many() {
+    let graph = architecture("resnet50", 1000, None).unwrap();
+    let halo = |limits: &Limits, batch| -> Vec<String> {
+        let request = Request {
+            limits,
+            batch,
+            input: InputFormat::U8Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Logits,
+            choices: &Choices::new(),
+        };
+        let plan = plan(&graph, &request).unwrap();
+        let steps = plan.steps.iter().filter(|step| step.kernel == Kernel::Sm90Halo);
+        steps.map(|step| step.name.clone()).collect()
+    };
+    let first_stage = ["layer1.0.conv2", "layer1.1.conv2", "layer1.2.conv2"];
+    assert_eq!(halo(&Limits::h200(), 128), first_stage);
+    assert_eq!(halo(&Limits::h200(), 32), first_stage);
+    assert!(halo(&Limits::h200(), 1).is_empty() && halo(&Limits::a100(), 128).is_empty());
+}
+
+#[test]
+fn the_kernel_of_windows_of_few_channels_can_be_chosen_and_refused() {
+    let mut g = GraphBuilder::new(Shape::new(9, 12, 64));
+    let a = g.conv2d("a", g.input(), 72, Window::square(3, 1, 1));
+    let b = g.conv2d("b", a, 64, Window::square(3, 1, 1));
+    let graph = g.finish(b).unwrap();
+    let plan = plan_of_graph(&graph, &Limits::h200(), &[("a", Kernel::Sm90Halo)]).unwrap();
+    assert_eq!(plan.steps[1].kernel, Kernel::Sm90Halo);
+    // The second has 72 channels, and an A100 has no such kernel.
+    for (limits, node) in [(Limits::h200(), "b"), (Limits::a100(), "a")] {
+        let refused = plan_of_graph(&graph, &limits, &[(node, Kernel::Sm90Halo)]);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    }
+}
+
 /// A 1x1 convolution, a depthwise one of its result, and another 1x1 convolution.
 fn inverted() -> Graph {
     let mut g = GraphBuilder::new(Shape::new(56, 56, 24));

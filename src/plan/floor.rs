@@ -1,6 +1,6 @@
 //! The time that a step cannot be faster than: its work over what the hardware does in a second.
 
-use super::{Limits, Plan, StepOp};
+use super::{HaloTile, Kernel, Limits, Plan, StepOp};
 
 /// What a GPU does in a second.
 ///
@@ -53,7 +53,8 @@ pub struct Floor {
     /// Its inputs, residual included, its weights and its output, each through device memory once.
     pub memory: f64,
     /// What a convolution's blocks read from the L2 cache: each pixel once for every tap and 256 output channels, the
-    /// most that blocks share, and the filters once for every multiprocessor.
+    /// most that blocks share, or what the kernel reads that needs it once for all taps; and the filters once for every
+    /// multiprocessor.
     pub cache: f64,
     /// Its launch.
     pub launch: f64,
@@ -137,6 +138,9 @@ impl Plan {
             (pixels * window * conv.output.channels.div_ceil(SHARED) + filters) as u64
         };
         let convs = self.convs(step);
+        if let (Kernel::Sm90Halo, Some(tile)) = (step.kernel, HaloTile::of(&convs[0], &self.limits)) {
+            return tile.cache_bytes(&convs[0], &self.limits) as u64;
+        }
         // What is between the two convolutions of a chain stays on the multiprocessor.
         let next = step.also.map_or(0, |z| {
             let pixels = self.batch * convs[0].output.pixels();

@@ -3,8 +3,8 @@
 
 use super::tensors::{Draft, Growing};
 use super::{
-    ChainTile, Joined, Kernel, PartOf, Plan, Request, Stem, StemTile, StepOp, Tail, TailTile, Tensor, TensorId, chain,
-    concat, expand, join, select, stem, tail,
+    ChainTile, HaloTile, Joined, Kernel, PartOf, Plan, Request, Stem, StemTile, StepOp, Tail, TailTile, Tensor,
+    TensorId, chain, concat, expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
@@ -300,6 +300,7 @@ impl Lowering<'_> {
             (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
             }
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Halo)) if HaloTile::of(conv, limits).is_some() => Ok(kernel),
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }
     }

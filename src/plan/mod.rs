@@ -12,6 +12,7 @@ mod depthwise;
 mod display;
 mod expand;
 mod floor;
+mod halo;
 mod join;
 mod lanes;
 mod limits;
@@ -34,6 +35,9 @@ pub use depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use floor::{Floor, Rates};
+pub(crate) use halo::HaloTile;
+#[cfg(feature = "cuda")]
+pub(crate) use halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
 pub use limits::{Family, Limits};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
@@ -343,6 +347,8 @@ pub enum Kernel {
         /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
         cluster: usize,
     },
+    /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
+    Sm90Halo,
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
     /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.

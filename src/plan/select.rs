@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::sm90::{self, ConvShape, Sm90Tile};
-use super::{Kernel, Limits};
+use super::{Kernel, Limits, halo};
 
 /// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 ///
@@ -93,7 +93,7 @@ impl fmt::Display for ConvTile {
 pub type Choices = BTreeMap<String, Kernel>;
 
 impl Kernel {
-    /// Every kernel that a dense convolution may be given on `limits`.
+    /// Every kernel that any dense convolution may be given on `limits`.
     pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
         let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
         let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
@@ -112,6 +112,7 @@ impl fmt::Display for Kernel {
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
             Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
+            Self::Sm90Halo => write!(f, "sm90 halo"),
             Self::Joined => write!(f, "joined"),
             Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
@@ -133,6 +134,7 @@ pub(super) fn conv_kernels(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -
     let mut kernels = tiles(&ConvTile::ALL, limits, mnk);
     if sm90::check(conv).is_ok() {
         kernels.extend(sm90_kernels(limits, &[*conv]));
+        kernels.extend(halo::kernel(conv, limits));
     }
     kernels
 }

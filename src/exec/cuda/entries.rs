@@ -1,7 +1,7 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
-use super::{sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem, sm90_tail};
+use super::{sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_stem, sm90_tail};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -36,6 +36,13 @@ pub(crate) fn entries() -> Vec<Entry> {
         let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, sm90_conv2d_chain::MOST_SHARED_BYTES);
         Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
     }));
+    all.push(Entry {
+        module: "sm90_conv2d_halo",
+        name: sm90_conv2d_halo::ENTRY,
+        threads: sm90_conv2d_halo::THREADS,
+        shared_bytes: sm90_conv2d_halo::MOST_SHARED_BYTES,
+        cluster: 1,
+    });
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
         let shared_bytes = layers.shared_bytes(columns) as u32;
         Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes, cluster: 1 }
@@ -75,7 +82,7 @@ mod tests {
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 16] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 17] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
@@ -103,6 +110,12 @@ mod tests {
             "sm90_conv2d_chain.cu",
             "Sm90ChainArgs",
             sm90_conv2d_chain::Sm90ChainArgs::FIELDS,
+        ),
+        twin::<sm90_conv2d_halo::Sm90HaloArgs>(
+            "sm90_conv2d_halo",
+            "sm90_conv2d_halo.cu",
+            "Sm90HaloArgs",
+            sm90_conv2d_halo::Sm90HaloArgs::FIELDS,
         ),
         twin::<sm90_conv2d_depthwise::Sm90DepthwiseArgs>(
             "sm90_conv2d_depthwise",

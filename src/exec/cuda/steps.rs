@@ -13,6 +13,7 @@ use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
+use super::sm90_conv2d_halo;
 use super::sm90_stem::{self, StemPointers, StemProblem};
 use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
@@ -167,6 +168,12 @@ impl Operands<'_> {
             }
             StepOp::Conv(conv) => match self.step.kernel {
                 Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),
+                Kernel::Sm90Halo => sm90_conv2d_halo::launch(
+                    &self.conv_problem(conv),
+                    self.backward,
+                    &self.plan.limits,
+                    &self.conv_pointers(second),
+                ),
                 _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
             },
             StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
