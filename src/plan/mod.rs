@@ -15,6 +15,7 @@ mod floor;
 mod join;
 mod lanes;
 mod limits;
+mod linear;
 mod lower;
 mod select;
 mod sm90;
@@ -34,6 +35,9 @@ pub use depthwise::DepthwiseTile;
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use floor::{Floor, Rates};
 pub use limits::{Family, Limits};
+pub use linear::LinearTile;
+#[cfg(feature = "cuda")]
+pub(crate) use linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
@@ -352,6 +356,8 @@ pub enum Kernel {
     Sm90Depthwise(DepthwiseTile),
     /// The same, computing the 1x1 convolution too whose result it reads.
     Sm90Expand(DepthwiseTile),
+    /// The sm90 linear layer with a tile.
+    Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
 }
