@@ -707,7 +707,7 @@ pub fn linear() -> Vec<Case> {
         (1288, 170, 70),
         (3072, 88, 65),
         (6144, 16, 3),
-        (2048, 1000, 128),
+        (2048, 168, 128),
     ];
     let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
     sizes.into_iter().flat_map(problem).collect()

@@ -1,5 +1,7 @@
 //! Launches of `kernels/sm90_linear.cu`.
 
+use bytemuck::Zeroable;
+
 use super::launch::{
     ArgBytes, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
@@ -8,7 +10,6 @@ use super::sm90_conv2d_fprop::MapBytes;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{BOX_CHANNELS, LINEAR_OUTPUTS, LinearTile};
-use bytemuck::Zeroable;
 
 kernel_args! {
     /// `Sm90LinearArgs`; the maps are encoded before the launch.
