@@ -12,7 +12,9 @@
 use std::collections::BTreeMap;
 
 use trefoil::model::{Conv2d, Model, Window};
-use trefoil::plan::{ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Plan, StemTile, StepOp, TailTile, TensorId};
+use trefoil::plan::{
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, LinearTile, Plan, StemTile, StepOp, TailTile, TensorId,
+};
 use trefoil::{Device, Engine, Error, Shape, Stage, Target, Tuning};
 
 fn main() -> Result<(), Error> {
@@ -108,7 +110,9 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             let tiles = TailTile::BLOCKS
                 .into_iter()
                 .flat_map(|blocks| [1, 2, 4, 8, 16].map(|images| Kernel::Sm90Tail(TailTile { images, blocks })));
-            let kernels = tiles.chain(ConvTile::LINEAR.map(Kernel::Sm80Gemm)).collect();
+            let linear =
+                LinearTile::ALL.map(Kernel::Sm90Linear).into_iter().chain(ConvTile::LINEAR.map(Kernel::Sm80Gemm));
+            let kernels = tiles.chain(linear).collect();
             groups.insert("mean+fc".into(), Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels });
             continue;
         }

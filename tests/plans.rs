@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, architecture, params};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Rates, Request, Sm90Tile, StepOp, plan,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
+    StepOp, plan,
 };
 use trefoil::{Error, InputFormat, OutputKind, Shape};
 
@@ -311,6 +312,35 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 3, ..tile }))]));
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 120, columns: 120, ..tile }))]));
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
+}
+
+#[test]
+fn the_hopper_linear_layer_can_be_chosen_and_refused() {
+    let plan_of = |channels: usize, limits: &Limits, tile: LinearTile| {
+        let mut g = GraphBuilder::new(Shape::vector(channels));
+        let y = g.linear("fc", g.input(), 1000);
+        let graph = g.finish(y).unwrap();
+        let request = Request {
+            limits,
+            batch: 64,
+            input: InputFormat::F16Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Logits,
+            choices: &Choices::from([("fc".to_owned(), Kernel::Sm90Linear(tile))]),
+        };
+        plan(&graph, &request)
+    };
+    let tile = LinearTile { images: 64, blocks: 4 };
+    for tile in LinearTile::ALL {
+        let plan = plan_of(2048, &Limits::h200(), tile).unwrap();
+        assert!(plan.steps.iter().any(|step| step.kernel == Kernel::Sm90Linear(tile)), "{tile}");
+    }
+    let refused =
+        |channels, limits: &Limits, tile| matches!(plan_of(channels, limits, tile), Err(Error::Unsupported { .. }));
+    assert!(plan_of(3072, &Limits::h200(), tile).is_ok() && refused(3080, &Limits::h200(), tile));
+    assert!(refused(2048, &Limits::h200(), LinearTile { blocks: 16, ..tile }));
+    assert!(refused(2048, &Limits::h200(), LinearTile { images: 32, ..tile }));
+    assert!(refused(2048, &Limits::a100(), tile));
 }
 
 /// The end of a residual block and the beginning of the next one.

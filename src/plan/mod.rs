@@ -16,6 +16,7 @@ mod halo;
 mod join;
 mod lanes;
 mod limits;
+mod linear;
 mod lower;
 mod select;
 mod sm90;
@@ -39,6 +40,9 @@ pub(crate) use halo::HaloTile;
 #[cfg(feature = "cuda")]
 pub(crate) use halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
 pub use limits::{Family, Limits};
+pub use linear::LinearTile;
+#[cfg(feature = "cuda")]
+pub(crate) use linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
@@ -359,6 +363,8 @@ pub enum Kernel {
     Sm90Depthwise(DepthwiseTile),
     /// The same, computing the 1x1 convolution too whose result it reads.
     Sm90Expand(DepthwiseTile),
+    /// The sm90 linear layer with a tile.
+    Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
 }

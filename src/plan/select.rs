@@ -1,4 +1,4 @@
-//! Kernel choice: which kernel and tile a convolution or linear layer gets.
+//! Kernel choice: which kernel and tile a convolution gets; names of kernels.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -118,6 +118,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
+            Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
         }
     }
@@ -160,29 +161,6 @@ pub(super) fn sm90_kernels(limits: &Limits, convs: &[ConvShape]) -> Vec<(Kernel,
     let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
     kernels.filter_map(clocks).collect()
 }
-
-/// The kernel of a linear layer of `m` images, `n` outputs and `k` channels: the one whose busiest multiprocessor has
-/// its operands first.
-pub(super) fn linear_kernel(limits: &Limits, mnk: [usize; 3]) -> Kernel {
-    best(linear_kernels(limits, mnk)).expect("there are tiles").0
-}
-
-/// Every kernel of such a layer, with its clocks; of those that take as long the smallest first, which has the fewest
-/// products.
-pub(super) fn linear_kernels(limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
-    let clocks = |tile: &ConvTile| {
-        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
-        let operand_bytes = (tile.m.min(m) + tile.n.min(n)) * k * 2;
-        blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + LINEAR_BLOCK)
-    };
-    ConvTile::LINEAR.into_iter().rev().map(|tile| (Kernel::Sm80Gemm(tile), clocks(&tile))).collect()
-}
-
-/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
-const BYTES_A_CLOCK: f64 = 30.0;
-
-/// The rest of a block of the linear layer, in clocks: latencies, and adding its warps' sums.
-const LINEAR_BLOCK: f64 = 2000.0;
 
 /// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
 /// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need

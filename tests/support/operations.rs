@@ -741,6 +741,10 @@ pub fn linear() -> Vec<Case> {
         (31, 65, 1),
         (2056, 40, 16),
         (264, 75, 130),
+        (1288, 170, 70),
+        (3072, 88, 65),
+        (6144, 16, 3),
+        (2048, 168, 128),
     ];
     let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
     sizes.into_iter().flat_map(problem).collect()

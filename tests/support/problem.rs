@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use half::f16;
 use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, infer, optimize};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile,
-    plan as plan_with,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, LinearTile, Request, StemTile, StepOp,
+    TailTile, plan as plan_with,
 };
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
@@ -127,10 +127,6 @@ impl Case {
         }
         let halo = self.halo_choices();
         all.extend((!halo.is_empty() && limits.has_sm90_kernels()).then(|| (format!(", {}", Kernel::Sm90Halo), halo)));
-        for kernel in ConvTile::LINEAR.map(Kernel::Sm80Gemm).into_iter().filter(|_| limits.family == Family::Sm80) {
-            let choices = self.choices_of(kernel, |op| matches!(op, Op::Linear(_)));
-            all.extend(choices.map(|choices| (format!(", linear kernel {kernel}"), choices)));
-        }
         let request = Request {
             limits,
             batch: self.rows.len(),
@@ -139,6 +135,17 @@ impl Case {
             output: self.output,
             choices: &Choices::new(),
         };
+        for kernel in ConvTile::LINEAR.map(Kernel::Sm80Gemm).into_iter().filter(|_| limits.family == Family::Sm80) {
+            let choices = self.choices_of(kernel, |op| matches!(op, Op::Linear(_)));
+            all.extend(choices.map(|choices| (format!(", linear kernel {kernel}"), choices)));
+        }
+        for tile in LinearTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
+            let kernel = Kernel::Sm90Linear(tile);
+            let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
+            // Many channels do not fit the shared memory.
+            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
+        }
         let plan =
             plan_with(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
         if let StepOp::Stem(_) = &plan.steps[0].op {

@@ -14,6 +14,7 @@ use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
 use super::sm90_conv2d_halo;
+use super::sm90_linear;
 use super::sm90_stem::{self, StemPointers, StemProblem};
 use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
@@ -194,7 +195,11 @@ impl Operands<'_> {
                     out_stored: self.y().stored_channels,
                     activation: Activation::None,
                 };
-                linear::launch(&problem, self.tile()?, &LinearPointers { x, filter, bias, y })
+                let pointers = LinearPointers { x, filter, bias, y };
+                match self.step.kernel {
+                    Kernel::Sm90Linear(tile) => sm90_linear::launch(&problem, tile, &pointers),
+                    _ => linear::launch(&problem, self.tile()?, &pointers),
+                }
             }
             StepOp::Add(activation) => {
                 let (shape, out_pitch) = (stored(self.x()), self.y().pitch);
