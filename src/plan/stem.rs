@@ -94,7 +94,11 @@ impl StemLayers {
     /// Blocks of so many columns that a multiprocessor holds: what the kernel's registers and shared memory leave room
     /// for.
     pub(crate) const fn resident(self, columns: usize) -> usize {
-        if !self.pools && columns == 64 { 5 } else { 4 }
+        match (self.pools, columns) {
+            (true, 112) => 3,
+            (false, 64) => 5,
+            _ => 4,
+        }
     }
 
     /// Blocks side by side for a result of this width.
@@ -205,10 +209,10 @@ fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limit
     STARTUP + of_busiest as f64 * (OF_BLOCK + conv_rows * row) + conv_rows * waits * waiting_rounds
 }
 
-// From times on an H200 at batch 1 to 256.
+// From times on an H200 at batch 1 to 256; those of pooled rows are predictions.
 
 /// Of 128 bytes from or to shared memory.
-const CLOCKS_OF_READ: f64 = 1.2;
+const CLOCKS_OF_READ: f64 = 1.1;
 /// Launch, the first loads, the last stores.
 const STARTUP: f64 = 4000.0;
 /// Of each block, hidden or not.
@@ -225,9 +229,9 @@ struct Costs {
 }
 
 /// Every other row and column goes out.
-const POOLED: Costs = Costs { beside: 2.6, waits: 650.0 };
+const POOLED: Costs = Costs { beside: 3.0, waits: 400.0 };
 /// All do.
-const APART: Costs = Costs { beside: 4.9, waits: 500.0 };
+const APART: Costs = Costs { beside: 5.5, waits: 500.0 };
 
 #[cfg(test)]
 mod tests {
