@@ -6,7 +6,7 @@
 #   EXAMPLE        those of examples/ that are to be in it, as bin/EXAMPLE
 #   --lib-tests    the library's own tests as well, as bin/lib_tests
 #
-# Copy .gpu/ there and run .gpu/test.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and .gpu/benches/*. The bundle
+# Copy .gpu/ there and run .gpu/test.sh or .gpu/sanitize.sh, or `. .gpu/env.sh` and then any of .gpu/bin/* and .gpu/benches/*. The bundle
 # is at most 64 MiB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -76,7 +76,26 @@ bin/gpu_tests "$@"
 [ ! -x bin/lib_tests ] || bin/lib_tests
 bin/trefoil
 END
-chmod +x .gpu/test.sh
+cat >.gpu/sanitize.sh <<'END'
+#!/usr/bin/env bash
+# Each kernel on some of its cases under compute-sanitizer: bad accesses, races in shared memory, barriers that not all
+# threads reach. Ends with a line a tool.   ./sanitize.sh [CASES_OF_A_KERNEL [SECONDS_OF_A_TOOL [FILTER]]]
+set -uo pipefail
+cd "$(dirname "$0")"
+. ./env.sh
+logs=${LOGS:-.}
+status=0
+for tool in memcheck racecheck synccheck; do
+    TREFOIL_SAMPLE=${1:-2} timeout "${2:-300}" compute-sanitizer --tool $tool --error-exitcode 99 \
+        bin/gpu_tests --test-threads=1 ${3:+"$3"} >"$logs/$tool.txt" 2>&1
+    code=$?
+    [ $code = 0 ] || status=1
+    summary=$(grep -E "SUMMARY" "$logs/$tool.txt" | tail -1)
+    echo "$tool: exit $code, $(grep -c '\.\.\. ok$' "$logs/$tool.txt") cases, $summary"
+done
+exit $status
+END
+chmod +x .gpu/test.sh .gpu/sanitize.sh
 
 du -sh --apparent-size .gpu/* | sed 's/^/  /'
 bytes=$(du -sb .gpu | cut -f1)

@@ -2,7 +2,7 @@
 //! times; a tuned engine beside one that is not.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
-//! failure.
+//! failure. `TREFOIL_SAMPLE=N` runs each kernel on N of its cases alone, which is what compute-sanitizer has time for.
 
 #[cfg(feature = "cuda")]
 #[path = "support/cuda.rs"]
@@ -11,6 +11,7 @@ mod cuda;
 mod echo;
 mod support;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::thread;
 
@@ -56,13 +57,32 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     let mut trials = vec![recorded(device), several(device), tuned(device)];
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
+    let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();
     for case in operations::all() {
         let case = std::sync::Arc::new(case);
         for (chosen, choices) in case.all_choices(&limits) {
-            trials.push(trial(format!("{}{chosen}", case.name), case.clone(), choices, device));
+            let values = case.rows.iter().map(Vec::len).sum();
+            let trial = trial(format!("{}{chosen}", case.name), case.clone(), choices, device);
+            of_kernels.entry(chosen).or_default().push((values, trial));
+        }
+    }
+    let sample = std::env::var("TREFOIL_SAMPLE").ok().and_then(|count| count.parse().ok());
+    for (_, cases) in of_kernels {
+        match sample {
+            Some(count) => trials.extend(sampled(cases, count)),
+            None => trials.extend(cases.into_iter().map(|(_, trial)| trial)),
         }
     }
     trials
+}
+
+/// Some cases, evenly from the smaller two thirds, the largest of them too.
+fn sampled(mut cases: Vec<(usize, Trial)>, count: usize) -> impl Iterator<Item = Trial> {
+    cases.sort_by_key(|(values, _)| *values);
+    let small = (cases.len() * 2).div_ceil(3);
+    let count = count.clamp(1, small);
+    let taken: Vec<usize> = (1..=count).map(|i| i * small / count - 1).collect();
+    cases.into_iter().enumerate().filter(move |(index, _)| taken.contains(index)).map(|(_, (_, trial))| trial)
 }
 
 fn trial(name: String, case: std::sync::Arc<Case>, choices: Choices, device: Option<&Device>) -> Trial {
