@@ -98,9 +98,9 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
     let mut groups = BTreeMap::<String, Group>::new();
     for step in &plan.steps {
         if let StepOp::Stem(_) = &step.op {
-            let tiles = StemTile::COLUMNS
-                .into_iter()
-                .flat_map(|columns| [1, 2, 4, 7, 14, 28, 56].map(|rows| Kernel::Sm90Stem(StemTile { columns, rows })));
+            let tiles = StemTile::COLUMNS.into_iter().flat_map(|columns| {
+                [1, 2, 4, 5, 7, 8, 14, 19, 28, 56].map(|rows| Kernel::Sm90Stem(StemTile { columns, rows }))
+            });
             let kernels = tiles.chain(ConvTile::ALL.map(Kernel::Sm80Gemm)).collect();
             let group = Group { steps: vec![step.name.clone()], chosen: step.kernel, kernels };
             groups.insert(step.op.label(1), group);
