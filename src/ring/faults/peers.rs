@@ -42,7 +42,7 @@ const BATCHES: u8 = 12;
 
 /// Producers that each wait for their batches in order, one for one, each in another way; the errors that this gave.
 /// Every answer is compared with the rows that it is for.
-fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
+pub(super) fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
     let produce = |producer: u8| {
         let wait = |ticket: Ticket| match producer {
             0 => ticket.wait(),
@@ -83,7 +83,7 @@ fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
 }
 
 /// What holds where a device is left: all is answered, and the failed one had its share run again.
-fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize) {
+pub(super) fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize) {
     assert!(errors.is_empty(), "{errors:?}");
     let stats = peers.stats();
     assert_eq!(stats.iter().filter(|device| device.fault.is_some()).count(), failed, "{stats:?}");
