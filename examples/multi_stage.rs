@@ -14,8 +14,8 @@ const BATCHES: u8 = 12;
 
 /// Runs both kinds of stages.
 pub fn main() -> Result<(), Error> {
-    let model = Model::open("weights/convnet28")?;
-    let (backbone, head) = model.split_at("avgpool")?; // or two models that fit together
+    let model = Model::open("weights/efficientnet-lite0")?;
+    let (backbone, head) = model.split_at("global_pool")?; // or two models that fit together
     let whole = Engine::builder(&model).output(OutputKind::Logits).build()?;
     let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).trace(true).build()?;
     let first = Engine::builder(&model).output(OutputKind::Features).build()?;
