@@ -170,7 +170,8 @@ impl Run<'_> {
         }
         let mut one = None;
         for count in [1, 2, 4, 8].into_iter().filter(|&count| count <= gpus.len()) {
-            let builder = Engine::builder(self.model).batch_sizes(&[self.batch]).staging(12);
+            // For each GPU four producers, each with three batches in flight and one being written.
+            let builder = Engine::builder(self.model).batch_sizes(&[self.batch]).staging(16);
             let fleet = builder.build_on(&gpus[..count])?;
             let rate = |acquire: Acquire<'_>| {
                 let rates = (0..3).map(|_| self.rate(4 * count, &gpus[..count], acquire));
@@ -345,7 +346,7 @@ fn put_out_of_use(gpu: usize) {
         done(sys::cuDeviceGet(&mut device, gpu as i32));
         done(sys::cuDevicePrimaryCtxRetain(&mut context, device));
         done(sys::cuCtxPushCurrent_v2(context));
-        done(sys::cuModuleLoadData(&mut module, image.cast()));
+        done(sys::cuModuleLoadDataEx(&mut module, image.cast(), 0, null_mut(), null_mut()));
         done(sys::cuModuleGetFunction(&mut kernel, module, c"write_to".as_ptr()));
         let mut parameters = [(&raw mut address).cast()];
         done(sys::cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut()));
