@@ -198,17 +198,18 @@ fn submit_stamped(peers: &Arc<Peers>, number: u8) -> Ticket {
 fn a_device_four_times_as_fast_gets_four_times_as_many_batches() {
     let (peers, sims) = at_speeds([MS, 4 * MS]);
     let mut tickets: Vec<Ticket> = Vec::new();
-    for step in 0..2000 {
-        sims.iter().for_each(|sim| sim.advance_to(step * MS / 10));
+    for step in 0..4000 {
+        sims.iter().for_each(|sim| sim.advance_to(step * MS / 20));
         let ready: Vec<Ticket> = tickets.extract_if(.., |ticket| ticket.is_ready().unwrap()).collect();
         ready.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
-        while tickets.len() < 6 {
+        // Fewer than the slow one alone has room for.
+        while tickets.len() < 3 {
             tickets.push(submit_stamped(&peers, 0));
         }
     }
     let stats = peers.stats();
     let share = stats[0].batches as f64 / stats[1].batches as f64;
-    assert!((3.6..=4.4).contains(&share), "{share}: {stats:?}");
+    assert!((3.5..=4.5).contains(&share), "{share}: {stats:?}");
     assert!(stats[0].batches > 180, "the fast one was idle: {stats:?}");
     sims.iter().for_each(|sim| sim.drain());
 }
