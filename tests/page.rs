@@ -1,4 +1,5 @@
-//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark.
+//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark. Pictures
+//! of it, to be looked at, are then `target/tmp/page-*.png`.
 //!
 //! Where no Chromium is found this is reported as ignored; `TREFOIL_REQUIRE_BROWSER=1` makes that a failure.
 
@@ -79,9 +80,11 @@ fn main() {
         println!("ignored: the page's tests, for want of a Chromium");
     }
     let read = move || browser.map_or_else(|| Err("no Chromium was found".into()), read_the_page);
+    let pictures = move || browser.map_or_else(|| Err("no Chromium was found".into()), take_pictures);
     let empty = move || browser.map_or_else(|| Err("no Chromium was found".into()), show_nothing);
     let trials = vec![
         Trial::test("a_reader_finds_the_way_on_narrow_and_wide_screens", read),
+        Trial::test("pictures_are_taken_on_narrow_and_wide_screens_in_both_themes", pictures),
         Trial::test("a_page_of_nothing_says_so", empty),
     ];
     let ignored = browser.is_none() && !required;
@@ -121,6 +124,29 @@ fn read_the_page(browser: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+fn take_pictures(browser: &str) -> Result<(), Failed> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join("picture.html");
+    fs::write(&path, page(BATCHES)?)?;
+    for (width, height) in [(360, 800), (3840, 2160)] {
+        let mut pictures = Vec::new();
+        for (dark, theme) in [(false, "light"), (true, "dark")] {
+            let picture = folder.join(format!("page-{width}-{theme}.png"));
+            let _ = fs::remove_file(&picture);
+            let mut command = headless(browser, width, height, dark);
+            command.arg("--virtual-time-budget=1000").arg(format!("--screenshot={}", picture.display()));
+            command.arg(format!("file://{}", path.display()));
+            let output = command.output()?;
+            let png = fs::read(&picture).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+            let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
+            assert_eq!((&png[1..4], number(16), number(20)), (&b"PNG"[..], width as u32, height as u32));
+            pictures.push(png);
+        }
+        assert!(pictures[0] != pictures[1], "the themes look alike at {width}");
+    }
+    Ok(())
+}
+
 /// Nothing was recorded: the page has its figures, and draws an empty timeline.
 fn show_nothing(browser: &str) -> Result<(), Failed> {
     const LOOKER: &str = r##"
@@ -148,13 +174,19 @@ fn page(batches: usize) -> Result<String, Failed> {
     Ok(engine.trace().ok_or("the engine records")?.to_html())
 }
 
+/// The browser with a window of that size.
+fn headless(browser: &str, width: usize, height: usize, dark: bool) -> Command {
+    let mut command = Command::new(browser);
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
+    command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
+    command.arg(format!("--window-size={width},{height}"));
+    command
+}
+
 /// What the reader's script found.
 fn visit(browser: &str, page: &Path, width: usize, dark: bool) -> Result<Value, Failed> {
-    let mut command = Command::new(browser);
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"]);
-    command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
-    let output =
-        command.arg(format!("--window-size={width},900")).arg(format!("file://{}", page.display())).output()?;
+    let mut command = headless(browser, width, 900, dark);
+    let output = command.arg("--dump-dom").arg(format!("file://{}", page.display())).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.rsplit_once("RESULT").and_then(|(_, rest)| Some(rest.split_once("END")?.0));
     let told = || format!("{}\n{}", String::from_utf8_lossy(&output.stderr), &text[text.len().saturating_sub(400)..]);
