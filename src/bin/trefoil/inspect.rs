@@ -83,7 +83,7 @@ fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
         let steps = Steps::planned(&plan);
         return Ok((plan, steps));
     }
-    let times = builder.measure_steps(args.runs)?;
+    let times = setup::seen("steps    building and timing: {elapsed}", || builder.measure_steps(args.runs))?;
     let steps = Steps::measured(&times);
     Ok((times.plan, steps))
 }
