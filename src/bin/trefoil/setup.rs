@@ -107,7 +107,7 @@ pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes }: Kernels) -> En
                 bar.set_message(progress.shape.clone());
                 if progress.shape.is_empty() {
                     bar.finish_and_clear();
-                    say_if_interrupted(progress);
+                    bar.suspend(|| say_if_interrupted(progress));
                 }
             };
             builder.tuning(Tuning::Full).on_tuning(told).tune_while(|| !stop::requested())
