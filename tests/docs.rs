@@ -42,6 +42,23 @@ fn the_tests_that_semantics_names_are_there() {
     assert!(missing.is_empty(), "docs/semantics.md names tests that are not there: {missing:?}");
 }
 
+/// Rates, such as 44,378, are those of the notes that the README links to.
+#[test]
+fn the_readme_has_the_rates_of_its_notes() {
+    let text = guide("README.md");
+    let linked = text.split("](benches/notes/").skip(1).map(|after| after.split(')').next().unwrap());
+    let notes: String = linked.map(|note| guide(&format!("benches/notes/{note}"))).collect();
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_rate = |word: &&str| {
+        word.contains(',') && digits(&word.replace(',', "")) && word.split(',').skip(1).all(|part| part.len() == 3)
+    };
+    let words = text.split(|c: char| c.is_whitespace() || c == '|').map(|word| word.trim_end_matches(','));
+    let rates: Vec<&str> = words.filter(is_rate).collect();
+    assert!(rates.len() >= 5, "{rates:?}");
+    let missing: Vec<&&str> = rates.iter().filter(|rate| !notes.contains(**rate)).collect();
+    assert!(missing.is_empty(), "no note that the README links to has {missing:?}");
+}
+
 /// The documents for people who work on trefoil or with it; a test of their own runs the commands of docs/linking.md.
 const GUIDES: [&str; 9] = [
     "README.md",
