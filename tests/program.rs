@@ -332,7 +332,7 @@ fn an_architecture_without_weights_is_planned_for() {
     let text = stdout(&output);
     let said = "resnet50, the architecture: there is no model of that name here, and a plan needs no weights";
     for part in
-        [said, "input 224x224x3, 1000 classes", "25.56 million parameters", "plan for NVIDIA L4 (sm_89, 58 SMs)"]
+        [said, "input 224x224x3, 1000 classes", "25.61 million parameters", "plan for NVIDIA L4 (sm_89, 58 SMs)"]
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
