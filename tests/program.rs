@@ -320,7 +320,7 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    for gpu in ["h200", "a100", "rtx4090"] {
+    for gpu in ["a100", "h100", "h100-pcie", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090"] {
         let output = run(&[&inspect[..], &[gpu, "--json"]].concat());
         expect_code(&output, 0);
         let plan = &json_lines(&output)[0];
@@ -330,6 +330,7 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
         assert_eq!((&plan["batch"], plan["sum_of_times_us"].is_null()), (&32.into(), true));
         for step in steps {
             assert!(step["time_us"].is_null() && step["floor"]["us"].as_f64().unwrap() > 2.5, "{step}");
+            assert!(step["predicted_us"].as_f64().is_none_or(|predicted| predicted > 2.5), "{step}");
             let candidates = step["candidates"].as_array().unwrap();
             let first = candidates.first().map_or(&step["kernel"], |first| &first["kernel"]);
             assert!(first == &step["kernel"] && candidates.len() <= 4, "{step}");
@@ -338,6 +339,35 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     }
     let both = run(&[&inspect[..], &["h200", "--device", "cpu"]].concat());
     expect_code(&both, 64);
+}
+
+#[test]
+fn an_architecture_without_weights_is_planned_for() {
+    for name in ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet", "efficientnet-lite4"] {
+        let output = run(&["inspect", name, "--for", "h100", "--batch", "8", "--json"]);
+        expect_code(&output, 0);
+        let plan = &json_lines(&output)[0];
+        assert!(plan["steps"].as_array().unwrap().len() > 10 && plan["sum_of_floors_us"].is_number(), "{plan}");
+    }
+    let output = run(&["inspect", "resnet50", "--for", "l4", "--candidates"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    let said = "resnet50, the architecture: there is no model of that name here, and a plan needs no weights";
+    for part in
+        [said, "input 224x224x3, 1000 classes", "25.61 million parameters", "plan for NVIDIA L4 (sm_89, 58 SMs)"]
+    {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+    // Not for a device, and not where there is a model, whatever is wrong with it.
+    let missing = run(&["inspect", "resnet50", "--device", "cpu"]);
+    expect_code(&missing, 1);
+    assert!(stderr(&missing).contains("no model `resnet50`"), "{}", stderr(&missing));
+    let unknown = run(&["inspect", "resnet49", "--for", "h200"]);
+    expect_code(&unknown, 1);
+    assert!(stderr(&unknown).contains("no model `resnet49`"), "{}", stderr(&unknown));
+    let found = run(&["inspect", "efficientnet-lite0", "--for", "h200"]);
+    expect_code(&found, 0);
+    assert!(stdout(&found).contains("tf_efficientnet_lite0 from "), "{}", stdout(&found));
 }
 
 #[test]

@@ -133,13 +133,14 @@ pub struct ClassifyArgs {
 #[command(after_help = "\
 Example:
   trefoil inspect weights/efficientnet-lite0 --device cuda:0 --batch 128
-  trefoil inspect weights/efficientnet-lite0 --for a100 --batch 32
+  trefoil inspect resnet50 --for a100 --batch 32
 
-On a GPU every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores, \
+With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
+every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores, \
 its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that \
 computes several nodes is one row, and what lies between them does not count.")]
 pub struct InspectArgs {
-    /// A model, as for --model elsewhere
+    /// A model, as for --model elsewhere; with --for also the name of an architecture
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// The device to plan for: auto, cuda:N or cpu
@@ -167,12 +168,24 @@ pub struct InspectArgs {
 /// A GPU whose limits are known.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownGpu {
+    /// NVIDIA A100 with 80 GB, on SXM4
+    A100,
+    /// NVIDIA H100 with 80 GB, on SXM5
+    H100,
+    /// NVIDIA H100 PCIe
+    H100Pcie,
     /// NVIDIA H200
     H200,
-    /// NVIDIA A100
-    A100,
+    /// NVIDIA B200
+    B200,
+    /// NVIDIA L4
+    L4,
+    /// NVIDIA L40S
+    L40s,
     /// NVIDIA GeForce RTX 4090
     Rtx4090,
+    /// NVIDIA GeForce RTX 5090
+    Rtx5090,
 }
 
 /// Arguments of `simulate`.

@@ -37,7 +37,8 @@ fn from_environment() -> Option<PathBuf> {
     env::var_os("TREFOIL_WEIGHTS").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-fn find(wanted: Option<&Path>) -> Result<PathBuf> {
+/// Where the model asked for is, or the default one.
+pub fn find(wanted: Option<&Path>) -> Result<PathBuf> {
     match wanted {
         Some(path) if path.exists() => in_path(path)?.with_context(|| no_model(path)),
         Some(path) => by_name(path),
