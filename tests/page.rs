@@ -140,8 +140,8 @@ document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
 /// The page of a short run on the CPU.
 fn page(batches: usize) -> Result<String, Failed> {
     let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
-    let engine =
-        Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[2]).slots(3).trace(true).build()?;
+    let builder = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[2]).slots(3);
+    let engine = builder.check(true).trace(true).build()?;
     for _ in 0..batches {
         drop(engine.acquire()?.submit(2)?.wait()?);
     }

@@ -1,7 +1,12 @@
 //! The ring in virtual time: cases computed by hand, the same run twice, thousands of random rings, faults.
 
-use trefoil::simulate::{Arrival, Effect, Injection, SimReport, SimSpec, simulate};
+use trefoil::simulate::{Arrival, Effect, Injection, SimReport, SimSpec};
 use trefoil::{Error, Stage};
+
+/// With the hazard checker, whose finding is an error.
+fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
+    trefoil::simulate::simulate(&SimSpec { checked: true, ..spec.clone() })
+}
 
 /// At 1 GB/s without overhead or a shared link: microseconds are kilobytes.
 fn spec(in_us: usize, compute_us: f64, out_us: usize, batches: usize) -> SimSpec {
@@ -277,6 +282,7 @@ impl Random {
             batches: 1 + self.up_to(40),
             injections: (0..self.up_to(2)).map(|_| delay(self)).collect(),
             compute_us,
+            checked: false,
         }
     }
 }
@@ -359,11 +365,13 @@ fn random_faults_answer_everything() {
     assert!(faults > 1_500);
 }
 
+/// The checker changes nothing.
 #[test]
 fn the_same_spec_gives_the_same_report() {
     let mut random = Random(0x2545_F491_4F6C_DD1D);
     for _ in 0..200 {
         let spec = random.spec();
-        assert_eq!(simulate(&spec).unwrap(), simulate(&spec).unwrap(), "{spec:#?}");
+        let unchecked = trefoil::simulate::simulate(&spec).unwrap();
+        assert_eq!((simulate(&spec).unwrap(), simulate(&spec).unwrap()), (unchecked.clone(), unchecked), "{spec:#?}");
     }
 }

@@ -21,7 +21,7 @@ fn build(waiting: Waiting) -> (Device, Engine) {
     let device = Device::open(Target::Cuda(0)).unwrap();
     let model = small_model();
     let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).staging(2).results(3);
-    let engine = builder.waiting(waiting).build().unwrap();
+    let engine = builder.waiting(waiting).check(true).build().unwrap();
     (device, engine)
 }
 
@@ -99,7 +99,7 @@ fn a_fault_wakes_sleepers() {
         let device = Device::open(Target::Cuda(0)).unwrap();
         let model = small_model();
         let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).slots(1).staging(2);
-        let engine = builder.waiting(chosen()).build().unwrap();
+        let engine = builder.waiting(chosen()).check(true).build().unwrap();
         let tickets = [1, 2, 3].map(|rows| engine.acquire().unwrap().submit(rows).unwrap());
         thread::scope(|scope| {
             let blocked = scope.spawn(|| engine.acquire().map(drop));
