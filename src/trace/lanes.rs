@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Trace, TraceInterval, TraceStage};
+use super::{Trace, TraceInterval};
 
 /// Groups of rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,12 +26,14 @@ pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
     let mut threads: Vec<&str> = trace.intervals.iter().filter_map(|interval| interval.thread.as_deref()).collect();
     threads.sort_unstable();
     threads.dedup();
-    for (place, TraceInterval { stage, slot, thread, .. }) in trace.intervals.iter().enumerate() {
+    for (place, TraceInterval { stage, slot, thread, model, .. }) in trace.intervals.iter().enumerate() {
         if let Some(thread) = thread.as_deref() {
             let number = threads.binary_search(&thread).expect("every name is listed");
             rows.entry((Group::Threads, number, thread.to_owned())).or_default().push(place);
-        } else if let Some(number) = TraceStage::DEVICE.iter().position(|device| device == stage) {
-            rows.entry((Group::Streams, number, trace.streams[number].clone())).or_default().push(place);
+        } else if let Some(number) = trace.streams.iter().position(|on| (on.stage, &on.model) == (*stage, model)) {
+            let name = &trace.streams[number].name;
+            let name = model.as_ref().map_or_else(|| name.clone(), |model| format!("{name}: {model}"));
+            rows.entry((Group::Streams, number, name)).or_default().push(place);
             rows.entry((Group::Slots, *slot, format!("slot {slot}"))).or_default().push(place);
         }
     }
