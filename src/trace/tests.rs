@@ -114,6 +114,8 @@ fn each_of_several_models_has_its_interval_row_and_figures() {
     assert_eq!(rows[..4], ["in", "compute: first", "compute-1: second", "out"]);
     let drawn = events.iter().filter(|event| event["args"]["model"] == "second" && event["name"] == "second 1");
     assert_eq!(drawn.count(), 1, "in its slot");
+    // The second runs while the first does: in a slot's row of its own, also where it ends before.
+    assert_eq!(rows[4..8], ["slot 0", "slot 0 (2)", "slot 1", "slot 1 (2)"]);
     let page = trace.to_html();
     let data: Value = serde_json::from_str(between(&page, "id=\"data\">", "</script>")).unwrap();
     assert_eq!(data["models"], serde_json::json!(["", "first", "second"]));
