@@ -75,7 +75,7 @@ fn program(device: &Device, faults_at: usize) -> Arc<dyn Program> {
 
 /// A ring with a bad run, used until everybody is answered.
 fn child(waiting: Waiting) {
-    let device = Device::open(Target::Cuda(0)).unwrap();
+    let device = Device::open(Target::Cuda(0)).unwrap().checked();
     let core = ring(&device, program(&device, 8), waiting);
 
     for _ in 0..8 {
@@ -131,7 +131,7 @@ fn run_child(name: &str, what: &str) -> String {
 
 /// One GPU of two meets a bad address; the other answers everything.
 fn child_of_two() {
-    let devices = [0, 1].map(|ordinal| Device::open(Target::Cuda(ordinal)).unwrap());
+    let devices = [0, 1].map(|ordinal| Device::open(Target::Cuda(ordinal)).unwrap().checked());
     let [first, second] = [(&devices[0], 8), (&devices[1], usize::MAX)].map(|(device, at)| program(device, at));
     let [bad, good] = devices;
     let peers = super::peers::peers(vec![(bad, first), (good, second)], Waiting::Block);
