@@ -211,6 +211,35 @@ fn a_fleet_gives_what_an_engine_gives() {
     assert!(Engine::builder(&model).build_on(&[]).is_err());
 }
 
+/// Bytes that the process has read from files so far.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_fleet_reads_its_weights_once() {
+    const CHILD: &str = "TREFOIL_TEST_READS";
+    let name = "a_fleet_reads_its_weights_once";
+    if std::env::var_os(CHILD).is_some() {
+        let model = model();
+        let devices = [1; 4].map(Device::cpu);
+        let before = bytes_read();
+        let fleet = Engine::builder(&model).build_on(&devices).unwrap();
+        println!("read {}.", bytes_read() - before);
+        assert_eq!(fleet.engines().len(), 4);
+        return;
+    }
+    // In a process of its own, where nothing else reads.
+    let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
+    let child = std::process::Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output();
+    let text = String::from_utf8(child.unwrap().stdout).unwrap();
+    let read = text.split_once("read ").and_then(|(_, rest)| rest.split_once('.')?.0.parse::<u64>().ok());
+    let read = read.unwrap_or_else(|| panic!("{text}"));
+    let file = std::fs::metadata("weights/convnet28/model.safetensors").unwrap().len();
+    assert!((file..file * 3 / 2).contains(&read), "{read} bytes read of a file of {file}, for four devices");
+}
+
 #[test]
 fn floats_by_pixel_are_what_floats_by_plane_are() {
     let (model, device) = (model(), cpu());

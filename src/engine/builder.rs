@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::Choices;
+use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
@@ -80,7 +80,7 @@ impl<'a> EngineBuilder<'a> {
             acquire_limit: Duration::from_secs(10),
             waiting: Waiting::default(),
             trace: None,
-            check: false,
+            check: std::env::var_os("TREFOIL_CHECK").is_some_and(|value| value == "1"),
             device_results: false,
             tuning: TuningSpec::default(),
         }
@@ -207,8 +207,10 @@ impl<'a> EngineBuilder<'a> {
 
     /// Has every access checked: each copy, each run of the model and each turn of the host at page-locked memory must
     /// be ordered after every earlier one that it conflicts with, by streams, events and credits, not by luck. A
-    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. For tests: it takes a lock and some
-    /// microseconds a call, and no driver call. Default: off, and then it costs nothing.
+    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. What runs side by side within a run of
+    /// the model is proven by [`Plan::check`](crate::plan::Plan::check), once, here. For tests: it takes a lock and some
+    /// microseconds a call, and no driver call. Default: off, and then it costs nothing; the environment variable
+    /// `TREFOIL_CHECK=1` makes it on.
     pub fn check(mut self, on: bool) -> Self {
         self.check = on;
         self
@@ -292,6 +294,9 @@ impl<'a> EngineBuilder<'a> {
         let needed = |what: &str, batch| flow.needed(what, batch, [staging, results, kept]);
         let advise = |error| what_fits(error, largest, &device, needed);
         let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
+        if self.check {
+            plans.iter().try_for_each(Plan::check)?;
+        }
         let ring = RingSpec {
             staging,
             results,

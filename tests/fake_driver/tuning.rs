@@ -145,6 +145,37 @@ fn where_all_kernels_are_alike_the_planner_has_its_way() {
 }
 
 #[test]
+fn branches_are_side_by_side_where_that_pays_and_later_builds_know() {
+    let scenario = Scenario::new("tuning::branches_are_side_by_side_where_that_pays_and_later_builds_know", || {
+        let (device, model) = (Device::open(Target::Cuda(0)).unwrap(), small_model());
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[4]).slots(1).check(true);
+        let lanes = |builder: EngineBuilder<'_>| builder.build().unwrap().plans()[0].lanes();
+        assert_eq!(lanes(builder.clone().tuning(Tuning::Off)), 2);
+        mark("tune");
+        let tuned = lanes(builder.clone().tuning(Tuning::Full));
+        mark("cached");
+        println!("lanes: {tuned}, then {}", lanes(builder));
+        mark("done");
+    });
+    let folder = folder("lanes");
+    // What joining another branch costs, in us: nothing, or more than a kernel takes.
+    for (join, otherwise, lanes) in [("0", "50", 2), ("50", "0", 1)] {
+        let _ = fs::remove_dir_all(&folder);
+        // A second process knows what the first has measured, whatever it would find itself.
+        for (join, measures) in [(join, true), (otherwise, false)] {
+            let variables = [("FAKE_CUDA_JOIN_US", join), ("TREFOIL_CACHE", folder.to_str().unwrap())];
+            let report = scenario.run(&variables);
+            report.assert_clean();
+            assert_eq!(line(&report.stdout, "lanes: "), format!("{lanes}, then {lanes}"), "{join} us\n{report}");
+            let is_timing = |call: &&str| call.starts_with("cuEventElapsedTime");
+            assert_eq!(report.between("tune", "cached").iter().any(is_timing), measures, "{report}");
+            assert!(!report.between("cached", "done").iter().any(is_timing));
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn steps_are_timed_in_the_graph() {
     let scenario = Scenario::new("tuning::steps_are_timed_in_the_graph", || {
         let device = Device::open(Target::Cuda(0)).unwrap();
