@@ -6,7 +6,8 @@
 //! ```
 //! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`, which in the end puts
 //! one of several GPUs out of use. Rows are bytes in ordinary memory, copied into page-locked memory by as many threads as
-//! it takes, next to the GPU that they are for; every figure is end to end.
+//! it takes, next to the GPU that they are for; every figure has the copy, the upload and the download inside, but for
+//! "compute of the stages alone".
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -84,7 +85,7 @@ impl Run<'_> {
             let either = |_| acquire(if turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) { &one } else { &two });
             let at_once = self.rate(4, near, &either)?;
             println!(
-                "two rings, batch 8, round {round}: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",
+                "two rings, batch 8, round {round}, with the upload: in turn {in_turn:.0}/s, at once {at_once:.0}/s, {:.3}",
                 at_once / in_turn
             );
             gains.push(at_once / in_turn);
@@ -108,7 +109,10 @@ impl Run<'_> {
             times.sort_by(f64::total_cmp);
             let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
             let [p50, p99, most] = [0.5, 0.99, 1.0].map(at).map(|time| time * 1e3);
-            println!("urgent {what}: p50 {p50:.3} ms, p99 {p99:.3} ms, at most {most:.3} ms, of {}", times.len());
+            println!(
+                "urgent {what}, with the upload: p50 {p50:.3} ms, p99 {p99:.3} ms, at most {most:.3} ms, of {}",
+                times.len()
+            );
             p99 * 1e-3
         });
         if device.info().memory_bytes > 0 {
@@ -151,7 +155,7 @@ impl Run<'_> {
             let (rate, whole) = (rate(&staged)?, rate(&whole)?);
             println!(
                 "cut at {}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
-                 {in_turn:.0}/s; pipeline {rate:.0}/s: {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
+                 {in_turn:.0}/s; with the upload pipeline {rate:.0}/s: {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
                 self.node,
                 self.batch,
                 rate / slower,
@@ -184,7 +188,8 @@ impl Run<'_> {
             };
             let one = *one.get_or_insert(rate);
             println!(
-                "{count} GPUs, batch {}: {rate:.0}/s of {rates:.0?}, {:.3} of one; each producer with its own GPU {own:.0}/s",
+                "{count} GPUs, batch {}, with the upload: {rate:.0}/s of {rates:.0?}, {:.3} of one; each producer with its own \
+                 GPU {own:.0}/s",
                 self.batch,
                 rate / one
             );
@@ -251,7 +256,7 @@ impl Run<'_> {
         measure: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
         let (rate, measured) = self.load(4, std::slice::from_ref(near), acquire, measure)?;
-        println!("bulk meanwhile, batch {}: {rate:.0}/s", self.batch);
+        println!("bulk meanwhile, batch {}, with the upload: {rate:.0}/s", self.batch);
         Ok(measured)
     }
 

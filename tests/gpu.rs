@@ -104,7 +104,7 @@ fn recorded(device: Option<&Device>) -> Trial {
         let device = device.ok_or("no CUDA device")?;
         let model = echo::echo();
         let builder = Engine::builder(&model).on(&device).output(OutputKind::Features);
-        let engine = builder.batch_sizes(&[1, 8]).trace(true).build()?;
+        let engine = builder.batch_sizes(&[1, 8]).check(true).trace(true).build()?;
         thread::scope(|scope| {
             let produce = |producer: u32| {
                 let engine = &engine;

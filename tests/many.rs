@@ -165,7 +165,7 @@ fn several_models_use_one_device_at_once() {
 #[test]
 fn a_device_has_one_budget() {
     let (model, device) = (model(), cpu());
-    let build = || Engine::builder(&model).on(&device).batch(64).slots(2).build();
+    let build = || Engine::builder(&model).on(&device).batch(64).slots(2).check(true).build();
     let first = build().unwrap();
     let held = device.memory_use().device_bytes;
     device.limit_memory(held * 3 / 2);
@@ -176,7 +176,7 @@ fn a_device_has_one_budget() {
     assert_eq!(device.memory_use().device_bytes, held, "what failed gave back what it had taken");
     // What is said to fit does, and twice as much does not.
     let fitting = fitting_batch.unwrap();
-    let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).build().unwrap();
+    let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).check(true).build().unwrap();
     drop(second);
     assert!(Engine::builder(&model).on(&device).batch_sizes(&[2 * fitting]).slots(2).build().is_err());
     drop(first);
@@ -244,13 +244,14 @@ fn a_fleet_reads_its_weights_once() {
 fn floats_by_pixel_are_what_floats_by_plane_are() {
     let (model, device) = (model(), cpu());
     let (front, back) = model.split_at("pool2").unwrap();
-    let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).build().unwrap();
+    let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).check(true);
+    let front = front.build().unwrap();
     let mut batch = front.acquire().unwrap();
     pixels(3, batch.row_mut(0));
     let features = batch.submit(1).unwrap().wait().unwrap();
     let values = features.values(0);
     let through = |format, index: fn(usize, usize) -> usize| {
-        let engine = Engine::builder(&back).input(format).on(&device).batch_sizes(&[1]).build().unwrap();
+        let engine = Engine::builder(&back).input(format).on(&device).batch_sizes(&[1]).check(true).build().unwrap();
         let mut batch = engine.acquire().unwrap();
         for (pixel, channels) in values.chunks_exact(32).enumerate() {
             for (channel, value) in channels.iter().enumerate() {
@@ -291,7 +292,8 @@ fn outputs_of_several_models_stay_on_the_device() {
 #[test]
 fn a_batch_of_a_fleet_is_of_no_one_device() {
     let model = model();
-    let fleet = Engine::builder(&model).device_results(true).build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+    let builder = Engine::builder(&model).device_results(true).check(true);
+    let fleet = builder.build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
     let memory = vec![0_u8; fleet.input().row_bytes];
     let rows = DeviceRows { addr: memory.as_ptr() as u64, pitch: memory.len(), stream: CallerStream::DEFAULT };
     let mut batch = fleet.acquire().unwrap();

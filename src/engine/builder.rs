@@ -232,9 +232,9 @@ impl<'a> EngineBuilder<'a> {
 
     /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
-    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
-    /// events to the operations of a batch, all made here; an engine that does not record has none of it. Of several
-    /// models the computing of a batch is from the begin of the first to the end of the one named last.
+    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds two
+    /// events for each copy and each model to the operations of a batch, all made here; an engine that does not record
+    /// has none of it. Of several models each has an interval of its own.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -251,7 +251,7 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
-    /// ones are forgotten and counted. A batch takes six events of the device.
+    /// ones are forgotten and counted. A batch takes four events of the device, and two more for each model.
     pub fn trace_batches(mut self, batches: usize) -> Self {
         self.trace = Some(batches);
         self
@@ -309,12 +309,25 @@ impl<'a> EngineBuilder<'a> {
             device_results: self.device_results,
             freed,
         };
-        let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
-        let (on, recorder) = recorded.unzip();
-        let names: Vec<&str> = self.models.iter().map(|member| member.model.name()).collect();
+        let names = self.names();
+        let models = names[..self.models.len()].to_vec();
+        let programs = if names.len() > 1 { names } else { Vec::new() };
+        let install = |batches: usize| trace::install(&device, batches.max(results), programs);
+        let (on, recorder) = self.trace.map(install).transpose()?.unzip();
         let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
         watch.lap("ring");
-        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models: names.join(" + ") })
+        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models })
+    }
+
+    /// The programs' names: those of the models, and the mean's. One that comes again has a number.
+    fn names(&self) -> Vec<Arc<str>> {
+        let models = self.models.iter().map(|member| member.model.name());
+        let names: Vec<&str> = models.chain(self.average.then_some("mean")).collect();
+        let name = |(index, name): (usize, &&str)| match names[..index].iter().filter(|other| *other == name).count() {
+            0 => Arc::from(*name),
+            before => format!("{name} #{}", before + 1).into(),
+        };
+        names.iter().enumerate().map(name).collect()
     }
 
     pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {

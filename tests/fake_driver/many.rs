@@ -7,7 +7,7 @@ use crate::engine::{POISON, build, small_model};
 use crate::harness::{Scenario, for_each_number, mark};
 
 /// What reads the small model's features.
-fn head(of: &Model) -> Model {
+pub fn head(of: &Model) -> Model {
     let input = of.features().unwrap().output();
     let mut graph = GraphBuilder::new(input);
     let x = graph.linear("classifier", graph.input(), 7);

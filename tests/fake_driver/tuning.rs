@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
 
@@ -93,6 +94,38 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
     assert_eq!(line(&mended.assert_clean().stdout, "tuned: "), tuned);
     assert!(mended.between("tune", "tuned").iter().any(|call| is_timing(&call)));
     assert!(fs::read_to_string(&files[0]).unwrap().contains("\"kernel\""));
+    fs::remove_dir_all(folder()).unwrap();
+}
+
+#[test]
+fn a_measurement_that_is_ended_keeps_what_it_found() {
+    let folder = || folder("ended");
+    let answers = || {
+        let key = fs::read_dir(folder().join("tuning")).unwrap().next().unwrap().unwrap().path();
+        fs::read_dir(key).unwrap().count()
+    };
+    let scenario = Scenario::new("tuning::a_measurement_that_is_ended_keeps_what_it_found", || {
+        let (model, device) = (small_model(), Device::open(Target::Cuda(0)).unwrap());
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).tuning_folder(folder());
+        let builder = builder.tuning(Tuning::Full).on_tuning(|progress| {
+            println!("batch {}: {} of {} {}", progress.batch, progress.done, progress.of, progress.shape);
+        });
+        // Asked before the batch size and before each shape: one shape is measured.
+        let asked = AtomicUsize::new(0);
+        let engine = builder.clone().tune_while(move || asked.fetch_add(1, Ordering::Relaxed) < 2).build().unwrap();
+        drop(engine.acquire().unwrap().submit(3).unwrap().wait().unwrap());
+        println!("kept: {}", answers());
+        drop(builder.build().unwrap());
+        println!("in the end: {}", answers());
+    });
+    let _ = fs::remove_dir_all(folder());
+    let report = scenario.run(&[]);
+    let lines = report.assert_clean().stdout.lines().filter_map(|line| line.split_once("batch "));
+    let told: Vec<&str> = lines.map(|(_, progress)| progress).collect();
+    assert!(told[0].starts_with("1: 0 of ") && told[1].starts_with("1: 1 of "), "{told:?}");
+    assert!(told[1].ends_with(' ') && told[2].starts_with("1: 0 of "), "one shape, then all others: {told:?}");
+    assert_eq!(line(&report.stdout, "kept: "), "1");
+    assert!(line(&report.stdout, "in the end: ").parse::<usize>().unwrap() > 2, "{}", report.stdout);
     fs::remove_dir_all(folder()).unwrap();
 }
 
