@@ -1,5 +1,5 @@
-//! The same model on every GPU, as one: each batch goes to the least loaded, and one that fails loses nothing. Without
-//! GPUs, on two devices of the CPU.
+//! The same model on every GPU, as one: each batch goes to the least loaded. Without GPUs, on two devices of the CPU.
+//! (`side_by_side` puts a GPU out of use on purpose, and nothing is lost.)
 //!
 //! ```sh
 //! cargo run --release --example multi_gpu -- [BATCHES]

@@ -5,22 +5,35 @@
 //! cargo run --release --example multi_stage
 //! ```
 
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use trefoil::trace::TraceStage;
 use trefoil::{Engine, Error, InputFormat, OutputKind, Ticket, model::Model, prefetch_scoped};
 
 const BATCHES: u8 = 12;
 
 /// Runs both kinds of stages.
 pub fn main() -> Result<(), Error> {
-    let model = Model::open("weights/convnet28")?;
-    let (backbone, head) = model.split_at("avgpool")?; // or two models that fit together
+    let model = Model::open("weights/efficientnet-lite0")?;
+    let (backbone, head) = model.split_at("global_pool")?; // or two models that fit together
     let whole = Engine::builder(&model).output(OutputKind::Logits).build()?;
-    let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).build()?;
+    let staged = Engine::builder(&backbone).then(&head).output(OutputKind::Logits).trace(true).build()?;
     let first = Engine::builder(&model).output(OutputKind::Features).build()?;
     let second = Engine::builder(&head).input(InputFormat::F32Nhwc).output(OutputKind::Logits).build()?;
 
+    let on_device = (0..BATCHES).map(|number| submit(&staged, number)).collect::<Result<Vec<_>, _>>()?;
+    let on_device = on_device.into_iter().map(Ticket::wait).collect::<Result<Vec<_>, _>>()?;
+    let trace = staged.trace().expect("built to record");
+    // From the begin of a batch's first stage to the end of its second.
+    let computing: Vec<_> = trace.stage(TraceStage::Compute).collect();
+    let overlap = computing.windows(2).filter(|pair| pair[1].begin < pair[0].end).count();
+    assert!(overlap > 0, "no batch's first stage ran beside the second one of the batch before: {computing:?}");
+
     // The host stage: takes one batch's features, changes them (here not at all) and submits them to the second engine,
     // on two threads, while other batches are in either engine.
+    let (in_stages, most_in_stages) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let host_stage = |number: u8| -> Result<(u8, Ticket), Error> {
+        most_in_stages.fetch_max(in_stages.fetch_add(1, SeqCst) + 1, SeqCst);
         let features = submit(&first, number)?.wait()?;
         let mut batch = second.acquire()?;
         batch.row_mut(0).copy_from_slice(features.row(0));
@@ -30,10 +43,11 @@ pub fn main() -> Result<(), Error> {
         for answer in prefetch_scoped(scope, 0..BATCHES, 2, 4, host_stage)? {
             let (number, ticket) = answer?;
             let by_host = ticket.wait()?;
-            let on_device = submit(&staged, number)?.wait()?;
+            in_stages.fetch_sub(1, SeqCst);
             let expected = submit(&whole, number)?.wait()?;
             for class in 0..model.classes() {
-                let [expected, found, other] = [&expected, &on_device, &by_host].map(|output| output.values(0)[class]);
+                let [expected, found, other] =
+                    [&expected, &on_device[usize::from(number)], &by_host].map(|output| output.values(0)[class]);
                 // Features are f16 on a GPU, as between any two layers.
                 let most = 1e-2 * expected.abs().max(1.0);
                 assert!((found - expected).abs() <= most && (other - expected).abs() <= most, "batch {number}");
@@ -41,7 +55,12 @@ pub fn main() -> Result<(), Error> {
         }
         Ok::<_, Error>(())
     })?;
-    println!("{BATCHES} batches through two stages give what the whole model gives");
+    let most = most_in_stages.into_inner();
+    assert!(most > 1, "one batch at a time went through the host's stage");
+    println!(
+        "{BATCHES} batches through two stages give what the whole model gives; on the device {overlap} of them began"
+    );
+    println!("while the one before was in its second stage, with the host between up to {most} were under way at once");
     Ok(())
 }
 

@@ -14,10 +14,24 @@ pub fn main() -> Result<(), Error> {
     device.limit_memory(4 << 30); // for all of them
     let (photos, digits) = (Model::open("weights/efficientnet-lite0")?, Model::open("weights/convnet28")?);
     let bulk = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build()?;
+    let held = || device.memory_use().device_bytes;
+    let of_first = held();
     let urgent = Engine::builder(&digits).on(&device).batch_sizes(&[4]).high_priority().build()?;
-    let before = device.memory_use().device_bytes;
+    let both = held();
     let again = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build()?;
-    println!("{:?}: {} bytes, with another engine {}", device.info().name, before, device.memory_use().device_bytes);
+    let of_again = held() - both;
+    println!("{}: {of_first} bytes for a model, {of_again} for another engine of it", device.info().name);
+    if device.info().memory_bytes > 0 {
+        // On a GPU the weights are there once. A CPU's are the host's, and not counted.
+        let weights: u64 = again.plans()[0].steps.iter().map(|step| step.weight_bytes).sum();
+        assert!(of_again + weights <= of_first, "the {weights} of weights are there twice");
+    }
+    // What would not fit into the budget is refused with the figures, and leaves the others as they are.
+    device.limit_memory(held());
+    let refused = Engine::builder(&photos).on(&device).batch_sizes(&[4]).build();
+    let Err(Error::OutOfMemory { needed_bytes, free_bytes: 0, .. }) = refused else { panic!("{refused:?}") };
+    println!("a third engine needs {needed_bytes} bytes, and is refused");
+    assert_eq!(held(), both + of_again);
 
     // Bulk work is on its way when the urgent work comes, and still when that is answered.
     let mut bulky = Vec::new();

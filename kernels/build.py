@@ -32,7 +32,7 @@ PACKAGES = [
 COMPILER = KERNELS.parent / ".venv" / "nvcc-13.0.88"
 PTX_VERSION, TARGET = "9.0", "sm_80"
 # ptxas runs for these, to record what the driver's compiler will make of the PTX.
-ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_120"]
+ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 # Kernels of this prefix use instructions that only compute capability 9.0 has; they are kept as code for it.
 SM90_PREFIX, SM90_TARGET = "sm90_", "sm_90a"
 

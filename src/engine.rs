@@ -42,8 +42,8 @@ pub struct Engine {
     plans: Vec<Plan>,
     recorder: Option<Arc<Recorder>>,
     building: Vec<Phase>,
-    /// The models' names.
-    models: String,
+    /// The models' names, all different.
+    models: Vec<Arc<str>>,
 }
 
 impl Engine {
@@ -164,8 +164,9 @@ impl Engine {
     }
 
     fn traced_model(&self) -> TracedModel {
-        let layers = |plan: &Plan| -> Vec<TracedLayer> {
+        let layers = |plan: &Plan, model: &Option<String>| -> Vec<TracedLayer> {
             let layer = |step: &Step| TracedLayer {
+                model: model.clone(),
                 name: step.name.clone(),
                 operation: step.op.label(step.inputs.len()),
                 kernel: plan.kernel_name(step.kernel, &step.op),
@@ -176,15 +177,19 @@ impl Engine {
         };
         // What one graph after the other runs of each batch size: several models have a plan each.
         let mut programs: Vec<TracedProgram> = Vec::new();
-        for plan in &self.plans {
-            match programs.iter_mut().find(|program| program.batch == plan.batch) {
-                Some(program) => program.layers.extend(layers(plan)),
-                None => programs.push(TracedProgram { batch: plan.batch, layers: layers(plan) }),
+        let each = self.plans.len() / self.models.len();
+        for (plans, model) in self.plans.chunks(each).zip(&self.models) {
+            let model = (self.models.len() > 1).then(|| model.to_string());
+            for plan in plans {
+                match programs.iter_mut().find(|program| program.batch == plan.batch) {
+                    Some(program) => program.layers.extend(layers(plan, &model)),
+                    None => programs.push(TracedProgram { batch: plan.batch, layers: layers(plan, &model) }),
+                }
             }
         }
         let outputs = self.core.spec().outputs.iter().map(|output| output.row_pitch);
         TracedModel {
-            name: self.models.clone(),
+            name: self.models.join(" + "),
             device_name: self.device.info().name.clone(),
             row_bytes: [self.input().row_pitch, outputs.sum()],
             programs,

@@ -26,7 +26,7 @@ pub use class::FaultClass;
 pub enum Error {
     /// A file could not be opened, read or written.
     Io {
-        /// What was tried: `"open"`, `"read"`, …
+        /// What was tried, and what the file is for where its name does not tell: `"open"`, `"read the configuration"`, …
         operation: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -289,12 +289,5 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. } => Some(&**source),
-            Self::Fault { cause, .. } => Some(&**cause),
-            _ => None,
-        }
-    }
-}
+/// A message has its cause in it, so that there is no `source`: whoever prints a chain of errors would say it twice.
+impl std::error::Error for Error {}

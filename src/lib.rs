@@ -22,7 +22,17 @@
 //! A program with CUDA of its own can leave pixels and results on the device: [`Batch::read_from`],
 //! [`Batch::submit_to_device`], [`Device::in_context`].
 //!
-//! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file.
+//! [`EngineBuilder::trace`] records when each stage of each batch ran; [`Trace`] has the overlap and a timeline file:
+//!
+//! ```
+//! # use trefoil::{Device, Engine, Target, model::Model};
+//! # let (model, cpu) = (Model::open("weights/convnet28")?, Device::open(Target::Cpu)?);
+//! let engine = Engine::builder(&model).on(&cpu).trace(true).build()?;
+//! drop(engine.acquire()?.submit(1)?.wait()?);
+//! let trace = engine.trace().expect("this engine records");
+//! println!("{}", trace.report());
+//! # Ok::<(), trefoil::Error>(())
+//! ```
 //!
 //! # What there is to know
 //!
@@ -50,12 +60,15 @@
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
-//! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip |
+//! | `TREFOIL_CHECK` | the library | `1`: engines run behind the hazard checker unless told otherwise, see [`EngineBuilder::check`] |
+//! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip; `2`: a missing second one too |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
 //! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
+//! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | plays the schedule of this seed alone |
+//! | `TREFOIL_COMMIT` | the program, `benches/` | the commit that records name; default that of the checkout |
 //! | `NVTX_INJECTION64_PATH` | the library | set by a profiler: its library, which is told names |
 //! | `RUST_LOG` | the program | what to log: `warn` (default), `info`, `debug` |
 //! | `NO_COLOR` | the program | no colours |
@@ -81,6 +94,11 @@ pub mod trace;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/adding-a-model-family.md")]
 struct Guides;
+
+/// Those in the README compile.
+#[cfg(all(doctest, feature = "image"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};

@@ -30,10 +30,11 @@ fn main() {
         Trial::test(name, run).with_ignored_flag(ignored)
     };
     const C: &[&str] = &["gcc", "g++", "pkg-config", "bash"];
-    const VALGRIND: &[&str] = &["gcc", "pkg-config", "bash", "valgrind"];
+    const VALGRIND: &[&str] = &["gcc", "g++", "pkg-config", "bash", "valgrind"];
     let trials = vec![
         trial("the_header_declares_what_the_sources_define", &[], header_and_sources),
         trial("every_function_is_guarded", &[], every_function_is_guarded),
+        trial("every_function_is_misused", &[], every_function_is_misused),
         trial("the_library_exports_what_the_header_declares", &["gcc", "nm", "readelf", "bash"], exports),
         trial("the_headers_stand_alone_in_c99_and_cpp17", C, headers_stand_alone),
         trial("the_documented_commands_make_programs_that_are_right", C, documented_commands),
@@ -44,6 +45,9 @@ fn main() {
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
         trial("valgrind_finds_nothing_where_rows_and_results_stay_on_the_device", VALGRIND, valgrind_interop),
+        trial("valgrind_finds_nothing_in_the_program_of_one_picture", VALGRIND, valgrind_classify),
+        trial("valgrind_finds_nothing_in_decoder_threads", VALGRIND, valgrind_decoder_threads),
+        trial("valgrind_finds_nothing_in_the_cpp_wrapper", VALGRIND, valgrind_wrapper),
     ];
     libtest_mimic::run(&arguments, trials).exit();
 }
@@ -161,10 +165,10 @@ fn header_and_sources() -> Outcome {
     Ok(())
 }
 
+/// These give what is there, and cannot fail.
+const TEXTS: [&str; 4] = ["trefoil_version", "trefoil_last_error", "trefoil_last_error_class", "trefoil_status_name"];
+
 fn every_function_is_guarded() -> Outcome {
-    // These give what is there, and cannot fail.
-    const TEXTS: [&str; 4] =
-        ["trefoil_version", "trefoil_last_error", "trefoil_last_error_class", "trefoil_status_name"];
     let sources = sources();
     for after in sources.split("extern \"C\" fn ").skip(1).filter(|after| after.starts_with("trefoil_")) {
         let name = after.split('(').next().unwrap();
@@ -172,6 +176,16 @@ fn every_function_is_guarded() -> Outcome {
         let guarded = body.is_some_and(|body| body.starts_with("guard(||"));
         assert!(guarded || TEXTS.contains(&name), "{name} does not begin with `guard(`");
     }
+    Ok(())
+}
+
+fn every_function_is_misused() -> Outcome {
+    let misuse = fs::read_to_string(root().join("tests/c/misuse.c"))?;
+    let never: Vec<String> = declared()
+        .into_iter()
+        .filter(|name| !TEXTS.contains(&&name[..]) && !misuse.contains(&format!("EXPECT({name}(")))
+        .collect();
+    assert!(never.is_empty(), "tests/c/misuse.c never misuses {never:?}");
     Ok(())
 }
 
@@ -311,4 +325,45 @@ fn valgrind_threads() -> Outcome {
 
 fn valgrind_interop() -> Outcome {
     valgrind(&Program::of("examples/c", "interop.c")?, &["weights/convnet28", "cpu", "4"])
+}
+
+/// The side of a picture for programs under valgrind.
+const SMALL: usize = 32;
+
+/// A picture of some pattern, `P5` for gray or `P6` for colour.
+fn pnm(name: &str, magic: &str, side: usize) -> Result<PathBuf, Failed> {
+    let channels = if magic == "P6" { 3 } else { 1 };
+    let pixels = (0..side * side * channels).map(|at| (at * 7 % 251) as u8).collect::<Vec<_>>();
+    let path = work().join(name);
+    fs::write(&path, [format!("{magic}\n{side} {side}\n255\n").as_bytes(), &pixels].concat())?;
+    Ok(path)
+}
+
+/// EfficientNet-Lite0 for pictures of 32 x 32 pixels: a fiftieth of the work.
+fn small_colour_model() -> Result<PathBuf, Failed> {
+    let (of, to) = (root().join("weights/efficientnet-lite0"), work().join("small"));
+    let mut config: serde_json::Value = serde_json::from_str(&fs::read_to_string(of.join("config.json"))?)?;
+    config["pretrained_cfg"]["input_size"] = serde_json::json!([3, SMALL, SMALL]);
+    fs::create_dir_all(&to)?;
+    fs::write(to.join("config.json"), config.to_string())?;
+    fs::copy(of.join("model.safetensors"), to.join("model.safetensors"))?;
+    Ok(to)
+}
+
+fn valgrind_classify() -> Outcome {
+    let picture = pnm("gray.pgm", "P5", 28)?;
+    valgrind(&Program::of("examples/c", "classify.c")?, &["weights/convnet28", picture.to_str().unwrap(), "cpu"])
+}
+
+/// Each thread has more than one batch of eight.
+fn valgrind_decoder_threads() -> Outcome {
+    let (model, picture) = (small_colour_model()?, pnm("colour.ppm", "P6", SMALL)?);
+    let mut arguments = vec![model.to_str().unwrap(), "2"];
+    arguments.extend([picture.to_str().unwrap(); 40]);
+    valgrind(&Program::of("examples/cpp", "decoder_threads.cpp")?, &arguments)
+}
+
+fn valgrind_wrapper() -> Outcome {
+    let timeline = work().join("valgrind.json");
+    valgrind(&Program::new("wrapper.cpp")?, &["weights/convnet28", "conv3", timeline.to_str().unwrap()])
 }

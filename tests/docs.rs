@@ -42,19 +42,46 @@ fn the_tests_that_semantics_names_are_there() {
     assert!(missing.is_empty(), "docs/semantics.md names tests that are not there: {missing:?}");
 }
 
+/// Rates, such as 44,378, are those of the notes that the README links to.
+#[test]
+fn the_readme_has_the_rates_of_its_notes() {
+    let text = guide("README.md");
+    let linked = text.split("](benches/notes/").skip(1).map(|after| after.split(')').next().unwrap());
+    let notes: String = linked.map(|note| guide(&format!("benches/notes/{note}"))).collect();
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_rate = |word: &&str| {
+        word.contains(',') && digits(&word.replace(',', "")) && word.split(',').skip(1).all(|part| part.len() == 3)
+    };
+    let words = text.split(|c: char| c.is_whitespace() || c == '|').map(|word| word.trim_end_matches(','));
+    let rates: Vec<&str> = words.filter(is_rate).collect();
+    assert!(rates.len() >= 5, "{rates:?}");
+    let missing: Vec<&&str> = rates.iter().filter(|rate| !notes.contains(**rate)).collect();
+    assert!(missing.is_empty(), "no note that the README links to has {missing:?}");
+}
+
 /// The documents for people who work on trefoil or with it; a test of their own runs the commands of docs/linking.md.
-const GUIDES: [&str; 4] =
-    ["docs/profiling.md", "docs/precision.md", "docs/adding-a-model-family.md", "docs/adding-a-kernel.md"];
+const GUIDES: [&str; 9] = [
+    "README.md",
+    "docs/profiling.md",
+    "docs/precision.md",
+    "docs/tuning.md",
+    "docs/adding-a-model-family.md",
+    "docs/adding-a-kernel.md",
+    "benches/README.md",
+    "benches/mlperf/README.md",
+    "benches/peers/README.md",
+];
 
 fn guide(name: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The lines of the blocks of a language: `sh` is run here, `console` needs a GPU or minutes.
+/// The lines of the blocks of a language, without their comments: `sh` is run here, `console` needs a GPU or minutes.
 fn blocks(text: &str, language: &str) -> Vec<String> {
     let blocks = text.split("```").skip(1).step_by(2);
     let of_language = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
-    of_language.flat_map(str::lines).map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect()
+    let lines = of_language.flat_map(str::lines).map(|line| line.split(" #").next().unwrap_or_default().trim());
+    lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 #[test]
@@ -64,8 +91,11 @@ fn what_the_guides_name_is_there() {
         let text = guide(name);
         let outside: String = text.split("```").step_by(2).collect();
         for span in outside.split('`').skip(1).step_by(2) {
-            let is_path = span.contains('/') && !span.contains([' ', '*']) && !span.starts_with('-');
-            assert!(!is_path || Path::new(ROOT).join(span).exists(), "{name}: no {span}");
+            let is_path = span.contains('/') && !span.contains([' ', '*', '<', '~']) && !span.starts_with('-');
+            // Some are named from the document's own folder, and what a script makes is not there before.
+            let beside = Path::new(ROOT).join(name).with_file_name(span);
+            let made = span.starts_with(".gpu/") && guide("scripts/gpu_bundle.sh").contains(&format!(">{span}"));
+            assert!(!is_path || made || beside.exists() || Path::new(ROOT).join(span).exists(), "{name}: no {span}");
         }
         for line in blocks(&text, "sh").iter().chain(&blocks(&text, "console")) {
             for word in
@@ -92,23 +122,45 @@ fn what_the_guides_name_is_there() {
     }
 }
 
+/// With the least to measure that the options allow; the models of the repository are small.
+#[cfg(feature = "cli")]
+fn quick(command: &str) -> Vec<&str> {
+    let mut words: Vec<&str> = command.split_whitespace().collect();
+    words.iter_mut().filter(|word| **word == "MODEL").for_each(|word| *word = "weights/convnet28");
+    match words[..] {
+        ["bench", "overlap", ..] => words.extend(["--quick", "--repetitions", "1", "--batches", "2"]),
+        ["bench", "cold", ..] => words.extend(["--runs", "1"]),
+        ["bench", ..] => words.extend(["--seconds", "0.1"]),
+        _ => {}
+    }
+    words
+}
+
 #[cfg(feature = "cli")]
 #[test]
 fn the_program_does_what_the_guides_tell_it() {
     let mut ran = 0;
-    fs::create_dir_all(Path::new(ROOT).join("target")).unwrap();
+    // What commands write lies in a folder of its own.
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guides");
+    fs::create_dir_all(work.join("target")).unwrap();
+    let _ = fs::remove_file(work.join("weights"));
+    std::os::unix::fs::symlink(Path::new(ROOT).join("weights"), work.join("weights")).unwrap();
+    let ci = guide(".ci/run");
     for name in GUIDES {
         for line in blocks(&guide(name), "sh") {
             let Some(arguments) = line.strip_prefix("trefoil ") else {
-                assert!(line.starts_with("cargo test "), "{name}: who runs `{line}`?");
+                let readme = format!("readme_command \"{line}\"");
+                let by_ci = ci.lines().any(|step| step == line || name == "README.md" && step.ends_with(&readme));
+                assert!(by_ci || line.starts_with("cargo test --release --"), "{name}: who runs `{line}`?");
                 continue;
             };
             let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
-            let output = command.args(arguments.split_whitespace()).current_dir(ROOT).output().unwrap();
+            command.args(quick(arguments)).current_dir(&work).env("TREFOIL_WEIGHTS", "weights/convnet28");
+            let output = command.output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && !output.stdout.is_empty(), "{name}: {line}: {said}");
             ran += 1;
         }
     }
-    assert!(ran >= 4, "the guides lost their commands");
+    assert!(ran >= 16, "the guides lost their commands: {ran}");
 }

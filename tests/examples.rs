@@ -1,4 +1,5 @@
-//! The examples that assert what they claim, run where the tests run: on a GPU if there is one, else on the CPU.
+//! The examples that assert what they claim, run where the tests run: on a GPU if there is one, else on the CPU. Each in a
+//! process of its own, where `TREFOIL_CHECK` has the hazard checker on in every engine.
 
 #[path = "../examples/tokio.rs"]
 mod awaited;
@@ -31,77 +32,112 @@ mod waiting;
 use trefoil::model::Model;
 use trefoil::{Device, Engine, Target};
 
+/// Runs `body`, a test's, in a process in which all engines are checked; `name` is the test's.
+fn checked(name: &str, body: impl FnOnce()) {
+    if std::env::var("TREFOIL_CHECK").is_ok_and(|value| value == "1") {
+        let model = Model::open("weights/convnet28").unwrap();
+        assert!(format!("{:?}", Engine::builder(&model)).contains("check: true"), "TREFOIL_CHECK is not heeded");
+        return body();
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env("TREFOIL_CHECK", "1")
+        .output()
+        .unwrap();
+    let text = [child.stdout, child.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    print!("{text}");
+    assert!(child.status.success() && text.contains("1 passed"), "{}", child.status);
+}
+
 #[test]
 fn tickets_are_futures_under_tokio() {
-    awaited::main().unwrap();
+    checked("tickets_are_futures_under_tokio", || awaited::main().unwrap());
 }
 
 #[test]
 fn branches_run_side_by_side() {
-    branches::main().unwrap();
+    checked("branches_run_side_by_side", || branches::main().unwrap());
 }
 
 #[test]
 fn one_input_goes_through_several_models() {
-    ensemble::main().unwrap();
+    checked("one_input_goes_through_several_models", || ensemble::main().unwrap());
 }
 
 #[test]
 fn several_devices_are_one() {
-    multi_gpu::main().unwrap();
+    checked("several_devices_are_one", || multi_gpu::main().unwrap());
 }
 
 #[test]
 fn stages_follow_each_other() {
-    multi_stage::main().unwrap();
+    checked("stages_follow_each_other", || multi_stage::main().unwrap());
 }
 
 #[test]
 fn copies_and_compute_overlap() {
-    overlap::main().unwrap();
+    checked("copies_and_compute_overlap", || overlap::main().unwrap());
 }
 
 #[test]
 fn batches_of_many_threads_are_kept_apart() {
-    parallel_batches::main().unwrap();
+    checked("batches_of_many_threads_are_kept_apart", || parallel_batches::main().unwrap());
 }
 
 #[test]
 fn what_is_next_is_loaded_meanwhile() {
-    prefetch::main().unwrap();
+    checked("what_is_next_is_loaded_meanwhile", || prefetch::main().unwrap());
 }
 
 #[test]
 fn engines_are_measured_side_by_side() {
-    let model = Model::open("weights/convnet28").unwrap();
-    let time = std::time::Duration::from_millis(20);
-    let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
-    let device = Device::open(Target::Cpu).unwrap();
-    run.fleets(&[Device::cpu(1), Device::cpu(1)]).unwrap();
-    let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
-    let ratios = [run.two_rings(&device).unwrap(), run.pipeline(&device).unwrap(), alone, first, plain];
-    assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
+    checked("engines_are_measured_side_by_side", || {
+        let model = Model::open("weights/convnet28").unwrap();
+        let time = std::time::Duration::from_millis(80); // for a busy machine to answer something
+        let run = side_by_side::Run { model: &model, node: "pool2", urgent: &model, time, batch: 8 };
+        let device = Device::open(Target::Cpu).unwrap();
+        run.fleets(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+        let [alone, first, plain] = run.urgent_beside_bulk(&device).unwrap();
+        let ratios = [run.two_rings(&device).unwrap(), run.pipeline(&device).unwrap(), alone, first, plain];
+        assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
+    });
 }
 
 #[test]
 fn workers_share_batches() {
-    thread_pool::main().unwrap();
+    checked("workers_share_batches", || thread_pool::main().unwrap());
 }
 
 #[test]
 fn several_models_share_a_device() {
-    two_models::main().unwrap();
+    checked("several_models_share_a_device", || two_models::main().unwrap());
 }
 
+/// In a process of its own, for it counts the CPU time of all rings' threads; not behind the checker, for it measures what
+/// calls cost.
 #[test]
 fn waiting_is_measured() {
-    let ratios = waiting::measure(&Device::open(Target::Cpu).unwrap(), 200).unwrap();
-    assert!(ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{ratios:?}");
+    const ALONE: &str = "TREFOIL_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = alone.args(["waiting_is_measured", "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        println!("{said}");
+        return assert!(output.status.success(), "{}", output.status);
+    }
+    let device = Device::open(Target::Auto).unwrap();
+    let is_gpu = device.info().compute_capability != [0, 0];
+    let measured = waiting::measure(&device, if is_gpu { 20_000 } else { 200 }).unwrap();
+    assert!(measured.ratios.iter().all(|ratio| ratio.is_finite() && *ratio > 0.0), "{:?}", measured.ratios);
+    assert_eq!(measured.record["rows"].as_array().map(Vec::len), Some(6), "{}", measured.record);
+    measured.check(&device);
 }
 
 #[test]
 fn replays_are_alike() {
-    let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/convnet28")).unwrap();
-    let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch_sizes(&[3]).build().unwrap();
-    assert_eq!(replays::replay(&engine, 50).unwrap(), 0);
+    checked("replays_are_alike", || {
+        let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/convnet28")).unwrap();
+        let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch_sizes(&[3]).build().unwrap();
+        assert_eq!(replays::replay(&engine, 50).unwrap(), 0);
+    });
 }

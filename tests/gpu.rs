@@ -29,7 +29,8 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // A case is a whole engine; a few at a time fill the GPU and leave its memory free.
     arguments.test_threads.get_or_insert(4);
-    let required = std::env::var("TREFOIL_REQUIRE_GPU").is_ok_and(|value| value == "1");
+    let required =
+        std::env::var("TREFOIL_REQUIRE_GPU").is_ok_and(|value| value.parse().is_ok_and(|gpus: u32| gpus > 0));
     let (device, why) = match Device::open(Target::Cuda(0)) {
         Ok(device) => (Some(device), String::new()),
         Err(Error::NoDevice { why, .. }) if !required => (None, why),
@@ -103,7 +104,7 @@ fn recorded(device: Option<&Device>) -> Trial {
         let device = device.ok_or("no CUDA device")?;
         let model = echo::echo();
         let builder = Engine::builder(&model).on(&device).output(OutputKind::Features);
-        let engine = builder.batch_sizes(&[1, 8]).trace(true).build()?;
+        let engine = builder.batch_sizes(&[1, 8]).check(true).trace(true).build()?;
         thread::scope(|scope| {
             let produce = |producer: u32| {
                 let engine = &engine;

@@ -165,7 +165,7 @@ fn several_models_use_one_device_at_once() {
 #[test]
 fn a_device_has_one_budget() {
     let (model, device) = (model(), cpu());
-    let build = || Engine::builder(&model).on(&device).batch(64).slots(2).build();
+    let build = || Engine::builder(&model).on(&device).batch(64).slots(2).check(true).build();
     let first = build().unwrap();
     let held = device.memory_use().device_bytes;
     device.limit_memory(held * 3 / 2);
@@ -176,7 +176,7 @@ fn a_device_has_one_budget() {
     assert_eq!(device.memory_use().device_bytes, held, "what failed gave back what it had taken");
     // What is said to fit does, and twice as much does not.
     let fitting = fitting_batch.unwrap();
-    let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).build().unwrap();
+    let second = Engine::builder(&model).on(&device).batch_sizes(&[fitting]).slots(2).check(true).build().unwrap();
     drop(second);
     assert!(Engine::builder(&model).on(&device).batch_sizes(&[2 * fitting]).slots(2).build().is_err());
     drop(first);
@@ -211,17 +211,47 @@ fn a_fleet_gives_what_an_engine_gives() {
     assert!(Engine::builder(&model).build_on(&[]).is_err());
 }
 
+/// Bytes that the process has read from files so far.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/io").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_fleet_reads_its_weights_once() {
+    const CHILD: &str = "TREFOIL_TEST_READS";
+    let name = "a_fleet_reads_its_weights_once";
+    if std::env::var_os(CHILD).is_some() {
+        let model = model();
+        let devices = [1; 4].map(Device::cpu);
+        let before = bytes_read();
+        let fleet = Engine::builder(&model).build_on(&devices).unwrap();
+        println!("read {}.", bytes_read() - before);
+        assert_eq!(fleet.engines().len(), 4);
+        return;
+    }
+    // In a process of its own, where nothing else reads.
+    let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
+    let child = std::process::Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output();
+    let text = String::from_utf8(child.unwrap().stdout).unwrap();
+    let read = text.split_once("read ").and_then(|(_, rest)| rest.split_once('.')?.0.parse::<u64>().ok());
+    let read = read.unwrap_or_else(|| panic!("{text}"));
+    let file = std::fs::metadata("weights/convnet28/model.safetensors").unwrap().len();
+    assert!((file..file * 3 / 2).contains(&read), "{read} bytes read of a file of {file}, for four devices");
+}
+
 #[test]
 fn floats_by_pixel_are_what_floats_by_plane_are() {
     let (model, device) = (model(), cpu());
     let (front, back) = model.split_at("pool2").unwrap();
-    let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).build().unwrap();
+    let front = Engine::builder(&front).output(OutputKind::Features).on(&device).batch_sizes(&[1]).check(true);
+    let front = front.build().unwrap();
     let mut batch = front.acquire().unwrap();
     pixels(3, batch.row_mut(0));
     let features = batch.submit(1).unwrap().wait().unwrap();
     let values = features.values(0);
     let through = |format, index: fn(usize, usize) -> usize| {
-        let engine = Engine::builder(&back).input(format).on(&device).batch_sizes(&[1]).build().unwrap();
+        let engine = Engine::builder(&back).input(format).on(&device).batch_sizes(&[1]).check(true).build().unwrap();
         let mut batch = engine.acquire().unwrap();
         for (pixel, channels) in values.chunks_exact(32).enumerate() {
             for (channel, value) in channels.iter().enumerate() {
@@ -262,7 +292,8 @@ fn outputs_of_several_models_stay_on_the_device() {
 #[test]
 fn a_batch_of_a_fleet_is_of_no_one_device() {
     let model = model();
-    let fleet = Engine::builder(&model).device_results(true).build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
+    let builder = Engine::builder(&model).device_results(true).check(true);
+    let fleet = builder.build_on(&[Device::cpu(1), Device::cpu(1)]).unwrap();
     let memory = vec![0_u8; fleet.input().row_bytes];
     let rows = DeviceRows { addr: memory.as_ptr() as u64, pitch: memory.len(), stream: CallerStream::DEFAULT };
     let mut batch = fleet.acquire().unwrap();

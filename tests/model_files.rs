@@ -191,7 +191,7 @@ fn headers_that_are_no_tensor_table() {
     for (json, part) in cases {
         format_error(Weights::from_bytes(file(json, &[])), part);
     }
-    format_error(Weights::from_bytes([&2_u64.to_le_bytes()[..], &[b'"', 0xff]].concat()), "safetensors header");
+    format_error(Weights::from_bytes([&2_u64.to_le_bytes()[..], &[b'"', 0xff]].concat()), "not a safetensors file");
     format_error(Weights::from_bytes(file(&"[".repeat(1 << 16), &[])), "safetensors header");
     format_error(Weights::from_bytes(file(&format!(r#"{{"w":{}"#, "[".repeat(1 << 16)), &[])), "`w`: ");
     assert_eq!(Weights::from_bytes(file(r#"{"__metadata__":null}  "#, &[])).unwrap().names().count(), 0);

@@ -1,4 +1,5 @@
-//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark.
+//! The timeline page in a browser: it draws, zooms, tells and fits, on narrow and wide screens, light and dark. Pictures
+//! of it, to be looked at, are then `target/tmp/page-*.png`.
 //!
 //! Where no Chromium is found this is reported as ignored; `TREFOIL_REQUIRE_BROWSER=1` makes that a failure.
 
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use trefoil::model::Model;
-use trefoil::{Device, Engine, Target};
+use trefoil::{Device, Engine, EngineBuilder, Target};
 
 const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 const BATCHES: usize = 40;
@@ -79,10 +80,14 @@ fn main() {
         println!("ignored: the page's tests, for want of a Chromium");
     }
     let read = move || browser.map_or_else(|| Err("no Chromium was found".into()), read_the_page);
+    let pictures = move || browser.map_or_else(|| Err("no Chromium was found".into()), take_pictures);
     let empty = move || browser.map_or_else(|| Err("no Chromium was found".into()), show_nothing);
+    let several = move || browser.map_or_else(|| Err("no Chromium was found".into()), show_several_models);
     let trials = vec![
         Trial::test("a_reader_finds_the_way_on_narrow_and_wide_screens", read),
+        Trial::test("pictures_are_taken_on_narrow_and_wide_screens_in_both_themes", pictures),
         Trial::test("a_page_of_nothing_says_so", empty),
+        Trial::test("a_page_of_several_models_has_a_row_for_each", several),
     ];
     let ignored = browser.is_none() && !required;
     let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(ignored)).collect();
@@ -121,6 +126,29 @@ fn read_the_page(browser: &str) -> Result<(), Failed> {
     Ok(())
 }
 
+fn take_pictures(browser: &str) -> Result<(), Failed> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join("picture.html");
+    fs::write(&path, page(BATCHES)?)?;
+    for (width, height) in [(360, 800), (3840, 2160)] {
+        let mut pictures = Vec::new();
+        for (dark, theme) in [(false, "light"), (true, "dark")] {
+            let picture = folder.join(format!("page-{width}-{theme}.png"));
+            let _ = fs::remove_file(&picture);
+            let mut command = headless(browser, width, height, dark);
+            command.arg("--virtual-time-budget=1000").arg(format!("--screenshot={}", picture.display()));
+            command.arg(format!("file://{}", path.display()));
+            let output = command.output()?;
+            let png = fs::read(&picture).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+            let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
+            assert_eq!((&png[1..4], number(16), number(20)), (&b"PNG"[..], width as u32, height as u32));
+            pictures.push(png);
+        }
+        assert!(pictures[0] != pictures[1], "the themes look alike at {width}");
+    }
+    Ok(())
+}
+
 /// Nothing was recorded: the page has its figures, and draws an empty timeline.
 fn show_nothing(browser: &str) -> Result<(), Failed> {
     const LOOKER: &str = r##"
@@ -137,24 +165,68 @@ document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
     Ok(())
 }
 
+/// Two models and their mean: a row, a line of the figures and a line of a batch for each, with its own layers.
+fn show_several_models(browser: &str) -> Result<(), Failed> {
+    const LOOKER: &str = r##"
+drawChart();
+select(batches[1]);
+const texts = (of) => [...document.querySelectorAll(of)].map((node) => node.textContent);
+const computed = byBatch.get(batches[1]).filter((at) => stage[at] === COMPUTE);
+const said = {
+  names: texts("#names div:not(.group)"), figures: texts("#stages tr td:first-child"), of: computed.map(called),
+  layers: computed.map((at) => facts(at).filter((fact) => fact.includes(" layers "))[0]?.split(" ")[0] ?? null),
+  all: texts("#batch details tr").length - 1,
+};
+document.body.innerHTML = "";
+document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+"##;
+    let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
+    let builder = Engine::builder(&model).beside(&model).average().on(&Device::open(Target::Cpu)?);
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("several.html");
+    fs::write(&path, page_of(builder, 5)? + "<script>" + LOOKER + "</script>")?;
+    let said = visit(browser, &path, 1280, false)?;
+    let name = model.name();
+    let models = [name.to_owned(), format!("{name} #2"), "mean".into()];
+    assert_eq!(said["of"], serde_json::json!(models), "{said:#}");
+    for (index, name) in models.iter().enumerate() {
+        let stream = if index == 0 { "compute".to_owned() } else { format!("compute-{index}") };
+        let has = |list: &str, text: String| said[list].as_array().unwrap().contains(&text.into());
+        assert!(has("names", format!("{stream}: {name}")) && has("figures", format!("– {name}")), "{said:#}");
+    }
+    let [first, second, mean] =
+        [0, 1, 2].map(|index| said["layers"][index].as_str().map(|of| of.parse::<u64>().unwrap()));
+    assert!(first.is_some() && first == second && mean.is_none(), "{said:#}");
+    assert_eq!(said["all"].as_u64(), first.map(|layers| 2 * layers), "{said:#}");
+    Ok(())
+}
+
 /// The page of a short run on the CPU.
 fn page(batches: usize) -> Result<String, Failed> {
     let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
-    let engine =
-        Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[2]).slots(3).trace(true).build()?;
+    page_of(Engine::builder(&model).on(&Device::open(Target::Cpu)?), batches)
+}
+
+fn page_of(builder: EngineBuilder<'_>, batches: usize) -> Result<String, Failed> {
+    let engine = builder.batch_sizes(&[2]).slots(3).check(true).trace(true).build()?;
     for _ in 0..batches {
         drop(engine.acquire()?.submit(2)?.wait()?);
     }
     Ok(engine.trace().ok_or("the engine records")?.to_html())
 }
 
+/// The browser with a window of that size.
+fn headless(browser: &str, width: usize, height: usize, dark: bool) -> Command {
+    let mut command = Command::new(browser);
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
+    command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
+    command.arg(format!("--window-size={width},{height}"));
+    command
+}
+
 /// What the reader's script found.
 fn visit(browser: &str, page: &Path, width: usize, dark: bool) -> Result<Value, Failed> {
-    let mut command = Command::new(browser);
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"]);
-    command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
-    let output =
-        command.arg(format!("--window-size={width},900")).arg(format!("file://{}", page.display())).output()?;
+    let mut command = headless(browser, width, 900, dark);
+    let output = command.arg("--dump-dom").arg(format!("file://{}", page.display())).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.rsplit_once("RESULT").and_then(|(_, rest)| Some(rest.split_once("END")?.0));
     let told = || format!("{}\n{}", String::from_utf8_lossy(&output.stderr), &text[text.len().saturating_sub(400)..]);

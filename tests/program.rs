@@ -189,6 +189,7 @@ fn a_missing_model_says_where_it_was_looked_for() {
     }
     let named = run(&["inspect", "no-such-net"]);
     expect_code(&named, 1);
+    assert!(stderr(&named).contains("config.json"), "how to get one: {}", stderr(&named));
     assert!(stderr(&named).contains("no-such-net") && stderr(&named).contains("weights"), "{}", stderr(&named));
 
     let wrong =
@@ -208,8 +209,28 @@ fn a_missing_model_says_where_it_was_looked_for() {
 }
 
 #[test]
+fn a_broken_model_is_told_once_and_by_what_is_missing() {
+    let folder = Folder::new("model");
+    let inspect = || {
+        let output = run(&["inspect", folder.path()]);
+        expect_code(&output, 1);
+        stderr(&output)
+    };
+    fs::copy(root().join("weights/convnet28/model.safetensors"), folder.0.join("model.safetensors")).unwrap();
+    let said = inspect();
+    assert!(said.contains("cannot open the model's configuration") && said.contains("config.json"), "{said}");
+    assert_eq!(said.matches("os error 2").count(), 1, "{said}");
+    fs::copy(root().join("weights/convnet28/config.json"), folder.0.join("config.json")).unwrap();
+    for garbage in ["garbage!", "\0\0\0\0\0\0\0\0", "short"] {
+        fs::write(folder.0.join("model.safetensors"), garbage).unwrap();
+        let said = inspect();
+        assert!(said.contains("model.safetensors: not a safetensors file"), "{said}");
+    }
+}
+
+#[test]
 fn wrong_command_lines_are_usage_errors_that_name_the_option() {
-    let cases: [(&[&str], &str); 23] = [
+    let cases: [(&[&str], &str); 24] = [
         (&["classify", "x.jpg", "--batch", "0"], "--batch"),
         (&["classify", "x.jpg", "--slots", "0"], "--slots"),
         (&["classify", "x.jpg", "--threads", "0"], "--threads"),
@@ -232,6 +253,7 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
         (&["trace", "--batches", "0"], "--batches"),
         (&["trace", "--batches", "5", "--seconds", "1"], "--seconds"),
         (&["trace", "--slots", "0"], "--slots"),
+        (&["simulate", "--compute", "8=1,4=1"], "Usage: trefoil simulate"),
         (&["fly"], "fly"),
     ];
     for (args, named) in cases {
@@ -298,7 +320,7 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
-    for gpu in ["h200", "a100", "rtx4090"] {
+    for gpu in ["a100", "h100", "h100-pcie", "h200", "b200", "l4", "l40s", "rtx4090", "rtx5090"] {
         let output = run(&[&inspect[..], &[gpu, "--json"]].concat());
         expect_code(&output, 0);
         let plan = &json_lines(&output)[0];
@@ -308,6 +330,7 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
         assert_eq!((&plan["batch"], plan["sum_of_times_us"].is_null()), (&32.into(), true));
         for step in steps {
             assert!(step["time_us"].is_null() && step["floor"]["us"].as_f64().unwrap() > 2.5, "{step}");
+            assert!(step["predicted_us"].as_f64().is_none_or(|predicted| predicted > 2.5), "{step}");
             let candidates = step["candidates"].as_array().unwrap();
             let first = candidates.first().map_or(&step["kernel"], |first| &first["kernel"]);
             assert!(first == &step["kernel"] && candidates.len() <= 4, "{step}");
@@ -316,6 +339,35 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     }
     let both = run(&[&inspect[..], &["h200", "--device", "cpu"]].concat());
     expect_code(&both, 64);
+}
+
+#[test]
+fn an_architecture_without_weights_is_planned_for() {
+    for name in ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "googlenet", "efficientnet-lite4"] {
+        let output = run(&["inspect", name, "--for", "h100", "--batch", "8", "--json"]);
+        expect_code(&output, 0);
+        let plan = &json_lines(&output)[0];
+        assert!(plan["steps"].as_array().unwrap().len() > 10 && plan["sum_of_floors_us"].is_number(), "{plan}");
+    }
+    let output = run(&["inspect", "resnet50", "--for", "l4", "--candidates"]);
+    expect_code(&output, 0);
+    let text = stdout(&output);
+    let said = "resnet50, the architecture: there is no model of that name here, and a plan needs no weights";
+    for part in
+        [said, "input 224x224x3, 1000 classes", "25.61 million parameters", "plan for NVIDIA L4 (sm_89, 58 SMs)"]
+    {
+        assert!(text.contains(part), "no `{part}` in:\n{text}");
+    }
+    // Not for a device, and not where there is a model, whatever is wrong with it.
+    let missing = run(&["inspect", "resnet50", "--device", "cpu"]);
+    expect_code(&missing, 1);
+    assert!(stderr(&missing).contains("no model `resnet50`"), "{}", stderr(&missing));
+    let unknown = run(&["inspect", "resnet49", "--for", "h200"]);
+    expect_code(&unknown, 1);
+    assert!(stderr(&unknown).contains("no model `resnet49`"), "{}", stderr(&unknown));
+    let found = run(&["inspect", "efficientnet-lite0", "--for", "h200"]);
+    expect_code(&found, 0);
+    assert!(stdout(&found).contains("tf_efficientnet_lite0 from "), "{}", stdout(&found));
 }
 
 #[test]
@@ -517,6 +569,17 @@ fn an_interrupted_run_reports_what_was_done() {
 
 #[cfg(unix)]
 #[test]
+fn an_interrupted_run_that_has_nothing_says_so() {
+    let child = start(&["bench", "forum", "--device", "cpu", "--model", "weights/convnet28", "--seconds", "600"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 130);
+    assert_eq!(stdout(&output), "");
+}
+
+#[cfg(unix)]
+#[test]
 fn a_second_interrupt_quits() {
     let mut child = start(&["bench", "--device", "cpu", "--batch", "2048", "--seconds", "600"]);
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -538,6 +601,8 @@ fn the_doctor_says_what_is_there_and_what_is_not() {
     let findings = &json_lines(&run(&["doctor", "--device", "cpu", "--json"]))[0];
     let checks = findings["checks"].as_array().unwrap();
     assert!(findings["ok"] == true && checks.len() >= 4, "{findings}");
+    let output = run(&["doctor", "--device", "cpu", "--model", "no-such-net"]);
+    assert!(stdout(&output).contains("warn  weights") && stdout(&output).contains(", 1 warning, "), "{output:?}");
     // A GPU that is asked for and is not there is bad, and what to do is said.
     let output = run(&["doctor", "--device", "cuda:77", "--json"]);
     expect_code(&output, 1);

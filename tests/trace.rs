@@ -62,6 +62,30 @@ fn every_batch_has_its_stages_in_order_and_none_before_its_submission() {
     }
 }
 
+/// Of an engine of several models each has its interval in each batch, and the download comes after the last of them.
+#[test]
+fn several_models_have_an_interval_each() {
+    let model = echo();
+    let builder = builder_on_cpu(&model).beside(&model).average();
+    let engine = builder.batch_sizes(&[1, 4]).trace(true).build().unwrap();
+    produce(&engine, 2, 20);
+    let trace = engine.trace().unwrap();
+    let [copied_in, copied_out] = [TraceStage::CopyIn, TraceStage::CopyOut].map(|stage| of(&trace, stage));
+    for number in 0..40 {
+        let computed: Vec<&TraceInterval> = trace.stage(TraceStage::Compute).filter(|of| of.batch == number).collect();
+        let names: Vec<&str> = computed.iter().filter_map(|interval| interval.model.as_deref()).collect();
+        assert_eq!(names, ["model", "model #2", "mean"]);
+        let [first, second, mean] = computed[..] else { panic!("{computed:?}") };
+        for run in [first, second] {
+            assert!(copied_in[&number].end <= run.begin && run.begin <= run.end && run.end <= mean.begin, "{run:?}");
+        }
+        assert!(mean.begin <= mean.end && mean.end <= copied_out[&number].begin, "{mean:?}");
+    }
+    let compute = trace.report().stages.into_iter().filter(|of| of.stage == TraceStage::Compute);
+    let names: Vec<Option<String>> = compute.map(|of| of.model).collect();
+    assert_eq!(names, [None, Some("model".into()), Some("model #2".into()), Some("mean".into())]);
+}
+
 #[test]
 fn the_timeline_has_a_row_for_each_stream_slot_and_thread() {
     let model = echo();

@@ -19,6 +19,7 @@ text { font: 12px system-ui, sans-serif; fill: #1f2328; } .in { fill: #2da44e; }
 .axis { stroke: #8c959f; }
 @media (prefers-color-scheme: dark) { text { fill: #f0f6fc; } .in { fill: #3fb950; } .out { fill: #f85149; }
 .compute { fill: #4493f8; } .submit { fill: #ab7df8; } .wait { fill: #3d444d; } .paper { fill: #0d1117; } }
+@media (max-width: 560px) { text { font-size: 26px; } }
 </style>"""
 
 

@@ -2,12 +2,13 @@
 """How fast is trefoil's compute beside its peers? One command, both sides in turn in one run.
 
     python3 benches/peers/compare.py
-    python3 benches/peers/compare.py --batch 1 256 --pairs 7 --inductor --record r.json
+    python3 benches/peers/compare.py --batch 1 256 --pairs 7 --inductor --record r.json    # and a plot, r.svg
 
 Every side runs the same weights in fp16, NHWC, its input on the device, in one CUDA graph. Peers start from normalised
 fp16; trefoil starts from bytes and also normalises them and writes its result rows. In each round every side is
-measured once, in rotating order; a ratio compares two measurements of the same round. Medians over the rounds, with the
-smallest and the largest.
+measured once, in rotating order, for as long and after as long a pause as the others; a ratio compares two measurements
+of the same round. Medians over the rounds, with the smallest and the largest. While a side is measured the GPU is asked
+for clocks, temperature and power every 50 ms.
 """
 
 import argparse
@@ -20,7 +21,9 @@ import numpy as np
 import torch
 
 import models
+import plot
 import record
+import turns
 from errors import errors, markdown
 from images import photos_in, varied
 from peers import CHANNELS_LAST, Graph, floor_ms, peers_of
@@ -46,6 +49,8 @@ def main():
         "dtype": "fp16 NHWC, fp32 accumulation",
         "input_hw": list(loaded.size),
         "rounds": options.pairs,
+        "seconds": options.seconds,
+        "gpu_asked_every_ms": turns.EVERY_MS,
         "floor": f"unfused layers at {options.hbm_tbps} TB/s and {options.fp16_tflops} TFLOP/s",
         "batches": {},
     }
@@ -57,11 +62,13 @@ def main():
             sides = peer_graphs(loaded, images, options.inductor)
             floor = floor_ms(loaded.module, loaded.size, batch, options.hbm_tbps, options.fp16_tflops)
             bench = lambda: trefoil.bench(loaded.folder, batch, options.seconds)
-            measured = measure(sides, bench, batch, options.pairs)
+            measured = measure(sides, bench, options)
         result["batches"][batch] = {"floor_ms": floor, **measured}
         print(f"\n### batch {batch}\n\n{table(result['batches'][batch], batch)}\n", flush=True)
         if options.record:  # after each: what was measured stays if a later batch is cut off
             options.record.write_text(json.dumps(result, indent=1) + "\n")
+        if options.plot:
+            options.plot.write_text(plot.svg(result))
         del sides
         torch.cuda.empty_cache()
     return 0
@@ -73,7 +80,7 @@ def parse():
     parser.add_argument("--model", type=Path, help="a model folder (default: made in --work with fair random weights)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 128, 256])
     parser.add_argument("--pairs", type=int, default=5, help="rounds: each side measured once in each (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring in each run of trefoil (default 1)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="that a side is measured in each round (default 1)")
     parser.add_argument("--inductor", action="store_true", help="also torch.compile, which takes long")
     parser.add_argument("--bin", type=Path, default=default_folder(), help="folder of trefoil's binaries")
     parser.add_argument("--photos", type=Path, default=ROOT / "weights/photos", help="folder of photos to vary")
@@ -82,7 +89,11 @@ def parse():
     parser.add_argument("--fp16-tflops", type=float, default=780.0, help="likewise: measured fp16 rate (default 780)")
     parser.add_argument("--commit", help="trefoil's commit (default: TREFOIL_COMMIT, or git)")
     parser.add_argument("--record", type=Path, help="write all figures to this JSON file")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="write a plot to this SVG file (default: beside the record)")
+    options = parser.parse_args()
+    if options.record and not options.plot:
+        options.plot = options.record.with_suffix(".svg")
+    return options
 
 
 def open_model(options, photos):
@@ -123,39 +134,38 @@ def check(name, output, reference):
         raise SystemExit(f"{name}: error {worst:.3g} against fp32: not the same network")
 
 
-def measure(sides, bench, batch, rounds):
-    """Milliseconds of each side in each round, and the GPU's state right after each."""
-    names = [*sides, OURS]
-    times, states, last = {name: [] for name in names}, [], None
-    replays = max(10, min(200, 4000 // batch))
-    for index in range(rounds):
-        turn = index % len(names)
-        for name in names[turn:] + names[:turn]:
-            if name == OURS:
-                ms, last = bench()
-            else:
-                ms = sides[name].median_ms(replays)
-            times[name].append(ms)
-            states.append({"side": name, "round": index, **record.gpu_state()})
-    return {"ms": times, "gpu": states, "trefoil_said": last}
+def measure(sides, bench, options):
+    """The sides in turn, and what trefoil said last."""
+    said = []
+
+    def ours():
+        turn, figure = bench()
+        said.append(figure)
+        return turn
+
+    peers = {name: lambda graph=graph: graph.median_ms(options.seconds) for name, graph in sides.items()}
+    with turns.Watch() as watch:
+        return {**turns.measure(peers, (OURS, ours), options.pairs, watch), "trefoil_said": said[-1]}
 
 
 def table(measured, batch):
-    """Markdown: a row for each side."""
-    header = ["side", "ms", "min", "max", "images/s", "trefoil is", "of floor"]
+    """Markdown: a row for each side; clock and temperature are what the GPU had while that side was measured."""
+    header = ["side", "ms", "min", "max", "images/s", "trefoil is", "of floor", "MHz", "C"]
     rows = []
     for name, times in measured["ms"].items():
         median = statistics.median(times)
         ratio = statistics.median(t / ours for t, ours in zip(times, measured["ms"][OURS]))
         beside = "" if name == OURS else f"{ratio:.2f}x as fast"
         rows.append([name, f"{median:.4f}", f"{min(times):.4f}", f"{max(times):.4f}", f"{batch / median * 1e3:,.0f}",
-                     beside, f"{median / measured['floor_ms']:.2f}x"])  # fmt: skip
-    clocks = [state["sm_mhz"] for state in measured["gpu"] if "sm_mhz" in state]
-    heat = [state["celsius"] for state in measured["gpu"] if "celsius" in state]
-    lines = markdown(header, rows)
-    if clocks and heat:
-        lines += f"\n\nSM clock {min(clocks):.0f}-{max(clocks):.0f} MHz, {min(heat):.0f}-{max(heat):.0f} C"
-    return lines
+                     beside, f"{median / measured['floor_ms']:.2f}x", *(of_side(measured, name, what)
+                                                                        for what in ("sm_mhz", "celsius"))])  # fmt: skip
+    return markdown(header, rows)
+
+
+def of_side(measured, side, what):
+    """The median over a side's turns, as text."""
+    seen = [state[what] for state in measured["gpu"] if state["side"] == side and what in state]
+    return f"{statistics.median(seen):.0f}" if seen else "-"
 
 
 if __name__ == "__main__":

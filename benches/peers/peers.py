@@ -106,20 +106,20 @@ class Graph:
         self.graph.replay()
         return self.result.float().cpu().numpy()
 
-    def median_ms(self, replays, samples=7):
-        """Milliseconds of one replay: the median of several samples of `replays` back to back."""
-        for _ in range(max(3, replays // 4)):
+    def median_ms(self, seconds, samples=15):
+        """Milliseconds of one replay: the median of several samples back to back, which take so many seconds in all."""
+        self._replay_ms(self.WARM_UP)
+        replays = max(1, round(seconds * 1e3 / samples / self._replay_ms(self.WARM_UP)))
+        return statistics.median(self._replay_ms(replays) for _ in range(samples))
+
+    def _replay_ms(self, replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(replays):
             self.graph.replay()
-        times = []
-        for _ in range(samples):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(replays):
-                self.graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / replays)
-        return statistics.median(times)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / replays
 
 
 def floor_ms(module, size, batch, hbm_tbps, fp16_tflops):

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-_STATE = {
+STATE = {
     "clocks.sm": "sm_mhz",
     "clocks.mem": "memory_mhz",
     "temperature.gpu": "celsius",
@@ -29,14 +29,28 @@ def header(commit, index=0):
 
 def gpu_state(index=0):
     """Clocks, temperature and power at this moment; what nvidia-smi does not know is missing."""
-    values = _query(index, list(_STATE))
-    return {name: _number(value) for name, value in zip(_STATE.values(), values) if not value.startswith("[")}
+    return state_of(list(STATE), _query(index, list(STATE)))
+
+
+def known_fields(index=0):
+    """What of it this nvidia-smi tells of this GPU; nothing where there is none."""
+    return [field for field, value in zip(STATE, _query(index, list(STATE))) if not value.startswith("[")]
+
+
+def state_of(fields, values):
+    """Our names and the values that nvidia-smi gave for these fields."""
+    values = [value.strip() for value in values]
+    return {STATE[field]: _number(value) for field, value in zip(fields, values) if not value.startswith("[")}
+
+
+def query_command(index, fields, *more):
+    """nvidia-smi asked for fields of one GPU."""
+    return ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *more]
 
 
 def _query(index, fields):
-    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(query_command(index, fields), capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return ["[unknown]"] * len(fields)
     values = [value.strip() for value in done.stdout.strip().split(",")]

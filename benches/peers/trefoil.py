@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from turns import Turn, timed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,13 +49,13 @@ class Trefoil:
             return {name: _rows(Path(f"{path}.{name}"), len(images)) for name in names}
 
     def bench(self, model, batch, seconds, stage="compute"):
-        """One run of `trefoil bench`, that stage alone: (median ms of a batch, everything it said)."""
-        said = self._run(
-            "trefoil", "bench", "--model", model, "--device", self.device,
-            "--batch", batch, "--only", stage, "--seconds", seconds, "--json",
-        )  # fmt: skip
+        """One run of `trefoil bench`, that stage alone: its turn, and everything it said."""
+        said, when = timed([
+            str(self.binary("trefoil")), "bench", "--model", str(model), "--device", self.device,
+            "--batch", str(batch), "--only", stage, "--seconds", str(seconds), "--json",
+        ], seconds)  # fmt: skip
         record = bench_record(said, batch, stage)
-        return record["seconds_median"] * 1e3, record
+        return Turn(record["seconds_median"] * 1e3, *when), record
 
     def _run_tensor(self, model, images, output, batch, *more):
         source = output.with_suffix(".u8")

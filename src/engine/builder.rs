@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::Choices;
+use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
 use crate::tensor::{InputFormat, OutputKind};
 
@@ -80,7 +80,7 @@ impl<'a> EngineBuilder<'a> {
             acquire_limit: Duration::from_secs(10),
             waiting: Waiting::default(),
             trace: None,
-            check: false,
+            check: std::env::var_os("TREFOIL_CHECK").is_some_and(|value| value == "1"),
             device_results: false,
             tuning: TuningSpec::default(),
         }
@@ -207,8 +207,10 @@ impl<'a> EngineBuilder<'a> {
 
     /// Has every access checked: each copy, each run of the model and each turn of the host at page-locked memory must
     /// be ordered after every earlier one that it conflicts with, by streams, events and credits, not by luck. A
-    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. For tests: it takes a lock and some
-    /// microseconds a call, and no driver call. Default: off, and then it costs nothing.
+    /// violation is a bug in trefoil and faults the device with [`Error::Hazard`]. What runs side by side within a run of
+    /// the model is proven by [`Plan::check`](crate::plan::Plan::check), once, here. For tests: it takes a lock and some
+    /// microseconds a call, and no driver call. Default: off, and then it costs nothing; the environment variable
+    /// `TREFOIL_CHECK=1` makes it on.
     pub fn check(mut self, on: bool) -> Self {
         self.check = on;
         self
@@ -230,9 +232,9 @@ impl<'a> EngineBuilder<'a> {
 
     /// Whether to record when each stage of each batch ran, for [`Engine::trace`]. Default false.
     ///
-    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds six
-    /// events to the operations of a batch, all made here; an engine that does not record has none of it. Of several
-    /// models the computing of a batch is from the begin of the first to the end of the one named last.
+    /// The last 4096 batches are remembered, or as many as [`EngineBuilder::trace_batches`] says. Recording adds two
+    /// events for each copy and each model to the operations of a batch, all made here; an engine that does not record
+    /// has none of it. Of several models each has an interval of its own.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -249,7 +251,7 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
-    /// ones are forgotten and counted. A batch takes six events of the device.
+    /// ones are forgotten and counted. A batch takes four events of the device, and two more for each model.
     pub fn trace_batches(mut self, batches: usize) -> Self {
         self.trace = Some(batches);
         self
@@ -292,6 +294,9 @@ impl<'a> EngineBuilder<'a> {
         let needed = |what: &str, batch| flow.needed(what, batch, [staging, results, kept]);
         let advise = |error| what_fits(error, largest, &device, needed);
         let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
+        if self.check {
+            plans.iter().try_for_each(Plan::check)?;
+        }
         let ring = RingSpec {
             staging,
             results,
@@ -304,12 +309,25 @@ impl<'a> EngineBuilder<'a> {
             device_results: self.device_results,
             freed,
         };
-        let recorded = self.trace.map(|batches| trace::install(&device, batches.max(results))).transpose()?;
-        let (on, recorder) = recorded.unzip();
-        let names: Vec<&str> = self.models.iter().map(|member| member.model.name()).collect();
+        let names = self.names();
+        let models = names[..self.models.len()].to_vec();
+        let programs = if names.len() > 1 { names } else { Vec::new() };
+        let install = |batches: usize| trace::install(&device, batches.max(results), programs);
+        let (on, recorder) = self.trace.map(install).transpose()?.unzip();
         let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
         watch.lap("ring");
-        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models: names.join(" + ") })
+        Ok(Engine { core, device, plans, recorder, building: watch.phases(), models })
+    }
+
+    /// The programs' names: those of the models, and the mean's. One that comes again has a number.
+    fn names(&self) -> Vec<Arc<str>> {
+        let models = self.models.iter().map(|member| member.model.name());
+        let names: Vec<&str> = models.chain(self.average.then_some("mean")).collect();
+        let name = |(index, name): (usize, &&str)| match names[..index].iter().filter(|other| *other == name).count() {
+            0 => Arc::from(*name),
+            before => format!("{name} #{}", before + 1).into(),
+        };
+        names.iter().enumerate().map(name).collect()
     }
 
     pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {

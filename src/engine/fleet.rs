@@ -18,8 +18,13 @@ use crate::tensor::TensorSpec;
 /// What a failed device has not answered is run again by the others, from its page-locked rows, which are kept until the
 /// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
 /// meanwhile. With fewer results than the default that can end in [`Error::Timeout`], if all of the others' are held
-/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it. Tickets are independent of each other: a
-/// producer that waits for its own in order has its answers in order, whichever device gave them.
+/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it.
+///
+/// Tickets of one device become ready in the order of submission, of several in any: one submitted later may be ready
+/// earlier, on another device. A producer that waits for its own in order has its answers in order, whichever device gave
+/// them.
+///
+/// Producers are best placed evenly next to the devices, with [`Device::place_thread`].
 ///
 /// A [`Batcher`](crate::Batcher) is one engine's, and so is its device's failure.
 ///
@@ -136,5 +141,47 @@ impl Fleet {
             }
         }
         fault.filter(|_| closed == 0).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::device::cuda::near::{place_near, tests};
+
+    /// The names of this process's threads that may run on one CPU alone.
+    fn kept_on(cpu: usize) -> Vec<String> {
+        let mut names = Vec::new();
+        for task in fs::read_dir("/proc/self/task").unwrap() {
+            let read = |file| fs::read_to_string(task.as_ref().unwrap().path().join(file)).unwrap_or_default();
+            if read("status").contains(&format!("Cpus_allowed_list:\t{cpu}\n")) {
+                names.push(read("comm").trim().to_owned());
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn the_threads_of_an_engine_are_where_the_thread_that_builds_it_is() {
+        let all = tests::allowed();
+        if all.len() < 2 {
+            return println!("skipped: one CPU leaves no choice");
+        }
+        let cpu = all[0];
+        let build = move || {
+            let root = tests::sys("engine", Some(&cpu.to_string()));
+            assert_eq!(place_near(&root, "0000:1b:00.0"), Ok(true));
+            fs::remove_dir_all(root).unwrap();
+            let model = Model::open("weights/convnet28").unwrap();
+            let engine = Engine::builder(&model).on(&Device::cpu(1)).build().unwrap();
+            engine.acquire().unwrap().submit(1).unwrap().wait().unwrap();
+            kept_on(cpu)
+        };
+        let names = thread::spawn(build).join().unwrap();
+        for name in ["trefoil-done", "trefoil-up"] {
+            assert!(names.iter().any(|thread| thread.starts_with(name)), "no {name} of {all:?} on {cpu}: {names:?}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::builder::within;
 use super::flow::Flow;
 use crate::device::{Device, Target};
 use crate::error::Error;
-use crate::exec::{self, StepTimes, Told, Tuning, TuningProgress};
+use crate::exec::{self, GoesOn, StepTimes, Told, Tuning, TuningProgress};
 use crate::plan::Plan;
 
 impl EngineBuilder<'_> {
@@ -38,6 +38,25 @@ impl EngineBuilder<'_> {
     /// Who hears how far a measurement has come, on the thread that builds. Default nobody.
     pub fn on_tuning(mut self, told: impl Fn(&TuningProgress) + Send + Sync + 'static) -> Self {
         self.tuning.told = Some(Told(Arc::new(told)));
+        self
+    }
+
+    /// Whether a measurement goes on: asked before each shape. Once the answer is no, the building goes on with what was
+    /// found until then, which is kept. Default always.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// use trefoil::{Engine, Tuning, model::Model};
+    /// # use trefoil::{Device, Target};
+    ///
+    /// static STOP: AtomicBool = AtomicBool::new(false);
+    /// let model = Model::open("weights/convnet28")?;
+    /// let builder = Engine::builder(&model).tuning(Tuning::Full).tune_while(|| !STOP.load(Ordering::Relaxed));
+    /// # builder.on(&Device::open(Target::Cpu)?).build()?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn tune_while(mut self, goes_on: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.tuning.goes_on = GoesOn(Some(Arc::new(goes_on)));
         self
     }
 

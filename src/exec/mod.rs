@@ -17,7 +17,7 @@ use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 pub use step_times::StepTimes;
-pub(crate) use tuning::{Told, TuningSpec};
+pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};
 
 /// What to build.

@@ -43,7 +43,7 @@ impl Config {
     /// Reads a `config.json`. `default_input` tells the input shape of an architecture, for configurations that
     /// don't; it fails where the architecture is unknown.
     pub fn open(path: &Path, default_input: impl Fn(&str) -> Result<Shape, Error>) -> Result<Self, Error> {
-        let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
+        let about = fs::metadata(path).map_err(|e| Error::io("open the model's configuration", path, e))?;
         if !about.is_file() || about.len() > MAX_FILE_BYTES {
             let found = if about.is_file() { format!("{} bytes", about.len()) } else { "no file".into() };
             return Err(Error::format(
@@ -51,7 +51,7 @@ impl Config {
                 format!("expected a file of at most {MAX_FILE_BYTES} bytes, found {found}"),
             ));
         }
-        let text = fs::read(path).map_err(|e| Error::io("read", path, e))?;
+        let text = fs::read(path).map_err(|e| Error::io("read the model's configuration", path, e))?;
         Self::parse(path, &text, default_input)
     }
 

@@ -61,8 +61,8 @@ impl Header {
         let most = MAX_HEADER_BYTES.min(file_bytes - LENGTH_BYTES);
         if header_bytes > most {
             return fail(format!(
-                "not a safetensors file, or cut short: header length: expected {most} bytes at most, \
-                 found {header_bytes}"
+                "not a safetensors file, or cut short: it begins with the length of its header: expected {most} bytes \
+                 at most, found {header_bytes}"
             ));
         }
         let mut json = vec![0; header_bytes as usize];
@@ -72,8 +72,10 @@ impl Header {
 
     /// Checks the header `json` of a file of `file_bytes` whose tensors begin at byte `data_start`.
     fn parse(path: &Path, json: &[u8], data_start: u64, file_bytes: u64) -> Result<Self, Error> {
-        let raw: RawHeader =
-            serde_json::from_slice(json).map_err(|e| Error::format(path, format!("safetensors header: {e}")))?;
+        let raw: RawHeader = serde_json::from_slice(json).map_err(|e| {
+            let what = if e.is_data() { "safetensors header" } else { "not a safetensors file: its header is no JSON" };
+            Error::format(path, format!("{what}: {e}"))
+        })?;
         let data_bytes = file_bytes - data_start;
         let mut tensors = BTreeMap::new();
         let mut extents = Vec::with_capacity(raw.tensors.len());

@@ -78,11 +78,11 @@ impl Weights {
     /// than its header says, repeats a name, or has offsets that overlap, leave gaps or contradict the shapes.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
-        let about = fs::metadata(&path).map_err(|e| Error::io("open", &path, e))?;
+        let about = fs::metadata(&path).map_err(|e| Error::io("open the weights", &path, e))?;
         if !about.is_file() {
             return Err(Error::format(&path, "expected a file, found a folder or device"));
         }
-        let file = File::open(&path).map_err(|e| Error::io("open", &path, e))?;
+        let file = File::open(&path).map_err(|e| Error::io("open the weights", &path, e))?;
         let bytes = file.metadata().map_err(|e| Error::io("read", &path, e))?.len();
         Self::new(path, Source::File(file), bytes)
     }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::chain::ChainShape;
 use super::depthwise::{DepthwiseShape, DepthwiseTile};
+use super::floor::LAUNCH;
 use super::linear::{self, LinearShape};
 use super::sm90::ConvShape;
 use super::tail::{self, TailShape};
@@ -19,7 +20,8 @@ use crate::tensor::Shape;
 /// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });
 /// let candidate = Candidate { kernel, clocks: 8_400.0, bytes: 100 << 20 };
 /// assert_eq!(candidate.to_string(), "sm80 128x64 (8.4 kclk)");
-/// assert_eq!(candidate.seconds(&rates), (100 << 20) as f64 / rates.memory_bytes); // longer than the clocks
+/// // Memory takes longer than the clocks; and there is a launch, as in the floors.
+/// assert_eq!(candidate.seconds(&rates), (100 << 20) as f64 / rates.memory_bytes + 2.5e-6);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -32,9 +34,10 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// The clocks in seconds, or what device memory takes if that is longer.
+    /// The clocks in seconds, or what device memory takes if that is longer; and the launch, as a
+    /// [`Floor`](super::Floor) has it.
     pub fn seconds(&self, rates: &Rates) -> f64 {
-        (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes)
+        (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes) + LAUNCH
     }
 }
 

@@ -18,26 +18,54 @@ pub struct Rates {
     pub flops: f64,
     /// Bytes to and from device memory.
     pub memory_bytes: f64,
-    /// Bytes from the L2 cache to the multiprocessors.
-    pub cache_bytes: f64,
+    /// Bytes from the L2 cache to the multiprocessors; `None` where nobody says, and then it bounds nothing.
+    pub cache_bytes: Option<f64>,
     /// Where the figures are from.
     pub source: &'static str,
 }
 
 impl Rates {
-    /// Those of a GPU that is known by its name.
+    /// Those of a GPU that is known by its name and its number of multiprocessors, both exactly: a part of one, or one
+    /// of a like name, is another GPU.
     pub fn of(limits: &Limits) -> Option<Self> {
-        let known = [("H200", Self::H200), ("A100", Self::A100), ("RTX 4090", Self::RTX4090)];
-        known.into_iter().find(|(name, _)| limits.name.contains(name)).map(|(_, rates)| rates)
+        let same = |(name, units, _): &&(&str, usize, Self)| limits.name == *name && limits.units == *units;
+        KNOWN.iter().find(same).map(|(_, _, rates)| *rates)
     }
 
-    const H200: Self =
-        Self { clock_hz: 1.83e9, flops: 780e12, memory_bytes: 4.35e12, cache_bytes: 7.8e12, source: "measured" };
-    const A100: Self =
-        Self { clock_hz: 1.41e9, flops: 312e12, memory_bytes: 2.04e12, cache_bytes: 7.2e12, source: "data sheet" };
-    const RTX4090: Self =
-        Self { clock_hz: 2.52e9, flops: 165e12, memory_bytes: 1.01e12, cache_bytes: 5.0e12, source: "data sheet" };
+    /// Multiply-adds of halves that a multiprocessor's tensor cores do in a clock, of `units` of them.
+    pub(super) fn products_a_clock(&self, units: usize) -> f64 {
+        self.flops / (2.0 * self.clock_hz * units.max(1) as f64)
+    }
+
+    /// Of a data sheet the rate is that without sparsity, with f32 sums, and the clock the one at which it is reached.
+    const fn new(clock_mhz: f64, tflops: f64, memory_gb: f64, source: &'static str) -> Self {
+        let [clock_hz, flops, memory_bytes] = [clock_mhz * 1e6, tflops * 1e12, memory_gb * 1e9];
+        Self { clock_hz, flops, memory_bytes, cache_bytes: None, source }
+    }
+
+    const fn with_cache(self, terabytes: f64) -> Self {
+        Self { cache_bytes: Some(terabytes * 1e12), ..self }
+    }
 }
+
+const A100: &str = "NVIDIA's A100 data sheet and white paper";
+const H100: &str = "NVIDIA's H100 data sheet";
+
+/// Name, multiprocessors and rates.
+const KNOWN: [(&str, usize, Rates); 12] = [
+    ("NVIDIA H200", 132, Rates::new(1830.0, 780.0, 4350.0, "measured").with_cache(7.8)),
+    ("NVIDIA A100-SXM4-80GB", 108, Rates::new(1410.0, 312.0, 2039.0, A100).with_cache(7.2)),
+    ("NVIDIA A100-SXM4-40GB", 108, Rates::new(1410.0, 312.0, 1555.0, A100).with_cache(7.2)),
+    ("NVIDIA A100 80GB PCIe", 108, Rates::new(1410.0, 312.0, 1935.0, A100).with_cache(7.2)),
+    ("NVIDIA A100-PCIE-40GB", 108, Rates::new(1410.0, 312.0, 1555.0, A100).with_cache(7.2)),
+    ("NVIDIA H100 80GB HBM3", 132, Rates::new(1830.0, 989.4, 3350.0, H100)),
+    ("NVIDIA H100 PCIe", 114, Rates::new(1620.0, 756.5, 2000.0, H100)),
+    ("NVIDIA B200", 148, Rates::new(1860.0, 2250.0, 8000.0, "NVIDIA's DGX B200 data sheet")),
+    ("NVIDIA L4", 58, Rates::new(2040.0, 121.0, 300.0, "NVIDIA's L4 data sheet")),
+    ("NVIDIA L40S", 142, Rates::new(2490.0, 362.0, 864.0, "NVIDIA's L40S data sheet")),
+    ("NVIDIA GeForce RTX 4090", 128, Rates::new(2520.0, 165.2, 1008.0, "NVIDIA's Ada white paper")),
+    ("NVIDIA GeForce RTX 5090", 170, Rates::new(2407.0, 209.5, 1792.0, "NVIDIA's RTX Blackwell white paper")),
+];
 
 /// What a step takes at least, in seconds. The first three go on at the same time.
 ///
@@ -54,14 +82,14 @@ pub struct Floor {
     pub memory: f64,
     /// What a convolution's blocks read from the L2 cache: each pixel once for every tap and 256 output channels, the
     /// most that blocks share, or what the kernel reads that needs it once for all taps; and the filters once for every
-    /// multiprocessor.
+    /// multiprocessor. Zero where the cache's rate is not known.
     pub cache: f64,
     /// Its launch.
     pub launch: f64,
 }
 
 /// What a launch is allowed, in seconds.
-const LAUNCH: f64 = 2.5e-6;
+pub(super) const LAUNCH: f64 = 2.5e-6;
 
 /// Output channels and output pixels that are computed from one copy of what they share.
 const SHARED: usize = 256;
@@ -123,7 +151,7 @@ impl Plan {
         Floor {
             tensor: products as f64 / rates.flops,
             memory: step.bytes as f64 / rates.memory_bytes,
-            cache: self.cache_bytes(step) as f64 / rates.cache_bytes,
+            cache: rates.cache_bytes.map_or(0.0, |rate| self.cache_bytes(step) as f64 / rate),
             launch: LAUNCH,
         }
     }
@@ -191,8 +219,62 @@ mod tests {
 
     #[test]
     fn only_known_gpus_have_rates() {
-        assert!([Limits::h200(), Limits::a100(), Limits::rtx4090()].iter().all(|limits| Rates::of(limits).is_some()));
-        assert_eq!(Rates::of(&Limits::gpu("NVIDIA L4", [8, 9], 58, 101_376)), None);
+        let known = [
+            Limits::a100(),
+            Limits::h100(),
+            Limits::h100_pcie(),
+            Limits::h200(),
+            Limits::b200(),
+            Limits::l4(),
+            Limits::l40s(),
+            Limits::rtx4090(),
+            Limits::rtx5090(),
+        ];
+        for limits in &known {
+            let rates = Rates::of(limits).unwrap();
+            // What a multiprocessor of this generation does in a clock, or what was measured of it.
+            let products = match (limits.compute_capability, limits.name.contains("GeForce")) {
+                ([8 | 12, _], true) => 256.0,
+                ([8, 9], _) => 512.0,
+                ([8, 0], _) => 1024.0,
+                ([9, 0], _) if rates.source == "measured" => 1614.0,
+                ([9, 0], _) => 2048.0,
+                _ => 4096.0,
+            };
+            let found = rates.products_a_clock(limits.units);
+            assert!((found / products - 1.0).abs() < 0.01, "{limits}: {found}");
+        }
         assert_eq!(Rates::of(&Limits::cpu(8)), None);
+        // A part of one, or one of a like name, has not what another one has.
+        let other = |name, capability, units| Rates::of(&Limits::gpu(name, capability, units, 101_376));
+        assert_eq!(other("NVIDIA H200 MIG 1g.18gb", [9, 0], 16), None);
+        assert_eq!(other("NVIDIA H200", [9, 0], 16), None);
+        assert_eq!(other("NVIDIA GH200 480GB", [9, 0], 132), None);
+        assert_eq!(other("NVIDIA GeForce RTX 4090 Laptop GPU", [8, 9], 76), None);
+        assert_eq!(other("NVIDIA GeForce RTX 4090 D", [8, 9], 114), None);
+        let [sxm, pcie] = ["NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB"].map(|name| other(name, [8, 0], 108));
+        assert!(sxm.unwrap().memory_bytes > 1.2 * pcie.unwrap().memory_bytes);
+    }
+
+    /// Of a GPU whose cache's rate nobody tells, the cache bounds nothing.
+    #[test]
+    fn what_is_not_known_bounds_nothing() {
+        let graph = crate::model::architecture("resnet18", 10, None).unwrap();
+        let limits = Limits::l4();
+        let request = Request {
+            limits: &limits,
+            batch: 32,
+            input: InputFormat::U8Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Logits,
+            choices: &Choices::new(),
+        };
+        let plan = plan(&graph, &request).unwrap();
+        let rates = Rates::of(&limits).unwrap();
+        assert_eq!(rates.cache_bytes, None);
+        for step in 0..plan.steps.len() {
+            let floor = plan.floor(step, &rates);
+            assert!(floor.cache == 0.0 && floor.bound() != "cache" && floor.seconds() > LAUNCH, "{floor:?}");
+        }
     }
 }

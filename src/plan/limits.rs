@@ -23,9 +23,9 @@ pub enum Family {
 ///
 /// ```
 /// use trefoil::plan::Limits;
-/// let l4 = Limits::gpu("NVIDIA L4", [8, 9], 58, 101_376);
-/// assert_eq!(l4.to_string(), "NVIDIA L4 (sm_89, 58 SMs)");
-/// assert!(!l4.has_sm90_kernels() && Limits::h200().has_sm90_kernels());
+/// let l40 = Limits::gpu("NVIDIA L40", [8, 9], 142, 101_376);
+/// assert_eq!(l40.to_string(), "NVIDIA L40 (sm_89, 142 SMs)");
+/// assert!(!l40.has_sm90_kernels() && Limits::h200().has_sm90_kernels());
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
@@ -57,9 +57,39 @@ impl Limits {
         self.family == Family::Sm80 && self.compute_capability == [9, 0]
     }
 
-    /// NVIDIA A100.
+    /// NVIDIA A100 with 80 GB, on SXM4.
     pub fn a100() -> Self {
-        Self::gpu("NVIDIA A100", [8, 0], 108, 166_912)
+        Self::gpu("NVIDIA A100-SXM4-80GB", [8, 0], 108, 166_912)
+    }
+
+    /// NVIDIA H100 with 80 GB, on SXM5.
+    pub fn h100() -> Self {
+        Self::gpu("NVIDIA H100 80GB HBM3", [9, 0], 132, 232_448)
+    }
+
+    /// NVIDIA H100 PCIe.
+    pub fn h100_pcie() -> Self {
+        Self::gpu("NVIDIA H100 PCIe", [9, 0], 114, 232_448)
+    }
+
+    /// NVIDIA H200.
+    pub fn h200() -> Self {
+        Self::gpu("NVIDIA H200", [9, 0], 132, 232_448)
+    }
+
+    /// NVIDIA B200.
+    pub fn b200() -> Self {
+        Self::gpu("NVIDIA B200", [10, 0], 148, 232_448)
+    }
+
+    /// NVIDIA L4.
+    pub fn l4() -> Self {
+        Self::gpu("NVIDIA L4", [8, 9], 58, 101_376)
+    }
+
+    /// NVIDIA L40S.
+    pub fn l40s() -> Self {
+        Self::gpu("NVIDIA L40S", [8, 9], 142, 101_376)
     }
 
     /// NVIDIA GeForce RTX 4090.
@@ -67,9 +97,9 @@ impl Limits {
         Self::gpu("NVIDIA GeForce RTX 4090", [8, 9], 128, 101_376)
     }
 
-    /// NVIDIA H200.
-    pub fn h200() -> Self {
-        Self::gpu("NVIDIA H200", [9, 0], 132, 232_448)
+    /// NVIDIA GeForce RTX 5090.
+    pub fn rtx5090() -> Self {
+        Self::gpu("NVIDIA GeForce RTX 5090", [12, 0], 170, 101_376)
     }
 }
 

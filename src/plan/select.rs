@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::sm90::{self, ConvShape, Sm90Tile};
-use super::{Kernel, Limits, halo};
+use super::{Kernel, Limits, Rates, halo};
 
 /// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 ///
@@ -173,14 +173,29 @@ fn tiles(tiles: &[ConvTile], limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Ker
     };
     let fits = |tile: &&ConvTile| tile.pipeline().is_some_and(|p| p.shared_bytes <= limits.shared_bytes);
     let least = tiles.last().filter(|_| !tiles.iter().any(|tile| fits(&tile)));
-    let kernel = |tile: &ConvTile| (Kernel::Sm80Gemm(*tile), cost(tile) / PRODUCTS_A_CLOCK);
+    let products = products_a_clock(limits);
+    let kernel = |tile: &ConvTile| (Kernel::Sm80Gemm(*tile), cost(tile) / products);
     tiles.iter().filter(fits).chain(least).map(kernel).collect()
 }
 
-/// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor of an H200: half of
-/// what it does where products count, so that it is chosen only where the sm90 kernel has no chance. Side by side in
-/// `examples/tile_sweep.rs` that kernel is no slower on any layer of ResNet-50 and EfficientNet-Lite0 but the stems.
-const PRODUCTS_A_CLOCK: f64 = 400.0;
+/// Multiply-adds of halves that the best sm80 tile is taken to do in a clock, on each multiprocessor.
+///
+/// On compute capability 9.0 half of what it does, so that it is chosen only where the sm90 kernel has no chance: side by
+/// side in `examples/tile_sweep.rs` that kernel is no slower on any layer of ResNet-50 and EfficientNet-Lite0 but the
+/// stems. Elsewhere what it does on an H200, or, if the tensor cores have less to give, the same part of what they have:
+/// a prediction that no such GPU has confirmed.
+fn products_a_clock(limits: &Limits) -> f64 {
+    if limits.has_sm90_kernels() {
+        return SM80_PRODUCTS / 2.0;
+    }
+    Rates::of(limits).map_or(SM80_PRODUCTS, |rates| SM80_PRODUCTS.min(SM80_PART * rates.products_a_clock(limits.units)))
+}
+
+/// What the best tile does on an H200 where products count.
+const SM80_PRODUCTS: f64 = 800.0;
+
+/// Of what mma.sync can do there, which is about 60 % of the 2048 of wgmma.
+const SM80_PART: f64 = SM80_PRODUCTS / (0.6 * 2048.0);
 
 /// Prologue and epilogue of one block, in multiply-adds of the best tile.
 const FIXED_COST: f64 = 1.0e6;
@@ -197,5 +212,64 @@ fn rate(tile: ConvTile) -> f64 {
         (64, 64) => 0.75,
         (128, 32) => 0.5,
         _ => 0.45,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Preprocessing, architecture};
+    use crate::plan::{Plan, Request, StepOp, plan};
+    use crate::tensor::{InputFormat, OutputKind};
+
+    /// What products cost decides between families, never between tiles of one.
+    #[test]
+    fn tiles_are_chosen_alike_whatever_products_cost() {
+        let other_gpus = [Limits::a100(), Limits::b200(), Limits::l4(), Limits::rtx4090(), Limits::rtx5090()];
+        let unknown = Limits::gpu("another one", [8, 6], 84, 101_376);
+        let mut convs = 0;
+        for (name, batch) in
+            ["resnet50", "efficientnet_lite0"].into_iter().flat_map(|n| [1, 8, 32, 256].map(|b| (n, b)))
+        {
+            let graph = architecture(name, 1000, None).unwrap();
+            for limits in other_gpus.iter().chain([&unknown]) {
+                let (preprocessing, choices) = (&Preprocessing::new(graph.input), &Choices::new());
+                let (input, output) = (InputFormat::U8Nhwc, OutputKind::Logits);
+                let plan = plan(&graph, &Request { limits, batch, input, preprocessing, output, choices }).unwrap();
+                // The same hardware, products at the rate that compute capability 9.0 is given.
+                let like_hopper = Limits { compute_capability: [9, 0], ..limits.clone() };
+                for (step, mnk) in products(&plan) {
+                    let [here, there] = [limits, &like_hopper].map(|limits| tiles(&ConvTile::ALL, limits, mnk));
+                    assert_ne!(products_a_clock(limits), products_a_clock(&like_hopper));
+                    assert_eq!(best(here.clone()).map(|best| best.0), Some(plan.steps[step].kernel), "{limits}");
+                    let ratio = products_a_clock(&like_hopper) / products_a_clock(limits);
+                    for ((kernel, clocks), (other, more)) in here.iter().zip(&there) {
+                        assert!(kernel == other && (clocks / more / ratio - 1.0).abs() < 1e-9, "{limits}: {kernel}");
+                    }
+                    convs += 1;
+                }
+            }
+        }
+        assert!(convs > 1000, "{convs}");
+    }
+
+    /// The dense convolutions of a plan: step and GEMM.
+    fn products(plan: &Plan) -> Vec<(usize, [usize; 3])> {
+        let of = |(index, step): (usize, &crate::plan::Step)| {
+            let StepOp::Conv(conv) = &step.op else { return None };
+            let [x, y] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let taps = conv.window.size.iter().product::<usize>();
+            Some((index, [plan.batch * y.pixels(), y.channels, taps * x.channels]))
+        };
+        plan.steps.iter().enumerate().filter_map(of).collect()
+    }
+
+    #[test]
+    fn products_are_those_of_the_gpu() {
+        assert_eq!(products_a_clock(&Limits::h200()), 400.0);
+        let near = |limits: &Limits, expected: f64| (products_a_clock(limits) / expected - 1.0).abs() < 0.01;
+        assert!(near(&Limits::a100(), 667.0) && near(&Limits::l4(), 333.0) && near(&Limits::rtx4090(), 167.0));
+        assert_eq!(products_a_clock(&Limits::b200()), 800.0);
+        assert_eq!(products_a_clock(&Limits::gpu("another one", [8, 6], 84, 101_376)), 800.0);
     }
 }

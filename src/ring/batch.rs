@@ -24,6 +24,15 @@ use crate::tensor::TensorSpec;
 /// row.fill(0);
 /// # Ok(()) }
 /// ```
+/// In this order it is right:
+/// ```no_run
+/// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {
+/// let mut batch = engine.acquire()?;
+/// let row = batch.row_mut(0);
+/// row.fill(0);
+/// let ticket = batch.submit(1)?;
+/// # Ok(()) }
+/// ```
 /// It is `Send`, so it can be filled by another thread than the one that acquired it.
 pub struct Batch {
     core: Arc<Core>,

@@ -222,6 +222,17 @@ impl State {
         self.left && self.watch(result)
     }
 
+    /// After a fault: nobody will see the end of what was handed back on the device and is not known to be done.
+    pub fn quarantine_unseen(&mut self) {
+        for result in self.results.iter_mut().filter(|result| result.unseen && result.number >= self.done) {
+            result.unseen = false;
+            if result.owner == Owner::Free {
+                result.owner = Owner::Quarantined;
+            }
+        }
+        self.free_results.retain(|&result| self.results[result].owner == Owner::Free);
+    }
+
     /// The engine is gone; gives the results on which watches are to be set.
     pub fn leave(&mut self) -> Vec<usize> {
         self.left = true;
@@ -326,6 +337,23 @@ mod tests {
         assert_eq!(state.count(), Credits { filling: 1, staging: 2, results: 1, ..Credits::default() });
         state.returned(staging, lent);
         assert_eq!(state.take().unwrap().1.generation, 2);
+    }
+
+    #[test]
+    fn what_was_handed_back_is_not_in_flight_after_a_fault() {
+        let mut state = State::new(2, 3);
+        let [first, second] = [0, 1].map(|number| {
+            let (staging, lent) = state.take().unwrap();
+            state.submitted(staging, lent, number);
+            lent
+        });
+        state.done = 1;
+        assert!(!state.hand_back(first.result) && !state.hand_back(second.result));
+        assert_eq!(state.count().in_flight, 1, "the first is known to be done");
+        state.quarantine_unseen();
+        let credits = state.count();
+        assert_eq!((credits.in_flight, credits.quarantined), (0, 1));
+        assert_eq!(state.free_results, [2, 0]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::{BatcherBuilder, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
-use crate::device::{Backend, CallerStream, Device, DeviceRows, Inputs, Kind, Note};
-use crate::device::{Priority, Program, RowCopy, Run, Signal, Stream};
+use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceRows, Inputs, Kind, Note};
+use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, Stream};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -45,7 +45,7 @@ const EDGES: [Edge; 9] = [
 ];
 
 /// Those of a ring of three programs: the second reads what the first gives, the third what the first reads.
-const FLOW_EDGES: [Edge; 16] = [
+const FLOW_EDGES: [Edge; 17] = [
     Edge::Wait(COPY_IN, 0),  // `computed` of the first: it has read the slot's input
     Edge::Wait(COPY_IN, 1),  // `computed` of the third: so has it
     Edge::Record(COPY_IN),   // `uploaded`
@@ -61,7 +61,41 @@ const FLOW_EDGES: [Edge; 16] = [
     Edge::Wait(COPY_OUT, 0), // `computed` of the second
     Edge::Wait(COPY_OUT, 1), // `computed` of the third
     Edge::Record(COPY_OUT),  // `done`
+    Edge::Seen(COPY_IN),     // `uploaded`: the staging is free
     Edge::Seen(COPY_OUT),    // `done`: the result is there
+];
+
+/// Those of a ring of three programs of which the third reads what the two others give, as the mean of an ensemble does.
+const MEAN_EDGES: [Edge; 17] = [
+    Edge::Wait(COPY_IN, 0),  // `computed` of the first: it has read the slot's input
+    Edge::Wait(COPY_IN, 1),  // `computed` of the second: so has it
+    Edge::Record(COPY_IN),   // `uploaded`
+    Edge::Wait(COMPUTE, 0),  // `uploaded`
+    Edge::Wait(COMPUTE, 1),  // `computed` of the third: it has read the first's output
+    Edge::Record(COMPUTE),   // `computed`
+    Edge::Wait(SECOND, 0),   // `uploaded`
+    Edge::Wait(SECOND, 1),   // `computed` of the third: it has read the second's output
+    Edge::Record(SECOND),    // `computed`
+    Edge::Wait(THIRD, 0),    // `computed` of the first: its output is there
+    Edge::Wait(THIRD, 1),    // `computed` of the second: so is its
+    Edge::Wait(THIRD, 2),    // `done`: the slot's output has been read
+    Edge::Record(THIRD),     // `computed`
+    Edge::Wait(COPY_OUT, 0), // `computed` of the third
+    Edge::Record(COPY_OUT),  // `done`
+    Edge::Seen(COPY_IN),     // `uploaded`: the staging is free
+    Edge::Seen(COPY_OUT),    // `done`: the result is there
+];
+
+/// Those of a batcher, whose rows take the place of the staging: they are free when the answer is there.
+const BATCHER_EDGES: [Edge; 8] = [
+    Edge::Wait(COPY_IN, 0),
+    Edge::Record(COPY_IN),
+    Edge::Wait(COMPUTE, 0),
+    Edge::Wait(COMPUTE, 1),
+    Edge::Record(COMPUTE),
+    Edge::Wait(COPY_OUT, 0),
+    Edge::Record(COPY_OUT),
+    Edge::Seen(COPY_OUT), // `done`: the answers are there, and the rows free
 ];
 
 const WRITER: &str = "a caller that writes";
@@ -243,13 +277,59 @@ impl Backend for Without {
 const ROWS: usize = 4;
 const SPEC: fn() -> TensorSpec = || TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
 
-/// A ring of two slots on the simulated device, checked, without one of the edges.
-fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>) {
-    ring_of(edge, results, false)
+/// What a ring is of.
+#[derive(Clone, Copy, Debug)]
+enum Programs {
+    One,
+    /// Of a ring that is one of several.
+    OneOfAFleet,
+    /// As [`FLOW_EDGES`] has them.
+    Flow,
+    /// As [`MEAN_EDGES`] has them.
+    Mean,
 }
 
-/// The same, of three programs or of one.
-fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result<Arc<Core>, Error>) {
+/// A program that reads what two others give. It gives what the first one does.
+struct ReadsTwo {
+    first: Arc<SimProgram>,
+    other: Arc<dyn Program>,
+}
+
+impl Program for ReadsTwo {
+    fn slots(&self) -> usize {
+        self.first.slots()
+    }
+
+    fn batch_sizes(&self) -> &[usize] {
+        self.first.batch_sizes()
+    }
+
+    fn input(&self, slot: usize) -> &DeviceBuffer {
+        self.first.input(slot)
+    }
+
+    fn output(&self, slot: usize) -> &DeviceBuffer {
+        self.first.output(slot)
+    }
+
+    fn touches(&self, run: Run) -> Vec<(Span, Access)> {
+        let other = self.other.output(run.slot).span_of(run.rows * ROW_ALIGN);
+        [self.first.touches(run), vec![(other, Access::Read)]].concat()
+    }
+
+    unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
+        // SAFETY: by the caller.
+        unsafe { self.first.clone().launch(run, stream) }
+    }
+}
+
+/// A ring of two slots on the simulated device, checked, without one of the edges.
+fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>) {
+    ring_of(edge, results, Programs::One)
+}
+
+/// The same, of one program or several.
+fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, Result<Arc<Core>, Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
     let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: true });
@@ -259,10 +339,19 @@ fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result
     let program = || SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, 2).unwrap();
     let first: Arc<dyn Program> = Arc::new(program());
     let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
-    if is_flow {
-        let after = program().reading(Inputs::After(first.clone()));
-        nodes.push(Node { program: Arc::new(after), reads: vec![0] });
-        nodes.push(Node { program: Arc::new(program().reading(Inputs::Beside(first))), reads: Vec::new() });
+    let after = || program().reading(Inputs::After(first.clone()));
+    let beside = || -> Arc<dyn Program> { Arc::new(program().reading(Inputs::Beside(first.clone()))) };
+    match programs {
+        Programs::One | Programs::OneOfAFleet => {}
+        Programs::Flow => {
+            nodes.push(Node { program: Arc::new(after()), reads: vec![0] });
+            nodes.push(Node { program: beside(), reads: Vec::new() });
+        }
+        Programs::Mean => {
+            let other = beside();
+            nodes.push(Node { program: other.clone(), reads: Vec::new() });
+            nodes.push(Node { program: Arc::new(ReadsTwo { first: Arc::new(after()), other }), reads: vec![0, 1] });
+        }
     }
     let spec = RingSpec {
         staging: 3,
@@ -272,9 +361,9 @@ fn ring_of(edge: Option<Edge>, results: usize, is_flow: bool) -> (Device, Result
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC(),
-        outputs: vec![SPEC(); nodes.len().div_ceil(2)],
+        outputs: vec![SPEC(); if matches!(programs, Programs::Flow) { 2 } else { 1 }],
         device_results: true,
-        freed: None,
+        freed: matches!(programs, Programs::OneOfAFleet).then(Arc::default),
     };
     let core = Core::build_flow(&device, nodes, spec);
     (device, core)
@@ -304,29 +393,45 @@ fn use_ring(core: &Arc<Core>) -> Result<bool, Error> {
 
 #[test]
 fn the_ring_has_no_hazard() {
-    let (device, core) = ring(None, 6);
-    assert!(use_ring(&core.unwrap()).unwrap());
-    assert!(device.fault().is_none(), "{:?}", device.fault());
-}
-
-#[test]
-fn a_ring_of_several_programs_has_no_hazard() {
-    let (device, core) = ring_of(None, 6, true);
-    assert!(use_ring(&core.unwrap()).unwrap());
-    assert!(device.fault().is_none(), "{:?}", device.fault());
+    for programs in [Programs::One, Programs::OneOfAFleet, Programs::Flow, Programs::Mean] {
+        let (device, core) = ring_of(None, 6, programs);
+        assert!(use_ring(&core.unwrap()).unwrap(), "{programs:?}");
+        assert!(device.fault().is_none(), "{programs:?}: {:?}", device.fault());
+    }
 }
 
 #[test]
 fn each_edge_is_missed_when_it_is_left_out() {
-    let one = EDGES.into_iter().map(|edge| (edge, false));
-    for (edge, is_flow) in one.chain(FLOW_EDGES.into_iter().map(|edge| (edge, true))) {
-        let (device, core) = ring_of(Some(edge), 6, is_flow);
+    // Of a ring that is one of several the staging is free when the answer is there.
+    let of_a_fleet = EDGES.into_iter().filter(|edge| *edge != Edge::Seen(COPY_IN));
+    let with = |programs| move |edge| (edge, programs);
+    let edges = EDGES.into_iter().map(with(Programs::One));
+    let edges = edges.chain(of_a_fleet.map(with(Programs::OneOfAFleet)));
+    let edges = edges.chain(FLOW_EDGES.into_iter().map(with(Programs::Flow)));
+    for (edge, programs) in edges.chain(MEAN_EDGES.into_iter().map(with(Programs::Mean))) {
+        let (device, core) = ring_of(Some(edge), 6, programs);
         // Without an edge rows may be wrong before the checker has its say; it has it all the same.
         let used = use_ring(&core.unwrap());
-        let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} is not missed: {used:?}"));
+        let fault = device.fault().unwrap_or_else(|| panic!("{edge:?} of {programs:?} is not missed: {used:?}"));
         let Error::Fault { cause, .. } = &fault else { panic!("{fault:?}") };
-        assert!(matches!(**cause, Error::Hazard { .. }), "{edge:?}: {fault}");
+        assert!(matches!(**cause, Error::Hazard { .. }), "{edge:?} of {programs:?}: {fault}");
     }
+}
+
+/// Of a ring that is one of several: the event behind the answer is what frees the staging, not that behind the upload.
+#[test]
+fn staging_of_a_fleet_is_free_when_the_answer_is_there() {
+    let (device, core) = ring_of(Some(Edge::Seen(COPY_IN)), 6, Programs::OneOfAFleet);
+    assert!(use_ring(&core.unwrap()).unwrap());
+    assert!(device.fault().is_none(), "{:?}", device.fault());
+    let (device, core) = ring_of(Some(Edge::Seen(COPY_OUT)), 6, Programs::OneOfAFleet);
+    // No answer is waited for: what goes wrong is the fourth producer's turn at the first staging.
+    let core = core.unwrap();
+    let tickets: Vec<_> = (0..3).map(|_| core.acquire(Duration::ZERO).unwrap().submit(1).unwrap()).collect();
+    drop(core.acquire(Duration::ZERO));
+    let fault = device.fault().expect("the edge is missed").to_string();
+    assert!(fault.contains("a write by the host after a read by copy_in"), "{fault}");
+    drop(tickets);
 }
 
 /// Twenty batches of changing rows that a caller's stream has on the device; another reads the results there. Up to four
@@ -382,17 +487,27 @@ fn rows_and_results_on_the_device_have_no_hazard_and_miss_each_edge() {
     }
 }
 
+/// Rows come a few batches ahead of their answers, which are held for a while.
 #[test]
-fn a_batcher_has_no_hazard_and_misses_the_answers_event() {
-    for edge in [None, Some(Edge::Seen(COPY_OUT))] {
+fn a_batcher_has_no_hazard_and_misses_each_edge() {
+    for edge in std::iter::once(None).chain(BATCHER_EDGES.map(Some)) {
         let (device, core) = ring(edge, 12);
         let core = core.unwrap();
-        let batcher = BatcherBuilder::new(&core).rows(5).max_delay(Duration::ZERO).build().unwrap();
-        let _stopped_at_a_fault = (0..200_u8).try_for_each(|number| {
+        let batcher = BatcherBuilder::new(&core).rows(24).max_delay(Duration::ZERO).build().unwrap();
+        let (mut tickets, mut answers) = (VecDeque::new(), VecDeque::new());
+        let _stopped_at_a_fault = (0..400_u16).try_for_each(|number| {
             let mut row = batcher.row()?;
-            row.bytes_mut().fill(number);
-            row.submit()?.wait().map(drop)
+            row.bytes_mut().fill(number as u8);
+            tickets.push_back(row.submit()?);
+            if tickets.len() > 12 {
+                answers.push_back(tickets.pop_front().expect("just counted").wait()?);
+            }
+            if answers.len() > 4 {
+                answers.pop_front();
+            }
+            Ok::<_, Error>(())
         });
+        drop((tickets, answers));
         drop((batcher, core));
         match (edge, device.fault()) {
             (None, None) => {}

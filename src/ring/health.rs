@@ -67,6 +67,9 @@ impl Core {
     /// What state the ring is in, asking the device which of the submissions have finished.
     pub fn health(&self) -> Health {
         let mut state = lock(&self.state);
+        if self.device.fault().is_some() {
+            state.quarantine_unseen();
+        }
         let asked = self.device.healthy().and_then(|()| self.count(&mut state));
         let credits = asked.unwrap_or_else(|_| state.count());
         let fault = self.device.fault();

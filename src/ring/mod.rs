@@ -51,6 +51,8 @@ mod batcher;
 mod completion;
 mod credits;
 #[cfg(test)]
+mod fairness_tests;
+#[cfg(test)]
 mod faults;
 mod flow;
 #[cfg(test)]

@@ -189,9 +189,10 @@ fn callbacks_wake_whoever_sleeps() {
     });
 }
 
+/// The first of all schedules, depth first: those that differ in how they end. They are not all there are.
 #[test]
-fn the_smallest_ring_exhaustively() {
-    const MOST: usize = 20_000;
+fn the_smallest_ring_on_the_first_schedules() {
+    const FIRST: usize = 20_000;
     check_dfs(
         || {
             let core = ring(Small { results: 1, ..SMALL });
@@ -201,7 +202,7 @@ fn the_smallest_ring_exhaustively() {
             producer.join().unwrap();
             all_home(&core);
         },
-        Some(MOST),
+        Some(FIRST),
     );
 }
 

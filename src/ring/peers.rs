@@ -46,7 +46,7 @@ pub struct DeviceStats {
 
 /// Rings of one shape.
 pub(crate) struct Peers {
-    cores: Vec<Arc<Core>>,
+    pub(super) cores: Vec<Arc<Core>>,
     /// Fired for each credit that any of them has free.
     freed: Arc<Signal>,
     /// Which of equally loaded rings is next.

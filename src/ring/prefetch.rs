@@ -51,6 +51,33 @@ where
 /// ```compile_fail
 /// let numbers = std::thread::scope(|scope| trefoil::prefetch_scoped(scope, 0..4, 2, 2, Ok::<i32, trefoil::Error>));
 /// ```
+/// ```
+/// let load = Ok::<i32, trefoil::Error>;
+/// let count = std::thread::scope(|scope| trefoil::prefetch_scoped(scope, 0..4, 2, 2, load).map(Iterator::count))?;
+/// assert_eq!(count, 4);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+/// Nor can a pool of workers outlive the batcher that it borrows:
+/// ```compile_fail
+/// # use trefoil::{Engine, Error, prefetch_scoped};
+/// # fn f(engine: Engine, jobs: Vec<Vec<u8>>) -> Result<(), Error> {
+/// std::thread::scope(|scope| {
+///     let batcher = engine.batcher().build()?; // gone before the scope's threads are
+///     let work = |job: &Vec<u8>| batcher.submit(job);
+///     prefetch_scoped(scope, &jobs, 4, 32, work)?.try_for_each(|ticket| ticket?.wait().map(drop))
+/// })
+/// # }
+/// ```
+/// ```no_run
+/// # use trefoil::{Engine, Error, prefetch_scoped};
+/// # fn f(engine: Engine, jobs: Vec<Vec<u8>>) -> Result<(), Error> {
+/// let batcher = engine.batcher().build()?; // outlives them
+/// std::thread::scope(|scope| {
+///     let work = |job: &Vec<u8>| batcher.submit(job);
+///     prefetch_scoped(scope, &jobs, 4, 32, work)?.try_for_each(|ticket| ticket?.wait().map(drop))
+/// })
+/// # }
+/// ```
 ///
 /// # Errors
 /// As for [`prefetch`].

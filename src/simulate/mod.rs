@@ -62,6 +62,9 @@ pub struct SimSpec {
     pub batches: usize,
     /// Delays and faults.
     pub injections: Vec<Injection>,
+    /// Whether every access is checked for what orders it after those that it conflicts with, as
+    /// [`EngineBuilder::check`](crate::EngineBuilder::check) says. It changes no figure, and takes longer.
+    pub checked: bool,
 }
 
 /// When batches are asked for.
@@ -157,6 +160,7 @@ impl SimSpec {
             arrival: Arrival::Closed,
             batches: 1_000,
             injections: Vec::new(),
+            checked: false,
         }
     }
 
@@ -251,24 +255,33 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 ///
 /// # Errors
 /// [`Error::Option`] for what [`SimSpec::check`] says; [`Error::Internal`] if the ring breaks one of its promises: a
-/// wrong or reordered result, a lost credit, nothing left that could happen. An injected fault is no error: the report
-/// has it.
+/// wrong or reordered result, a lost credit, nothing left that could happen; [`Error::Fault`] with an
+/// [`Error::Hazard`], where [`SimSpec::checked`] finds one. An injected fault is no error: the report has it.
 pub fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
     spec.check()?;
-    let (sim, core) = build(spec, false)?;
+    let (sim, device, core) = build(spec, false)?;
     let log = driver::run(spec, &sim, &core)?;
-    Ok(report::report(spec, &sim, log))
+    drop(core); // what it frees is checked too
+    match device.fault() {
+        Some(fault) if is_hazard(&fault) => Err(fault),
+        _ => Ok(report::report(spec, &sim, log)),
+    }
+}
+
+fn is_hazard(fault: &Error) -> bool {
+    matches!(fault, Error::Fault { cause, .. } if matches!(**cause, Error::Hazard { .. }))
 }
 
 /// Bytes of a row in the memory of the simulated device. The link is slowed down by as much as real rows are longer.
 const ROW_BYTES: usize = ROW_ALIGN;
 
 /// The simulated device and a ring on it.
-fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), Error> {
+fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<Core>), Error> {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
     let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);
+    let device = if spec.checked { device.checked() } else { device };
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
     let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?);
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
@@ -284,7 +297,8 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Arc<Core>), E
         device_results: false,
         freed: None,
     };
-    Ok((sim, Core::build(&device, program, ring)?))
+    let core = Core::build(&device, program, ring)?;
+    Ok((sim, device, core))
 }
 
 impl SimSpec {

@@ -54,8 +54,10 @@ fn produce(core: &Arc<Core>, producer: usize, each: usize) -> Result<usize, Erro
     Ok(read)
 }
 
-fn run(spec: &SimSpec, each: usize) -> (Arc<Core>, Vec<Result<usize, Error>>) {
-    let (_, core) = build(spec, true).unwrap();
+/// With the hazard checker.
+fn run(spec: SimSpec, each: usize) -> (Device, Arc<Core>, Vec<Result<usize, Error>>) {
+    let spec = SimSpec { checked: true, ..spec };
+    let (_, device, core) = build(&spec, true).unwrap();
     let results = thread::scope(|scope| {
         let start = |producer| {
             let core = &core;
@@ -64,14 +66,14 @@ fn run(spec: &SimSpec, each: usize) -> (Arc<Core>, Vec<Result<usize, Error>>) {
         let producers: Vec<_> = (0..spec.producers).map(start).collect();
         producers.into_iter().map(|producer| producer.join().unwrap()).collect()
     });
-    (core, results)
+    (device, core, results)
 }
 
 #[test]
 fn threads_wait_poll_drop_and_give_up() {
     for (slots, staging, results) in [(1, 1, 5), (2, 3, 8), (3, 7, 28), (4, 2, 6)] {
         let spec = SimSpec { slots, staging, results, ..SimSpec::new(vec![(1, 10.0), (4, 30.0)]) };
-        let (core, read) = run(&spec, 400);
+        let (device, core, read) = run(spec, 400);
         assert!(read.iter().all(|read| *read.as_ref().unwrap() == 300), "{read:?}");
         // The completion thread settles what was dropped.
         while core.credits().unwrap().in_flight > 0 {
@@ -79,6 +81,7 @@ fn threads_wait_poll_drop_and_give_up() {
         }
         let held: Vec<_> = (0..staging.min(results)).map(|_| core.acquire(Duration::from_secs(10)).unwrap()).collect();
         assert_eq!(core.credits().unwrap().filling, held.len());
+        assert!(device.fault().is_none(), "{:?}", device.fault());
     }
 }
 
@@ -88,10 +91,10 @@ fn threads_hear_of_a_fault() {
         for effect in [Effect::RefuseCall, Effect::FailRun] {
             let injections = vec![Injection { stage, nth: 100, effect }];
             let spec = SimSpec { injections, ..SimSpec::new(vec![(1, 10.0), (4, 30.0)]) };
-            let (core, read) = run(&spec, 400);
+            let (_, core, read) = run(spec, 400);
             assert!(read.iter().all(Result::is_err), "{read:?}");
             let fault = core.acquire(Duration::ZERO).unwrap_err();
-            assert!(matches!(fault, Error::Fault { .. }), "{fault}");
+            assert!(matches!(fault, Error::Fault { .. }) && !is_hazard(&fault), "{fault}");
         }
     }
 }

@@ -25,9 +25,19 @@ struct Event {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Arguments {
-    Batch { batch: u64, slot: usize, rows: usize },
-    Name { name: String },
-    Order { sort_index: usize },
+    Batch {
+        batch: u64,
+        slot: usize,
+        rows: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        model: Option<String>,
+    },
+    Name {
+        name: String,
+    },
+    Order {
+        sort_index: usize,
+    },
 }
 
 #[derive(Serialize)]
@@ -68,11 +78,12 @@ fn name_of(what: &str, group: Group, tid: usize, name: String) -> Event {
 
 fn event(interval: &TraceInterval, group: Group, tid: usize) -> Event {
     let &TraceInterval { batch, slot, rows, stage, begin, end, .. } = interval;
-    let name = match group {
-        Group::Streams => format!("batch {batch}"),
-        _ => format!("{stage} {batch}"),
+    let name = match (group, &interval.model) {
+        (Group::Streams, _) => format!("batch {batch}"),
+        (_, Some(model)) => format!("{model} {batch}"),
+        (_, None) => format!("{stage} {batch}"),
     };
-    let args = Arguments::Batch { batch, slot, rows };
+    let args = Arguments::Batch { batch, slot, rows, model: interval.model.as_deref().map(String::from) };
     let (ts, dur) = (Some(begin * 1e6), Some((end - begin) * 1e6));
     Event { name, cat: Some(stage), ph: "X", ts, dur, pid: group as usize, tid, args }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Trace, TraceInterval, TraceStage};
+use super::{Trace, TraceInterval};
 
 /// Groups of rows.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,7 @@ pub(super) enum Group {
 pub(super) struct Lane {
     pub group: Group,
     pub name: String,
-    /// Which intervals of the trace: ordered by begin; disjoint, or within each other.
+    /// Which intervals of the trace: ordered by begin; disjoint, of a thread also within each other.
     pub places: Vec<usize>,
 }
 
@@ -26,25 +26,27 @@ pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
     let mut threads: Vec<&str> = trace.intervals.iter().filter_map(|interval| interval.thread.as_deref()).collect();
     threads.sort_unstable();
     threads.dedup();
-    for (place, TraceInterval { stage, slot, thread, .. }) in trace.intervals.iter().enumerate() {
+    for (place, TraceInterval { stage, slot, thread, model, .. }) in trace.intervals.iter().enumerate() {
         if let Some(thread) = thread.as_deref() {
             let number = threads.binary_search(&thread).expect("every name is listed");
             rows.entry((Group::Threads, number, thread.to_owned())).or_default().push(place);
-        } else if let Some(number) = TraceStage::DEVICE.iter().position(|device| device == stage) {
-            rows.entry((Group::Streams, number, trace.streams[number].clone())).or_default().push(place);
+        } else if let Some(number) = trace.streams.iter().position(|on| (on.stage, &on.model) == (*stage, model)) {
+            let name = &trace.streams[number].name;
+            let name = model.as_ref().map_or_else(|| name.clone(), |model| format!("{name}: {model}"));
+            rows.entry((Group::Streams, number, name)).or_default().push(place);
             rows.entry((Group::Slots, *slot, format!("slot {slot}"))).or_default().push(place);
         }
     }
     let numbered = |name: &str, number| if number == 0 { name.to_owned() } else { format!("{name} ({})", number + 1) };
     let split = |((group, _, name), places): ((Group, usize, String), _)| {
-        let apart = uncrossed(&trace.intervals, places).into_iter().enumerate();
+        let apart = uncrossed(&trace.intervals, places, group == Group::Threads).into_iter().enumerate();
         apart.map(move |(number, places)| Lane { group, name: numbered(&name, number), places })
     };
     rows.into_iter().flat_map(split).collect()
 }
 
-/// A row shows intervals that are disjoint or lie within each other; those that cross one get a row of their own.
-fn uncrossed(intervals: &[TraceInterval], mut places: Vec<usize>) -> Vec<Vec<usize>> {
+/// A row shows intervals that are disjoint, or, if it `nests`, lie within each other; others get a row of their own.
+fn uncrossed(intervals: &[TraceInterval], mut places: Vec<usize>, nests: bool) -> Vec<Vec<usize>> {
     places.sort_by(|&a, &b| {
         let (a, b) = (&intervals[a], &intervals[b]);
         a.begin.total_cmp(&b.begin).then(b.end.total_cmp(&a.end))
@@ -56,7 +58,7 @@ fn uncrossed(intervals: &[TraceInterval], mut places: Vec<usize>) -> Vec<Vec<usi
             while open.last().is_some_and(|&end| end <= interval.begin) {
                 open.pop();
             }
-            open.last().is_none_or(|&end| interval.end <= end).then_some((open, lane))
+            open.last().is_none_or(|&end| nests && interval.end <= end).then_some((open, lane))
         });
         match fits {
             Some((open, lane)) => {

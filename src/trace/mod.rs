@@ -39,10 +39,19 @@ pub use report::{TraceGaps, TraceLatency, TraceReport, TraceStageReport};
 pub struct Trace {
     intervals: Vec<TraceInterval>,
     device: String,
-    /// Names of the three streams, in the order of the stages.
-    streams: [String; 3],
+    /// In the order of a batch.
+    streams: Vec<TracedStream>,
     dropped: u64,
     model: TracedModel,
+}
+
+/// A stream, and what a batch does on it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TracedStream {
+    pub stage: TraceStage,
+    /// Of several models: which.
+    pub model: Option<Arc<str>>,
+    pub name: String,
 }
 
 /// What ran, as far as it is known: for readers of a timeline.
@@ -68,6 +77,8 @@ pub(crate) struct TracedProgram {
 /// A step of a program, with the work of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct TracedLayer {
+    /// Of several models: which.
+    pub model: Option<String>,
     pub name: String,
     pub operation: String,
     pub kernel: String,
@@ -101,6 +112,8 @@ pub struct TraceInterval {
     pub rows: usize,
     /// What was done.
     pub stage: TraceStage,
+    /// Of an engine of several models: which one computed, by its name, or `mean`; the names are distinct.
+    pub model: Option<Arc<str>>,
     /// The host thread that did it, for the host's stages; the names are distinct.
     pub thread: Option<Arc<str>>,
     /// Seconds from the engine's build.
@@ -126,7 +139,7 @@ pub enum TraceStage {
     Submit,
     /// Staging → device.
     CopyIn,
-    /// The model's program.
+    /// The model's program; of several models each one's.
     Compute,
     /// Device → result.
     CopyOut,
@@ -171,7 +184,7 @@ impl TraceInterval {
 }
 
 impl Trace {
-    pub(crate) fn new(intervals: Vec<TraceInterval>, device: String, streams: [String; 3], dropped: u64) -> Self {
+    pub(crate) fn new(intervals: Vec<TraceInterval>, device: String, streams: Vec<TracedStream>, dropped: u64) -> Self {
         Self { intervals, device, streams, dropped, model: TracedModel::default() }
     }
 

@@ -13,6 +13,8 @@ const SCRIPT: &str = include_str!("page/timeline.js");
 #[derive(Serialize)]
 struct Data<'a> {
     stages: [TraceStage; 7],
+    /// Of several models; the first one is none.
+    models: Vec<&'a str>,
     intervals: Columns,
     lanes: Vec<Row>,
     about: &'a TracedModel,
@@ -24,6 +26,7 @@ struct Data<'a> {
 #[derive(Default, Serialize)]
 struct Columns {
     stage: Vec<usize>,
+    model: Vec<usize>,
     batch: Vec<u64>,
     slot: Vec<usize>,
     rows: Vec<usize>,
@@ -46,9 +49,12 @@ pub(super) fn page(trace: &Trace) -> String {
         "" => trace.device.clone(),
         name => format!("{name} on {}", model.device_name),
     };
+    let several = trace.streams.iter().filter_map(|stream| stream.model.as_deref());
+    let models: Vec<&str> = std::iter::once("").chain(several).collect();
     let data = Data {
         stages: TraceStage::ALL,
-        intervals: columns(&trace.intervals),
+        intervals: columns(&trace.intervals, &models),
+        models,
         lanes: rows(trace),
         about: model,
         report: trace.report(),
@@ -61,7 +67,7 @@ pub(super) fn page(trace: &Trace) -> String {
     format!("{before}{}{after}", json.replace('<', "\\u003c"))
 }
 
-fn columns(intervals: &[TraceInterval]) -> Columns {
+fn columns(intervals: &[TraceInterval], models: &[&str]) -> Columns {
     let origin = intervals.iter().map(|interval| interval.begin).fold(f64::INFINITY, f64::min);
     let nanoseconds = |seconds: f64| (seconds * 1e9).round().max(0.0) as u64;
     let mut columns = Columns::default();
@@ -69,6 +75,8 @@ fn columns(intervals: &[TraceInterval]) -> Columns {
         let stage = TraceStage::ALL.iter().position(|stage| *stage == interval.stage).expect("one of all");
         let begin = nanoseconds(interval.begin - origin);
         columns.stage.push(stage);
+        let model = interval.model.as_deref().unwrap_or_default();
+        columns.model.push(models.iter().position(|name| *name == model).unwrap_or_default());
         columns.batch.push(interval.batch);
         columns.slot.push(interval.slot);
         columns.rows.push(interval.rows);

@@ -1,6 +1,7 @@
 //! Figures of a trace: how busy, how much overlap, how long.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -49,7 +50,7 @@ pub struct TraceReport {
     pub copy_under_compute: f64,
     /// The same in the middle half.
     pub copy_under_compute_middle: f64,
-    /// Rows a second, by the batches that finished in the middle half.
+    /// Rows a second, by the batches that finished in the middle half, from upload to download.
     pub images_per_second: f64,
     /// From the call of submit to the end of the download.
     pub latency: TraceLatency,
@@ -76,13 +77,16 @@ pub struct TraceReport {
 pub struct TraceStageReport {
     /// Which.
     pub stage: TraceStage,
+    /// Of an engine of several models, after the computing as a whole: one of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// How long it was under way for at least one batch.
     pub busy_seconds: f64,
     /// That, as a share of the whole; host stages of many threads overlap, and count once.
     pub busy: f64,
     /// The share of the middle half.
     pub busy_middle: f64,
-    /// What a batch took, in the mean.
+    /// What a batch took, in the mean; of several models from the first one's begin to the last one's end.
     pub mean: f64,
     /// The percentiles.
     #[serde(flatten)]
@@ -149,9 +153,13 @@ pub(super) fn report(trace: &Trace) -> TraceReport {
         let copies = covered(trace.stage(TraceStage::CopyIn).chain(trace.stage(TraceStage::CopyOut)).map(span), window);
         share(common(&copies, &spans(TraceStage::Compute, window)), total(&copies))
     };
+    let several = trace.streams.iter().filter(|stream| stream.model.is_some());
+    let models: Vec<_> = several.map(|stream| (stream.stage, stream.model.clone())).collect();
+    let of = |stage| std::iter::once((stage, None)).chain(models.iter().filter(move |of| of.0 == stage).cloned());
+    let reports = TraceStage::ALL.into_iter().flat_map(of);
     let stages: Vec<TraceStageReport> =
-        TraceStage::ALL.into_iter().filter_map(|stage| of_stage(trace, stage, whole, middle)).collect();
-    let on_device = stages.iter().filter(|report| report.stage.is_device());
+        reports.filter_map(|(stage, model)| of_stage(trace, stage, model, whole, middle)).collect();
+    let on_device = stages.iter().filter(|report| report.stage.is_device() && report.model.is_none());
     let slowest = on_device.max_by(|a, b| a.busy_seconds.total_cmp(&b.busy_seconds));
     let slowest = slowest.map_or(TraceStage::Compute, |report| report.stage);
     let idle = gaps(&spans(slowest, middle), middle);
@@ -195,20 +203,40 @@ fn windows(trace: &Trace) -> (Span, Span) {
     ((begin, end), (begin + quarter, end - quarter))
 }
 
-fn of_stage(trace: &Trace, stage: TraceStage, whole: Span, middle: Span) -> Option<TraceStageReport> {
-    let times: Vec<f64> = trace.stage(stage).map(TraceInterval::seconds).collect();
+fn of_stage(
+    trace: &Trace,
+    stage: TraceStage,
+    model: Option<Arc<str>>,
+    whole: Span,
+    middle: Span,
+) -> Option<TraceStageReport> {
+    let of = || trace.stage(stage).filter(|interval| model.is_none() || interval.model == model);
+    let times = times(of());
     if times.is_empty() {
         return None;
     }
-    let busy = |window| total(&covered(trace.stage(stage).map(span), window));
+    let busy = |window| total(&covered(of().map(span), window));
     Some(TraceStageReport {
         stage,
+        model: model.as_deref().map(String::from),
         busy_seconds: busy(whole),
         busy: share(busy(whole), whole.1 - whole.0),
         busy_middle: share(busy(middle), middle.1 - middle.0),
         mean: times.iter().sum::<f64>() / times.len() as f64,
         spread: TraceLatency::of(times),
     })
+}
+
+/// How long each batch took, from the begin of its first interval to the end of its last one.
+fn times<'a>(intervals: impl Iterator<Item = &'a TraceInterval>) -> Vec<f64> {
+    let mut batches: Vec<(u64, Span)> = Vec::new();
+    for &TraceInterval { batch, begin, end, .. } in intervals {
+        match batches.last_mut() {
+            Some((last, span)) if *last == batch => *span = (span.0.min(begin), span.1.max(end)),
+            _ => batches.push((batch, (begin, end))),
+        }
+    }
+    batches.into_iter().map(|(_, (begin, end))| end - begin).collect()
 }
 
 /// Rows a second between the first and the last end within the middle half; where that says nothing, over the whole.
@@ -270,11 +298,14 @@ impl fmt::Display for TraceReport {
             return write!(f, "nothing has finished");
         }
         let heads = ["busy", "middle", "mean", "median", "90 %", "99 %", "max"];
-        write!(f, "{:<9}", "stage")?;
+        let name = |of: &TraceStageReport| of.model.as_ref().map_or(of.stage.to_string(), |model| format!("- {model}"));
+        let width = self.stages.iter().map(|of| name(of).chars().count()).fold(9, usize::max);
+        write!(f, "{:<width$}", "stage")?;
         heads.iter().try_for_each(|head| write!(f, " {head:>10}"))?;
-        for TraceStageReport { stage, busy, busy_middle, mean, spread, .. } in &self.stages {
+        for of in &self.stages {
+            let TraceStageReport { busy, busy_middle, mean, spread, .. } = of;
             let (busy, middle) = (format!("{:.1} %", 100.0 * busy), format!("{:.1} %", 100.0 * busy_middle));
-            write!(f, "\n{stage:<9} {busy:>10} {middle:>10}")?;
+            write!(f, "\n{:<width$} {busy:>10} {middle:>10}", name(of))?;
             [*mean, spread.p50, spread.p90, spread.p99, spread.max]
                 .iter()
                 .try_for_each(|&time| write!(f, " {:>10}", Time(time)))?;
@@ -285,7 +316,7 @@ impl fmt::Display for TraceReport {
         write!(f, "\nslowest stage: {}", self.slowest)?;
         let gaps = if count == 1 { "gap" } else { "gaps" };
         write!(f, "; {count} {gaps} in the middle half, {} in all, the longest {}", Time(seconds), Time(longest))?;
-        write!(f, "\n{:.1} images/s; from submit to done: ", self.images_per_second)?;
+        write!(f, "\n{:.1} images/s, the upload inside; from submit to done: ", self.images_per_second)?;
         let TraceLatency { p50, p90, p99, max } = self.latency;
         write!(f, "median {}, 90 % {}, 99 % {}, max {}", Time(p50), Time(p90), Time(p99), Time(max))
     }

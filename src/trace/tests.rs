@@ -11,6 +11,7 @@ fn batch(number: u64, stages: [(f64, f64); 3]) -> Vec<TraceInterval> {
         slot: number as usize % 3,
         rows: 10,
         stage,
+        model: None,
         thread,
         begin: begin * 1e-3,
         end: end * 1e-3,
@@ -23,7 +24,9 @@ fn batch(number: u64, stages: [(f64, f64); 3]) -> Vec<TraceInterval> {
 
 fn trace(batches: &[[(f64, f64); 3]]) -> Trace {
     let intervals = batches.iter().zip(0..).flat_map(|(stages, number)| batch(number, *stages)).collect();
-    Trace::new(intervals, "sim".into(), ["in", "compute", "out"].map(String::from), 0)
+    let stream = |(stage, name): (_, &str)| TracedStream { stage, model: None, name: name.into() };
+    let streams = TraceStage::DEVICE.into_iter().zip(["in", "compute", "out"]).map(stream).collect();
+    Trace::new(intervals, "sim".into(), streams, 0)
 }
 
 fn near(got: f64, want: f64) {
@@ -68,6 +71,58 @@ fn the_figures_are_those_worked_out_by_hand() {
     near(report.latency.p50, 7e-3);
     near(report.latency.p90, 10e-3);
     near(report.latency.max, 10e-3);
+}
+
+/// Of two batches a model from 2 to 5 and from 5 to 8, and beside it another from 2 to 4 and from 6 to 9.
+fn two_models() -> Trace {
+    let mut trace = trace(&[[(0.0, 2.0), (2.0, 5.0), (5.0, 6.0)], [(2.0, 4.0), (5.0, 8.0), (9.0, 10.0)]]);
+    let names: [Arc<str>; 2] = ["first".into(), "second".into()];
+    let mut of_second = Vec::new();
+    for interval in trace.intervals.iter_mut().filter(|interval| interval.stage == TraceStage::Compute) {
+        interval.model = Some(names[0].clone());
+        let [begin, end] = [[2e-3, 4e-3], [6e-3, 9e-3]][interval.batch as usize];
+        of_second.push(TraceInterval { model: Some(names[1].clone()), begin, end, ..interval.clone() });
+    }
+    trace.intervals.extend(of_second);
+    trace.intervals.sort_by_key(|interval| (interval.batch, interval.stage));
+    let [upload, compute, download] = <[TracedStream; 3]>::try_from(trace.streams).unwrap();
+    let of = |name: &Arc<str>, on: &str| TracedStream { model: Some(name.clone()), name: on.into(), ..compute.clone() };
+    trace.streams = vec![upload, of(&names[0], "compute"), of(&names[1], "compute-1"), download];
+    trace
+}
+
+#[test]
+fn each_of_several_models_has_its_interval_row_and_figures() {
+    let trace = two_models();
+    let report = trace.report();
+    let of = |name: Option<&str>| {
+        let compute = report.stages.iter().filter(|of| of.stage == TraceStage::Compute);
+        compute.clone().find(|of| of.model.as_deref() == name).unwrap()
+    };
+    // As a whole from 2 to 9; a batch from the begin of the first model to the end of the one that ends last.
+    near(of(None).busy_seconds, 7e-3);
+    near(of(None).spread.max, 4e-3);
+    near(of(Some("first")).busy_seconds, 6e-3);
+    near(of(Some("second")).spread.p50, 2e-3);
+    near(of(Some("second")).spread.max, 3e-3);
+    assert_eq!((report.batches, report.slowest), (2, TraceStage::Compute));
+    assert!(report.to_string().contains("\n- second "), "{report}");
+    let file: Value = serde_json::from_str(&trace.to_chrome_json()).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    let rows = events.iter().filter(|event| event["name"] == "thread_name").map(|event| &event["args"]["name"]);
+    let rows: Vec<&Value> = rows.collect();
+    assert_eq!(rows[..4], ["in", "compute: first", "compute-1: second", "out"]);
+    let drawn = events.iter().filter(|event| event["args"]["model"] == "second" && event["name"] == "second 1");
+    assert_eq!(drawn.count(), 1, "in its slot");
+    // The second runs while the first does: in a slot's row of its own, also where it ends before.
+    assert_eq!(rows[4..8], ["slot 0", "slot 0 (2)", "slot 1", "slot 1 (2)"]);
+    let page = trace.to_html();
+    let data: Value = serde_json::from_str(between(&page, "id=\"data\">", "</script>")).unwrap();
+    assert_eq!(data["models"], serde_json::json!(["", "first", "second"]));
+    for (at, interval) in trace.intervals().iter().enumerate() {
+        let name = &data["models"][data["intervals"]["model"][at].as_u64().unwrap() as usize];
+        assert_eq!(name, interval.model.as_deref().unwrap_or_default());
+    }
 }
 
 #[test]

@@ -214,6 +214,8 @@ static void on_device(trefoil_model model, trefoil_device device, trefoil_engine
     OK(trefoil_device_output_read_on(there, NULL));
     OK(trefoil_release(there));
     EXPECT(trefoil_device_output_get_info(there, &info), RELEASED, NULL);
+    EXPECT(trefoil_device_output_is_ready(there), RELEASED, NULL);
+    EXPECT(trefoil_device_output_wait(there), RELEASED, NULL);
 
     /* a callback does not wait for what is behind it */
     struct keeper self = {0};
@@ -310,6 +312,7 @@ int main(int argc, char **argv)
     EXPECT(trefoil_model_get_info(model, NULL), NULL_POINTER, "info is null");
     about.size = sizeof about;
     OK(trefoil_model_get_info(model, &about));
+    EXPECT(trefoil_device_get_info(device, NULL), NULL_POINTER, "info is null");
     OK(trefoil_device_get_info(device, &info));
     if (strcmp(info.name, "CPU") != 0 || info.units != 2 || about.height != 28 || about.classes != 10)
         wrong++, printf("infos: %s, %u, %u, %zu\n", info.name, info.units, about.height, about.classes);
@@ -368,6 +371,21 @@ int main(int argc, char **argv)
 
     /* engines */
     EXPECT(trefoil_trace_write(engine, "x.json"), INVALID_ARGUMENT, "trace_batches");
+    EXPECT(trefoil_trace_report(engine, text, sizeof text, &size), INVALID_ARGUMENT, "trace_batches");
+    EXPECT(trefoil_trace_report(model, text, sizeof text, &size), WRONG_KIND, NULL);
+    trefoil_tensor tensor = {.size = 1};
+    EXPECT(trefoil_engine_input(engine, NULL), NULL_POINTER, "tensor is null");
+    EXPECT(trefoil_engine_input(engine, &tensor), ABI_MISMATCH, "sizeof(trefoil_tensor)");
+    EXPECT(trefoil_engine_output(engine, NULL), NULL_POINTER, "tensor is null");
+    EXPECT(trefoil_engine_output(engine, &tensor), ABI_MISMATCH, "sizeof(trefoil_tensor)");
+    tensor.size = sizeof tensor;
+    EXPECT(trefoil_engine_input(model, &tensor), WRONG_KIND, NULL);
+    EXPECT(trefoil_engine_output(model, &tensor), WRONG_KIND, NULL);
+    OK(trefoil_engine_output(engine, &tensor));
+    if (tensor.row_bytes != 10 * sizeof(float))
+        wrong++, printf("an output row of %zu bytes\n", tensor.row_bytes);
+    EXPECT(trefoil_engine_device(engine, NULL), NULL_POINTER, "device is null");
+    EXPECT(trefoil_engine_health(engine, NULL), NULL_POINTER, "health is null");
     EXPECT(trefoil_engine_batch_sizes(engine, NULL, 1, &size), NULL_POINTER, "sizes is null");
     size_t one = 0;
     OK(trefoil_engine_batch_sizes(engine, &one, 1, &size));
@@ -442,6 +460,11 @@ int main(int argc, char **argv)
     EXPECT(trefoil_batcher_build(engine, &few, &batcher), INVALID_ARGUMENT, "in_flight is 18446744073709551615");
     few.in_flight = 0;
     OK(trefoil_batcher_build(engine, &few, &batcher));
+    trefoil_batcher_stats stats = {.size = 1};
+    EXPECT(trefoil_batcher_get_stats(batcher, NULL), NULL_POINTER, "stats is null");
+    EXPECT(trefoil_batcher_get_stats(batcher, &stats), ABI_MISMATCH, "sizeof(trefoil_batcher_stats)");
+    stats.size = sizeof stats;
+    EXPECT(trefoil_batcher_get_stats(engine, &stats), WRONG_KIND, NULL);
     EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 3, &ticket), INVALID_ARGUMENT, "expected 784");
     EXPECT(trefoil_batcher_submit(batcher, NULL, NULL, 784, &ticket), NULL_POINTER, "pixels is null");
     EXPECT(trefoil_batcher_submit(batcher, &urgent, pixels, 784, &ticket), INVALID_ARGUMENT, "high_priority is 3");
@@ -459,6 +482,7 @@ int main(int argc, char **argv)
     OK(trefoil_output_rows(output, &size));
     EXPECT(trefoil_output_row(output, 1, &values, NULL), INVALID_ARGUMENT, "below 1");
     uint32_t result = 9;
+    EXPECT(trefoil_output_rows(output, NULL), NULL_POINTER, "rows is null");
     EXPECT(trefoil_output_result(output, NULL), NULL_POINTER, "result is null");
     OK(trefoil_output_result(output, &result));
     if (result != TREFOIL_RESULT_PROBABILITIES)
@@ -468,6 +492,7 @@ int main(int argc, char **argv)
     EXPECT(trefoil_batcher_submit(batcher, NULL, pixels, 784, &ticket), CLOSED, "closed");
     OK(trefoil_release(batcher));
     EXPECT(trefoil_batcher_row(batcher, NULL, &row), RELEASED, NULL);
+    EXPECT(trefoil_batcher_get_stats(batcher, &stats), RELEASED, NULL);
 
     /* callbacks */
     struct impatient self = {0};
@@ -553,6 +578,8 @@ int main(int argc, char **argv)
     OK(trefoil_engine_device(engine, &other));
     OK(trefoil_release(engine));
     EXPECT(trefoil_engine_capacity(engine, &size), RELEASED, NULL);
+    EXPECT(trefoil_engine_input(engine, &tensor), RELEASED, NULL);
+    EXPECT(trefoil_trace_report(engine, text, sizeof text, &size), RELEASED, NULL);
     OK(trefoil_release(device));
     EXPECT(trefoil_device_health(device), RELEASED, NULL);
     OK(trefoil_device_health(other));

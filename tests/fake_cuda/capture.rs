@@ -39,12 +39,15 @@ impl Driver {
     }
 
     /// Captures a node, which may begin before the one before it has ended if it is `early`: not before another stream's.
-    pub fn capture(&mut self, stream: Handle, node: Node, early: bool) -> Result<(), Code> {
+    pub fn capture(&mut self, stream: Handle, mut node: Node, early: bool) -> Result<(), Code> {
         let mut place = self.place(stream)?.expect("the caller has looked");
         if early && place.waited {
             return self.refuse("a launch that may begin before what its stream waits for".into(), INVALID_VALUE);
         }
         let nodes = self.streams.ever(place.origin).captured.as_mut().expect("an origin has nodes");
+        if let Node::Launch(launch) = &mut node {
+            (launch.behind, launch.joins) = (place.behind.clone(), place.waited);
+        }
         place.behind.insert(nodes.len());
         place.waited = false;
         nodes.push(node);

@@ -61,6 +61,8 @@ pub struct Config {
     pub ptx_error: Option<String>,
     /// Kernels whose name has this in it take ten times as long as others.
     pub slow: Option<String>,
+    /// Branches of a graph run at the same time, and a kernel that joins one to another begins so much later.
+    pub join_ms: Option<f64>,
     fail_call: Option<String>,
     fail_code: Code,
     sticky: bool,
@@ -271,6 +273,7 @@ impl Config {
             own: is("FAKE_CUDA_EVENTS", "own"),
             stuck: is("FAKE_CUDA_EVENTS", "stuck"),
             slow: env::var("FAKE_CUDA_SLOW").ok(),
+            join_ms: env::var_os("FAKE_CUDA_JOIN_US").map(|_| 1e-3 * env_number("FAKE_CUDA_JOIN_US", 0) as f64),
             ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
             fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok(),
             fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,

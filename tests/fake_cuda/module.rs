@@ -1,5 +1,6 @@
 //! Modules, kernels and the nodes of graphs: PTX and cubins are read as far as a launch can be checked against them.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 
 use crate::cubin;
@@ -36,10 +37,22 @@ pub struct Function {
 /// What a graph does.
 #[derive(Clone)]
 pub enum Node {
-    /// A launch: its function's module, and the device blocks that its argument points into.
-    Launch { kernel: String, module: Handle, blocks: Vec<usize> },
+    Launch(Launch),
     /// An event recorded in every run.
     Record(Handle),
+}
+
+/// A kernel that is launched.
+#[derive(Clone)]
+pub struct Launch {
+    kernel: String,
+    module: Handle,
+    /// The device blocks that its argument points into.
+    blocks: Vec<usize>,
+    /// The nodes of its graph that come before it.
+    pub behind: BTreeSet<usize>,
+    /// Whether its stream has waited for another one's, since that one's last node.
+    pub joins: bool,
 }
 
 impl Module {
@@ -105,29 +118,43 @@ impl Driver {
         let mut blocks: Vec<usize> = words.filter_map(|word| self.device.index_of(word)).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        Ok(Node::Launch { kernel: kernel.name, module, blocks })
+        Ok(Node::Launch(Launch { kernel: kernel.name, module, blocks, behind: BTreeSet::new(), joins: false }))
     }
 
     /// Kernels do nothing, but what they run from and address must still be there.
     pub fn check_run(&mut self, nodes: &[Node]) {
+        let start_ms = self.clock_ms;
+        let mut ends_ms: Vec<f64> = Vec::with_capacity(nodes.len());
         for node in nodes {
             match node {
-                Node::Launch { kernel, module, blocks } => {
+                Node::Launch(Launch { kernel, module, blocks, behind, joins }) => {
                     let unloaded = self.modules.get(*module).err();
                     let freed = blocks.iter().any(|&block| !self.device.is_live(block));
                     if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
                         self.write(&format!("VIOLATION {kernel} runs: {what}"));
                     }
                     let slow = self.config.slow.as_ref().is_some_and(|slow| kernel.contains(slow.as_str()));
-                    self.clock_ms += if slow { 10.0 * KERNEL_MS } else { KERNEL_MS };
+                    let taken_ms = if slow { 10.0 * KERNEL_MS } else { KERNEL_MS };
+                    let begin_ms = match self.config.join_ms {
+                        None => self.clock_ms, // all one after the other
+                        Some(join_ms) => {
+                            let behind = behind.iter().map(|&node| ends_ms[node]).fold(start_ms, f64::max);
+                            if *joins { behind + join_ms } else { behind }
+                        }
+                    };
+                    self.clock_ms = self.clock_ms.max(begin_ms + taken_ms);
+                    ends_ms.push(begin_ms + taken_ms);
                 }
-                Node::Record(event) => match self.events.get(*event) {
-                    Ok(event) => {
-                        event.recorded += 1;
-                        (event.done, event.at_ms) = (event.recorded, self.clock_ms);
+                Node::Record(event) => {
+                    ends_ms.push(self.clock_ms);
+                    match self.events.get(*event) {
+                        Ok(event) => {
+                            event.recorded += 1;
+                            (event.done, event.at_ms) = (event.recorded, self.clock_ms);
+                        }
+                        Err(what) => self.write(&format!("VIOLATION a graph records: {what}")),
                     }
-                    Err(what) => self.write(&format!("VIOLATION a graph records: {what}")),
-                },
+                }
             }
         }
     }

@@ -88,6 +88,32 @@ fn the_calls_of_one_batch_are_as_kept() {
     compare_with_kept(&kept, "one_batch.log");
 }
 
+/// What a program has in ordinary memory: bytes are copied into page-locked memory by the CPU, and go up as bytes. The
+/// stand-in refuses a copy from or to memory that is not page-locked.
+#[test]
+fn bytes_go_up_as_bytes_from_page_locked_memory() {
+    let scenario = Scenario::new("engine::bytes_go_up_as_bytes_from_page_locked_memory", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let engine = build(&small_model(), &device).unwrap();
+        let batcher = engine.batcher().rows(4).build().unwrap();
+        let input = engine.input();
+        assert_eq!((input.row_bytes, input.row_pitch), (12 * 10 * 3, 512));
+        let pixels = vec![7; input.row_bytes];
+        mark("submit");
+        let row = batcher.submit(&pixels).unwrap().wait().unwrap();
+        mark("answered");
+        drop((row, batcher, engine, device));
+        wait_for_release();
+    });
+    let report = scenario.run(&[]);
+    report.assert_clean();
+    let copies = report.between("submit", "answered").into_iter().filter(|call| call.starts_with("cuMemcpy"));
+    let copies: Vec<&str> = copies.collect();
+    let [up, down] = copies[..] else { panic!("not one copy each way: {copies:?}") };
+    assert!(up.starts_with("cuMemcpyHtoDAsync host") && up.contains(" 512 bytes "), "{up}");
+    assert!(down.starts_with("cuMemcpyDtoHAsync"), "{down}");
+}
+
 /// A lane's stream joins the capture with a wait for an event, and the first lane waits for one of it in the end. The
 /// stand-in refuses a capture that a stream does not join, and a kernel that may begin before what its stream waits for.
 #[test]

@@ -9,10 +9,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::{Close, Device, Engine, Error, FaultClass, Target, Waiting};
+use trefoil::{Batch, CallerStream, Close, Device, Engine, Error, FaultClass, Fleet, Target, Waiting};
 
 use crate::engine::{POISON, small_model};
-use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
+use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
+use crate::many::head;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -34,16 +35,91 @@ fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     }
 }
 
-/// Uses an engine in every way, from several threads; the errors that it gave, or what building it gave.
-fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
-    let model = small_model();
-    let builder = Engine::builder(&model).on(device).batch_sizes(&[1, 4]).staging(2).results(6);
-    let engine = builder.waiting(waiting).acquire_limit(LONG).build().map_err(|error| vec![error])?;
+/// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    OneModel,
+    SeveralModels,
+    Fleet,
+}
+
+impl What {
+    const ALL: [Self; 3] = [Self::OneModel, Self::SeveralModels, Self::Fleet];
+
+    /// In a child: what the parent chose.
+    fn chosen() -> Self {
+        let name = std::env::var("WHAT").unwrap();
+        Self::ALL.into_iter().find(|what| format!("{what:?}") == name).unwrap()
+    }
+
+    /// Opens what it runs on.
+    fn open(self) -> Result<Vec<Device>, Error> {
+        let devices = if let Self::Fleet = self { 2 } else { 1 };
+        (0..devices).map(|ordinal| Device::open(Target::Cuda(ordinal))).collect()
+    }
+
+    fn build(self, devices: &[Device], waiting: Waiting) -> Result<Built, Error> {
+        let model = small_model();
+        let (features, head) = (model.features()?, head(&model));
+        let builder = match self {
+            Self::OneModel | Self::Fleet => Engine::builder(&model),
+            Self::SeveralModels => Engine::builder(&features).then(&head).beside(&head).average(),
+        };
+        let builder = builder.batch_sizes(&[1, 4]).waiting(waiting).acquire_limit(LONG).check(true);
+        match self {
+            Self::OneModel => builder.on(&devices[0]).staging(2).results(6).build().map(Built::Engine),
+            Self::SeveralModels => {
+                let builder = builder.on(&devices[0]).slots(2).staging(2).results(6);
+                builder.device_results(true).trace_batches(6).build().map(Built::Engine)
+            }
+            // As many results as all have tickets: one device may be the last.
+            Self::Fleet => builder.slots(2).staging(3).results(16).build_on(devices).map(Built::Fleet),
+        }
+    }
+
+    fn runs(self, scenario: &Scenario, variables: &[(&str, &str)]) -> ChildReport {
+        let (what, devices) = (format!("{self:?}"), ["1", "2"][usize::from(matches!(self, Self::Fleet))]);
+        scenario.run(&[&[("WHAT", &*what), ("FAKE_CUDA_DEVICES", devices)], variables].concat())
+    }
+}
+
+enum Built {
+    Engine(Engine),
+    Fleet(Fleet),
+}
+
+impl Built {
+    fn engines(&self) -> &[Engine] {
+        match self {
+            Self::Engine(engine) => std::slice::from_ref(engine),
+            Self::Fleet(fleet) => fleet.engines(),
+        }
+    }
+
+    fn acquire(&self) -> Result<Batch, Error> {
+        match self {
+            Self::Engine(engine) => engine.acquire(),
+            Self::Fleet(fleet) => fleet.acquire(),
+        }
+    }
+
+    fn close(&self) -> Result<(), Error> {
+        match self {
+            Self::Engine(engine) => engine.close(Close::Drain, LONG),
+            Self::Fleet(fleet) => fleet.close(Close::Drain, LONG),
+        }
+    }
+}
+
+/// Uses an engine or a fleet in every way, from several threads; the errors that it gave, or what building it gave.
+fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<(), Vec<Error>> {
+    let built = what.build(devices, waiting).map_err(|error| vec![error])?;
+    let engine = &built.engines()[0];
     let batcher = engine.batcher().rows(6).in_flight(1).build().map_err(|error| vec![error])?;
     mark("built");
-    let submit = |rows| engine.acquire().and_then(|batch| batch.submit(rows));
+    let submit = |rows| built.acquire().and_then(|batch| batch.submit(rows));
     let pixels = vec![7; batcher.input().row_bytes];
-    let errors: Vec<Error> = thread::scope(|scope| {
+    let mut errors: Vec<Error> = thread::scope(|scope| {
         let waits = scope.spawn(|| {
             let answers = (0..6).map(|round| submit(1 + round % 4)?.wait());
             answers.filter_map(|answer| answer.map(|output| assert_eq!(output.values(0)[0], POISON)).err()).collect()
@@ -63,16 +139,38 @@ fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
             };
             tickets.into_iter().filter_map(|ticket| ticket.map_or_else(Some, answer)).collect()
         });
-        [waits, awaits, drops, rows].into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        let stays = scope.spawn(|| match what {
+            What::SeveralModels => (0..4).filter_map(|round| stay_on_device(engine, round).err()).collect(),
+            What::OneModel | What::Fleet => Vec::new(),
+        });
+        [waits, awaits, drops, rows, stays].into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     mark("used");
-    let mut errors = errors;
-    for closed in [batcher.close(Close::Drain, LONG), engine.close(Close::Drain, LONG)] {
+    drop(engine.trace().map(|trace| trace.to_chrome_json()));
+    for closed in [batcher.close(Close::Drain, LONG), built.close()] {
         match closed {
             Err(error @ Error::Timeout { .. }) => panic!("{error}: {}", engine.health()),
             closed => errors.extend(closed.err()),
         }
     }
+    built.engines().iter().for_each(check_closed);
+    if engine.device().fault().is_some() {
+        assert!(batcher.submit(&pixels).is_err(), "handed out after a fault");
+    }
+    mark("drop");
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// A result that is read on the device; every other one is waited for as well.
+fn stay_on_device(engine: &Engine, round: usize) -> Result<(), Error> {
+    let mut output = engine.acquire()?.submit_to_device(2)?;
+    output.wait_on(CallerStream::DEFAULT)?;
+    output.read_on(CallerStream::DEFAULT)?;
+    if round.is_multiple_of(2) { output.wait() } else { Ok(()) }
+}
+
+/// What holds of an engine that was closed, whether its device failed or not.
+fn check_closed(engine: &Engine) {
     let end = Instant::now() + LONG;
     while engine.health().credits.unread > 0 {
         assert!(Instant::now() < end, "an output is never dropped: {}", engine.health());
@@ -85,21 +183,29 @@ fn use_everything(device: &Device, waiting: Waiting) -> Result<(), Vec<Error>> {
     match &health.fault {
         None => assert_eq!((credits.in_flight, health.quarantined), (0, 0), "{health}"),
         Some(_) => {
-            assert!(engine.try_acquire().is_err() && batcher.submit(&pixels).is_err(), "handed out after a fault");
+            assert!(engine.try_acquire().is_err(), "handed out after a fault");
             while engine.health().credits.in_flight > 0 {
                 assert!(Instant::now() < end, "dropped tickets are never settled: {}", engine.health());
                 thread::yield_now();
             }
         }
     }
-    mark("drop");
-    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// The ring's own threads see the end of what was handed back on the device, or the fault that they meet there.
+fn wait_until_settled(devices: &[Device]) {
+    let end = Instant::now() + LONG;
+    while devices.iter().any(|device| !device.is_unused() && device.fault().is_none()) {
+        assert!(Instant::now() < end, "something is kept in use");
+        thread::yield_now();
+    }
 }
 
 /// In a child: says what became of it, one line each.
-fn tell(device: Device, waiting: Waiting) {
-    let told = use_everything(&device, waiting);
-    let fault = device.fault();
+fn tell(what: What, devices: Vec<Device>, waiting: Waiting) {
+    let told = use_everything(what, &devices, waiting);
+    wait_until_settled(&devices);
+    let faults: Vec<Error> = devices.iter().filter_map(Device::fault).collect();
     for error in told.err().into_iter().flatten() {
         let expected = match error {
             Error::Fault { .. } => FaultClass::Process,
@@ -111,29 +217,44 @@ fn tell(device: Device, waiting: Waiting) {
         assert_eq!(error.class(), expected, "{error}");
         println!("error: {error}");
     }
-    if let Some(fault) = fault {
+    for fault in &faults {
         assert_eq!(fault.class(), FaultClass::Process);
         println!("faulted: {fault}");
-        return; // its threads may hold the device a while longer, and its memory stays
     }
-    drop(device);
-    wait_for_release();
+    drop(devices);
+    if faults.is_empty() {
+        wait_for_release(); // else its threads may hold a device a while longer, and its memory stays
+    }
 }
 
 #[test]
 fn every_failing_call_answers_everybody() {
-    let scenario = Scenario::new("faults::every_failing_call_answers_everybody", || {
+    each_call_fails("faults::every_failing_call_answers_everybody", What::OneModel);
+}
+
+#[test]
+fn every_failing_call_of_several_models_answers_everybody() {
+    each_call_fails("faults::every_failing_call_of_several_models_answers_everybody", What::SeveralModels);
+}
+
+#[test]
+fn every_failing_call_of_a_fleet_answers_everybody() {
+    each_call_fails("faults::every_failing_call_of_a_fleet_answers_everybody", What::Fleet);
+}
+
+fn each_call_fails(name: &'static str, what: What) {
+    let scenario = Scenario::new(name, || {
         let waiting = match std::env::var("WAITING").unwrap().as_str() {
             "0" => Waiting::Block,
             "1" => Waiting::Callback,
             _ => Waiting::Spin,
         };
-        match Device::open(Target::Cuda(0)) {
-            Ok(device) => tell(device, waiting),
+        match What::chosen().open() {
+            Ok(devices) => tell(What::chosen(), devices, waiting),
             Err(error) => println!("error: {error}"),
         }
     });
-    let report = scenario.run(&[("WAITING", "0")]);
+    let report = what.runs(&scenario, &[("WAITING", "0")]);
     let log = &report.assert_clean().log;
     let calls = |until: &str| log.iter().take_while(|line| *line != until).filter(|l| l.starts_with("cu")).count();
     let (built, used) = (calls("# built"), calls("# drop"));
@@ -144,7 +265,8 @@ fn every_failing_call_answers_everybody() {
         let waiting = ["0", "1", "2"][(call + number % 2) % 3];
         let (call, events) = (call.to_string(), ["instant", "own"][usize::from(number % 4 > 1)]);
         let fails = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky)];
-        let report = scenario.run(&[&[("WAITING", waiting), ("FAKE_CUDA_EVENTS", events)], &fails[..]].concat());
+        let report =
+            what.runs(&scenario, &[&[("WAITING", waiting), ("FAKE_CUDA_EVENTS", events)], &fails[..]].concat());
         let faulted = report.stdout.contains("faulted");
         // What is enqueued when one call fails may still run when the context ends; its memory is left to it.
         let may_be = |what: &&String| faulted && what.starts_with("the context ends with");
@@ -165,17 +287,17 @@ fn every_failing_call_answers_everybody() {
     });
 }
 
-/// Building an engine and a batcher that fails at any call leaves nothing behind, and the device is as good as before.
+/// Building an engine or a fleet, and a batcher, that fails at any call leaves nothing behind, and the device is as good
+/// as before.
 #[test]
 fn what_fails_to_build_leaves_nothing() {
     let scenario = Scenario::new("faults::what_fails_to_build_leaves_nothing", || {
-        let device = Device::open(Target::Cuda(0)).unwrap();
+        let devices = What::chosen().open().unwrap();
         mark("open");
         let build = || {
-            let engine =
-                Engine::builder(&small_model()).on(&device).batch_sizes(&[1, 4]).staging(2).results(3).build()?;
-            let batcher = engine.batcher().rows(4).build()?;
-            Ok::<_, Error>((engine, batcher))
+            let built = What::chosen().build(&devices, Waiting::Block)?;
+            let batcher = built.engines()[0].batcher().rows(4).build()?;
+            Ok::<_, Error>((built, batcher))
         };
         let first = build();
         match &first {
@@ -186,37 +308,36 @@ fn what_fails_to_build_leaves_nothing() {
             }
             Err(error) => println!("{error}"),
         }
-        let built = first.is_ok();
+        let was_built = first.is_ok();
         drop(first);
         mark("again");
-        if device.fault().is_some() {
-            println!("faulted");
-        } else {
+        let is_faulted = || devices.iter().any(|device| device.fault().is_some());
+        if !is_faulted() {
             // A build's calls vary by a few (its threads bind the context when they first run), so that the one that
             // fails may be among these: but never one of each.
-            let used = || build().and_then(|(engine, _)| engine.acquire()?.submit(1)?.wait());
+            let used = || build().and_then(|(built, _)| built.acquire()?.submit(1)?.wait());
             if let Err(error) = used() {
-                assert!(built, "{error}, after a build that failed");
-            }
-            if device.fault().is_some() {
-                // The first engine's threads may have dropped it after that, which leaves it and its context alone.
-                println!("faulted");
-                return;
+                assert!(was_built, "{error}, after a build that failed");
             }
         }
-        drop(device);
+        if is_faulted() {
+            return println!("faulted"); // what was there before is left alone, and with it the context
+        }
+        drop(devices);
         wait_for_release();
     });
-    let report = scenario.run(&[]);
-    let log = &report.assert_clean().log;
-    let calls = |until: &str| log.iter().take_while(|line| *line != until).filter(|l| l.starts_with("cu")).count();
-    let (opened, built) = (calls("# open"), calls("# again"));
-    for_each_number(built - opened, |number| {
-        let call = (opened + number).to_string();
-        let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_CODE", "2")]);
-        report.assert_sound();
-        // Uploading the weights is enqueued work: its failure is a fault, after which memory is left to the device.
-        let faults = report.stdout.contains("faulted");
-        assert!(faults || report.leaks.is_empty(), "call {call}: {:?}\n{report}", report.leaks);
-    });
+    for what in What::ALL {
+        let report = what.runs(&scenario, &[]);
+        let log = &report.assert_clean().log;
+        let calls = |until: &str| log.iter().take_while(|line| *line != until).filter(|l| l.starts_with("cu")).count();
+        let (opened, built) = (calls("# open"), calls("# again"));
+        for_each_number(built - opened, |number| {
+            let call = (opened + number).to_string();
+            let report = what.runs(&scenario, &[("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_CODE", "2")]);
+            report.assert_sound();
+            // Uploading the weights is enqueued work: its failure is a fault, after which memory is left to the device.
+            let faults = report.stdout.contains("faulted");
+            assert!(faults || report.leaks.is_empty(), "{what:?}, call {call}: {:?}\n{report}", report.leaks);
+        });
+    }
 }

@@ -7,7 +7,7 @@ use crate::engine::{POISON, build, small_model};
 use crate::harness::{Scenario, for_each_number, mark};
 
 /// What reads the small model's features.
-fn head(of: &Model) -> Model {
+pub fn head(of: &Model) -> Model {
     let input = of.features().unwrap().output();
     let mut graph = GraphBuilder::new(input);
     let x = graph.linear("classifier", graph.input(), 7);
@@ -128,4 +128,39 @@ fn a_fleet_outlives_each_call_that_fails() {
         }
     });
     assert!(failed.into_inner() * 2 > steady, "most calls in use are a device's fault when they fail");
+}
+
+/// Prints what is logged.
+struct Printed;
+
+impl log::Log for Printed {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        println!("{}: {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_fleet_says_once_why_threads_are_not_near_a_gpu() {
+    let scenario = Scenario::new("many::a_fleet_says_once_why_threads_are_not_near_a_gpu", || {
+        log::set_logger(&Printed).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let model = small_model();
+        let devices = [0, 1].map(|ordinal| Device::open(Target::Cuda(ordinal)).unwrap());
+        for _ in 0..2 {
+            drop(Engine::builder(&model).batch_sizes(&[1]).build_on(&devices).unwrap());
+        }
+    });
+    let report = scenario.run(&[("FAKE_CUDA_DEVICES", "2")]);
+    report.assert_clean();
+    for gpu in 0..2 {
+        let why = "/sys/bus/pci/devices/ffff:ff:ff.f/numa_node: No such file";
+        let said = format!("WARN: cuda:{gpu}: threads are not kept on the CPUs next to it: {why}");
+        assert_eq!(report.stdout.matches(&said).count(), 1, "{report}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
 
@@ -97,6 +98,38 @@ fn a_slow_first_choice_gives_way_and_later_builds_know() {
 }
 
 #[test]
+fn a_measurement_that_is_ended_keeps_what_it_found() {
+    let folder = || folder("ended");
+    let answers = || {
+        let key = fs::read_dir(folder().join("tuning")).unwrap().next().unwrap().unwrap().path();
+        fs::read_dir(key).unwrap().count()
+    };
+    let scenario = Scenario::new("tuning::a_measurement_that_is_ended_keeps_what_it_found", || {
+        let (model, device) = (small_model(), Device::open(Target::Cuda(0)).unwrap());
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).tuning_folder(folder());
+        let builder = builder.tuning(Tuning::Full).on_tuning(|progress| {
+            println!("batch {}: {} of {} {}", progress.batch, progress.done, progress.of, progress.shape);
+        });
+        // Asked before the batch size and before each shape: one shape is measured.
+        let asked = AtomicUsize::new(0);
+        let engine = builder.clone().tune_while(move || asked.fetch_add(1, Ordering::Relaxed) < 2).build().unwrap();
+        drop(engine.acquire().unwrap().submit(3).unwrap().wait().unwrap());
+        println!("kept: {}", answers());
+        drop(builder.build().unwrap());
+        println!("in the end: {}", answers());
+    });
+    let _ = fs::remove_dir_all(folder());
+    let report = scenario.run(&[]);
+    let lines = report.assert_clean().stdout.lines().filter_map(|line| line.split_once("batch "));
+    let told: Vec<&str> = lines.map(|(_, progress)| progress).collect();
+    assert!(told[0].starts_with("1: 0 of ") && told[1].starts_with("1: 1 of "), "{told:?}");
+    assert!(told[1].ends_with(' ') && told[2].starts_with("1: 0 of "), "one shape, then all others: {told:?}");
+    assert_eq!(line(&report.stdout, "kept: "), "1");
+    assert!(line(&report.stdout, "in the end: ").parse::<usize>().unwrap() > 2, "{}", report.stdout);
+    fs::remove_dir_all(folder()).unwrap();
+}
+
+#[test]
 fn where_all_kernels_are_alike_the_planner_has_its_way() {
     let folder = || folder("alike");
     let scenario = Scenario::new("tuning::where_all_kernels_are_alike_the_planner_has_its_way", || {
@@ -109,6 +142,37 @@ fn where_all_kernels_are_alike_the_planner_has_its_way() {
         assert_eq!(line(&report.stdout, "planned: "), line(&report.stdout, "tuned: "));
     }
     fs::remove_dir_all(folder()).unwrap();
+}
+
+#[test]
+fn branches_are_side_by_side_where_that_pays_and_later_builds_know() {
+    let scenario = Scenario::new("tuning::branches_are_side_by_side_where_that_pays_and_later_builds_know", || {
+        let (device, model) = (Device::open(Target::Cuda(0)).unwrap(), small_model());
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[4]).slots(1).check(true);
+        let lanes = |builder: EngineBuilder<'_>| builder.build().unwrap().plans()[0].lanes();
+        assert_eq!(lanes(builder.clone().tuning(Tuning::Off)), 2);
+        mark("tune");
+        let tuned = lanes(builder.clone().tuning(Tuning::Full));
+        mark("cached");
+        println!("lanes: {tuned}, then {}", lanes(builder));
+        mark("done");
+    });
+    let folder = folder("lanes");
+    // What joining another branch costs, in us: nothing, or more than a kernel takes.
+    for (join, otherwise, lanes) in [("0", "50", 2), ("50", "0", 1)] {
+        let _ = fs::remove_dir_all(&folder);
+        // A second process knows what the first has measured, whatever it would find itself.
+        for (join, measures) in [(join, true), (otherwise, false)] {
+            let variables = [("FAKE_CUDA_JOIN_US", join), ("TREFOIL_CACHE", folder.to_str().unwrap())];
+            let report = scenario.run(&variables);
+            report.assert_clean();
+            assert_eq!(line(&report.stdout, "lanes: "), format!("{lanes}, then {lanes}"), "{join} us\n{report}");
+            let is_timing = |call: &&str| call.starts_with("cuEventElapsedTime");
+            assert_eq!(report.between("tune", "cached").iter().any(is_timing), measures, "{report}");
+            assert!(!report.between("cached", "done").iter().any(is_timing));
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

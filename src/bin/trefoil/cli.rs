@@ -28,7 +28,7 @@ Examples:
 
 Ctrl-C has a run end early and report what was done; a second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR.
-Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line,
+Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, \
 130 interrupted."
 )]
 pub struct Cli {
@@ -133,13 +133,14 @@ pub struct ClassifyArgs {
 #[command(after_help = "\
 Example:
   trefoil inspect weights/efficientnet-lite0 --device cuda:0 --batch 128
-  trefoil inspect weights/efficientnet-lite0 --for a100 --batch 32
+  trefoil inspect resnet50 --for a100 --batch 32
 
-On a GPU every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores,
-its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that
+With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
+every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores, \
+its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that \
 computes several nodes is one row, and what lies between them does not count.")]
 pub struct InspectArgs {
-    /// A model, as for --model elsewhere
+    /// A model, as for --model elsewhere; with --for also the name of an architecture
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// The device to plan for: auto, cuda:N or cpu
@@ -167,12 +168,24 @@ pub struct InspectArgs {
 /// A GPU whose limits are known.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownGpu {
+    /// NVIDIA A100 with 80 GB, on SXM4
+    A100,
+    /// NVIDIA H100 with 80 GB, on SXM5
+    H100,
+    /// NVIDIA H100 PCIe
+    H100Pcie,
     /// NVIDIA H200
     H200,
-    /// NVIDIA A100
-    A100,
+    /// NVIDIA B200
+    B200,
+    /// NVIDIA L4
+    L4,
+    /// NVIDIA L40S
+    L40s,
     /// NVIDIA GeForce RTX 4090
     Rtx4090,
+    /// NVIDIA GeForce RTX 5090
+    Rtx5090,
 }
 
 /// Arguments of `simulate`.
@@ -181,7 +194,7 @@ pub enum KnownGpu {
 Example:
   trefoil simulate --compute 32=1263,256=9200 --rows 32 --producers 8 --fill 400
 
-The program's own ring runs on a simulated device, in virtual time: copies and compute take as long as said, and the
+The program's own ring runs on a simulated device, in virtual time: copies and compute take as long as said, and the \
 same options give the same answer. Take the times of compute from `trefoil bench --only compute`.")]
 pub struct SimulateArgs {
     /// What the model takes alone: batch sizes, ascending, with microseconds
@@ -310,6 +323,19 @@ mod tests {
     #[test]
     fn definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// What ends a line in the source would end it on every terminal, however narrow.
+    #[test]
+    fn a_paragraph_of_a_help_text_is_one_line() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with("  ")) {
+                assert!(line.ends_with(['.', ':', ')']), "{}: `{line}` goes on", command.get_name());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
     }
 
     #[test]

@@ -84,7 +84,7 @@ fn measure_throughput(engine: &Engine, photos: &[Vec<u8>], producers: usize) -> 
     let batch = engine.capacity();
     let random = throughput::random_rows(if photos.is_empty() { 3 } else { 0 }, engine.input().row_bytes);
     let rows = if photos.is_empty() { &random } else { photos };
-    let bar = report::progress_bar(0, "throughput  {pos} images in {elapsed}, {rate} images/s");
+    let bar = report::timed_bar(THROUGHPUT_RUN, "throughput  {pos} images, {rate} a second, {eta} left");
     let load = Load { engine, rows, batch, producers, limit: THROUGHPUT_RUN };
     let run = load.run(|| bar.inc(batch as u64));
     bar.finish_and_clear();

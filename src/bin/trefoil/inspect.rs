@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
+use std::path::Path;
 
 use anyhow::Result;
-use trefoil::model::{self, BatchNorm, Model, Op, Window};
+use trefoil::model::{self, BatchNorm, Graph, Model, Op, Preprocessing, Window};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
 use trefoil::{InputFormat, OutputKind};
 
@@ -13,25 +14,40 @@ use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
 use crate::{Outcome, models};
 
+/// Classes of an architecture without weights: ImageNet's.
+const CLASSES: usize = 1000;
+
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
-    let (model, path) = models::open(Some(&args.model))?;
+    let (plan, steps) = match (args.gpu, without_weights(args)?) {
+        (Some(gpu), Some((name, graph))) => {
+            let preprocessing = Preprocessing::new(graph.input);
+            if !args.json {
+                let mut out = io::stdout();
+                writeln!(
+                    out,
+                    "{name}, the architecture: there is no model of that name here, and a plan needs no weights"
+                )?;
+                writeln!(out, "input {}, {CLASSES} classes\n", graph.input)?;
+                print_graph(&graph)?;
+            }
+            planned(args, gpu, &graph, &preprocessing)?
+        }
+        (gpu, _) => {
+            let (model, path) = models::open(Some(&args.model))?;
+            if !args.json {
+                print_model(&model, &path)?;
+            }
+            match gpu {
+                Some(gpu) => planned(args, gpu, model.graph(), model.preprocessing())?,
+                None => on_device(args, &model)?,
+            }
+        }
+    };
+    let mut out = io::stdout();
     if args.json {
-        let (_, steps) = steps(args, &model)?;
-        writeln!(io::stdout(), "{}", serde_json::to_string(&steps)?)?;
+        writeln!(out, "{}", serde_json::to_string(&steps)?)?;
         return Ok(Outcome::AllGood);
     }
-    let mut out = io::stdout();
-    let preprocessing = model.preprocessing();
-    writeln!(out, "{} from {}", model.name(), path.display())?;
-    writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
-    writeln!(
-        out,
-        "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
-        preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
-    )?;
-    print_graph(&model)?;
-
-    let (plan, steps) = steps(args, &model)?;
     writeln!(out)?;
     plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
     if plan.limits.family != Family::Cpu {
@@ -45,30 +61,55 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
     Ok(Outcome::AllGood)
 }
 
-/// The plan asked for, measured where its GPU is there.
-fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
-    if let Some(gpu) = args.gpu {
-        let limits = match gpu {
-            KnownGpu::H200 => Limits::h200(),
-            KnownGpu::A100 => Limits::a100(),
-            KnownGpu::Rtx4090 => Limits::rtx4090(),
-        };
-        let request = Request {
-            limits: &limits,
-            batch: args.batch,
-            input: InputFormat::default(),
-            preprocessing: model.preprocessing(),
-            output: OutputKind::Probabilities,
-            choices: &Choices::new(),
-        };
-        let plan = plan::plan(model.graph(), &request)?;
-        let plan = match args.kernels.lanes {
-            Some(lanes) => plan.with_lanes(lanes),
-            None => plan,
-        };
-        let steps = Steps::planned(&plan);
-        return Ok((plan, steps));
+/// The architecture that is meant where no model is found: its name may be written with dashes.
+fn without_weights(args: &InspectArgs) -> Result<Option<(String, Graph)>> {
+    let name = args.model.to_string_lossy().replace('-', "_");
+    if models::find(Some(&args.model)).is_ok() || !model::architectures().contains(&name) {
+        return Ok(None);
     }
+    let graph = model::architecture(&name, CLASSES, None)?;
+    Ok(Some((name, graph)))
+}
+
+fn print_model(model: &Model, path: &Path) -> Result<()> {
+    let mut out = io::stdout();
+    let preprocessing = model.preprocessing();
+    writeln!(out, "{} from {}", model.name(), path.display())?;
+    writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
+    writeln!(
+        out,
+        "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
+        preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
+    )?;
+    print_graph(model.graph())
+}
+
+/// The plan for a GPU that need not be there.
+fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Preprocessing) -> Result<(Plan, Steps)> {
+    let limits = match gpu {
+        KnownGpu::A100 => Limits::a100(),
+        KnownGpu::H100 => Limits::h100(),
+        KnownGpu::H100Pcie => Limits::h100_pcie(),
+        KnownGpu::H200 => Limits::h200(),
+        KnownGpu::B200 => Limits::b200(),
+        KnownGpu::L4 => Limits::l4(),
+        KnownGpu::L40s => Limits::l40s(),
+        KnownGpu::Rtx4090 => Limits::rtx4090(),
+        KnownGpu::Rtx5090 => Limits::rtx5090(),
+    };
+    let (batch, input, output) = (args.batch, InputFormat::default(), OutputKind::Probabilities);
+    let choices = Choices::new();
+    let plan = plan::plan(graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
+    let plan = match args.kernels.lanes {
+        Some(lanes) => plan.with_lanes(lanes),
+        None => plan,
+    };
+    let steps = Steps::planned(&plan);
+    Ok((plan, steps))
+}
+
+/// The plan for a device that is there, measured on a GPU.
+fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
     let device = setup::open_device(args.device)?;
     let ring = Ring {
         sizes: Sizes::Exactly(args.batch),
@@ -83,14 +124,13 @@ fn steps(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
         let steps = Steps::planned(&plan);
         return Ok((plan, steps));
     }
-    let times = builder.measure_steps(args.runs)?;
+    let times = setup::seen("steps    building and timing: {elapsed}", || builder.measure_steps(args.runs))?;
     let steps = Steps::measured(&times);
     Ok((times.plan, steps))
 }
 
 /// The graph before any rewrite, one node a line.
-fn print_graph(model: &Model) -> Result<()> {
-    let graph = model.graph();
+fn print_graph(graph: &Graph) -> Result<()> {
     let shapes = model::infer(graph)?;
     let params = model::params(graph)?;
     let elems: HashMap<&str, usize> = params.iter().map(|(name, dims)| (*name, dims.iter().product())).collect();

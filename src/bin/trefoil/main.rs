@@ -53,7 +53,7 @@ const USAGE: u8 = 64;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return answer_instead(&error),
+        Err(error) => return ExitCode::from(answer_instead(&error)),
     };
     start_logging();
     let listening = match &cli.command {
@@ -70,26 +70,26 @@ fn main() -> ExitCode {
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Completions(args)) => completions::run(&args),
     });
-    match result {
-        Ok(_) if stop::requested() => ExitCode::from(stop::INTERRUPTED),
-        Ok(Outcome::AllGood) => ExitCode::SUCCESS,
-        Ok(Outcome::NothingDone) => ExitCode::from(1),
-        Ok(Outcome::SomeFailed) => ExitCode::from(2),
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) if error.is::<clap::Error>() => error.downcast_ref().map_or(ExitCode::from(USAGE), answer_instead),
+    let code = match result {
+        Ok(Outcome::AllGood) => 0,
+        Ok(Outcome::NothingDone) => 1,
+        Ok(Outcome::SomeFailed) => 2,
+        Err(error) if is_broken_pipe(&error) => 0,
+        Err(error) if error.is::<clap::Error>() => error.downcast_ref().map_or(USAGE, answer_instead),
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::from(1)
+            1
         }
-    }
+    };
+    ExitCode::from(if stop::requested() { stop::INTERRUPTED } else { code })
 }
 
-/// Prints help, version or what is wrong with the command line.
-fn answer_instead(error: &clap::Error) -> ExitCode {
+/// Prints help, version or what is wrong with the command line; the exit code.
+fn answer_instead(error: &clap::Error) -> u8 {
     let _ = error.print();
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(USAGE),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+        _ => USAGE,
     }
 }
 

@@ -9,6 +9,9 @@ use trefoil::model::Model;
 
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
+/// Where models come from.
+const GET_ONE: &str = "a model is a folder with model.safetensors and config.json: one comes with trefoil's sources, in \
+                       weights/, others are at https://huggingface.co/timm";
 
 /// Opens the model asked for, or the default one; also says where it was.
 pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
@@ -34,7 +37,8 @@ fn from_environment() -> Option<PathBuf> {
     env::var_os("TREFOIL_WEIGHTS").filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-fn find(wanted: Option<&Path>) -> Result<PathBuf> {
+/// Where the model asked for is, or the default one.
+pub fn find(wanted: Option<&Path>) -> Result<PathBuf> {
     match wanted {
         Some(path) if path.exists() => in_path(path)?.with_context(|| no_model(path)),
         Some(path) => by_name(path),
@@ -49,9 +53,10 @@ fn by_name(name: &Path) -> Result<PathBuf> {
         if let Some(found) = folders.iter().map(|folder| folder.join(name)).find(|path| is_model(path)) {
             return Ok(found);
         }
-        bail!("no model `{}`: neither a file or folder of that name, nor in {}", name.display(), list(&folders));
+        let name = name.display();
+        bail!("no model `{name}`: neither a file or folder of that name, nor in {}; {GET_ONE}", list(&folders));
     }
-    bail!("no model at {}: no such file or folder", name.display());
+    bail!("no model at {}: no such file or folder; {GET_ONE}", name.display());
 }
 
 fn by_default() -> Result<PathBuf> {
@@ -66,8 +71,8 @@ fn by_default() -> Result<PathBuf> {
         }
     }
     bail!(
-        "no model found: --model and TREFOIL_WEIGHTS are not set, and there is none in {}; \
-         name one by --model, or run where the weights are",
+        "no model found: --model and TREFOIL_WEIGHTS are not set, and there is none in {}; {GET_ONE}; \
+         then name it by --model, or run where the weights are",
         list(&folders)
     );
 }

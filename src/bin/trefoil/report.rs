@@ -3,9 +3,9 @@
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 use trefoil::model::Model;
 
@@ -96,17 +96,43 @@ fn painted(as_what: Paint, text: &str, coloured: bool) -> String {
     if coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// A bar on stderr, seen on a terminal only. `{rate}` in the template is what is done in a second.
+/// A bar on stderr, seen on a terminal only. `{rate}` in the template is what is done in a second, `{eta}` the time that
+/// the rest takes at that rate; both are a dash until something is done.
 pub fn progress_bar(total: u64, template: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    bar(total, template, |state| known(state, format!("{:#}", HumanDuration(state.eta()))))
+}
+
+/// The same where the time that it takes is known: `{eta}` is what is left of that.
+pub fn timed_bar(limit: Duration, template: &str) -> ProgressBar {
+    let end = Instant::now() + limit;
+    bar(0, template, move |_| format!("{:#}", HumanDuration(end.saturating_duration_since(Instant::now()))))
+}
+
+/// Bars that are there at the same time lie one below the other.
+fn bar(
+    total: u64,
+    template: &str,
+    left: impl Fn(&ProgressState) -> String + Clone + Send + Sync + 'static,
+) -> ProgressBar {
+    static BARS: LazyLock<MultiProgress> =
+        LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
+    let bar = BARS.add(ProgressBar::new(total));
     if let Ok(style) = ProgressStyle::with_template(template) {
         let rate = |state: &ProgressState, out: &mut dyn fmt::Write| {
-            let _ = write!(out, "{:.1}", state.per_sec());
+            let _ = out.write_str(&known(state, format!("{:.1}", state.per_sec())));
         };
-        bar.set_style(style.with_key("rate", rate));
+        let left = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let _ = out.write_str(&left(state));
+        };
+        bar.set_style(style.with_key("rate", rate).with_key("eta", left));
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// What follows from a rate, once there is one.
+fn known(state: &ProgressState, text: String) -> String {
+    if state.pos() == 0 { "-".to_owned() } else { text }
 }
 
 /// Checks that numbers are probabilities: finite, none negative, and 1 in all.

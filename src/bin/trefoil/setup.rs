@@ -1,13 +1,15 @@
 //! From arguments to a device and an engine, with the defaults that depend on the device.
 
+use std::io::{self, Write};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use trefoil::model::Model;
-use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, OutputKind, Target, Tuning};
+use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, Error, OutputKind, Target, Tuning, TuningProgress};
 
 use crate::cli::{Kernels, Tune};
-use crate::report;
+use crate::{report, stop};
 
 /// A producer that finds no free batch for so long gives up: nothing here computes longer.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
@@ -40,12 +42,32 @@ pub struct Ring {
 
 /// Opens the device asked for.
 pub fn open_device(target: Target) -> Result<Device> {
-    Ok(Device::open(target)?)
+    Device::open(target).map_err(|error| match error {
+        Error::NoDevice { .. } => {
+            anyhow!(
+                "--device: {error}; `trefoil doctor` says what is there and what is wrong, `--device cpu` needs no GPU"
+            )
+        }
+        other => other.into(),
+    })
 }
 
 /// Builds an engine whose producers do not wait for each other.
 pub fn build_engine(model: &Model, device: &Device, ring: &Ring) -> Result<Engine> {
-    Ok(engine_builder(model, device, ring).build()?)
+    build(engine_builder(model, device, ring))
+}
+
+/// Builds with a bar: weights take as long as they are large.
+pub fn build(builder: EngineBuilder<'_>) -> Result<Engine> {
+    Ok(seen("engine   weights, kernels, memory: {elapsed}", || builder.build())?)
+}
+
+/// Does something of which nobody knows how long it takes.
+pub fn seen<T>(template: &str, something: impl FnOnce() -> T) -> T {
+    let bar = report::progress_bar(0, template);
+    let done = something();
+    bar.finish_and_clear();
+    done
 }
 
 /// The builder of such an engine.
@@ -74,8 +96,8 @@ pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes }: Kernels) -> En
         Tune::Off => builder.tuning(Tuning::Off),
         Tune::Cached => builder.tuning(Tuning::Cached),
         Tune::Full => {
-            let bar = report::progress_bar(0, TUNING_BAR);
-            builder.tuning(Tuning::Full).on_tuning(move |progress| {
+            let bar = LazyLock::new(|| report::progress_bar(0, TUNING_BAR));
+            let told = move |progress: &TuningProgress| {
                 if progress.done == 0 {
                     bar.reset();
                     bar.set_length(progress.of as u64);
@@ -83,11 +105,22 @@ pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes }: Kernels) -> En
                 }
                 bar.set_position(progress.done as u64);
                 bar.set_message(progress.shape.clone());
-                if progress.done == progress.of {
+                if progress.shape.is_empty() {
                     bar.finish_and_clear();
+                    bar.suspend(|| say_if_interrupted(progress));
                 }
-            })
+            };
+            builder.tuning(Tuning::Full).on_tuning(told).tune_while(|| !stop::requested())
         }
+    }
+}
+
+/// What is kept of a measurement that Ctrl-C has ended.
+fn say_if_interrupted(progress: &TuningProgress) {
+    let TuningProgress { batch, done, of, .. } = progress;
+    if stop::requested() {
+        let _ =
+            writeln!(io::stderr(), "interrupted: {done} of {of} shapes of batch {batch} were measured and are kept");
     }
 }
 

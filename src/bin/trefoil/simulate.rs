@@ -115,7 +115,10 @@ fn usage(error: &Error) -> clap::Error {
         }
         other => other.to_string(),
     };
-    Cli::command().error(ErrorKind::ValueValidation, what)
+    let mut cli = Cli::command();
+    cli.build(); // so that a subcommand knows its whole name
+    let simulate = cli.find_subcommand_mut("simulate").expect("the program has it");
+    simulate.error(ErrorKind::ValueValidation, what)
 }
 
 impl Figures {

@@ -31,7 +31,8 @@ pub struct Steps {
 struct RatesUsed {
     tflops: f64,
     memory_gb_per_second: f64,
-    cache_gb_per_second: f64,
+    /// None where nobody says.
+    cache_gb_per_second: Option<f64>,
     clock_mhz: f64,
     source: &'static str,
 }
@@ -106,7 +107,7 @@ impl Steps {
             rates: rates.map(|rates| RatesUsed {
                 tflops: rates.flops / 1e12,
                 memory_gb_per_second: rates.memory_bytes / 1e9,
-                cache_gb_per_second: rates.cache_bytes / 1e9,
+                cache_gb_per_second: rates.cache_bytes.map(|rate| rate / 1e9),
                 clock_mhz: rates.clock_hz / 1e6,
                 source: rates.source,
             }),
@@ -122,30 +123,36 @@ impl Steps {
 
     /// As a table.
     pub fn print(&self) -> Result<()> {
-        let mut out = io::stdout();
-        let wide = self.steps.iter().map(|row| row.step.len()).max().unwrap_or(0);
-        let wide_op = self.steps.iter().map(|row| row.operation.len()).max().unwrap_or(0);
+        Ok(self.write(&mut io::stdout())?)
+    }
+
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let wide = |text: fn(&Row) -> &str| self.steps.iter().map(|row| text(row).len()).max().unwrap_or(0).max(6);
+        let [name, op, kernel] = [wide(|row| &row.step), wide(|row| &row.operation), wide(|row| &row.kernel)];
         match &self.rates {
-            Some(rates) => writeln!(
-                out,
-                "floors at {:.0} TFLOP/s, {:.2} TB/s of memory, {:.1} TB/s of L2 ({}), and 2.5 us a launch",
-                rates.tflops,
-                rates.memory_gb_per_second / 1e3,
-                rates.cache_gb_per_second / 1e3,
-                rates.source
-            )?,
+            Some(rates) => {
+                let cache = rates.cache_gb_per_second.map(|rate| format!(", {:.1} TB/s of L2", rate / 1e3));
+                writeln!(
+                    out,
+                    "floors at {:.0} TFLOP/s, {:.2} TB/s of memory{} ({}), and 2.5 us a launch",
+                    rates.tflops,
+                    rates.memory_gb_per_second / 1e3,
+                    cache.unwrap_or_default(),
+                    rates.source
+                )?;
+            }
             None => writeln!(out, "no floors: what {} does in a second is not known here", self.device)?,
         }
         writeln!(
             out,
-            "{:<wide$}  {:<wide_op$}  {:<18} {:>9} {:>8} {:>8} {:>9} {:<6} {:>6} {:>9}",
+            "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {:<6} {:>6} {:>9}",
             "step", "operation", "kernel", "us", "TFLOP/s", "GB/s", "floor us", "bound", "ratio", "predicted"
         )?;
         for row in &self.steps {
             let (floor, bound) = row.floor.as_ref().map_or((None, "-"), |floor| (Some(floor.us), floor.bound));
             writeln!(
                 out,
-                "{:<wide$}  {:<wide_op$}  {:<18} {:>9} {:>8} {:>8} {:>9} {bound:<6} {:>6} {:>9}",
+                "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {bound:<6} {:>6} {:>9}",
                 row.step,
                 row.operation,
                 row.kernel,
@@ -266,5 +273,24 @@ mod tests {
             assert!(lines[first].contains(row["output"].as_str().unwrap()) && row["output"] != output, "{row}");
         }
         assert!(rows[0]["also"].is_null() && rows[0]["output"] == "56x56x64", "{}", rows[0]);
+    }
+
+    #[test]
+    fn columns_begin_in_one_place_however_long_a_name_is() {
+        let graph = architecture("resnet50", 1000, None).unwrap();
+        let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
+        let (batch, input, output) = (128, InputFormat::U8Nhwc, OutputKind::Logits);
+        let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices });
+        let mut text = Vec::new();
+        Steps::planned(&plan.unwrap()).write(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let (head, rows) = (lines[0], &lines[1..lines.len() - 1]);
+        assert!(rows.iter().any(|row| row.split_whitespace().any(|word| word == "chain")), "{text}");
+        assert!(rows.iter().all(|row| row.len() == head.len()), "{text}");
+        for title in ["operation", "kernel"] {
+            let at = head.find(title).unwrap();
+            assert!(rows.iter().all(|row| row[..at].ends_with(' ') && !row[at..].starts_with(' ')), "{title}: {text}");
+        }
     }
 }

@@ -35,8 +35,8 @@ Example:
   trefoil trace --seconds 5 --out trace.json --json
 
 Threads fill batches with random bytes, submit them and wait. The files are timelines of streams, slots and threads:
---html a page for any browser, with nothing but itself; --out the trace event format, for https://ui.perfetto.dev. The
-report says how busy each stage was, in all and in the middle half of the run, and how much of the copying lay under
+--html a page for any browser, with nothing but itself; --out the trace event format, for https://ui.perfetto.dev. The \
+report says how busy each stage was, in all and in the middle half of the run, and how much of the copying lay under \
 compute.")]
 pub struct TraceArgs {
     #[command(flatten)]
@@ -96,20 +96,21 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let (sizes, kernels) = (Sizes::Exactly(batch), args.place.kernels);
     let ring = Ring { sizes, slots: args.slots, producers, output, kernels };
     let remembered = args.batches.unwrap_or(REMEMBERED);
-    let engine = setup::engine_builder(&model, &device, &ring).trace_batches(remembered).build()?;
+    let engine = setup::build(setup::engine_builder(&model, &device, &ring).trace_batches(remembered))?;
     let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);
+    let seconds = Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS));
     let load = Load {
         engine: &engine,
         rows: &rows,
         batch,
         batches: args.batches.unwrap_or(usize::MAX),
-        limit: args.batches.is_none().then(|| Duration::from_secs_f64(args.seconds.unwrap_or(DEFAULT_SECONDS))),
+        limit: args.batches.is_none().then_some(seconds),
         taken: AtomicUsize::new(0),
         bar: match args.batches {
             Some(batches) => {
                 report::progress_bar(batches as u64, "trace    {pos}/{len} batches, {rate} a second, {eta} left")
             }
-            None => report::progress_bar(0, "trace    {pos} batches in {elapsed}, {rate} a second, {msg}"),
+            None => report::timed_bar(seconds, "trace    {pos} batches, {rate} a second, {eta} left"),
         },
     };
     load.run(producers)?;
@@ -197,9 +198,6 @@ impl Load<'_> {
             if let Some(before) = last.replace(batch.submit(self.batch)?) {
                 drop(before.wait()?);
                 self.bar.inc(1);
-                if let Some(limit) = self.limit.filter(|_| index == 0) {
-                    self.bar.set_message(format!("{:.0} s left", limit.saturating_sub(start.elapsed()).as_secs_f64()));
-                }
             }
         }
         if let Some(ticket) = last {

@@ -5,14 +5,14 @@ mod context;
 mod driver;
 mod graph;
 mod module;
-mod near;
+pub(crate) mod near;
 mod nvtx;
 mod tensor_map;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use cudarc::driver::sys;
 
@@ -34,6 +34,8 @@ pub(crate) struct Cuda {
     priorities: [i32; 2],
     /// The profiler that wants names, if there is one.
     nvtx: Option<&'static Nvtx>,
+    /// Whether it was said why threads are not kept next to it.
+    unplaced: Once,
 }
 
 /// How a kernel is launched.
@@ -85,7 +87,7 @@ impl Cuda {
         unsafe { cu!(context.call(), cuCtxGetStreamPriorityRange(low, high))? };
         drop(entered);
         watch.lap("device attributes");
-        Ok((Self { context, priorities, nvtx: nvtx::attached() }, info))
+        Ok((Self { context, priorities, nvtx: nvtx::attached(), unplaced: Once::new() }, info))
     }
 
     fn call(&self) -> Call<'_> {

@@ -1,14 +1,13 @@
 //! What is remembered of each batch, as plain data. Every table has its size before the first batch.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::COPY_OUT;
+use super::Part;
 use crate::device::Access;
 
-/// Events a batch: begin and end of each stage of the device.
-pub(super) const MARKS: usize = 6;
 /// Looks at an event that are no further apart belong to one wait.
 const POLLED_WITHIN: f64 = 1e-3;
 /// Threads that get a name of their own.
@@ -29,8 +28,8 @@ pub(super) struct Book {
     last_events: HashMap<u64, u64>,
     /// Names of the streams that are alive.
     streams: HashMap<u64, String>,
-    /// Those of the stages, as they were last used.
-    stage_streams: [Option<u64>; 3],
+    /// Those of the parts of a batch, as they were last used: the upload, each program, the download.
+    part_streams: Vec<Option<u64>>,
     threads: Threads,
     closed: bool,
 }
@@ -42,9 +41,7 @@ pub(super) struct Entry {
     pub number: u64,
     pub slot: usize,
     pub rows: usize,
-    /// The recorder's events, which the place keeps.
-    pub marks: [u64; MARKS],
-    /// How many of them are recorded; it is in order.
+    /// How many of its place's events are recorded, begin and end of one part after the other; it is in order.
     recorded: usize,
     pub fill: Option<Moments>,
     pub submit: Option<Moments>,
@@ -63,8 +60,10 @@ pub(super) struct Moments {
 
 struct Current {
     sequence: u64,
-    /// The stage that has begun and not ended, and its stream.
+    /// The part that has begun and not ended, and its stream.
     open: Option<(usize, u64)>,
+    /// Programs that were launched.
+    launched: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -78,14 +77,13 @@ struct Buffer {
 }
 
 impl Book {
-    pub fn new(marks: Vec<u64>) -> Self {
-        let (marks, _) = marks.as_chunks::<MARKS>();
-        let empty = |&marks| Entry {
+    /// With room for so many batches, each of so many programs.
+    pub fn new(batches: usize, programs: usize) -> Self {
+        let empty = Entry {
             sequence: NONE,
             number: 0,
             slot: 0,
             rows: 0,
-            marks,
             recorded: 0,
             fill: None,
             submit: None,
@@ -94,13 +92,13 @@ impl Book {
             looks: None,
         };
         Self {
-            entries: marks.iter().map(empty).collect(),
+            entries: vec![empty; batches],
             next: 0,
             current: None,
             buffers: HashMap::new(),
             last_events: HashMap::new(),
             streams: HashMap::new(),
-            stage_streams: [None; 3],
+            part_streams: vec![None; programs + 2],
             threads: Threads::default(),
             closed: false,
         }
@@ -139,11 +137,6 @@ impl Book {
         {
             entry.recorded = 0;
         }
-    }
-
-    /// All events of its own.
-    pub fn marks(&self) -> Vec<u64> {
-        self.entries.iter().flat_map(|entry| entry.marks).collect()
     }
 
     fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
@@ -192,23 +185,11 @@ impl Book {
             (buffer.batch, buffer.reading_since) = (sequence, None);
         }
         let place = (sequence % self.entries.len() as u64) as usize;
-        let marks = self.entries[place].marks;
         let begin = fill.map_or(now, |fill| fill.end);
         let submit = Some(Moments { thread, begin, end: now });
-        self.entries[place] = Entry {
-            sequence,
-            number,
-            slot,
-            rows,
-            marks,
-            recorded: 0,
-            fill,
-            submit,
-            wait: None,
-            read: None,
-            looks: None,
-        };
-        self.current = Some(Current { sequence, open: None });
+        self.entries[place] =
+            Entry { sequence, number, slot, rows, recorded: 0, fill, submit, wait: None, read: None, looks: None };
+        self.current = Some(Current { sequence, open: None, launched: 0 });
     }
 
     pub fn enqueued(&mut self, now: f64) {
@@ -218,35 +199,49 @@ impl Book {
         }
     }
 
-    /// A copy or launch of `stage` comes next on `stream`: the event to record before it, if the stage begins with it.
-    pub fn stage_begins(&mut self, stage: usize, stream: u64) -> Option<u64> {
+    /// A copy or launch comes next on `stream`: the event of its own to record before it, if a part of the batch begins
+    /// with it.
+    pub fn part_begins(&mut self, part: Part, stream: u64) -> Option<usize> {
+        let last = self.part_streams.len() - 1;
         let current = self.current.as_mut().filter(|current| current.open.is_none())?;
-        current.open = Some((stage, stream));
+        let part = match part {
+            Part::CopyIn => 0,
+            Part::Program => {
+                current.launched += 1;
+                current.launched
+            }
+            Part::CopyOut => last,
+        };
+        current.open = Some((part, stream));
         let sequence = current.sequence;
-        self.stage_streams[stage] = Some(stream);
-        self.next_mark(sequence, 2 * stage)
+        self.part_streams[part] = Some(stream);
+        self.next_mark(sequence, 2 * part)
     }
 
-    /// `event` is recorded next on `stream`: the event of its own to record before it, if a stage ends there. Of several
-    /// programs each moves the end of the computing.
-    pub fn stage_ends(&mut self, event: u64, stream: u64) -> Option<u64> {
+    /// `event` is recorded next on `stream`: the event of its own to record before it, if a part ends there.
+    pub fn part_ends(&mut self, event: u64, stream: u64) -> Option<usize> {
+        let last = self.part_streams.len() - 1;
         let current = self.current.as_mut()?;
-        let (stage, _) = current.open.take_if(|open| open.1 == stream)?;
+        let (part, _) = current.open.take_if(|open| open.1 == stream)?;
         let sequence = current.sequence;
-        if stage == COPY_OUT
+        if part == last
             && let Some(batch) = self.last_events.get_mut(&event)
         {
             *batch = sequence;
         }
-        let end = 2 * stage + 1;
-        let again = self.entry(sequence).filter(|entry| entry.recorded == end + 1).map(|entry| entry.marks[end]);
-        again.or_else(|| self.next_mark(sequence, end))
+        self.next_mark(sequence, 2 * part + 1)
     }
 
-    fn next_mark(&mut self, sequence: u64, index: usize) -> Option<u64> {
+    fn next_mark(&mut self, sequence: u64, index: usize) -> Option<usize> {
         let entry = self.entry(sequence).filter(|entry| entry.recorded == index)?;
         entry.recorded += 1;
-        Some(entry.marks[index])
+        Some(self.marks_at(sequence).start + index)
+    }
+
+    /// Which of the recorder's events a batch has.
+    pub fn marks_at(&self, sequence: u64) -> Range<usize> {
+        let (place, each) = ((sequence % self.entries.len() as u64) as usize, 2 * self.part_streams.len());
+        place * each..(place + 1) * each
     }
 
     /// The batch whose last event it is.
@@ -274,7 +269,7 @@ impl Book {
     pub fn enqueued_batches(&self) -> (Vec<Entry>, u64) {
         let oldest = self.next.saturating_sub(self.entries.len() as u64);
         let place = |sequence: u64| self.entries[(sequence % self.entries.len() as u64) as usize];
-        let complete = |entry: &Entry| entry.recorded == MARKS;
+        let complete = |entry: &Entry| entry.recorded == 2 * self.part_streams.len();
         ((oldest..self.next).map(place).filter(complete).collect(), oldest)
     }
 
@@ -283,10 +278,10 @@ impl Book {
         self.next.saturating_sub(self.entries.len() as u64)
     }
 
-    /// Names of the stages' streams.
-    pub fn stream_names(&self) -> [String; 3] {
+    /// Names of the parts' streams.
+    pub fn stream_names(&self) -> Vec<String> {
         let name = |stream: Option<u64>| stream.and_then(|stream| self.streams.get(&stream)).cloned();
-        self.stage_streams.map(|stream| name(stream).unwrap_or_default())
+        self.part_streams.iter().map(|stream| name(*stream).unwrap_or_default()).collect()
     }
 
     pub fn thread_names(&self) -> Vec<Arc<str>> {

@@ -33,8 +33,8 @@ impl Clock {
     }
 
     /// Makes an event, has the device reach it, and says when that was: the middle of the time in which it must have
-    /// been. Waits for nothing but this event, on a stream of its own.
-    pub fn set_base(&self, events: &mut Events<'_>) -> Result<(u64, f64), Error> {
+    /// been. Waits for nothing but this event, on a stream of its own; what fails there faults the device.
+    pub fn set_base(&self, device: &Device, events: &mut Events<'_>) -> Result<(u64, f64), Error> {
         let inner = events.inner;
         let stream = inner.stream_create(Priority::Normal, "trefoil-trace")?;
         let best = (0..ATTEMPTS).try_fold(None, |best: Option<(u64, f64, f64)>, _| {
@@ -42,8 +42,8 @@ impl Clock {
             let before = self.now();
             // SAFETY: event and stream were just made and live until the end of this function at least.
             unsafe {
-                inner.event_record(event, stream)?;
-                while !inner.event_query(event)? {
+                device.latch(inner.event_record(event, stream))?;
+                while !device.latch(inner.event_query(event))? {
                     std::hint::spin_loop();
                 }
             }

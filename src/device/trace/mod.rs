@@ -1,7 +1,7 @@
 //! The recorder: a wrapper of a device that notes when each stage of each batch ran.
 //!
 //! It passes every call on. Around the copies and the launch of a batch it records events with timing on the same
-//! streams, six a batch; what the host does it hears as [`Note`]s and sees as waits for the batch's last event. Events
+//! streams, two for each copy and each program of a batch; what the host does it hears as [`Note`]s and sees as waits for the batch's last event. Events
 //! and tables are made when it is installed, for as many batches as it is to remember; afterwards it makes nothing
 //! and waits for nothing, and no lock of its own is held over a call of the device. A thread that is seen first is
 //! entered once.
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{Backend, Device, Note, Priority, Program, RowCopy, Run, Signal};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
-use book::{Book, MARKS};
+use book::Book;
 use clock::Clock;
 
 /// A device that records, for one ring.
@@ -27,6 +27,10 @@ pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
     target: String,
     clock: Clock,
+    /// The names of several programs.
+    programs: Vec<Arc<str>>,
+    /// Events of its own, as many for each place of a batch in the book.
+    marks: Vec<u64>,
     book: Mutex<Book>,
     /// The event that device times count from.
     base: u64,
@@ -36,37 +40,47 @@ pub(crate) struct Recorder {
     broken: AtomicBool,
 }
 
-/// The stages of the device, as indices.
-const COPY_IN: usize = 0;
-const COMPUTE: usize = 1;
-const COPY_OUT: usize = 2;
+/// What a device does of a batch.
+#[derive(Clone, Copy)]
+enum Part {
+    CopyIn,
+    /// The next one.
+    Program,
+    CopyOut,
+}
 
 /// Wraps `device` in a recorder that remembers the last `batches` batches. What is made of the new handle is recorded;
-/// it is for one ring.
-pub(crate) fn install(device: &Device, batches: usize) -> Result<(Device, Arc<Recorder>), Error> {
-    let recorder = Arc::new(Recorder::new(device, batches.max(1))?);
+/// it is for one ring, of several programs if there are names.
+pub(crate) fn install(
+    device: &Device,
+    batches: usize,
+    programs: Vec<Arc<str>>,
+) -> Result<(Device, Arc<Recorder>), Error> {
+    let recorder = Arc::new(Recorder::new(device, batches.max(1), programs)?);
     Ok((device.wrapped(|_| recorder.clone()), recorder))
 }
 
 impl Recorder {
-    fn new(device: &Device, batches: usize) -> Result<Self, Error> {
+    fn new(device: &Device, batches: usize, programs: Vec<Arc<str>>) -> Result<Self, Error> {
+        let count = programs.len().max(1);
+        let marks = batches * 2 * (count + 2);
         let clock = Clock::of(device);
         let inner = device.0.backend.clone();
-        let mut events = Events { inner: &*inner, made: Vec::with_capacity(batches * MARKS + 1) };
-        for _ in 0..batches * MARKS {
+        let mut events = Events { inner: &*inner, made: Vec::with_capacity(marks + 1) };
+        for _ in 0..marks {
             events.add()?;
         }
-        let (base, base_at) = clock.set_base(&mut events)?;
+        let (base, base_at) = clock.set_base(device, &mut events)?;
         let marks = std::mem::take(&mut events.made).into_iter().filter(|&event| event != base).collect();
         drop(events);
         let target = device.info().target.clone();
-        let book = Mutex::new(Book::new(marks));
-        Ok(Self { inner, target, clock, book, base, base_at, broken: AtomicBool::new(false) })
+        let book = Mutex::new(Book::new(batches, count));
+        Ok(Self { inner, target, clock, programs, marks, book, base, base_at, broken: AtomicBool::new(false) })
     }
 
     /// Records one of its own events.
-    fn mark(&self, event: Option<u64>, stream: u64) {
-        let Some(event) = event else { return };
+    fn mark(&self, event: Option<usize>, stream: u64) {
+        let Some(event) = event.map(|index| self.marks[index]) else { return };
         // SAFETY: the event is the recorder's until it is dropped; the stream is the caller's, who is using it now.
         if let Err(error) = unsafe { self.inner.event_record(event, stream) } {
             self.give_up(&error);
@@ -126,8 +140,7 @@ fn destroy(inner: &dyn Backend, events: impl Iterator<Item = u64>) {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        let marks = lock(&self.book).marks();
-        destroy(&*self.inner, marks.into_iter().chain([self.base]));
+        destroy(&*self.inner, std::mem::take(&mut self.marks).into_iter().chain([self.base]));
     }
 }
 
@@ -157,7 +170,7 @@ impl Backend for Recorder {
     }
 
     unsafe fn event_record(&self, event: u64, stream: u64) -> Result<(), Error> {
-        let end = lock(&self.book).stage_ends(event, stream);
+        let end = lock(&self.book).part_ends(event, stream);
         self.mark(end, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.event_record(event, stream) }
@@ -218,14 +231,14 @@ impl Backend for Recorder {
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).stage_begins(COPY_IN, stream);
+        let begin = lock(&self.book).part_begins(Part::CopyIn, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_in(dst, src, bytes, stream) }
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).stage_begins(COPY_OUT, stream);
+        let begin = lock(&self.book).part_begins(Part::CopyOut, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_out(dst, src, bytes, stream) }
@@ -233,14 +246,14 @@ impl Backend for Recorder {
 
     unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
         let stream = rows.from.stream.raw();
-        let begin = lock(&self.book).stage_begins(COPY_IN, stream);
+        let begin = lock(&self.book).part_begins(Part::CopyIn, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_rows(dst, dst_pitch, rows) }
     }
 
     unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).stage_begins(COPY_OUT, stream);
+        let begin = lock(&self.book).part_begins(Part::CopyOut, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_on_device(dst, src, bytes, stream) }
@@ -258,7 +271,7 @@ impl Backend for Recorder {
     }
 
     unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).stage_begins(COMPUTE, stream);
+        let begin = lock(&self.book).part_begins(Part::Program, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.launch(program, run, stream) }

@@ -1,15 +1,21 @@
 //! From events to seconds: what is finished becomes a [`Trace`]. Never waits; batches go on meanwhile.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::Recorder;
-use super::book::{Entry, MARKS, Moments};
+use super::book::{Entry, Moments};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::trace::{Trace, TraceInterval, TraceStage};
+use crate::trace::{Trace, TraceInterval, TraceStage, TracedStream};
 
 /// A finished batch with the times of its events.
 struct Finished {
     entry: Entry,
-    marks: [f64; MARKS],
+    /// Begin and end of each part.
+    marks: Vec<f64>,
+    /// The event that it begins with.
+    first: u64,
 }
 
 impl Recorder {
@@ -26,26 +32,41 @@ impl Recorder {
         finished.retain(|batch| batch.entry.sequence >= oldest);
         let shift = shift(&finished);
         let first = finished.first().map_or(oldest, |batch| batch.entry.sequence);
-        let interval = |batch: &Finished, stage, thread: Option<usize>, begin, end| {
+        let interval = |batch: &Finished, stage, begin, end| {
             let Entry { number, slot, rows, .. } = batch.entry;
-            let thread = thread.map(|thread| threads[thread].clone());
-            TraceInterval { batch: number, slot, rows, stage, thread, begin, end }
+            TraceInterval { batch: number, slot, rows, stage, model: None, thread: None, begin, end }
         };
-        let mut intervals = Vec::with_capacity(finished.len() * TraceStage::ALL.len());
+        let streams: Vec<TracedStream> = streams
+            .into_iter()
+            .zip(self.parts())
+            .map(|(name, (stage, model))| TracedStream { stage, model, name })
+            .collect();
+        let mut intervals = Vec::with_capacity(finished.len() * (TraceStage::ALL.len() + self.programs.len()));
         for batch in &finished {
             let Entry { fill, submit, wait, read, .. } = batch.entry;
             let of_host = |stage, moments: Option<Moments>| {
-                moments.map(|Moments { thread, begin, end }| interval(batch, stage, Some(thread), begin, end))
+                let of = |Moments { thread, begin, end }| {
+                    let thread = Some(threads[thread].clone());
+                    TraceInterval { thread, ..interval(batch, stage, begin, end) }
+                };
+                moments.map(of)
             };
             intervals.extend(of_host(TraceStage::Fill, fill));
             intervals.extend(of_host(TraceStage::Submit, submit));
-            for (stage, span) in TraceStage::DEVICE.into_iter().zip(batch.marks.as_chunks::<2>().0) {
-                intervals.push(interval(batch, stage, None, span[0] + shift, span[1] + shift));
+            for ((stage, model), span) in self.parts().zip(batch.marks.as_chunks::<2>().0) {
+                intervals.push(TraceInterval { model, ..interval(batch, stage, span[0] + shift, span[1] + shift) });
             }
             intervals.extend(of_host(TraceStage::Wait, wait));
             intervals.extend(of_host(TraceStage::Read, read));
         }
         Trace::new(intervals, self.target.clone(), streams, first)
+    }
+
+    /// What the device does of a batch, in order: its stage, and the model's name where there are several.
+    fn parts(&self) -> impl Iterator<Item = (TraceStage, Option<Arc<str>>)> {
+        let only = self.programs.is_empty().then_some((TraceStage::Compute, None));
+        let several = self.programs.iter().map(|name| (TraceStage::Compute, Some(name.clone())));
+        [(TraceStage::CopyIn, None)].into_iter().chain(only).chain(several).chain([(TraceStage::CopyOut, None)])
     }
 
     /// Those of `entries`, oldest first, that the device has finished, with their times.
@@ -54,15 +75,19 @@ impl Recorder {
     /// batch is placed by the base event, and every other one by the batch after it. What is overwritten meanwhile is
     /// the oldest, on which nothing else depends.
     fn finished(&self, mut entries: Vec<Entry>) -> Vec<Finished> {
+        let marks = |entry: &Entry| lock(&self.book).marks_at(entry.sequence);
         // SAFETY: the recorder's own event, which lives as long as self.
-        let is_done = |entry: &Entry| matches!(unsafe { self.inner.event_query(entry.marks[MARKS - 1]) }, Ok(true));
+        let is_done =
+            |entry: &Entry| matches!(unsafe { self.inner.event_query(self.marks[marks(entry).end - 1]) }, Ok(true));
         while entries.last().is_some_and(|entry| !is_done(entry)) {
             entries.pop();
         }
         let mut finished: Vec<Finished> = Vec::with_capacity(entries.len());
         for entry in entries.into_iter().rev() {
-            match self.times(&entry, finished.last()) {
-                Ok(marks) => finished.push(Finished { entry, marks }),
+            let at = marks(&entry);
+            let first = self.marks[at.start];
+            match self.times(at, finished.last()) {
+                Ok(marks) => finished.push(Finished { entry, marks, first }),
                 Err(error) => {
                     log::debug!("{}: batch {} is not in the trace: {error}", self.target, entry.number);
                     break;
@@ -73,20 +98,18 @@ impl Recorder {
         finished
     }
 
-    fn times(&self, entry: &Entry, after: Option<&Finished>) -> Result<[f64; MARKS], Error> {
+    /// The times of events of its own that follow each other, of which the first is before the first of `after`.
+    fn times(&self, marks: Range<usize>, after: Option<&Finished>) -> Result<Vec<f64>, Error> {
         // SAFETY: the recorder's own events, made with timing, which live as long as self; where one is not done, the
         // device says so.
         let seconds = |from, to| unsafe { self.inner.elapsed_ms(from, to) }.map(|ms| f64::from(ms) * 1e-3);
-        let [first, rest @ ..] = entry.marks;
+        let first = self.marks[marks.start];
         let begin = match after {
             None => self.base_at + seconds(self.base, first)?,
-            Some(after) => after.marks[0] - seconds(first, after.entry.marks[0])?,
+            Some(after) => after.marks[0] - seconds(first, after.first)?,
         };
-        let mut marks = [begin; MARKS];
-        for (mark, event) in marks[1..].iter_mut().zip(rest) {
-            *mark += seconds(first, event)?;
-        }
-        Ok(marks)
+        let since = self.marks[marks].iter().skip(1).map(|&event| Ok(begin + seconds(first, event)?));
+        std::iter::once(Ok(begin)).chain(since).collect()
     }
 }
 
@@ -95,7 +118,7 @@ impl Recorder {
 /// microseconds only.
 fn shift(finished: &[Finished]) -> f64 {
     let earliest = finished.iter().filter_map(|batch| Some(batch.entry.submit?.begin - batch.marks[0]));
-    let latest = finished.iter().filter_map(|batch| Some(batch.entry.wait?.end - batch.marks[MARKS - 1]));
+    let latest = finished.iter().filter_map(|batch| Some(batch.entry.wait?.end - batch.marks.last()?));
     let (low, high) = (earliest.fold(f64::NEG_INFINITY, f64::max), latest.fold(f64::INFINITY, f64::min));
     0.0_f64.min(high).max(low)
 }

@@ -31,7 +31,7 @@ impl Setup {
         let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: false });
         let sim = Arc::new(sim);
         sim.advance_to(7 * MS);
-        let (device, recorder) = install(&Device::new(Kind::Sim(sim.clone()), info), batches).unwrap();
+        let (device, recorder) = install(&Device::new(Kind::Sim(sim.clone()), info), batches, Vec::new()).unwrap();
         let stream = |name| Stream::new(&device, Priority::Normal, name).unwrap();
         let event = || Event::new(&device).unwrap();
         Self {
@@ -184,7 +184,7 @@ fn a_failed_call_of_its_own_ends_the_recording_alone() {
 
 #[test]
 fn the_cpu_has_its_times_between_those_of_the_host() {
-    let (device, recorder) = install(&Device::cpu(1), 2).unwrap();
+    let (device, recorder) = install(&Device::cpu(1), 2, Vec::new()).unwrap();
     let stream = |name| Stream::new(&device, Priority::Normal, name).unwrap();
     let (copy_in, copy_out) = (stream("in"), stream("out"));
     let [uploaded, computed, done] = [0; 3].map(|_| Event::new(&device).unwrap());
@@ -197,9 +197,9 @@ fn the_cpu_has_its_times_between_those_of_the_host() {
         copy_in.copy_in(&inside, &staging, BYTES).unwrap();
         uploaded.record(&copy_in).unwrap();
         // No program at hand: the recorder is told of the launch as if there was one.
-        let begin = lock(&recorder.book).stage_begins(COMPUTE, copy_in.raw());
+        let begin = lock(&recorder.book).part_begins(Part::Program, copy_in.raw());
         recorder.mark(begin, copy_in.raw());
-        recorder.inner.event_wait(begin.unwrap()).unwrap(); // the stream's thread may be late
+        recorder.inner.event_wait(recorder.marks[begin.unwrap()]).unwrap(); // the stream's thread may be late
         std::thread::sleep(Duration::from_millis(2));
         computed.record(&copy_in).unwrap();
         copy_out.wait(&computed).unwrap();

@@ -402,7 +402,7 @@ mod tests {
         }
         for entry in entries() {
             let resources = &manifest["modules"][entry.module][entry.name];
-            let all = ["sm_80", "sm_89", "sm_90", "sm_120"];
+            let all = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"];
             for arch in if is_cubin(entry.module) { &["sm_90a"] } else { &all[..] } {
                 assert_eq!(resources[arch]["spill_bytes"], 0, "{} on {arch}", entry.name);
                 let registers = resources[arch]["registers"].as_u64().unwrap();

@@ -62,7 +62,8 @@ pub enum Tuning {
 pub struct TuningProgress {
     /// Rows of the batch whose graph is tuned.
     pub batch: usize,
-    /// Shapes that are done.
+    /// Shapes that are done; in the end fewer than all if the minute was over, or if it was
+    /// [ended](crate::EngineBuilder::tune_while).
     pub done: usize,
     /// Shapes in all.
     pub of: usize,
@@ -116,6 +117,17 @@ impl fmt::Debug for Told {
     }
 }
 
+/// Whoever says when a measurement is to end; none: it goes on.
+#[derive(Clone, Default)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is tuned"))]
+pub(crate) struct GoesOn(pub Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl fmt::Debug for GoesOn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GoesOn")
+    }
+}
+
 /// See [`Tuning`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TuningSpec {
@@ -124,6 +136,8 @@ pub(crate) struct TuningSpec {
     pub folder: Option<PathBuf>,
     /// Who hears of progress.
     pub told: Option<Told>,
+    /// Who may end it.
+    pub goes_on: GoesOn,
     /// What is known of the device that is built for.
     #[cfg(feature = "cuda")]
     answers: Arc<OnceLock<on_gpus::Answers>>,
@@ -147,7 +161,7 @@ pub(super) use on_gpus::tune;
 mod on_gpus {
     use std::collections::BTreeMap;
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::cache::{Answer, Cache, Census, Key, default_folder, fnv};
     use super::search::{self, Group, search};
@@ -178,6 +192,11 @@ mod on_gpus {
     }
 
     impl TuningSpec {
+        /// Whether whoever may end it has not.
+        fn goes_on(&self) -> bool {
+            self.goes_on.0.as_ref().is_none_or(|goes_on| goes_on())
+        }
+
         /// What is known of a device.
         pub(in crate::exec) fn answers(&self, info: &DeviceInfo) -> &Answers {
             self.answers.get_or_init(|| {
@@ -256,7 +275,7 @@ mod on_gpus {
         for &batch in &spec.batch_sizes {
             let planned = plan_batch(model, device, spec, batch)?;
             let Some(branches) = branches(&planned) else { continue };
-            if spec.lanes.is_some() || answers.lanes(&planned).is_some() {
+            if spec.lanes.is_some() || answers.lanes(&planned).is_some() || !spec.tuning.goes_on() {
                 continue;
             }
             // The planner's choice first.
@@ -285,7 +304,7 @@ mod on_gpus {
                 .into_iter()
                 .map(|group| answers.answered(group))
                 .partition(|(_, known)| *known);
-            if unknown.is_empty() {
+            if unknown.is_empty() || !spec.tuning.goes_on() {
                 continue;
             }
             let mut base = spec.choices.clone();
@@ -300,15 +319,16 @@ mod on_gpus {
                 };
                 trial.rounds(&sets.iter().map(with).collect::<Result<Vec<_>, _>>()?, rounds)
             };
-            let told = |done: usize, groups: &[Group]| {
+            let told = |done: usize, of: usize, shape: &str| {
                 if let Some(Told(told)) = &spec.tuning.told {
-                    let shape = groups.get(done).map_or_else(String::new, |group| group.shape.clone());
-                    told(&TuningProgress { batch, done, of: groups.len(), shape });
+                    told(&TuningProgress { batch, done, of, shape: shape.to_owned() });
                 }
             };
             let unknown = unknown.into_iter().map(|(group, _)| group).collect();
             let clock_hz = Rates::of(&planned.limits).map_or(CLOCK_HZ, |rates| rates.clock_hz);
-            for found in search(unknown, clock_hz, LIMIT, time, told)? {
+            let deadline = Instant::now() + LIMIT;
+            let goes_on = || Instant::now() < deadline && spec.tuning.goes_on();
+            for found in search(unknown, clock_hz, goes_on, time, told)? {
                 log::info!("tuning: {}: {} instead of {}", found.shape, found.kernel, found.planned);
                 let (kernel, planned) = (found.kernel.to_string(), found.planned.to_string());
                 answers.0.put(&found.shape, Answer { kernel, planned, gain_us: 1e6 * found.gain });

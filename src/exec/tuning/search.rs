@@ -1,7 +1,5 @@
 //! Which candidates are better than the planner's first choices, by timing whole graphs. Pure: what times them is given.
 
-use std::time::{Duration, Instant};
-
 use crate::error::Error;
 use crate::plan::{Candidate, Choices, Kernel};
 
@@ -37,25 +35,25 @@ pub(super) const ROUNDS: [usize; 2] = [15, 31];
 const ERRORS: f64 = 3.0;
 const PART: f64 = 0.02;
 
-/// Goes through `groups`, those with most work first, and gives what it found for each until `limit` is over. `time`
-/// gives the seconds of runs with each of some choices, `[choice][round]`, measured in turns; `told` hears how many
-/// groups are done. Each group is measured with the kernels found for those before.
+/// Goes through `groups`, those with most work first, and gives what it found for each while it `goes_on`. `time` gives
+/// the seconds of runs with each of some choices, `[choice][round]`, measured in turns; `told` hears how many groups are
+/// done, of how many, and the shape that is next: none in the end. Each group is measured with the kernels found for
+/// those before.
 pub(super) fn search(
     mut groups: Vec<Group>,
     clock_hz: f64,
-    limit: Duration,
+    goes_on: impl Fn() -> bool,
     mut time: impl FnMut(&[Choices], usize) -> Result<Vec<Vec<f64>>, Error>,
-    mut told: impl FnMut(usize, &[Group]),
+    mut told: impl FnMut(usize, usize, &str),
 ) -> Result<Vec<Found>, Error> {
-    let deadline = Instant::now() + limit;
     let work = |group: &Group| group.candidates[0].clocks * group.steps.len() as f64;
     groups.sort_by(|a, b| work(b).total_cmp(&work(a)));
     let mut found = Vec::new();
     for index in 0..groups.len() {
-        told(index, &groups);
-        if Instant::now() >= deadline {
+        if !goes_on() {
             break;
         }
+        told(index, groups.len(), &groups[index].shape);
         let group = &groups[index];
         let (planned, steps) = (group.candidates[0].kernel, group.steps.len() as f64);
         let others: Vec<Kernel> = group
@@ -87,7 +85,7 @@ pub(super) fn search(
         found.push(Found { shape: group.shape.clone(), kernel, planned, gain });
         groups[index].kernel = kernel;
     }
-    told(groups.len(), &groups);
+    told(found.len(), groups.len(), "");
     let all = |kernel: fn(&Group) -> Kernel| -> Choices {
         let of = |group: &Group| group.steps.iter().map(|step| (step.clone(), kernel(group))).collect::<Vec<_>>();
         groups.iter().flat_map(of).collect()
@@ -207,7 +205,7 @@ mod tests {
     fn run(groups: Vec<Group>, noise: f64, step: impl Fn(&str, Kernel) -> f64) -> Vec<Found> {
         let mut graph = Graph::new();
         let time = |sets: &[Choices], rounds| Ok(graph.rounds(sets, rounds, noise, &step));
-        search(groups, 1e9, Duration::from_secs(60), time, |_, _| {}).unwrap()
+        search(groups, 1e9, || true, time, |_, _, _| {}).unwrap()
     }
 
     /// Shape `a`: the second candidate saves 20 us of 100 in each of three steps. `b`: all alike. `c`: the first is best.
@@ -258,19 +256,27 @@ mod tests {
             Ok(sets.iter().map(|set| vec![of(set); rounds]).collect())
         };
         let groups = vec![group("a", &["a1"], 200e3), group("b", &["b1"], 100e3)];
-        let found = search(groups, 1e9, Duration::from_secs(60), time, |_, _| {}).unwrap();
+        let found = search(groups, 1e9, || true, time, |_, _, _| {}).unwrap();
         assert_eq!([found[0].kernel, found[1].kernel], [sm80(1), sm80(1)]);
     }
 
     #[test]
-    fn the_limit_ends_it_and_progress_is_told() {
-        let mut heard = Vec::new();
-        let mut graph = Graph::new();
-        let time = |sets: &[Choices], rounds| Ok(graph.rounds(sets, rounds, 0.0, step));
-        let found = search(groups(), 1e9, Duration::ZERO, time, |done, groups| heard.push((done, groups.len())));
-        assert_eq!((found.unwrap(), heard), (Vec::new(), vec![(0, 3), (3, 3)]));
+    fn it_can_be_ended_and_progress_is_told() {
+        for (most, shapes) in [(0, vec![""]), (1, vec!["a", ""]), (3, vec!["a", "b", "c", ""])] {
+            let mut graph = Graph::new();
+            let time = |sets: &[Choices], rounds| Ok(graph.rounds(sets, rounds, 0.0, step));
+            let (asked, mut heard) = (std::cell::Cell::new(0), Vec::new());
+            let goes_on = || asked.replace(asked.get() + 1) < most;
+            let told = |done, of, shape: &str| heard.push((done, of, shape.to_owned()));
+            let found = search(groups(), 1e9, goes_on, time, told).unwrap();
+            // What was measured until then counts.
+            let expected: Vec<_> =
+                shapes.into_iter().enumerate().map(|(at, shape)| (at, 3, shape.to_owned())).collect();
+            assert_eq!((found.len(), heard), (most, expected));
+            assert!(found.iter().all(|found| found.kernel == sm80(usize::from(found.shape == "a"))));
+        }
         let failing = |_: &[Choices], _| Err(Error::Internal { what: "no device".into() });
-        assert!(search(groups(), 1e9, Duration::from_secs(60), failing, |_, _| {}).is_err());
+        assert!(search(groups(), 1e9, || true, failing, |_, _, _| {}).is_err());
     }
 
     #[test]
@@ -287,7 +293,7 @@ mod tests {
         let mut alone = group("a", &["a1"], 1e3);
         alone.candidates.truncate(1);
         let time = |_: &[Choices], _| -> Result<Vec<Vec<f64>>, Error> { panic!("nothing to compare") };
-        let found = search(vec![alone], 1e9, Duration::from_secs(60), time, |_, _| {}).unwrap();
+        let found = search(vec![alone], 1e9, || true, time, |_, _, _| {}).unwrap();
         assert_eq!((found[0].kernel, found[0].gain), (sm80(0), 0.0));
     }
 }

@@ -29,10 +29,25 @@ use crate::tensor::TensorSpec;
 /// row.bytes_mut().fill(0); // moved
 /// # Ok(()) }
 /// ```
-/// Nor is it `Clone`: nobody else can write it.
+/// In this order it is right:
+/// ```no_run
+/// # fn f(batcher: trefoil::Batcher) -> Result<(), trefoil::Error> {
+/// let mut row = batcher.row()?;
+/// let pixels = row.bytes_mut();
+/// pixels.fill(0);
+/// row.bytes_mut().fill(0);
+/// let ticket = row.submit()?;
+/// # Ok(()) }
+/// ```
+/// Nor is it `Clone`: nobody else can write it. It can be given away.
 /// ```compile_fail
 /// # fn f(row: trefoil::Row) {
 /// let other = row.clone();
+/// # }
+/// ```
+/// ```no_run
+/// # fn f(row: trefoil::Row) {
+/// let other = row;
 /// # }
 /// ```
 /// It is `Send`, so another thread than the one that claimed it can write it.

@@ -32,6 +32,11 @@ use crate::tensor::TensorSpec;
 /// ticket.wait()?; // `wait` took it
 /// # Ok(()) }
 /// ```
+/// ```no_run
+/// # fn f(ticket: trefoil::RowTicket) -> Result<(), trefoil::Error> {
+/// let output = ticket.wait()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "a dropped ticket abandons its result"]
 pub struct RowTicket {
     shared: Arc<Shared>,

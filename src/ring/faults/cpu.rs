@@ -62,7 +62,7 @@ pub(super) fn program(device: &Device, panics_at: usize) -> Arc<dyn Program> {
 }
 
 fn play(panics_at: usize, waiting: Waiting) -> (Arc<Core>, Vec<Error>) {
-    let device = Device::open(Target::Cpu).unwrap();
+    let device = Device::open(Target::Cpu).unwrap().checked();
     let core = ring(&device, program(&device, panics_at), waiting);
     let errors = use_up(&core, 6);
     (core, errors)

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::device::sim::{Effect, Injection, Link, Sim, SimOptions, SimProgram, Unit};
+use crate::device::sim::{Effect, Injection, Link, Picos, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Kind, Target};
 use crate::ring::Peers;
 
@@ -42,7 +42,7 @@ const BATCHES: u8 = 12;
 
 /// Producers that each wait for their batches in order, one for one, each in another way; the errors that this gave.
 /// Every answer is compared with the rows that it is for.
-fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
+pub(super) fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
     let produce = |producer: u8| {
         let wait = |ticket: Ticket| match producer {
             0 => ticket.wait(),
@@ -83,7 +83,7 @@ fn use_peers(peers: &Arc<Peers>) -> Vec<Error> {
 }
 
 /// What holds where a device is left: all is answered, and the failed one had its share run again.
-fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize) {
+pub(super) fn check_all_answered(peers: &Peers, errors: &[Error], failed: usize) {
     assert!(errors.is_empty(), "{errors:?}");
     let stats = peers.stats();
     assert_eq!(stats.iter().filter(|device| device.fault.is_some()).count(), failed, "{stats:?}");
@@ -160,4 +160,73 @@ fn batches_go_to_the_least_loaded() {
         blocked.join().unwrap()
     });
     freed.unwrap();
+}
+
+#[test]
+fn a_ring_with_more_batches_than_another_gets_none() {
+    let peers = peers(vec![cpu(usize::MAX), cpu(usize::MAX)], Waiting::Block);
+    for ring in [0, 1, 0] {
+        let _held = [0, 1].map(|_| peers.cores[ring].acquire(LONG).unwrap());
+        let _next = [0, 1].map(|_| peers.acquire(LONG).unwrap());
+        assert_eq!(peers.stats().iter().map(|device| device.load).collect::<Vec<_>>(), [2, 2], "two held of {ring}");
+    }
+}
+
+const MS: Picos = 1_000_000_000;
+
+/// Rings on devices whose models take so long, whose time this thread alone moves on; and a look at the time.
+fn at_speeds(models: [Picos; 2]) -> (Arc<Peers>, [Arc<Sim>; 2]) {
+    let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 0 };
+    let devices = models.map(|model| {
+        let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: false });
+        let sim = Arc::new(sim);
+        let device = Device::new(Kind::Sim(sim.clone()), info).checked();
+        let program = SimProgram::new(&device, &sim, &[(ROWS, model)], ROW_ALIGN, SLOTS).unwrap();
+        ((device, Arc::new(program) as Arc<dyn Program>), sim)
+    });
+    let [(first, one), (second, other)] = devices;
+    (peers(vec![first, second], Waiting::Callback), [one, other])
+}
+
+fn submit_stamped(peers: &Arc<Peers>, number: u8) -> Ticket {
+    let mut batch = peers.acquire(Duration::ZERO).unwrap();
+    batch.row_mut(0).fill(number);
+    batch.submit(1).unwrap()
+}
+
+#[test]
+fn a_device_four_times_as_fast_gets_four_times_as_many_batches() {
+    let (peers, sims) = at_speeds([MS, 4 * MS]);
+    let mut tickets: Vec<Ticket> = Vec::new();
+    for step in 0..4000 {
+        sims.iter().for_each(|sim| sim.advance_to(step * MS / 20));
+        let ready: Vec<Ticket> = tickets.extract_if(.., |ticket| ticket.is_ready().unwrap()).collect();
+        ready.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+        // Fewer than the slow one alone has room for.
+        while tickets.len() < 3 {
+            tickets.push(submit_stamped(&peers, 0));
+        }
+    }
+    let stats = peers.stats();
+    let share = stats[0].batches as f64 / stats[1].batches as f64;
+    assert!((3.5..=4.5).contains(&share), "{share}: {stats:?}");
+    assert!(stats[0].batches > 180, "the fast one was idle: {stats:?}");
+    sims.iter().for_each(|sim| sim.drain());
+}
+
+#[test]
+fn a_later_ticket_may_be_ready_first_and_each_answer_is_its_own() {
+    let (peers, sims) = at_speeds([20 * MS, MS]);
+    let first = submit_stamped(&peers, 1);
+    let slow = peers.stats().iter().position(|device| device.batches == 1).unwrap();
+    let second = submit_stamped(&peers, 2);
+    assert_eq!(peers.stats().iter().map(|device| device.batches).collect::<Vec<_>>(), [1, 1]);
+    sims.iter().for_each(|sim| sim.advance_to(5 * MS));
+    let (early, late) = if slow == 0 { (&second, &first) } else { (&first, &second) };
+    assert!(early.is_ready().unwrap() && !late.is_ready().unwrap());
+    sims.iter().for_each(|sim| sim.drain());
+    // Waited for in the order of submission, they are answered in it.
+    for (number, ticket) in [(1, first), (2, second)] {
+        assert!(ticket.wait().unwrap().row(0).iter().all(|&byte| byte == number));
+    }
 }

@@ -3,8 +3,8 @@
 // and lanes: what is drawn in one row, as places in the columns, ordered by begin, disjoint or within each other.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const { stages, lanes, about, report } = data;
-const { stage, batch, slot, rows, begin, took } = data.intervals;
+const { stages, models, lanes, about, report } = data;
+const { stage, model, batch, slot, rows, begin, took } = data.intervals;
 const end = begin.map((from, at) => from + took[at]);
 const last = end.reduce((most, to) => Math.max(most, to), 1);
 const [COPY_IN, COMPUTE, COPY_OUT] = ["copy-in", "compute", "copy-out"].map((name) => stages.indexOf(name));
@@ -52,6 +52,9 @@ const program = (n) => about.programs.find((program) => program.batch >= n) ?? a
 const planned = (of) => (of.batch === 1 ? "1 row" : `${of.batch} rows`);
 const flops = (of) => of.layers.reduce((sum, layer) => sum + layer.flops, 0);
 
+/** What is done in an interval: of several models, which one computes. */
+const called = (at) => models[model[at]] || stages[stage[at]];
+
 /** What is known of an interval beyond its times. */
 function facts(at) {
   const known = [`slot ${slot[at]}, ${counted(rows[at])} rows`], s = took[at] / 1e9;
@@ -59,9 +62,10 @@ function facts(at) {
   if (copied) known.push(`${counted(rows[at] * copied)} bytes, ${(rows[at] * copied / s / 1e9).toFixed(2)} GB/s`);
   if (stage[at] === COMPUTE) {
     known.push(`${counted(rows[at] / s)} rows/s`);
-    const ran = program(rows[at]);
+    const all = program(rows[at]), own = (layer) => (layer.model ?? "") === models[model[at]];
+    const ran = all && { ...all, layers: all.layers.filter(own) };
     const done = ran && Math.ceil(rows[at] / ran.batch) * flops(ran) / s;
-    if (ran) known.push(`${ran.layers.length} layers for ${planned(ran)}, ${(done / 1e12).toPrecision(3)} TFLOP/s`);
+    if (ran?.layers.length) known.push(`${ran.layers.length} layers for ${planned(ran)}, ${(done / 1e12).toPrecision(3)} TFLOP/s`);
   }
   return known;
 }
@@ -192,7 +196,7 @@ function drawLane(to, lane, top, height, x, width, scale) {
     to.fillStyle = colour(at);
     to.fillRect(left, top, right - left - (right - left > 3 ? .75 : 0), height);
     if (right - left > 2.2 * rem) {
-      const alpha = to.globalAlpha, label = lane.group === "streams" ? `${batch[at]}` : stages[stage[at]];
+      const alpha = to.globalAlpha, label = lane.group === "streams" ? `${batch[at]}` : called(at);
       to.globalAlpha = 1;
       to.fillStyle = alpha > .6 ? colours.on : colours.ink;
       for (const text of [lane.group === "streams" ? `batch ${label}` : `${label} ${batch[at]}`, label]) {
@@ -408,7 +412,7 @@ function hover(event) {
   tip.hidden = at === null;
   if (at === null) return;
   tip.replaceChildren(
-    element("b", `${stages[stage[at]]} of batch ${batch[at]}`),
+    element("b", `${called(at)} of batch ${batch[at]}`),
     element("span", `${time(took[at])}, at ${(begin[at] / 1e6).toFixed(3)} ms`),
     ...facts(at).map((fact) => element("span", fact)));
   const [wide, high] = [tip.offsetWidth, tip.offsetHeight];
@@ -423,7 +427,7 @@ function select(number) {
   draw();
   if (number === null) return;
   const of = byBatch.get(number), start = begin[of.find((at) => stages[stage[at]] === "submit") ?? of[0]];
-  const line = (at) => [stages[stage[at]], `${begin[at] < start ? "−" : "+"}${time(Math.abs(begin[at] - start))}`, time(took[at]), facts(at).slice(1).join("; ")];
+  const line = (at) => [called(at), `${begin[at] < start ? "−" : "+"}${time(Math.abs(begin[at] - start))}`, time(took[at]), facts(at).slice(1).join("; ")];
   const scroll = element("div", undefined, "scroll");
   const facing = (at) => line(at).map((text, column) => element("td", text, column === 3 ? "text" : ""));
   scroll.append(table(["stage", "from submit", "took", ""], of.map(facing)));
@@ -444,7 +448,7 @@ function select(number) {
   inside.append(
     element("p", "They run as one launch, so a trace has no times of single layers; nsys has them."),
     table(["layer", "operation", "kernel", "MFLOP", "KiB moved"], ran.layers.map((layer) =>
-      [layer.name, layer.operation, layer.kernel, bar(layer), (layer.bytes / 1024).toFixed(0)].map((text, at) =>
+      [layer.model ? `${layer.model}: ${layer.name}` : layer.name, layer.operation, layer.kernel, bar(layer), (layer.bytes / 1024).toFixed(0)].map((text, at) =>
         text instanceof Node ? text : element("td", text, at < 3 ? "text" : ""))), 3));
   panel.append(layers);
 }
@@ -467,7 +471,7 @@ function build() {
   figure(report.slowest, "is the slowest stage", report.gaps.count ? `${counted(report.gaps.count)} gaps in the middle half, ${seconds(report.gaps.seconds)} in all` : "no gap in the middle half");
   const head = ["stage", "busy", "middle half", "mean", "median", "90 %", "99 %", "max"];
   byId("stages").querySelector("div").append(table(head, report.stages.map((of) =>
-    [of.stage, percent(of.busy), percent(of.busy_middle), ...[of.mean, of.p50, of.p90, of.p99, of.max].map(seconds)])));
+    [of.model ? `– ${of.model}` : of.stage, percent(of.busy), percent(of.busy_middle), ...[of.mean, of.p50, of.p90, of.p99, of.max].map(seconds)])));
   for (const number of [...new Set(slot)].sort((a, b) => a - b).slice(0, 6)) {
     const key = element("span", `slot ${number}`, "key");
     key.style.setProperty("--of", `var(--c${number % 6})`);

@@ -17,7 +17,7 @@ Example:
   trefoil bench --batch 1,32,256 --only end-to-end --producers 8
   trefoil bench overlap --record r.json --plot r.svg
 
-Without a subcommand, every stage runs on random bytes, after a warm-up; the probabilities that come out are checked.
+Without a subcommand, every stage runs on random bytes, after a warm-up; the probabilities that come out are checked. \
 Times are for one batch: the median, and the 10th to the 90th percentile."
 )]
 pub struct BenchArgs {
@@ -106,9 +106,9 @@ pub enum BenchStage {
 Example:
   trefoil bench overlap --batch 8,128 --regime balanced --record r.json
 
-The networks are made for it: f32 features as large as the f32 input, so that a download takes as long as an upload, and
-as many convolutions as make compute a quarter of a copy, as long, or four times as long. An engine alone is its stage
-back to back with no host wait, the other two running beside it as in the run. The prediction is that of `simulate`
+The networks are made for it: f32 features as large as the f32 input, so that a download takes as long as an upload, and \
+as many convolutions as make compute a quarter of a copy, as long, or four times as long. An engine alone is its stage \
+back to back with no host wait, the other two running beside it as in the run. The prediction is that of `simulate` \
 from the times of the engines alone, with no parameter for a configuration.")]
 pub struct OverlapArgs {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
@@ -153,9 +153,9 @@ pub enum Regime {
 Example:
   trefoil bench forum --model resnet50 --record r.json
 
-Every thread has a batch of f32 NCHW pixels in ordinary memory, copies it into page-locked memory, submits it and waits.
-Five orders differ in what happens under one lock; the sixth is the ring as it is meant to be used: no lock, and a
-thread fills its next batch while the last one is computed. Every answer is compared with that of a run of one batch at
+Every thread has a batch of f32 NCHW pixels in ordinary memory, copies it into page-locked memory, submits it and waits. \
+Five orders differ in what happens under one lock; the sixth is the ring as it is meant to be used: no lock, and a \
+thread fills its next batch while the last one is computed. Every answer is compared with that of a run of one batch at \
 a time. benches/peers/forum/run.py runs the same five orders in libtorch beside it.")]
 pub struct ForumArgs {
     #[command(flatten)]
@@ -199,7 +199,7 @@ pub struct BatcherArgs {
 Example:
   trefoil bench clients --threads 1,64,256 --seconds 60 --record r.json
 
-Every thread copies an image from ordinary memory into the batcher, waits for its answer, checks it and takes the next
+Every thread copies an image from ordinary memory into the batcher, waits for its answer, checks it and takes the next \
 one. Latency is from before the copy to the answer.")]
 pub struct ClientsArgs {
     #[command(flatten)]
@@ -222,7 +222,7 @@ pub struct ClientsArgs {
 Example:
   trefoil bench server --limit 15 --record r.json
 
-Images arrive at random (Poisson) whether or not earlier ones are answered, and are copied from ordinary memory into the
+Images arrive at random (Poisson) whether or not earlier ones are answered, and are copied from ordinary memory into the \
 batcher. Latency is from when an image was due to its answer, so that a sender that falls behind counts.")]
 pub struct ServerArgs {
     #[command(flatten)]
@@ -254,8 +254,8 @@ pub struct ServerArgs {
 Example:
   trefoil bench cold --model resnet50 --runs 9
 
-Starts this program over and over, each time until it has classified one image, and prints what each phase took in the
-start that took the middle time. `driver` is cuInit, `context` the creation of the GPU's primary context: these are the
+Starts this program over and over, each time until it has classified one image, and prints what each phase took in the \
+start that took the middle time. `driver` is cuInit, `context` the creation of the GPU's primary context: these are the \
 driver's, and the last line leaves them out. The first start ever may compile kernels, which the driver keeps.")]
 pub struct ColdArgs {
     #[command(flatten)]

@@ -30,6 +30,8 @@ const CPU_BATCH: usize = 8;
 const IMAGES: usize = 16;
 /// Threads that fill batches for the ring's own rate.
 const PRODUCERS: usize = 8;
+/// So much more of a run beforehand, so that what is counted is a steady state.
+const WARM_UP: f64 = 0.1;
 /// The bound on p99: the wait for company, and so many batches.
 const BOUND_BATCHES: f64 = 4.0;
 const INCLUDES: &str = "copying an image from ordinary memory into a page-locked row, waiting for company, upload, \
@@ -102,11 +104,11 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
     let max_delay_seconds = args.batcher.max_delay * 1e-3;
     let p99_bound_seconds = max_delay_seconds + BOUND_BATCHES * batch as f64 / ring;
 
-    let bar = report::progress_bar(0, "clients  {pos} images, {rate} a second, {msg}");
+    let all = Duration::from_secs_f64((1.0 + WARM_UP) * seconds * threads.len() as f64);
+    let bar = report::timed_bar(all, "clients  {pos} images, {rate} a second, {eta} left, {msg}");
     let mut rows = Vec::new();
     for &count in threads {
-        let left = 1.1 * seconds * (threads.len() - rows.len()) as f64;
-        bar.set_message(format!("{count} threads, {left:.0} s left from here"));
+        bar.set_message(format!("{count} threads"));
         let measured = stop::complete(measure(&served, count, seconds, p99_bound_seconds, &bar))?;
         let Some(row) = measured else { break };
         rows.push(row);
@@ -133,8 +135,8 @@ impl Served {
         let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities, kernels };
         let engine = setup::build_engine(model, device, &ring)?;
         let images = Images::learn(&engine, IMAGES)?;
-        let bar = report::progress_bar(0, "ring     {pos} images in {elapsed}, {rate} images/s");
         let limit = Duration::from_secs_f64(seconds);
+        let bar = report::timed_bar(limit, "ring     {pos} images, {rate} a second, {eta} left");
         let load = Load { engine: &engine, rows: images.all(), batch, producers, limit };
         let run = load.run(|| bar.inc(batch as u64))?;
         bar.finish_and_clear();
@@ -153,8 +155,7 @@ impl Served {
 
 fn measure(served: &Served, threads: usize, seconds: f64, bound: f64, bar: &ProgressBar) -> Result<Row> {
     let limit = Duration::from_secs_f64(seconds);
-    // A tenth more beforehand, so that what is counted is a steady state.
-    let warm = limit.mul_f64(0.1);
+    let warm = limit.mul_f64(WARM_UP);
     let (start, latencies) = (Instant::now(), Mutex::new(Vec::new()));
     let counted = AtomicUsize::new(0);
     let stats = Mutex::new(None);

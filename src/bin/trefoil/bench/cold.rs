@@ -4,14 +4,14 @@ use std::io::{self, Write};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use trefoil::{OutputKind, Phase};
 
 use super::args::ColdArgs;
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models};
+use crate::{Outcome, models, report, stop};
 
 /// What one process took.
 #[derive(Serialize, Deserialize)]
@@ -45,7 +45,15 @@ pub fn run(args: &ColdArgs) -> Result<Outcome> {
 
 /// Starts processes, one after the other, and prints the one in the middle.
 fn starts(args: &ColdArgs) -> Result<Outcome> {
-    let mut starts = (0..args.runs).map(|_| start(args)).collect::<Result<Vec<_>>>()?;
+    let bar = report::progress_bar(args.runs as u64, "cold     {pos} of {len} starts, {eta} left");
+    let mut starts = Vec::new();
+    while starts.len() < args.runs {
+        let Some(start) = stop::complete(start(args))? else { break };
+        starts.push(start);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    ensure!(!starts.is_empty(), "interrupted before a start was over: nothing was measured");
     starts.sort_by(|a, b| a.above_driver().total_cmp(&b.above_driver()));
     let [least, most] = [&starts[0], &starts[starts.len() - 1]].map(Start::above_driver);
     let median = &starts[starts.len() / 2];
@@ -55,7 +63,7 @@ fn starts(args: &ColdArgs) -> Result<Outcome> {
         writeln!(out)?;
         return Ok(Outcome::AllGood);
     }
-    writeln!(out, "{}: the median of {} starts", median.device, args.runs)?;
+    writeln!(out, "{}: the median of {} starts", median.device, starts.len())?;
     for (name, seconds) in &median.phases {
         writeln!(out, "{name:<34} {:>9.2} ms", 1e3 * seconds)?;
     }

@@ -45,8 +45,8 @@ impl Engines {
     }
 }
 
-/// Each engine loaded as in a run, and both copies with nothing else running.
-pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(Engines, [f64; 2])> {
+/// Each engine loaded as in a run, and each with nothing else running.
+pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(Engines, Engines)> {
     let loaded = |stage| engine.measure_loaded(stage, batch, batches);
     let idle = |stage| -> Result<f64> {
         let samples = engine.measure(stage, batch, batches)?;
@@ -57,7 +57,9 @@ pub fn measure_alone(engine: &Engine, batch: usize, batches: usize) -> Result<(E
         compute: loaded(Stage::Compute)?,
         copy_out: loaded(Stage::CopyOut)?,
     };
-    Ok((engines, [idle(Stage::CopyIn)?, idle(Stage::CopyOut)?]))
+    let idle =
+        Engines { copy_in: idle(Stage::CopyIn)?, compute: idle(Stage::Compute)?, copy_out: idle(Stage::CopyOut)? };
+    Ok((engines, idle))
 }
 
 /// Enough of both that no producer ever waits for page-locked memory.
@@ -73,14 +75,14 @@ pub fn simulated(
     row_bytes: usize,
     batches: usize,
     alone: Engines,
-    idle: [f64; 2],
+    idle: Engines,
 ) -> SimSpec {
     let bytes = (batch * row_bytes.next_multiple_of(trefoil::ROW_ALIGN)) as f64;
     let gbps = |seconds: f64| bytes / seconds * 1e-9;
     let Buffers { slots, staging, results } = buffers(slots, batch);
     SimSpec {
-        h2d_gbps: gbps(idle[0]),
-        d2h_gbps: gbps(idle[1]),
+        h2d_gbps: gbps(idle.copy_in),
+        d2h_gbps: gbps(idle.copy_out),
         duplex_gbps: gbps(alone.copy_in.max(alone.copy_out)),
         copy_overhead_us: 0.0,
         input_bytes_per_row: row_bytes,

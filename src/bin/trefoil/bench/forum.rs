@@ -81,6 +81,7 @@ pub fn run(args: &ForumArgs) -> Result<Outcome> {
     let mut record = Record::start("forum", &device, Some(model.name()), options, &args.report)?;
     let cases = cases();
     let bar = report::progress_bar((rounds * cases.len()) as u64, "forum    {pos} of {len}, {eta} left, {msg}");
+    bar.set_message("learning the answers");
     let sides = [InputFormat::F32Nchw, InputFormat::U8Nhwc]
         .map(|format| Side::build(&model, &device, format, args, batch))
         .into_iter()
@@ -145,7 +146,7 @@ impl Side {
         let builder = setup::tuned(builder, args.place.kernels);
         let staging = 2 * args.threads + args.slots;
         let builder = builder.input(format).output(OutputKind::Probabilities).staging(staging);
-        let engine = builder.acquire_limit(ACQUIRE_LIMIT).build()?;
+        let engine = setup::build(builder.acquire_limit(ACQUIRE_LIMIT))?;
         let sources = Sources::learn(&engine, batch, args.threads)?;
         Ok(Self { format, engine, sources })
     }

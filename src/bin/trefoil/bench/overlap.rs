@@ -23,6 +23,8 @@ const GPU_BATCHES: [usize; 3] = [8, 32, 128];
 const CPU_BATCHES: [usize; 1] = [8];
 /// A regime counts as missed when compute is off by more than this part.
 const REGIME_OFF: f64 = 0.15;
+/// Compute with nothing beside it is at least as fast as loaded, but for what two measurements differ by.
+const IDLE_FASTER: f64 = 0.99;
 /// Different batches.
 const SOURCES: usize = 3;
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
@@ -58,8 +60,8 @@ struct Row {
     compute_in_copies_wanted: f64,
     /// The best of all repetitions on this network, the other engines loaded.
     alone_seconds: Engines,
-    /// Copies with nothing else running.
-    idle_copy_seconds: [f64; 2],
+    /// The same with nothing else running; compute is what `bench` gives as resident on the device.
+    idle_seconds: Engines,
     slowest: &'static str,
     slowest_seconds: f64,
     ring_seconds: f64,
@@ -122,7 +124,7 @@ impl Bench<'_> {
         let engines = self.slots.iter().map(engine).collect::<Result<Vec<_>>>()?;
         let sources = engines.iter().map(|engine| Sources::learn(engine, batch, SOURCES));
         let sources = sources.collect::<Result<Vec<_>>>()?;
-        let (mut alone, mut idle) = (Engines::none(), [f64::INFINITY; 2]);
+        let (mut alone, mut idle) = (Engines::none(), Engines::none());
         let mut rings = vec![Vec::new(); engines.len()];
         for repetition in 0..self.repetitions {
             for (index, (engine, sources)) in engines.iter().zip(&sources).enumerate() {
@@ -131,7 +133,7 @@ impl Bench<'_> {
                 if index == repetition % engines.len() {
                     let (loaded, quiet) = measure_alone(engine, batch, self.batches)?;
                     alone = alone.best(loaded);
-                    idle = [idle[0].min(quiet[0]), idle[1].min(quiet[1])];
+                    idle = idle.best(quiet);
                     // Measuring leaves other rows in a staging buffer.
                     sources.restore(engine)?;
                 }
@@ -162,7 +164,7 @@ impl Bench<'_> {
                 compute_in_copies: alone.compute / alone.copy_in.max(alone.copy_out),
                 compute_in_copies_wanted: regime.copies(),
                 alone_seconds: alone,
-                idle_copy_seconds: idle,
+                idle_seconds: idle,
                 slowest,
                 slowest_seconds,
                 ring_seconds,
@@ -188,12 +190,13 @@ fn best(seconds: &[f64]) -> f64 {
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:<13} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
+        "{:<13} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
         "regime",
         "batch",
         "slots",
         "copy in",
         "compute",
+        "(idle)",
         "copy out",
         "ring",
         "images/s",
@@ -205,11 +208,12 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     )?;
     for row in &figures.rows {
         let Engines { copy_in, compute, copy_out } = row.alone_seconds;
-        let [copy_in, compute, copy_out, ring] = [copy_in, compute, copy_out, row.ring_seconds].map(report::time);
+        let times = [copy_in, compute, row.idle_seconds.compute, copy_out, row.ring_seconds];
+        let [copy_in, compute, idle, copy_out, ring] = times.map(report::time);
         let gain = |gain: Option<f64>| gain.map_or_else(|| "-".into(), |gain| format!("{gain:.2}x"));
         writeln!(
             out,
-            "{:<13} {:>5} {:>5} {copy_in:>10} {compute:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7.3} {:>10.0} \
+            "{:<13} {:>5} {:>5} {copy_in:>10} {compute:>10} {idle:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7.3} {:>10.0} \
              {:>+5.1} % {:>6} {:>6}",
             row.regime.name(),
             row.batch,
@@ -223,13 +227,25 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
         )?;
     }
     let off = |row: &&Row| (row.compute_in_copies / row.compute_in_copies_wanted - 1.0).abs() > REGIME_OFF;
-    for row in figures.rows.iter().filter(off).filter(|row| Some(&row.slots) == figures.rows.first().map(|r| &r.slots))
-    {
+    let first_slots = || figures.rows.iter().filter(|row| row.slots == figures.rows[0].slots);
+    for row in first_slots().filter(off) {
         let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
         let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);
         writeln!(out, "{regime}, batch {batch}: compute takes {is:.2} copies with {depth} convolutions, not {wanted}")?;
     }
+    for row in first_slots().filter(|row| row.alone_seconds.compute < IDLE_FASTER * row.idle_seconds.compute) {
+        let (regime, batch) = (row.regime.name(), row.batch);
+        let [loaded, idle] = [row.alone_seconds, row.idle_seconds].map(|of| report::time(of.compute));
+        writeln!(
+            out,
+            "warning: {regime}, batch {batch}: compute takes {loaded} loaded, and {idle} with nothing beside it"
+        )?;
+    }
     writeln!(out, "\nWith the upload: {INCLUDES}.")?;
+    writeln!(
+        out,
+        "(idle): compute with nothing else running, without the upload; no faster when it is loaded, or there is a warning."
+    )?;
     writeln!(
         out,
         "ratio: the ring to its slowest engine alone. off: the prediction from the measurement. gain: over one slot."

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use anyhow::{Result, bail, ensure};
 use trefoil::{Batch, Dtype, Engine, Output, TensorSpec};
 
+use crate::stop;
+
 /// Batches in ordinary memory, with their answers of a run of one batch at a time.
 pub struct Sources {
     rows: usize,
@@ -35,6 +37,7 @@ impl Sources {
             let lent =
                 lent.into_iter().map(|(_, number)| Ok((number, engine.acquire()?))).collect::<Result<Vec<_>>>()?;
             for (number, mut batch) in lent {
+                stop::check()?;
                 sources.fill(&mut batch, number);
                 let output = batch.submit(rows)?.wait()?;
                 let answer = (0..rows).flat_map(|row| output.row(row)).copied().collect::<Vec<u8>>();
@@ -121,6 +124,7 @@ impl Images {
         let mut answers = vec![Vec::new(); count];
         for &size in engine.batch_sizes() {
             for first in (0..count).step_by(size) {
+                stop::check()?;
                 let numbers: Vec<usize> = (first..first + size).map(|number| number % count).collect();
                 let mut batch = engine.acquire()?;
                 for (row, number) in batch.rows_mut().zip(&numbers) {

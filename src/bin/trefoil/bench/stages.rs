@@ -94,6 +94,7 @@ impl Bench<'_> {
         if stop::requested() {
             return Ok(());
         }
+        self.bar.set_message(format!("batch {batch}: building"));
         let ring = Ring {
             sizes: Sizes::Exactly(batch),
             slots: self.args.slots,

@@ -4,6 +4,7 @@ mod gpu;
 mod host;
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -20,12 +21,15 @@ Example:
   trefoil doctor
   trefoil doctor --device cuda:1 --json
 
-Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; what is to be
+Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; what is to be \
 done follows. On a GPU a small network runs, its answers are checked, and the copies of its batches are timed.")]
 pub struct DoctorArgs {
     /// Look at this device: auto (every GPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
+    /// Look for this model, as elsewhere, instead of the one that is found without it
+    #[arg(long, value_name = "MODEL")]
+    model: Option<PathBuf>,
     /// Print a JSON object: {"ok", "checks": [{"check", "verdict", "found", "advice"}]}
     #[arg(long)]
     json: bool,
@@ -77,7 +81,7 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
     if args.device != Target::Cpu {
         checks.extend(gpus(args.device));
     }
-    checks.push(weights());
+    checks.push(weights(args.model.as_deref()));
     let ok = checks.iter().all(|check| check.verdict != Verdict::Bad);
     let mut out = io::stdout().lock();
     if args.json {
@@ -86,7 +90,8 @@ pub fn run(args: &DoctorArgs) -> Result<Outcome> {
         checks.iter().try_for_each(|check| print(&mut out, check))?;
         let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
         let (warnings, faults) = (count(Verdict::Warn), count(Verdict::Bad));
-        writeln!(out, "\n{} checks, {warnings} warnings, {faults} bad", checks.len())?;
+        let plural = if warnings == 1 { "" } else { "s" };
+        writeln!(out, "\n{} checks, {warnings} warning{plural}, {faults} bad", checks.len())?;
     }
     Ok(if ok { Outcome::AllGood } else { Outcome::NothingDone })
 }
@@ -109,6 +114,11 @@ fn gpus(target: Target) -> Vec<Check> {
     };
     let device = match Device::open(Target::Cuda(first)) {
         Ok(device) => device,
+        // Others than the one asked for may be there: the error tells them.
+        Err(error) if first > 0 && Device::open(Target::Cuda(0)).is_ok() => {
+            let advice = "ask for one that is there; CUDA_VISIBLE_DEVICES hides others, where it is set";
+            return vec![Check::bad(&target.to_string(), error.to_string(), advice)];
+        }
         Err(error) => return vec![host::no_gpu(&error, wanted)],
     };
     let mut checks = vec![host::driver(device.info().driver_version)];
@@ -124,9 +134,9 @@ fn gpus(target: Target) -> Vec<Check> {
     checks
 }
 
-fn weights() -> Check {
-    match models::open(None) {
+fn weights(model: Option<&Path>) -> Check {
+    match models::open(model) {
         Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), path.display())),
-        Err(error) => Check::warn("weights", format!("{error:#}"), "name a model by --model or TREFOIL_WEIGHTS"),
+        Err(error) => Check::warn("weights", format!("{error:#}"), "name another by --model or TREFOIL_WEIGHTS"),
     }
 }
