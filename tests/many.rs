@@ -1,8 +1,10 @@
 //! Several models, stages and devices: what is shared, what comes together, and that each answer is what the models alone
 //! give. Everything with the hazard checker on.
 
+use std::time::Duration;
+
 use trefoil::model::{GraphBuilder, Model, Preprocessing};
-use trefoil::{CallerStream, Device, DeviceRows, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
+use trefoil::{CallerStream, Close, Device, DeviceRows, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
 
 const ROWS: usize = 5;
 
@@ -287,6 +289,21 @@ fn outputs_of_several_models_stay_on_the_device() {
         }
     }
     there.read_on(CallerStream::DEFAULT).unwrap();
+}
+
+#[test]
+fn a_fleet_closes_all_its_engines_whatever_becomes_of_one() {
+    let model = model();
+    let fleet = checked(Engine::builder(&model), &cpu()).build_on(&[cpu(), cpu()]).unwrap();
+    let submit = |_| fleet.engines()[0].acquire()?.submit(ROWS);
+    let tickets: Vec<_> = (0..3).map(submit).collect::<Result<_, Error>>().unwrap();
+    let closed = fleet.close(Close::Drain, Duration::ZERO);
+    assert!(matches!(closed, Err(Error::Timeout { .. })), "{closed:?}");
+    for engine in fleet.engines() {
+        assert_eq!(engine.health().closed, Some(Close::Drain), "{}", engine.health());
+    }
+    tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+    fleet.close(Close::Drain, Duration::from_secs(10)).unwrap();
 }
 
 #[test]

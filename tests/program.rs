@@ -1,5 +1,5 @@
 //! The program as it is run: what it says of the photos, its exit codes, and what bad input gets.
-//! Runs on the CPU device; the models and photos are those of `weights/`.
+//! Runs on the CPU device; the models and photos are those of `weights/`. Long as the list of subcommands is.
 #![cfg(feature = "cli")]
 
 use std::fs;

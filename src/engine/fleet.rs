@@ -125,22 +125,22 @@ impl Fleet {
         self.engines[0].output()
     }
 
-    /// Closes all engines, see [`Engine::close`]; `limit` is for all together. Those of failed devices have nothing to
-    /// wait for.
+    /// Closes all engines, whatever becomes of one of them, see [`Engine::close`]; `limit` is for all together. Those of
+    /// failed devices have nothing to wait for.
     ///
     /// # Errors
     /// [`Error::Timeout`] past the limit; [`Error::Fault`] if no device is left.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
-        let (mut closed, mut fault) = (0, None);
+        let (mut closed, mut fault, mut late) = (0, None, None);
         for engine in &self.engines {
             match engine.close(how, limit.saturating_sub(start.elapsed())) {
                 Ok(()) => closed += 1,
                 Err(error @ Error::Fault { .. }) => fault = Some(error),
-                Err(error) => return Err(error),
+                Err(error) => late = late.or(Some(error)),
             }
         }
-        fault.filter(|_| closed == 0).map_or(Ok(()), Err)
+        late.or(fault.filter(|_| closed == 0)).map_or(Ok(()), Err)
     }
 }
 

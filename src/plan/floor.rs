@@ -182,9 +182,14 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, Preprocessing, Window};
+    use crate::model::{Graph, GraphBuilder, Preprocessing, Window};
     use crate::plan::{Choices, Request, plan};
     use crate::tensor::{InputFormat, OutputKind, Shape};
+
+    fn planned(graph: &Graph, limits: &Limits, batch: usize, input: InputFormat, output: OutputKind) -> Plan {
+        let (preprocessing, choices) = (&Preprocessing::new(graph.input), &Choices::new());
+        plan(graph, &Request { limits, batch, input, preprocessing, output, choices }).unwrap()
+    }
 
     /// 3x3 with 64 channels at 56x56, batch 128: what an H200 reads from its L2 cache takes longer than its products.
     #[test]
@@ -193,15 +198,7 @@ mod tests {
         let conv = g.conv2d("conv", g.input(), 64, Window::square(3, 1, 1));
         let graph = g.finish(conv).unwrap();
         let limits = Limits::h200();
-        let request = Request {
-            limits: &limits,
-            batch: 128,
-            input: InputFormat::F16Nhwc,
-            preprocessing: &Preprocessing::new(graph.input),
-            output: OutputKind::Features,
-            choices: &Choices::new(),
-        };
-        let plan = plan(&graph, &request).unwrap();
+        let plan = planned(&graph, &limits, 128, InputFormat::F16Nhwc, OutputKind::Features);
         let rates = Rates::of(&limits).unwrap();
         let step = plan.steps.iter().position(|step| step.name == "conv").unwrap();
         let floor = plan.floor(step, &rates);
@@ -261,15 +258,7 @@ mod tests {
     fn what_is_not_known_bounds_nothing() {
         let graph = crate::model::architecture("resnet18", 10, None).unwrap();
         let limits = Limits::l4();
-        let request = Request {
-            limits: &limits,
-            batch: 32,
-            input: InputFormat::U8Nhwc,
-            preprocessing: &Preprocessing::new(graph.input),
-            output: OutputKind::Logits,
-            choices: &Choices::new(),
-        };
-        let plan = plan(&graph, &request).unwrap();
+        let plan = planned(&graph, &limits, 32, InputFormat::U8Nhwc, OutputKind::Logits);
         let rates = Rates::of(&limits).unwrap();
         assert_eq!(rates.cache_bytes, None);
         for step in 0..plan.steps.len() {

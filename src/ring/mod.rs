@@ -465,7 +465,8 @@ impl Core {
 
     /// What is where, asking the device which of the submissions have finished.
     pub fn credits(&self) -> Result<Credits, Error> {
-        self.count(&mut lock(&self.state))
+        let counted = self.count(&mut lock(&self.state));
+        counted.map_err(|error| self.device.fault().unwrap_or(error))
     }
 
     fn count(&self, state: &mut State) -> Result<Credits, Error> {

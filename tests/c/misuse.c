@@ -66,7 +66,10 @@ static void impatient(void *user, trefoil_status status, trefoil_output output)
     OK(trefoil_row_submit(row, &ticket));
     EXPECT(trefoil_wait(ticket, &output), IN_CALLBACK, "a callback does not wait");
     EXPECT(trefoil_wait_for(ticket, UINT64_MAX, &output), NOT_READY, NULL);
-    EXPECT(trefoil_batcher_close(self->batcher, 0, UINT64_MAX), TIMEOUT, "close");
+    /* The open batch is sent now, and may be answered before it is looked at. */
+    trefoil_status closed = trefoil_batcher_close(self->batcher, 0, UINT64_MAX);
+    if (closed != TREFOIL_STATUS_OK && closed != TREFOIL_STATUS_TIMEOUT)
+        wrong++, printf("line %d: %s\n", __LINE__, trefoil_status_name(closed));
     OK(trefoil_release(ticket));
     __atomic_store_n(&self->done, 1, __ATOMIC_SEQ_CST);
 }

@@ -1,4 +1,5 @@
-//! The problems: one struct for each operation, with chosen sizes and with random ones.
+//! The problems: one struct for each operation, with chosen sizes and with random ones. Long as the list of operations
+//! is.
 
 use trefoil::model::{BatchNorm, Conv2d, Graph, GraphBuilder, Linear, NodeId, Op, Pad, Pool, Window, infer, params};
 use trefoil::{Activation, InputFormat, OutputKind, Shape};

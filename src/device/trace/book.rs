@@ -139,8 +139,12 @@ impl Book {
         }
     }
 
+    fn place(&self, sequence: u64) -> usize {
+        (sequence % self.entries.len() as u64) as usize
+    }
+
     fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
-        let place = (sequence % self.entries.len() as u64) as usize;
+        let place = self.place(sequence);
         Some(&mut self.entries[place]).filter(|entry| entry.sequence == sequence && sequence != NONE)
     }
 
@@ -184,7 +188,7 @@ impl Book {
         if let Some(buffer) = self.buffers.get_mut(&result) {
             (buffer.batch, buffer.reading_since) = (sequence, None);
         }
-        let place = (sequence % self.entries.len() as u64) as usize;
+        let place = self.place(sequence);
         let begin = fill.map_or(now, |fill| fill.end);
         let submit = Some(Moments { thread, begin, end: now });
         self.entries[place] =
@@ -238,9 +242,14 @@ impl Book {
         Some(self.marks_at(sequence).start + index)
     }
 
+    /// Of a batch.
+    fn marks(&self) -> usize {
+        2 * self.part_streams.len()
+    }
+
     /// Which of the recorder's events a batch has.
-    pub fn marks_at(&self, sequence: u64) -> Range<usize> {
-        let (place, each) = ((sequence % self.entries.len() as u64) as usize, 2 * self.part_streams.len());
+    fn marks_at(&self, sequence: u64) -> Range<usize> {
+        let (place, each) = (self.place(sequence), self.marks());
         place * each..(place + 1) * each
     }
 
@@ -265,12 +274,11 @@ impl Book {
         }
     }
 
-    /// The batches whose events are all recorded, oldest first, and how many were before them.
-    pub fn enqueued_batches(&self) -> (Vec<Entry>, u64) {
-        let oldest = self.next.saturating_sub(self.entries.len() as u64);
-        let place = |sequence: u64| self.entries[(sequence % self.entries.len() as u64) as usize];
-        let complete = |entry: &Entry| entry.recorded == 2 * self.part_streams.len();
-        ((oldest..self.next).map(place).filter(complete).collect(), oldest)
+    /// The batches whose events are all recorded, oldest first, each with which of the recorder's events it has.
+    pub fn enqueued_batches(&self) -> Vec<(Entry, Range<usize>)> {
+        let entries = (self.oldest()..self.next).map(|sequence| self.entries[self.place(sequence)]);
+        let complete = entries.filter(|entry| entry.recorded == self.marks());
+        complete.map(|entry| (entry, self.marks_at(entry.sequence))).collect()
     }
 
     /// The oldest batch that still has its place.

@@ -1,10 +1,10 @@
 //! The recorder: a wrapper of a device that notes when each stage of each batch ran.
 //!
-//! It passes every call on. Around the copies and the launch of a batch it records events with timing on the same
-//! streams, two for each copy and each program of a batch; what the host does it hears as [`Note`]s and sees as waits for the batch's last event. Events
-//! and tables are made when it is installed, for as many batches as it is to remember; afterwards it makes nothing
-//! and waits for nothing, and no lock of its own is held over a call of the device. A thread that is seen first is
-//! entered once.
+//! It passes every call on. Around the copies and the launches of a batch it records events with timing on the same
+//! streams, two for each copy and each program; what the host does it hears as [`Note`]s and sees as waits for the
+//! batch's last event. Events and tables are made when it is installed, for as many batches as it is to remember;
+//! afterwards it makes nothing and waits for nothing, and no lock of its own is held over a call of the device. A thread
+//! that is seen first is entered once.
 //!
 //! What it cannot do, it leaves: a failed call of its own ends the recording and is logged, it never reaches the ring.
 

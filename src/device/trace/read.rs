@@ -21,8 +21,8 @@ struct Finished {
 impl Recorder {
     /// What is finished now.
     pub fn trace(&self) -> Trace {
-        let (entries, _) = lock(&self.book).enqueued_batches();
-        let mut finished = self.finished(entries);
+        let enqueued = lock(&self.book).enqueued_batches();
+        let mut finished = self.finished(enqueued);
         // A batch that lost its place meanwhile may have been read when its events were another's already. It is older
         // than all that have theirs, and nothing was computed from it.
         let (oldest, streams, threads) = {
@@ -69,22 +69,19 @@ impl Recorder {
         [(TraceStage::CopyIn, None)].into_iter().chain(only).chain(several).chain([(TraceStage::CopyOut, None)])
     }
 
-    /// Those of `entries`, oldest first, that the device has finished, with their times.
+    /// Those of `enqueued`, oldest first, that the device has finished, with their times.
     ///
     /// The driver gives the milliseconds between two events as an f32, which is coarse over minutes. So only the newest
     /// batch is placed by the base event, and every other one by the batch after it. What is overwritten meanwhile is
     /// the oldest, on which nothing else depends.
-    fn finished(&self, mut entries: Vec<Entry>) -> Vec<Finished> {
-        let marks = |entry: &Entry| lock(&self.book).marks_at(entry.sequence);
+    fn finished(&self, mut enqueued: Vec<(Entry, Range<usize>)>) -> Vec<Finished> {
         // SAFETY: the recorder's own event, which lives as long as self.
-        let is_done =
-            |entry: &Entry| matches!(unsafe { self.inner.event_query(self.marks[marks(entry).end - 1]) }, Ok(true));
-        while entries.last().is_some_and(|entry| !is_done(entry)) {
-            entries.pop();
+        let is_done = |at: &Range<usize>| matches!(unsafe { self.inner.event_query(self.marks[at.end - 1]) }, Ok(true));
+        while enqueued.last().is_some_and(|(_, at)| !is_done(at)) {
+            enqueued.pop();
         }
-        let mut finished: Vec<Finished> = Vec::with_capacity(entries.len());
-        for entry in entries.into_iter().rev() {
-            let at = marks(&entry);
+        let mut finished: Vec<Finished> = Vec::with_capacity(enqueued.len());
+        for (entry, at) in enqueued.into_iter().rev() {
             let first = self.marks[at.start];
             match self.times(at, finished.last()) {
                 Ok(marks) => finished.push(Finished { entry, marks, first }),
