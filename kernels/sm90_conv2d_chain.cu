@@ -3,8 +3,7 @@
 // A tile is all channels of some pixels. The first convolution's channels are computed in slabs of 64: each goes to
 // memory, and its products with the second one's filter are added to that one's sums, which stay in registers until the
 // last slab. Channels lie on the rows of the warpgroup product, pixels on its columns, as in sm90_conv2d_fprop.cuh, so a
-// slab as it is stored is an operand of the second product as it lies. The products of a slab run while the one before
-// it is rounded and stored: two slabs' sums are in registers.
+// slab as it is stored is an operand of the second product as it lies.
 //
 // Three threads copy: filters, x, and residuals. Residuals go where their slab will be: the slots of a part's ring. The
 // other warpgroups multiply and store, each its own part of the tile's pixels.
@@ -90,8 +89,6 @@ template <class Tile> struct Rings {
       : args(args), smem(smem), steps(args.source[0].steps + args.source[1].steps) {}
 
   __device__ __forceinline__ uint32_t pieces() const { return args.slabs * (steps + Tile::kNext); }
-  // Whether a tile's first products run beside the end of the tile before: where its x is there by then.
-  __device__ __forceinline__ bool crosses_tiles() const { return args.x_buffers > 1; }
   __device__ __forceinline__ uint32_t x_places() const { return Tile::kParts * args.x_buffers; }
   __device__ __forceinline__ uint32_t smem_x() const { return smem + args.filter_stages * kFilterBytes; }
   __device__ __forceinline__ uint32_t smem_slots() const {
@@ -124,8 +121,8 @@ template <class Tile> TREFOIL_DEVICE int32_t first_pixel(const Sm90ChainArgs &ar
 
 // ---- copy: a thread each -----------------------------------------------------------------------------------------
 
-// Filters in the order in which they are read: those of the first slab, then for each slab the next one's, and the second
-// convolution's from it. They depend on no launch.
+// Filters in the order in which they are read: for each slab its own, then the second convolution's from it. They
+// depend on no launch.
 template <class Tile> TREFOIL_DEVICE void load_filters(const Sm90ChainArgs &args, const Rings<Tile> &rings) {
   Ring ring = rings.filters();
   auto load = [&](const TensorMap *map, int32_t c, int32_t k) {
@@ -134,24 +131,13 @@ template <class Tile> TREFOIL_DEVICE void load_filters(const Sm90ChainArgs &args
     copy_box_3d(ring.data(), map, ring.full(), c * kSlabChannels, 0, k * kSlabChannels);
     ring.advance();
   };
-  auto load_first = [&](int32_t slab) {
-    for (int32_t source = 0; source < 2; ++source)
-      for (int32_t step = 0; step < args.source[source].steps; ++step) load(&args.filter[source], step, slab);
-  };
-  auto load_second = [&](int32_t slab) {
-    for (int32_t next = 0; next < Tile::kNext; ++next) load(&args.next_filter, slab, next);
-  };
-  if (ring.turns == 0) {
-    for (int32_t slab = 0; slab < args.slabs; ++slab) load_first(slab), load_second(slab);
-    return;
-  }
-  load_first(0);
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    for (int32_t slab = 0; slab + 1 < args.slabs; ++slab) load_first(slab + 1), load_second(slab);
-    const bool is_last = tile + static_cast<int32_t>(gridDim.x) >= args.tiles;
-    if (!is_last && rings.crosses_tiles()) load_first(0);
-    load_second(args.slabs - 1);
-    if (!is_last && !rings.crosses_tiles()) load_first(0);
+    for (int32_t slab = 0; slab < args.slabs; ++slab) {
+      for (int32_t source = 0; source < 2; ++source)
+        for (int32_t step = 0; step < args.source[source].steps; ++step) load(&args.filter[source], step, slab);
+      for (int32_t next = 0; next < Tile::kNext; ++next) load(&args.next_filter, slab, next);
+    }
+    if (ring.turns == 0) return;
   }
 }
 
@@ -211,28 +197,21 @@ template <class Tile> TREFOIL_DEVICE void load_residuals(const Sm90ChainArgs &ar
 
 // ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
 
-// Products of the filter that is next in its ring with 64 channels of this part's pixels, a group of their own.
-template <int kSums> TREFOIL_DEVICE void multiply(float (&d)[kSums], Ring &filters, uint32_t pixels, bool add) {
+// Products of the filter that is next in its ring with 64 channels of this part's pixels. One group of products stays in
+// flight; the one before it has read its filter, which is given back.
+template <int kSums>
+TREFOIL_DEVICE void multiply(float (&d)[kSums], Ring &filters, uint32_t &before, uint32_t pixels, bool add) {
   barrier_wait(filters.full(), filters.phase);
   const uint64_t a = wgmma_operand(filters.data()), b = wgmma_operand(pixels);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kSlabChannels / 16; ++k) Wgmma<kSums * 2>::multiply(d, a + 2 * k, b + 2 * k, add || k > 0);
   wgmma_commit();
+  wgmma_wait<1>();
+  if (before != 0 && threadIdx.x % 32 == 0) barrier_arrive(before);
+  before = filters.turns != 0 ? filters.empty() : 0;
   filters.advance();
 }
-
-// Filters that some products read, to be given back when these are done.
-struct Lent {
-  Ring ring;
-  uint32_t count = 0;
-
-  __device__ __forceinline__ void give_back() {
-    if (ring.turns != 0 && threadIdx.x % 32 == 0)
-      for (; count > 0; --count, ring.advance()) barrier_arrive(ring.empty());
-    count = 0;
-  }
-};
 
 // This thread's two channels of the bias.
 TREFOIL_DEVICE float2 bias_at(const float *bias, int32_t channel, int32_t channels) {
@@ -273,25 +252,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
   const Clamp clamp(args.activation), next_clamp(args.next_activation);
 
   Ring filters = rings.filters(), x = rings.x(part), slots = rings.slots(part);
-  Lent of_first{filters}, of_second{filters};
-  const uint32_t of_slab = rings.steps + Tile::kNext;
-  float y[2][kSums], z[Tile::kNext][kSums];
-  int32_t tile = blockIdx.x, slab = 0;
-
-  // Filters that stay lie in the order of slabs.
-  auto multiply_first = [&](float (&sums)[kSums], int32_t of) {
-    if (filters.turns == 0) filters.place = of * of_slab;
-    of_first = {filters, rings.steps};
-    for (uint32_t step = 0; step < rings.steps; ++step)
-      multiply(sums, filters, x.data() + step * Tile::kPartBytes, step > 0);
-  };
-  auto multiply_second = [&] {
-    if (filters.turns == 0) filters.place = slab * of_slab + rings.steps;
-    of_second = {filters, Tile::kNext};
-#pragma unroll
-    for (int next = 0; next < Tile::kNext; ++next) multiply(z[next], filters, slots.data(), slab > 0);
-  };
-  // Stores the slot that was just written; the copy before it has been read.
+  uint32_t filter_before = 0, slot_before = 0;
+  // Stores the slot that was just written, and gives the one before it back: all products and copies have read that.
   auto store = [&](const TensorMap *map, int32_t k, int32_t m) {
     fence_shared_for_copies();
     barrier_sync(1 + part, 128);
@@ -299,76 +261,41 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
       wait_stores_read<0>();
       store_box_2d(map, k, m, slots.data());
     }
-  };
-  // Gives the slot before this one back, which all products and copies have read.
-  uint32_t slot_before = 0;
-  auto give_slot_back = [&] {
     if (slot_before != 0 && lane == 0) barrier_arrive(slot_before);
     slot_before = slots.empty();
   };
 
-  // A slab whose first products are on their way, into `mine`. Starts those of the slab after it, into `other`, before it
-  // rounds and stores. False: there is none after it.
-  auto turn = [&](float (&mine)[kSums], float (&other)[kSums]) {
-    const int32_t m = first_pixel<Tile>(args, tile, part), next_tile = tile + gridDim.x;
-    const bool ends_tile = slab + 1 == args.slabs, is_last = ends_tile && next_tile >= args.tiles;
-    const float2 bias = bias_at(args.bias, slab * kSlabChannels + channel, args.k_stored);
-    // Not for the second products of the slab before, of which a tile's first has none.
-    if (slab > 0) wgmma_wait<Tile::kNext>();
-    else wgmma_wait<0>();
-    wgmma_use(mine);
-    of_first.give_back();
-    if (ends_tile) {
-      if (lane == 0) barrier_arrive(x.empty());
-      x.advance();
-    }
-    const bool starts_next = !ends_tile || (!is_last && rings.crosses_tiles());
-    if (starts_next) {
-      if (ends_tile) barrier_wait(x.full(), x.phase);
-      multiply_first(other, ends_tile ? 0 : slab + 1);
-    }
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const int32_t m = first_pixel<Tile>(args, tile, part);
+    float z[Tile::kNext][kSums];
+    barrier_wait(x.full(), x.phase);
+    for (int32_t slab = 0; slab < args.slabs; ++slab) {
+      const float2 bias = bias_at(args.bias, slab * kSlabChannels + channel, args.k_stored);
+      float y[kSums];
+      for (uint32_t step = 0; step < rings.steps; ++step)
+        multiply(y, filters, filter_before, x.data() + step * Tile::kPartBytes, step > 0);
+      wgmma_wait<0>();
+      wgmma_use(y);
+      if (slab + 1 == args.slabs && lane == 0) barrier_arrive(x.empty());
 
-    barrier_wait(slots.full(), slots.phase);
-    put(slots.data() + lane_offset, mine, bias, args.has_residual, clamp);
-    store(&args.y, slab * kSlabChannels, m);
-    // Not for the first products of the slab after.
-    if (starts_next && rings.steps == 1) wgmma_wait<1>();
-    else if (starts_next && rings.steps == 2) wgmma_wait<2>();
-    else if (starts_next && rings.steps == 4) wgmma_wait<4>();
-    else wgmma_wait<0>();
-    of_second.give_back();
-    give_slot_back();
-    multiply_second();
-    slots.advance();
-    if (!ends_tile) {
-      ++slab;
-      return true;
+      barrier_wait(slots.full(), slots.phase);
+      put(slots.data() + lane_offset, y, bias, args.has_residual, clamp);
+      store(&args.y, slab * kSlabChannels, m);
+#pragma unroll
+      for (int next = 0; next < Tile::kNext; ++next) multiply(z[next], filters, filter_before, slots.data(), slab > 0);
+      slots.advance();
     }
-
+    x.advance();
     wgmma_wait<0>();
-    of_second.give_back();
 #pragma unroll
     for (int next = 0; next < Tile::kNext; ++next) {
       wgmma_use(z[next]);
-      const float2 next_bias = bias_at(args.next_bias, next * kSlabChannels + channel, args.n_stored);
+      const float2 bias = bias_at(args.next_bias, next * kSlabChannels + channel, args.n_stored);
       barrier_wait(slots.full(), slots.phase);
-      put(slots.data() + lane_offset, z[next], next_bias, false, next_clamp);
+      put(slots.data() + lane_offset, z[next], bias, false, next_clamp);
       store(&args.z, next * kSlabChannels, m);
-      give_slot_back();
       slots.advance();
     }
-    if (is_last) return false;
-    tile = next_tile, slab = 0;
-    if (!rings.crosses_tiles()) {
-      barrier_wait(x.full(), x.phase);
-      multiply_first(other, 0);
-    }
-    return true;
-  };
-
-  barrier_wait(x.full(), x.phase);
-  multiply_first(y[0], 0);
-  while (turn(y[0], y[1]) && turn(y[1], y[0])) {
   }
   if (stores) wait_stores_read<0>();
 }
@@ -421,7 +348,7 @@ template <class Tile> TREFOIL_DEVICE void sm90_conv2d_chain(const Sm90ChainArgs 
 // Launch     grid up to `tiles` blocks: a block takes every gridDim.x-th tile. Block: the tile's kThreads. tiles =
 //            ceil(pixels / (kParts * kPixels)). Dynamic shared memory: filter_stages * (8192 + 16) + kParts * (x_buffers
 //            * (steps of both sources * kPartBytes + 16) + slots * (kPartBytes + 16)). compute capability 9.0 exactly.
-// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots, and filter stages for the steps of both sources and kNext; pixels and tiles below
+// Limits     n_stored up to kNext * 64; strides up to 8; at least two slots and filter stages; pixels and tiles below
 //            2^31. Tails in pixels and channels are the maps': nothing outside the operands is read or written. The
 //            launcher checks all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
@@ -436,3 +363,4 @@ TREFOIL_SM90_CHAIN(128, 1)
 TREFOIL_SM90_CHAIN(128, 2)
 TREFOIL_SM90_CHAIN(128, 4)
 TREFOIL_SM90_CHAIN(256, 1)
+TREFOIL_SM90_CHAIN(256, 2)

@@ -28,12 +28,11 @@ impl ChainTile {
     /// Warpgroups that multiply, each its own part of the pixels.
     pub(crate) const PARTS: usize = 2;
 
-    /// The counts of 64 channels of the second result that it is compiled for: as many as there are registers for, beside
-    /// two slabs of the first.
+    /// The counts of 64 channels of the second result that it is compiled for: as many as there are registers for.
     pub(crate) const fn next_slabs(self) -> &'static [usize] {
         match self.pixels {
             128 => &[1, 2, 4],
-            256 => &[1],
+            256 => &[1, 2],
             _ => &[],
         }
     }
@@ -127,12 +126,9 @@ impl ChainShape {
         let part_bytes = tile.part_pixels() * ROW_BYTES;
         let place = |bytes: usize, count: usize| count * (bytes + BARRIER_BYTES);
         // Filters that stay are best, then x of the next tile beside this one's; but slabs must be on their way.
-        // Of those that do not, a slab's are waited for while the ones that the slab before is multiplied by are held.
-        let least_filters = filters.min(steps + next_slabs);
         let ways = [filters, 8, 6, 4].map(|stages| [2, 1].map(|x_buffers| (stages.min(filters), x_buffers)));
-        let ways = ways.into_iter().flatten().filter(|&(stages, _)| stages >= least_filters);
         let with = |least: usize| {
-            ways.clone().find_map(|(filter_stages, x_buffers)| {
+            ways.into_iter().flatten().find_map(|(filter_stages, x_buffers)| {
                 let of_x = ChainTile::PARTS * place(steps * part_bytes, x_buffers);
                 let fixed = place(FILTER_BYTES, filter_stages) + of_x;
                 let free = limits.shared_bytes.checked_sub(fixed)?;
@@ -160,14 +156,14 @@ fn clocks(shape: &ChainShape, tile: ChainTile, limits: &Limits) -> Option<f64> {
     let layout = shape.layout(tile, limits)?;
     let [slabs, steps] = shape.work();
     let waves = shape.pixels().div_ceil(tile.pixels).div_ceil(limits.units.max(1)) as f64;
-    let products = (steps + layout.next_slabs) as f64 * OF_FILTER;
-    let of_pixel = slabs as f64 * products.max(OF_SLAB) + (layout.next_slabs + 1) as f64 * OF_SLAB;
+    let of_slab = OF_SLAB + (steps + layout.next_slabs) as f64 * OF_FILTER;
+    let of_pixel = slabs as f64 * of_slab + layout.next_slabs as f64 * OF_SLAB;
     Some(STARTUP + waves * tile.pixels as f64 * of_pixel)
 }
 
 /// Launch, barriers and the first loads.
 const STARTUP: f64 = 3600.0;
-/// Of a pixel of a slab: from sums to halves, and out. Products of the next slab run beside it.
+/// Of a pixel of a slab: from sums to halves, and out.
 const OF_SLAB: f64 = 7.0;
 /// Of a pixel, for each 64x64 of the filters.
 const OF_FILTER: f64 = 2.5;
@@ -316,8 +312,7 @@ mod tests {
                 let [slabs, steps] = shape.work();
                 let filters = slabs * (steps + layout.next_slabs);
                 assert!(layout.shared_bytes <= limits.shared_bytes && layout.next_slabs * SLAB >= shape.next_channels);
-                let least = filters.min(steps + layout.next_slabs);
-                assert!(layout.filter_stages >= least && layout.filter_stages <= filters, "{layout:?}");
+                assert!(layout.filter_stages >= 2 && layout.filter_stages <= filters, "{layout:?}");
                 assert!(layout.slots >= 2 && (1..=2).contains(&layout.x_buffers), "{layout:?}");
             }
         }

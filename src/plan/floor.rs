@@ -166,8 +166,11 @@ impl Plan {
             (pixels * window * conv.output.channels.div_ceil(SHARED) + filters) as u64
         };
         let convs = self.convs(step);
-        if let (Kernel::Sm90Halo, Some(tile)) = (step.kernel, HaloTile::of(&convs[0], &self.limits)) {
-            return tile.cache_bytes(&convs[0], &self.limits) as u64;
+        if step.kernel == Kernel::Sm90Halo
+            && let [conv] = &convs[..]
+            && let Some(tile) = HaloTile::of(conv, &self.limits)
+        {
+            return tile.cache_bytes(conv, &self.limits) as u64;
         }
         // What is between the two convolutions of a chain stays on the multiprocessor.
         let next = step.also.map_or(0, |z| {

@@ -51,11 +51,12 @@ kernel_args! {
 }
 
 /// The kernel for each tile and count of 64 channels of z.
-pub(super) const ENTRIES: [(ChainTile, usize, &str); 4] = [
+pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
     (ChainTile { pixels: 128 }, 1, "sm90_conv2d_chain_128_1"),
     (ChainTile { pixels: 128 }, 2, "sm90_conv2d_chain_128_2"),
     (ChainTile { pixels: 128 }, 4, "sm90_conv2d_chain_128_4"),
     (ChainTile { pixels: 256 }, 1, "sm90_conv2d_chain_256_1"),
+    (ChainTile { pixels: 256 }, 2, "sm90_conv2d_chain_256_2"),
 ];
 
 /// Threads of a block: a warpgroup that copies, and those that multiply.
