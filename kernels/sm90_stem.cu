@@ -50,26 +50,22 @@ template <int kTaps_, int kColumns_, bool kPools_> struct Stem {
   static constexpr int kPairs = kTaps / 2;                     // of a window's row, but for its last column
   static constexpr int kRowPairs = kColumns + kPairs - 1;      // of an image row
   static constexpr int kWarpPairs = 32 - kPairs;               // that a warp stores of a row: it sees what is ahead
-  static constexpr int kSums = kPools ? 2 : 1;                 // rows of the convolution that may be under way
-  static constexpr int kRingRows = kTaps + 1 + 2 * kSums;      // kept: of all their windows, and two to come; even
+  static constexpr int kRingRows = (kTaps + 3) / 2 * 2;        // kept: a window's, and two to come; an even number
   static constexpr int kRing = kRingRows * kRowPairs;          // pairs
-  static constexpr int kRests = kSums + 1;                     // places for the windows' rests
   static constexpr int kBlocks = kTaps * kPairs + 1;           // of 8 terms: a window's pairs, and its last column's rest
   static constexpr int kRestWords = kTaps / 2 + 1;             // of that
   static constexpr int kOutColumns = kPools ? kColumns / 2 : kColumns;
   static constexpr int kNextTile = kPools ? kOutColumns - 1 : kOutColumns;  // a pooled column needs its left neighbour
   static constexpr int kFilterBytes = kBlocks * kSlabChannels * 16;
   static constexpr int kStagedBytes = kOutColumns * kPixelBytes;  // of a warp
-  static constexpr int kSharedBytes =
-      kFilterBytes + (kRing + kRests * kColumns) * kPairBytes + kThreads / 32 * kStagedBytes;
+  static constexpr int kSharedBytes = kFilterBytes + (kRing + 2 * kColumns) * kPairBytes + kThreads / 32 * kStagedBytes;
 
   static_assert(kTaps % 2 == 1 && kBlocks % 2 == 0, "a last column, and whole products");
   static_assert(kRowPairs <= kWarpPairs * (kThreads / 32), "a thread for each pair of pixels");
   static_assert(kColumns % 16 == 0, "whole matrices of pooled pixels");
-  static_assert(kRingRows % 2 == 0, "rows that are read together are not apart");
 };
 
-// Where a block works. The first row of a pooling block's convolution may be above the image, its last one below.
+// Where a block works.
 struct Place {
   int32_t image, out_first, out_end, conv_first, conv_end, column_first;
 };
@@ -82,8 +78,8 @@ template <class S> TREFOIL_DEVICE Place place_of(const StemArgs &args) {
   place.column_first = (blockIdx.x - band_index * args.column_tiles) * S::kNextTile;
   place.out_first = (band_index - image * args.bands) * args.band_rows;
   place.out_end = min(place.out_first + args.band_rows, args.out_height);
-  place.conv_first = S::kPools ? 2 * place.out_first - 1 : place.out_first;
-  place.conv_end = S::kPools ? 2 * place.out_end : place.out_end;
+  place.conv_first = S::kPools ? max(2 * place.out_first - 1, 0) : place.out_first;
+  place.conv_end = S::kPools ? min(2 * place.out_end, args.conv_height) : place.out_end;
   return place;
 }
 
@@ -99,8 +95,10 @@ struct Bytes {
 // Where a thread's pairs come from and go to.
 struct Pairs {
   const uint8_t *image;
-  int32_t at;        // the pair's first byte in the next image row to load
-  int32_t h;         // that row's index
+  int32_t at_load;   // the pair's first byte in the next image row to load, and in the next to store
+  int32_t at_store;
+  int32_t h_load;    // those rows' indices
+  int32_t h_store;
   int32_t h_end;     // of the rows that the block needs
   bool valid[2];     // whether the pixels are in the image's columns
   bool stores;       // whether the pair is the thread's to store
@@ -123,27 +121,24 @@ template <class S> struct Rest {
 
 // A byte takes as long as a word on its way. Words may hold bytes of neighbours, but lie within the image's pitch.
 TREFOIL_DEVICE void load_row(const StemArgs &args, Pairs &pairs, uint32_t (&words)[kWords]) {
-  const bool inside = pairs.h >= 0 && pairs.h < pairs.h_end && (pairs.valid[0] || pairs.valid[1]);
-  const int32_t first = pairs.at & ~3;
+  const bool inside = pairs.h_load >= 0 && pairs.h_load < pairs.h_end && (pairs.valid[0] || pairs.valid[1]);
+  const int32_t first = pairs.at_load & ~3;
   const uint32_t pitch_bytes = static_cast<uint32_t>(args.row_pitch_bytes);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
-    const bool needed = i < 2 || (pairs.at & 3) == 3;
+    const bool needed = i < 2 || (pairs.at_load & 3) == 3;
     const bool loads = inside && needed && static_cast<uint32_t>(first + i * 4) < pitch_bytes;
     words[i] = loads ? __ldg(reinterpret_cast<const uint32_t *>(pairs.image + first) + i) : 0;
   }
-  pairs.at += args.width * 3;
-  ++pairs.h;
+  pairs.at_load += args.width * 3;
+  ++pairs.h_load;
 }
 
-// Normalises and stores the row so many before the next one to load; padding is zero. Gives the third channel of the
-// first pixel behind the window's pairs.
+// Normalises and stores; padding is zero. Gives the third channel of the first pixel behind the window's pairs.
 template <class S>
-TREFOIL_DEVICE uint32_t store_row(const StemArgs &args, const Pairs &pairs, const uint32_t (&loaded)[kWords],
-                                  int32_t before, uint32_t ring) {
-  const int32_t h = pairs.h - before;
-  const bool inside = h >= 0 && h < pairs.h_end;
-  const uint32_t shift = (pairs.at - before * args.width * 3) * 8;  // modulo 32
+TREFOIL_DEVICE uint32_t store_row(const StemArgs &args, Pairs &pairs, const uint32_t (&loaded)[kWords], uint32_t ring) {
+  const bool inside = pairs.h_store >= 0 && pairs.h_store < pairs.h_end;
+  const uint32_t shift = pairs.at_store * 8;  // modulo 32
   const uint32_t bytes[2] = {__funnelshift_r(loaded[0], loaded[1], shift), __funnelshift_r(loaded[1], loaded[2], shift)};
   float v[6];
 #pragma unroll
@@ -159,28 +154,17 @@ TREFOIL_DEVICE uint32_t store_row(const StemArgs &args, const Pairs &pairs, cons
                              __shfl_down_sync(0xffffffff, words[1], S::kPairs)};
   if (pairs.stores)
     store_shared_u32x4(pairs.smem + ring * kPairBytes, make_uint4(words[0], words[1], words[2], ahead[0]));
+  pairs.at_store += args.width * 3;
+  ++pairs.h_store;
   return ahead[1];
 }
 
-// Where a thread's rest lies, in one of the places behind the ring.
-template <class S> TREFOIL_DEVICE uint32_t rest_at(const Pairs &pairs, uint32_t place) {
-  return pairs.smem + (S::kRing + place * S::kColumns) * kPairBytes;
-}
-
-template <class S> TREFOIL_DEVICE Rest<S> load_rest(const Pairs &pairs, uint32_t place) {
-  uint4 loaded = {};
-  if (pairs.has_window) loaded = load_shared_u32x4(rest_at<S>(pairs, place));
-  const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-  Rest<S> rest;
-#pragma unroll
-  for (int i = 0; i < S::kRestWords; ++i) rest.v[i] = words[i];
-  return rest;
-}
-
+// To one of two places behind the ring.
 template <class S> TREFOIL_DEVICE void store_rest(const Pairs &pairs, const Rest<S> &rest, uint32_t place) {
   const auto word = [&](int i) { return i < S::kRestWords ? rest.v[i] : 0; };
   if (pairs.has_window)
-    store_shared_u32x4(rest_at<S>(pairs, place), make_uint4(word(0), word(1), word(2), word(3)));
+    store_shared_u32x4(pairs.smem + (S::kRing + place * S::kColumns) * kPairBytes,
+                       make_uint4(word(0), word(1), word(2), word(3)));
 }
 
 // A place in the ring, in pairs, that may have run over its end once.
@@ -189,27 +173,29 @@ template <class S> TREFOIL_DEVICE uint32_t wrap(uint32_t ring) { return ring < S
 // ---- a row of the convolution ------------------------------------------------------------------------------------
 
 // What the rows of the convolution go on with.
-struct Rows {
+template <class S> struct Rows {
   Pairs pairs;
   Bytes bytes;     // loaded for the next row
-  uint32_t place;  // of this row's windows' rests
+  Rest<S> rest;    // of this row's windows
+  uint32_t place;  // where that is stored
   uint32_t ring;   // where the windows begin: an even row
 };
 
 // A block of terms of two rows, from where the first begins, in pairs.
 template <class S> TREFOIL_DEVICE int block_at(int block) { return block / S::kPairs * S::kRowPairs + block % S::kPairs; }
 
-// Begins the products of a row.
+// The sums of one row. While the products run, the image rows that were loaded before are stored for the next row, and
+// those for the one after it are loaded.
 template <class S>
-TREFOIL_DEVICE void begin_row(const Rows &rows, uint64_t filter, uint64_t windows, float (&d)[S::kColumns / 2]) {
-  // Where operands lie is computed anew for each row: kept for all products, it takes registers that sums need.
-  asm volatile("" : "+l"(filter), "+l"(windows));
+TREFOIL_DEVICE void convolve_row(const StemArgs &args, Rows<S> &rows, uint64_t filter, uint64_t windows,
+                                 float (&d)[S::kColumns / 2]) {
+  const uint32_t ring = rows.ring;
   __syncthreads();
   wgmma_fence();
   // Two rows are never apart in the ring. A product reads two blocks, the second so many pairs from the first.
 #pragma unroll
   for (int r = 0; r < S::kTaps; r += 2) {
-    const uint32_t at = wrap<S>(rows.ring + r * S::kRowPairs);
+    const uint32_t at = wrap<S>(ring + r * S::kRowPairs);
     const int blocks = r + 1 < S::kTaps ? 2 * S::kPairs : S::kPairs + 1;
 #pragma unroll
     for (int block = 0; block < blocks; block += 2) {
@@ -222,27 +208,16 @@ TREFOIL_DEVICE void begin_row(const Rows &rows, uint64_t filter, uint64_t window
     }
   }
   wgmma_commit();
-}
-
-// Stores the image rows that were loaded before, for the row after the one that was begun last, and loads those of the
-// next. What lay where they go was read for the row kSums before the one begun last: who began that had waited for it.
-template <class S> TREFOIL_DEVICE void prepare_row(const StemArgs &args, Rows &rows) {
-  const auto at = [&](int row) { return wrap<S>(rows.ring + row * S::kRowPairs); };
-  const uint32_t before_last = store_row<S>(args, rows.pairs, rows.bytes.v[0], 2, at(S::kTaps));
-  const uint32_t last = store_row<S>(args, rows.pairs, rows.bytes.v[1], 1, at(S::kTaps + 1));
-  Rest<S> rest = load_rest<S>(rows.pairs, rows.place);
-  rest.advance(before_last, last);
-  rows.place = rows.place + 1 < S::kRests ? rows.place + 1 : 0;
-  store_rest<S>(rows.pairs, rest, rows.place);
+  const uint32_t before_last = store_row<S>(args, rows.pairs, rows.bytes.v[0], wrap<S>(ring + S::kTaps * S::kRowPairs));
+  const uint32_t last = store_row<S>(args, rows.pairs, rows.bytes.v[1], wrap<S>(ring + (S::kTaps + 1) * S::kRowPairs));
+  rows.rest.advance(before_last, last);
+  rows.place ^= 1;
+  store_rest<S>(rows.pairs, rows.rest, rows.place);
   fence_shared_for_copies();
   load_row(args, rows.pairs, rows.bytes.v[0]);
   load_row(args, rows.pairs, rows.bytes.v[1]);
-  rows.ring = wrap<S>(rows.ring + 2 * S::kRowPairs);
-}
-
-// Waits for the sums of a row after which `kBegun` were begun.
-template <int kBegun, int kCount> TREFOIL_DEVICE void end_row(float (&d)[kCount]) {
-  wgmma_wait<kBegun>();
+  rows.ring = wrap<S>(ring + 2 * S::kRowPairs);
+  wgmma_wait<0>();
   wgmma_use(d);
 }
 
@@ -268,7 +243,6 @@ struct Out {
   uint32_t smem_read;   // its 8 channels of every 16th staged pixel
   uint4 *y;             // where they go, in the next row
   int32_t columns;      // of the row from there on
-  int32_t none;         // which of this lane's odd columns of the convolution is the first that is none, or -1
   bool first;           // whether the first is stored
 };
 
@@ -289,27 +263,38 @@ template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &o
   out.y += args.out_width * k_chunks;
 }
 
-// A row's maxima over the columns of the result's windows, this lane's two channels together.
+// Even and odd columns of a row, this lane's two channels together.
 template <class S>
-TREFOIL_DEVICE void pool_columns(const Out &out, const float (&d)[S::kColumns / 2],
-                                 uint32_t (&pooled)[S::kColumns / 8]) {
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t before = kLowest;  // the odd column left of the lane's
+TREFOIL_DEVICE void pack_row(const Out &out, const float (&d)[S::kColumns / 2], uint32_t (&row)[S::kColumns / 4]) {
 #pragma unroll
-  for (int j = 0; j < S::kColumns / 8; ++j) {
-    const float *of = d + j * 4;
-    const uint32_t even = pack_half2(of[0] + out.bias.x, of[2] + out.bias.y);
-    const uint32_t odd = j == out.none ? kLowest : pack_half2(of[1] + out.bias.x, of[3] + out.bias.y);
-    const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
-    before = odd;
-    pooled[j] = max_half2(max_half2(even, odd), left);
+  for (int j = 0; j < S::kColumns / 4; ++j) {
+    const int i = j / 2 * 4 + j % 2;
+    row[j] = pack_half2(d[i] + out.bias.x, d[i + 2] + out.bias.y);
   }
 }
 
-template <class S> TREFOIL_DEVICE void stage_pooled(const Out &out, const uint32_t (&best)[S::kColumns / 8]) {
+// Pools the columns of the three rows' maximum.
+template <class S>
+TREFOIL_DEVICE void pool_columns(const StemArgs &args, const Place &place, const Out &out,
+                                 uint32_t (&best)[S::kColumns / 4]) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (args.conv_width % 2 == 1) {  // the last odd column is none
+    const int32_t j_none = args.conv_width / 2 - place.column_first - static_cast<int32_t>(lane % 4);
+#pragma unroll
+    for (int j = 0; j < S::kColumns / 8; ++j)
+      if (j * 4 == j_none) best[2 * j + 1] = kLowest;
+  }
+  uint32_t before = kLowest;  // the odd column left of the lane's first
 #pragma unroll
   for (int group = 0; group < S::kOutColumns / 8; ++group) {
-    const uint32_t pooled[2] = {activate_half2(out, best[group * 2]), activate_half2(out, best[group * 2 + 1])};
+    uint32_t pooled[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t even = best[group * 4 + i * 2], odd = best[group * 4 + i * 2 + 1];
+      const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
+      before = odd;
+      pooled[i] = activate_half2(out, max_half2(max_half2(even, odd), left));
+    }
     const uint32_t pixels[2] = {__byte_perm(pooled[0], pooled[1], 0x5410), __byte_perm(pooled[0], pooled[1], 0x7632)};
     stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
   }
@@ -343,41 +328,41 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + pair) - args.pad_left;
   const int32_t h = 2 * place.conv_first - args.pad_top;
   const auto valid = [&](int32_t w) { return pair <= S::kRowPairs && w >= 0 && w < args.width; };
-  Rows rows{{args.x + place.image * args.row_pitch_bytes,
-             (h * args.width + w) * 3,
-             h,
-             min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
-             {valid(w), valid(w + 1)},
-             lane < S::kWarpPairs && pair < S::kRowPairs,
-             lane < S::kWarpPairs && pair < S::kColumns,
-             smem_rows + pair * kPairBytes},
-            {},
-            0,
-            0};
+  const int32_t at = (h * args.width + w) * 3;
+  Rows<S> rows{{args.x + place.image * args.row_pitch_bytes,
+                at,
+                at,
+                h,
+                h,
+                min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
+                {valid(w), valid(w + 1)},
+                lane < S::kWarpPairs && pair < S::kRowPairs,
+                lane < S::kWarpPairs && pair < S::kColumns,
+                smem_rows + pair * kPairBytes},
+               {},
+               {},
+               0,
+               0};
   {
     uint32_t first[S::kTaps][kWords];
 #pragma unroll
     for (int row = 0; row < S::kTaps; ++row) load_row(args, rows.pairs, first[row]);
     load_row(args, rows.pairs, rows.bytes.v[0]);
     load_row(args, rows.pairs, rows.bytes.v[1]);
-    const auto store = [&](int row) {
-      return store_row<S>(args, rows.pairs, first[row], S::kTaps + 2 - row, row * S::kRowPairs);
-    };
-    Rest<S> rest;
-    rest.v[S::kRestWords - 1] = store(0);
+    rows.rest.v[S::kRestWords - 1] = store_row<S>(args, rows.pairs, first[0], 0);
 #pragma unroll
     for (int row = 1; row < S::kTaps; row += 2) {
-      const uint32_t before_last = store(row);
-      rest.advance(before_last, store(row + 1));
+      const uint32_t before_last = store_row<S>(args, rows.pairs, first[row], row * S::kRowPairs);
+      rows.rest.advance(before_last, store_row<S>(args, rows.pairs, first[row + 1], (row + 1) * S::kRowPairs));
     }
-    store_rest<S>(rows.pairs, rest, rows.place);
+    store_rest<S>(rows.pairs, rows.rest, rows.place);
   }
   Out out;
   const float *bias = reinterpret_cast<const float *>(args.filter + S::kFilterBytes / 16) + warp * 16 + lane / 4;
   out.bias = make_float2(__ldg(bias), __ldg(bias + 8));
   out.low = args.activation == kActivationNone ? kLowest : 0;
   out.high = args.activation == kActivationRelu6 ? 0x46004600u : 0x7c007c00u;  // 6 or infinity
-  const uint32_t smem_staged = smem_rows + (S::kRing + S::kRests * S::kColumns) * kPairBytes + warp * S::kStagedBytes;
+  const uint32_t smem_staged = smem_rows + (S::kRing + 2 * S::kColumns) * kPairBytes + warp * S::kStagedBytes;
   const uint32_t in_eight = S::kPools ? lane % 8 / 2 + lane % 2 * 4 : lane % 8;
   out.smem_write = smem_staged + in_eight * kPixelBytes + (lane / 8 % 2 ^ in_eight / 4) * 16;
   out.smem_read = smem_staged + lane / 2 * kPixelBytes + (lane % 2 ^ lane / 8 % 2) * 16;
@@ -386,8 +371,6 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   const int64_t first_row = static_cast<int64_t>(place.image) * args.out_height + place.out_first;
   out.y = args.y + (first_row * args.out_width + column) * k_chunks + k_chunk;
   out.columns = k_chunk < k_chunks ? args.out_width - column : 0;
-  const int32_t conv_columns = args.conv_width - 2 * (place.column_first + static_cast<int32_t>(lane % 4));
-  out.none = conv_columns > 0 && conv_columns % 8 == 1 ? conv_columns / 8 : -1;
   // The first pooled column of a tile that has a left neighbour is the neighbour's last.
   out.first = !S::kPools || lane >= 2 || column == 0;
   const uint64_t filter = wgmma_operand_plain(smem_filter, kSlabChannels * 16, 128);
@@ -396,52 +379,38 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
   fence_shared_for_copies();
 
   // Main loop: rows of the result.
-  const auto begin = [&](float (&d)[S::kColumns / 2]) { begin_row<S>(rows, filter, windows, d); };
-  const auto prepare = [&] { prepare_row<S>(args, rows); };
+  float d[S::kColumns / 2];
+  const auto convolve = [&] { convolve_row<S>(args, rows, filter, windows, d); };
   if constexpr (S::kPools) {
-    // What is done with the sums of one row is done beside the products of the next.
-    float even[S::kColumns / 2], odd[S::kColumns / 2];
-    uint32_t above[S::kColumns / 8], best[S::kColumns / 8];
-    const auto pool_odd = [&](bool is_none) {
-      pool_columns<S>(out, odd, above);
+    uint32_t best[S::kColumns / 4], row[S::kColumns / 4];
 #pragma unroll
-      for (uint32_t &a : above) a = is_none ? kLowest : a;
-    };
-    const auto add_above = [&] {
+    for (uint32_t &b : best) b = kLowest;
+    // The odd row above the first even one belongs to the first result too.
+    bool above = place.conv_first % 2 == 1;
+    for (int32_t p = place.conv_first / 2 * 2; p < place.conv_end; p += 2) {
+      if (!above) {
+        convolve();
+        pack_row<S>(out, d, row);
 #pragma unroll
-      for (int j = 0; j < S::kColumns / 8; ++j) best[j] = max_half2(best[j], above[j]);
-    };
-    // The odd row below a result is above the next one.
-    const auto store_result = [&](bool is_last_none) {
-      pool_odd(is_last_none);
-      add_above();
-      stage_pooled<S>(out, best);
-      store_pixels<S>(args, out);
-    };
-    int32_t left = place.out_end - place.out_first;
-    begin(odd);
-    prepare();
-    end_row<0>(odd);
-    pool_odd(place.out_first == 0);
-    for (bool has_result = false; left > 0; has_result = true) {
-      begin(even);
-      if (has_result) store_result(false);
-      prepare();
-      begin(odd);
-      end_row<1>(even);
-      pool_columns<S>(out, even, best);
-      add_above();
-      --left;
-      if (left > 0) prepare();
-      end_row<0>(odd);
+        for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
+      }
+      if (p + 1 < place.conv_end) {
+        convolve();
+        pack_row<S>(out, d, row);
+      }
+#pragma unroll
+      for (int j = 0; j < S::kColumns / 4; ++j) best[j] = max_half2(best[j], row[j]);
+      if (!above) {
+        pool_columns<S>(args, place, out, best);
+        store_pixels<S>(args, out);
+      }
+#pragma unroll
+      for (int j = 0; j < S::kColumns / 4; ++j) best[j] = row[j];
+      above = false;
     }
-    store_result(2 * place.out_end - 1 == args.conv_height);
   } else {
-    float d[S::kColumns / 2];
     for (int32_t p = place.conv_first; p < place.conv_end; ++p) {
-      begin(d);
-      prepare();
-      end_row<0>(d);
+      convolve();
       stage_row<S>(out, d);
       store_pixels<S>(args, out);
     }
@@ -464,9 +433,8 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 //            channels of y are zero.
 // Launch     grid images * bands * column_tiles, bands = ceil(out_height / band_rows); block and dynamic shared memory
 //            kThreads and kSharedBytes. A block computes band_rows rows of kOutColumns columns; pooling blocks overlap
-//            by a column and by the row of conv above their first, and compute rows above and below conv for nothing.
-//            column_tiles: one, and those of kNextTile columns after the first kOutColumns. compute capability 9.0
-//            exactly.
+//            by a column and compute the row of conv above their first twice. column_tiles: one, and those of kNextTile
+//            columns after the first kOutColumns. compute capability 9.0 exactly.
 // Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14;
 //            row_pitch_bytes below 2^32. y is as large as conv, or as its windows, whose last may lack one row and
 //            column. Deterministic, no atomics.
@@ -478,7 +446,7 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
     sm90_stem<Stem<taps, columns, pools>>(args);                                                                \
   }
 
-TREFOIL_SM90_STEM(7x7_pool_112, 7, 112, true, 3)
+TREFOIL_SM90_STEM(7x7_pool_112, 7, 112, true, 4)
 TREFOIL_SM90_STEM(7x7_pool_64, 7, 64, true, 4)
 TREFOIL_SM90_STEM(3x3_112, 3, 112, false, 4)
 TREFOIL_SM90_STEM(3x3_64, 3, 64, false, 5)
