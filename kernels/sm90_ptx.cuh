@@ -43,6 +43,11 @@ TREFOIL_DEVICE void barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
+// Arrives at such a barrier without waiting.
+TREFOIL_DEVICE void barrier_pass(uint32_t id, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // ---- clusters ----------------------------------------------------------------------------------------------------
 
 // This block's place in its cluster, and the cluster's blocks. Without a cluster a block is one of its own.
@@ -167,10 +172,16 @@ TREFOIL_DEVICE void copy_im2col_to(uint16_t mask, uint32_t shared_dst, const Ten
                   "h"(mask) : "memory");
 }
 
-// Copies a box to a matrix and closes a group of it; elements outside are left out.
+// Copies a box to a matrix, or to images, and closes a group of it; elements outside are left out.
 TREFOIL_DEVICE void store_box_2d(const TensorMap *map, int32_t x, int32_t y, uint32_t shared_src) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
                :: "l"(map), "r"(x), "r"(y), "r"(shared_src) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+TREFOIL_DEVICE void store_box_4d(const TensorMap *map, int32_t x, int32_t y, int32_t z, int32_t n, uint32_t shared_src) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+               :: "l"(map), "r"(x), "r"(y), "r"(z), "r"(n), "r"(shared_src) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
@@ -251,6 +262,7 @@ template <int kN> struct Wgmma;
 #define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TREFOIL_SUMS_5 TREFOIL_SUMS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define TREFOIL_SUMS_6 TREFOIL_SUMS_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define TREFOIL_SUMS_6_AND_A_HALF TREFOIL_SUMS_6 ", %56, %57, %58, %59"
 #define TREFOIL_SUMS_7 TREFOIL_SUMS_6 ", %56, %57, %58, %59, %60, %61, %62, %63"
 #define TREFOIL_SUMS_8 TREFOIL_SUMS_7 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define TREFOIL_SUMS_9 TREFOIL_SUMS_8 ", %72, %73, %74, %75, %76, %77, %78, %79"
@@ -265,8 +277,10 @@ template <int kN> struct Wgmma;
       "+f"(d[i + 7])
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
+#define TREFOIL_REFS_4 TREFOIL_REFS_3, TREFOIL_EIGHT(32)
 #define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
 #define TREFOIL_REFS_6 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48)
+#define TREFOIL_REFS_6_AND_A_HALF TREFOIL_REFS_6, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
 #define TREFOIL_REFS_11 TREFOIL_REFS_7, TREFOIL_EIGHT(64), TREFOIL_EIGHT(72), TREFOIL_EIGHT(80), TREFOIL_EIGHT(88)
 #define TREFOIL_REFS_15 TREFOIL_REFS_11, TREFOIL_EIGHT(96), TREFOIL_EIGHT(104), TREFOIL_EIGHT(112), TREFOIL_EIGHT(120)
 
@@ -283,7 +297,9 @@ template <int kN> struct Wgmma;
 
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
+TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
 TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
+TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")

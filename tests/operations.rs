@@ -25,6 +25,11 @@ fn conv2d() {
 }
 
 #[test]
+fn halo() {
+    check(operations::halo());
+}
+
+#[test]
 fn stem() {
     check(operations::stem());
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, architecture, params};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, Place, Plan, Rates, Request, Sm90Tile, StepOp, plan,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
+    StepOp, plan,
 };
 use trefoil::{Error, InputFormat, OutputKind, Shape};
 
@@ -224,6 +225,43 @@ fn clusters_share_tiles_where_there_are_few() {
     assert_eq!(shared(&Limits::a100(), 1), 0);
 }
 
+#[test]
+fn windows_of_few_channels_are_computed_from_one_copy_of_their_pixels_where_there_are_many() {
+    let graph = architecture("resnet50", 1000, None).unwrap();
+    let halo = |limits: &Limits, batch| -> Vec<String> {
+        let request = Request {
+            limits,
+            batch,
+            input: InputFormat::U8Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Logits,
+            choices: &Choices::new(),
+        };
+        let plan = plan(&graph, &request).unwrap();
+        let steps = plan.steps.iter().filter(|step| step.kernel == Kernel::Sm90Halo);
+        steps.map(|step| step.name.clone()).collect()
+    };
+    let first_stage = ["layer1.0.conv2", "layer1.1.conv2", "layer1.2.conv2"];
+    assert_eq!(halo(&Limits::h200(), 128), first_stage);
+    assert_eq!(halo(&Limits::h200(), 32), first_stage);
+    assert!(halo(&Limits::h200(), 1).is_empty() && halo(&Limits::a100(), 128).is_empty());
+}
+
+#[test]
+fn the_kernel_of_windows_of_few_channels_can_be_chosen_and_refused() {
+    let mut g = GraphBuilder::new(Shape::new(9, 12, 64));
+    let a = g.conv2d("a", g.input(), 72, Window::square(3, 1, 1));
+    let b = g.conv2d("b", a, 64, Window::square(3, 1, 1));
+    let graph = g.finish(b).unwrap();
+    let plan = plan_of_graph(&graph, &Limits::h200(), &[("a", Kernel::Sm90Halo)]).unwrap();
+    assert_eq!(plan.steps[1].kernel, Kernel::Sm90Halo);
+    // The second has 72 channels, and an A100 has no such kernel.
+    for (limits, node) in [(Limits::h200(), "b"), (Limits::a100(), "a")] {
+        let refused = plan_of_graph(&graph, &limits, &[(node, Kernel::Sm90Halo)]);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    }
+}
+
 /// A 1x1 convolution, a depthwise one of its result, and another 1x1 convolution.
 fn inverted() -> Graph {
     let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
@@ -274,6 +312,35 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 3, ..tile }))]));
     assert!(refused(&h200, &[("depthwise", Kernel::Sm90Expand(DepthwiseTile { rows: 120, columns: 120, ..tile }))]));
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
+}
+
+#[test]
+fn the_hopper_linear_layer_can_be_chosen_and_refused() {
+    let plan_of = |channels: usize, limits: &Limits, tile: LinearTile| {
+        let mut g = GraphBuilder::new(Shape::vector(channels));
+        let y = g.linear("fc", g.input(), 1000);
+        let graph = g.finish(y).unwrap();
+        let request = Request {
+            limits,
+            batch: 64,
+            input: InputFormat::F16Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Logits,
+            choices: &Choices::from([("fc".to_owned(), Kernel::Sm90Linear(tile))]),
+        };
+        plan(&graph, &request)
+    };
+    let tile = LinearTile { images: 64, blocks: 4 };
+    for tile in LinearTile::ALL {
+        let plan = plan_of(2048, &Limits::h200(), tile).unwrap();
+        assert!(plan.steps.iter().any(|step| step.kernel == Kernel::Sm90Linear(tile)), "{tile}");
+    }
+    let refused =
+        |channels, limits: &Limits, tile| matches!(plan_of(channels, limits, tile), Err(Error::Unsupported { .. }));
+    assert!(plan_of(3072, &Limits::h200(), tile).is_ok() && refused(3080, &Limits::h200(), tile));
+    assert!(refused(2048, &Limits::h200(), LinearTile { blocks: 16, ..tile }));
+    assert!(refused(2048, &Limits::h200(), LinearTile { images: 32, ..tile }));
+    assert!(refused(2048, &Limits::a100(), tile));
 }
 
 /// The end of a residual block and the beginning of the next one.

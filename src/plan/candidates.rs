@@ -5,6 +5,7 @@ use std::fmt;
 use super::chain::ChainShape;
 use super::depthwise::{DepthwiseShape, DepthwiseTile};
 use super::floor::LAUNCH;
+use super::linear::{self, LinearShape};
 use super::sm90::ConvShape;
 use super::tail::{self, TailShape};
 use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, chain, depthwise, select, stem};
@@ -169,8 +170,9 @@ impl Plan {
             (StepOp::Chain { .. }, _) => {
                 self.chain(step).map_or(Vec::new(), |shape| chain::kernels(&shape, &self.limits))
             }
-            (StepOp::Linear(linear), _) => {
-                select::linear_kernels(&self.limits, [self.batch, linear.out_features, channels])
+            (StepOp::Linear(_), _) => {
+                let shape = LinearShape { batch: self.batch, channels: x.stored_channels, outputs: y.stored_channels };
+                linear::kernels(&shape, &self.limits)
             }
             (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
             (StepOp::Tail(tail), _) => {

@@ -152,9 +152,12 @@ impl Plan {
             Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
             Kernel::Joined => format!("joined {stem}"),
             Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Chain(_) | Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_) | Kernel::Sm90Tail(_) => {
-                kernel.to_string()
-            }
+            Kernel::Sm90Halo => format!("sm90 {stem} halo"),
+            Kernel::Sm90Chain(_)
+            | Kernel::Sm90Depthwise(_)
+            | Kernel::Sm90Expand(_)
+            | Kernel::Sm90Linear(_)
+            | Kernel::Sm90Tail(_) => kernel.to_string(),
         }
     }
 }

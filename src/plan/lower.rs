@@ -3,13 +3,14 @@
 
 use super::tensors::{Draft, Growing};
 use super::{
-    ChainTile, Joined, Kernel, PartOf, Plan, Request, Stem, StemTile, StepOp, Tail, TailTile, Tensor, TensorId, chain,
-    concat, expand, join, select, stem, tail,
+    ChainTile, HaloTile, Joined, Kernel, PartOf, Plan, Request, Stem, StemTile, StepOp, Tail, TailTile, Tensor,
+    TensorId, chain, concat, expand, join, select, stem, tail,
 };
 use crate::error::Error;
 use crate::model::{self, Conv2d, Graph, Linear, Node, NodeId, Op, Window};
 use crate::plan::Family;
 use crate::plan::depthwise::{self, DepthwiseShape, DepthwiseTile};
+use crate::plan::linear::{self, LinearShape};
 use crate::plan::sm90::{self, ConvShape};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
@@ -274,10 +275,16 @@ impl Lowering<'_> {
     fn linear(&self, node: usize, name: &str, linear: &Linear, inputs: &[TensorId]) -> Result<Draft, Error> {
         let k_gemm = self.tensor(inputs[0]).shape.channels;
         let n_gemm = linear.out_features;
-        let kernel = match (self.family(), self.request.choices.get(name)) {
+        let Request { limits, batch, choices, .. } = *self.request;
+        let [channels, outputs] = [k_gemm, n_gemm].map(|count| count.next_multiple_of(self.family().channel_align()));
+        let shape = LinearShape { batch, channels, outputs };
+        let kernel = match (self.family(), choices.get(name)) {
             (Family::Cpu, _) => Kernel::Cpu,
-            (Family::Sm80, None) => select::linear_kernel(self.request.limits, [self.request.batch, n_gemm, k_gemm]),
+            (Family::Sm80, None) => linear::kernel(&shape, limits),
             (Family::Sm80, Some(&kernel @ Kernel::Sm80Gemm(_))) => kernel,
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Linear(tile))) if limits.has_sm90_kernels() => {
+                linear::check(&shape, tile, limits).map(|()| kernel)?
+            }
             (Family::Sm80, Some(&other)) => return Err(not_a_choice(name, other)),
         };
         Ok(Draft {
@@ -286,7 +293,7 @@ impl Lowering<'_> {
             shape: self.shapes[node],
             also: None,
             dtype: Dtype::F32,
-            flops: 2 * (self.request.batch * n_gemm) as u64 * k_gemm as u64,
+            flops: 2 * (batch * n_gemm) as u64 * k_gemm as u64,
             weight_bytes: (n_gemm * (k_gemm * self.family().dtype().bytes() + 4)) as u64,
         })
     }
@@ -300,6 +307,7 @@ impl Lowering<'_> {
             (Family::Sm80, Some(&kernel @ Kernel::Sm90Conv { .. })) if limits.has_sm90_kernels() => {
                 sm90::check(conv).map(|()| kernel)
             }
+            (Family::Sm80, Some(&kernel @ Kernel::Sm90Halo)) if HaloTile::of(conv, limits).is_some() => Ok(kernel),
             (Family::Sm80, Some(&other)) => Err(not_a_choice(name, other)),
         }
     }

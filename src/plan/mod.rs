@@ -12,9 +12,11 @@ mod depthwise;
 mod display;
 mod expand;
 mod floor;
+mod halo;
 mod join;
 mod lanes;
 mod limits;
+mod linear;
 mod lower;
 mod select;
 mod sm90;
@@ -34,7 +36,13 @@ pub use depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use floor::{Floor, Rates};
+pub(crate) use halo::HaloTile;
+#[cfg(feature = "cuda")]
+pub(crate) use halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
 pub use limits::{Family, Limits};
+pub use linear::LinearTile;
+#[cfg(feature = "cuda")]
+pub(crate) use linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
 pub use select::{Choices, ConvTile};
 pub use sm90::Sm90Tile;
 #[cfg(feature = "cuda")]
@@ -343,6 +351,8 @@ pub enum Kernel {
         /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
         cluster: usize,
     },
+    /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
+    Sm90Halo,
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
     /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
@@ -353,6 +363,8 @@ pub enum Kernel {
     Sm90Depthwise(DepthwiseTile),
     /// The same, computing the 1x1 convolution too whose result it reads.
     Sm90Expand(DepthwiseTile),
+    /// The sm90 linear layer with a tile.
+    Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
 }

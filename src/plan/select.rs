@@ -1,10 +1,10 @@
-//! Kernel choice: which kernel and tile a convolution or linear layer gets.
+//! Kernel choice: which kernel and tile a convolution gets; names of kernels.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::sm90::{self, ConvShape, Sm90Tile};
-use super::{Kernel, Limits, Rates};
+use super::{Kernel, Limits, Rates, halo};
 
 /// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 ///
@@ -93,7 +93,7 @@ impl fmt::Display for ConvTile {
 pub type Choices = BTreeMap<String, Kernel>;
 
 impl Kernel {
-    /// Every kernel that a dense convolution may be given on `limits`.
+    /// Every kernel that any dense convolution may be given on `limits`.
     pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
         let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
         let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
@@ -112,11 +112,13 @@ impl fmt::Display for Kernel {
             Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
             Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
+            Self::Sm90Halo => write!(f, "sm90 halo"),
             Self::Joined => write!(f, "joined"),
             Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
+            Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
         }
     }
@@ -133,6 +135,7 @@ pub(super) fn conv_kernels(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -
     let mut kernels = tiles(&ConvTile::ALL, limits, mnk);
     if sm90::check(conv).is_ok() {
         kernels.extend(sm90_kernels(limits, &[*conv]));
+        kernels.extend(halo::kernel(conv, limits));
     }
     kernels
 }
@@ -158,29 +161,6 @@ pub(super) fn sm90_kernels(limits: &Limits, convs: &[ConvShape]) -> Vec<(Kernel,
     let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
     kernels.filter_map(clocks).collect()
 }
-
-/// The kernel of a linear layer of `m` images, `n` outputs and `k` channels: the one whose busiest multiprocessor has
-/// its operands first.
-pub(super) fn linear_kernel(limits: &Limits, mnk: [usize; 3]) -> Kernel {
-    best(linear_kernels(limits, mnk)).expect("there are tiles").0
-}
-
-/// Every kernel of such a layer, with its clocks; of those that take as long the smallest first, which has the fewest
-/// products.
-pub(super) fn linear_kernels(limits: &Limits, [m, n, k]: [usize; 3]) -> Vec<(Kernel, f64)> {
-    let clocks = |tile: &ConvTile| {
-        let blocks = m.div_ceil(tile.m) * n.div_ceil(tile.n);
-        let operand_bytes = (tile.m.min(m) + tile.n.min(n)) * k * 2;
-        blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + LINEAR_BLOCK)
-    };
-    ConvTile::LINEAR.into_iter().rev().map(|tile| (Kernel::Sm80Gemm(tile), clocks(&tile))).collect()
-}
-
-/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
-const BYTES_A_CLOCK: f64 = 30.0;
-
-/// The rest of a block of the linear layer, in clocks: latencies, and adding its warps' sums.
-const LINEAR_BLOCK: f64 = 2000.0;
 
 /// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
 /// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need

@@ -13,6 +13,7 @@ pub fn all() -> Vec<Case> {
     [
         normalize(),
         conv2d(),
+        halo(),
         blocks(),
         stem(),
         depthwise(),
@@ -402,6 +403,42 @@ pub fn stem() -> Vec<Case> {
     problems.iter().map(Problem::case).collect()
 }
 
+/// Windows that are computed from one copy of their pixels.
+pub fn halo() -> Vec<Case> {
+    use Activation::{Relu, Relu6};
+    let padded = |[top, left, bottom, right]: [usize; 4]| Window {
+        pad: Pad { top, left, bottom, right },
+        ..Window::square(3, 1, 0)
+    };
+    let same = padded([1; 4]);
+    let dense = Convolution::dense;
+    let chosen = [
+        dense([1, 1, 8], 8, same),
+        dense([3, 1, 64], 64, same).residual(),
+        dense([7, 7, 64], 64, same).residual().norm().and(Relu).rows(3),
+        dense([14, 14, 64], 64, same).residual().and(Relu6).rows(2),
+        dense([28, 28, 40], 48, same).norm().and(Relu).rows(2),
+        dense([56, 56, 64], 64, same).residual().norm().and(Relu).rows(2),
+        dense([5, 57, 24], 130, same).residual().and(Relu),
+        dense([4, 121, 16], 65, same).residual(),
+        dense([9, 260, 8], 24, padded([0; 4])).residual().rows(2),
+        dense([6, 13, 56], 200, padded([2, 0, 1, 3])).and(Relu6).rows(5),
+        // More tiles than any GPU has multiprocessors: places are used again and again.
+        dense([56, 56, 8], 8, same).residual().and(Relu).rows(32),
+        dense([30, 58, 8], 72, same).residual().norm().and(Relu).rows(20),
+        dense([57, 23, 8], 8, same).rows(50),
+    ];
+    let mut random = Random::new("halo");
+    let any = (0..12).map(|_| {
+        let x = [random.between(3, 40), random.between(3, 70), random.pick(&[1, 8, 24, 33, 60, 64])];
+        let window = padded([0; 4].map(|_| random.between(0, 4)));
+        let k = random.pick(&[3, 8, 48, 64, 66, 128, 136]);
+        let problem = dense(x, k, window).and(random.pick(&ACTIVATIONS)).rows(random.between(1, 6));
+        if random.between(0, 1) == 1 { problem.residual() } else { problem }
+    });
+    chosen.into_iter().chain(any).map(|problem| problem.case()).collect()
+}
+
 pub fn depthwise() -> Vec<Case> {
     use Activation::{Relu, Relu6};
     let square = Window::square;
@@ -705,6 +742,10 @@ pub fn linear() -> Vec<Case> {
         (31, 65, 1),
         (2056, 40, 16),
         (264, 75, 130),
+        (1288, 170, 70),
+        (3072, 88, 65),
+        (6144, 16, 3),
+        (2048, 168, 128),
     ];
     let problem = |(inputs, outputs, rows)| [true, false].map(|bias| Dense { inputs, outputs, bias, rows }.case());
     sizes.into_iter().flat_map(problem).collect()

@@ -3,10 +3,10 @@
 use std::sync::OnceLock;
 
 use half::f16;
-use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, optimize};
+use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, infer, optimize};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, Request, StemTile, StepOp, TailTile,
-    plan as plan_with,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, LinearTile, Request, StemTile, StepOp,
+    TailTile, plan as plan_with,
 };
 use trefoil::{Activation, Batch, Device, Engine, InputFormat, Output, OutputKind, Tuning};
 
@@ -76,6 +76,21 @@ impl Case {
         (any && matches!(kernel, Kernel::Sm90Conv { .. })).then_some(choices)
     }
 
+    /// A choice of the kernel for 3x3 windows of few channels for every convolution that it computes; none if there is
+    /// none.
+    fn halo_choices(&self) -> Choices {
+        let graph = optimize(&self.graph);
+        let shapes = infer(&graph).expect("a case's graph has shapes");
+        let computes = |node: &&Node| match &node.op {
+            Op::Conv2d(Conv2d { window, groups: 1, .. }) => {
+                let channels = shapes[node.inputs[0].0].channels;
+                window.size == [3; 2] && window.stride == [1; 2] && window.dilation == [1; 2] && channels <= 64
+            }
+            _ => false,
+        };
+        graph.nodes.iter().filter(computes).map(|node| (node.name.clone(), Kernel::Sm90Halo)).collect()
+    }
+
     /// A choice of the chain kernel for every 1x1 convolution whose result another reads alone, one after the other, with
     /// the convolutions joined that they add; none if there are none.
     fn chain_choices(&self, tile: ChainTile) -> Choices {
@@ -110,10 +125,8 @@ impl Case {
             all.extend(self.choices(kernel).map(|choices| (format!(", kernel {kernel}"), choices)));
             all.extend(self.joined_choices(kernel).map(|choices| (format!(", joined, kernel {kernel}"), choices)));
         }
-        for kernel in ConvTile::LINEAR.map(Kernel::Sm80Gemm).into_iter().filter(|_| limits.family == Family::Sm80) {
-            let choices = self.choices_of(kernel, |op| matches!(op, Op::Linear(_)));
-            all.extend(choices.map(|choices| (format!(", linear kernel {kernel}"), choices)));
-        }
+        let halo = self.halo_choices();
+        all.extend((!halo.is_empty() && limits.has_sm90_kernels()).then(|| (format!(", {}", Kernel::Sm90Halo), halo)));
         let request = Request {
             limits,
             batch: self.rows.len(),
@@ -122,6 +135,17 @@ impl Case {
             output: self.output,
             choices: &Choices::new(),
         };
+        for kernel in ConvTile::LINEAR.map(Kernel::Sm80Gemm).into_iter().filter(|_| limits.family == Family::Sm80) {
+            let choices = self.choices_of(kernel, |op| matches!(op, Op::Linear(_)));
+            all.extend(choices.map(|choices| (format!(", linear kernel {kernel}"), choices)));
+        }
+        for tile in LinearTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
+            let kernel = Kernel::Sm90Linear(tile);
+            let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
+            // Many channels do not fit the shared memory.
+            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
+        }
         let plan =
             plan_with(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
         if let StepOp::Stem(_) = &plan.steps[0].op {

@@ -25,7 +25,7 @@ use nvtx::{Nvtx, Range};
 
 pub(crate) use graph::Graph;
 pub(crate) use module::{Function, Module};
-pub(crate) use tensor_map::{TENSOR_MAP_BYTES, TensorMap, Windows};
+pub(crate) use tensor_map::{Swizzle, TENSOR_MAP_BYTES, TensorMap, Windows};
 
 /// A GPU: a context on it, and what streams may be asked of it.
 pub(crate) struct Cuda {

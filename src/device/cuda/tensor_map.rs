@@ -7,19 +7,37 @@ use super::Cuda;
 use super::driver::cu;
 use crate::error::Error;
 
-/// A tensor of halves without gaps, its innermost dimension first, and what one copy takes of it. Boxes are swizzled
-/// in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the tensor reads as zeros and
-/// is not written.
+/// A tensor of halves, its innermost dimension first, without gaps but where it has a pitch, and what one copy takes of
+/// it. Boxes are swizzled in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the
+/// tensor reads as zeros and is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
     /// Boxes of a matrix whose rows are `pitch` halves apart.
     Matrix { address: u64, dims: [u64; 2], pitch: u64, box_dims: [u32; 2] },
     /// Boxes of three dimensions.
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
-    /// Boxes of images {C, W, H, N}, swizzled in rows of 64 bytes or not at all.
-    Images { address: u64, dims: [u64; 4], box_dims: [u32; 4], swizzled: bool },
+    /// Boxes of images {C, W, H, N} whose pixels are `pitch` halves apart.
+    Images { address: u64, dims: [u64; 4], pitch: u64, box_dims: [u32; 4], swizzle: Swizzle },
     /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
     Windows(Windows),
+}
+
+/// How a box lies in shared memory: 16 bytes at a time in another order in each row of so many bytes, or as they come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Swizzle {
+    None,
+    Rows64,
+    Rows128,
+}
+
+impl Swizzle {
+    fn raw(self) -> sys::CUtensorMapSwizzle {
+        match self {
+            Self::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            Self::Rows64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            Self::Rows128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        }
+    }
 }
 
 /// See [`TensorMap::Windows`]; two values are of W and H.
@@ -36,10 +54,6 @@ pub(crate) struct Windows {
     pub(crate) pixels: u32,
 }
 
-const SWIZZLED: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B;
-const SWIZZLED_64: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B;
-const PLAIN: sys::CUtensorMapSwizzle = sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
-
 /// Bytes of an encoded map.
 pub(crate) const TENSOR_MAP_BYTES: usize = 128;
 
@@ -50,14 +64,13 @@ impl Cuda {
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
         let encoded = match map {
             TensorMap::Matrix { address, dims, pitch, box_dims } => {
-                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, [2 * pitch; 2], box_dims)
+                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, [2 * pitch; 2], box_dims)
             }
             TensorMap::Blocks { address, dims, box_dims } => {
-                self.encode_tiled(&mut raw, SWIZZLED, *address, dims, strides(dims), box_dims)
+                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, strides(dims[0], dims), box_dims)
             }
-            TensorMap::Images { address, dims, box_dims, swizzled } => {
-                let swizzle = if *swizzled { SWIZZLED_64 } else { PLAIN };
-                self.encode_tiled(&mut raw, swizzle, *address, dims, strides(dims), box_dims)
+            TensorMap::Images { address, dims, pitch, box_dims, swizzle } => {
+                self.encode_tiled(&mut raw, *swizzle, *address, dims, strides(*pitch, dims), box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };
@@ -72,7 +85,7 @@ impl Cuda {
     fn encode_tiled<const RANK: usize>(
         &self,
         raw: &mut sys::CUtensorMap,
-        swizzle: sys::CUtensorMapSwizzle,
+        swizzle: Swizzle,
         address: u64,
         dims: &[u64; RANK],
         strides: [u64; RANK],
@@ -94,7 +107,7 @@ impl Cuda {
                     box_dims.as_ptr(),
                     steps.as_ptr(),
                     sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    swizzle,
+                    swizzle.raw(),
                     sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )
@@ -104,7 +117,7 @@ impl Cuda {
 
     fn encode_windows(&self, raw: &mut sys::CUtensorMap, windows: &Windows) -> Result<(), Error> {
         let Windows { address, dims, lower, upper, strides: [step_w, step_h], channels, pixels } = windows;
-        let (strides, steps) = (strides(dims), [1, *step_w, *step_h, 1]);
+        let (strides, steps) = (strides(dims[0], dims), [1, *step_w, *step_h, 1]);
         // SAFETY: four dimensions and steps, three strides, two coordinates of each corner; all live over the call.
         // The address is only noted.
         unsafe {
@@ -123,7 +136,7 @@ impl Cuda {
                     *pixels,
                     steps.as_ptr(),
                     sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    SWIZZLED,
+                    Swizzle::Rows128.raw(),
                     sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )
@@ -132,13 +145,16 @@ impl Cuda {
     }
 }
 
-/// Bytes from one element to the next along each dimension but the first; the last of the array is not used.
-fn strides<const RANK: usize>(dims: &[u64; RANK]) -> [u64; RANK] {
-    let mut bytes = 2;
-    dims.map(|dim| {
+/// Bytes from one element to the next along each dimension but the first, in the second of which they are `pitch` halves
+/// apart; the last of the array is not used.
+fn strides<const RANK: usize>(pitch: u64, dims: &[u64; RANK]) -> [u64; RANK] {
+    let mut bytes = 2 * pitch;
+    let mut stride = [bytes; RANK];
+    for (stride, dim) in stride.iter_mut().zip(dims).skip(1) {
         bytes *= dim;
-        bytes
-    })
+        *stride = bytes;
+    }
+    stride
 }
 
 /// The driver only says that a value is invalid: adds all of them.

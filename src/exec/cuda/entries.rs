@@ -1,7 +1,9 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
-use super::{sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_stem, sm90_tail};
+use super::{
+    sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_linear, sm90_stem, sm90_tail,
+};
 use crate::plan::{ConvTile, Sm90Tile};
 
 /// One entry point of a module.
@@ -36,6 +38,13 @@ pub(crate) fn entries() -> Vec<Entry> {
         let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, sm90_conv2d_chain::MOST_SHARED_BYTES);
         Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
     }));
+    all.push(Entry {
+        module: "sm90_conv2d_halo",
+        name: sm90_conv2d_halo::ENTRY,
+        threads: sm90_conv2d_halo::THREADS,
+        shared_bytes: sm90_conv2d_halo::MOST_SHARED_BYTES,
+        cluster: 1,
+    });
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
         let shared_bytes = layers.shared_bytes(columns) as u32;
         Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes, cluster: 1 }
@@ -43,6 +52,10 @@ pub(crate) fn entries() -> Vec<Entry> {
     all.extend(sm90_conv2d_depthwise::ENTRIES.map(|(.., name)| {
         let (threads, shared_bytes) = (sm90_conv2d_depthwise::MOST_THREADS, sm90_conv2d_depthwise::MOST_SHARED_BYTES);
         Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
+    }));
+    all.extend(sm90_linear::ENTRIES.map(|(tile, name)| {
+        let (threads, shared_bytes) = (sm90_linear::threads(tile), sm90_linear::MOST_SHARED_BYTES);
+        Entry { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_tail::ENTRIES.map(|(_, name)| {
         let (threads, shared_bytes) = (sm90_tail::THREADS, sm90_tail::MOST_SHARED_BYTES);
@@ -70,12 +83,12 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{ChainTile, StemLayers, StemTile, TailTile};
+    use crate::plan::{ChainTile, LINEAR_OUTPUTS, LinearTile, StemLayers, StemTile, TailTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 16] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 18] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
@@ -104,11 +117,23 @@ mod tests {
             "Sm90ChainArgs",
             sm90_conv2d_chain::Sm90ChainArgs::FIELDS,
         ),
+        twin::<sm90_conv2d_halo::Sm90HaloArgs>(
+            "sm90_conv2d_halo",
+            "sm90_conv2d_halo.cu",
+            "Sm90HaloArgs",
+            sm90_conv2d_halo::Sm90HaloArgs::FIELDS,
+        ),
         twin::<sm90_conv2d_depthwise::Sm90DepthwiseArgs>(
             "sm90_conv2d_depthwise",
             "sm90_conv2d_depthwise.cu",
             "Sm90DepthwiseArgs",
             sm90_conv2d_depthwise::Sm90DepthwiseArgs::FIELDS,
+        ),
+        twin::<sm90_linear::Sm90LinearArgs>(
+            "sm90_linear",
+            "sm90_linear.cu",
+            "Sm90LinearArgs",
+            sm90_linear::Sm90LinearArgs::FIELDS,
         ),
         twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
         twin::<sm90_tail::TailArgs>("sm90_tail", "sm90_tail.cu", "TailArgs", sm90_tail::TailArgs::FIELDS),
@@ -338,6 +363,20 @@ mod tests {
         assert_eq!(found, listed);
         let compiled = StemLayers::ALL.into_iter().flat_map(|of| StemTile::COLUMNS.map(|columns| (of, columns)));
         assert!(compiled.eq(sm90_stem::ENTRIES.map(|(layers, columns, _)| (layers, columns))));
+    }
+
+    #[test]
+    fn sm90_linear_kernels_agree_with_the_source() {
+        let source = read("sm90_linear.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_LINEAR(")?.strip_suffix(')'));
+        let listed = sm90_linear::ENTRIES.map(|(tile, name)| {
+            let LinearTile { images, blocks } = tile;
+            assert_eq!(name, format!("sm90_linear_{images}_{blocks}"));
+            format!("{images}, {blocks}")
+        });
+        assert!(found.eq(listed));
+        assert_eq!(sm90_linear::ENTRIES.map(|(tile, _)| tile), LinearTile::ALL);
+        assert!(source.contains(&format!("kTileN = {LINEAR_OUTPUTS};")));
     }
 
     #[test]

@@ -17,6 +17,8 @@ mod pool2d;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
+mod sm90_conv2d_halo;
+mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
 mod steps;

@@ -7,7 +7,7 @@ use super::launch::{
     ArgBytes, CHUNK, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
     unsupported,
 };
-use crate::device::cuda::TensorMap;
+use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
 use crate::plan::{self, DepthwiseShape, DepthwiseTile, Limits, TILE_CHANNELS};
 use crate::tensor::{Activation, Shape};
@@ -157,8 +157,9 @@ pub(crate) fn launch(
     let x = TensorMap::Images {
         address: aligned("x", pointers.x, 16)?,
         dims: [x.channels, x.width, x.height, batch].map(|value| value as u64),
+        pitch: x.channels as u64,
         box_dims: [TILE_CHANNELS as u32, box_width as u32, box_height as u32, 1],
-        swizzled: expand.is_some(),
+        swizzle: if expand.is_some() { Swizzle::Rows64 } else { Swizzle::None },
     };
     Ok(Launch {
         entry,
@@ -212,7 +213,8 @@ mod tests {
         // Two blocks by memory: 2 * 132 / 7.
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([37 * 7, 1, 1], [96, 1, 1], shared_bytes));
         let box_dims = [32, 45, 11, 1];
-        let x = TensorMap::Images { address: 0x100, dims: [56, 120, 31, 9], box_dims, swizzled: true };
+        let (dims, swizzle) = ([56, 120, 31, 9], Swizzle::Rows64);
+        let x = TensorMap::Images { address: 0x100, dims, pitch: 56, box_dims, swizzle };
         assert_eq!(launch.maps, [x]);
     }
 
@@ -222,7 +224,7 @@ mod tests {
         assert_eq!(launch.entry, "sm90_conv2d_depthwise_5x5_stride2_2x7");
         // Three blocks by memory: 3 * 132 / 7.
         assert_eq!((launch.grid, launch.shared_bytes), ([56 * 7, 1, 1], 2 * 31_744));
-        assert!(matches!(&launch.maps[0], TensorMap::Images { dims: [200, ..], swizzled: false, .. }));
+        assert!(matches!(&launch.maps[0], TensorMap::Images { dims: [200, ..], swizzle: Swizzle::None, .. }));
     }
 
     #[test]

@@ -13,6 +13,8 @@ use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
 use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
 use super::sm90_conv2d_depthwise::{self, Expand};
 use super::sm90_conv2d_fprop::{self, Second, Tiling};
+use super::sm90_conv2d_halo;
+use super::sm90_linear;
 use super::sm90_stem::{self, StemPointers, StemProblem};
 use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
@@ -167,6 +169,12 @@ impl Operands<'_> {
             }
             StepOp::Conv(conv) => match self.step.kernel {
                 Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),
+                Kernel::Sm90Halo => sm90_conv2d_halo::launch(
+                    &self.conv_problem(conv),
+                    self.backward,
+                    &self.plan.limits,
+                    &self.conv_pointers(second),
+                ),
                 _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
             },
             StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
@@ -187,7 +195,11 @@ impl Operands<'_> {
                     out_stored: self.y().stored_channels,
                     activation: Activation::None,
                 };
-                linear::launch(&problem, self.tile()?, &LinearPointers { x, filter, bias, y })
+                let pointers = LinearPointers { x, filter, bias, y };
+                match self.step.kernel {
+                    Kernel::Sm90Linear(tile) => sm90_linear::launch(&problem, tile, &pointers),
+                    _ => linear::launch(&problem, self.tile()?, &pointers),
+                }
             }
             StepOp::Add(activation) => {
                 let (shape, out_pitch) = (stored(self.x()), self.y().pitch);

@@ -8,11 +8,11 @@ use super::args::Regime;
 use super::sources::Random;
 use crate::setup;
 
-/// What is stacked: convolutions of as many channels in as out, each added to its input.
+/// What is stacked: 1x1 convolutions of as many channels in as out, each added to its input. They wait for memory: a GPU
+/// whose power limit holds its clocks down would compute faster in a ring that leaves it idle now and then than alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers {
     shape: Shape,
-    window: usize,
 }
 
 /// The ring around a network.
@@ -35,33 +35,29 @@ const CLOSE: f64 = 0.02;
 impl Layers {
     /// Rows of 588 KiB, as 224 x 224 RGB images in f32 have; few operations a layer on the CPU.
     pub fn of(device: &Device) -> Self {
-        if setup::is_cpu(device) {
-            Self { shape: Shape::new(112, 168, 8), window: 1 }
-        } else {
-            Self { shape: Shape::new(48, 49, 64), window: 3 }
-        }
+        let shape = if setup::is_cpu(device) { Shape::new(112, 168, 8) } else { Shape::new(48, 49, 64) };
+        Self { shape }
     }
 
     /// A network of `depth` convolutions. Each adds a little to its input, so that the result neither grows nor
     /// forgets what went in, however deep it is.
     fn model(self, depth: usize) -> Result<Model> {
-        let (channels, window) = (self.shape.channels, self.window);
-        let fan_in = channels * window * window;
-        let scale = (0.003 * 3.0 / fan_in as f32).sqrt();
+        let channels = self.shape.channels;
+        let scale = (0.003 * 3.0 / channels as f32).sqrt();
         let mut random = Random::new(depth as u64);
         let mut graph = GraphBuilder::new(self.shape);
         let mut x = graph.input();
         let mut tensors = Vec::with_capacity(depth);
         for layer in 0..depth {
             let name = format!("conv{layer}");
-            let y = graph.conv2d(&name, x, channels, Window::square(window, 1, window / 2));
+            let y = graph.conv2d(&name, x, channels, Window::square(1, 1, 0));
             x = graph.add(&format!("add{layer}"), y, x);
-            let filter = (0..channels * fan_in).map(|_| scale * random.unit()).collect();
-            tensors.push((format!("{name}.weight"), vec![channels, channels, window, window], filter));
+            let filter = (0..channels * channels).map(|_| scale * random.unit()).collect();
+            tensors.push((format!("{name}.weight"), vec![channels, channels, 1, 1], filter));
         }
         let weights = Weights::from_tensors(tensors)?;
         let model = Model::new(graph.finish(x)?, weights, Preprocessing::new(self.shape), vec![])?;
-        Ok(model.with_name(&format!("{depth} convolutions {window}x{window} on {}", self.shape)))
+        Ok(model.with_name(&format!("{depth} convolutions 1x1 on {}", self.shape)))
     }
 
     /// An engine of a network of `depth` convolutions.
@@ -78,7 +74,7 @@ impl Layers {
 
     /// What the network is made of.
     pub fn describe(self) -> String {
-        format!("{0}x{0} convolutions on {1}, f32 in and out", self.window, self.shape)
+        format!("1x1 convolutions on {}, f32 in and out", self.shape)
     }
 }
 

@@ -1,0 +1,279 @@
+// Convolution by 3x3 windows, forward, on Hopper, of up to 64 channels: pixels come to shared memory once for all taps.
+//
+// A tile is some rows of some columns of one image, by 64 output channels. Its pixels with all that their windows see, a
+// band, lie in shared memory row by row, as one line of pixels. An output pixel's number is that of the first pixel of
+// its window, so each tap's operand is the same line, some pixels further on, and nothing is copied for it. At the end
+// of a row windows begin that reach into the next one: their sums are left out. Channels lie on the rows of the
+// warpgroup product, pixels on its columns, as in sm90_conv2d_fprop.cuh.
+//
+// The filters stay for the whole launch. One thread copies bands, two ahead of the products; two warpgroups multiply and
+// store, each its own half of the rows. They multiply in turns, so that one's products run beside the other's stores.
+#include "common.cuh"
+#include "sm90_ptx.cuh"
+
+// The one argument of the entry point. Mirrored in sm90_conv2d_halo.rs.
+struct Sm90HaloArgs {
+  TensorMap filter;    // halves {C, 9, K}, box {64, 1, 64}
+  TensorMap x;         // halves {C, W, H, images}, box {64, line, 2 * rows + 2, 1}
+  TensorMap residual;  // halves {K, Q, P, images}, box {64, columns, rows, 1}
+  TensorMap y;         // the same with pixels y_pitch apart
+  const float *bias;   // [k_stored]
+  int32_t k_stored;
+  int32_t has_residual;
+  int32_t rows;     // of a part of a tile: a warpgroup's
+  int32_t columns;  // of a tile
+  int32_t line;     // columns + 2: pixels of a band's row
+  int32_t band_bytes;  // from one band to the other in shared memory
+  int32_t tiles;
+  int32_t channel_tiles;
+  int32_t column_tiles;
+  int32_t row_tiles;
+  int32_t pad_top;
+  int32_t pad_left;
+  int32_t activation;
+  int32_t backward_from;  // the last tile of pixels: they are taken from there on down; negative: from 0 up
+  FastDivide by_channel_tiles;
+  FastDivide by_column_tiles;
+  FastDivide by_row_tiles;
+  FastDivide by_line;
+  int32_t padding[8];
+};
+static_assert(sizeof(Sm90HaloArgs) == 640, "mirrored in sm90_conv2d_halo.rs");
+static_assert(offsetof(Sm90HaloArgs, bias) == 512 && offsetof(Sm90HaloArgs, by_line) == 600,
+              "mirrored in sm90_conv2d_halo.rs");
+
+constexpr int kChannels = 64;               // 128 bytes, the copy engine's widest swizzle
+constexpr int kRowBytes = kChannels * 2;    // of a pixel, and of a channel's tap
+constexpr int kTapsOnASide = 3;
+constexpr int kTaps = kTapsOnASide * kTapsOnASide;
+constexpr int kTapBytes = kChannels * kRowBytes;
+constexpr int kFilterBytes = kTaps * kTapBytes;
+constexpr int kParts = 2, kThreads = 128 * (1 + kParts);
+constexpr int kPixels = 120;                // of a part: columns of the product
+constexpr int kBands = 2;                   // in flight
+constexpr int kOutPixels = 128;             // of a place for a part's results; those after kPixels take what is left out
+constexpr int kOutBytes = kOutPixels * kRowBytes, kOuts = 2;
+
+// What lies where in shared memory.
+struct Shared {
+  uint32_t smem;
+  uint32_t band_bytes;
+
+  __device__ __forceinline__ uint32_t filters() const { return smem; }
+  __device__ __forceinline__ uint32_t out(uint32_t part, uint32_t turn) const {
+    return smem + kFilterBytes + (part * kOuts + turn) * kOutBytes;
+  }
+  __device__ __forceinline__ uint32_t band(uint32_t turn) const {
+    return smem + kFilterBytes + kParts * kOuts * kOutBytes + turn * band_bytes;
+  }
+  __device__ __forceinline__ uint32_t filters_full() const { return band(kBands); }
+  __device__ __forceinline__ uint32_t full(uint32_t turn) const { return filters_full() + 8 + turn * 8; }
+  __device__ __forceinline__ uint32_t empty(uint32_t turn) const { return full(kBands) + turn * 8; }
+  __device__ __forceinline__ uint32_t residual_full(uint32_t part, uint32_t turn) const {
+    return empty(kBands) + (part * kOuts + turn) * 8;
+  }
+};
+
+// The first output channel, column, row and the image of a tile.
+struct Origin {
+  int32_t k, q, p, n;
+};
+
+TREFOIL_DEVICE Origin origin_of(const Sm90HaloArgs &args, int32_t tile) {
+  int32_t of_pixels = divide(tile, args.by_channel_tiles);
+  const int32_t channel_tile = tile - of_pixels * args.channel_tiles;
+  if (args.backward_from >= 0) of_pixels = args.backward_from - of_pixels;
+  const int32_t across = divide(of_pixels, args.by_column_tiles);
+  const int32_t n = divide(across, args.by_row_tiles);
+  const int32_t column_tile = of_pixels - across * args.column_tiles, row_tile = across - n * args.row_tiles;
+  return {channel_tile * kChannels, column_tile * args.columns, row_tile * args.rows * kParts, n};
+}
+
+// One thread: filters once, then the bands of the block's tiles.
+TREFOIL_DEVICE void load(const Sm90HaloArgs &args, const Shared &shared) {
+  allow_next_launch();
+  // Filters depend on no launch. A block's tiles are all of the same channels.
+  const int32_t k = origin_of(args, blockIdx.x).k;
+  barrier_arrive_expect(shared.filters_full(), kFilterBytes);
+  for (int tap = 0; tap < kTaps; ++tap)
+    copy_box_3d(shared.filters() + tap * kTapBytes, &args.filter, shared.filters_full(), 0, tap, k);
+  wait_for_earlier_launches();
+  const uint32_t copied_bytes = args.line * (kParts * args.rows + kTapsOnASide - 1) * kRowBytes;
+  uint32_t turn = 0, phase = 0;
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const Origin origin = origin_of(args, tile);
+    barrier_wait(shared.empty(turn), phase ^ 1);
+    barrier_arrive_expect(shared.full(turn), copied_bytes);
+    copy_box_4d(shared.band(turn), &args.x, shared.full(turn), 0, origin.q - args.pad_left, origin.p - args.pad_top,
+                origin.n);
+    if (++turn == kBands) turn = 0, phase ^= 1;
+  }
+}
+
+// Named barriers: of the threads of a part that store, and of a part's turn to multiply.
+TREFOIL_DEVICE constexpr uint32_t stored_of(uint32_t part) { return 1 + part; }
+TREFOIL_DEVICE constexpr uint32_t turn_of(uint32_t part) { return 1 + kParts + part; }
+constexpr uint32_t kTurnThreads = 128 * kParts;
+
+// The sums of a part: line by line of the filter, tap by tap, channel by channel. The other part's turn is next, unless
+// it has nothing left.
+TREFOIL_DEVICE void multiply(const Sm90HaloArgs &args, uint32_t smem_filters, uint32_t smem_band, uint32_t part,
+                             bool is_other_next, float (&d)[kPixels / 2]) {
+  constexpr int kUnit = 16;  // of a descriptor's address
+  barrier_sync(turn_of(part), kTurnThreads);
+  wgmma_fence();
+#pragma unroll
+  for (int r = 0; r < kTapsOnASide; ++r) {
+    const uint64_t a = wgmma_operand(smem_filters) + r * kTapsOnASide * (kTapBytes / kUnit);
+    const uint64_t b = wgmma_operand(smem_band) + r * args.line * (kRowBytes / kUnit);
+#pragma unroll
+    for (int s = 0; s < kTapsOnASide; ++s) {
+#pragma unroll
+      for (int k = 0; k < kChannels / 16; ++k)
+        Wgmma<kPixels>::multiply(d, a + s * (kTapBytes / kUnit) + 2 * k, b + s * (kRowBytes / kUnit) + 2 * k,
+                                 r + s + k > 0);
+    }
+  }
+  wgmma_commit();
+  if (is_other_next) barrier_pass(turn_of(part ^ 1), kTurnThreads);
+  wgmma_wait<0>();
+  wgmma_use(d);
+}
+
+// One thread: starts the copy of a part's residual to where its result will be.
+TREFOIL_DEVICE void load_residual(const Sm90HaloArgs &args, const Shared &shared, uint32_t part, uint32_t turn,
+                                  const Origin &origin) {
+  const uint32_t full = shared.residual_full(part, turn);
+  barrier_arrive_expect(full, args.rows * args.columns * kRowBytes);
+  copy_box_4d(shared.out(part, turn), &args.residual, full, origin.k, origin.q, origin.p + part * args.rows, origin.n);
+}
+
+// A warpgroup: its half of the rows of each of the block's tiles.
+TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &shared, uint32_t part) {
+  constexpr int kSixteens = kPixels / 16;
+  static_assert(kPixels % 16 == 8, "the last eight pixels are stored by themselves");
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const bool stores = threadIdx.x % 128 == 0;
+  const bool has_residual = args.has_residual != 0;
+  // Where this lane's row of the four 8x8 matrices of 16 pixels lies in the result, which has no gaps between rows: 8
+  // channels of a pixel, swizzled like a tensor map's box.
+  const uint32_t channel_chunk = warp * 2 + lane / 8 % 2;
+  uint32_t lane_offset[kSixteens + 1];
+#pragma unroll
+  for (int j = 0; j <= kSixteens; ++j) {
+    const int32_t number = 16 * j + lane / 16 * 8 + lane % 8;
+    const int32_t row = divide(number, args.by_line), column = number - row * args.line;
+    const bool inside = row < args.rows && column < args.columns;
+    const uint32_t pixel = inside ? row * args.columns + column : kPixels + lane % 8;
+    lane_offset[j] = pixel * kRowBytes + (channel_chunk ^ pixel % 8) * 16;
+  }
+  const Origin first = origin_of(args, blockIdx.x);
+  const int32_t k_lane = first.k + warp * 16 + lane / 4;  // and eight more
+  const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
+                         k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
+  const Clamp clamp(args.activation);
+  if (stores && has_residual) {
+    wait_for_earlier_launches();
+    load_residual(args, shared, part, 0, first);
+  }
+
+  uint32_t turn = 0, phase = 0;  // of bands, and of results: there are as many
+  static_assert(kBands == kOuts);
+  barrier_wait(shared.filters_full(), 0);
+  if (part == 1) barrier_pass(turn_of(0), kTurnThreads);
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const Origin origin = origin_of(args, tile);
+    const int32_t next = tile + gridDim.x;
+    float d[kPixels / 2];
+    barrier_wait(shared.full(turn), phase);
+    multiply(args, shared.filters(), shared.band(turn) + part * args.rows * args.line * kRowBytes, part,
+             part == 0 || next < args.tiles, d);
+    if (lane == 0) barrier_arrive(shared.empty(turn));
+
+    if (stores) {
+      // The other place is free once what was stored from it last has been read; all others passed the barrier since.
+      wait_stores_read<0>();
+      if (has_residual && next < args.tiles) load_residual(args, shared, part, turn ^ 1, origin_of(args, next));
+    }
+    if (has_residual) barrier_wait(shared.residual_full(part, turn), phase);
+    const uint32_t smem_out = shared.out(part, turn);
+#pragma unroll
+    for (int j = 0; j <= kSixteens; ++j) {
+      const uint32_t smem_lane = smem_out + lane_offset[j];
+      const bool whole = j < kSixteens;
+      uint32_t add[4] = {}, out[4];
+      if (has_residual) {
+        // Of the last eight pixels the other lanes' addresses are read too: their rows are what is left out.
+        ldmatrix_x4_trans(add, smem_lane);
+      }
+#pragma unroll
+      for (int q = 0; q < (whole ? 4 : 2); ++q) {
+        float2 sum = make_float2(d[j * 8 + q * 2] + bias[q % 2], d[j * 8 + q * 2 + 1] + bias[q % 2]);
+        if (has_residual) {
+          const float2 other = unpack_half2(add[q]);
+          sum.x += other.x, sum.y += other.y;
+        }
+        out[q] = clamp(sum);
+      }
+      if (whole) {
+        stmatrix_x4_trans(smem_lane, out);
+      } else {
+        const uint32_t halves[2] = {out[0], out[1]};
+        stmatrix_x2_trans(smem_lane, halves);
+      }
+    }
+    fence_shared_for_copies();
+    barrier_sync(stored_of(part), 128);
+    if (stores) store_box_4d(&args.y, origin.k, origin.q, origin.p + part * args.rows, origin.n, smem_out);
+    if (++turn == kBands) turn = 0, phase ^= 1;
+  }
+  if (stores) wait_stores_read<0>();
+}
+
+// Purpose    y[i][p][q][n] = act(sum over r, s, c of x[i][p - pad_top + r][q - pad_left + s][c] * filter[n][r][s][c]
+//            + bias[n] + residual[i][p][q][n]), r and s from 0 to 2; x is zero outside the image.
+// Operands   x         read   halves [images][height][width][C], by its map
+//            filter    read   halves [k_stored][3][3][C], zeros in padded channels, by its map
+//            bias      read   floats [k_stored], zeros in padded channels
+//            residual  read   halves [images][P][Q][k_stored], by its map; has_residual 0: not read. Disjoint from y
+//            y         write  halves [images][P][Q][k_stored], pixels y_pitch apart, by its map, disjoint from x
+//            All are row-major, but for y's pixels without gaps, at multiples of 16 bytes; channel counts and y_pitch are
+//            multiples of 8, C at most 64. The maps swizzle by 128 bytes and fill with zeros; their boxes are those that
+//            Sm90HaloArgs names.
+// Arithmetic half products, float sums in the order of r, s, c, one rounding to half at the end (overflow becomes
+//            infinity). NaN stays NaN, through every activation. Padded channels of y come out zero if x is finite.
+// Launch     grid a multiple of channel_tiles up to `tiles`, best as many as run at once: a block takes every
+//            gridDim.x-th tile, whose channels are the same then. Block kThreads. Dynamic shared memory kFilterBytes +
+//            4 * kOutBytes + 2 * band_bytes + 72. tiles = images * row_tiles * column_tiles * channel_tiles, row_tiles =
+//            ceil(P / (2 * rows)), column_tiles = ceil(Q / columns), channel_tiles = ceil(k_stored / 64). band_bytes is
+//            a multiple of 1024. Compute capability 9.0 exactly.
+// Limits     line = columns + 2; rows * line at most 122, so that a part's pixels are on the columns of the product; a
+//            band's bytes, and those up to (rows + 2) * line + 122 pixels, at most band_bytes: products read that far,
+//            for sums that are left out. Tiles below 2^31. Tails in pixels and channels are the maps': nothing outside
+//            the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
+//            writes y, only after griddepcontrol.wait; filter and bias before.
+// Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024), its windows by shifted addresses; wgmma, tensor
+//            maps, mbarrier: PTX ISA 9.0.
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_conv2d_halo(const __grid_constant__ Sm90HaloArgs args) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  const Shared shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
+  if (threadIdx.x == 0) {
+    if (shared.smem % 1024 != 0) __trap();  // the swizzle is of addresses
+    barrier_init(shared.filters_full(), 1);
+    for (uint32_t turn = 0; turn < kBands; ++turn) {
+      barrier_init(shared.full(turn), 1);
+      barrier_init(shared.empty(turn), 4 * kParts);
+      for (uint32_t part = 0; part < kParts; ++part) barrier_init(shared.residual_full(part, turn), 1);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  // The same for all lanes, and the compiler knows it.
+  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (group == 0) {
+    if (threadIdx.x == 0) load(args, shared);
+  } else {
+    multiply_and_store(args, shared, group - 1);
+  }
+}

@@ -1,0 +1,206 @@
+//! Launches of `kernels/sm90_conv2d_halo.cu`.
+
+use bytemuck::Zeroable;
+
+use super::conv2d_fprop::{ConvPointers, ConvProblem};
+use super::launch::{ArgBytes, FastDivide, Launch, activation_code, aligned, kernel_args, pitch, product, unsupported};
+use super::sm90_conv2d_fprop::{MapBytes, int};
+use crate::device::cuda::{Swizzle, TensorMap};
+use crate::error::Error;
+use crate::plan::{ConvShape, HALO_CHANNELS, HALO_PARTS, HaloTile, Limits};
+
+kernel_args! {
+    /// `Sm90HaloArgs`; the maps are encoded before the launch.
+    Sm90HaloArgs, 640 bytes {
+        filter: MapBytes,
+        x: MapBytes,
+        residual: MapBytes,
+        y: MapBytes,
+        bias: u64,
+        k_stored: i32,
+        has_residual: i32,
+        rows: i32,
+        columns: i32,
+        line: i32,
+        band_bytes: i32,
+        tiles: i32,
+        channel_tiles: i32,
+        column_tiles: i32,
+        row_tiles: i32,
+        pad_top: i32,
+        pad_left: i32,
+        activation: i32,
+        backward_from: i32,
+        by_channel_tiles: FastDivide,
+        by_column_tiles: FastDivide,
+        by_row_tiles: FastDivide,
+        by_line: FastDivide,
+        padding: [i32; 8],
+    }
+}
+
+/// The one kernel.
+pub(super) const ENTRY: &str = "sm90_conv2d_halo";
+
+/// Of a block: a warpgroup that copies, and those that multiply.
+pub(super) const THREADS: u32 = 128 * (1 + HALO_PARTS as u32);
+
+/// Dynamic shared memory of a block, at most: what compute capability 9.0 has.
+pub(super) const MOST_SHARED_BYTES: u32 = 232_448;
+
+/// The launch of `problem` on a device with these limits; `backward`: the last pixels are computed first.
+pub(crate) fn launch(
+    problem: &ConvProblem,
+    backward: bool,
+    limits: &Limits,
+    pointers: &ConvPointers,
+) -> Result<Launch, Error> {
+    let ConvProblem { batch, input, output, y_pitch, window, activation } = *problem;
+    let ConvPointers { x, filter, bias, residual, y } = *pointers;
+    let shape = ConvShape { batch, input, output, window };
+    let Some(tile) = HaloTile::of(&shape, limits) else {
+        let takes = "the kernel takes 3x3 windows at stride 1 of at most 64 channels, on compute capability 9.0";
+        return Err(unsupported("convolution", format!("{input} by {:?}", window.size), takes));
+    };
+    let [row_tiles, column_tiles] = tile.tiles(&shape);
+    let channel_tiles = output.channels.div_ceil(HALO_CHANNELS);
+    let pixel_tiles = tile.count(&shape);
+    let tiles = product("tiles", &[pixel_tiles, channel_tiles])?;
+    let args = Sm90HaloArgs {
+        bias: aligned("bias", bias, 16)?,
+        k_stored: int(output.channels),
+        has_residual: i32::from(residual.is_some()),
+        rows: int(tile.rows),
+        columns: int(tile.columns),
+        line: int(tile.line()),
+        band_bytes: int(tile.band_bytes()),
+        tiles: tiles as i32,
+        channel_tiles: int(channel_tiles),
+        column_tiles: int(column_tiles),
+        row_tiles: int(row_tiles),
+        pad_top: int(window.pad.top),
+        pad_left: int(window.pad.left),
+        activation: activation_code(activation),
+        backward_from: if backward { int(pixel_tiles) - 1 } else { -1 },
+        by_channel_tiles: FastDivide::by(channel_tiles as u32),
+        by_column_tiles: FastDivide::by(column_tiles as u32),
+        by_row_tiles: FastDivide::by(row_tiles as u32),
+        by_line: FastDivide::by(tile.line() as u32),
+        ..Zeroable::zeroed()
+    };
+    let [channels, columns] = [HALO_CHANNELS, tile.columns].map(|value| value as u32);
+    let image = |address, dims: [usize; 4], pitch: usize, [box_width, box_height]: [usize; 2]| TensorMap::Images {
+        address,
+        dims: dims.map(|value| value as u64),
+        pitch: pitch as u64,
+        box_dims: [channels, box_width as u32, box_height as u32, 1],
+        swizzle: Swizzle::Rows128,
+    };
+    let y = aligned("y", y, 16)?;
+    // Without a residual its map is there, and is not used.
+    let residual = aligned("residual", residual.unwrap_or(y), 16)?;
+    let results = [output.channels, output.width, output.height, batch];
+    let of_part = [columns as usize, tile.rows];
+    let maps = vec![
+        TensorMap::Blocks {
+            address: aligned("filter", filter, 16)?,
+            dims: [input.channels, window.size.iter().product(), output.channels].map(|value| value as u64),
+            box_dims: [channels, 1, channels],
+        },
+        image(
+            aligned("x", x, 16)?,
+            [input.channels, input.width, input.height, batch],
+            input.channels,
+            [tile.line(), tile.band_rows()],
+        ),
+        image(residual, results, output.channels, of_part),
+        image(y, results, pitch(y_pitch, output.channels)? as usize, of_part),
+    ];
+    // A block's tiles are all of the same channels.
+    let blocks = (limits.units / channel_tiles).clamp(1, pixel_tiles) * channel_tiles;
+    Ok(Launch {
+        entry: ENTRY,
+        grid: [blocks as u32, 1, 1],
+        cluster: 1,
+        block: [THREADS, 1, 1],
+        shared_bytes: tile.shared_bytes() as u32,
+        args: ArgBytes::new(&args),
+        maps,
+        waits_itself: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Pad, Window};
+    use crate::tensor::{Activation, Shape};
+
+    const POINTERS: ConvPointers =
+        ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };
+
+    fn problem() -> ConvProblem {
+        let pad = Pad { top: 2, left: 0, bottom: 1, right: 3 };
+        ConvProblem {
+            batch: 5,
+            input: Shape::new(30, 140, 40),
+            output: Shape::new(31, 141, 136),
+            y_pitch: 200,
+            window: Window { pad, ..Window::square(3, 1, 0) },
+            activation: Activation::Relu6,
+        }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), true, &Limits::h200(), &POINTERS).unwrap();
+        let args: Sm90HaloArgs = launch.args.read();
+        assert_eq!([args.bias, args.k_stored as u64, args.has_residual as u64], [0x300, 136, 1]);
+        // Three tiles across, of two rows a part.
+        assert_eq!([args.rows, args.columns, args.line, args.band_bytes], [2, 47, 49, 40 << 10]);
+        assert_eq!([args.channel_tiles, args.column_tiles, args.row_tiles], [3, 3, 8]);
+        assert_eq!([args.tiles, args.backward_from], [3 * 3 * 8 * 5, 3 * 8 * 5 - 1]);
+        assert_eq!([args.pad_top, args.pad_left, args.activation], [2, 0, 2]);
+        assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(359)), [119; 2]);
+        assert_eq!([args.by_row_tiles.divide(359), args.by_line.divide(119)], [44, 2]);
+        assert_eq!((launch.entry, launch.grid, launch.block), (ENTRY, [132, 1, 1], [384, 1, 1]));
+        assert_eq!(launch.shared_bytes, 9 * 8192 + 4 * 16384 + 2 * (40 << 10) + 72);
+        let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
+            address,
+            dims,
+            pitch,
+            box_dims: [64, width, height, 1],
+            swizzle: Swizzle::Rows128,
+        };
+        assert_eq!(
+            launch.maps,
+            [
+                TensorMap::Blocks { address: 0x200, dims: [40, 9, 136], box_dims: [64, 1, 64] },
+                image(0x100, [40, 140, 30, 5], 40, [49, 6]),
+                image(0x400, [136, 141, 31, 5], 136, [47, 2]),
+                image(0x500, [136, 141, 31, 5], 200, [47, 2]),
+            ]
+        );
+    }
+
+    #[test]
+    fn few_tiles_are_a_block_each() {
+        let problem = ConvProblem { batch: 1, ..problem() };
+        let launch = launch(&problem, false, &Limits::h200(), &ConvPointers { residual: None, ..POINTERS }).unwrap();
+        let args: Sm90HaloArgs = launch.args.read();
+        assert_eq!((launch.grid, args.tiles), ([72, 1, 1], 72));
+        assert_eq!([args.has_residual, args.backward_from], [0, -1]);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_do_is_an_error() {
+        let refused = |problem: ConvProblem| launch(&problem, false, &Limits::h200(), &POINTERS).unwrap_err();
+        let wide = ConvProblem { input: Shape::new(30, 140, 72), ..problem() };
+        assert!(matches!(refused(wide), Error::Unsupported { .. }));
+        let window = Window { dilation: [2, 1], ..problem().window };
+        assert!(matches!(refused(ConvProblem { window, ..problem() }), Error::Unsupported { .. }));
+        let shifted = ConvPointers { x: 0x108, ..POINTERS };
+        let error = launch(&problem(), false, &Limits::h200(), &shifted).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "x", .. }));
+    }
+}

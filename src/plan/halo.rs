@@ -1,0 +1,182 @@
+//! The Hopper convolution by 3x3 windows of few channels: its tile, what it can compute, and how long a layer takes.
+
+use super::sm90::{self, ConvShape};
+use super::{Kernel, Limits};
+
+/// The tile of a layer: what one thread block computes at a time, of 64 output channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HaloTile {
+    /// Rows of outputs of each of two warpgroups.
+    pub(crate) rows: usize,
+    /// Columns of outputs.
+    pub(crate) columns: usize,
+}
+
+/// Channels of a pixel that are read, at most, and output channels of a tile.
+pub(crate) const CHANNELS: usize = 64;
+/// Warpgroups that multiply, each its own part of a tile's rows.
+pub(crate) const PARTS: usize = 2;
+/// Pixels of a part: columns of its product.
+const PIXELS: usize = 120;
+/// Taps of the window on a side.
+const TAPS: usize = 3;
+/// Of a pixel, and of a channel's tap.
+const ROW_BYTES: usize = CHANNELS * 2;
+/// Of the places for a part's results, two for each.
+const OUT_BYTES: usize = 128 * ROW_BYTES;
+/// The filters' barrier, two for each band, and one for each place of results.
+const BARRIER_BYTES: usize = 8 * (1 + 2 * 2 + PARTS * 2);
+
+impl HaloTile {
+    /// The tile with which a layer has the fewest; `None` if the kernel does not compute it.
+    pub(crate) fn of(conv: &ConvShape, limits: &Limits) -> Option<Self> {
+        let ConvShape { input, output, window, .. } = conv;
+        let computes = window.size == [TAPS; 2]
+            && window.stride == [1; 2]
+            && window.dilation == [1; 2]
+            && input.channels <= CHANNELS
+            && limits.has_sm90_kernels()
+            && sm90::check(conv).is_ok();
+        let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
+        // Wider ones have no row on the columns of a product.
+        let narrow = widths.filter(|&columns| columns <= PIXELS).take(MOST_WIDTHS);
+        let with = |columns: usize| {
+            let most = output.height.div_ceil(PARTS).min((PIXELS + TAPS - 1) / (columns + TAPS - 1));
+            (1..=most).rev().map(|rows| Self { rows, columns }).find(|tile| tile.shared_bytes() <= limits.shared_bytes)
+        };
+        computes.then(|| narrow.filter_map(with).min_by_key(|tile| tile.count(conv)))?
+    }
+
+    /// Tiles of one channel tile.
+    pub(crate) fn count(self, conv: &ConvShape) -> usize {
+        conv.batch * self.tiles(conv).iter().product::<usize>()
+    }
+
+    /// Tiles down and across an image.
+    pub(crate) fn tiles(self, conv: &ConvShape) -> [usize; 2] {
+        [conv.output.height.div_ceil(PARTS * self.rows), conv.output.width.div_ceil(self.columns)]
+    }
+
+    /// Pixels of a band's row.
+    pub(crate) fn line(self) -> usize {
+        self.columns + TAPS - 1
+    }
+
+    /// Rows of a band: what the windows of a tile's rows see.
+    pub(crate) fn band_rows(self) -> usize {
+        PARTS * self.rows + TAPS - 1
+    }
+
+    /// From one band to the other in shared memory: its pixels, and those that the last products read for sums that are
+    /// left out.
+    pub(crate) fn band_bytes(self) -> usize {
+        let read = (self.rows + TAPS - 1) * self.line() + PIXELS + TAPS - 1;
+        ((self.band_rows() * self.line()).max(read) * ROW_BYTES).next_multiple_of(SWIZZLED_BYTES)
+    }
+
+    /// Dynamic shared memory of a block: filters, results, two bands, barriers.
+    pub(crate) fn shared_bytes(self) -> usize {
+        TAPS * TAPS * CHANNELS * ROW_BYTES + PARTS * 2 * OUT_BYTES + 2 * self.band_bytes() + BARRIER_BYTES
+    }
+
+    /// Bytes that the blocks of a layer read from the L2 cache: the bands, and the filters once for each block.
+    pub(crate) fn cache_bytes(self, conv: &ConvShape, limits: &Limits) -> usize {
+        let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
+        let bands = channel_tiles * self.count(conv) * self.band_rows() * self.line() * conv.input.channels * 2;
+        let filters = TAPS * TAPS * conv.input.channels * 2 * CHANNELS.min(conv.output.channels);
+        bands + filters * limits.units.min(channel_tiles * self.count(conv))
+    }
+}
+
+/// The swizzle is of addresses, and repeats after so many.
+const SWIZZLED_BYTES: usize = 1024;
+
+/// Of tiles that are tried: narrower ones have more halo.
+const MOST_WIDTHS: usize = 8;
+
+/// The kernel with its clocks, if it computes the layer.
+pub(super) fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
+    let tile = HaloTile::of(conv, limits)?;
+    let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
+    let blocks = (limits.units / channel_tiles).max(1);
+    let products = (PARTS * TAPS * TAPS * CHANNELS * CHANNELS * PIXELS) as f64 / PRODUCTS_A_CLOCK;
+    let copies = (tile.band_rows() * tile.line() * ROW_BYTES) as f64 / BYTES_A_CLOCK;
+    let waves = tile.count(conv).div_ceil(blocks) as f64;
+    Some((Kernel::Sm90Halo, STARTUP + waves * (products.max(copies) + OF_TILE)))
+}
+
+/// Multiply-adds of halves that a multiprocessor does in a clock.
+const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
+/// Bytes that a multiprocessor gets from the L2 cache in a clock.
+const BYTES_A_CLOCK: f64 = 36.0;
+/// Launch, barriers, the filters, the first band, and the last tile's results.
+const STARTUP: f64 = 5000.0;
+/// Of a tile, beside its products.
+const OF_TILE: f64 = 300.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Pad, Window};
+    use crate::tensor::Shape;
+
+    fn conv(side: [usize; 2], channels: usize, outputs: usize) -> ConvShape {
+        let (input, output) = (Shape::new(side[0], side[1], channels), Shape::new(side[0], side[1], outputs));
+        ConvShape { batch: 3, input, output, window: Window::square(3, 1, 1) }
+    }
+
+    #[test]
+    fn tiles_waste_little_of_the_products_and_fit_the_device() {
+        let limits = Limits::h200();
+        let of = |height, width| HaloTile::of(&conv([height, width], 64, 64), &limits).unwrap();
+        assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56 });
+        assert_eq!(of(28, 28), HaloTile { rows: 4, columns: 28 });
+        assert_eq!(of(14, 14), HaloTile { rows: 7, columns: 14 });
+        assert_eq!(of(112, 112), HaloTile { rows: 2, columns: 56 });
+        for side in 1..200 {
+            for other in [1, 7, 56, 130] {
+                for [height, width] in [[side, other], [other, side]] {
+                    let tile = of(height, width);
+                    assert!(tile.shared_bytes() <= limits.shared_bytes && tile.rows * tile.line() <= PIXELS + 2);
+                    assert!(tile.rows > 0 && tile.columns > 0 && tile.line() <= 256 && tile.band_rows() <= 256);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_do_has_no_tile() {
+        let good = conv([20, 30], 24, 200);
+        let refused = |change: fn(&mut ConvShape)| {
+            let mut conv = good;
+            change(&mut conv);
+            HaloTile::of(&conv, &Limits::h200()).is_none()
+        };
+        assert!(HaloTile::of(&good, &Limits::h200()).is_some() && HaloTile::of(&good, &Limits::a100()).is_none());
+        assert!(refused(|c| c.input.channels = 72));
+        assert!(refused(|c| c.window = Window::square(1, 1, 0)));
+        assert!(refused(|c| c.output.width = 29));
+        assert!(refused(|c| {
+            c.window = Window { stride: [2, 1], ..c.window };
+            c.output.height = 10;
+        }));
+        // Any padding will do.
+        assert!(!refused(|c| {
+            c.window.pad = Pad { top: 0, left: 2, bottom: 3, right: 1 };
+            (c.output.height, c.output.width) = (21, 31);
+        }));
+    }
+
+    /// The layer of a ResNet's first stage: the copies of a tile take less time than its products.
+    #[test]
+    fn a_layer_of_64_channels_is_bound_by_its_products() {
+        let limits = Limits::h200();
+        let layer = ConvShape { batch: 128, ..conv([56, 56], 64, 64) };
+        let (_, clocks) = kernel(&layer, &limits).unwrap();
+        let least = (128_usize * 56 * 56 * 9 * 64 * 64) as f64 / 2048.0 / limits.units as f64;
+        assert!(clocks > least && clocks < 1.4 * least, "{clocks} of {least}");
+        let tile = HaloTile::of(&layer, &limits).unwrap();
+        let pixels = 128 * 56 * 56;
+        assert_eq!(tile.cache_bytes(&layer, &limits), pixels * 128 * 6 * 58 / (4 * 56) + 132 * 9 * 64 * 128);
+    }
+}
