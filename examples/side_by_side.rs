@@ -155,9 +155,11 @@ impl Run<'_> {
             let (rate, whole) = (rate(&staged)?, rate(&whole)?);
             println!(
                 "cut at {}, batch {}, round {round}: compute of the stages alone {first:.0}/s and {second:.0}/s, in turn \
-                 {in_turn:.0}/s; with the upload pipeline {rate:.0}/s: {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
-                self.node,
-                self.batch,
+                 {in_turn:.0}/s",
+                self.node, self.batch
+            );
+            println!(
+                "  with the upload: pipeline {rate:.0}/s, {:.3} of the slower, {:.3} of in turn; the whole model {whole:.0}/s",
                 rate / slower,
                 rate / in_turn
             );

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use trefoil::model::Model;
@@ -11,14 +10,10 @@ use trefoil::{Device, Engine, Target};
 const IMAGES: usize = 1000;
 const PIXELS: usize = 28 * 28;
 
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
-
 /// The bytes behind an IDX header of `header` bytes.
 fn idx(path: &str, header: usize, bytes: usize) -> Vec<u8> {
     let mut all = Vec::new();
-    GzDecoder::new(File::open(root(path)).unwrap()).read_to_end(&mut all).unwrap();
+    GzDecoder::new(File::open(path).unwrap()).read_to_end(&mut all).unwrap();
     assert_eq!(all.len(), header + bytes, "{path}");
     all.split_off(header)
 }
@@ -27,7 +22,7 @@ fn idx(path: &str, header: usize, bytes: usize) -> Vec<u8> {
 fn convnet28_classifies_fashion_mnist() {
     let images = idx("tests/data/fashion-mnist-1000.idx3.gz", 16, IMAGES * PIXELS);
     let labels = idx("tests/data/fashion-mnist-1000.labels.idx1.gz", 8, IMAGES);
-    let model = Model::open(root("weights/convnet28")).unwrap();
+    let model = Model::open("weights/convnet28").unwrap();
     let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch(32).build().unwrap();
     let mut tickets = std::collections::VecDeque::new();
     let mut right = 0;

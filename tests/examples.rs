@@ -136,7 +136,7 @@ fn waiting_is_measured() {
 #[test]
 fn replays_are_alike() {
     checked("replays_are_alike", || {
-        let model = Model::open(concat!(env!("CARGO_MANIFEST_DIR"), "/weights/convnet28")).unwrap();
+        let model = Model::open("weights/convnet28").unwrap();
         let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch_sizes(&[3]).build().unwrap();
         assert_eq!(replays::replay(&engine, 50).unwrap(), 0);
     });

@@ -2,7 +2,6 @@
 //! same formula.
 
 use std::fs;
-use std::path::Path;
 
 use trefoil::model::{Model, Preprocessing, Weights, architecture, build, params};
 use trefoil::{Device, Engine, InputFormat, OutputKind, Shape};
@@ -48,7 +47,7 @@ fn logits_are_those_of_torchvision() {
     let weights = Weights::from_tensors(tensors).unwrap();
     let model = Model::new(graph, weights, Preprocessing::new(IMAGE), Vec::new()).unwrap();
 
-    let kept = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/googlenet.txt")).unwrap();
+    let kept = fs::read_to_string("tests/data/googlenet.txt").unwrap();
     let row = |line: &str| line.split(' ').map(|value| value.parse().unwrap()).collect();
     let expected: Vec<Vec<f64>> = kept.lines().map(row).collect();
     let engine = Engine::builder(&model)

@@ -180,7 +180,7 @@ const said = {
 document.body.innerHTML = "";
 document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
 "##;
-    let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
+    let model = Model::open("weights/convnet28")?;
     let builder = Engine::builder(&model).beside(&model).average().on(&Device::open(Target::Cpu)?);
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("several.html");
     fs::write(&path, page_of(builder, 5)? + "<script>" + LOOKER + "</script>")?;
@@ -202,7 +202,7 @@ document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
 
 /// The page of a short run on the CPU.
 fn page(batches: usize) -> Result<String, Failed> {
-    let model = Model::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/convnet28"))?;
+    let model = Model::open("weights/convnet28")?;
     page_of(Engine::builder(&model).on(&Device::open(Target::Cpu)?), batches)
 }
 

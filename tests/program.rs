@@ -515,9 +515,9 @@ fn trace_writes_a_timeline_and_reports_the_overlap() {
     assert!(stderr(&nowhere).contains("/nonexistent/trace.json"), "{}", stderr(&nowhere));
 }
 
-/// Starts the program and waits until it has opened its model.
+/// Starts the program and waits until it has opened its model. Also gives the thread that reads its errors.
 #[cfg(unix)]
-fn start(args: &[&str]) -> std::process::Child {
+fn start(args: &[&str]) -> (std::process::Child, std::thread::JoinHandle<Vec<u8>>) {
     use std::io::{BufRead, BufReader};
     let mut command = program();
     command.args(args).env("RUST_LOG", "info").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -526,8 +526,12 @@ fn start(args: &[&str]) -> std::process::Child {
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
     assert!(line.starts_with("info: "), "{line}");
-    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink())); // so that it never blocks
-    child
+    let read = move || {
+        let mut rest = Vec::new();
+        said.read_to_end(&mut rest).unwrap();
+        rest
+    };
+    (child, std::thread::spawn(read)) // so that the program never waits for a reader
 }
 
 /// Presses Ctrl-C.
@@ -537,16 +541,24 @@ fn interrupt(child: &std::process::Child) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
 }
 
+/// A run of the program that is interrupted so many milliseconds after it has opened its model.
+#[cfg(unix)]
+fn interrupted(args: &[&str], after_ms: u64) -> Output {
+    let (child, said) = start(args);
+    std::thread::sleep(std::time::Duration::from_millis(after_ms));
+    interrupt(&child);
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = said.join().unwrap();
+    output
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_reports_what_was_done() {
     let folder = Folder::new("interrupted");
     let file = folder.0.join("timeline.html");
     let trace = ["trace", "--model", "weights/convnet28", "--device", "cpu", "--batch", "4", "--seconds", "600"];
-    let child = start(&[&trace[..], &["--html", file.to_str().unwrap()]].concat());
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    interrupt(&child);
-    let output = child.wait_with_output().unwrap();
+    let output = interrupted(&[&trace[..], &["--html", file.to_str().unwrap()]].concat(), 1000);
     expect_code(&output, 130);
     assert!(stdout(&output).contains("copy time under compute"), "{}", stdout(&output));
     assert!(file.is_file());
@@ -557,11 +569,8 @@ fn an_interrupted_run_reports_what_was_done() {
         std::os::unix::fs::symlink(root().join("weights/photos/coffee.png"), photos.join(format!("{number}.png")))
             .unwrap();
     }
-    let child =
-        start(&["classify", photos.to_str().unwrap(), "--device", "cpu", "--top", "1", "--json", "--batch", "2"]);
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    interrupt(&child);
-    let output = child.wait_with_output().unwrap();
+    let classify = ["classify", photos.to_str().unwrap(), "--device", "cpu", "--top", "1", "--json", "--batch", "2"];
+    let output = interrupted(&classify, 1000);
     expect_code(&output, 130);
     let answers = json_lines(&output);
     assert!((1..2000).contains(&answers.len()) && answers.iter().all(|line| line["top"][0]["index"] == 967));
@@ -570,18 +579,22 @@ fn an_interrupted_run_reports_what_was_done() {
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_that_has_nothing_says_so() {
-    let child = start(&["bench", "forum", "--device", "cpu", "--model", "weights/convnet28", "--seconds", "600"]);
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    interrupt(&child);
-    let output = child.wait_with_output().unwrap();
+    let of = ["--device", "cpu", "--model", "weights/convnet28", "--seconds", "600"];
+    let output = interrupted(&[&["bench", "forum"], &of[..]].concat(), 700);
     expect_code(&output, 130);
     assert_eq!(stdout(&output), "");
+
+    let output = interrupted(&[&["bench", "--batch", "4"], &of[..]].concat(), 700);
+    expect_code(&output, 130);
+    assert!(stderr(&output).contains("interrupted before a stage was over: nothing was measured"), "{output:?}");
+    let text = stdout(&output);
+    assert!(text.starts_with("device ") && !text.contains("images/s") && !text.contains("upload"), "{text}");
 }
 
 #[cfg(unix)]
 #[test]
 fn a_second_interrupt_quits() {
-    let mut child = start(&["bench", "--device", "cpu", "--batch", "2048", "--seconds", "600"]);
+    let (mut child, _) = start(&["bench", "--device", "cpu", "--batch", "2048", "--seconds", "600"]);
     std::thread::sleep(std::time::Duration::from_millis(500));
     interrupt(&child);
     std::thread::sleep(std::time::Duration::from_millis(200));

@@ -16,6 +16,9 @@
 #include <trefoil.hpp>
 
 static void decode(const char *path, const trefoil_tensor &input, trefoil::span<std::uint8_t> pixels) {
+    if (input.channels != 3)
+        throw std::runtime_error(std::string(path) + ": a binary PPM has 3 channels, and the model takes "
+                                 + std::to_string(input.channels));
     std::ifstream file(path, std::ios::binary);
     std::string magic;
     std::uint32_t width = 0, height = 0, most = 0;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
 
 use crate::engine::small_model;
-use crate::harness::{Scenario, mark};
+use crate::harness::{Scenario, library_folder, mark};
 
 /// A folder that only one test uses, in all its children.
 fn folder(test: &str) -> PathBuf {
@@ -127,6 +127,39 @@ fn a_measurement_that_is_ended_keeps_what_it_found() {
     assert_eq!(line(&report.stdout, "kept: "), "1");
     assert!(line(&report.stdout, "in the end: ").parse::<usize>().unwrap() > 2, "{}", report.stdout);
     fs::remove_dir_all(folder()).unwrap();
+}
+
+/// Ctrl-C once the first shape is being timed.
+#[cfg(all(unix, feature = "cli"))]
+#[test]
+fn an_interrupted_inspect_keeps_what_it_found() {
+    use std::process::{Command, Stdio};
+
+    let cache = folder("inspect");
+    let _ = fs::remove_dir_all(&cache);
+    fs::create_dir_all(&cache).unwrap();
+    let calls = cache.join("calls");
+    let mut inspect = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    inspect.args(["inspect", "weights/efficientnet-lite0", "--batch", "4", "--runs", "1", "--tune", "full"]);
+    inspect.env("LD_LIBRARY_PATH", library_folder()).env("TREFOIL_CACHE", &cache).env("FAKE_CUDA_LOG", &calls);
+    let mut child = inspect.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !fs::read_to_string(&calls).is_ok_and(|calls| calls.contains("cuEventElapsedTime")) {
+        assert!(child.try_wait().unwrap().is_none(), "nothing was timed");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    // SAFETY: a number of a process that was not waited for, so that nobody else has it.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+
+    let said = String::from_utf8(output.stderr).unwrap();
+    let shapes = line(&said, "interrupted: ").strip_suffix(" shapes of batch 4 were measured and are kept");
+    let (done, of) = shapes.and_then(|shapes| shapes.split_once(" of ")).unwrap_or_else(|| panic!("{said}"));
+    let [done, of] = [done, of].map(|count| count.parse::<usize>().unwrap());
+    assert!((1..of).contains(&done), "{said}");
+    let key = fs::read_dir(cache.join("tuning")).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::read_dir(key).unwrap().count(), done);
+    fs::remove_dir_all(&cache).unwrap();
 }
 
 #[test]

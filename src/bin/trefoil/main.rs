@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Tune};
 
 /// What became of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,7 @@ fn main() -> ExitCode {
     start_logging();
     let listening = match &cli.command {
         None | Some(Command::Classify(_) | Command::Bench(_) | Command::Trace(_)) => stop::listen(),
+        Some(Command::Inspect(args)) if args.kernels.tune == Tune::Full => stop::listen(),
         Some(_) => Ok(()),
     };
     let result = listening.and_then(|()| match cli.command {

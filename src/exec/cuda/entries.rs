@@ -79,7 +79,7 @@ pub(crate) fn entries() -> Vec<Entry> {
 mod tests {
     use std::collections::BTreeMap;
     use std::fs;
-    use std::path::PathBuf;
+    use std::path::Path;
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
@@ -170,8 +170,8 @@ mod tests {
         (module, file, name, fields, size_of::<A>())
     }
 
-    fn kernels() -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels")
+    fn kernels() -> &'static Path {
+        Path::new("kernels")
     }
 
     fn read(name: &str) -> String {

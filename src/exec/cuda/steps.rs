@@ -316,8 +316,6 @@ fn stored(tensor: &Tensor) -> Shape {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::model::Model;
     use crate::plan::{Choices, Limits, Request, plan};
@@ -326,8 +324,7 @@ mod tests {
     const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
 
     fn launches_of(limits: &Limits, batch: usize, output: OutputKind) -> (Plan, Vec<Launch>) {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/efficientnet-lite0");
-        let model = Model::open(model).unwrap();
+        let model = Model::open("weights/efficientnet-lite0").unwrap();
         let request = Request {
             limits,
             batch,
@@ -366,8 +363,7 @@ mod tests {
 
     #[test]
     fn a_batch_beyond_the_kernels_indices_is_an_error_that_names_the_step() {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("weights/efficientnet-lite0");
-        let model = Model::open(model).unwrap();
+        let model = Model::open("weights/efficientnet-lite0").unwrap();
         let limits = Limits::h200();
         let request = Request {
             limits: &limits,

@@ -1,5 +1,6 @@
 //! `trefoil bench` without a subcommand: each stage of a model alone, and everything end to end.
 
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,8 @@ struct Bench<'a> {
     device: &'a Device,
     producers: usize,
     bar: ProgressBar,
+    /// Whether a figure was.
+    printed: Cell<bool>,
 }
 
 pub fn run(args: &StagesArgs) -> Result<Outcome> {
@@ -68,19 +71,15 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
         let mut out = io::stdout();
         writeln!(out, "device  {}", setup::describe(device.info()))?;
         writeln!(out, "model   {} from {}, input {}", model.name(), path.display(), model.preprocessing().input)?;
-        writeln!(out, "        {} slots; times of one batch: median (10th to 90th percentile)\n", args.slots)?;
-        writeln!(
-            out,
-            "{:>6}  {:<11} {:>11} {:<27} {:>11} {:>8}",
-            "batch", "stage", "median", "(spread)", "images/s", "GB/s"
-        )?;
+        writeln!(out, "        {} slots; times of one batch: median (10th to 90th percentile)", args.slots)?;
     }
     let wanted = STAGES.iter().filter(|stage| args.only.is_none_or(|only| only == **stage)).count();
     let bar = report::progress_bar((batches.len() * wanted) as u64, "bench    {pos} of {len}, {eta} left, {msg}");
-    let bench = Bench { args, model: &model, device: &device, producers, bar };
+    let bench = Bench { args, model: &model, device: &device, producers, bar, printed: Cell::new(false) };
     batches.iter().try_for_each(|&batch| bench.run_batch(batch))?;
     bench.bar.finish_and_clear();
     if stop::requested() {
+        ensure!(bench.printed.get(), "interrupted before a stage was over: nothing was measured");
         let _ = writeln!(io::stderr(), "interrupted: these are the stages that were whole before");
     }
     if !args.json {
@@ -182,9 +181,17 @@ impl Bench<'_> {
 
     fn print(&self, figure: &Figure) -> Result<()> {
         let mut out = io::stdout();
+        let is_first = !self.printed.replace(true);
         if self.args.json {
             writeln!(out, "{}", serde_json::to_string(figure)?)?;
             return Ok(());
+        }
+        if is_first {
+            writeln!(
+                out,
+                "\n{:>6}  {:<11} {:>11} {:<27} {:>11} {:>8}",
+                "batch", "stage", "median", "(spread)", "images/s", "GB/s"
+            )?;
         }
         let spread = format!("({} to {})", report::time(figure.seconds_p10), report::time(figure.seconds_p90));
         let rate = figure.gigabytes_per_second.map_or_else(String::new, |rate| format!("{rate:.2}"));
