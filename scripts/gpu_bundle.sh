@@ -91,7 +91,7 @@ for tool in memcheck racecheck synccheck; do
         bin/gpu_tests --test-threads=1 ${3:+"$3"} >"$logs/$tool.txt" 2>&1
     code=$?
     [ $code = 0 ] || status=1
-    summary=$(grep -E "SUMMARY" "$logs/$tool.txt" | tail -1)
+    summary=$(grep -o "=* [A-Z]* SUMMARY.*" "$logs/$tool.txt" | tail -1)
     if ! grep -q '^test result: ' "$logs/$tool.txt"; then
         status=1
         last=$(sed -n 's/^test \(.*[^ ]\) *\.\.\. .*/\1/p' "$logs/$tool.txt" | tail -1)

@@ -252,9 +252,15 @@ fn documented_commands() -> Outcome {
         said.lines().filter(|line| line.starts_with(&start)).count()
     };
     assert_eq!((of(&coffee, "967"), of(&rocket, "657"), said.lines().count()), (15, 15, 30), "{said}");
-    let output = Command::new(&program).args([weights, "2", "README.md"]).current_dir(root()).output()?;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("README.md: not a binary PPM"));
+    let colour = pnm("colour28.ppm", "P6", 28)?;
+    for (model, picture, message) in [
+        (weights, "README.md", "README.md: not a binary PPM"),
+        ("weights/convnet28", colour.to_str().unwrap(), "a binary PPM has 3 channels, and the model takes 1"),
+    ] {
+        let output = Command::new(&program).args([model, "2", picture]).current_dir(root()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains(message), "{said}");
+    }
     Ok(())
 }
 
