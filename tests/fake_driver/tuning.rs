@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
 
 use crate::engine::small_model;
-use crate::harness::{Scenario, library_folder, mark};
+use crate::harness::{Scenario, mark};
 
 /// A folder that only one test uses, in all its children.
 fn folder(test: &str) -> PathBuf {
@@ -134,6 +134,8 @@ fn a_measurement_that_is_ended_keeps_what_it_found() {
 #[test]
 fn an_interrupted_inspect_keeps_what_it_found() {
     use std::process::{Command, Stdio};
+
+    use crate::harness::library_folder;
 
     let cache = folder("inspect");
     let _ = fs::remove_dir_all(&cache);
