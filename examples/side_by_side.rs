@@ -4,10 +4,9 @@
 //! ```sh
 //! cargo run --release --example side_by_side [MODEL [NODE [URGENT [SECONDS [BATCH [ONLY]]]]]]
 //! ```
-//! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`, which in the end puts
-//! one of several GPUs out of use. Rows are bytes in ordinary memory, copied into page-locked memory by as many threads as
-//! it takes, next to the GPU that they are for; every figure has the copy, the upload and the download inside, but for
-//! "compute of the stages alone".
+//! MODEL is cut in two at NODE for the pipeline; ONLY is `rings`, `urgent`, `pipeline` or `fleets`. Rows are bytes in
+//! ordinary memory, copied into page-locked memory by as many threads as it takes, next to the GPU that they are for;
+//! every figure has the copy, the upload and the download inside, but for "compute of the stages alone".
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -47,10 +46,6 @@ fn main() -> Result<(), Error> {
     if wanted("fleets") {
         let gpus: Vec<Device> = (0..).map_while(|gpu| Device::open(Target::Cuda(gpu)).ok()).collect();
         run.fleets(&gpus)?;
-        #[cfg(feature = "cuda")]
-        if gpus.len() > 1 {
-            run.failing(&gpus)?;
-        }
     }
     Ok(())
 }
@@ -202,45 +197,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A fleet of which one GPU is put out of use in the middle: nothing is lost, and every answer is its own batch's.
-    #[cfg(feature = "cuda")]
-    #[allow(dead_code, reason = "needs two GPUs")]
-    pub fn failing(&self, gpus: &[Device]) -> Result<(), Error> {
-        const BATCHES: usize = 400;
-        const KINDS: usize = 16;
-        let fleet = Engine::builder(self.model).batch_sizes(&[self.batch]).build_on(gpus)?;
-        let submit = |mut batch: Batch, number: usize| {
-            let pixels = batch.row_mut(0).iter_mut().enumerate();
-            pixels.for_each(|(i, pixel)| *pixel = ((i * 31 + number % KINDS * 97) % 251) as u8);
-            batch.submit(self.batch)
-        };
-        let alone = |number| Ok(submit(fleet.engines()[0].acquire()?, number)?.wait()?.values(0).to_vec());
-        let expected = (0..KINDS).map(alone).collect::<Result<Vec<Vec<f32>>, Error>>()?;
-        let answered = |(number, ticket): (usize, Ticket)| {
-            assert_eq!(ticket.wait()?.values(0), expected[number % KINDS], "batch {number}");
-            Ok::<_, Error>(())
-        };
-        let (start, mut tickets, last) = (Instant::now(), std::collections::VecDeque::new(), gpus.len() - 1);
-        for number in 0..BATCHES {
-            if number == BATCHES / 2 {
-                put_out_of_use(last);
-            }
-            tickets.push_back((number, submit(fleet.acquire()?, number)?));
-            if tickets.len() > 4 * gpus.len() {
-                answered(tickets.pop_front().expect("just counted"))?;
-            }
-        }
-        tickets.into_iter().try_for_each(answered)?;
-        println!("all of {BATCHES} batches answered in {:.3} s, each right", start.elapsed().as_secs_f64());
-        for (gpu, device) in fleet.stats().iter().enumerate() {
-            let fault = device.fault.as_ref().map_or_else(|| "well".to_owned(), Error::to_string);
-            println!("  {}: {} batches, {} for another: {fault}", device.target, device.batches, device.run_again);
-            assert_eq!(device.fault.is_some(), gpu == last, "{fault}");
-        }
-        assert!(fleet.stats().iter().any(|device| device.run_again > 0), "nothing was under way when it failed");
-        Ok(())
-    }
-
     /// Images a second through `acquire` from threads that each keep two batches in flight.
     fn rate(&self, threads: usize, near: &[Device], acquire: Acquire<'_>) -> Result<f64, Error> {
         self.load(threads, near, acquire, || {
@@ -335,28 +291,4 @@ fn place_of(device: &Device) -> String {
         format!("CPUs {cpus} ({})", if has_choice { &node } else { "no choice" })
     };
     thread::scope(|scope| scope.spawn(placed).join().expect("it does not panic"))
-}
-
-/// Has a GPU meet what a bad kernel of any library in this process does: it writes to address 0.
-#[cfg(feature = "cuda")]
-#[allow(dead_code, reason = "needs two GPUs")]
-fn put_out_of_use(gpu: usize) {
-    use cudarc::driver::sys;
-    use std::ptr::null_mut;
-    let done = |status| assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
-    let image = concat!(include_str!("../tests/support/faulting.ptx"), "\0").as_ptr();
-    let (mut device, mut context, mut module, mut kernel) = (0, null_mut(), null_mut(), null_mut());
-    let mut address = 0_u64;
-    // SAFETY: the driver was started by who opened the GPU, and each call gets what the ones before it gave. What the
-    // kernel does is what this is about; nothing but the GPU's context suffers from it.
-    unsafe {
-        done(sys::cuDeviceGet(&mut device, gpu as i32));
-        done(sys::cuDevicePrimaryCtxRetain(&mut context, device));
-        done(sys::cuCtxPushCurrent_v2(context));
-        done(sys::cuModuleLoadDataEx(&mut module, image.cast(), 0, null_mut(), null_mut()));
-        done(sys::cuModuleGetFunction(&mut kernel, module, c"write_to".as_ptr()));
-        let mut parameters = [(&raw mut address).cast()];
-        done(sys::cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null_mut(), parameters.as_mut_ptr(), null_mut()));
-        done(sys::cuCtxPopCurrent_v2(&mut context));
-    }
 }

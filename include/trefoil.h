@@ -110,7 +110,7 @@ enum trefoil_fault_class
     TREFOIL_FAULT_CLASS_REQUEST = 0,
     /* The device is out of use for whoever has it open; to open it anew and build anew may work. */
     TREFOIL_FAULT_CLASS_DEVICE = 1,
-    /* Nothing works on the device in this process any more: it has to be started anew. */
+    /* Nothing works on any GPU in this process any more: it has to be started anew. */
     TREFOIL_FAULT_CLASS_PROCESS = 2,
 };
 #ifndef __cplusplus

@@ -19,6 +19,8 @@ use crate::tensor::TensorSpec;
 /// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
 /// meanwhile. With fewer results than the default that can end in [`Error::Timeout`], if all of the others' are held
 /// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it.
+/// That is also the end of a fault of class [`Process`](crate::FaultClass::Process), such as a kernel's bad address: CUDA
+/// then refuses the calls for all GPUs of the process, and only other processes are safe from it.
 ///
 /// Tickets of one device become ready in the order of submission, of several in any: one submitted later may be ready
 /// earlier, on another device. A producer that waits for its own in order has its answers in order, whichever device gave

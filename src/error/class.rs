@@ -42,7 +42,8 @@ pub enum FaultClass {
     Request,
     /// The device is out of use for whoever has it open; to open it anew and build anew may work.
     Device,
-    /// Nothing works on the device in this process any more: it has to be started anew.
+    /// Nothing works on any GPU in this process any more: it has to be started anew. On two H200s a bad address on one
+    /// had the driver refuse the other's calls with the same status.
     Process,
 }
 

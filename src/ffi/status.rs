@@ -73,7 +73,7 @@ pub enum trefoil_fault_class {
     Request = 0,
     /// The device is out of use for whoever has it open; to open it anew and build anew may work.
     Device = 1,
-    /// Nothing works on the device in this process any more: it has to be started anew.
+    /// Nothing works on any GPU in this process any more: it has to be started anew.
     Process = 2,
 }
 

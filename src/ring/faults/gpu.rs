@@ -1,4 +1,5 @@
-//! On GPUs: a kernel that writes to a bad address, in a process of its own, for that GPU is of no use to it after that.
+//! On GPUs, each in a process of its own: a kernel that writes to a bad address, after which no GPU is of use to that
+//! process, and a call that the driver refuses, after which the others are.
 //!
 //! Where there are too few GPUs a test is skipped, and says so; `TREFOIL_REQUIRE_GPU=N` makes fewer than N a failure.
 
@@ -8,11 +9,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::device::cuda::{Cuda, Function, LaunchShape, Module};
 use crate::device::{Access, Backend, DeviceBuffer, Kind, Run, Span, Target};
+use crate::ring::Peers;
 
 /// Tells the child process that it is the child, and how to wait.
 const CHILD: &str = "TREFOIL_FAULTING_CHILD";
 
-/// Copies its input to its output, behind a kernel that writes to the output; in one run it writes to address 0.
+/// What becomes of one run.
+#[derive(Clone, Copy)]
+enum Bad {
+    /// Its kernel writes to address 0: of class process.
+    Address,
+    /// The driver refuses its launch, of more threads than a block can have: of class device.
+    Launch,
+}
+
+/// Copies its input to its output, behind a kernel that writes to the output; one run is bad.
 struct Faulting {
     cuda: Arc<Cuda>,
     kernel: Function,
@@ -20,6 +31,7 @@ struct Faulting {
     outputs: Vec<DeviceBuffer>,
     runs: AtomicUsize,
     faults_at: usize,
+    bad: Bad,
 }
 
 /// The kernel's one argument, aligned as `Cuda::launch` wants it.
@@ -50,10 +62,12 @@ impl Program for Faulting {
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
-        let is_bad = self.runs.fetch_add(1, Ordering::Relaxed) == self.faults_at;
+        let bad = (self.runs.fetch_add(1, Ordering::Relaxed) == self.faults_at).then_some(self.bad);
         let (input, output) = (self.inputs[run.slot].addr(), self.outputs[run.slot].addr());
-        let address = Address(if is_bad { [0; 8] } else { output.to_ne_bytes() });
-        let shape = LaunchShape { grid: [1; 3], cluster: 1, block: [1; 3], shared_bytes: 0, waits_itself: false };
+        let address = Address(if let Some(Bad::Address) = bad { [0; 8] } else { output.to_ne_bytes() });
+        let threads = if let Some(Bad::Launch) = bad { 2048 } else { 1 };
+        let block = [threads, 1, 1];
+        let shape = LaunchShape { grid: [1; 3], cluster: 1, block, shared_bytes: 0, waits_itself: false };
         // SAFETY: one thread writes four bytes to the slot's output, or, as these tests are about, to an address that is
         // nobody's. Both buffers hold ROWS rows, the program keeps them, and the ring orders all work on them.
         unsafe {
@@ -70,19 +84,19 @@ impl Drop for Faulting {
 }
 
 /// A program whose run `faults_at` is bad.
-fn program(device: &Device, faults_at: usize) -> Arc<dyn Program> {
+fn program(device: &Device, faults_at: usize, bad: Bad) -> Arc<dyn Program> {
     let Kind::Cuda(cuda) = device.kind() else { unreachable!("opened as one") };
     let image = concat!(include_str!("../../../tests/support/faulting.ptx"), "\0");
     let kernel = Module::load(cuda, "faulting", image.as_bytes()).unwrap().function("write_to", 0, 1).unwrap();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(device, ROWS * ROW_ALIGN).unwrap()).collect::<Vec<_>>();
     let (inputs, outputs, runs) = (buffers(), buffers(), AtomicUsize::new(0));
-    Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at })
+    Arc::new(Faulting { cuda: cuda.clone(), kernel, inputs, outputs, runs, faults_at, bad })
 }
 
 /// A ring with a bad run, used until everybody is answered.
 fn child(waiting: Waiting) {
     let device = Device::open(Target::Cuda(0)).unwrap().checked();
-    let core = ring(&device, program(&device, 8), waiting);
+    let core = ring(&device, program(&device, 8, Bad::Address), waiting);
 
     for _ in 0..8 {
         core.acquire(LONG).unwrap().submit(1).unwrap().wait().unwrap(); // all is well
@@ -145,31 +159,52 @@ fn are_there(gpus: usize) -> bool {
     }
 }
 
-/// One GPU of two meets a bad address; the other answers everything, each batch with its own rows.
-fn child_of_two(waiting: Waiting) {
+/// Two GPUs, of which the first has a bad run.
+fn two(bad: Bad, waiting: Waiting) -> Arc<Peers> {
     let of = |ordinal, faults_at| {
         let device = Device::open(Target::Cuda(ordinal)).unwrap().checked();
-        let program = program(&device, faults_at);
+        let program = program(&device, faults_at, bad);
         (device, program)
     };
-    let peers = super::peers::peers(vec![of(0, 4), of(1, usize::MAX)], waiting);
-    let errors = super::peers::use_peers(&peers);
-    super::peers::check_all_answered(&peers, &errors, 1);
-    let stats = peers.stats();
-    println!("{stats:?}");
-    let [bad, good] = &stats[..] else { panic!("two devices") };
-    assert!(bad.fault.is_some() && good.run_again > 0, "{stats:?}");
+    super::peers::peers(vec![of(0, 4), of(1, usize::MAX)], waiting)
 }
 
-#[test]
-fn another_gpu_answers_what_a_failed_one_has_not() {
-    let name = "ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not";
+/// Runs `child` in a process of its own for each way of waiting, if there are two GPUs.
+fn with_two(name: &str, child: fn(Waiting)) {
     if let Ok(index) = std::env::var(CHILD) {
         let waiting = WAYS[index.parse::<usize>().unwrap()];
-        in_time("one of two GPUs", move || child_of_two(waiting));
+        in_time("one of two GPUs", move || child(waiting));
         return println!("over");
     }
     if are_there(2) {
         (0..WAYS.len()).for_each(|index| assert!(run_child(name, &index.to_string()).contains("over")));
     }
+}
+
+/// The other answers everything, each batch with its own rows.
+#[test]
+fn another_gpu_answers_what_a_failed_one_has_not() {
+    with_two("ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not", |waiting| {
+        let peers = two(Bad::Launch, waiting);
+        let errors = super::peers::use_peers(&peers);
+        super::peers::check_all_answered(&peers, &errors, 1);
+        let stats = peers.stats();
+        println!("{stats:?}");
+        let [bad, good] = &stats[..] else { panic!("two devices") };
+        let fault = bad.fault.as_ref().expect("it had a bad run");
+        assert!(fault.class() == FaultClass::Device && good.run_again > 0, "{stats:?}");
+    });
+}
+
+/// CUDA gives the other GPU of the process up too: whatever is not answered rightly is answered with that.
+#[test]
+fn a_bad_address_on_one_gpu_answers_everybody_of_both() {
+    with_two("ring::faults::gpu::a_bad_address_on_one_gpu_answers_everybody_of_both", |waiting| {
+        let peers = two(Bad::Address, waiting);
+        let errors = super::peers::use_peers(&peers);
+        assert!(errors.iter().all(|error| error.class() == FaultClass::Process), "{errors:?}");
+        let stats = peers.stats();
+        println!("{} errors, {stats:?}", errors.len());
+        assert!(stats[0].fault.is_some(), "{stats:?}");
+    });
 }
