@@ -53,9 +53,10 @@ def _batch(drawing, batch, measured):
     times = measured["ms"]
     floor = batch / measured["floor_ms"] * 1e3
     rates = {name: [batch / ms * 1e3 for ms in each] for name, each in times.items()}
-    # Where the floor is far from everything, bars are worth more than it.
+    # Where the floor is far from everything, bars are worth more than it. A bar may be beyond it: it is that of layers by
+    # themselves, and fused ones read and write less.
     fastest = max(max(each) for each in rates.values())
-    scale = WIDTH / (floor if floor <= 2 * fastest else fastest)
+    scale = WIDTH / (max(floor, fastest) if floor <= 2 * fastest else fastest)
     drawing.top += 2 * LINE
     drawing.text(GAP, drawing.top, "ink title", f"batch {batch}")
     drawing.small(_state(measured["gpu"]))

@@ -53,6 +53,13 @@ class Plot(unittest.TestCase):
         self.assertIn("floor, not in the picture: 80,000", texts)
         self.assertFalse([path for path in root.iter(f"{SVG}path") if path.get("class") == "level"])
 
+    def test_a_side_beyond_the_floor_has_the_whole_width(self):
+        root, bars, texts = drawn(record(floor_ms=1.25))
+        self.assertAlmostEqual(float(bars[0].get("width")), plot.WIDTH, delta=0.1)
+        self.assertIn("floor 6,400", texts)
+        (level,) = [path.get("d") for path in root.iter(f"{SVG}path") if path.get("class") == "level"]
+        self.assertAlmostEqual(float(re.match(r"M([\d.]+)", level).group(1)), plot.GAP + 0.8 * plot.WIDTH, delta=0.1)
+
     def test_kept_records_fit_their_page(self):
         kept = sorted((ROOT / "benches/records").glob("*/resnet*.json"))
         self.assertGreater(len(kept), 4)
