@@ -1,6 +1,6 @@
 //! The Hopper convolution by 3x3 windows of few channels: its tile, what it can compute, and how long a layer takes.
 
-use super::sm90::{self, ConvShape};
+use super::sm90::{self, ConvShape, PRODUCTS_A_CLOCK};
 use super::{Kernel, Limits};
 
 /// The tile of a layer: what one thread block computes at a time, of 64 output channels.
@@ -94,21 +94,17 @@ const SWIZZLED_BYTES: usize = 1024;
 /// Of tiles that are tried: narrower ones have more halo.
 const MOST_WIDTHS: usize = 8;
 
-/// The kernel with its clocks, if it computes the layer.
+/// The kernel with its clocks, if it computes the layer. A tile's band, which two of fit the shared memory beside the
+/// filters, is there long before the products of the one before it are done.
 pub(super) fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);
     let products = (PARTS * TAPS * TAPS * CHANNELS * CHANNELS * PIXELS) as f64 / PRODUCTS_A_CLOCK;
-    let copies = (tile.band_rows() * tile.line() * ROW_BYTES) as f64 / BYTES_A_CLOCK;
     let waves = tile.count(conv).div_ceil(blocks) as f64;
-    Some((Kernel::Sm90Halo, STARTUP + waves * (products.max(copies) + OF_TILE)))
+    Some((Kernel::Sm90Halo, STARTUP + waves * (products + OF_TILE)))
 }
 
-/// Multiply-adds of halves that a multiprocessor does in a clock.
-const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
-/// Bytes that a multiprocessor gets from the L2 cache in a clock.
-const BYTES_A_CLOCK: f64 = 36.0;
 /// Launch, barriers, the filters, the first band, and the last tile's results.
 const STARTUP: f64 = 5000.0;
 /// Of a tile, beside its products.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{ConvTile, Kernel, Limits};
+use super::{ConvTile, Kernel, Limits, select};
 use crate::error::Error;
 
 /// The tile of the Hopper linear layer: what a cluster of thread blocks that share the channels computes, 80 outputs of
@@ -79,8 +79,7 @@ pub(super) fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> R
 
 /// The kernel of a linear layer: the one that is done first.
 pub(super) fn kernel(shape: &LinearShape, limits: &Limits) -> Kernel {
-    let fastest = kernels(shape, limits).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
-    fastest.expect("there are sm80 kernels").0
+    select::best(kernels(shape, limits)).expect("there are sm80 kernels").0
 }
 
 /// Every kernel of such a layer, with the clocks of its busiest multiprocessor; of those that take as long the smallest

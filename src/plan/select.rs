@@ -141,7 +141,7 @@ pub(super) fn conv_kernels(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -
 }
 
 /// The one that takes the fewest clocks; the first of those that take as many.
-fn best(kernels: Vec<(Kernel, f64)>) -> Option<(Kernel, f64)> {
+pub(super) fn best(kernels: Vec<(Kernel, f64)>) -> Option<(Kernel, f64)> {
     kernels.into_iter().min_by(|a, b| a.1.total_cmp(&b.1))
 }
 

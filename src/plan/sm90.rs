@@ -228,7 +228,7 @@ pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits
 }
 
 /// Multiply-adds of halves that a multiprocessor does in a clock.
-const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
+pub(super) const PRODUCTS_A_CLOCK: f64 = 2048.0 / 1.06;
 /// Bytes that a multiprocessor gets from the L2 cache in a clock.
 const BYTES_A_CLOCK: f64 = 36.0;
 /// Launch, barriers and the first load.

@@ -1,4 +1,5 @@
-//! The driver's functions, all in one list. Each checks its handles, does its work, and gives its line for the log.
+//! The driver's functions, all in one list, and long as that is. Each checks its handles, does its work, and gives its
+//! line for the log.
 #![allow(non_snake_case, reason = "the driver's names")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,5 +1,6 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
+use super::launch::SM90_SHARED_BYTES;
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
 use super::{
     sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_linear, sm90_stem, sm90_tail,
@@ -35,14 +36,14 @@ pub(crate) fn entries() -> Vec<Entry> {
         Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_conv2d_chain::ENTRIES.map(|(_, _, name)| {
-        let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, sm90_conv2d_chain::MOST_SHARED_BYTES);
+        let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, SM90_SHARED_BYTES);
         Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
     }));
     all.push(Entry {
         module: "sm90_conv2d_halo",
         name: sm90_conv2d_halo::ENTRY,
         threads: sm90_conv2d_halo::THREADS,
-        shared_bytes: sm90_conv2d_halo::MOST_SHARED_BYTES,
+        shared_bytes: SM90_SHARED_BYTES,
         cluster: 1,
     });
     all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
@@ -54,7 +55,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_linear::ENTRIES.map(|(tile, name)| {
-        let (threads, shared_bytes) = (sm90_linear::threads(tile), sm90_linear::MOST_SHARED_BYTES);
+        let (threads, shared_bytes) = (sm90_linear::threads(tile), SM90_SHARED_BYTES);
         Entry { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
     }));
     all.extend(sm90_tail::ENTRIES.map(|(_, name)| {

@@ -144,6 +144,9 @@ pub(crate) const fn activation_code(activation: Activation) -> i32 {
 /// Values of a 16-byte access: channels are stored in multiples of it.
 pub(crate) const CHUNK: usize = 8;
 
+/// Shared memory that a block may have on compute capability 9.0, in bytes.
+pub(super) const SM90_SHARED_BYTES: u32 = 227 << 10;
+
 /// `channels / 8`, or an error if they are not a positive multiple of 8.
 pub(crate) fn chunks_of(what: &str, channels: usize) -> Result<usize, Error> {
     if channels == 0 || !channels.is_multiple_of(CHUNK) {

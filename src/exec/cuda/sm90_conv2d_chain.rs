@@ -62,9 +62,6 @@ pub(super) const ENTRIES: [(ChainTile, usize, &str); 5] = [
 /// Threads of a block: a warpgroup that copies, and those that multiply.
 pub(super) const THREADS: u32 = 128 * (1 + ChainTile::PARTS as u32);
 
-/// Shared memory that a block may have on compute capability 9.0.
-pub(super) const MOST_SHARED_BYTES: u32 = 227 * 1024;
-
 /// Channels of a slab, and of a step of a sum.
 const SLAB: usize = 64;
 

@@ -4,8 +4,8 @@ use bytemuck::Zeroable;
 
 use super::conv2d_depthwise::{DepthwisePointers, DepthwiseProblem};
 use super::launch::{
-    ArgBytes, CHUNK, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
-    unsupported,
+    ArgBytes, CHUNK, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
+    product, unsupported,
 };
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
@@ -56,7 +56,7 @@ kernel_args! {
 pub(super) const MOST_THREADS: u32 = plan::MOST_THREADS as u32;
 
 /// Dynamic shared memory of a block, at most: what compute capability 9.0 has beside the kernel's barriers.
-pub(super) const MOST_SHARED_BYTES: u32 = 232_448 - plan::STATIC_BYTES as u32;
+pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - plan::STATIC_BYTES as u32;
 
 /// The kernels: size of the window, stride, unit, whether a 1x1 convolution is in front.
 pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 16] = [

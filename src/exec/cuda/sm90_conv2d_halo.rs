@@ -45,9 +45,6 @@ pub(super) const ENTRY: &str = "sm90_conv2d_halo";
 /// Of a block: a warpgroup that copies, and those that multiply.
 pub(super) const THREADS: u32 = 128 * (1 + HALO_PARTS as u32);
 
-/// Dynamic shared memory of a block, at most: what compute capability 9.0 has.
-pub(super) const MOST_SHARED_BYTES: u32 = 232_448;
-
 /// The launch of `problem` on a device with these limits; `backward`: the last pixels are computed first.
 pub(crate) fn launch(
     problem: &ConvProblem,

@@ -3,7 +3,8 @@
 use bytemuck::Zeroable;
 
 use super::launch::{
-    ArgBytes, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
+    product, unsupported,
 };
 use super::linear::{LinearPointers, LinearProblem};
 use super::sm90_conv2d_fprop::MapBytes;
@@ -34,8 +35,6 @@ pub(super) const ENTRIES: [(LinearTile, &str); LinearTile::ALL.len()] = [
     (LinearTile { images: 128, blocks: 4 }, "sm90_linear_128_4"),
     (LinearTile { images: 128, blocks: 8 }, "sm90_linear_128_8"),
 ];
-/// The most dynamic shared memory of a block.
-pub(super) const MOST_SHARED_BYTES: u32 = 227 << 10;
 
 /// Threads of a block: a warpgroup for 64 images.
 pub(super) const fn threads(tile: LinearTile) -> u32 {
@@ -51,7 +50,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: LinearTile, pointers: &Linea
         chunks_of(what, channels)?;
     }
     let c_boxes = in_range("channels / 64", in_stored.div_ceil(BOX_CHANNELS), 1, 1 << 20)?;
-    let Ok(shared_bytes @ ..=MOST_SHARED_BYTES) = u32::try_from(tile.shared_bytes(in_stored)) else {
+    let Ok(shared_bytes @ ..=SM90_SHARED_BYTES) = u32::try_from(tile.shared_bytes(in_stored)) else {
         return Err(unsupported("channels", in_stored, "a block has no room for so many: use more blocks"));
     };
     let n_tiles = out_stored.div_ceil(LINEAR_OUTPUTS);

@@ -1,6 +1,8 @@
 //! Launches of `kernels/sm90_tail.cu`.
 
-use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
+use super::launch::{
+    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+};
 use crate::error::Error;
 use crate::plan::{TAIL_THREADS, TAIL_UNIT, TailShape, TailTile};
 use crate::tensor::{OutputKind, Shape};
@@ -58,7 +60,7 @@ pub(crate) struct TailPointers {
 /// Threads of a block.
 pub(super) const THREADS: u32 = TAIL_THREADS as u32;
 /// The most dynamic shared memory of a block.
-pub(super) const MOST_SHARED_BYTES: u32 = (227 << 10) - 256;
+pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - 256;
 /// The kernels: the most images of a cluster.
 pub(super) const ENTRIES: [(usize, &str); TailTile::IMAGES.len()] = [(8, "sm90_tail_8"), (16, "sm90_tail_16")];
 

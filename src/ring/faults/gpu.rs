@@ -117,17 +117,23 @@ fn child(waiting: Waiting) {
 #[test]
 fn a_bad_address_answers_everybody_and_the_process_ends_well() {
     let name = "ring::faults::gpu::a_bad_address_answers_everybody_and_the_process_ends_well";
+    in_children(name, 1, &["faulted (process)", "CUDA_ERROR_ILLEGAL_ADDRESS"], child);
+}
+
+/// Runs `child` in a process of its own for each way of waiting, if there are so many GPUs; each comes to its end and says
+/// what is asked for.
+fn in_children(name: &str, gpus: usize, says: &[&str], child: fn(Waiting)) {
     if let Ok(index) = std::env::var(CHILD) {
-        child(WAYS[index.parse::<usize>().unwrap()]);
-        println!("over");
-        return;
+        let waiting = WAYS[index.parse::<usize>().unwrap()];
+        in_time("a process of its own", move || child(waiting));
+        return println!("over");
     }
-    if !are_there(1) {
+    if !are_there(gpus) {
         return;
     }
     for (index, waiting) in WAYS.iter().enumerate() {
         let text = run_child(name, &index.to_string());
-        for part in ["over", "faulted (process)", "CUDA_ERROR_ILLEGAL_ADDRESS"] {
+        for part in ["over"].iter().chain(says) {
             assert!(text.contains(part), "{waiting:?}: no `{part}` in\n{text}");
         }
     }
@@ -169,22 +175,10 @@ fn two(bad: Bad, waiting: Waiting) -> Arc<Peers> {
     super::peers::peers(vec![of(0, 4), of(1, usize::MAX)], waiting)
 }
 
-/// Runs `child` in a process of its own for each way of waiting, if there are two GPUs.
-fn with_two(name: &str, child: fn(Waiting)) {
-    if let Ok(index) = std::env::var(CHILD) {
-        let waiting = WAYS[index.parse::<usize>().unwrap()];
-        in_time("one of two GPUs", move || child(waiting));
-        return println!("over");
-    }
-    if are_there(2) {
-        (0..WAYS.len()).for_each(|index| assert!(run_child(name, &index.to_string()).contains("over")));
-    }
-}
-
 /// The other answers everything, each batch with its own rows.
 #[test]
 fn another_gpu_answers_what_a_failed_one_has_not() {
-    with_two("ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not", |waiting| {
+    in_children("ring::faults::gpu::another_gpu_answers_what_a_failed_one_has_not", 2, &[], |waiting| {
         let peers = two(Bad::Launch, waiting);
         let errors = super::peers::use_peers(&peers);
         super::peers::check_all_answered(&peers, &errors, 1);
@@ -199,7 +193,7 @@ fn another_gpu_answers_what_a_failed_one_has_not() {
 /// CUDA gives the other GPU of the process up too: whatever is not answered rightly is answered with that.
 #[test]
 fn a_bad_address_on_one_gpu_answers_everybody_of_both() {
-    with_two("ring::faults::gpu::a_bad_address_on_one_gpu_answers_everybody_of_both", |waiting| {
+    in_children("ring::faults::gpu::a_bad_address_on_one_gpu_answers_everybody_of_both", 2, &[], |waiting| {
         let peers = two(Bad::Address, waiting);
         let errors = super::peers::use_peers(&peers);
         assert!(errors.iter().all(|error| error.class() == FaultClass::Process), "{errors:?}");
