@@ -22,6 +22,13 @@ TREFOIL_DEVICE void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
+// Arrives once for a warp, behind all that its lanes did. No branch: one would take products under way apart.
+TREFOIL_DEVICE void barrier_arrive_once(uint32_t barrier) {
+  __syncwarp();
+  asm volatile("{\n.reg .pred first;\nsetp.eq.u32 first, %1, 0;\n"
+               "@first mbarrier.arrive.shared::cta.b64 _, [%0];\n}" :: "r"(barrier), "r"(threadIdx.x % 32) : "memory");
+}
+
 // Arrives, and lets the phase end only after `bytes` more have been copied. A box counts whole, also where it is
 // clipped.
 TREFOIL_DEVICE void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
@@ -123,6 +130,12 @@ TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
   return value;
+}
+
+// Loads a word that nobody writes during the launch, if told; else it stays as it is. Not moved over barriers and fences.
+TREFOIL_DEVICE void load_word_if(bool loads, uint32_t &word, const uint8_t *src) {
+  asm volatile("{\n.reg .pred loads;\nsetp.ne.b32 loads, %2, 0;\n@loads ld.global.nc.u32 %0, [%1];\n}"
+               : "+r"(word) : "l"(src), "r"(static_cast<int32_t>(loads)));
 }
 
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
@@ -303,6 +316,25 @@ TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
 TREFOIL_WGMMA(256, 15, "%128", "%129", "%130")
+
+// The same with a in registers: lane l of warp w has a[16w + l/4][2(l%4)] and the next column, the same eight rows below,
+// and both eight columns on. They must not change before the product has ended.
+template <int kN> struct WgmmaFrom;
+
+#define TREFOIL_WGMMA_FROM(n, last, a_operand, b_operand, add_operand)                                          \
+  template <> struct WgmmaFrom<n> {                                                                             \
+    static __device__ __forceinline__ void multiply(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,       \
+                                                    bool add) {                                                 \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" TREFOIL_SUMS_##last               \
+                   "}, {" a_operand "}, " b_operand ", add, 1, 1, 0;\n}"                                        \
+                   : TREFOIL_REFS_##last                                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));       \
+    }                                                                                                           \
+  };
+
+TREFOIL_WGMMA_FROM(64, 3, "%32, %33, %34, %35", "%36", "%37")
+TREFOIL_WGMMA_FROM(112, 6, "%56, %57, %58, %59", "%60", "%61")
 
 // ---- order of launches -------------------------------------------------------------------------------------------
 

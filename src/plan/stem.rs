@@ -91,6 +91,15 @@ impl StemLayers {
         if self.pools { [columns / 2, columns / 2 - 1] } else { [columns, columns] }
     }
 
+    /// Blocks of so many columns that a multiprocessor holds: what the kernel's registers and shared memory leave room
+    /// for.
+    pub(crate) const fn resident(self, columns: usize) -> usize {
+        match (self.pools, columns) {
+            (false, 64) => 4,
+            _ => 2,
+        }
+    }
+
     /// Blocks side by side for a result of this width.
     pub(crate) const fn column_tiles(self, columns: usize, out_width: usize) -> usize {
         let [of_block, next] = self.out_columns(columns);
@@ -184,32 +193,44 @@ pub(super) fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits)
 }
 
 /// Clocks of the busiest multiprocessor. What its blocks share is the port of shared memory: every product reads its
-/// part of the filter and its windows, and the rest of a row goes by its columns.
+/// windows, and the rest of a row goes by its columns. They run in rounds of as many as it
+/// holds; those of a round wait together in each row.
 fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limits: &Limits) -> f64 {
     let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
-    let of_busiest = blocks.div_ceil(limits.units.max(1)) as f64;
+    let of_busiest = blocks.div_ceil(limits.units.max(1));
+    let rounds = of_busiest.div_ceil(layers.resident(tile.columns)) as f64;
     let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
     let products = (layers.blocks() / 2) as f64;
     let columns = tile.columns as f64;
-    let beside = if layers.pools { BESIDE_POOLED } else { BESIDE };
-    let row = CLOCKS_OF_READ * (products * (16.0 + columns / 4.0) + columns * beside);
-    STARTUP + of_busiest * (OF_BLOCK + conv_rows * row) + conv_rows * UNSHARED_ROW
+    let Costs { beside, waits } = if layers.pools { POOLED } else { APART };
+    let row = CLOCKS_OF_READ * (products * columns / 4.0 + columns * beside);
+    let waiting_rounds = 1.0 + (rounds - 1.0) * LATER_ROUND;
+    STARTUP + of_busiest as f64 * (OF_BLOCK + conv_rows * row) + conv_rows * waits * waiting_rounds
 }
 
-// From times on an H200 at batch 1 to 256.
+// From times on an H200 at batch 1 to 256; those of pooled rows are predictions.
 
 /// Of 128 bytes from or to shared memory.
-const CLOCKS_OF_READ: f64 = 1.3;
-/// Such accesses for each column of a row beside its products: loads, conversion, staged output.
-const BESIDE: f64 = 4.5;
-/// The same where every other row and column goes out.
-const BESIDE_POOLED: f64 = 3.1;
+const CLOCKS_OF_READ: f64 = 1.1;
 /// Launch, the first loads, the last stores.
 const STARTUP: f64 = 4000.0;
 /// Of each block, hidden or not.
 const OF_BLOCK: f64 = 500.0;
-/// Of each row of the last block, whose waits nothing hides.
-const UNSHARED_ROW: f64 = 500.0;
+/// Blocks of a later round begin when one of the round before ends, not all at once: part of their waits is hidden.
+const LATER_ROUND: f64 = 0.5;
+
+/// What the layers differ in.
+struct Costs {
+    /// Accesses to shared memory for each column of a row beside its products: loads, conversion, staged output.
+    beside: f64,
+    /// Clocks of a row in which no block of a round is served.
+    waits: f64,
+}
+
+/// Every other row and column goes out.
+const POOLED: Costs = Costs { beside: 2.75, waits: 400.0 };
+/// All do.
+const APART: Costs = Costs { beside: 5.5, waits: 500.0 };
 
 #[cfg(test)]
 mod tests {
@@ -223,5 +244,17 @@ mod tests {
         for (batch, columns, rows) in fastest {
             assert_eq!(tile(batch), StemTile { columns, rows }, "batch {batch}");
         }
+    }
+
+    #[test]
+    fn one_round_that_is_nearly_full_is_better_than_two() {
+        let pooled = StemLayers { taps: 7, pools: true };
+        let (output, limits) = (Shape::new(56, 56, 64), Limits::h200());
+        let rounds = |tile: StemTile| {
+            let blocks = 128 * output.height.div_ceil(tile.rows);
+            blocks as f64 / (limits.units * pooled.resident(tile.columns)) as f64
+        };
+        let tile = tile(pooled, 128, output, &limits);
+        assert!((0.9..=1.0).contains(&rounds(tile)), "{tile}: {} rounds", rounds(tile));
     }
 }

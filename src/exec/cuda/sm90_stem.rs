@@ -1,12 +1,12 @@
 //! Launches of `kernels/sm90_stem.cu`.
 
-use super::launch::{
-    ArgBytes, FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
-};
+use half::f16;
+
+use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
 use super::normalize::{self, MAX_MEANS};
 use crate::error::Error;
 use crate::plan::{MOST_STEM_CHANNELS, Stem, StemLayers, StemTile};
-use crate::tensor::Shape;
+use crate::tensor::{Activation, Shape};
 
 kernel_args! {
     /// `StemArgs`.
@@ -24,11 +24,11 @@ kernel_args! {
         pad_top: i32,
         pad_left: i32,
         k_stored: i32,
-        activation: i32,
+        low: u32,
+        high: u32,
         band_rows: i32,
         column_tiles: i32,
         bands: i32,
-        reserved: i32,
         by_column_tiles: FastDivide,
         by_bands: FastDivide,
         scale: [f32; MAX_MEANS],
@@ -62,8 +62,8 @@ pub(crate) struct StemPointers {
     pub(crate) y: u64,
 }
 
-/// Threads of a block.
-pub(super) const THREADS: u32 = 128;
+/// Threads of a block: two warpgroups.
+pub(super) const THREADS: u32 = 256;
 
 /// The kernels: layers and columns.
 pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * StemTile::COLUMNS.len()] = [
@@ -75,7 +75,7 @@ pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * St
 
 /// How the kernel has its operands.
 impl StemLayers {
-    /// Halves of the filter as the kernel reads it: [blocks][64 channels][8 terms].
+    /// Halves of the filter as the kernel reads it: 8 terms of 64 channels for each block.
     pub(crate) const fn filter_elems(self) -> usize {
         self.blocks() * MOST_STEM_CHANNELS * 8
     }
@@ -86,22 +86,36 @@ impl StemLayers {
     }
 
     /// Where in the filter a weight of an output channel lies. A block is a pair of columns of a row, or the last
-    /// column's third channel in all rows; two channels of that are with the row's first pair.
+    /// column's third channel in all rows; two channels of that are with the row's first pair. Every thread has its
+    /// terms of a product, which are of two blocks, together: two terms of two channels, eight channels apart.
     pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
         let (block, term) = match (s + 1 == self.taps, c) {
             (false, _) => (r * self.pairs() + s / 2, s % 2 * 3 + c),
             (true, 2) => (self.taps * self.pairs(), r),
             (true, _) => (r * self.pairs(), 6 + c),
         };
-        (block * MOST_STEM_CHANNELS + channel) * 8 + term
+        let thread = channel / 16 * 32 + channel % 8 * 4 + term / 2;
+        let register = block % 2 * 2 + channel / 8 % 2;
+        ((block / 2 * 128 + thread) * 4 + register) * 2 + term % 2
     }
 
-    /// Dynamic shared memory of a block: the filter, an even number of image rows for a window and two more, the last
-    /// columns' third channels for two rows of the convolution, and output rows of four warps.
+    /// Dynamic shared memory of a block: the image rows of four rows of the convolution, the last columns' third channels
+    /// for these, and output rows of four warps.
     pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
-        let rows = (self.taps + 3) / 2 * 2 * (columns + self.pairs() - 1) * 16;
-        2 * self.filter_elems() + rows + 2 * columns * 16 + 4 * self.out_columns(columns)[0] * 32
+        const STAGES: usize = 4;
+        let rows = (self.taps - 1 + 2 * STAGES) * (columns + self.pairs() - 1) * 16;
+        rows + STAGES * columns * 16 + 4 * self.out_columns(columns)[0] * 32
     }
+}
+
+/// What an activation keeps its results between, each bound as two halves.
+fn activation_bounds(activation: Activation) -> [u32; 2] {
+    let [low, high] = match activation {
+        Activation::None => [f16::NEG_INFINITY, f16::INFINITY],
+        Activation::Relu => [f16::ZERO, f16::INFINITY],
+        Activation::Relu6 => [f16::ZERO, f16::from_f32(6.0)],
+    };
+    [low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001)
 }
 
 /// The launch of `problem` in tiles of `tile`.
@@ -128,6 +142,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     let bands = output.height.div_ceil(tile.rows);
     let [mean, inv_std] = normalize::constants(input.channels, &stem.mean, &stem.std)?;
     let window = stem.conv.window;
+    let [low, high] = activation_bounds(stem.conv.activation);
     let args = StemArgs {
         x: aligned("x", pointers.x, 4)?,
         filter: aligned("filter", pointers.filter, 16)?,
@@ -142,11 +157,11 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
         pad_top: extent("top padding", window.pad.top, 0)?,
         pad_left: extent("left padding", window.pad.left, 0)?,
         k_stored: in_range("channels", chunks_of("channels", output.channels)? * 8, 8, 65)?,
-        activation: activation_code(stem.conv.activation),
+        low,
+        high,
         band_rows,
         column_tiles: extent("tiles of a row", column_tiles, 1)?,
         bands: extent("tiles of a column", bands, 1)?,
-        reserved: 0,
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_bands: FastDivide::by(bands as u32),
         scale: inv_std.map(|factor| factor / 255.0),
@@ -168,7 +183,6 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
 mod tests {
     use super::*;
     use crate::model::{Conv2d, Pad, Pool, Window};
-    use crate::tensor::Activation;
 
     const POINTERS: StemPointers = StemPointers { x: 0x104, filter: 0x200, y: 0x300 };
 
@@ -196,13 +210,13 @@ mod tests {
         assert_eq!([args.x, args.filter, args.y, args.row_pitch_bytes], [0x104, 0x200, 0x300, 30_464]);
         assert_eq!([args.height, args.width, args.conv_height, args.conv_width], [39, 260, 20, 130]);
         assert_eq!([args.out_height, args.out_width, args.pad_top, args.pad_left], [10, 65, 3, 2]);
-        assert_eq!([args.k_stored, args.activation, args.band_rows], [40, 2, 4]);
+        assert_eq!((args.k_stored, args.low, args.high, args.band_rows), (40, 0, 0x4600_4600, 4));
         assert_eq!([args.column_tiles, args.bands], [2, 3]);
         assert_eq!([args.by_column_tiles, args.by_bands].map(|d| d.divide(100)), [50, 33]);
         assert_eq!(args.scale[..4], [0.25 / 255.0, 0.125 / 255.0, 0.0625 / 255.0, 0.0]);
         assert_eq!(args.shift[..4], [-0.125, -0.09375, -0.015625, 0.0]);
-        assert_eq!((launch.grid, launch.block), ([30, 1, 1], [128, 1, 1]));
-        assert_eq!(launch.shared_bytes, 22 * 64 * 16 + 10 * 114 * 16 + 2 * 112 * 16 + 4 * 56 * 32);
+        assert_eq!((launch.grid, launch.block), ([30, 1, 1], [256, 1, 1]));
+        assert_eq!(launch.shared_bytes, 14 * 114 * 16 + 4 * 112 * 16 + 4 * 56 * 32);
         assert_eq!(launch.entry, "sm90_stem_7x7_pool_112");
     }
 
@@ -215,6 +229,15 @@ mod tests {
     }
 
     #[test]
+    fn a_multiprocessor_has_shared_memory_for_the_blocks_that_it_is_to_hold() {
+        const OF_BLOCK: usize = 1024; // that the driver takes for itself
+        for (layers, columns, entry) in ENTRIES {
+            let blocks = layers.resident(columns);
+            assert!(blocks * (layers.shared_bytes(columns) + OF_BLOCK) <= 228 << 10, "{entry}");
+        }
+    }
+
+    #[test]
     fn every_weight_has_a_place_of_its_own() {
         for layers in StemLayers::ALL {
             let mut taken = vec![false; layers.filter_elems()];
@@ -224,6 +247,12 @@ mod tests {
                 assert!(!std::mem::replace(&mut taken[layers.filter_index(tap, k, c)], true), "{tap:?} {k} {c}");
             }
         }
+    }
+
+    #[test]
+    fn bounds_are_those_of_the_activation() {
+        let bounds = [Activation::None, Activation::Relu, Activation::Relu6].map(activation_bounds);
+        assert_eq!(bounds, [[0xfc00_fc00, 0x7c00_7c00], [0, 0x7c00_7c00], [0, 0x4600_4600]]);
     }
 
     #[test]
