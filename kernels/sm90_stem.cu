@@ -320,7 +320,8 @@ TREFOIL_DEVICE uint32_t min_half2(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t *>(&d);
 }
 
-constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
+// Of two halves.
+constexpr uint32_t kLowest = 0xfc00fc00u, kHighest = 0x7c007c00u;
 
 // What a thread does with its sums.
 struct Out {
@@ -333,10 +334,6 @@ struct Out {
   int32_t conv_columns;  // of the convolution from the block's first on, if one is even and the last; else 0
   bool first;           // whether the first is stored
 };
-
-TREFOIL_DEVICE uint32_t activate_half2(const StemArgs &args, uint32_t x) {
-  return min_half2(max_half2(x, args.low), args.high);
-}
 
 // Writes a warp's staged pixels, 16 channels of each.
 template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &out) {
@@ -351,6 +348,11 @@ template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &o
   for (int i = 0; i < kTimes; ++i)
     if (S::kOutColumns >= (i + 1) * kPixels || threadIdx.x % 32 < 16)
       chunks[i] = load_shared_u32x4(smem + i * kPixels * kPixelBytes);
+  if (args.high != kHighest)
+#pragma unroll
+    for (uint4 &chunk : chunks)
+      chunk = make_uint4(min_half2(chunk.x, args.high), min_half2(chunk.y, args.high), min_half2(chunk.z, args.high),
+                         min_half2(chunk.w, args.high));
 #pragma unroll
   for (int i = 0; i < kTimes; ++i)
     if (i * kPixels < out.columns && (i > 0 || out.first)) y[i * kPixels * k_chunks] = chunks[i];
@@ -360,52 +362,72 @@ template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &o
 // This lane's columns of a row, or of rows' maxima: its two channels together.
 template <class S> struct Columns {
   uint32_t even[S::kGroups], odd[S::kGroups];
-
-  __device__ __forceinline__ void take_maximum(const Columns &other) {
-#pragma unroll
-    for (int j = 0; j < S::kGroups; ++j) {
-      even[j] = max_half2(even[j], other.even[j]);
-      odd[j] = max_half2(odd[j], other.odd[j]);
-    }
-  }
 };
 
-// A row that is none has sums as well: they are less than all others.
-template <class S> TREFOIL_DEVICE Columns<S> round_sums(const Out &out, const Sums<S> &sums, bool is_none) {
-  const float2 bias = is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
-  Columns<S> row;
-#pragma unroll
-  for (int j = 0; j < S::kGroups; ++j) {
-    const float *of = sums.v + j * 4;
-    row.even[j] = pack_half2(of[0] + bias.x, of[2] + bias.y);
-    row.odd[j] = pack_half2(of[1] + bias.x, of[3] + bias.y);
-  }
-  return row;
+// A group's columns of a row.
+struct Group {
+  uint32_t even, odd;
+};
+
+template <class S> TREFOIL_DEVICE Group round_sums(const Sums<S> &sums, int group, float2 bias) {
+  const float *of = sums.v + group * 4;
+  return {pack_half2(of[0] + bias.x, of[2] + bias.y), pack_half2(of[1] + bias.x, of[3] + bias.y)};
 }
 
-// Stages the maxima over the columns of the result's windows.
-template <class S> TREFOIL_DEVICE void stage_pooled(const StemArgs &args, const Out &out, Columns<S> &best) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (out.conv_columns > 0) {
-    __syncwarp();  // a branch: rare
-    const int32_t none = out.conv_columns - 2 * static_cast<int32_t>(lane % 4);
+// The last odd column of a convolution that has one column more than pairs of them is none.
+template <class S> TREFOIL_DEVICE void hide_column(const Out &out, Sums<S> &sums) {
+  if (out.conv_columns == 0) return;
+  const int32_t none = out.conv_columns - 2 * static_cast<int32_t>(threadIdx.x % 4);
 #pragma unroll
-    for (int j = 0; j < S::kGroups; ++j)
-      if (j * 8 + 1 == none) best.odd[j] = kLowest;
+  for (int j = 0; j < S::kGroups; ++j)
+    if (j * 8 + 1 == none) sums.v[j * 4 + 1] = sums.v[j * 4 + 3] = -INFINITY;
+}
+
+// An odd row above a result. One that is none has sums as well: they are less than all others.
+template <class S> TREFOIL_DEVICE Columns<S> above_result(const Out &out, const Sums<S> &sums, bool is_none) {
+  const float2 bias = is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
+  Columns<S> best;
+#pragma unroll
+  for (int j = 0; j < S::kGroups; ++j) {
+    const Group row = round_sums(sums, j, bias);
+    best.even[j] = row.even;
+    best.odd[j] = row.odd;
   }
+  return best;
+}
+
+// Takes the even row of a result into the maxima, and the activation's lower bound.
+template <class S>
+TREFOIL_DEVICE void take_row(const StemArgs &args, const Out &out, const Sums<S> &sums, Columns<S> &best) {
+#pragma unroll
+  for (int j = 0; j < S::kGroups; ++j) {
+    const Group row = round_sums(sums, j, out.bias);
+    best.even[j] = max_half2(max_half2(best.even[j], row.even), args.low);
+    best.odd[j] = max_half2(max_half2(best.odd[j], row.odd), args.low);
+  }
+}
+
+// Takes the odd row below a result into the maxima and stages those over the columns of its windows. The row is above
+// the next result: it is what is left in `best`.
+template <class S> TREFOIL_DEVICE void stage_pooled(const Out &out, const Sums<S> &sums, bool is_none, Columns<S> &best) {
+  const uint32_t lane = threadIdx.x % 32;
+  const float2 bias = is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
   uint32_t before = kLowest;  // the odd column left of the lane's in a group
 #pragma unroll
-  for (int group = 0; group < S::kGroups / 2; ++group) {
+  for (int j = 0; j < S::kGroups; j += 2) {
     uint32_t pooled[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t even = best.even[group * 2 + i], odd = best.odd[group * 2 + i];
+      const Group row = round_sums(sums, j + i, bias);
+      const uint32_t even = max_half2(best.even[j + i], row.even), odd = max_half2(best.odd[j + i], row.odd);
       const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
       before = odd;
-      pooled[i] = activate_half2(args, max_half2(max_half2(even, odd), left));
+      pooled[i] = max_half2(max_half2(even, odd), left);
+      best.even[j + i] = row.even;
+      best.odd[j + i] = row.odd;
     }
     const uint32_t pixels[2] = {__byte_perm(pooled[0], pooled[1], 0x5410), __byte_perm(pooled[0], pooled[1], 0x7632)};
-    stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
+    stmatrix_x2_trans(out.smem_write + j / 2 * 8 * kPixelBytes, pixels);
   }
 }
 
@@ -413,8 +435,8 @@ template <class S> TREFOIL_DEVICE void stage_row(const StemArgs &args, const Out
 #pragma unroll
   for (int group = 0; group < S::kGroups; ++group) {
     const float *of = sums.v + group * 4;
-    const uint32_t pixels[2] = {activate_half2(args, pack_half2(of[0] + out.bias.x, of[1] + out.bias.x)),
-                                activate_half2(args, pack_half2(of[2] + out.bias.y, of[3] + out.bias.y))};
+    const uint32_t pixels[2] = {max_half2(pack_half2(of[0] + out.bias.x, of[1] + out.bias.x), args.low),
+                                max_half2(pack_half2(of[2] + out.bias.y, of[3] + out.bias.y), args.low)};
     stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
   }
 }
@@ -452,27 +474,26 @@ TREFOIL_DEVICE void multiply_rows(const StemArgs &args, const Place &place, uint
     // What is done with the sums of one row is done beside the products of the next. An odd row is below one result and
     // above the next.
     Sums<S> even, odd;
-    Columns<S> above, best;
     const bool none_above = place.out_first == 0, none_below = 2 * place.out_end - 1 == args.conv_height;
-    const auto store_result = [&](bool is_none) {
-      above = round_sums(out, odd, is_none);
-      best.take_maximum(above);
-      stage_pooled(args, out, best);
-      store_pixels<S>(args, out);
-    };
     begin_row(rows, filter, odd);
     end_row<0>(rows, odd);
-    above = round_sums(out, odd, none_above);
+    hide_column(out, odd);
+    Columns<S> best = above_result(out, odd, none_above);
     for (int32_t row = place.out_first; row < place.out_end; ++row) {
       begin_row(rows, filter, even);
-      if (row > place.out_first) store_result(false);
+      if (row > place.out_first) {
+        stage_pooled(out, odd, false, best);
+        store_pixels<S>(args, out);
+      }
       begin_row(rows, filter, odd);
       end_row<1>(rows, even);
-      best = round_sums(out, even, false);
-      best.take_maximum(above);
+      hide_column(out, even);
+      take_row(args, out, even, best);
       end_row<0>(rows, odd);
+      hide_column(out, odd);
     }
-    store_result(none_below);
+    stage_pooled(out, odd, none_below, best);
+    store_pixels<S>(args, out);
   } else {
     Sums<S> sums;
     for (int32_t row = place.out_first; row < place.out_end; ++row) {

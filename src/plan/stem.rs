@@ -192,45 +192,43 @@ pub(super) fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits)
     tiles.map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
 }
 
-/// Clocks of the busiest multiprocessor. What its blocks share is the port of shared memory: every product reads its
-/// windows, and the rest of a row goes by its columns. They run in rounds of as many as it
-/// holds; those of a round wait together in each row.
+/// Clocks of the busiest multiprocessor, whose blocks come in rounds of as many as it holds.
 fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limits: &Limits) -> f64 {
     let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
     let of_busiest = blocks.div_ceil(limits.units.max(1));
-    let rounds = of_busiest.div_ceil(layers.resident(tile.columns)) as f64;
+    let resident = layers.resident(tile.columns);
     let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
-    let products = (layers.blocks() / 2) as f64;
-    let columns = tile.columns as f64;
-    let Costs { beside, waits } = if layers.pools { POOLED } else { APART };
-    let row = CLOCKS_OF_READ * (products * columns / 4.0 + columns * beside);
-    let waiting_rounds = 1.0 + (rounds - 1.0) * LATER_ROUND;
-    STARTUP + of_busiest as f64 * (OF_BLOCK + conv_rows * row) + conv_rows * waits * waiting_rounds
+    let Costs { alone, shared } = if layers.pools { POOLED } else { APART };
+    // Of a round of so many blocks.
+    let round = |blocks: usize| {
+        let row = (tile.columns as f64 * shared * blocks as f64).max(WAITS + tile.columns as f64 * alone);
+        OF_BLOCK + conv_rows * row
+    };
+    let last = of_busiest % resident;
+    STARTUP + (of_busiest / resident) as f64 * round(resident) + if last > 0 { round(last) } else { 0.0 }
 }
 
-// From times on an H200 at batch 1 to 256; those of pooled rows are predictions.
+// From times on an H200 at batch 1 to 256.
 
-/// Of 128 bytes from or to shared memory.
-const CLOCKS_OF_READ: f64 = 1.1;
 /// Launch, the first loads, the last stores.
 const STARTUP: f64 = 4000.0;
-/// Of each block, hidden or not.
-const OF_BLOCK: f64 = 500.0;
-/// Blocks of a later round begin when one of the round before ends, not all at once: part of their waits is hidden.
-const LATER_ROUND: f64 = 0.5;
+/// Of each round: the first image rows.
+const OF_BLOCK: f64 = 2000.0;
+/// Of each row, whatever its columns.
+const WAITS: f64 = 300.0;
 
-/// What the layers differ in.
+/// Clocks of a row for each of its columns.
 struct Costs {
-    /// Accesses to shared memory for each column of a row beside its products: loads, conversion, staged output.
-    beside: f64,
-    /// Clocks of a row in which no block of a round is served.
-    waits: f64,
+    /// Of a block that is alone.
+    alone: f64,
+    /// Of each of several.
+    shared: f64,
 }
 
 /// Every other row and column goes out.
-const POOLED: Costs = Costs { beside: 2.75, waits: 400.0 };
+const POOLED: Costs = Costs { alone: 8.0, shared: 8.5 };
 /// All do.
-const APART: Costs = Costs { beside: 5.5, waits: 500.0 };
+const APART: Costs = Costs { alone: 6.0, shared: 6.0 };
 
 #[cfg(test)]
 mod tests {
