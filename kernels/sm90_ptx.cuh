@@ -311,7 +311,6 @@ template <int kN> struct Wgmma;
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
 TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
-TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")

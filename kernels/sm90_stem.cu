@@ -194,24 +194,26 @@ template <class S> TREFOIL_DEVICE void store_rest(const Pairs &pairs, const Rest
                        make_uint4(word(0), word(1), word(2), word(3)));
 }
 
-// Stores the image rows of all rows of the block's convolution, stage by stage. Loads are a row of it ahead.
+// Stores the image rows of all rows of the block's convolution, stage by stage.
 template <class S>
 TREFOIL_DEVICE void store_image_rows(const StemArgs &args, const Place &place, uint32_t smem_rows, Stages<S> stages) {
   const uint32_t warp = threadIdx.x % kGroupThreads / 32, lane = threadIdx.x % 32;
   const int32_t pair = warp * S::kWarpPairs + lane;
   const int32_t w = 2 * (place.column_first * (S::kPools ? 2 : 1) + pair) - args.pad_left;
   const int32_t h = 2 * place.conv_first - args.pad_top;
-  const uint32_t conv_rows = place.conv_end - place.conv_first;
+  const int32_t conv_rows = place.conv_end - place.conv_first;
   const auto valid = [&](int32_t w) { return pair <= S::kRowPairs && w >= 0 && w < args.width ? 0xffffu : 0; };
   Pairs pairs{args.x + place.image * args.row_pitch_bytes,
               (h * args.width + w) * 3,
               h,
-              min(args.height, h + 2 * (place.conv_end - place.conv_first - 1) + S::kTaps),
+              min(args.height, h + 2 * (conv_rows - 1) + S::kTaps),
               valid(w) | valid(w + 1) << 16,
               lane < S::kWarpPairs && pair < S::kRowPairs,
               lane < S::kWarpPairs && pair < S::kColumns,
               smem_rows + pair * kPairBytes};
-  uint32_t next[2][kWords] = {};
+  // Image rows that are loaded while others are stored: a row of three taps takes less time than loads do.
+  constexpr int kNext = S::kTaps > 3 ? 2 : 4;
+  uint32_t next[kNext][kWords] = {};
   Rest<S> rest;  // of the stage's windows
   const auto end_stage = [&](uint32_t row) {
     store_rest<S>(pairs, rest, stages.index(row));
@@ -223,9 +225,9 @@ TREFOIL_DEVICE void store_image_rows(const StemArgs &args, const Place &place, u
     uint32_t first[S::kTaps][kWords] = {};
     const auto load = [&](int row) { load_row(args, pairs, row < S::kTaps ? first[row] : next[row - S::kTaps]); };
     const auto store = [&](int row) {
-      const int before = min(kAhead, S::kTaps + 2 - row);
+      const int before = min(kAhead, S::kTaps + kNext - row);
       const uint32_t stored = store_row<S>(args, pairs, first[row], before, row * S::kRowPairs);
-      if (row + kAhead < S::kTaps + 2) load(row + kAhead);
+      if (row + kAhead < S::kTaps + kNext) load(row + kAhead);
       return stored;
     };
 #pragma unroll
@@ -239,15 +241,19 @@ TREFOIL_DEVICE void store_image_rows(const StemArgs &args, const Place &place, u
     end_stage(0);
   }
   uint32_t ring = S::kTaps * S::kRowPairs;  // an odd row: the one after it may be the first again
-  for (uint32_t row = 1; row < conv_rows; ++row) {
+  const auto store_stage = [&](uint32_t row, uint32_t (&first)[kWords], uint32_t (&second)[kWords]) {
     barrier_wait(stages.read(row), stages.parity(row) ^ 1);
-    const uint32_t before_last = store_row<S>(args, pairs, next[0], 2, ring);
+    const uint32_t before_last = store_row<S>(args, pairs, first, kNext, ring);
     ring = wrap<S>(ring + S::kRowPairs);
-    rest.advance(before_last, store_row<S>(args, pairs, next[1], 1, ring));
+    rest.advance(before_last, store_row<S>(args, pairs, second, kNext - 1, ring));
     ring += S::kRowPairs;
     end_stage(row);
-    load_row(args, pairs, next[0]);
-    load_row(args, pairs, next[1]);
+    load_row(args, pairs, first);
+    load_row(args, pairs, second);
+  };
+  for (int32_t row = 1; row < conv_rows; row += kNext / 2) {
+    store_stage(row, next[0], next[1]);
+    if (kNext > 2 && row + 1 < conv_rows) store_stage(row + 1, next[kNext - 2], next[kNext - 1]);
   }
 }
 
@@ -495,12 +501,15 @@ TREFOIL_DEVICE void multiply_rows(const StemArgs &args, const Place &place, uint
     stage_pooled(out, odd, none_below, best);
     store_pixels<S>(args, out);
   } else {
+    const bool has_channels = __shfl_sync(0xffffffff, k_chunk, 0) < k_chunks;  // that are stored
     Sums<S> sums;
     for (int32_t row = place.out_first; row < place.out_end; ++row) {
       begin_row(rows, filter, sums);
       end_row<0>(rows, sums);
-      stage_row(args, out, sums);
-      store_pixels<S>(args, out);
+      if (has_channels) {
+        stage_row(args, out, sums);
+        store_pixels<S>(args, out);
+      }
     }
   }
 }
@@ -554,6 +563,7 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     the windows' overlap in shared memory: matrix descriptors as in PTX ISA 9.0, without swizzle.
 #define TREFOIL_SM90_STEM(name, taps, columns, pools, blocks, image_registers, product_registers)               \
+  static_assert((image_registers + product_registers) * kGroupThreads * blocks <= 65536, "a multiprocessor's");  \
   extern "C" __global__ void __launch_bounds__(kThreads, blocks)                                                \
       sm90_stem_##name(const __grid_constant__ StemArgs args) {                                                 \
     sm90_stem<Stem<taps, columns, pools, image_registers, product_registers>>(args);                            \

@@ -65,6 +65,12 @@ pub(crate) struct StemPointers {
 /// Threads of a block: two warpgroups.
 pub(super) const THREADS: u32 = 256;
 
+/// Rows of the convolution whose image rows a block keeps.
+pub(super) const STAGES: usize = 4;
+
+/// Threads of a block that multiply.
+const GROUP_THREADS: usize = 128;
+
 /// The kernels: layers and columns.
 pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * StemTile::COLUMNS.len()] = [
     (StemLayers { taps: 7, pools: true }, 112, "sm90_stem_7x7_pool_112"),
@@ -96,13 +102,12 @@ impl StemLayers {
         };
         let thread = channel / 16 * 32 + channel % 8 * 4 + term / 2;
         let register = block % 2 * 2 + channel / 8 % 2;
-        ((block / 2 * 128 + thread) * 4 + register) * 2 + term % 2
+        ((block / 2 * GROUP_THREADS + thread) * 4 + register) * 2 + term % 2
     }
 
-    /// Dynamic shared memory of a block: the image rows of four rows of the convolution, the last columns' third channels
+    /// Dynamic shared memory of a block: the image rows of some rows of the convolution, the last columns' third channels
     /// for these, and output rows of four warps.
     pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
-        const STAGES: usize = 4;
         let rows = (self.taps - 1 + 2 * STAGES) * (columns + self.pairs() - 1) * 16;
         rows + STAGES * columns * 16 + 4 * self.out_columns(columns)[0] * 32
     }
