@@ -75,16 +75,6 @@ impl StemLayers {
     /// All of them.
     pub(crate) const ALL: [Self; 2] = [Self { taps: 7, pools: true }, Self { taps: 3, pools: false }];
 
-    /// Pairs of pixels of a window's row, but for its last column.
-    pub(crate) const fn pairs(self) -> usize {
-        self.taps / 2
-    }
-
-    /// Blocks of eight terms of a window: its pairs, with two channels of its last column, and that column's third.
-    pub(crate) const fn blocks(self) -> usize {
-        self.taps * self.pairs() + 1
-    }
-
     /// Columns of the result that a block of so many columns of the convolution computes, and how far the next block's
     /// are from them: a pooled column needs the convolution's column to its left.
     pub(crate) const fn out_columns(self, columns: usize) -> [usize; 2] {
