@@ -86,6 +86,12 @@ TREFOIL_DEVICE uint4 load_written_or_zero(const uint4 *global_src, bool valid) {
   return value;
 }
 
+// Loads a word that nobody writes during the launch, if told; else it stays as it is. Not moved over barriers and fences.
+TREFOIL_DEVICE void load_word_if(bool loads, uint32_t &word, const uint8_t *src) {
+  asm volatile("{\n.reg .pred loads;\nsetp.ne.b32 loads, %2, 0;\n@loads ld.global.nc.u32 %0, [%1];\n}"
+               : "+r"(word) : "l"(src), "r"(static_cast<int32_t>(loads)));
+}
+
 // Whatever uses `value` from here on stays behind the loads before.
 TREFOIL_DEVICE void keep_order(uint4 &value) {
   asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w));

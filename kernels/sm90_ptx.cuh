@@ -132,12 +132,6 @@ TREFOIL_DEVICE float2 load_shared_two(uint32_t shared_src) {
   return value;
 }
 
-// Loads a word that nobody writes during the launch, if told; else it stays as it is. Not moved over barriers and fences.
-TREFOIL_DEVICE void load_word_if(bool loads, uint32_t &word, const uint8_t *src) {
-  asm volatile("{\n.reg .pred loads;\nsetp.ne.b32 loads, %2, 0;\n@loads ld.global.nc.u32 %0, [%1];\n}"
-               : "+r"(word) : "l"(src), "r"(static_cast<int32_t>(loads)));
-}
-
 // ---- copies by tensor map ----------------------------------------------------------------------------------------
 
 TREFOIL_DEVICE void prefetch_tensor_map(const TensorMap *map) {

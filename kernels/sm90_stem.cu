@@ -7,7 +7,8 @@
 // the third channel of all its rows are 16 bytes more.
 //
 // One warpgroup of a block loads, normalises and stores image rows. The other multiplies, with the filter in registers,
-// so that products read windows alone, and where it pools it does so beside the products of the next row.
+// so that products read windows alone, and where it pools it does so beside the products of the next row. Both follow
+// from one layout, so this file is longer than others.
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
@@ -73,7 +74,7 @@ template <int kTaps_, int kColumns_, bool kPools_, int kImageRegisters_, int kPr
   static_assert(!kPools || kColumns % 16 == 0, "whole matrices of pooled pixels");
 };
 
-// Where a block works. The first row of a pooling block's convolution may be above the image, its last one below.
+// Where a block works. A pooling block's first row may be above the convolution's, its last one below.
 struct Place {
   int32_t image, out_first, out_end, conv_first, conv_end, column_first;
 };
@@ -95,7 +96,7 @@ template <class S> TREFOIL_DEVICE Place place_of(const StemArgs &args) {
 
 constexpr int kBarrierBytes = 8;
 
-// The stages take turns: for the convolution's row so many of the block's.
+// The stages take turns; `row` counts the block's rows of the convolution.
 template <class S> struct Stages {
   uint32_t barriers;  // one for each stage that its image rows are stored, then those that they have been read
 
@@ -383,10 +384,10 @@ template <class S> TREFOIL_DEVICE Group round_sums(const Sums<S> &sums, int grou
 // The last odd column of a convolution that has one column more than pairs of them is none.
 template <class S> TREFOIL_DEVICE void hide_column(const Out &out, Sums<S> &sums) {
   if (out.conv_columns == 0) return;
-  const int32_t none = out.conv_columns - 2 * static_cast<int32_t>(threadIdx.x % 4);
+  const int32_t hidden = out.conv_columns - 2 * static_cast<int32_t>(threadIdx.x % 4);
 #pragma unroll
   for (int j = 0; j < S::kGroups; ++j)
-    if (j * 8 + 1 == none) sums.v[j * 4 + 1] = sums.v[j * 4 + 3] = -INFINITY;
+    if (j * 8 + 1 == hidden) sums.v[j * 4 + 1] = sums.v[j * 4 + 3] = -INFINITY;
 }
 
 // An odd row above a result. One that is none has sums as well: they are less than all others.
@@ -557,14 +558,14 @@ template <class S> TREFOIL_DEVICE void sm90_stem(const StemArgs &args) {
 //            by a column and by the row of conv above their first, and compute rows above and below conv for nothing.
 //            column_tiles: one, and those of kNextTile columns after the first kOutColumns. compute capability 9.0
 //            exactly.
-// Limits     k_stored a multiple of 8, up to 64. Both sizes of x, conv and y, padding, and taps below 2^14;
-//            row_pitch_bytes below 2^32. y is as large as conv, or as its windows, whose last may lack one row and
-//            column. Deterministic, no atomics.
+// Limits     every byte is a finite half once normalised. k_stored a multiple of 8, up to 64. Both sizes of x, conv and
+//            y, padding, and taps below 2^14; row_pitch_bytes below 2^32. y is as large as conv, or as its windows, whose
+//            last may lack one row and column. Deterministic, no atomics.
 // Ordering   lets its successor be launched early; is not launched early itself.
 // Source     the windows' overlap in shared memory: matrix descriptors as in PTX ISA 9.0, without swizzle.
-#define TREFOIL_SM90_STEM(name, taps, columns, pools, blocks, image_registers, product_registers)               \
-  static_assert((image_registers + product_registers) * kGroupThreads * blocks <= 65536, "a multiprocessor's");  \
-  extern "C" __global__ void __launch_bounds__(kThreads, blocks)                                                \
+#define TREFOIL_SM90_STEM(name, taps, columns, pools, resident, image_registers, product_registers)             \
+  static_assert((image_registers + product_registers) * kGroupThreads * resident <= 65536, "of a multiprocessor"); \
+  extern "C" __global__ void __launch_bounds__(kThreads, resident)                                              \
       sm90_stem_##name(const __grid_constant__ StemArgs args) {                                                 \
     sm90_stem<Stem<taps, columns, pools, image_registers, product_registers>>(args);                            \
   }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use half::f16;
+
 use super::{Kernel, Limits, Request};
 use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
 use crate::tensor::{InputFormat, Shape};
@@ -113,7 +115,15 @@ impl Stem {
         let most = [pad.top, pad.left, self.conv_shape.height, self.conv_shape.width].into_iter().max();
         let fits = r == s && stride == [2; 2] && dilation == [1; 2] && most < Some(MOST_PIXELS);
         let channels = self.conv.groups == 1 && self.conv.out_channels <= MOST_STEM_CHANNELS;
-        (fits && channels && StemLayers::ALL.contains(&layers)).then_some(layers)
+        (fits && channels && self.pixels_are_halves() && StemLayers::ALL.contains(&layers)).then_some(layers)
+    }
+
+    /// Whether all normalised bytes are finite halves: the kernel multiplies some of them by zeros, which only that leaves
+    /// zero.
+    fn pixels_are_halves(&self) -> bool {
+        let constants = self.mean.iter().zip(&self.std);
+        let ends = constants.flat_map(|(mean, std)| [0.0, 1.0].map(|byte| (byte - mean) / std));
+        ends.into_iter().all(|end| f16::from_f32(end).is_finite())
     }
 }
 

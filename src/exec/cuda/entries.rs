@@ -352,12 +352,17 @@ mod tests {
     #[test]
     fn stem_kernels_agree_with_the_source() {
         let source = read("sm90_stem.cu");
-        // Registers follow what the launch knows of.
-        let found: Vec<String> = source
-            .lines()
-            .filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.rsplitn(3, ',').last())
-            .map(str::to_owned)
-            .collect();
+        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.strip_suffix(')'));
+        let mut found = Vec::new();
+        for line in lines {
+            // A thread of each warpgroup begins with what both have together, halved: none waits for the other's.
+            let [product, image, launched]: [&str; 3] = line.rsplitn(3, ", ").collect::<Vec<_>>().try_into().unwrap();
+            let both: u64 = [image, product].iter().map(|count| count.parse::<u64>().unwrap()).sum();
+            let name = format!("sm90_stem_{}", launched.split(',').next().unwrap());
+            assert_eq!(manifest["modules"]["sm90_stem"][&name]["sm_90a"]["registers"], both / 2, "{name}");
+            found.push(launched.to_owned());
+        }
         let listed = sm90_stem::ENTRIES.map(|(layers, columns, name)| {
             let name = name.strip_prefix("sm90_stem_").expect("the module's name");
             let blocks = layers.resident(columns);

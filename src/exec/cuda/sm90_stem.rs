@@ -140,7 +140,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
         return Err(unsupported(
             "window",
             format!("{:?}", stem.conv.window),
-            "the stem kernel takes 7x7/2 with pooling, 3x3/2",
+            "the stem kernel takes 7x7/2 with pooling, 3x3/2, of bytes that are finite halves once normalised",
         ));
     };
     let entry = ENTRIES.iter().find(|(of, columns, _)| (*of, *columns) == (layers, tile.columns));
@@ -284,6 +284,8 @@ mod tests {
         assert!(refused(|stem| stem.conv.window.stride = [2, 1]));
         assert!(refused(|stem| stem.conv.window.size = [7, 5]));
         assert!(refused(|stem| stem.conv.out_channels = 72));
+        assert!(refused(|stem| stem.std[1] = 1e-5));
+        assert!(!refused(|stem| stem.std[1] = 1e-4));
         assert!(refused(|stem| stem.pool = None));
         assert!(refused(|stem| stem.pool = Some(Pool { window: Window::square(2, 2, 0), count_pad: false })));
         let stem = stem();
