@@ -37,6 +37,19 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
 }
 
+// -infinity and infinity.
+constexpr uint32_t kLowestHalf2 = 0xfc00fc00u, kHighestHalf2 = 0x7c007c00u;
+
+TREFOIL_DEVICE uint32_t max_half2_or_nan(uint32_t a, uint32_t b) {
+  const __half2 d = __hmax2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
+  return *reinterpret_cast<const uint32_t *>(&d);
+}
+
+TREFOIL_DEVICE uint32_t min_half2_or_nan(uint32_t a, uint32_t b) {
+  const __half2 d = __hmin2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
+  return *reinterpret_cast<const uint32_t *>(&d);
+}
+
 // An activation of two sums, rounded: its bounds. Rounding to half first gives the same: it is monotone, and both bounds are halves.
 struct Clamp {
   __half2 low, high;

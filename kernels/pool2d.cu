@@ -63,11 +63,6 @@ template <class Visit> TREFOIL_DEVICE int32_t for_window(const Pool2dArgs &args,
   return inside;
 }
 
-TREFOIL_DEVICE uint32_t max_half2_or_nan(uint32_t a, uint32_t b) {
-  const __half2 d = __hmax2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
-}
-
 // Purpose    y[i][p][q][c] = max over the window's pixels in the image of x[i][h][w][c]; padding never wins.
 // Operands   x  read   halves [images][height][width][8 * c_chunks], 16-byte aligned
 //            y  write  halves [images][P][Q][8 * c_chunks], pixels 8 * y_chunks apart, 16-byte aligned, disjoint from x
@@ -78,8 +73,7 @@ TREFOIL_DEVICE uint32_t max_half2_or_nan(uint32_t a, uint32_t b) {
 extern "C" __global__ void __launch_bounds__(256) sm80_max_pool2d(const __grid_constant__ Pool2dArgs args) {
   const uint32_t index = blockIdx.x * 256u + threadIdx.x;
   if (index >= args.chunks) return;
-  constexpr uint32_t kLowest = 0xfc00fc00u;  // two halves of -infinity
-  uint4 best = make_uint4(kLowest, kLowest, kLowest, kLowest);
+  uint4 best = make_uint4(kLowestHalf2, kLowestHalf2, kLowestHalf2, kLowestHalf2);
   const Place place(args, index);
   const int32_t inside = for_window(args, place, [&](uint4 x) {
     best = make_uint4(max_half2_or_nan(best.x, x.x), max_half2_or_nan(best.y, x.y), max_half2_or_nan(best.z, x.z),

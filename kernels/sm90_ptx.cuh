@@ -22,7 +22,7 @@ TREFOIL_DEVICE void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// Arrives once for a warp, behind all that its lanes did. No branch: one would take products under way apart.
+// Arrives once for a warp, behind all that its lanes did, and without a branch.
 TREFOIL_DEVICE void barrier_arrive_once(uint32_t barrier) {
   __syncwarp();
   asm volatile("{\n.reg .pred first;\nsetp.eq.u32 first, %1, 0;\n"

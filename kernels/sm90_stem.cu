@@ -317,19 +317,6 @@ template <int kBegun, class S> TREFOIL_DEVICE void end_row(const Rows<S> &rows, 
 
 // ---- output ------------------------------------------------------------------------------------------------------
 
-TREFOIL_DEVICE uint32_t max_half2(uint32_t a, uint32_t b) {
-  const __half2 d = __hmax2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
-}
-
-TREFOIL_DEVICE uint32_t min_half2(uint32_t a, uint32_t b) {
-  const __half2 d = __hmin2_nan(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
-  return *reinterpret_cast<const uint32_t *>(&d);
-}
-
-// Of two halves.
-constexpr uint32_t kLowest = 0xfc00fc00u, kHighest = 0x7c007c00u;
-
 // What a thread does with its sums.
 struct Out {
   float2 bias;          // of its channels: one, and the eighth after it
@@ -355,25 +342,24 @@ template <class S> TREFOIL_DEVICE void store_pixels(const StemArgs &args, Out &o
   for (int i = 0; i < kTimes; ++i)
     if (S::kOutColumns >= (i + 1) * kPixels || threadIdx.x % 32 < 16)
       chunks[i] = load_shared_u32x4(smem + i * kPixels * kPixelBytes);
-  if (args.high != kHighest)
+  if (args.high != kHighestHalf2)
 #pragma unroll
     for (uint4 &chunk : chunks)
-      chunk = make_uint4(min_half2(chunk.x, args.high), min_half2(chunk.y, args.high), min_half2(chunk.z, args.high),
-                         min_half2(chunk.w, args.high));
+      chunk = make_uint4(min_half2_or_nan(chunk.x, args.high), min_half2_or_nan(chunk.y, args.high),
+                         min_half2_or_nan(chunk.z, args.high), min_half2_or_nan(chunk.w, args.high));
 #pragma unroll
   for (int i = 0; i < kTimes; ++i)
     if (i * kPixels < out.columns && (i > 0 || out.first)) y[i * kPixels * k_chunks] = chunks[i];
   out.row += args.out_width * k_chunks;
 }
 
-// This lane's columns of a row, or of rows' maxima: its two channels together.
-template <class S> struct Columns {
-  uint32_t even[S::kGroups], odd[S::kGroups];
-};
-
-// A group's columns of a row.
+// This lane's columns of a group, of a row or of rows' maxima: its two channels together.
 struct Group {
   uint32_t even, odd;
+};
+
+template <class S> struct Columns {
+  Group groups[S::kGroups];
 };
 
 template <class S> TREFOIL_DEVICE Group round_sums(const Sums<S> &sums, int group, float2 bias) {
@@ -390,16 +376,17 @@ template <class S> TREFOIL_DEVICE void hide_column(const Out &out, Sums<S> &sums
     if (j * 8 + 1 == hidden) sums.v[j * 4 + 1] = sums.v[j * 4 + 3] = -INFINITY;
 }
 
-// An odd row above a result. One that is none has sums as well: they are less than all others.
+// A row that is none has sums as well: they are less than all others.
+TREFOIL_DEVICE float2 bias_of_row(const Out &out, bool is_none) {
+  return is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
+}
+
+// An odd row above a result.
 template <class S> TREFOIL_DEVICE Columns<S> above_result(const Out &out, const Sums<S> &sums, bool is_none) {
-  const float2 bias = is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
+  const float2 bias = bias_of_row(out, is_none);
   Columns<S> best;
 #pragma unroll
-  for (int j = 0; j < S::kGroups; ++j) {
-    const Group row = round_sums(sums, j, bias);
-    best.even[j] = row.even;
-    best.odd[j] = row.odd;
-  }
+  for (int j = 0; j < S::kGroups; ++j) best.groups[j] = round_sums(sums, j, bias);
   return best;
 }
 
@@ -409,8 +396,9 @@ TREFOIL_DEVICE void take_row(const StemArgs &args, const Out &out, const Sums<S>
 #pragma unroll
   for (int j = 0; j < S::kGroups; ++j) {
     const Group row = round_sums(sums, j, out.bias);
-    best.even[j] = max_half2(max_half2(best.even[j], row.even), args.low);
-    best.odd[j] = max_half2(max_half2(best.odd[j], row.odd), args.low);
+    Group &of = best.groups[j];
+    of = {max_half2_or_nan(max_half2_or_nan(of.even, row.even), args.low),
+          max_half2_or_nan(max_half2_or_nan(of.odd, row.odd), args.low)};
   }
 }
 
@@ -418,20 +406,20 @@ TREFOIL_DEVICE void take_row(const StemArgs &args, const Out &out, const Sums<S>
 // the next result: it is what is left in `best`.
 template <class S> TREFOIL_DEVICE void stage_pooled(const Out &out, const Sums<S> &sums, bool is_none, Columns<S> &best) {
   const uint32_t lane = threadIdx.x % 32;
-  const float2 bias = is_none ? make_float2(-INFINITY, -INFINITY) : out.bias;
-  uint32_t before = kLowest;  // the odd column left of the lane's in a group
+  const float2 bias = bias_of_row(out, is_none);
+  uint32_t before = kLowestHalf2;  // the odd column left of the lane's in a group
 #pragma unroll
   for (int j = 0; j < S::kGroups; j += 2) {
     uint32_t pooled[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Group row = round_sums(sums, j + i, bias);
-      const uint32_t even = max_half2(best.even[j + i], row.even), odd = max_half2(best.odd[j + i], row.odd);
+      Group &of = best.groups[j + i];
+      const uint32_t even = max_half2_or_nan(of.even, row.even), odd = max_half2_or_nan(of.odd, row.odd);
       const uint32_t left = __shfl_sync(0xffffffff, lane % 4 == 3 ? before : odd, (lane & 28) | ((lane + 3) & 3));
       before = odd;
-      pooled[i] = max_half2(max_half2(even, odd), left);
-      best.even[j + i] = row.even;
-      best.odd[j + i] = row.odd;
+      pooled[i] = max_half2_or_nan(max_half2_or_nan(even, odd), left);
+      of = row;
     }
     const uint32_t pixels[2] = {__byte_perm(pooled[0], pooled[1], 0x5410), __byte_perm(pooled[0], pooled[1], 0x7632)};
     stmatrix_x2_trans(out.smem_write + j / 2 * 8 * kPixelBytes, pixels);
@@ -442,8 +430,8 @@ template <class S> TREFOIL_DEVICE void stage_row(const StemArgs &args, const Out
 #pragma unroll
   for (int group = 0; group < S::kGroups; ++group) {
     const float *of = sums.v + group * 4;
-    const uint32_t pixels[2] = {max_half2(pack_half2(of[0] + out.bias.x, of[1] + out.bias.x), args.low),
-                                max_half2(pack_half2(of[2] + out.bias.y, of[3] + out.bias.y), args.low)};
+    const uint32_t pixels[2] = {max_half2_or_nan(pack_half2(of[0] + out.bias.x, of[1] + out.bias.x), args.low),
+                                max_half2_or_nan(pack_half2(of[2] + out.bias.y, of[3] + out.bias.y), args.low)};
     stmatrix_x2_trans(out.smem_write + group * 8 * kPixelBytes, pixels);
   }
 }

@@ -122,8 +122,8 @@ impl Stem {
     /// zero.
     fn pixels_are_halves(&self) -> bool {
         let constants = self.mean.iter().zip(&self.std);
-        let ends = constants.flat_map(|(mean, std)| [0.0, 1.0].map(|byte| (byte - mean) / std));
-        ends.into_iter().all(|end| f16::from_f32(end).is_finite())
+        let mut ends = constants.flat_map(|(mean, std)| [0.0, 1.0].map(|byte| (byte - mean) / std));
+        ends.all(|end| f16::from_f32(end).is_finite())
     }
 }
 

@@ -175,6 +175,10 @@ mod tests {
         Path::new("kernels")
     }
 
+    fn manifest() -> serde_json::Value {
+        serde_json::from_str(&read("ptx/manifest.json")).unwrap()
+    }
+
     fn read(name: &str) -> String {
         fs::read_to_string(kernels().join(name)).unwrap_or_else(|e| panic!("kernels/{name}: {e}"))
     }
@@ -220,7 +224,7 @@ mod tests {
 
     #[test]
     fn kept_cubins_have_exactly_the_entries_that_are_launched() {
-        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let manifest = manifest();
         let args: BTreeMap<_, _> = STRUCTS.iter().map(|s| (s.0, s.4)).collect();
         let mut launched: BTreeMap<&str, BTreeMap<String, _>> = BTreeMap::new();
         for entry in entries().into_iter().filter(|entry| is_cubin(entry.module)) {
@@ -352,7 +356,7 @@ mod tests {
     #[test]
     fn stem_kernels_agree_with_the_source() {
         let source = read("sm90_stem.cu");
-        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let manifest = manifest();
         let lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.strip_suffix(')'));
         let mut found = Vec::new();
         for line in lines {
@@ -403,7 +407,7 @@ mod tests {
 
     #[test]
     fn manifest_is_of_these_sources_and_reports_no_spills() {
-        let manifest: serde_json::Value = serde_json::from_str(&read("ptx/manifest.json")).unwrap();
+        let manifest = manifest();
         let sources = manifest["sources_fnv1a64"].as_object().unwrap();
         for (name, hash) in sources {
             let bytes = fs::read(kernels().join(name)).unwrap();
