@@ -113,6 +113,11 @@ impl Batch {
         self.bytes_mut().as_mut_ptr()
     }
 
+    /// Index of the staging that it holds.
+    pub(crate) fn staging(&self) -> usize {
+        self.buffers().0
+    }
+
     /// Indices of the staging and the result buffer that it holds.
     pub(super) fn buffers(&self) -> (usize, usize) {
         let (staging, lent) = self.held.expect("held until submitted or dropped");

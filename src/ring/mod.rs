@@ -86,6 +86,7 @@ use crate::tensor::{OutputKind, TensorSpec};
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
+pub(crate) use batcher::{Books, Bounds, Next, Queued, Wake};
 pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use super::credits::{Lent, Wake};
-use crate::device::during;
+use crate::device::{Event, during};
 use crate::error::Error;
 use crate::sync::{after, lock, thread};
 
@@ -57,7 +57,7 @@ impl Core {
     /// Waits for a submission's own event, until `deadline` at the latest; whether it is done.
     pub(super) fn await_done(&self, result: usize, number: u64, deadline: Option<Instant>) -> Result<bool, Error> {
         let waited = during(number, || match (self.spec.waiting, deadline) {
-            (Waiting::Spin, _) => self.spin(result, deadline),
+            (Waiting::Spin, _) => self.spin(&self.results[result].done, deadline),
             (Waiting::Callback, _) => self.await_signal(result, deadline),
             (Waiting::Block, None) => self.results[result].done.wait().map(|()| true),
             (Waiting::Block, Some(deadline)) => self.results[result].done.wait_until(deadline),
@@ -65,11 +65,25 @@ impl Core {
         waited.map_err(|error| self.device.fault().unwrap_or(error))
     }
 
-    fn spin(&self, result: usize, deadline: Option<Instant>) -> Result<bool, Error> {
+    /// Waits for the upload of a submission, the last one of its staging.
+    pub(super) fn await_upload(&self, staging: usize) -> Result<(), Error> {
+        let uploaded = &self.staging[staging].uploaded;
+        match self.spec.waiting {
+            Waiting::Spin => self.spin(uploaded, None).map(drop),
+            Waiting::Block | Waiting::Callback => uploaded.wait(), // there is no callback behind an upload
+        }
+    }
+
+    /// Whether that upload is done; never blocks.
+    pub(crate) fn is_uploaded(&self, staging: usize) -> Result<bool, Error> {
+        self.staging[staging].uploaded.is_done()
+    }
+
+    fn spin(&self, event: &Event, deadline: Option<Instant>) -> Result<bool, Error> {
         let mut looks = 0;
         loop {
             self.device.healthy()?;
-            if self.results[result].done.is_done()? {
+            if event.is_done()? {
                 return Ok(true);
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {

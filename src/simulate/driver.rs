@@ -8,14 +8,15 @@ use super::SimSpec;
 use super::arrivals::{Arrivals, Request};
 use crate::device::sim::{Picos, Sim, picos};
 use crate::error::{Credits, Error};
-use crate::ring::{Batch, Core, Output, Ticket};
+use crate::ring::{Batch, Core, Ticket};
 
 /// What happened.
+#[derive(Default)]
 pub(super) struct Log {
     /// Of each answer, in order: when, how long after it was asked for, and its rows.
     pub answers: Vec<Answer>,
-    /// Batches whose `submit` was called.
-    pub submitted: usize,
+    /// The rows of each batch whose `submit` was called.
+    pub submitted: Vec<usize>,
     /// Those that were answered with an error.
     pub failed: usize,
     pub fault: Option<Error>,
@@ -70,7 +71,6 @@ struct Driver<'a> {
 /// Runs the whole schedule.
 pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
     let producer = || Producer { state: State::Idle, flights: VecDeque::new() };
-    let log = Log { answers: Vec::new(), submitted: 0, failed: 0, fault: None, credits: Credits::default() };
     let mut driver = Driver {
         spec,
         sim,
@@ -79,7 +79,7 @@ pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Er
         blocked: VecDeque::new(),
         order: VecDeque::new(),
         arrivals: Arrivals::new(spec),
-        log,
+        log: Log::default(),
     };
     let ended = driver.play();
     if ended.is_err() {
@@ -157,14 +157,17 @@ impl Driver<'_> {
                     return Ok(false);
                 };
                 self.blocked.pop_front();
-                stamp(&mut batch, self.spec.rows_of(request.number), request.number);
+                for row in [0, self.spec.rows_of(request.number) - 1] {
+                    stamp(batch.row_mut(row), request.number);
+                }
                 let until = now + picos(self.spec.fill_us * 1e-6);
                 self.producers[index].state = State::Filling { request, batch, until };
                 Ok(true)
             }
             State::Filling { request, batch, until } if until <= now => {
-                self.log.submitted += 1;
-                let ticket = batch.submit(self.spec.rows_of(request.number)).inspect_err(|_| self.log.failed += 1)?;
+                let rows = self.spec.rows_of(request.number);
+                self.log.submitted.push(rows);
+                let ticket = batch.submit(rows).inspect_err(|_| self.log.failed += 1)?;
                 producer.flights.push_back(Flight { request, ticket, ready: false });
                 producer.state = State::Waiting;
                 self.order.push_back(index);
@@ -198,7 +201,7 @@ impl Driver<'_> {
         }
         let Some(Flight { request, ticket, .. }) = flights.pop_front() else { return Ok(false) };
         let output = ticket.wait()?;
-        if !is_stamped(&output, request.number) {
+        if ![0, output.rows() - 1].into_iter().all(|row| is_stamped(output.row(row), request.number)) {
             return Err(Error::Internal { what: format!("submission {} was answered with another's", request.number) });
         }
         Ok(true)
@@ -208,8 +211,9 @@ impl Driver<'_> {
     fn give_up(&mut self) {
         for producer in &mut self.producers {
             if let State::Filling { request, batch, .. } = std::mem::replace(&mut producer.state, State::Idle) {
-                self.log.submitted += 1;
-                match batch.submit(self.spec.rows_of(request.number)) {
+                let rows = self.spec.rows_of(request.number);
+                self.log.submitted.push(rows);
+                match batch.submit(rows) {
                     Ok(ticket) => producer.flights.push_back(Flight { request, ticket, ready: false }),
                     Err(_) => self.log.failed += 1,
                 }
@@ -228,20 +232,15 @@ impl Producer {
     }
 }
 
-/// Writes a number to both ends of the first and the last row, where the two halves of every copy are.
-fn stamp(batch: &mut Batch, rows: usize, number: usize) {
-    for row in [0, rows - 1] {
-        let row = batch.row_mut(row);
-        let end = row.len() - 8;
-        row[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        row[end..].copy_from_slice(&(number as u64).to_le_bytes());
-    }
+/// Writes a number to both ends of a row, where the two halves of every copy are.
+pub(super) fn stamp(row: &mut [u8], number: usize) {
+    let number = (number as u64).to_le_bytes();
+    let end = row.len() - number.len();
+    row[..number.len()].copy_from_slice(&number);
+    row[end..].copy_from_slice(&number);
 }
 
-fn is_stamped(output: &Output, number: usize) -> bool {
+pub(super) fn is_stamped(row: &[u8], number: usize) -> bool {
     let number = (number as u64).to_le_bytes();
-    [0, output.rows() - 1]
-        .into_iter()
-        .map(|row| output.row(row))
-        .all(|row| row.starts_with(&number) && row.ends_with(&number))
+    row.starts_with(&number) && row.ends_with(&number)
 }

@@ -1,6 +1,7 @@
 //! How fast it would be: the ring itself on a simulated device, in virtual time.
 
 mod arrivals;
+mod batcher;
 mod driver;
 mod report;
 
@@ -58,13 +59,47 @@ pub struct SimSpec {
     pub fill_us: f64,
     /// When batches are asked for.
     pub arrival: Arrival,
-    /// Submissions in all.
+    /// Submissions in all; with a batcher, rows.
     pub batches: usize,
+    /// A batcher between the producers, which then have single rows, and the ring.
+    pub batcher: Option<SimBatcher>,
     /// Delays and faults.
     pub injections: Vec<Injection>,
     /// Whether every access is checked for what orders it after those that it conflicts with, as
     /// [`EngineBuilder::check`](crate::EngineBuilder::check) says. It changes no figure, and takes longer.
     pub checked: bool,
+}
+
+/// A [`Batcher`](crate::Batcher), whose decisions are those of the library's. [`SimBatcher::default`] has its defaults.
+///
+/// Producers are its clients: each has one row at a time, fills it in [`SimSpec::fill_us`], and waits for the answer. In
+/// a closed loop there are [`SimSpec::producers`] of them, else as many as rows are under way.
+///
+/// ```
+/// use trefoil::simulate::{SimBatcher, SimSpec, simulate};
+/// let sizes = vec![(1, 160.0), (8, 330.0), (32, 670.0)];
+/// let clients = |producers| SimSpec { producers, batcher: Some(SimBatcher::default()), ..SimSpec::new(sizes.clone()) };
+/// let (alone, crowd) = (simulate(&clients(1))?, simulate(&clients(64))?);
+/// assert!(alone.latency.p50_us < 250.0); // a single request does not wait for company
+/// assert!(crowd.mean_batch > 30.0);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SimBatcher {
+    /// [`BatcherBuilder::max_delay`](crate::BatcherBuilder::max_delay), in microseconds.
+    pub max_delay_us: f64,
+    /// [`BatcherBuilder::in_flight`](crate::BatcherBuilder::in_flight).
+    pub in_flight: usize,
+    /// What a sleeping thread takes to wake, in microseconds: the batching thread after a commit, the delivering thread
+    /// after a download, a client after its answer.
+    pub wake_us: f64,
+}
+
+impl Default for SimBatcher {
+    /// Of an engine with three slots.
+    fn default() -> Self {
+        Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0 }
+    }
 }
 
 /// When batches are asked for.
@@ -159,6 +194,7 @@ impl SimSpec {
             fill_us: 0.0,
             arrival: Arrival::Closed,
             batches: 1_000,
+            batcher: None,
             injections: Vec::new(),
             checked: false,
         }
@@ -188,12 +224,15 @@ impl SimSpec {
                 return Err(Error::option(option, value, "at least 1"));
             }
         }
-        let held = self.producers.saturating_mul(self.ahead);
+        let held = if self.batcher.is_some() { 0 } else { self.producers.saturating_mul(self.ahead) };
         if self.results <= held {
             let expected = format!("more than producers x ahead, {held}: a blocked producer keeps its tickets");
             return Err(Error::option("results", self.results, expected));
         }
         self.check_sizes()?;
+        if let Some(batcher) = &self.batcher {
+            batcher.check(self)?;
+        }
         if let Arrival::Poisson { images_per_s, .. } | Arrival::Periodic { images_per_s } = self.arrival {
             in_range("images_per_s", images_per_s, 1e-3, 1e12, "images a second")?;
         }
@@ -226,7 +265,27 @@ impl SimSpec {
 
     /// Rows of submission `number`.
     fn rows_of(&self, number: usize) -> usize {
+        if self.batcher.is_some() {
+            return 1;
+        }
         if self.rows.is_empty() { self.largest() } else { self.rows[number % self.rows.len()] }
+    }
+}
+
+impl SimBatcher {
+    fn check(&self, spec: &SimSpec) -> Result<(), Error> {
+        in_range("max_delay_us", self.max_delay_us, 0.0, MOST_US, "microseconds")?;
+        in_range("wake_us", self.wake_us, 0.0, MOST_US, "microseconds")?;
+        if self.in_flight == 0 {
+            return Err(Error::option("in_flight", 0, "at least 1"));
+        }
+        if !spec.rows.is_empty() {
+            return Err(Error::option("rows", format!("{:?}", spec.rows), "none: a batcher takes single rows"));
+        }
+        match spec.injections.len() {
+            0 => Ok(()),
+            some => Err(Error::option("injections", some, "none with a batcher")),
+        }
     }
 }
 
@@ -260,7 +319,10 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 pub fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
     spec.check()?;
     let (sim, device, core) = build(spec, false)?;
-    let log = driver::run(spec, &sim, &core)?;
+    let log = match &spec.batcher {
+        None => driver::run(spec, &sim, &core)?,
+        Some(batcher) => batcher::run(spec, batcher, &sim, &core)?,
+    };
     drop(core); // what it frees is checked too
     match device.fault() {
         Some(fault) if is_hazard(&fault) => Err(fault),

@@ -36,7 +36,9 @@ pub struct SimReport {
     pub serial_s: f64,
     /// Batches submitted.
     pub submitted: usize,
-    /// Submissions answered with a result, each with its own.
+    /// Rows of a batch, in the mean.
+    pub mean_batch: f64,
+    /// Submissions, of a batcher rows, answered with a result, each with its own.
     pub answered: usize,
     /// Submissions answered with an error.
     pub failed: usize,
@@ -114,7 +116,7 @@ pub struct SimBound {
 pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
     let makespan_s = log.answers.last().map_or(0.0, |answer| seconds(answer.at));
     let stages = [Stage::CopyIn, Stage::Compute, Stage::CopyOut];
-    let costs = Costs::of(spec);
+    let costs = Costs::of(spec, &log.submitted);
     let [copy_in, compute, copy_out] = stages.map(|stage| {
         let busy_s = seconds(sim.busy(unit(stage)));
         let [alone_us, loaded_us] = [&costs.alone_us, &costs.loaded_us].map(|mean| mean[stage as usize]);
@@ -131,8 +133,9 @@ pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
         copy_out,
         makespan_s,
         bound: SimBound { stage, images_per_s: costs.rows / (slowest_us * 1e-6) },
-        serial_s: costs.alone_us.iter().sum::<f64>() * 1e-6 * spec.batches as f64,
-        submitted: log.submitted,
+        serial_s: costs.alone_us.iter().sum::<f64>() * 1e-6 * log.submitted.len() as f64,
+        submitted: log.submitted.len(),
+        mean_batch: costs.rows,
         answered: log.answers.len(),
         failed: log.failed,
         fault: log.fault.map(|fault| fault.to_string()),
@@ -153,15 +156,15 @@ struct Costs {
 }
 
 impl Costs {
-    fn of(spec: &SimSpec) -> Self {
+    fn of(spec: &SimSpec, submitted: &[usize]) -> Self {
         let (mut rows, mut alone_us, mut loaded_us) = (0.0, [0.0; 3], [0.0; 3]);
-        for number in 0..spec.batches {
-            let (alone, loaded) = times(spec, spec.rows_of(number));
-            rows += spec.rows_of(number) as f64;
+        for &batch in submitted {
+            let (alone, loaded) = times(spec, batch);
+            rows += batch as f64;
             alone_us.iter_mut().zip(alone).for_each(|(sum, us)| *sum += us);
             loaded_us.iter_mut().zip(loaded).for_each(|(sum, us)| *sum += us);
         }
-        let mean = |sum: f64| sum / spec.batches as f64;
+        let mean = |sum: f64| sum / submitted.len().max(1) as f64;
         Self { rows: mean(rows), alone_us: alone_us.map(mean), loaded_us: loaded_us.map(mean) }
     }
 }

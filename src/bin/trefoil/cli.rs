@@ -251,9 +251,21 @@ pub struct SimulateArgs {
     /// Another seed gives other random arrivals
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
-    /// Batches in all
+    /// Batches in all; with --batcher, rows
     #[arg(long, value_name = "N", default_value = "1000", value_parser = count::<1_000_000>)]
     pub batches: usize,
+    /// Producers have single rows, which a batcher makes batches of
+    #[arg(long, conflicts_with_all = ["rows", "ahead"])]
+    pub batcher: bool,
+    /// How long the batcher's batch that is not full waits at most while the device is busy, microseconds
+    #[arg(long, value_name = "US", default_value = "5000", value_parser = microseconds, requires = "batcher")]
+    pub max_delay: f64,
+    /// Batches that the batcher hands to the ring at once [default: slots + 1]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>, requires = "batcher")]
+    pub in_flight: Option<usize>,
+    /// What a sleeping thread takes to wake, microseconds
+    #[arg(long, value_name = "US", default_value = "10", value_parser = microseconds, requires = "batcher")]
+    pub wake: f64,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

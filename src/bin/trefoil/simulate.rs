@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use serde::Serialize;
-use trefoil::simulate::{Arrival, SimReport, SimSpec, SimStage, simulate};
+use trefoil::simulate::{Arrival, SimBatcher, SimReport, SimSpec, SimStage, simulate};
 use trefoil::{Error, Stage};
 
 use crate::Outcome;
@@ -21,6 +21,7 @@ struct Figures {
     staging: usize,
     results: usize,
     producers: usize,
+    mean_batch: f64,
     images_per_second: f64,
     bound: Bound,
     latency_seconds: Latency,
@@ -70,7 +71,13 @@ pub fn run(args: &SimulateArgs) -> Result<Outcome> {
 
 fn spec(args: &SimulateArgs) -> SimSpec {
     let images_per_s = args.rate.unwrap_or_default();
-    let staging = args.staging.unwrap_or(args.producers + args.slots);
+    let filled_at_once = if args.batcher { 1 } else { args.producers };
+    let staging = args.staging.unwrap_or(filled_at_once + args.slots);
+    let batcher = SimBatcher {
+        max_delay_us: args.max_delay,
+        in_flight: args.in_flight.unwrap_or(args.slots + 1),
+        wake_us: args.wake,
+    };
     SimSpec {
         h2d_gbps: args.h2d,
         d2h_gbps: args.d2h,
@@ -91,6 +98,7 @@ fn spec(args: &SimulateArgs) -> SimSpec {
             SimArrival::Periodic => Arrival::Periodic { images_per_s },
         },
         batches: args.batches,
+        batcher: args.batcher.then_some(batcher),
         ..SimSpec::new(args.compute.clone())
     }
 }
@@ -109,6 +117,9 @@ fn usage(error: &Error) -> clap::Error {
                 "output_bytes_per_row" => "output-bytes",
                 "fill_us" => "fill",
                 "images_per_s" => "rate",
+                "max_delay_us" => "max-delay",
+                "wake_us" => "wake",
+                "in_flight" => "in-flight",
                 same => same,
             };
             format!("invalid value '{value}' for '--{option}': expected {expected}")
@@ -132,11 +143,12 @@ impl Figures {
         };
         let latency = report.latency;
         Self {
-            batches: report.answered,
+            batches: report.submitted,
             slots: spec.slots,
             staging: spec.staging,
             results: spec.results,
             producers: spec.producers,
+            mean_batch: report.mean_batch,
             images_per_second: report.images_per_s,
             bound: Bound { stage: name(report.bound.stage), images_per_second: report.bound.images_per_s },
             latency_seconds: Latency {
@@ -183,7 +195,7 @@ fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
     let (rate, bound) = (figures.images_per_second, &figures.bound);
     let part = 100.0 * rate / bound.images_per_second;
     writeln!(out)?;
-    writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound")?;
+    writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound, {:.1} images a batch", figures.mean_batch)?;
     writeln!(out, "bound      {:.0} images/s: {} without a gap", bound.images_per_second, bound.stage)?;
     writeln!(out, "latency    p50 {p50}, p90 {p90}, p99 {p99}, max {max}")?;
     writeln!(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::state::State;
-use super::{Batcher, Options, Shared, serve};
+use super::state::{Bounds, State};
+use super::{Batcher, Shared, serve};
 use crate::device::HostBuffer;
 use crate::error::Error;
 use crate::ring::Core;
@@ -61,11 +61,14 @@ pub struct BatcherBuilder {
 
 impl BatcherBuilder {
     pub(crate) fn new(core: &Arc<Core>) -> Self {
-        let (max_delay, when_full) = (Duration::from_millis(1), WhenFull::default());
+        let (max_delay, when_full) = (Duration::from_millis(5), WhenFull::default());
         Self { core: core.clone(), max_delay, rows: None, in_flight: None, when_full }
     }
 
-    /// How long a batch that is not full waits after its first commit. Default 1 ms.
+    /// How long a batch that is not full waits for company after its first commit while the device is busy. Default 5 ms.
+    ///
+    /// A batch leaves at once while the device has nothing to do, and as soon as it is about to have nothing to do, so
+    /// that the delay only bounds what a wrong expectation of that costs.
     pub fn max_delay(mut self, delay: Duration) -> Self {
         self.max_delay = delay;
         self
@@ -100,10 +103,13 @@ impl BatcherBuilder {
         let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
         let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
         self.core.device.healthy()?;
+        let full = self.core.capacity().min(rows);
         let shared = Arc::new(Shared {
-            options: Options { max_delay: self.max_delay, rows, in_flight, when_full: self.when_full },
+            bounds: Bounds { full, in_flight, max_delay: self.max_delay },
+            when_full: self.when_full,
+            places: rows,
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
-            state: Mutex::new(State::new(rows, self.core.capacity())),
+            state: Mutex::new(State::new(rows, self.core.batch_sizes())),
             work: Condvar::new(),
             flown: Condvar::new(),
             room: Condvar::new(),

@@ -10,10 +10,13 @@
 //! - the queue is here, not on the device, so deadlines and priorities count until a batch closes. At most
 //!   `in_flight` batches are handed to the ring at once, for what is enqueued cannot be recalled.
 //!
-//! An open batch closes when the largest batch size is there, `max_delay` after its first commit, or when half of the
-//! time to a row's deadline is gone, whichever is first; if as many batches as allowed are in flight, when one of
-//! them is done. What the device is done with is told by an event behind the batch's download: then its rows are free
-//! for new claims and its tickets have their answers.
+//! The batcher is work-conserving. While the device has nothing to do, what is queued leaves at once. While it is busy,
+//! rows gather until it is about to be free: what uploads and runs of each batch size take is learnt from the batches
+//! themselves ([`pace`]). A batch also leaves when it is full, `max_delay` after its first commit, or when half of the
+//! time to a row's deadline is gone. A full batch waits for nothing but `in_flight`, any other for all but one of those
+//! before it. Rows that would make a batch take the next size, and lower its rows a second, are left to the next batch.
+//! What the device is done with is told by an event behind the batch's download: then its rows are free for new claims
+//! and its tickets have their answers.
 //!
 //! Two threads serve a batcher: `trefoil-batch-N` closes batches and submits them, `trefoil-rows-N` waits for them in
 //! order. One lock guards the books, for a few instructions at a time; pixels are written, wakers woken and outputs
@@ -21,6 +24,7 @@
 
 mod builder;
 mod close;
+mod pace;
 mod places;
 mod row;
 mod serve;
@@ -31,7 +35,7 @@ mod tests;
 mod ticket;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Close, Core};
 use crate::device::{HostBuffer, Note, Span};
@@ -44,6 +48,8 @@ pub use row::{Request, Row};
 pub use state::RowPriority;
 pub use stats::BatcherStats;
 pub use ticket::{RowOutput, RowTicket};
+
+pub(crate) use state::{Bounds, Next, Queued, State as Books, Wake};
 
 use state::State;
 
@@ -77,7 +83,10 @@ pub struct Batcher {
 /// What the batcher, its threads, rows and tickets share.
 struct Shared {
     core: Arc<Core>,
-    options: Options,
+    bounds: Bounds,
+    when_full: WhenFull,
+    /// Page-locked rows.
+    places: usize,
     /// The page-locked rows. Each is accessed by the one [`Row`] that claimed it, from commit to delivery by the
     /// device alone. In an `Arc` so that it can be left to the device if need be.
     rows: Arc<HostBuffer>,
@@ -90,14 +99,6 @@ struct Shared {
     room: Condvar,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Options {
-    max_delay: Duration,
-    rows: usize,
-    in_flight: usize,
-    when_full: WhenFull,
-}
-
 impl Batcher {
     /// Submits one row: a copy of `pixels` into page-locked memory, then [`Row::submit`].
     ///
@@ -105,6 +106,29 @@ impl Batcher {
     /// [`Error::Option`] if `pixels` is not one row long; else as for [`Batcher::row`].
     pub fn submit(&self, pixels: &[u8]) -> Result<RowTicket, Error> {
         self.request().submit(pixels)
+    }
+
+    /// Submits many rows in one call: each as [`Batcher::submit`] does, in order, but with the locks and the wake-up of
+    /// one. Rows for which no place is free go when there is one, in as many parts as that takes.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// # let engine = Engine::builder(&model).on(&cpu).build()?;
+    /// let batcher = engine.batcher().build()?;
+    /// let images = vec![vec![127; batcher.input().row_bytes]; 10];
+    /// let rows: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
+    /// for ticket in batcher.submit_rows(&rows) {
+    ///     println!("{:?}", ticket?.wait()?.top_k(1));
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Of each row, as for [`Batcher::submit`]; the others are not concerned.
+    pub fn submit_rows(&self, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
+        self.request().submit_rows(rows)
     }
 
     /// Lends a row to be written in place. It need not be committed soon, or at all: nobody waits for it.
@@ -128,7 +152,7 @@ impl Batcher {
 
     /// Rows of its largest batch.
     pub fn capacity(&self) -> usize {
-        self.shared.full()
+        self.shared.bounds.full
     }
 
     /// Rows committed and not yet in a batch.
@@ -154,15 +178,10 @@ impl Batcher {
 }
 
 impl Shared {
-    /// Rows of a full batch: fewer than the ring's where there are not as many.
-    fn full(&self) -> usize {
-        self.core.capacity().min(self.options.rows)
-    }
-
     /// Takes a free row; waits for one as the options say, and not past `deadline`, or not at all.
     fn claim(&self, priority: RowPriority, deadline: Option<Instant>, at_once: bool) -> Result<usize, Error> {
         let start = Instant::now();
-        let limit = match self.options.when_full {
+        let limit = match self.when_full {
             _ if at_once => Some(start),
             WhenFull::Wait => None,
             WhenFull::WaitFor(limit) => start.checked_add(limit),
@@ -198,15 +217,21 @@ impl Shared {
         let late = deadline.and_then(|deadline| Instant::now().checked_duration_since(deadline));
         *(if late.is_some() { &mut state.counters.expired } else { &mut state.counters.rejected }) += 1;
         drop(state);
-        Err(match (late, self.options.when_full) {
+        Err(match (late, self.when_full) {
             (Some(late), _) => Error::Deadline { late },
-            (None, WhenFull::Reject) => Error::Full { rows: self.options.rows },
+            (None, WhenFull::Reject) => Error::Full { rows: self.places },
             (None, _) => Error::Timeout { operation: "row", waited: start.elapsed(), credits: self.core.credits()? },
         })
     }
 }
 
 impl Shared {
+    /// Takes up to `count` rows that are free.
+    fn claim_more(&self, priority: RowPriority, count: usize) -> Vec<usize> {
+        let mut state = lock(&self.state);
+        std::iter::from_fn(|| state.claim(priority)).take(count).collect()
+    }
+
     /// Tells the device's wrappers what becomes of a page-locked row.
     fn note_row(&self, row: usize, note: impl FnOnce(Span) -> Note) {
         let pitch = self.core.spec.input.row_pitch;
@@ -231,6 +256,6 @@ impl Drop for Shared {
 
 impl std::fmt::Debug for Batcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batcher").field("options", &self.shared.options).field("input", &self.input()).finish()
+        f.debug_struct("Batcher").field("bounds", &self.shared.bounds).field("input", &self.input()).finish()
     }
 }

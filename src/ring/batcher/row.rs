@@ -98,29 +98,48 @@ impl Row {
     ///
     /// # Errors
     /// [`Error::Closed`] if the batcher was dropped; [`Error::Fault`] if the device is out of use.
-    pub fn submit(mut self) -> Result<RowTicket, Error> {
-        self.shared.core.device.healthy()?;
-        let deadline = match self.deadline {
-            Deadline::None => None,
-            Deadline::At(instant) => Some(instant),
-            Deadline::AfterSubmit(time) => Instant::now().checked_add(time),
+    pub fn submit(self) -> Result<RowTicket, Error> {
+        let shared = self.shared.clone();
+        shared.submit([self]).pop().expect("an answer for each row")
+    }
+}
+
+impl Shared {
+    /// Commits rows to the queue, in order, under one lock.
+    fn submit(self: &Arc<Self>, rows: impl IntoIterator<Item = Row>) -> Vec<Result<RowTicket, Error>> {
+        let (healthy, now) = (self.core.device.healthy(), Instant::now());
+        let (mut refused, mut has_deadline) = (Vec::new(), false);
+        let mut state = lock(&self.state);
+        let before = state.queued();
+        let mut commit = |mut row: Row| {
+            if let Err(error) = healthy.clone().and_then(|()| state.open()) {
+                refused.push(row); // gives itself back, without the lock
+                return Err(error);
+            }
+            let deadline = row.deadline.at(now);
+            has_deadline |= deadline.is_some();
+            let place = row.row.take().expect("held until submitted or dropped");
+            self.note_row(place, Note::End);
+            Ok(RowTicket::new(self.clone(), state.commit(place, row.priority, deadline, now)))
         };
-        let row = self.row.expect("held until submitted or dropped");
-        self.shared.note_row(row, Note::End);
-        let mut state = lock(&self.shared.state);
-        if let Err(error) = state.open() {
-            drop(state); // the row gives itself back
-            return Err(error);
-        }
-        self.row = None;
-        let entry = state.commit(row, self.priority, deadline);
-        let queued = state.queued();
+        let answers = rows.into_iter().map(&mut commit).collect();
+        let is_news = has_deadline || state.is_news(before, &self.bounds);
         drop(state);
-        // At other lengths the batching thread has already set its time to look again.
-        if queued == 1 || queued == self.shared.full() || deadline.is_some() {
-            self.shared.work.notify_one();
+        if is_news {
+            self.work.notify_one();
         }
-        Ok(RowTicket::new(self.shared.clone(), entry))
+        answers
+    }
+}
+
+impl Deadline {
+    /// The moment, for a row that is submitted at `now`.
+    fn at(self, now: Instant) -> Option<Instant> {
+        match self {
+            Self::None => None,
+            Self::At(instant) => Some(instant),
+            Self::AfterSubmit(time) => now.checked_add(time),
+        }
     }
 }
 
@@ -188,14 +207,49 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As there, and [`Error::Deadline`].
     pub fn submit(self, pixels: &[u8]) -> Result<RowTicket, Error> {
+        self.admits(pixels)?;
+        let mut row = self.row()?;
+        row.bytes_mut().copy_from_slice(pixels);
+        row.submit()
+    }
+
+    /// See [`Batcher::submit_rows`](super::Batcher::submit_rows).
+    ///
+    /// # Errors
+    /// Of each row, as there, and [`Error::Deadline`].
+    pub fn submit_rows(self, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
+        let mut answers = Vec::with_capacity(rows.len());
+        while let Some(pixels) = rows.get(answers.len()) {
+            match self.admits(pixels).and_then(|()| self.row()) {
+                Ok(first) => answers.append(&mut self.submit_some(first, &rows[answers.len()..])),
+                Err(error) => answers.push(Err(error)),
+            }
+        }
+        answers
+    }
+
+    /// Submits the first of `rows` that have a place without waiting, at least one: `first` is its place.
+    fn submit_some(self, first: Row, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
+        let count = rows.iter().take_while(|pixels| self.admits(pixels).is_ok()).count();
+        let places = self.shared.claim_more(self.priority, count - 1);
+        let deadline = first.deadline;
+        let lent = std::iter::once(first).chain(places.into_iter().map(|place| self.lend(place, deadline)));
+        let filled = lent.zip(rows).map(|(mut row, pixels)| {
+            row.bytes_mut().copy_from_slice(pixels);
+            row
+        });
+        let filled: Vec<Row> = filled.collect();
+        self.shared.submit(filled)
+    }
+
+    /// Whether `pixels` are one row.
+    fn admits(self, pixels: &[u8]) -> Result<(), Error> {
         let expected = self.shared.core.spec.input.row_bytes;
         if pixels.len() != expected {
             let found = format!("{} bytes long", pixels.len());
             return Err(Error::option("pixels", found, format!("{expected} bytes, one row")));
         }
-        let mut row = self.row()?;
-        row.bytes_mut().copy_from_slice(pixels);
-        row.submit()
+        Ok(())
     }
 
     /// See [`Batcher::row`](super::Batcher::row).
@@ -204,10 +258,14 @@ impl<'a> Request<'a> {
     /// As there, and [`Error::Deadline`].
     pub fn row(self) -> Result<Row, Error> {
         let deadline = self.deadline.and_then(|time| Instant::now().checked_add(time));
-        let row = self.shared.claim(self.priority, deadline, self.at_once)?;
-        let deadline = deadline.map_or(Deadline::None, Deadline::At);
-        self.shared.note_row(row, Note::Taken);
-        self.shared.note_row(row, |span| Note::Begin(span, Access::Write));
-        Ok(Row { shared: self.shared.clone(), row: Some(row), priority: self.priority, deadline })
+        let place = self.shared.claim(self.priority, deadline, self.at_once)?;
+        Ok(self.lend(place, deadline.map_or(Deadline::None, Deadline::At)))
+    }
+
+    /// The row at a claimed place.
+    fn lend(self, place: usize, deadline: Deadline) -> Row {
+        self.shared.note_row(place, Note::Taken);
+        self.shared.note_row(place, |span| Note::Begin(span, Access::Write));
+        Row { shared: self.shared.clone(), row: Some(place), priority: self.priority, deadline }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::state::{Flight, Queued, State, Wake};
+use super::state::{Flight, Next, Queued, State, Wake};
 use crate::device::Note;
 use crate::error::Error;
 use crate::ring::Batch;
@@ -27,13 +27,14 @@ pub(super) fn batch(shared: &Shared) {
 }
 
 fn batch_until_closed(shared: &Shared) {
-    let mut runs = Vec::with_capacity(shared.full());
+    let mut runs = Vec::with_capacity(shared.bounds.full);
+    let mut last_upload = None;
     let mut without_credit: Option<Instant> = None;
     while shared.wait_for_batch() {
         match shared.core.acquire(CREDIT_LIMIT) {
             Ok(batch) => {
                 without_credit = None;
-                shared.send(batch, &mut runs);
+                shared.send(batch, &mut runs, &mut last_upload);
             }
             Err(error @ Error::Timeout { .. }) => {
                 let since = *without_credit.get_or_insert_with(Instant::now);
@@ -49,13 +50,13 @@ fn batch_until_closed(shared: &Shared) {
 
 /// The thread `trefoil-rows-N`. It ends after the other one, when everything in flight is delivered.
 pub(super) fn deliver(shared: &Shared) {
-    let mut wakes = Vec::with_capacity(shared.full());
+    let mut wakes = Vec::with_capacity(shared.bounds.full);
     while let Some(flight) = shared.next_flight() {
         match flight.ticket.wait() {
             Ok(output) => {
                 let output = Arc::new(output);
                 flight.rows.iter().for_each(|row| shared.note_row(row.row, Note::Freed));
-                shared.told_with(&mut wakes, |state, wakes| state.deliver(flight.rows, &output, wakes));
+                shared.told_with(&mut wakes, |state, wakes| state.deliver(flight.rows, &output, Instant::now(), wakes));
                 drop(output); // after the lock: all tickets may be gone
                 shared.work.notify_one();
                 shared.room.notify_all();
@@ -75,12 +76,13 @@ pub(super) fn deliver(shared: &Shared) {
 }
 
 impl Shared {
-    /// Sleeps until a batch closes, answering what expires meanwhile; false at the end.
+    /// Sleeps until a batch leaves, answering what expires meanwhile; false at the end.
     fn wait_for_batch(&self) -> bool {
         let mut wakes = Vec::new();
         let mut state = lock(&self.state);
         loop {
-            if state.expire(Instant::now(), &mut wakes) {
+            let now = Instant::now();
+            if state.expire(now, &mut wakes) {
                 drop(state);
                 wake(&mut wakes);
                 self.room.notify_all();
@@ -90,35 +92,42 @@ impl Shared {
             if state.failure().is_some() || (state.is_closed() && state.queued() == 0) {
                 return false;
             }
-            let may_leave = state.in_flight < self.options.in_flight;
-            if may_leave && state.closes(self.full(), self.options.max_delay, Instant::now()) {
-                return true;
-            }
-            state = match state.next_look(may_leave, self.options.max_delay) {
-                Some(at) => wait_until(&self.work, state, at).0,
-                None => wait(&self.work, state),
+            state = match state.next(&self.bounds, now) {
+                Next::Leave => return true,
+                Next::LookAt(at) => {
+                    let (mut state, is_late) = wait_until(&self.work, state, at);
+                    if is_late {
+                        state.overslept(at.elapsed());
+                    }
+                    state
+                }
+                Next::Sleep => wait(&self.work, state),
             };
         }
     }
 
     /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
-    fn send(&self, batch: Batch, runs: &mut Vec<Range<usize>>) {
-        let rows = self.told(|state, wakes| {
+    /// `last_upload` is the staging of the batch before, whose upload may be under way.
+    fn send(&self, batch: Batch, runs: &mut Vec<Range<usize>>, last_upload: &mut Option<usize>) {
+        let (rows, is_measured, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
-            let rows = state.pick(self.full());
+            let rows = state.pick(&self.bounds);
             runs_of(&rows, runs);
-            if !rows.is_empty() {
-                state.in_flight += 1;
-                state.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs.len());
-            }
-            rows
+            let is_measured = !rows.is_empty() && state.sent(&rows, runs.len(), now);
+            // With more in flight the upload would wait for a run that reads its slot.
+            let is_measured = is_measured && state.in_flight <= self.core.slots();
+            (rows, is_measured, now)
         });
         if rows.is_empty() {
             self.room.notify_all();
             return; // all expired or abandoned; the batch gives its credits back
         }
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
+        let (count, staging) = (rows.len(), batch.staging());
+        // An error is latched, and told by who waits for the batch.
+        let is_alone = |last| matches!(self.core.is_uploaded(last), Ok(true));
+        let is_measured = is_measured && last_upload.replace(staging).is_none_or(is_alone);
         let from = Gathered { buffer: &self.rows, runs };
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
@@ -127,6 +136,9 @@ impl Shared {
             Ok(ticket) => {
                 lock(&self.state).flights.push_back(Flight { ticket, rows });
                 self.flown.notify_one();
+                if is_measured {
+                    self.measure_upload(staging, count, sent);
+                }
             }
             Err(Error::Closed) => {
                 self.told(|state, wakes| state.land(rows, &Error::Closed, wakes));
@@ -139,10 +151,19 @@ impl Shared {
         }
     }
 
+    /// Waits for the upload of the batch that was just submitted, and notes what it took. The next upload would queue
+    /// behind it, so that nothing is delayed by the wait but what is decided meanwhile.
+    fn measure_upload(&self, staging: usize, rows: usize, sent: Instant) {
+        // A fault is latched, and told by who waits for the batch.
+        if self.core.await_upload(staging).is_ok() {
+            lock(&self.state).uploaded(rows, sent.elapsed());
+        }
+    }
+
     /// Answers one batch's rows with `error`: the ring had no credit for as long as anybody would wait.
     fn refuse_batch(&self, error: &Error) {
         self.told(|state, wakes| {
-            let rows = state.pick(self.full());
+            let rows = state.pick(&self.bounds);
             state.refuse(&rows, error, wakes);
         });
         self.room.notify_all();

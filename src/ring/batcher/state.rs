@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::pace::Pace;
 use super::places::Places;
 use super::stats::Counters;
 use super::ticket::RowOutput;
@@ -37,7 +38,7 @@ pub enum RowPriority {
 }
 
 /// Who is to be told of an answer. To clone, wake or drop a waker is user code, so never under the lock.
-pub(super) enum Wake {
+pub(crate) enum Wake {
     Nobody,
     Thread(Thread),
     Task(Waker),
@@ -55,7 +56,7 @@ enum Entry {
 
 /// A committed row.
 #[derive(Clone, Copy)]
-pub(super) struct Queued {
+pub(crate) struct Queued {
     /// The page-locked row.
     pub row: usize,
     /// The ticket's entry.
@@ -73,14 +74,40 @@ impl Queued {
     }
 }
 
+/// What bounds a batcher's batches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Rows of a full batch.
+    pub full: usize,
+    /// Batches in flight.
+    pub in_flight: usize,
+    /// How long a batch that is not full waits while the device is busy.
+    pub max_delay: Duration,
+}
+
+/// Batches in flight behind which a batch that is not full does not queue: one is computed and one is uploaded. What
+/// queues longer can as well gather.
+const AHEAD: usize = 2;
+
+/// What is to be done with the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A batch leaves now.
+    Leave,
+    /// Nothing before this time, if nothing changes.
+    LookAt(Instant),
+    /// Nothing before something changes.
+    Sleep,
+}
+
 /// A batch on its way through the ring.
-pub(super) struct Flight {
+pub(crate) struct Flight {
     pub ticket: Ticket,
     /// In the order of the batch's rows.
     pub rows: Vec<Queued>,
 }
 
-pub(super) struct State {
+pub(crate) struct State {
     /// Free page-locked rows.
     free: Places,
     entries: Vec<Entry>,
@@ -93,6 +120,8 @@ pub(super) struct State {
     spare: Vec<Vec<Queued>>,
     /// Batches taken from the queue and not delivered.
     pub in_flight: usize,
+    /// When they will be done.
+    pace: Pace,
     /// Submitters of high priority that wait for a free row.
     pub waiting_high: usize,
     /// How the batcher was closed, or drained because it was dropped: nothing new is accepted.
@@ -101,14 +130,16 @@ pub(super) struct State {
     pub ended: bool,
     /// The fault that everything is answered with.
     failed: Option<Error>,
-    pub counters: Counters,
+    pub(super) counters: Counters,
     /// Threads that sleep although their results are there. Each is in `RowTicket::wait`, so it comes here as soon as it
     /// is woken, and takes others along.
     asleep: VecDeque<Thread>,
 }
 
 impl State {
-    pub fn new(rows: usize, capacity: usize) -> Self {
+    /// Books for so many page-locked rows and these batch sizes, ascending.
+    pub fn new(rows: usize, sizes: &[usize]) -> Self {
+        let capacity = *sizes.last().expect("a program has a batch size");
         Self {
             free: Places::new(rows),
             entries: (0..rows).map(|_| Entry::Vacant).collect(),
@@ -117,6 +148,7 @@ impl State {
             flights: VecDeque::new(),
             spare: Vec::new(),
             in_flight: 0,
+            pace: Pace::new(sizes),
             waiting_high: 0,
             closed: None,
             ended: false,
@@ -167,34 +199,45 @@ impl State {
         self.free.unused(row);
     }
 
-    /// Queues a claimed row and makes an entry for its ticket.
-    pub fn commit(&mut self, row: usize, priority: RowPriority, deadline: Option<Instant>) -> usize {
+    /// Queues a claimed row at `now` and makes an entry for its ticket.
+    pub fn commit(&mut self, row: usize, priority: RowPriority, deadline: Option<Instant>, now: Instant) -> usize {
         let entry = self.vacant.pop().unwrap_or_else(|| {
             self.entries.push(Entry::Vacant);
             self.entries.len() - 1
         });
         self.entries[entry] = Entry::Waiting(Wake::Nobody);
         let queue = usize::from(priority == RowPriority::Normal);
-        self.queues[queue].push_back(Queued { row, entry, since: Instant::now(), deadline });
+        self.queues[queue].push_back(Queued { row, entry, since: now, deadline });
         entry
+    }
+
+    /// Whether a queue that has just grown from `before` rows may leave earlier than it would have.
+    pub fn is_news(&self, before: usize, bounds: &Bounds) -> bool {
+        let queued = self.queued();
+        let grown = before < bounds.full && self.pace.size_of(queued) > self.pace.size_of(before);
+        queued > before && (before == 0 || grown || (before < bounds.full && queued >= bounds.full))
     }
 
     pub fn queued(&self) -> usize {
         self.queues.iter().map(VecDeque::len).sum()
     }
 
-    /// When the batching thread has to look again: a deadline or, if a batch may leave, the end of a wait for company.
-    pub fn next_look(&self, may_leave: bool, max_delay: Duration) -> Option<Instant> {
-        let due = self.queues.iter().flatten().map(|q| q.due(max_delay)).filter(|_| may_leave);
-        due.chain(self.queues.iter().flatten().filter_map(|q| q.deadline)).min()
-    }
-
-    /// Whether the open batch closes now.
-    pub fn closes(&self, full: usize, max_delay: Duration, now: Instant) -> bool {
+    /// What is to be done with the queue. A batch leaves when it is full, when the device has nothing to do or soon will
+    /// have, `max_delay` after its first commit, or when half of the time to a row's deadline is gone.
+    pub fn next(&self, bounds: &Bounds, now: Instant) -> Next {
         let queued = self.queued();
-        queued >= full
-            || (queued > 0 && self.is_closed())
-            || self.queues.iter().flatten().any(|queued| queued.due(max_delay) <= now)
+        let is_full = queued >= bounds.full || self.is_closed();
+        let may_leave = self.in_flight < if is_full { bounds.in_flight } else { bounds.in_flight.min(AHEAD) };
+        if queued > 0 && is_full && may_leave {
+            return Next::Leave;
+        }
+        let rows = || self.queues.iter().flatten();
+        let paced = (queued > 0).then(|| self.pace.leaves_at(queued, now));
+        let leaves = rows().map(|row| row.due(bounds.max_delay)).chain(paced).filter(|_| may_leave).min();
+        if leaves.is_some_and(|leaves| leaves <= now) {
+            return Next::Leave;
+        }
+        rows().filter_map(|row| row.deadline).chain(leaves).min().map_or(Next::Sleep, Next::LookAt)
     }
 
     /// Answers queued rows that are past their deadline and forgets those whose ticket was dropped; whether there
@@ -221,20 +264,41 @@ impl State {
         self.queued() < before
     }
 
-    /// Takes up to `capacity` rows for a batch, high priority first, then sorts them by place in memory.
-    pub fn pick(&mut self, capacity: usize) -> Vec<Queued> {
-        let mut rows = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(capacity));
+    /// Takes rows for a batch, high priority first, then sorts them by place in memory. Of a queue that is not full
+    /// those that are worth a batch.
+    pub fn pick(&mut self, bounds: &Bounds) -> Vec<Queued> {
+        let queued = self.queued().min(bounds.full);
+        let count = if self.is_closed() { queued } else { self.pace.worth(queued) };
+        let mut rows = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(bounds.full));
         for queue in &mut self.queues {
-            let count = queue.len().min(capacity - rows.len());
-            rows.extend(queue.drain(..count));
+            let part = queue.len().min(count - rows.len());
+            rows.extend(queue.drain(..part));
         }
         rows.sort_unstable_by_key(|queued| queued.row);
         rows
     }
 
+    /// Picked rows are sent as a batch; whether its upload is to be measured.
+    pub fn sent(&mut self, rows: &[Queued], runs: usize, now: Instant) -> bool {
+        self.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs);
+        self.in_flight += 1;
+        self.pace.sent(rows.len(), now)
+    }
+
+    /// The batching thread woke so long after the time of [`Next::LookAt`].
+    pub fn overslept(&mut self, by: Duration) {
+        self.pace.overslept(by);
+    }
+
+    /// The upload of a batch, which waited for no other, took so long.
+    pub fn uploaded(&mut self, rows: usize, took: Duration) {
+        self.pace.uploaded(rows, took);
+    }
+
     /// The device is done with a batch: its rows are free, its tickets have their answers. Threads that wait for them
     /// are left to [`State::next_asleep`].
-    pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, wakes: &mut Vec<Wake>) {
+    pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, now: Instant, wakes: &mut Vec<Wake>) {
+        self.pace.done(now);
         if self.closed == Some(Close::Abort) {
             return self.land(rows, &Error::Closed, wakes);
         }
@@ -331,5 +395,96 @@ impl State {
             Entry::Waiting(wake) => (None, wake),
             Entry::Vacant | Entry::Abandoned => unreachable!("the ticket owns its entry"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+    const BOUNDS: Bounds = Bounds { full: 4, in_flight: 3, max_delay: Duration::from_millis(2) };
+
+    /// Books of a device that takes 10 ms for a run, which is known.
+    fn books(start: Instant) -> State {
+        let mut state = State::new(16, &[1, 4]);
+        for at in [start, start + MS(50)] {
+            send(&mut state, 1, at);
+            done(&mut state, at + MS(10));
+        }
+        state
+    }
+
+    fn commit(state: &mut State, deadline: Option<Instant>, now: Instant) {
+        let row = state.claim(RowPriority::Normal).unwrap();
+        state.commit(row, RowPriority::Normal, deadline, now);
+    }
+
+    fn send(state: &mut State, rows: usize, now: Instant) {
+        (0..rows).for_each(|_| commit(state, None, now));
+        assert_eq!(state.next(&BOUNDS, now), Next::Leave);
+        let rows = state.pick(&BOUNDS);
+        state.sent(&rows, 1, now);
+    }
+
+    fn done(state: &mut State, now: Instant) {
+        state.in_flight -= 1;
+        state.pace.done(now);
+    }
+
+    #[test]
+    fn while_the_device_is_busy_the_delay_bounds_the_wait() {
+        let start = Instant::now();
+        let mut state = books(start);
+        let now = start + MS(100);
+        send(&mut state, 1, now);
+        commit(&mut state, None, now + MS(1));
+        assert_eq!(state.next(&BOUNDS, now + MS(1)), Next::LookAt(now + MS(3)), "2 ms after its commit");
+        let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+        let Next::LookAt(at) = state.next(&patient, now + MS(1)) else { panic!("the device is busy") };
+        assert!(at > now + MS(9) && at <= now + MS(10), "when the run is over: {:?}", at - now);
+        assert_eq!(state.next(&patient, now + MS(10)), Next::Leave);
+    }
+
+    #[test]
+    fn half_of_the_time_to_a_deadline_is_for_company() {
+        let start = Instant::now();
+        let mut state = books(start);
+        let now = start + MS(100);
+        send(&mut state, 1, now);
+        let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+        commit(&mut state, Some(now + MS(4)), now);
+        assert_eq!(state.next(&patient, now), Next::LookAt(now + MS(2)));
+        assert_eq!(state.next(&patient, now + MS(2)), Next::Leave);
+    }
+
+    #[test]
+    fn a_full_batch_queues_deeper_than_another() {
+        let now = Instant::now();
+        let mut state = State::new(16, &[1, 4]);
+        send(&mut state, 1, now);
+        send(&mut state, 1, now);
+        commit(&mut state, None, now);
+        assert_eq!(state.next(&BOUNDS, now + MS(50)), Next::Sleep, "two are in flight");
+        (0..3).for_each(|_| commit(&mut state, None, now));
+        assert_eq!(state.next(&BOUNDS, now), Next::Leave);
+        send(&mut state, 0, now);
+        (0..4).for_each(|_| commit(&mut state, None, now));
+        assert_eq!(state.next(&BOUNDS, now), Next::Sleep, "three are all that may be in flight");
+    }
+
+    #[test]
+    fn news_is_what_changes_when_a_batch_leaves() {
+        let now = Instant::now();
+        let mut state = State::new(16, &[1, 4, 8]);
+        let bounds = Bounds { full: 6, ..BOUNDS };
+        let news: Vec<bool> = (0..8)
+            .map(|before| {
+                commit(&mut state, None, now);
+                state.is_news(before, &bounds)
+            })
+            .collect();
+        assert_eq!(news, [true, true, false, false, true, true, false, false], "the first, 2, 5 and 6 rows");
+        assert!(!state.is_news(8, &bounds));
     }
 }

@@ -2,6 +2,7 @@
 //! `tests/batcher.rs`.
 
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::device::cpu::Work;
@@ -152,55 +153,80 @@ fn all_credits_return(core: &Core) {
 }
 
 #[test]
-fn a_full_batch_leaves_at_once_and_a_smaller_one_after_the_delay() {
+fn a_batch_leaves_at_once_while_the_device_is_idle_and_gathers_while_it_is_busy() {
     let (core, held) = ring(8);
+    let batcher = batcher(&core, HOUR).build().unwrap();
+    let mut tickets = vec![busy(&batcher, 1), busy(&batcher, 2)]; // one to run, one to be uploaded meanwhile
+    tickets.extend([submit(&batcher, 3), submit(&batcher, 4)]);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(batcher.queued(), 2);
+    tickets.extend([submit(&batcher, 5), submit(&batcher, 6)]);
+    until(|| batcher.queued() == 0); // a full batch queues behind them
     held.permit(100);
-    let full = batcher(&core, HOUR).build().unwrap();
-    let tickets: Vec<_> = (0..CAPACITY as u8).map(|number| submit(&full, number)).collect();
-    for (number, ticket) in tickets.into_iter().enumerate() {
-        assert_eq!(answer(ticket).unwrap().bytes(), [number as u8; 8]);
+    for (number, ticket) in (1..).zip(tickets) {
+        assert_eq!(answer(ticket).unwrap().bytes(), [number; 8]);
     }
-    assert_eq!((full.stats().batches(), full.stats().runs), (1, 1));
-
-    let delay = Duration::from_millis(50);
-    let partial = batcher(&core, delay).build().unwrap();
-    let start = Instant::now();
-    let tickets = [submit(&partial, 7), submit(&partial, 8)];
-    for ticket in tickets {
-        answer(ticket).unwrap();
-    }
-    assert!(start.elapsed() >= delay, "closed after {:?}", start.elapsed());
-    assert_eq!(partial.stats().batch_sizes[2], 1);
-    assert!(partial.stats().queue_time(1.0) >= delay);
+    assert_eq!(held.seen(), [vec![1], vec![2], vec![3, 4, 5, 6]]);
+    assert_eq!((batcher.stats().batches(), batcher.stats().runs), (3, 3));
     all_credits_return(&core);
 }
 
 #[test]
 fn an_uncommitted_row_delays_nobody_is_not_read_and_joins_a_later_batch() {
     let (core, held) = ring(8);
-    held.permit(100);
-    let batcher = batcher(&core, HOUR).build().unwrap();
-    let before = submit(&batcher, 1);
+    let batcher = batcher(&core, HOUR).in_flight(1).build().unwrap();
+    let first = busy(&batcher, 1);
+    let before = submit(&batcher, 2);
     let mut open = batcher.row().unwrap();
     open.bytes_mut().fill(99);
-    let behind: Vec<_> = (2..5).map(|number| submit(&batcher, number)).collect();
-    answer(before).unwrap();
-    behind.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
-    assert_eq!((held.seen(), batcher.stats().runs), (vec![vec![1, 2, 3, 4]], 2));
+    let behind: Vec<_> = (3..6).map(|number| submit(&batcher, number)).collect();
+    held.permit(2);
+    [first, before].into_iter().chain(behind).for_each(|ticket| drop(answer(ticket).unwrap()));
+    assert_eq!((held.seen(), batcher.stats().runs), (vec![vec![1], vec![2, 3, 4, 5]], 3));
     open.bytes_mut().fill(9); // still its owner's
     let late = open.submit().unwrap();
-    drop((submit(&batcher, 10), submit(&batcher, 11)));
-    let last = submit(&batcher, 12);
-    submit_until_answered(&batcher, late, last);
+    drop(submit(&batcher, 10)); // the device is idle: it leaves with the one before, or is left out
+    held.permit(100);
+    assert_eq!(answer(late).unwrap().bytes(), [9; 8]);
     all_credits_return(&core);
 }
 
-/// Dropped tickets' rows are left out, so the batch needs company to be full.
-fn submit_until_answered(batcher: &Batcher, late: RowTicket, last: RowTicket) {
-    let company = [submit(batcher, 13), submit(batcher, 14)];
-    assert_eq!(answer(late).unwrap().bytes(), [9; 8]);
-    assert_eq!(answer(last).unwrap().bytes(), [12; 8]);
-    company.into_iter().for_each(|ticket| drop(answer(ticket).unwrap()));
+#[test]
+fn rows_of_one_call_leave_together_and_each_has_its_answer() {
+    let (core, held) = ring(8);
+    let batcher = batcher(&core, HOUR).rows(6).in_flight(1).build().unwrap();
+    let first = busy(&batcher, 1);
+    let pixels: Vec<[u8; 8]> = (2..6).map(|number| [number; 8]).collect();
+    let rows: Vec<&[u8]> = pixels.iter().map(|row| &row[..]).collect();
+    let tickets = batcher.submit_rows(&[&rows[..3], &[&[0; 7]], &rows[3..]].concat());
+    assert!(matches!(tickets[3], Err(Error::Option { option: "pixels", .. })), "{:?}", tickets[3]);
+    held.permit(100);
+    answer(first).unwrap();
+    let answers = tickets.into_iter().flatten().map(|ticket| answer(ticket).unwrap().bytes().to_vec());
+    assert_eq!(answers.collect::<Vec<_>>(), pixels);
+    assert_eq!((held.seen(), batcher.stats().runs), (vec![vec![1], vec![2, 3, 4, 5]], 2));
+    all_credits_return(&core);
+}
+
+#[test]
+fn rows_of_one_call_that_have_no_place_wait_or_are_refused_one_by_one() {
+    let (core, held) = ring(8);
+    held.permit(100);
+    let pixels: Vec<[u8; 8]> = (0..20).map(|number| [number; 8]).collect();
+    let rows: Vec<&[u8]> = pixels.iter().map(|row| &row[..]).collect();
+    let waits = batcher(&core, HOUR).rows(3).build().unwrap();
+    for (ticket, pixels) in waits.submit_rows(&rows).into_iter().zip(&pixels) {
+        assert_eq!(answer(ticket.unwrap()).unwrap().bytes(), pixels);
+    }
+    let rejects = batcher(&core, HOUR).rows(3).when_full(WhenFull::Reject).build().unwrap();
+    let held_back = rejects.row().unwrap();
+    lock(&held.gate).permits = 0;
+    let tickets = rejects.submit_rows(&rows);
+    assert!(tickets[..2].iter().all(Result::is_ok));
+    assert!(tickets[2..].iter().all(|ticket| matches!(ticket, Err(Error::Full { rows: 3 }))));
+    held.permit(100);
+    drop((held_back, tickets));
+    all_credits_return(&core);
 }
 
 #[test]
@@ -344,9 +370,9 @@ fn dropped_in_any_state_it_answers_every_ticket() {
 fn closed_by_draining_it_answers_all_that_is_committed() {
     let (core, held) = ring(8);
     let batcher = batcher(&core, HOUR).in_flight(1).build().unwrap();
-    let tickets: Vec<_> = (1..=6).map(|number| submit(&batcher, number)).collect();
+    let mut tickets = vec![busy(&batcher, 1)];
+    tickets.extend((2..=7).map(|number| submit(&batcher, number)));
     let open = batcher.row().unwrap();
-    until(|| batcher.queued() == 2);
     let late = batcher.close(Close::Drain, Duration::from_millis(20)).unwrap_err();
     assert!(matches!(late, Error::Timeout { operation: "close", .. }), "{late}");
     assert!(matches!(open.submit(), Err(Error::Closed)));

@@ -1,0 +1,261 @@
+//! One host thread that plays the clients of a batcher and its two threads, on the batcher's own books.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::arrivals::{Arrivals, Request};
+use super::driver::{Answer, Log, is_stamped, stamp};
+use super::{Arrival, SimBatcher, SimSpec};
+use crate::device::sim::{Picos, Sim, picos};
+use crate::error::Error;
+use crate::ring::{Books, Bounds, Core, Next, Queued, RowPriority, Ticket, Wake};
+
+/// A client with a row.
+struct Client {
+    request: Request,
+    place: usize,
+    /// Until when the row is filled.
+    until: Picos,
+}
+
+/// A row that is committed and not answered.
+struct Waiting {
+    request: Request,
+    entry: usize,
+}
+
+/// A batch on the ring.
+struct Flight {
+    ticket: Ticket,
+    rows: Vec<Queued>,
+    staging: usize,
+    sent: Picos,
+    /// Its upload is measured, and not known to be done.
+    measures_upload: bool,
+    /// When the delivering thread hears of the result.
+    heard: Option<Picos>,
+}
+
+struct Player<'a> {
+    sim: &'a Sim,
+    core: &'a Arc<Core>,
+    arrivals: Arrivals<'a>,
+    /// Whether a client asks for its next row when it has the answer to the one before.
+    is_closed: bool,
+    books: Books,
+    bounds: Bounds,
+    fill: Picos,
+    wake: Picos,
+    /// What virtual time 0 is called in the books.
+    start: Instant,
+    /// When clients of a closed loop ask for their next row.
+    idle: Vec<Picos>,
+    /// Requests that no row was free for.
+    blocked: VecDeque<Request>,
+    filling: VecDeque<Client>,
+    waiting: Vec<Waiting>,
+    flights: VecDeque<Flight>,
+    /// The staging of the batch sent last.
+    last_upload: Option<usize>,
+    /// When the batching thread looks at the queue because something changed.
+    looks: Option<Picos>,
+    /// When it was to look because it is time, and oversleeps.
+    timer: Option<Picos>,
+    log: Log,
+}
+
+/// Runs the whole schedule.
+pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
+    let rows = (batcher.in_flight + 4) * core.capacity();
+    let max_delay = Duration::from_secs_f64(batcher.max_delay_us * 1e-6);
+    let is_closed = spec.arrival == Arrival::Closed;
+    let mut player = Player {
+        sim,
+        core,
+        arrivals: Arrivals::new(spec),
+        is_closed,
+        books: Books::new(rows, core.batch_sizes()),
+        bounds: Bounds { full: core.capacity(), in_flight: batcher.in_flight, max_delay },
+        fill: picos(spec.fill_us * 1e-6),
+        wake: picos(batcher.wake_us * 1e-6),
+        start: Instant::now(),
+        idle: vec![0; if is_closed { spec.producers } else { 0 }],
+        blocked: VecDeque::new(),
+        filling: VecDeque::new(),
+        waiting: Vec::new(),
+        flights: VecDeque::new(),
+        last_upload: None,
+        looks: None,
+        timer: None,
+        log: Log::default(),
+    };
+    while player.log.answers.len() < spec.batches {
+        player.turn()?;
+        player.advance()?;
+    }
+    player.log.credits = core.credits()?;
+    Ok(player.log)
+}
+
+impl Player<'_> {
+    /// All that happens now.
+    fn turn(&mut self) -> Result<(), Error> {
+        self.ask();
+        self.commit();
+        self.hear()?;
+        let now = self.sim.now();
+        let overslept = self.timer.is_some_and(|at| at + self.wake <= now);
+        if overslept {
+            self.books.overslept(Duration::from_nanos(self.wake / 1_000));
+        }
+        if overslept || self.looks.is_some_and(|at| at <= now) {
+            self.look()?;
+        }
+        Ok(())
+    }
+
+    fn instant(&self) -> Instant {
+        self.start + Duration::from_nanos(self.sim.now() / 1_000)
+    }
+
+    /// Clients with something to ask for claim a row and begin to fill it.
+    fn ask(&mut self) {
+        let now = self.sim.now();
+        if self.is_closed {
+            let mut idle = std::mem::take(&mut self.idle);
+            idle.retain(|&at| {
+                let asks = (at <= now).then(|| self.arrivals.take(now)).flatten();
+                self.blocked.extend(asks.map(|request| Request { asked: at, ..request }));
+                asks.is_none()
+            });
+            self.idle = idle;
+        } else {
+            self.blocked.extend(std::iter::from_fn(|| self.arrivals.take(now)));
+        }
+        while let Some(&request) = self.blocked.front() {
+            let Some(place) = self.books.claim(RowPriority::Normal) else { return };
+            self.blocked.pop_front();
+            self.filling.push_back(Client { request, place, until: now + self.fill });
+        }
+    }
+
+    /// Filled rows are committed.
+    fn commit(&mut self) {
+        let now = self.sim.now();
+        while self.filling.front().is_some_and(|client| client.until <= now) {
+            let Some(Client { request, place, .. }) = self.filling.pop_front() else { return };
+            let before = self.books.queued();
+            let entry = self.books.commit(place, RowPriority::Normal, None, self.instant());
+            self.waiting.push(Waiting { request, entry });
+            if self.books.is_news(before, &self.bounds) {
+                self.look_at(now + self.wake);
+            }
+        }
+    }
+
+    fn look_at(&mut self, at: Picos) {
+        self.looks = Some(self.looks.map_or(at, |looks| looks.min(at)));
+    }
+
+    /// What the batching thread does when it is awake.
+    fn look(&mut self) -> Result<(), Error> {
+        (self.looks, self.timer) = (None, None);
+        loop {
+            match self.books.next(&self.bounds, self.instant()) {
+                Next::Sleep => return Ok(()),
+                Next::LookAt(at) => {
+                    self.timer = Some(picos(at.duration_since(self.start).as_secs_f64()));
+                    return Ok(());
+                }
+                Next::Leave if !self.send()? => return Ok(()),
+                Next::Leave => {}
+            }
+        }
+    }
+
+    /// Submits a batch; whether the ring had credits for it.
+    fn send(&mut self) -> Result<bool, Error> {
+        let mut batch = match self.core.acquire(Duration::ZERO) {
+            Ok(batch) => batch,
+            Err(Error::Timeout { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let rows = self.books.pick(&self.bounds);
+        let is_measured = self.books.sent(&rows, 1, self.instant());
+        let staging = batch.staging();
+        let last_is_done = self.last_upload.replace(staging).map_or(Ok(true), |last| self.core.is_uploaded(last))?;
+        for (index, row) in rows.iter().enumerate() {
+            stamp(batch.row_mut(index), row.entry);
+        }
+        let ticket = batch.submit(rows.len())?;
+        self.log.submitted.push(rows.len());
+        let (sent, measures_upload) = (self.sim.now(), is_measured && last_is_done);
+        self.flights.push_back(Flight { ticket, rows, staging, sent, measures_upload, heard: None });
+        Ok(true)
+    }
+
+    /// What the batcher's threads hear of the device: the end of an upload, and results.
+    fn hear(&mut self) -> Result<(), Error> {
+        let now = self.sim.now();
+        for flight in &mut self.flights {
+            if flight.measures_upload && self.core.is_uploaded(flight.staging)? {
+                flight.measures_upload = false;
+                self.books.uploaded(flight.rows.len(), Duration::from_nanos((now - flight.sent + self.wake) / 1_000));
+            }
+            if flight.heard.is_none() && flight.ticket.is_ready()? {
+                flight.heard = Some(now + self.wake);
+            }
+        }
+        while self.flights.front().is_some_and(|flight| flight.heard.is_some_and(|heard| heard <= now)) {
+            let Some(flight) = self.flights.pop_front() else { break };
+            self.deliver(flight)?;
+            self.look_at(now + self.wake);
+        }
+        Ok(())
+    }
+
+    /// Answers a batch's clients.
+    fn deliver(&mut self, Flight { ticket, rows, .. }: Flight) -> Result<(), Error> {
+        let output = Arc::new(ticket.wait()?);
+        self.books.deliver(rows, &output, self.instant(), &mut Vec::new());
+        drop(output);
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let (mut wrong, mut woken) = (None, 0_u64);
+        waiting.retain(|client| {
+            if !self.books.is_done(client.entry) {
+                return true;
+            }
+            let (answer, _) = self.books.take(client.entry, Wake::Nobody);
+            let is_own = matches!(answer, Some(Ok(output)) if is_stamped(output.bytes(), client.entry));
+            wrong = wrong.or((!is_own).then_some(client.request.number));
+            // Who has an answer wakes two others that have.
+            let at = self.sim.now() + u64::from((woken + 1).ilog2() + 1) * self.wake;
+            woken += 1;
+            self.log.answers.push(Answer { at, latency: at - client.request.asked, rows: 1 });
+            self.idle.extend(self.is_closed.then_some(at));
+            false
+        });
+        self.waiting = waiting;
+        match wrong {
+            Some(number) => Err(Error::Internal { what: format!("row {number} was answered with another's") }),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves the time to the next event.
+    fn advance(&mut self) -> Result<(), Error> {
+        let now = self.sim.now();
+        let idle = self.idle.iter().copied().filter(|&at| at > now).min();
+        let arrival = if self.is_closed { idle } else { self.arrivals.next(now) };
+        let heard = self.flights.iter().filter_map(|flight| flight.heard).filter(|&at| at > now).min();
+        let timer = self.timer.map(|at| at + self.wake);
+        let next =
+            [arrival, heard, self.looks, timer, self.filling.front().map(|client| client.until), self.sim.next_step()];
+        let Some(next) = next.into_iter().flatten().filter(|&at| at > now).min() else {
+            return Err(Error::Internal { what: format!("deadlock at {now} ps: nothing can happen") });
+        };
+        self.sim.advance_to(next);
+        Ok(())
+    }
+}
