@@ -157,22 +157,14 @@ fn a_held_row_outlives_engine_and_batcher_and_delays_nobody() {
 #[test]
 fn a_ticket_is_looked_at_and_waited_for_a_while() {
     let engine = echo();
-    let delay = Duration::from_millis(40);
-    let batcher = engine.batcher().max_delay(delay).build().unwrap();
-    let start = Instant::now();
-    let ticket = batcher.submit(&pixels(3)).unwrap();
-    assert!(!ticket.is_ready() || start.elapsed() >= delay);
-    let mut ticket = match ticket.wait_for(Duration::from_millis(1)).unwrap() {
-        Err(again) => again,
-        Ok(_) => return assert!(start.elapsed() >= delay),
-    };
+    let batcher = engine.batcher().build().unwrap();
+    let mut ticket = batcher.submit(&pixels(3)).unwrap();
     let output = loop {
         match ticket.wait_for(Duration::from_millis(1)).unwrap() {
             Ok(output) => break output,
             Err(again) => ticket = again,
         }
     };
-    assert!(start.elapsed() >= delay, "a lone row left before the delay");
     check(&output, 3);
     check(&output.clone(), 3);
 }

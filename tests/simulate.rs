@@ -1,6 +1,6 @@
 //! The ring in virtual time: cases computed by hand, the same run twice, thousands of random rings, faults.
 
-use trefoil::simulate::{Arrival, Effect, Injection, SimReport, SimSpec};
+use trefoil::simulate::{Arrival, Effect, Injection, SimBatcher, SimReport, SimSpec};
 use trefoil::{Error, Stage};
 
 /// With the hazard checker, whose finding is an error.
@@ -297,6 +297,7 @@ impl Random {
             batches: 1 + self.up_to(40),
             injections: (0..self.up_to(2)).map(|_| delay(self)).collect(),
             compute_us,
+            batcher: None,
             checked: false,
         }
     }
@@ -388,5 +389,32 @@ fn the_same_spec_gives_the_same_report() {
         let spec = random.spec();
         let unchecked = trefoil::simulate::simulate(&spec).unwrap();
         assert_eq!((simulate(&spec).unwrap(), simulate(&spec).unwrap()), (unchecked.clone(), unchecked), "{spec:#?}");
+    }
+}
+
+/// Clients with single rows: low load is not delayed, high load fills batches, and what a batcher does is the same each
+/// time.
+#[test]
+fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
+    let sizes = vec![(1, 160.0), (2, 200.0), (4, 255.0), (8, 330.0), (16, 465.0), (32, 667.0), (64, 1_125.0)];
+    let spec = SimSpec {
+        fill_us: 20.0,
+        copy_overhead_us: 10.0,
+        batches: 5_000,
+        batcher: Some(SimBatcher::default()),
+        ..SimSpec::new(sizes)
+    };
+    let clients = |producers| simulate(&SimSpec { producers, ..spec.clone() }).unwrap();
+    let alone = clients(1);
+    assert!(alone.latency.p99_us < 160.0 + 20.0 + 3.0 * 10.0 + 2.0 * 10.0 + 10.0, "{:?}", alone.latency);
+    let crowd = clients(128);
+    assert!(crowd.images_per_s > 0.98 * 64.0 / 1_125e-6, "{} images/s", crowd.images_per_s);
+    assert_eq!(crowd, clients(128));
+
+    let capacity = 64.0 / 1_125e-6;
+    for (part, p99_us) in [(0.1, 700.0), (0.5, 1_500.0), (0.9, 6_000.0)] {
+        let arrival = Arrival::Poisson { images_per_s: part * capacity, seed: 1 };
+        let random = simulate(&SimSpec { arrival, ..spec.clone() }).unwrap();
+        assert!(random.latency.p99_us < p99_us, "{part} of capacity: {:?}", random.latency);
     }
 }

@@ -15,6 +15,7 @@ mod noise;
 mod note;
 mod signal;
 pub(crate) mod sim;
+mod streaming;
 mod target;
 pub(crate) mod trace;
 
@@ -444,6 +445,19 @@ impl Device {
     /// The error that put the device out of use, if one did.
     pub fn fault(&self) -> Option<Error> {
         self.0.fault.get().map(|latched| Error::Fault { cause: latched.cause.clone(), batch: latched.batch })
+    }
+
+    /// Copies `from` over a part of this device's page-locked memory, whose upload comes next: past the caches where the
+    /// device reads it by itself.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub(crate) fn fill(&self, to: &mut [u8], from: &[u8]) {
+        match self.kind() {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => streaming::copy(to, from),
+            Kind::Cpu(_) | Kind::Sim(_) => to.copy_from_slice(from),
+        }
     }
 
     pub(crate) fn kind(&self) -> &Kind {

@@ -16,14 +16,14 @@ pub(super) struct Pace {
     /// When the batch before the oldest was done.
     last_done: Option<Instant>,
     /// How long after its time the batching thread wakes.
-    oversleeps: Mean,
+    oversleeps: Estimate,
 }
 
 struct Size {
     rows: usize,
-    run: Mean,
+    run: Estimate,
     /// Of a row.
-    upload: Mean,
+    upload: Estimate,
     /// Batches until an upload is measured again.
     unmeasured: u32,
 }
@@ -31,13 +31,14 @@ struct Size {
 /// Batches of a size to one whose upload is measured.
 const SAMPLE: u32 = 16;
 
-/// A mean in which the latest values count most; nothing before the first.
+/// A mean in which the latest values count most, and how far values lie from it in the mean; nothing before the first.
 #[derive(Clone, Copy, Default)]
-struct Mean(Option<Duration>);
+struct Estimate(Option<(Duration, Duration)>);
 
 /// A batch that was sent and is not done.
 struct Flight {
     size: usize,
+    sent: Instant,
     /// When its rows are expected on the device.
     uploaded: Instant,
 }
@@ -45,12 +46,12 @@ struct Flight {
 impl Pace {
     /// Of batch sizes, ascending.
     pub fn new(sizes: &[usize]) -> Self {
-        let size = |&rows: &usize| Size { rows, run: Mean::default(), upload: Mean::default(), unmeasured: 0 };
+        let size = |&rows: &usize| Size { rows, run: Estimate::default(), upload: Estimate::default(), unmeasured: 0 };
         Self {
             sizes: sizes.iter().map(size).collect(),
             flights: VecDeque::new(),
             last_done: None,
-            oversleeps: Mean::default(),
+            oversleeps: Estimate::default(),
         }
     }
 
@@ -62,7 +63,7 @@ impl Pace {
     /// A batch of `rows` was sent; whether its upload is to be measured.
     pub fn sent(&mut self, rows: usize, now: Instant) -> bool {
         let size = self.size_of(rows);
-        self.flights.push_back(Flight { size, uploaded: now + self.upload(rows) });
+        self.flights.push_back(Flight { size, sent: now, uploaded: now + self.upload(rows, Estimate::mean) });
         let unmeasured = &mut self.sizes[size].unmeasured;
         *unmeasured = unmeasured.saturating_sub(1);
         *unmeasured == 0
@@ -73,11 +74,14 @@ impl Pace {
         let size = self.size_of(rows);
         self.sizes[size].upload.add(took.div_f64(rows as f64));
         self.sizes[size].unmeasured = SAMPLE;
+        if let Some(last) = self.flights.back_mut() {
+            last.uploaded = last.sent + took;
+        }
     }
 
     /// The oldest batch is done.
     pub fn done(&mut self, now: Instant) {
-        let Some(Flight { size, uploaded }) = self.flights.pop_front() else { return };
+        let Some(Flight { size, uploaded, .. }) = self.flights.pop_front() else { return };
         let took = now.saturating_duration_since(self.begins(uploaded));
         self.sizes[size].run.add(took);
         self.last_done = Some(now);
@@ -89,13 +93,14 @@ impl Pace {
     }
 
     /// When the batching thread has to wake so that a batch of `rows` is on the device when the device is free: `now` if
-    /// that is past, or not known.
+    /// that is past, or not known. The device may be free early, and upload and thread late, by as much as is usual: a
+    /// batch that comes too late costs more than one that comes too early.
     pub fn leaves_at(&self, rows: usize, now: Instant) -> Instant {
         let free = self.flights.iter().try_fold(None, |free, flight| {
             let begins = free.map_or(self.begins(flight.uploaded), |free| flight.uploaded.max(free));
-            self.sizes[flight.size].run.0.map(|run| Some(begins + run))
+            self.sizes[flight.size].run.low().map(|run| Some(begins + run))
         });
-        let ahead = self.upload(rows) + self.oversleeps.0.unwrap_or_default();
+        let ahead = self.upload(rows, Estimate::high) + self.oversleeps.high().unwrap_or_default();
         let leaves = free.flatten().and_then(|free| free.checked_sub(ahead));
         leaves.map_or(now, |leaves| leaves.max(now))
     }
@@ -114,10 +119,10 @@ impl Pace {
     /// What a run of a size takes: no longer than as many runs of a smaller size as it replaces, whatever was measured.
     /// A single slow run therefore does not keep a size from being used, and measured again.
     fn cost(&self, size: usize) -> Option<Duration> {
-        let own = self.sizes[size].run.0?;
+        let own = self.sizes[size].run.mean()?;
         let smaller = self.sizes[..size].iter().filter_map(|smaller| {
             let runs = self.sizes[size].rows.div_ceil(smaller.rows);
-            smaller.run.0.map(|run| run.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)))
+            smaller.run.mean().map(|run| run.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)))
         });
         Some(smaller.fold(own, Duration::min))
     }
@@ -128,14 +133,30 @@ impl Pace {
     }
 
     /// What the upload of so many rows takes; nothing before it was measured.
-    fn upload(&self, rows: usize) -> Duration {
-        self.sizes[self.size_of(rows)].upload.0.map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
+    fn upload(&self, rows: usize, of: fn(&Estimate) -> Option<Duration>) -> Duration {
+        of(&self.sizes[self.size_of(rows)].upload).map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
     }
 }
 
-impl Mean {
+impl Estimate {
     fn add(&mut self, value: Duration) {
-        self.0 = Some(self.0.map_or(value, |mean| (mean * 7 + value) / 8));
+        self.0 = Some(self.0.map_or((value, Duration::ZERO), |(mean, deviation)| {
+            ((mean * 7 + value) / 8, (deviation * 7 + value.abs_diff(mean)) / 8)
+        }));
+    }
+
+    fn mean(&self) -> Option<Duration> {
+        self.0.map(|(mean, _)| mean)
+    }
+
+    /// What few values are below.
+    fn low(&self) -> Option<Duration> {
+        self.0.map(|(mean, deviation)| mean.saturating_sub(deviation))
+    }
+
+    /// What few values are above.
+    fn high(&self) -> Option<Duration> {
+        self.0.map(|(mean, deviation)| mean + deviation)
     }
 }
 
@@ -149,7 +170,7 @@ mod tests {
     fn alone(pace: &mut Pace, at: Instant, rows: usize, upload: Duration, run: Duration) -> Instant {
         pace.sent(rows, at);
         pace.uploaded(rows, upload);
-        let done = at + pace.upload(rows) + run;
+        let done = at + pace.upload(rows, Estimate::mean) + run;
         pace.done(done);
         done
     }
@@ -172,7 +193,7 @@ mod tests {
         assert!(near(leaves(&pace, 1), US(100)), "{:?}: 20 up and 100 of run, less 20 up", leaves(&pace, 1));
         assert_eq!(
             leaves(&pace, 2),
-            leaves(&pace, 1) + pace.upload(1),
+            leaves(&pace, 1) + pace.upload(1, Estimate::mean),
             "an upload that was never measured takes nothing"
         );
         pace.overslept(US(50));
@@ -190,7 +211,7 @@ mod tests {
         pace.uploaded(2, US(20));
         let measured: Vec<bool> = (0..SAMPLE + 1).map(|_| pace.sent(2, start)).collect();
         assert_eq!(measured.iter().position(|&measured| measured), Some(SAMPLE as usize - 1));
-        assert_eq!(pace.upload(4), US(40));
+        assert_eq!(pace.upload(4, Estimate::mean), US(40));
     }
 
     #[test]
@@ -201,7 +222,18 @@ mod tests {
         pace.sent(1, start);
         pace.done(start + US(50));
         pace.done(start + US(100));
-        assert_eq!(pace.sizes[0].run.0, Some(US(50)));
+        assert_eq!(pace.sizes[0].run.mean(), Some(US(50)));
+    }
+
+    #[test]
+    fn an_estimate_follows_and_tells_the_usual_spread() {
+        let mut estimate = Estimate::default();
+        assert_eq!(estimate.mean(), None);
+        (0..200).for_each(|number| estimate.add(US(if number % 2 == 0 { 90 } else { 110 })));
+        let near = |found: Option<Duration>, wanted| found.unwrap().abs_diff(US(wanted)) < US(3);
+        assert!(near(estimate.mean(), 100) && near(estimate.low(), 90) && near(estimate.high(), 110));
+        (0..30).for_each(|_| estimate.add(US(400)));
+        assert!(estimate.mean() > Some(US(390)) && estimate.low() > Some(US(370)));
     }
 
     #[test]

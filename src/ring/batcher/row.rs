@@ -76,6 +76,12 @@ impl Row {
         unsafe { self.shared.rows.range_mut(row * row_pitch, row_bytes) }
     }
 
+    /// Copies one row's bytes into it.
+    fn fill(&mut self, pixels: &[u8]) {
+        let shared = self.shared.clone();
+        shared.core.device.fill(self.bytes_mut(), pixels);
+    }
+
     /// Shape, type and size of the row.
     pub fn spec(&self) -> TensorSpec {
         self.shared.core.spec.input
@@ -209,7 +215,7 @@ impl<'a> Request<'a> {
     pub fn submit(self, pixels: &[u8]) -> Result<RowTicket, Error> {
         self.admits(pixels)?;
         let mut row = self.row()?;
-        row.bytes_mut().copy_from_slice(pixels);
+        row.fill(pixels);
         row.submit()
     }
 
@@ -235,7 +241,7 @@ impl<'a> Request<'a> {
         let deadline = first.deadline;
         let lent = std::iter::once(first).chain(places.into_iter().map(|place| self.lend(place, deadline)));
         let filled = lent.zip(rows).map(|(mut row, pixels)| {
-            row.bytes_mut().copy_from_slice(pixels);
+            row.fill(pixels);
             row
         });
         let filled: Vec<Row> = filled.collect();
