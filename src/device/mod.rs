@@ -313,6 +313,22 @@ impl Device {
         }
     }
 
+    /// How many GPUs there are, `cuda:0` and so on.
+    ///
+    /// ```no_run
+    /// use trefoil::{Device, Target};
+    /// for number in 0..Device::gpus()? {
+    ///     println!("{}", Device::open(Target::Cuda(number))?.info().name);
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Device::open`] for a driver that is not there, too old or failing.
+    pub fn gpus() -> Result<usize, Error> {
+        target::gpus()
+    }
+
     /// The CPU with a number of compute threads.
     pub fn cpu(threads: usize) -> Self {
         let (backend, info) = cpu::Cpu::new(threads);
@@ -476,6 +492,16 @@ impl Device {
                 log::error!("{}: fault, the device is out of use: {error}", self.0.info.target);
             }
         })
+    }
+
+    /// Fails a test whose device has met a fault. In a test that fails already it tells the fault and no more: a panic in
+    /// a destructor while another one unwinds ends the process, and with it all other tests.
+    #[cfg(test)]
+    pub(crate) fn assert_healthy(&self) {
+        match self.fault() {
+            Some(fault) if std::thread::panicking() => eprintln!("{fault}"),
+            fault => assert!(fault.is_none(), "{fault:?}"),
+        }
     }
 
     /// The latched fault as an error, else nothing.

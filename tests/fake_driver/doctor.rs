@@ -1,17 +1,20 @@
 //! `trefoil doctor` on a driver: what it says of GPUs, and that it tells wrong answers.
 #![cfg(feature = "cli")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use super::harness::library_folder;
+use super::harness::{for_each_number, library_folder};
 
 fn doctor(variables: &[(&str, &str)]) -> (Option<i32>, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
-    command.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", library_folder()).envs(variables.iter().copied());
+    // It is killed should it never end.
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "100", env!("CARGO_BIN_EXE_trefoil"), "doctor", "--json"]);
+    command.env("LD_LIBRARY_PATH", library_folder()).envs(variables.iter().copied());
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     (output.status.code(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
@@ -49,6 +52,30 @@ fn a_driver_that_does_not_do_is_bad_and_says_what_to_do() {
         let (verdict, found) = check(&findings, "GPU");
         assert!(found.contains(part) && verdict != "ok", "{findings:#}");
     }
+}
+
+/// The first and the last call of each name fails, once and from then on: the round ends, and the findings are told.
+#[test]
+fn a_driver_that_fails_anywhere_ends_no_round_too_late() {
+    let log = std::env::temp_dir().join(format!("trefoil-doctor-{}.log", std::process::id()));
+    let _ = fs::remove_file(&log);
+    doctor(&[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_LOG", log.to_str().unwrap())]);
+    let text = fs::read_to_string(&log).unwrap();
+    fs::remove_file(&log).unwrap();
+    let names: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("cu")).filter_map(|line| line.split(' ').next()).collect();
+    let of_name = |name: &str| [names.iter().position(|n| *n == name), names.iter().rposition(|n| *n == name)];
+    let calls: BTreeSet<usize> = names.iter().flat_map(|name| of_name(name).into_iter().flatten()).collect();
+    let calls: Vec<usize> = calls.into_iter().collect();
+    assert!(names.len() > 300 && calls.len() > 30, "{} calls, of which {calls:?} fail", names.len());
+    for_each_number(2 * calls.len(), |number| {
+        let (call, sticky) = ((calls[(number - 1) / 2] + 1).to_string(), ["0", "1"][number % 2]);
+        let fails = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky), ("FAKE_CUDA_FAIL_CODE", "700")];
+        let (code, findings) = doctor(&[&[("FAKE_CUDA_DEVICES", "2")], &fails[..]].concat());
+        assert_eq!(code, Some(1), "call {call}, sticky {sticky}: {findings:#}");
+        let checks = findings["checks"].as_array().unwrap();
+        assert!(checks.len() < 40, "call {call}, sticky {sticky}: {findings:#}");
+    });
 }
 
 #[test]

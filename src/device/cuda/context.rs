@@ -31,6 +31,14 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// GPUs of the driver, which is started.
+pub(super) fn count(call: Call<'_>) -> Result<usize, Error> {
+    let mut count = 0;
+    // SAFETY: the pointer is to a live integer.
+    unsafe { cu!(call, cuDeviceGetCount(&mut count))? };
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 /// While it lives, the context is current on the thread; then the one before is again.
 #[must_use]
 pub(super) struct Entered<'a> {
@@ -44,10 +52,8 @@ impl Context {
     pub fn retain(ordinal: usize) -> Result<(Self, sys::CUdevice), Error> {
         let target = format!("cuda:{ordinal}");
         let call = Call { device: &target };
-        let mut count = 0;
-        // SAFETY: the driver is started; the pointer is to a live integer.
-        unsafe { cu!(call, cuDeviceGetCount(&mut count))? };
-        let Some(index) = i32::try_from(ordinal).ok().filter(|&index| index < count) else {
+        let count = count(call)?;
+        let Some(index) = i32::try_from(ordinal).ok().filter(|_| ordinal < count) else {
             let why = match count {
                 0 => "the NVIDIA driver finds no GPU".into(),
                 1 => "there is one GPU, cuda:0".into(),
@@ -73,21 +79,18 @@ impl Context {
             return Err(Error::option("context", "null", "a CUcontext"));
         }
         let mut this = Self { raw: raw.cast(), device: 0, target: "cuda".into(), is_retained: false };
-        let (mut device, mut count) = (0, 0);
+        let mut device = 0;
         let entered = this.enter()?;
-        // SAFETY: the context is current; the pointers are to live integers.
-        unsafe {
-            cu!(this.call(), cuCtxGetDevice(&mut device))?;
-            cu!(this.call(), cuDeviceGetCount(&mut count))?;
-        }
+        // SAFETY: the context is current; the pointer is to a live integer.
+        unsafe { cu!(this.call(), cuCtxGetDevice(&mut device))? };
         drop(entered);
-        for ordinal in 0..count {
+        for ordinal in 0..count(this.call())? {
             let mut other = 0;
             // SAFETY: the index is in range; the pointer is to a live handle.
-            unsafe { cu!(this.call(), cuDeviceGet(&mut other, ordinal))? };
+            unsafe { cu!(this.call(), cuDeviceGet(&mut other, ordinal as i32))? };
             if other == device {
                 (this.device, this.target) = (device, format!("cuda:{ordinal}"));
-                return Ok((this, ordinal as usize));
+                return Ok((this, ordinal));
             }
         }
         Err(Error::option("context", "one of a GPU that the driver does not list", "one of a GPU that is visible"))

@@ -60,6 +60,12 @@ impl Cuda {
         Self::of(context, ordinal, driver_version, watch)
     }
 
+    /// How many GPUs the driver has.
+    pub fn count() -> Result<usize, Error> {
+        driver::start("cuda")?;
+        context::count(Call { device: "cuda" })
+    }
+
     /// Opens the GPU of a context that the caller made.
     ///
     /// # Safety
