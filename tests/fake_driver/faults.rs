@@ -210,7 +210,6 @@ fn tell(what: What, devices: Vec<Device>, waiting: Waiting) {
         let expected = match error {
             Error::Fault { .. } => FaultClass::Process,
             Error::Driver { .. } => FaultClass::Process,  // in building
-            Error::Internal { .. } => FaultClass::Device, // in building, with the driver's words
             Error::Closed => FaultClass::Request,
             _ => panic!("{error:?}"),
         };
