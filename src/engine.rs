@@ -1,5 +1,6 @@
 //! For whom: an engine joins a model, a device and a ring.
 
+mod budget;
 mod builder;
 mod fleet;
 mod flow;

@@ -90,7 +90,7 @@ pub enum Error {
         /// Why there is none.
         why: String,
     },
-    /// Device or page-locked memory ran out while building.
+    /// Device or host memory is not enough for what is to be built, or ran out.
     OutOfMemory {
         /// The device.
         device: String,
@@ -100,7 +100,7 @@ pub enum Error {
         needed_bytes: u64,
         /// Bytes free on the device before.
         free_bytes: u64,
-        /// The largest batch that would fit, where one would.
+        /// The largest batch that would fit, 0 if not even one row would; none where batches are not what takes it.
         fitting_batch: Option<usize>,
     },
     /// A driver call failed.
@@ -257,8 +257,10 @@ impl fmt::Display for Error {
                     mib(free_bytes)
                 )?;
                 match fitting_batch {
+                    Some(0) => write!(f, "; not even a batch of 1 would fit"),
                     Some(n) => write!(f, "; a batch of {n} would fit"),
-                    None => write!(f, "; no batch would fit"),
+                    None if needed_bytes <= free_bytes => write!(f, "; refused all the same, by another limit"),
+                    None => Ok(()),
                 }
             }
             Self::Driver { device, operation, status, code, .. } => {

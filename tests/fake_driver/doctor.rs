@@ -70,7 +70,8 @@ fn a_driver_that_fails_anywhere_ends_no_round_too_late() {
     assert!(names.len() > 300 && calls.len() > 30, "{} calls, of which {calls:?} fail", names.len());
     for_each_number(2 * calls.len(), |number| {
         let (call, sticky) = ((calls[(number - 1) / 2] + 1).to_string(), ["0", "1"][number % 2]);
-        let fails = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky), ("FAKE_CUDA_FAIL_CODE", "700")];
+        let fails =
+            [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", sticky), ("FAKE_CUDA_FAIL_CODE", "700")];
         let (code, findings) = doctor(&[&[("FAKE_CUDA_DEVICES", "2")], &fails[..]].concat());
         assert_eq!(code, Some(1), "call {call}, sticky {sticky}: {findings:#}");
         let checks = findings["checks"].as_array().unwrap();

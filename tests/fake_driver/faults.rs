@@ -209,7 +209,7 @@ fn tell(what: What, devices: Vec<Device>, waiting: Waiting) {
     for error in told.err().into_iter().flatten() {
         let expected = match error {
             Error::Fault { .. } => FaultClass::Process,
-            Error::Driver { .. } => FaultClass::Process,  // in building
+            Error::Driver { .. } => FaultClass::Process, // in building
             Error::Closed => FaultClass::Request,
             _ => panic!("{error:?}"),
         };

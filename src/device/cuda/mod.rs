@@ -180,7 +180,7 @@ impl Cuda {
         Ok(free as u64)
     }
 
-    /// Names what ran out; the engine adds what is free and what would fit.
+    /// Names what ran out; who asked for it adds what is free.
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::state::State;
 use super::{Batcher, Options, Shared, serve};
-use crate::device::HostBuffer;
+use crate::device::{HOST_MEMORY, HostBuffer};
 use crate::error::Error;
 use crate::ring::Core;
 
@@ -100,6 +100,7 @@ impl BatcherBuilder {
         let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
         let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
         self.core.device.healthy()?;
+        afford(&self.core, rows)?;
         let shared = Arc::new(Shared {
             options: Options { max_delay: self.max_delay, rows, in_flight, when_full: self.when_full },
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
@@ -116,6 +117,18 @@ impl BatcherBuilder {
         start(format!("trefoil-rows-{number}"), &shared, serve::deliver)?;
         Ok(batcher)
     }
+}
+
+/// Refuses more rows than there is memory for.
+fn afford(core: &Core, rows: usize) -> Result<(), Error> {
+    let pitch = core.spec.input.row_pitch as u64;
+    core.device.afford(HOST_MEMORY, pitch.saturating_mul(rows as u64)).map_err(|error| match error {
+        Error::OutOfMemory { device, needed_bytes, free_bytes, fitting_batch, .. } => {
+            let what = format!("{rows} rows of a batcher, of which {} would fit", free_bytes / pitch);
+            Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
+        }
+        other => other,
+    })
 }
 
 fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Error> {
