@@ -5,6 +5,8 @@ mod builder;
 mod fleet;
 mod flow;
 mod measured;
+#[cfg(test)]
+mod thread_tests;
 
 use std::fmt;
 use std::sync::Arc;

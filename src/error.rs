@@ -130,6 +130,13 @@ pub enum Error {
         /// The memory, the two accesses, and who made them.
         what: String,
     },
+    /// The system starts no more threads.
+    Thread {
+        /// The thread's name, which says what it is for: `"trefoil-cpu-3"`.
+        name: String,
+        /// The system's answer.
+        source: Arc<io::Error>,
+    },
     /// A wait ran out of time.
     Timeout {
         /// What was waited for: `"acquire"`, `"wait"`.
@@ -271,6 +278,11 @@ impl fmt::Display for Error {
             Self::Fault { cause, batch: Some(batch) } => {
                 write!(f, "the device is out of use since batch {batch}: {cause}")
             }
+            Self::Thread { name, source } => write!(
+                f,
+                "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`, of a container the \
+                 limit of its processes), or ask for fewer"
+            ),
             Self::Timeout { operation, waited, credits } => {
                 write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {

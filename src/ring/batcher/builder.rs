@@ -1,6 +1,6 @@
 //! How a batcher is to be built.
 
-use crate::sync::{Condvar, Mutex, thread};
+use crate::sync::{Condvar, Mutex, spawn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -94,8 +94,8 @@ impl BatcherBuilder {
     /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`.
     ///
     /// # Errors
-    /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Fault`] if
-    /// the device is out of use.
+    /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Thread`],
+    /// [`Error::Fault`] if the device is out of use.
     pub fn build(self) -> Result<Batcher, Error> {
         let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
         let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
@@ -140,11 +140,7 @@ fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Erro
 
 fn start(name: String, shared: &Arc<Shared>, serve: fn(&Shared)) -> Result<(), Error> {
     let shared = shared.clone();
-    thread::Builder::new()
-        .name(name)
-        .spawn(move || serve(&shared))
-        .map(drop)
-        .map_err(|e| Error::Internal { what: format!("cannot start a thread of the batcher: {e}") })
+    spawn(name, move || serve(&shared)).map(drop)
 }
 
 impl std::fmt::Debug for BatcherBuilder {
