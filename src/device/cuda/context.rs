@@ -31,6 +31,25 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// Says of a GPU that has no memory for a context what can be told without one.
+fn crowded(error: Error, call: Call<'_>, gpu: sys::CUdevice) -> Error {
+    match error {
+        Error::Driver { device, operation, status, code, class }
+            if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 =>
+        {
+            let mut bytes = 0;
+            // SAFETY: the device came from cuDeviceGet; the pointer is to a live integer.
+            let all = match unsafe { cu!(call, cuDeviceTotalMem_v2(&mut bytes, gpu)) } {
+                Ok(()) => format!(" in its {:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+                Err(_) => String::new(),
+            };
+            let status = format!("{status}, no room for a context is left{all}: `nvidia-smi` shows who has it");
+            Error::Driver { device, operation, status, code, class }
+        }
+        other => other,
+    }
+}
+
 /// GPUs of the driver, which is started.
 pub(super) fn count(call: Call<'_>) -> Result<usize, Error> {
     let mut count = 0;
@@ -65,7 +84,7 @@ impl Context {
         // SAFETY: the index is in range; the pointers are to live handles.
         unsafe {
             cu!(call, cuDeviceGet(&mut device, index))?;
-            cu!(call, cuDevicePrimaryCtxRetain(&mut raw, device))?;
+            cu!(call, cuDevicePrimaryCtxRetain(&mut raw, device)).map_err(|error| crowded(error, call, device))?;
         }
         Ok((Self { raw, device, target, is_retained: true }, device))
     }

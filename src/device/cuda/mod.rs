@@ -4,6 +4,7 @@ mod caller;
 mod context;
 mod driver;
 mod graph;
+mod library;
 mod module;
 pub(crate) mod near;
 mod nvtx;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use trefoil::{Device, Error, FaultClass, Target};
 
 use crate::report::{Paint, paint};
-use crate::{Outcome, models};
+use crate::{Outcome, models, setup};
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
@@ -119,7 +119,7 @@ fn gpus(target: Target) -> Vec<Check> {
             let advice = "ask for one that is there; CUDA_VISIBLE_DEVICES hides others, where it is set";
             return vec![Check::bad(&target.to_string(), error.to_string(), advice)];
         }
-        Err(error) => return vec![host::no_gpu(&error, wanted)],
+        Err(error) => return vec![host::no_gpu(&error, first, wanted)],
     };
     let mut checks = vec![host::driver(device.info().driver_version)];
     let fault = examine(&device, &mut checks);
@@ -139,7 +139,8 @@ fn examine_others(checks: &mut Vec<Check>) {
         let error = match Device::open(Target::Cuda(number)) {
             Ok(device) => examine(&device, checks),
             Err(error) => {
-                checks.push(Check::bad(&format!("cuda:{number}"), error.to_string(), gpu::LEAVE_OUT));
+                let found = format!("{error}{}", setup::holders(&error, number));
+                checks.push(Check::bad(&format!("cuda:{number}"), found, gpu::LEAVE_OUT));
                 Some(error)
             }
         };
