@@ -75,7 +75,7 @@ enum trefoil_status
     TREFOIL_STATUS_UNSUPPORTED = 22,
     /* There is no device of the kind asked for. */
     TREFOIL_STATUS_NO_DEVICE = 30,
-    /* Device or page-locked memory ran out; the message tells the batch that would fit. */
+    /* Memory or threads are not to be had; the message tells the batch that would fit, or the thread. */
     TREFOIL_STATUS_OUT_OF_MEMORY = 31,
     /* A driver call failed; the message names it and its status. */
     TREFOIL_STATUS_DRIVER = 32,

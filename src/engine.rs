@@ -1,9 +1,12 @@
 //! For whom: an engine joins a model, a device and a ring.
 
+mod budget;
 mod builder;
 mod fleet;
 mod flow;
 mod measured;
+#[cfg(test)]
+mod thread_tests;
 
 use std::fmt;
 use std::sync::Arc;

@@ -90,7 +90,7 @@ pub enum Error {
         /// Why there is none.
         why: String,
     },
-    /// Device or page-locked memory ran out while building.
+    /// Device or host memory is not enough for what is to be built, or ran out.
     OutOfMemory {
         /// The device.
         device: String,
@@ -100,7 +100,7 @@ pub enum Error {
         needed_bytes: u64,
         /// Bytes free on the device before.
         free_bytes: u64,
-        /// The largest batch that would fit, where one would.
+        /// The largest batch that would fit, 0 if not even one row would; none where batches are not what takes it.
         fitting_batch: Option<usize>,
     },
     /// A driver call failed.
@@ -129,6 +129,13 @@ pub enum Error {
     Hazard {
         /// The memory, the two accesses, and who made them.
         what: String,
+    },
+    /// The system starts no more threads.
+    Thread {
+        /// The thread's name, which says what it is for: `"trefoil-cpu-3"`.
+        name: String,
+        /// The system's answer.
+        source: Arc<io::Error>,
     },
     /// A wait ran out of time.
     Timeout {
@@ -257,8 +264,10 @@ impl fmt::Display for Error {
                     mib(free_bytes)
                 )?;
                 match fitting_batch {
+                    Some(0) => write!(f, "; not even a batch of 1 would fit"),
                     Some(n) => write!(f, "; a batch of {n} would fit"),
-                    None => write!(f, "; no batch would fit"),
+                    None if needed_bytes <= free_bytes => write!(f, "; refused all the same, by another limit"),
+                    None => Ok(()),
                 }
             }
             Self::Driver { device, operation, status, code, .. } => {
@@ -269,6 +278,11 @@ impl fmt::Display for Error {
             Self::Fault { cause, batch: Some(batch) } => {
                 write!(f, "the device is out of use since batch {batch}: {cause}")
             }
+            Self::Thread { name, source } => write!(
+                f,
+                "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`, of a container the \
+                 limit of its processes), or ask for fewer"
+            ),
             Self::Timeout { operation, waited, credits } => {
                 write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {

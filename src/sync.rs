@@ -1,8 +1,11 @@
 //! Locks and threads, shared by devices and rings: those of `std`, or of a model checker under `cfg(shuttle)`, which then
 //! decides who runs when.
 
-use std::sync::PoisonError;
+use std::io;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::error::Error;
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
@@ -16,7 +19,7 @@ pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 /// Under the model checker no wait times out by itself, so that a wake-up that is lost is a deadlock.
 #[cfg(shuttle)]
 pub(crate) mod thread {
-    pub(crate) use shuttle::thread::{Builder, Thread, current, park, yield_now};
+    pub(crate) use shuttle::thread::{Builder, JoinHandle, Thread, current, park, yield_now};
     use std::time::Duration;
 
     pub(crate) fn sleep(_time: Duration) {
@@ -27,6 +30,32 @@ pub(crate) mod thread {
         park();
     }
 }
+
+/// Starts a thread. That it cannot be had is an error that says what to do.
+pub(crate) fn spawn(
+    name: impl Into<String>,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, Error> {
+    let name = name.into();
+    let started = admit().and_then(|()| thread::Builder::new().name(name.clone()).spawn(run));
+    started.map_err(|source| Error::Thread { name, source: Arc::new(source) })
+}
+
+/// The same for a thread that `spawn` starts with the builder that it gets, such as one of a scope.
+pub(crate) fn start<T>(name: String, spawn: impl FnOnce(std::thread::Builder) -> io::Result<T>) -> Result<T, Error> {
+    let started = admit().and_then(|()| spawn(std::thread::Builder::new().name(name.clone())));
+    started.map_err(|source| Error::Thread { name, source: Arc::new(source) })
+}
+
+/// Whether one more thread may be started: that is the system's to say.
+#[cfg(not(test))]
+fn admit() -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+use refused::admit;
+
 /// The moment `limit` from now; for a limit beyond all clocks, decades from now.
 pub(crate) fn after(limit: Duration) -> Instant {
     let now = Instant::now();
@@ -55,4 +84,31 @@ pub(crate) fn wait_until<'a, T>(
     }
     let (guard, _) = condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
     (guard, Instant::now() >= deadline)
+}
+
+/// Has threads refused, as the system does where a limit is reached.
+#[cfg(test)]
+pub(crate) mod refused {
+    use std::cell::Cell;
+    use std::io;
+
+    const AGAIN: i32 = 11; // EAGAIN
+
+    thread_local! {
+        /// How many threads this one may start before it is refused one.
+        static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn admit() -> io::Result<()> {
+        let left = LEFT.get();
+        LEFT.set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) { Err(io::Error::from_raw_os_error(AGAIN)) } else { Ok(()) }
+    }
+
+    /// Runs `f`, in which the calling thread may start `left` threads and is refused the next; whether it came so far.
+    pub(crate) fn after<T>(left: usize, f: impl FnOnce() -> T) -> (T, bool) {
+        LEFT.set(Some(left));
+        let done = f();
+        (done, LEFT.take().is_none())
+    }
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use super::{Backend, DeviceInfo, HOST_MEMORY, Priority, RowCopy, Run, Signal};
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 use crate::tensor::ROW_ALIGN;
 
 /// Work that a stream of the CPU runs: a program on one slot.
@@ -199,10 +199,7 @@ impl Backend for Cpu {
     fn stream_create(&self, _priority: Priority, name: &str) -> Result<u64, Error> {
         let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
         let (served, broken) = (queue.clone(), self.broken.clone());
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || serve(&served, &broken))
-            .map_err(|e| Error::Internal { what: format!("cannot start the thread of stream {name}: {e}") })?;
+        spawn(name, move || serve(&served, &broken))?;
         let id = self.id();
         lock(&self.streams).insert(id, queue);
         Ok(id)

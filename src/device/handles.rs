@@ -242,7 +242,7 @@ impl HostBuffer {
     /// Allocates and zeroes `bytes` (at least one row of alignment).
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         let bytes = bytes.max(crate::tensor::ROW_ALIGN);
-        let ptr = device.backend().host_alloc(bytes)?;
+        let ptr = device.backend().host_alloc(bytes).map_err(|error| device.with_free(error))?;
         device.0.held.take_page_locked(bytes);
         Ok(Self { ptr, bytes, device: device.clone(), _alive: device.0.held.handle() })
     }
@@ -301,7 +301,8 @@ impl DeviceBuffer {
             free_bytes,
             fitting_batch: None,
         })?;
-        let addr = device.backend().device_alloc(bytes).inspect_err(|_| held.give_device(bytes))?;
+        let allocated = device.backend().device_alloc(bytes).inspect_err(|_| held.give_device(bytes));
+        let addr = allocated.map_err(|error| device.with_free(error))?;
         Ok(Self { addr, bytes, device: device.clone(), _alive: device.0.held.handle() })
     }
 

@@ -9,6 +9,7 @@ mod check;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod free;
 mod handles;
 mod held;
 mod noise;
@@ -238,17 +239,10 @@ pub(crate) trait Backend: Send + Sync {
     }
 }
 
-/// Host memory that can be had, as the operating system says.
-fn host_free_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib << 10)
-}
-
 /// What [`Error::OutOfMemory`] calls device memory.
 pub(crate) const DEVICE_MEMORY: &str = "device memory";
-/// What it calls page-locked memory.
-pub(crate) const HOST_MEMORY: &str = "page-locked host memory";
+/// What it calls the host's; on a GPU all of it is page-locked.
+pub(crate) const HOST_MEMORY: &str = "host memory";
 
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,6 +308,22 @@ impl Device {
         }
     }
 
+    /// How many GPUs there are, `cuda:0` and so on.
+    ///
+    /// ```no_run
+    /// use trefoil::{Device, Target};
+    /// for number in 0..Device::gpus()? {
+    ///     println!("{}", Device::open(Target::Cuda(number))?.info().name);
+    /// }
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Device::open`] for a driver that is not there, too old or failing.
+    pub fn gpus() -> Result<usize, Error> {
+        target::gpus()
+    }
+
     /// The CPU with a number of compute threads.
     pub fn cpu(threads: usize) -> Self {
         let (backend, info) = cpu::Cpu::new(threads);
@@ -375,14 +385,18 @@ impl Device {
     ) -> Result<Arc<T>, Error> {
         let mut shared = lock(&self.0.shared);
         shared.retain(|one| one.strong_count() > 0);
-        let found = shared.iter().filter_map(Weak::upgrade).filter_map(|one| one.downcast::<T>().ok());
-        if let Some(one) = found.into_iter().find(|one| fits(one)) {
+        if let Some(one) = find_shared(&shared, fits) {
             return Ok(one);
         }
         let made = Arc::new(make()?);
         self.note(Note::Published); // whoever shares it comes after what made it
         shared.push(Arc::downgrade(&made) as Weak<dyn Any + Send + Sync>);
         Ok(made)
+    }
+
+    /// Whether an engine has something that `fits`.
+    pub(crate) fn shares<T: Any + Send + Sync>(&self, fits: impl Fn(&T) -> bool) -> bool {
+        find_shared(&lock(&self.0.shared), fits).is_some()
     }
 
     /// What the device says of itself.
@@ -473,16 +487,6 @@ impl Device {
         let _latched = self.latch(self.backend().note(note));
     }
 
-    /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`]; 0 if nobody says.
-    pub(crate) fn free_bytes(&self, what: &str) -> u64 {
-        let there = match (&self.0.kind, what) {
-            #[cfg(feature = "cuda")]
-            (Kind::Cuda(cuda), DEVICE_MEMORY) => cuda.free_bytes().unwrap_or(0),
-            _ => host_free_bytes(),
-        };
-        if what == DEVICE_MEMORY { there.min(self.0.held.left()) } else { there }
-    }
-
     /// Passes a result of enqueued work on, and latches its error: after it the device's state is unknown.
     pub(crate) fn latch<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.inspect_err(|error| {
@@ -492,10 +496,29 @@ impl Device {
         })
     }
 
+    /// Fails a test whose device has met a fault. In a test that fails already it tells the fault and no more: a panic in
+    /// a destructor while another one unwinds ends the process, and with it all other tests.
+    #[cfg(test)]
+    pub(crate) fn assert_healthy(&self) {
+        match self.fault() {
+            Some(fault) if std::thread::panicking() => eprintln!("{fault}"),
+            fault => assert!(fault.is_none(), "{fault:?}"),
+        }
+    }
+
     /// The latched fault as an error, else nothing.
     pub(crate) fn healthy(&self) -> Result<(), Error> {
         self.fault().map_or(Ok(()), Err)
     }
+}
+
+/// What fits of what engines share.
+fn find_shared<T: Any + Send + Sync>(
+    shared: &[Weak<dyn Any + Send + Sync>],
+    fits: impl Fn(&T) -> bool,
+) -> Option<Arc<T>> {
+    let found = shared.iter().filter_map(Weak::upgrade).filter_map(|one| one.downcast::<T>().ok());
+    found.into_iter().find(|one| fits(one))
 }
 
 impl fmt::Debug for Device {

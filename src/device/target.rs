@@ -71,6 +71,11 @@ pub(super) fn open_cuda(ordinal: usize) -> Result<Device, Error> {
     Ok(Device::opened(super::Kind::Cuda(std::sync::Arc::new(backend)), info, watch))
 }
 
+#[cfg(feature = "cuda")]
+pub(super) fn gpus() -> Result<usize, Error> {
+    super::cuda::Cuda::count()
+}
+
 /// # Safety
 /// As for [`Device::in_context`].
 #[cfg(feature = "cuda")]
@@ -84,6 +89,11 @@ pub(super) unsafe fn open_context(context: *mut c_void) -> Result<Device, Error>
 #[cfg(not(feature = "cuda"))]
 pub(super) unsafe fn open_context(_context: *mut c_void) -> Result<Device, Error> {
     open_cuda(0)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn gpus() -> Result<usize, Error> {
+    open_cuda(0).map(|_| 0)
 }
 
 #[cfg(not(feature = "cuda"))]

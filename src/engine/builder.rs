@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
+use super::budget::Budget;
 use super::flow::Flow;
 use crate::device::trace;
 use crate::device::{Device, Priority, Signal};
@@ -257,12 +258,12 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Builds: opens the device if none was given, plans, uploads weights, allocates everything and captures every
-    /// graph. Nothing is allocated or loaded after it.
+    /// Builds: opens the device if none was given, plans, looks whether there is memory for all of it, uploads weights,
+    /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
     ///
     /// # Errors
     /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
-    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit.
+    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
     pub fn build(self) -> Result<Engine, Error> {
         self.build_ring(&self.device_or_default()?, 1, None)
     }
@@ -289,11 +290,17 @@ impl<'a> EngineBuilder<'a> {
         let device = if self.check { device.checked() } else { device.clone() };
         let mut watch = Stopwatch::start();
         let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
-        let largest = flow.largest();
         let kept = if self.device_results { results } else { 0 };
-        let needed = |what: &str, batch| flow.needed(what, batch, [staging, results, kept]);
-        let advise = |error| what_fits(error, largest, &device, needed);
-        let (nodes, plans) = flow.build(&mut watch).map_err(advise)?;
+        let budget = Budget { flow: &flow, device: &device, staging, results, kept };
+        let mut plans = budget.plans()?;
+        watch.lap("plans");
+        if flow.tune()? {
+            watch.lap("tuning");
+            plans = budget.plans()?;
+            watch.lap("plans");
+        }
+        let nodes = flow.build(&plans, &mut watch).map_err(|error| budget.explain(error))?;
+        let plans = plans.concat();
         if self.check {
             plans.iter().try_for_each(Plan::check)?;
         }
@@ -314,7 +321,8 @@ impl<'a> EngineBuilder<'a> {
         let programs = if names.len() > 1 { names } else { Vec::new() };
         let install = |batches: usize| trace::install(&device, batches.max(results), programs);
         let (on, recorder) = self.trace.map(install).transpose()?.unzip();
-        let core = Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(advise)?;
+        let core =
+            Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(|error| budget.explain(error))?;
         watch.lap("ring");
         Ok(Engine { core, device, plans, recorder, building: watch.phases(), models })
     }
@@ -351,19 +359,6 @@ impl<'a> EngineBuilder<'a> {
             priority: self.priority,
         })
     }
-}
-
-/// Completes an out-of-memory error: what the whole build needs of that memory, and the largest batch whose build
-/// would fit. `needed` gives the bytes that a build for a batch takes of a kind of memory.
-fn what_fits(error: Error, largest: usize, device: &Device, needed: impl Fn(&str, usize) -> Option<u64>) -> Error {
-    let Error::OutOfMemory { device: name, what, needed_bytes, .. } = error else { return error };
-    // Asked anew: the failed build has given back what it had taken.
-    let free_bytes = device.free_bytes(&what);
-    let fits = |batch: &usize| needed(&what, *batch).is_some_and(|bytes| bytes <= free_bytes);
-    let halved = std::iter::successors(Some(largest / 2), |batch| Some(batch / 2));
-    let fitting_batch = halved.take_while(|&batch| batch > 0).find(fits);
-    let needed_bytes = needed(&what, largest).map_or(needed_bytes, |bytes| bytes.max(needed_bytes));
-    Error::OutOfMemory { device: name, what, needed_bytes, free_bytes, fitting_batch }
 }
 
 pub(super) fn within(option: &'static str, value: usize, most: usize) -> Result<(), Error> {

@@ -10,6 +10,7 @@ use crate::device::{Device, Signal};
 use crate::error::Error;
 use crate::model::Model;
 use crate::ring::{Batch, Close, DeviceStats, Peers};
+use crate::sync;
 use crate::tensor::TensorSpec;
 
 /// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
@@ -68,15 +69,18 @@ impl EngineBuilder<'_> {
         let members = models.iter().zip(&self.models).map(member).collect();
         let builder = EngineBuilder { models: members, ..self };
         let freed = Arc::<Signal>::default();
-        let build = |device: &Device| {
+        let build = &|device: &Device| {
             device.place_thread(); // and the threads that it starts
             builder.build_ring(device, devices.len(), Some(freed.clone()))
         };
         let engines = thread::scope(|scope| {
-            let builds: Vec<_> = devices.iter().map(|device| scope.spawn(|| build(device))).collect();
-            let built = builds
-                .into_iter()
-                .map(|built| built.join().unwrap_or_else(|_| Err(Error::Internal { what: "a build panicked".into() })));
+            let spawn = |(number, device)| {
+                let build = move || build(device);
+                sync::start(format!("trefoil-build-{number}"), |builder| builder.spawn_scoped(scope, build))
+            };
+            let builds: Vec<_> = devices.iter().enumerate().map(spawn).collect();
+            let panicked = |_| Err(Error::Internal { what: "a build panicked".into() });
+            let built = builds.into_iter().map(|started| started?.join().unwrap_or_else(panicked));
             built.collect::<Result<Vec<Engine>, Error>>()
         })?;
         let peers = Peers::new(engines.iter().map(|engine| engine.core.clone()).collect(), freed);

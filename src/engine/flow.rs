@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::EngineBuilder;
 use super::builder::Member;
-use crate::device::{DEVICE_MEMORY, Device, Inputs, Program};
+use crate::device::{Device, Inputs, Program};
 use crate::error::Error;
-use crate::exec::{self, BuildSpec};
+use crate::exec::{self, BuildSpec, Needs, Planned, Tuning};
 use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
@@ -75,9 +75,9 @@ impl<'a> Flow<'a> {
         self.stages.iter().filter(|stage| stage.is_last)
     }
 
-    /// The largest batch.
-    pub fn largest(&self) -> usize {
-        *self.stages[0].spec.batch_sizes.last().expect("a spec has a batch size")
+    /// The batch sizes, ascending.
+    pub fn sizes(&self) -> &[usize] {
+        &self.stages[0].spec.batch_sizes
     }
 
     /// Rows that producers write.
@@ -91,30 +91,36 @@ impl<'a> Flow<'a> {
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
-    /// Bytes that a build for a batch takes of a kind of memory, weights that others have too counted in, with so many
-    /// inputs and results on the host, and results on the device.
-    pub fn needed(&self, what: &str, batch: usize, [staging, results, on_device]: [usize; 3]) -> Option<u64> {
-        let outputs: usize = self.outputs().iter().map(|output| output.row_pitch).sum();
-        if what != DEVICE_MEMORY {
-            return Some((batch * (staging * self.input().row_pitch + results * outputs)) as u64);
+    /// What all programs of a build with these batch sizes and [`plans`](Self::plans) take.
+    pub fn needs(&self, sizes: &[usize], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
+        let mut all = Needs::default();
+        let planned: Vec<Planned<'_>> =
+            self.stages.iter().map(|stage| &stage.model).zip(plans.iter().map(|p| &p[..])).collect();
+        for (index, stage) in self.stages.iter().enumerate() {
+            let needs = exec::needs(planned[index], &planned[..index], self.device, &stage.sized(sizes))?;
+            all.device = all.device.saturating_add(needs.device);
+            all.host = all.host.saturating_add(needs.host);
+            all.passing = all.passing.max(needs.passing);
         }
-        let of = |stage: &Stage| {
-            let plan = exec::plan_batch(&stage.model, self.device, &stage.spec, batch).ok()?;
-            Some(exec::device_bytes(&plan, self.device, stage.spec.slots))
-        };
-        let programs: u64 = self.stages.iter().map(of).sum::<Option<u64>>()?;
-        Some(programs + (batch * on_device * outputs) as u64)
+        if self.average {
+            let largest = sizes.last().map_or(0, |&largest| largest as u64);
+            let rows = (self.stages[0].spec.slots as u64).saturating_mul(largest);
+            all.device = all.device.saturating_add(rows.saturating_mul(self.outputs()[0].row_pitch as u64));
+        }
+        Ok(all)
     }
 
-    /// The plans of all models, those of one after the other.
-    pub fn plans(&self) -> Result<Vec<Plan>, Error> {
-        let is_cpu = self.device.info().compute_capability == [0, 0];
-        let of = |stage: &Stage| {
-            let sizes = if is_cpu { &[1] } else { &stage.spec.batch_sizes[..] };
-            let plan = |&batch: &usize| exec::plan_batch(&stage.model, self.device, &stage.spec, batch);
-            sizes.iter().map(plan).collect::<Result<Vec<_>, _>>()
-        };
-        Ok(self.stages.iter().map(of).collect::<Result<Vec<_>, _>>()?.concat())
+    /// The plans of each model for these batch sizes.
+    pub fn plans(&self, sizes: &[usize]) -> Result<Vec<Vec<Plan>>, Error> {
+        self.stages.iter().map(|stage| exec::plan_all(&stage.model, self.device, &stage.sized(sizes))).collect()
+    }
+
+    /// Measures which kernels are the fastest, if that is asked for; whether it was, so that plans may be others now.
+    pub fn tune(&self) -> Result<bool, Error> {
+        let is_asked = self.stages[0].spec.tuning.mode == Tuning::Full;
+        let mut asked = self.stages.iter().filter(|_| is_asked);
+        asked.try_for_each(|stage| exec::tune(&stage.model, self.device, &stage.spec))?;
+        Ok(is_asked)
     }
 
     /// The model, if it is the only one, and what it is built for.
@@ -128,19 +134,18 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The programs, in an order in which each comes after what it reads, and all plans.
-    pub fn build(&self, watch: &mut Stopwatch) -> Result<(Vec<Node>, Vec<Plan>), Error> {
-        let (mut nodes, mut plans) = (Vec::<Node>::new(), Vec::new());
-        for stage in &self.stages {
+    /// The programs for these plans, in an order in which each comes after what it reads.
+    pub fn build(&self, plans: &[Vec<Plan>], watch: &mut Stopwatch) -> Result<Vec<Node>, Error> {
+        let mut nodes = Vec::<Node>::new();
+        for (stage, plans) in self.stages.iter().zip(plans) {
             let program = |index: usize| nodes[index].program.clone();
             let inputs = match stage.after {
                 Some(before) => Some(Inputs::After(program(before))),
                 None if nodes.is_empty() => None,
                 None => Some(Inputs::Beside(program(0))),
             };
-            let (program, of_stage) = exec::build(&stage.model, self.device, &stage.spec, inputs, watch)?;
+            let program = exec::build(&stage.model, self.device, &stage.spec, plans, inputs, watch)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });
-            plans.extend(of_stage);
         }
         if self.average {
             let reads: Vec<usize> = (0..nodes.len()).filter(|&index| self.stages[index].is_last).collect();
@@ -148,6 +153,13 @@ impl<'a> Flow<'a> {
             let program = exec::mean(self.device, programs, self.outputs()[0])?;
             nodes.push(Node { program, reads });
         }
-        Ok((nodes, plans))
+        Ok(nodes)
+    }
+}
+
+impl Stage {
+    /// What it is built for with other batch sizes.
+    fn sized(&self, sizes: &[usize]) -> BuildSpec {
+        BuildSpec { batch_sizes: sizes.to_vec(), ..self.spec.clone() }
     }
 }

@@ -76,7 +76,8 @@ impl EngineBuilder<'_> {
     pub fn plans(self) -> Result<Vec<Plan>, Error> {
         let device = self.device_or_default()?;
         let spec = self.build_spec()?.with_default_sizes(&device);
-        Flow::new(&self, &device, spec)?.plans()
+        let flow = Flow::new(&self, &device, spec)?;
+        Ok(flow.plans(flow.sizes())?.concat())
     }
 
     /// Times each step of the plan for the largest batch size inside the whole graph, over `runs` runs on random rows, and
@@ -104,7 +105,8 @@ impl EngineBuilder<'_> {
         if spec.tuning.mode == Tuning::Full {
             exec::tune(model, &device, spec)?;
         }
-        let plan = exec::plan_batch(model, &device, spec, flow.largest())?;
+        let largest = *flow.sizes().last().expect("a spec has a batch size");
+        let plan = exec::plan_batch(model, &device, spec, largest)?;
         exec::time_steps(model, &device, spec, plan, runs)
     }
 

@@ -8,7 +8,7 @@ use super::Error;
 ///
 /// | class | variants of [`Error`] |
 /// |---|---|
-/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Option`, `Unsupported`, `OutOfMemory`, `Timeout`, `Deadline`, `Full`, `Image`, `Closed` |
+/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Option`, `Unsupported`, `OutOfMemory`, `Thread`, `Timeout`, `Deadline`, `Full`, `Image`, `Closed` |
 /// | device | `NoDevice`, `Hazard`, `Internal` |
 /// | by the driver's status | `Driver`, see below |
 /// | its cause's, at least device | `Fault` |
@@ -82,6 +82,7 @@ impl Error {
             | Self::Option { .. }
             | Self::Unsupported { .. }
             | Self::OutOfMemory { .. }
+            | Self::Thread { .. }
             | Self::Timeout { .. }
             | Self::Deadline { .. }
             | Self::Full { .. }

@@ -56,23 +56,20 @@ impl BuildSpec {
     }
 }
 
-/// Makes `model` ready to run on `device`, on rows of its own or on `inputs`; the plans are those of the batch sizes, in
-/// order. `watch` gets what each step took.
+/// Makes `model` ready to run on `device` by the plans that [`plan_all`] gives, on rows of its own or on `inputs`. `watch`
+/// gets what each step took.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
     spec: &BuildSpec,
+    plans: &[Plan],
     inputs: Option<Inputs>,
     watch: &mut Stopwatch,
-) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
-    if spec.tuning.mode == Tuning::Full {
-        tune(model, device, spec)?;
-        watch.lap("tuning");
-    }
+) -> Result<Arc<dyn Program>, Error> {
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, inputs, watch),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, &plans[0], inputs, watch),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, inputs, watch),
+        Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, plans, inputs, watch),
         Kind::Sim(_) => Err(no_models()),
     }
 }
@@ -134,6 +131,16 @@ pub(crate) fn time_steps(
     }
 }
 
+/// Plans `model` for the batch sizes, in order; for a CPU once, for an image.
+pub(crate) fn plan_all(model: &Model, device: &Device, spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
+    let sizes = match device.kind() {
+        Kind::Cpu(_) | Kind::Sim(_) => &[1],
+        #[cfg(feature = "cuda")]
+        Kind::Cuda(_) => &spec.batch_sizes[..],
+    };
+    sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect()
+}
+
 /// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
 pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch: usize) -> Result<Plan, Error> {
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "nothing is tuned"))]
@@ -167,15 +174,33 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
-/// Bytes of device memory that a program of `plan` takes, weights that it may share included. A CPU has only rows there.
-pub(crate) fn device_bytes(plan: &Plan, device: &Device, slots: usize) -> u64 {
+/// Bytes that a program takes, without what it shares with programs that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Device memory. A CPU has only rows there.
+    pub device: u64,
+    /// Host memory beside it.
+    pub host: u64,
+    /// Host memory that is needed while it is built.
+    pub passing: u64,
+}
+
+/// A model, and its plans for all batch sizes.
+pub(crate) type Planned<'a> = (&'a Model, &'a [Plan]);
+
+/// What [`build`] will take for a program that comes after those `before` it in an engine: the first has rows of its own,
+/// and the others share its weights if they are the same.
+pub(crate) fn needs(
+    planned: Planned<'_>,
+    before: &[Planned<'_>],
+    device: &Device,
+    spec: &BuildSpec,
+) -> Result<Needs, Error> {
     match device.kind() {
-        Kind::Cpu(_) | Kind::Sim(_) => {
-            let (input, output) = row_specs(plan);
-            (slots * plan.batch * (input.row_pitch + output.row_pitch)) as u64
-        }
+        Kind::Cpu(_) => Ok(cpu::needs(planned, before, device, spec)),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(_) => plan.device_bytes(slots),
+        Kind::Cuda(_) => cuda::needs(planned, before, device, spec),
+        Kind::Sim(_) => Err(no_models()),
     }
 }
 

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::handles::{insert, object, place, resolve, trefoil_output};
@@ -22,7 +21,7 @@ use super::status::{Answer, Failure, trefoil_status};
 use super::ticket::Flying;
 use crate::error::Error;
 use crate::ring::Origin;
-use crate::sync::{Condvar, Mutex, after, lock, wait, wait_until};
+use crate::sync::{Condvar, Mutex, after, lock, spawn, wait, wait_until};
 
 /// What trefoil_on_ready() calls: with an output to be released if `status` is TREFOIL_STATUS_OK, else with 0;
 /// trefoil_last_error() has the message.
@@ -151,9 +150,7 @@ impl Queue {
     /// Starts the thread for callbacks, unless it runs.
     fn serve(&mut self) -> Answer {
         if !self.served {
-            let builder = thread::Builder::new().name("trefoil-callback".into());
-            let what = |error| format!("cannot start the thread for callbacks: {error}");
-            builder.spawn(serve).map_err(|error| Failure::from(Error::Internal { what: what(error) }))?;
+            spawn("trefoil-callback", serve).map_err(Failure::from)?;
             self.served = true;
         }
         Ok(())

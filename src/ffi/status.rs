@@ -45,7 +45,7 @@ pub enum trefoil_status {
 
     /// There is no device of the kind asked for.
     NoDevice = 30,
-    /// Device or page-locked memory ran out; the message tells the batch that would fit.
+    /// Memory or threads are not to be had; the message tells the batch that would fit, or the thread.
     OutOfMemory = 31,
     /// A driver call failed; the message names it and its status.
     Driver = 32,
@@ -164,7 +164,7 @@ impl From<Error> for Failure {
             Error::Option { .. } => status::InvalidArgument,
             Error::Unsupported { .. } => status::Unsupported,
             Error::NoDevice { .. } => status::NoDevice,
-            Error::OutOfMemory { .. } => status::OutOfMemory,
+            Error::OutOfMemory { .. } | Error::Thread { .. } => status::OutOfMemory,
             Error::Driver { .. } => status::Driver,
             Error::Fault { .. } => status::Fault,
             Error::Timeout { .. } => status::Timeout,

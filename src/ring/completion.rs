@@ -11,7 +11,7 @@ use super::waiting::FAULT_CHECK;
 use super::{Core, ResultBuffer, Waiting};
 use crate::device::Note;
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, lock, thread, wait};
+use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
 /// A ring, and which of its results to look at.
 type Watch = (Arc<Core>, usize);
@@ -43,10 +43,10 @@ impl Completion {
         let this = Self { results: Shared::new(Vec::with_capacity(results)), uploads: Shared::new(None) };
         let number = RINGS.fetch_add(1, Ordering::Relaxed);
         let served = this.results.clone();
-        start(format!("trefoil-done-{number}"), move || serve_results(&served, results))?;
+        spawn(format!("trefoil-done-{number}"), move || serve_results(&served, results))?;
         if waiting != Waiting::Spin {
             let served = this.uploads.clone();
-            start(format!("trefoil-up-{number}"), move || serve_uploads(&served))?;
+            spawn(format!("trefoil-up-{number}"), move || serve_uploads(&served))?;
         }
         Ok(this)
     }
@@ -68,11 +68,6 @@ impl Completion {
         lock(&self.uploads.state).work = Some(core);
         self.uploads.changed.notify_one();
     }
-}
-
-fn start(name: String, serve: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let spawned = thread::Builder::new().name(name).spawn(serve);
-    spawned.map(drop).map_err(|e| Error::Internal { what: format!("cannot start a thread of the ring: {e}") })
 }
 
 impl<T> Shared<T> {

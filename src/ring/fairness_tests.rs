@@ -69,7 +69,7 @@ impl Setup {
 impl Drop for Setup {
     fn drop(&mut self) {
         self.sim.drain();
-        assert!(self.device.fault().is_none(), "{:?}", self.device.fault());
+        self.device.assert_healthy();
     }
 }
 

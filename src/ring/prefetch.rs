@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, Scope};
 
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
+use crate::sync::{self, Condvar, Mutex, MutexGuard, lock, wait};
 
 /// Runs `load` on each of `inputs` on `threads` threads (`trefoil-load-N`) and gives the results in the inputs' order.
 ///
@@ -24,7 +24,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] if `threads` or `ahead` is 0; [`Error::Internal`] if a thread cannot be started.
+/// [`Error::Option`] if `threads` or `ahead` is 0; [`Error::Thread`] if one cannot be started.
 pub fn prefetch<I, T, E, F>(inputs: I, threads: usize, ahead: usize, load: F) -> Result<Prefetch<'static, T, E>, Error>
 where
     I: IntoIterator,
@@ -182,10 +182,8 @@ where
         let loader = loader.clone();
         lock(&prefetch.shared.state).running += 1;
         let run = Box::new(move || loader.run_to_end());
-        if let Err(error) = spawn(thread::Builder::new().name(format!("trefoil-load-{number}")), run) {
-            lock(&prefetch.shared.state).running -= 1;
-            return Err(Error::Internal { what: format!("cannot start a loader thread: {error}") });
-        }
+        sync::start(format!("trefoil-load-{number}"), |builder| spawn(builder, run))
+            .inspect_err(|_| lock(&prefetch.shared.state).running -= 1)?;
     }
     Ok(prefetch)
 }

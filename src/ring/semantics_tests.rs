@@ -3,6 +3,7 @@
 //!
 //! Uploads take 1 ms, the model 10 ms, downloads 2 ms; three slots.
 
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,8 +86,19 @@ impl Setup {
 impl Drop for Setup {
     fn drop(&mut self) {
         self.sim.drain(); // whatever a test left in flight
-        assert!(self.device.fault().is_none(), "{:?}", self.device.fault());
+        self.device.assert_healthy();
     }
+}
+
+/// The message of a test that fails is not lost to the fault that its device has met as well.
+#[test]
+fn a_fault_does_not_end_a_test_that_fails_already() {
+    let failed = catch_unwind(|| {
+        let setup = setup(8, 8, false);
+        let _latched = setup.device.latch(Err::<(), _>(Error::Hazard { what: "made up".into() }));
+        panic!("what came first");
+    });
+    assert_eq!(failed.unwrap_err().downcast_ref(), Some(&"what came first"));
 }
 
 #[test]

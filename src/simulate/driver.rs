@@ -68,6 +68,13 @@ struct Driver<'a> {
     log: Log,
 }
 
+/// Bytes that [`run`] takes: of each producer, each submission in flight, each answer.
+pub(super) fn bytes(spec: &SimSpec) -> u64 {
+    let flights = spec.ahead.saturating_add(1).saturating_mul(size_of::<Flight>());
+    let producers = spec.producers.saturating_mul(flights.saturating_add(size_of::<Producer>()));
+    producers.saturating_add(spec.batches.saturating_mul(size_of::<Answer>())) as u64
+}
+
 /// Runs the whole schedule.
 pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
     let producer = || Producer { state: State::Idle, flights: VecDeque::new() };

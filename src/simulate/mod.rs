@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::sim::{self, Link, Picos, Sim, SimOptions, SimProgram, Unit, picos};
-use crate::device::{Device, Kind, Priority};
+use crate::device::{Device, HOST_MEMORY, Kind, Priority};
 use crate::error::Error;
 use crate::ring::{Core, RingSpec, Stage, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -313,7 +313,8 @@ fn in_range(option: &'static str, value: f64, least: f64, most: f64, unit: &str)
 /// ```
 ///
 /// # Errors
-/// [`Error::Option`] for what [`SimSpec::check`] says; [`Error::Internal`] if the ring breaks one of its promises: a
+/// [`Error::Option`] for what [`SimSpec::check`] says; [`Error::OutOfMemory`] for more buffers or producers than there is
+/// memory for, whose rows take 256 bytes each; [`Error::Internal`] if the ring breaks one of its promises: a
 /// wrong or reordered result, a lost credit, nothing left that could happen; [`Error::Fault`] with an
 /// [`Error::Hazard`], where [`SimSpec::checked`] finds one. An injected fault is no error: the report has it.
 pub fn simulate(spec: &SimSpec) -> Result<SimReport, Error> {
@@ -337,12 +338,40 @@ fn is_hazard(fault: &Error) -> bool {
 /// Bytes of a row in the memory of the simulated device. The link is slowed down by as much as real rows are longer.
 const ROW_BYTES: usize = ROW_ALIGN;
 
+/// Refuses what takes more host memory than there is.
+fn afford(spec: &SimSpec, device: &Device) -> Result<(), Error> {
+    device.afford(HOST_MEMORY, needed_bytes(spec, spec.largest())).map_err(|error| match error {
+        Error::OutOfMemory { device, what, needed_bytes, free_bytes, .. } => {
+            let left = free_bytes.saturating_sub(self::needed_bytes(spec, 0));
+            let fitting = left / (buffers(spec).saturating_mul(ROW_BYTES as u64));
+            let fitting_batch = Some(usize::try_from(fitting).unwrap_or(usize::MAX));
+            Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
+        }
+        other => other,
+    })
+}
+
+/// Bytes that a run takes with batches of so many rows.
+fn needed_bytes(spec: &SimSpec, largest: usize) -> u64 {
+    let rows = buffers(spec).saturating_mul(largest as u64).saturating_mul(ROW_BYTES as u64);
+    rows.saturating_add(buffers(spec).saturating_mul(HANDLE_BYTES)).saturating_add(driver::bytes(spec))
+}
+
+/// Staging, results, and inputs and outputs of slots.
+fn buffers(spec: &SimSpec) -> u64 {
+    [spec.staging, spec.results, spec.slots, spec.slots].iter().fold(0, |sum, &n| n.saturating_add(sum)) as u64
+}
+
+/// What a buffer takes beside its rows: its handle, its event, its credit.
+const HANDLE_BYTES: u64 = 512;
+
 /// The simulated device and a ring on it.
 fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<Core>), Error> {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
     let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);
+    afford(spec, &device)?;
     let device = if spec.checked { device.checked() } else { device };
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
     let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?);

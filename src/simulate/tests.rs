@@ -98,3 +98,23 @@ fn threads_hear_of_a_fault() {
         }
     }
 }
+
+#[test]
+fn more_than_the_memory_there_is_is_refused_with_the_batch_that_fits() {
+    let spec = SimSpec { producers: 1024, staging: 1027, results: 4108, ..SimSpec::new(vec![(1 << 40, 1e3)]) };
+    let error = simulate(&spec).unwrap_err();
+    let Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch: Some(fitting), .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(needed_bytes, super::needed_bytes(&spec, 1 << 40));
+    assert!(super::needed_bytes(&spec, fitting) <= free_bytes, "{fitting}");
+    assert!(super::needed_bytes(&spec, fitting + 1) > free_bytes, "{fitting}");
+    for spec in [
+        SimSpec { staging: 1 << 50, ..SimSpec::new(vec![(1, 1e3)]) },
+        SimSpec { producers: 1 << 50, ahead: 0, ..SimSpec::new(vec![(1, 1e3)]) },
+        SimSpec { slots: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
+        SimSpec { batches: usize::MAX, ..SimSpec::new(vec![(1, 1e3)]) },
+    ] {
+        assert!(matches!(simulate(&spec), Err(Error::OutOfMemory { .. })), "{spec:?}");
+    }
+}

@@ -1,17 +1,20 @@
 //! `trefoil doctor` on a driver: what it says of GPUs, and that it tells wrong answers.
 #![cfg(feature = "cli")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use super::harness::library_folder;
+use super::harness::{for_each_number, library_folder};
 
 fn doctor(variables: &[(&str, &str)]) -> (Option<i32>, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
-    command.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", library_folder()).envs(variables.iter().copied());
+    // It is killed should it never end.
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "100", env!("CARGO_BIN_EXE_trefoil"), "doctor", "--json"]);
+    command.env("LD_LIBRARY_PATH", library_folder()).envs(variables.iter().copied());
     let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     (output.status.code(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
@@ -49,6 +52,55 @@ fn a_driver_that_does_not_do_is_bad_and_says_what_to_do() {
         let (verdict, found) = check(&findings, "GPU");
         assert!(found.contains(part) && verdict != "ok", "{findings:#}");
     }
+}
+
+/// The first call of each name fails, and all after it; some fail alone. The round ends, and the findings are told.
+#[test]
+fn a_driver_that_fails_anywhere_ends_no_round_too_late() {
+    let log = std::env::temp_dir().join(format!("trefoil-doctor-{}.log", std::process::id()));
+    let _ = fs::remove_file(&log);
+    doctor(&[("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_LOG", log.to_str().unwrap())]);
+    let text = fs::read_to_string(&log).unwrap();
+    fs::remove_file(&log).unwrap();
+    let calls = text.lines().filter(|line| line.starts_with("cu")).filter_map(|line| line.split(' ').next());
+    let mut names = BTreeSet::new();
+    let first: Vec<usize> = (1..).zip(calls).filter(|(_, name)| names.insert(*name)).map(|(call, _)| call).collect();
+    assert!(first.len() > 30 && first.last() > Some(&300), "{first:?}");
+    let alone = first.iter().step_by(5).map(|call| (call, "0"));
+    let fails: Vec<(&usize, &str)> = first.iter().map(|call| (call, "1")).chain(alone).collect();
+    for_each_number(fails.len(), |number| {
+        let (call, sticky) = fails[number - 1];
+        let which = [("FAKE_CUDA_FAIL_CALL", &*call.to_string()), ("FAKE_CUDA_FAIL_STICKY", sticky)];
+        let variables = [("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_FAIL_CODE", "700")];
+        let (code, findings) = doctor(&[variables, which].concat());
+        let checks = findings["checks"].as_array().unwrap();
+        assert!(code == Some(1) && checks.len() < 40, "call {call}, sticky {sticky}: {findings:#}");
+    });
+}
+
+/// A GPU whose memory others have: the program says who, as far as nvidia-smi knows.
+#[cfg(unix)]
+#[test]
+fn who_has_the_memory_of_a_full_gpu_is_told() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = std::env::temp_dir().join(format!("trefoil-smi-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let smi = folder.join("nvidia-smi");
+    fs::write(&smi, "#!/bin/sh\ncase \"$*\" in *compute-apps*) echo '4242, 70000 MiB, python3';; *) exit 1;; esac\n")
+        .unwrap();
+    fs::set_permissions(&smi, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let full = [("FAKE_CUDA_FAIL_CALL", "cuDevicePrimaryCtxRetain"), ("FAKE_CUDA_FAIL_CODE", "2"), ("PATH", &*path)];
+    let findings = doctor(&full).1;
+    let (verdict, found) = check(&findings, "GPU");
+    let holder = "python3 (process 4242) has 70000 MiB";
+    assert!(verdict == "bad" && found.contains(holder), "{found}");
+    let mut inspect = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    inspect.args(["inspect", "weights/convnet28", "--device", "cuda:0"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = inspect.env("LD_LIBRARY_PATH", library_folder()).envs(full).output().unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("CUDA_ERROR_OUT_OF_MEMORY") && error.contains(holder), "{error}");
 }
 
 #[test]

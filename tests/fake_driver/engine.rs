@@ -244,17 +244,78 @@ fn memory_that_runs_out_says_what_would_fit() {
     let scenario = Scenario::new("engine::memory_that_runs_out_says_what_would_fit", || {
         let model = small_model();
         let device = Device::open(Target::Cuda(0)).unwrap();
+        mark("build");
         let Err(Error::OutOfMemory { needed_bytes, free_bytes, fitting_batch, .. }) =
             Engine::builder(&model).on(&device).batch_sizes(&[2048]).build()
         else {
             panic!("2 MiB are not enough")
         };
+        mark("refused");
         assert!(needed_bytes > 2 << 20 && free_bytes <= 2 << 20, "{needed_bytes} needed, {free_bytes} free");
         assert!(device.fault().is_none(), "running out of memory is no fault");
         let fitting = fitting_batch.expect("a smaller batch fits");
-        Engine::builder(&model).on(&device).batch_sizes(&[fitting]).build().unwrap();
+        let build = |batch| Engine::builder(&model).on(&device).batch_sizes(&[batch]).build();
+        drop(build(fitting).unwrap());
+        match build(fitting + 1) {
+            Err(Error::OutOfMemory { fitting_batch: Some(again), .. }) => assert_eq!(again, fitting),
+            other => panic!("{other:?}"),
+        }
+        // Weights that are there already are not counted, so that the same engine fits beside the first.
+        let small = build(1).unwrap();
+        let of_first = device.memory_use().device_bytes;
+        let second = build(1).unwrap();
+        device.limit_memory(2 * device.memory_use().device_bytes - of_first);
+        let third = build(1).unwrap();
+        assert!(build(1).is_err());
+        drop([small, second, third]);
+        // Nor are they of a model that is in the engine twice.
+        let both = || Engine::builder(&model).beside(&model).on(&device).batch_sizes(&[1]).build();
+        device.limit_memory(u64::MAX);
+        let engine = both().unwrap();
+        device.limit_memory(device.memory_use().device_bytes);
+        drop(engine);
+        drop(both().unwrap());
+        device.limit_memory(1000);
+        assert!(both().is_err());
     });
-    scenario.run(&[("FAKE_CUDA_MEMORY", "2097152")]).assert_clean();
+    let report = scenario.run(&[("FAKE_CUDA_MEMORY", "2097152")]);
+    report.assert_clean();
+    let calls = report.between("build", "refused");
+    assert!(calls.iter().all(|call| !call.contains("Alloc")), "refused before anything is allocated: {calls:?}");
+}
+
+/// A batcher whose rows are refused: by the budget, which says how many there could be, and by the driver, which has its
+/// own reasons.
+#[test]
+fn rows_of_a_batcher_that_are_refused_say_why() {
+    let scenario = Scenario::new("engine::rows_of_a_batcher_that_are_refused_say_why", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let engine = build(&small_model(), &device).unwrap();
+        let error = engine.batcher().rows(1 << 36).build().map(drop).unwrap_err();
+        let Error::OutOfMemory { needed_bytes, free_bytes, .. } = error else { panic!("{error}") };
+        let pitch = engine.input().row_pitch as u64;
+        assert_eq!(needed_bytes, pitch << 36);
+        let text = format!("{} rows of a batcher, of which {} would fit", 1_u64 << 36, free_bytes / pitch);
+        assert!(error.to_string().contains(&text) && !error.to_string().contains("no batch"), "{error}");
+        mark("rows");
+        if let Err(error) = engine.batcher().rows(100).build() {
+            println!("refused: {error}");
+        }
+        drop((engine, device));
+        wait_for_release();
+    });
+    let report = scenario.run(&[]);
+    let log = &report.assert_clean().log;
+    let calls = |until: &str| log.iter().take_while(|line| *line != until).filter(|l| l.starts_with("cu")).count();
+    let first = log.iter().skip_while(|line| *line != "# rows").position(|line| line.starts_with("cuMemHostAlloc"));
+    let call = (calls("# rows") + first.expect("its rows are page-locked")).to_string();
+    let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", &call), ("FAKE_CUDA_FAIL_CODE", "2")]);
+    report.assert_clean();
+    for part in
+        ["refused: cuda:0: out of memory for host memory: ", " MiB needed, ", "refused all the same, by another limit"]
+    {
+        assert!(report.stdout.contains(part) && !report.stdout.contains(" 0.0 MiB free"), "{part}: {report}");
+    }
 }
 
 #[test]

@@ -209,8 +209,7 @@ fn tell(what: What, devices: Vec<Device>, waiting: Waiting) {
     for error in told.err().into_iter().flatten() {
         let expected = match error {
             Error::Fault { .. } => FaultClass::Process,
-            Error::Driver { .. } => FaultClass::Process,  // in building
-            Error::Internal { .. } => FaultClass::Device, // in building, with the driver's words
+            Error::Driver { .. } => FaultClass::Process, // in building
             Error::Closed => FaultClass::Request,
             _ => panic!("{error:?}"),
         };

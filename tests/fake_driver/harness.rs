@@ -53,7 +53,8 @@ impl Scenario {
         self.run_in(Path::new("/nonexistent"), &[])
     }
 
-    fn run_in(&self, folder: &Path, variables: &[(&str, &str)]) -> ChildReport {
+    /// Runs the body where driver libraries are looked for in a folder.
+    pub fn run_in(&self, folder: &Path, variables: &[(&str, &str)]) -> ChildReport {
         static RUNS: AtomicUsize = AtomicUsize::new(0);
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         let log = env::temp_dir().join(format!("trefoil-{}-{run}.log", std::process::id()));

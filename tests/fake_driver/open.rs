@@ -1,5 +1,7 @@
 //! Opening a device: what is refused, how it says so, and that nothing is left behind.
 
+use std::fs;
+
 use trefoil::{Device, Error, Target};
 
 use crate::harness::{Scenario, for_each_number};
@@ -13,6 +15,7 @@ fn open(target: Target) {
                 Error::NoDevice { .. } => "NoDevice",
                 Error::Unsupported { .. } => "Unsupported",
                 Error::Driver { .. } => "Driver",
+                Error::Io { .. } => "Io",
                 _ => "another error",
             };
             println!("{target}: {kind}: {error}");
@@ -35,6 +38,66 @@ fn without_a_driver_auto_is_the_cpu() {
     }
     assert!(report.stdout.contains("cuda:0: NoDevice: no device for `cuda:0`"), "{report}");
     assert!(report.stdout.contains("auto: opened DeviceInfo { target: \"cpu\""), "{report}");
+}
+
+/// The header of a library for a class of machines and a processor, as ELF numbers them.
+fn elf(class: u8, machine: u16) -> Vec<u8> {
+    let (mut header, [low, high]) = (vec![0; 4096], machine.to_le_bytes());
+    header[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1, 0]);
+    header[16..24].copy_from_slice(&[3, 0, low, high, 1, 0, 0, 0]);
+    header
+}
+
+#[test]
+fn a_library_that_cannot_be_loaded_is_an_error_with_the_loaders_words() {
+    let scenario = Scenario::new("open::a_library_that_cannot_be_loaded_is_an_error_with_the_loaders_words", open_both);
+    const I386: u16 = 3;
+    const MIPS: u16 = 8;
+    for (number, (name, bytes, words)) in [
+        ("libcuda.so.1", b"no library".to_vec(), "file too short"),
+        ("libcuda.so", vec![b'x'; 4096], "invalid ELF header"),
+        ("libcuda.so.1", elf(1, I386), "wrong ELF class: ELFCLASS32"),
+        ("libcuda.so.1", elf(2, MIPS), "made for another processor"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let folder = std::env::temp_dir().join(format!("trefoil-library-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), bytes).unwrap();
+        let report = scenario.run_in(&folder, &[]);
+        fs::remove_dir_all(&folder).unwrap();
+        report.assert_clean();
+        if report.stdout.contains("cuda:0: opened") {
+            return println!("skipped: this machine has a driver of its own");
+        }
+        for target in ["cuda:0", "auto"] {
+            let start = format!("{target}: Io: cannot load the NVIDIA driver library ");
+            let line = report.stdout.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{report}"));
+            assert!([name, words, "--device cpu"].iter().all(|part| line.contains(part)), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_without_room_and_a_limit_of_files_are_told() {
+    let scenario = Scenario::new("open::a_gpu_without_room_and_a_limit_of_files_are_told", open_both);
+    for (call, code, parts) in [
+        (
+            "cuDevicePrimaryCtxRetain",
+            "2",
+            ["CUDA_ERROR_OUT_OF_MEMORY, no room for a context is left in its 1.0 GiB", "`nvidia-smi`"],
+        ),
+        ("cuInit", "304", ["CUDA_ERROR_OPERATING_SYSTEM, ", " (`ulimit -n`)"]),
+    ] {
+        let report = scenario.run(&[("FAKE_CUDA_FAIL_CALL", call), ("FAKE_CUDA_FAIL_CODE", code)]);
+        report.assert_clean();
+        for target in ["cuda:0", "auto"] {
+            let start = format!("{target}: Driver: cuda:0: {call} failed with {}", parts[0]);
+            let line = report.stdout.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{report}"));
+            assert!(line.contains(parts[1]), "{line}");
+        }
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use serde::Serialize;
 use trefoil::model::Model;
 use trefoil::{Batch, Engine, Error, OutputKind, Ticket, image};
@@ -15,6 +15,7 @@ use crate::inputs::{Input, Inputs};
 use crate::ordered::{Reorder, Turns};
 use crate::report::{self, Class};
 use crate::setup::{self, Ring, Sizes};
+use crate::threads::spawn;
 use crate::{Outcome, models, stop};
 
 /// Up to so many classes are chosen on the device.
@@ -82,9 +83,8 @@ impl<'a> Job<'a> {
             let mut workers = Vec::new();
             for index in 0..threads {
                 let sender = sender.clone();
-                let worker = thread::Builder::new().name(format!("trefoil-decode-{index}"));
-                let spawned = worker.spawn_scoped(scope, move || self.work(&sender));
-                workers.push(spawned.inspect_err(|_| self.turns.stop()).context("cannot start a thread")?);
+                let worker = spawn(scope, format!("trefoil-decode-{index}"), move || self.work(&sender));
+                workers.push(worker.inspect_err(|_| self.turns.stop())?);
             }
             drop(sender);
             let printed = self.print_in_order(receiver, json);

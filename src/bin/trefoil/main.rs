@@ -29,6 +29,7 @@ mod simulate;
 mod smi;
 mod steps;
 mod stop;
+mod threads;
 mod throughput;
 mod trace;
 

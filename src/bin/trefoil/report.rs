@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::IsTerminal;
 use std::sync::LazyLock;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -126,8 +127,27 @@ fn bar(
         };
         bar.set_style(style.with_key("rate", rate).with_key("eta", left));
     }
-    bar.enable_steady_tick(Duration::from_millis(200));
+    keep_ticking(&bar);
     bar
+}
+
+/// Has a bar that is seen move also while nothing is done. It does without where there is no thread for that.
+fn keep_ticking(bar: &ProgressBar) {
+    const PERIOD: Duration = Duration::from_millis(200);
+    if bar.is_hidden() {
+        return;
+    }
+    let bar = bar.downgrade();
+    let tick = move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            drop(bar);
+            thread::sleep(PERIOD);
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("trefoil-bar".into()).spawn(tick) {
+        log::debug!("the progress bar moves with the work alone: {error}");
+    }
 }
 
 /// What follows from a rate, once there is one.

@@ -1,6 +1,7 @@
 //! From arguments to a device and an engine, with the defaults that depend on the device.
 
 use std::io::{self, Write};
+use std::process::Command;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use trefoil::model::Model;
 use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, Error, OutputKind, Target, Tuning, TuningProgress};
 
 use crate::cli::{Kernels, Tune};
-use crate::{report, stop};
+use crate::{report, smi, stop};
 
 /// A producer that finds no free batch for so long gives up: nothing here computes longer.
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
@@ -48,8 +49,30 @@ pub fn open_device(target: Target) -> Result<Device> {
                 "--device: {error}; `trefoil doctor` says what is there and what is wrong, `--device cpu` needs no GPU"
             )
         }
-        other => other.into(),
+        other => match holders(&other, if let Target::Cuda(ordinal) = target { ordinal } else { 0 }) {
+            holders if holders.is_empty() => other.into(),
+            holders => anyhow!("{other}{holders}"),
+        },
     })
+}
+
+/// Who holds the memory of the GPU of this ordinal, to be added to an error by which there is too little of it.
+pub fn holders(error: &Error, ordinal: usize) -> String {
+    const OUT_OF_MEMORY: i32 = 2;
+    if !matches!(error, Error::Driver { code: OUT_OF_MEMORY, .. }) {
+        return String::new();
+    }
+    let mut nvidia_smi = Command::new("nvidia-smi");
+    nvidia_smi.arg(format!("--id={}", smi::visible(&ordinal.to_string())));
+    nvidia_smi.args(["--query-compute-apps=pid,used_memory,process_name", "--format=csv,noheader"]);
+    let text = smi::all_said(&mut nvidia_smi).unwrap_or_default();
+    let holder = |line: &str| {
+        let mut fields = line.splitn(3, ',').map(str::trim);
+        let (process, bytes, name) = (fields.next()?, fields.next()?, fields.next()?.escape_debug());
+        Some(format!("{name} (process {process}) has {bytes}"))
+    };
+    let holders: Vec<String> = text.lines().filter_map(holder).collect();
+    if holders.is_empty() { String::new() } else { format!("; {}", holders.join(", ")) }
 }
 
 /// Builds an engine whose producers do not wait for each other.

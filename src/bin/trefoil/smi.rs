@@ -30,9 +30,14 @@ pub fn query(id: &str, fields: &[&str]) -> Option<Vec<Option<String>>> {
 
 /// The first line of what a command prints, if it succeeds.
 pub fn said(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    let line = String::from_utf8(output.stdout).ok()?.lines().next()?.trim().to_owned();
+    let line = all_said(command)?.lines().next()?.trim().to_owned();
     Some(line).filter(|line| !line.is_empty())
+}
+
+/// All that it prints.
+pub fn all_said(command: &mut Command) -> Option<String> {
+    let output = command.output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok()
 }
 
 #[cfg(test)]

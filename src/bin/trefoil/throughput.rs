@@ -1,12 +1,12 @@
 //! Many producers on one engine for a while, and what the times say.
 
 use std::sync::Mutex;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use trefoil::{Engine, Output, Ticket};
 
+use crate::threads::run_all;
 use crate::{report, stop};
 
 /// Threads that fill, submit and wait.
@@ -39,21 +39,7 @@ impl Load<'_> {
                 checked.map_err(|what| anyhow!("wrong output in row {row} of a batch: {what}"))
             })
         };
-        thread::scope(|scope| {
-            let spawn = |index| {
-                let producer = thread::Builder::new().name(format!("trefoil-producer-{index}"));
-                producer.spawn_scoped(scope, move || self.produce(index, start, on_output))
-            };
-            let producers: Vec<_> = (0..self.producers).map(spawn).collect();
-            let join = |producer: std::io::Result<thread::ScopedJoinHandle<'_, Result<()>>>| {
-                let producer = producer.context("cannot start a thread")?;
-                producer
-                    .join()
-                    .unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a producer panicked")))
-            };
-            // All are joined before the first error counts.
-            producers.into_iter().map(join).collect::<Vec<_>>().into_iter().collect::<Result<()>>()
-        })?;
+        run_all(self.producers, "trefoil-producer", |index| self.produce(index, start, on_output))?;
         let mut answered = answered.into_inner().map_err(|_| anyhow!("a producer panicked"))?;
         answered.sort_by(f64::total_cmp);
         Ok(Run { answered, under_way: self.engine.slots() + self.producers })

@@ -4,10 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -16,6 +15,7 @@ use trefoil::{Engine, OutputKind, Ticket};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};
+use crate::threads::run_all;
 use crate::{Outcome, models, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
@@ -169,18 +169,7 @@ struct Load<'a> {
 impl Load<'_> {
     fn run(&self, producers: usize) -> Result<()> {
         let start = Instant::now();
-        thread::scope(|scope| {
-            let spawn = |index| {
-                let producer = thread::Builder::new().name(format!("trefoil-producer-{index}"));
-                producer.spawn_scoped(scope, move || self.produce(index, start)).context("cannot start a thread")
-            };
-            let started: Vec<_> = (0..producers).map(spawn).collect();
-            let join = |producer: Result<thread::ScopedJoinHandle<'_, Result<()>>>| {
-                producer?.join().unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a panic")))
-            };
-            // All are joined before the first error counts.
-            started.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
-        })
+        run_all(producers, "trefoil-producer", |index| self.produce(index, start))
     }
 
     /// One producer: fills a batch while the one before it is computed.

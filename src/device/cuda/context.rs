@@ -31,6 +31,33 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// Says of a GPU that has no memory for a context what can be told without one.
+fn crowded(error: Error, call: Call<'_>, gpu: sys::CUdevice) -> Error {
+    match error {
+        Error::Driver { device, operation, status, code, class }
+            if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 =>
+        {
+            let mut bytes = 0;
+            // SAFETY: the device came from cuDeviceGet; the pointer is to a live integer.
+            let all = match unsafe { cu!(call, cuDeviceTotalMem_v2(&mut bytes, gpu)) } {
+                Ok(()) => format!(" in its {:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+                Err(_) => String::new(),
+            };
+            let status = format!("{status}, no room for a context is left{all}: `nvidia-smi` shows who has it");
+            Error::Driver { device, operation, status, code, class }
+        }
+        other => other,
+    }
+}
+
+/// GPUs of the driver, which is started.
+pub(super) fn count(call: Call<'_>) -> Result<usize, Error> {
+    let mut count = 0;
+    // SAFETY: the pointer is to a live integer.
+    unsafe { cu!(call, cuDeviceGetCount(&mut count))? };
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 /// While it lives, the context is current on the thread; then the one before is again.
 #[must_use]
 pub(super) struct Entered<'a> {
@@ -44,10 +71,8 @@ impl Context {
     pub fn retain(ordinal: usize) -> Result<(Self, sys::CUdevice), Error> {
         let target = format!("cuda:{ordinal}");
         let call = Call { device: &target };
-        let mut count = 0;
-        // SAFETY: the driver is started; the pointer is to a live integer.
-        unsafe { cu!(call, cuDeviceGetCount(&mut count))? };
-        let Some(index) = i32::try_from(ordinal).ok().filter(|&index| index < count) else {
+        let count = count(call)?;
+        let Some(index) = i32::try_from(ordinal).ok().filter(|_| ordinal < count) else {
             let why = match count {
                 0 => "the NVIDIA driver finds no GPU".into(),
                 1 => "there is one GPU, cuda:0".into(),
@@ -59,7 +84,7 @@ impl Context {
         // SAFETY: the index is in range; the pointers are to live handles.
         unsafe {
             cu!(call, cuDeviceGet(&mut device, index))?;
-            cu!(call, cuDevicePrimaryCtxRetain(&mut raw, device))?;
+            cu!(call, cuDevicePrimaryCtxRetain(&mut raw, device)).map_err(|error| crowded(error, call, device))?;
         }
         Ok((Self { raw, device, target, is_retained: true }, device))
     }
@@ -73,21 +98,18 @@ impl Context {
             return Err(Error::option("context", "null", "a CUcontext"));
         }
         let mut this = Self { raw: raw.cast(), device: 0, target: "cuda".into(), is_retained: false };
-        let (mut device, mut count) = (0, 0);
+        let mut device = 0;
         let entered = this.enter()?;
-        // SAFETY: the context is current; the pointers are to live integers.
-        unsafe {
-            cu!(this.call(), cuCtxGetDevice(&mut device))?;
-            cu!(this.call(), cuDeviceGetCount(&mut count))?;
-        }
+        // SAFETY: the context is current; the pointer is to a live integer.
+        unsafe { cu!(this.call(), cuCtxGetDevice(&mut device))? };
         drop(entered);
-        for ordinal in 0..count {
+        for ordinal in 0..count(this.call())? {
             let mut other = 0;
             // SAFETY: the index is in range; the pointer is to a live handle.
-            unsafe { cu!(this.call(), cuDeviceGet(&mut other, ordinal))? };
+            unsafe { cu!(this.call(), cuDeviceGet(&mut other, ordinal as i32))? };
             if other == device {
                 (this.device, this.target) = (device, format!("cuda:{ordinal}"));
-                return Ok((this, ordinal as usize));
+                return Ok((this, ordinal));
             }
         }
         Err(Error::option("context", "one of a GPU that the driver does not list", "one of a GPU that is visible"))

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys;
 
+use super::library;
 use crate::error::{Error, FaultClass};
 
 /// Who is called, for errors.
@@ -19,12 +20,32 @@ impl Call<'_> {
             status => Err(Error::Driver {
                 device: self.device.to_owned(),
                 operation: operation.trim_end_matches("_v2"),
-                status: format!("{status:?}"),
+                status: words(status),
                 code: status as i32,
                 class: class(status),
             }),
         }
     }
+}
+
+/// A status by name, with what is known of its cause.
+fn words(status: sys::CUresult) -> String {
+    match status {
+        sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM => format!("{status:?}, {}", open_files()),
+        _ => format!("{status:?}"),
+    }
+}
+
+/// How many files are open of those that may be: a driver opens some dozens, and says of the limit that the operating
+/// system failed.
+fn open_files() -> String {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a live struct; the other call only looks whether a number is that of an open file.
+    let open = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        (0..limit.rlim_cur.min(1 << 16) as i32).filter(|&file| libc::fcntl(file, libc::F_GETFD) != -1).count()
+    };
+    format!("{open} files being open of {} (`ulimit -n`)", limit.rlim_cur)
 }
 
 /// How far a status reaches, as the driver's documentation says; the whole list is in [`FaultClass`]'s.
@@ -58,12 +79,8 @@ const NEEDED: u32 = 13000;
 /// Finds the driver library, checks its version, and starts it; gives the version. A symbol that an old driver lacks
 /// would panic inside `cudarc`, so nothing newer than these three calls is made before the check.
 pub(super) fn start(target: &str) -> Result<u32, Error> {
+    library::load(target)?;
     let target = target.to_owned();
-    // SAFETY: only looks for the library and loads it.
-    if !unsafe { sys::is_culib_present() } {
-        let why = "the NVIDIA driver library libcuda.so was not found".into();
-        return Err(Error::NoDevice { target, why });
-    }
     let call = Call { device: &target };
     let mut version = 0;
     // SAFETY: the pointer is to a live integer; the call needs no started driver.

@@ -4,6 +4,7 @@ mod caller;
 mod context;
 mod driver;
 mod graph;
+mod library;
 mod module;
 pub(crate) mod near;
 mod nvtx;
@@ -58,6 +59,12 @@ impl Cuda {
         watch.lap("driver");
         let (context, _) = Context::retain(ordinal)?;
         Self::of(context, ordinal, driver_version, watch)
+    }
+
+    /// How many GPUs the driver has.
+    pub fn count() -> Result<usize, Error> {
+        driver::start("cuda")?;
+        context::count(Call { device: "cuda" })
     }
 
     /// Opens the GPU of a context that the caller made.
@@ -174,7 +181,7 @@ impl Cuda {
         Ok(free as u64)
     }
 
-    /// Names what ran out; the engine adds what is free and what would fit.
+    /// Names what ran out; who asked for it adds what is free.
     fn out_of_memory(&self, error: Error, what: &str, bytes: usize) -> Error {
         match error {
             Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32 => {

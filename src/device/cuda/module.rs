@@ -63,9 +63,11 @@ impl Module {
         let name = CString::new(entry).map_err(|_| Error::Internal { what: format!("entry name {entry:?}") })?;
         let mut raw = null_mut();
         // SAFETY: the module is loaded; the name ends with a NUL.
-        unsafe { cu!(call, cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())) }.map_err(|error| {
-            let what = format!("module {} has no kernel {entry}: {error}", self.name);
-            Error::Internal { what }
+        unsafe { cu!(call, cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())) }.map_err(|error| match error {
+            Error::Driver { code, .. } if code == sys::CUresult::CUDA_ERROR_NOT_FOUND as i32 => {
+                Error::Internal { what: format!("module {} has no kernel {entry}: {error}", self.name) }
+            }
+            other => other,
         })?;
         if shared_bytes > DEFAULT_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

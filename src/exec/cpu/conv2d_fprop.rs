@@ -46,6 +46,22 @@ pub(super) struct Conv2dFprop {
     clamp: Clamp,
 }
 
+/// Floats of scratch that a run of `conv` from `x` to `y` needs.
+pub(super) fn scratch_of(conv: &Conv2d, x: Shape, y: Shape) -> usize {
+    let [r_size, s_size] = conv.window.size;
+    if is_pointwise(conv) { 0 } else { BLOCK.min(y.pixels()) * depth(r_size * s_size * x.channels) }
+}
+
+/// Terms of one pass of a sum of `k_gemm`.
+fn depth(k_gemm: usize) -> usize {
+    k_gemm.div_ceil(k_gemm.div_ceil(DEPTH))
+}
+
+fn is_pointwise(conv: &Conv2d) -> bool {
+    let (window, pad) = (&conv.window, conv.window.pad);
+    window.size == [1, 1] && window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4]
+}
+
 impl Conv2dFprop {
     /// Repacks the weights of `conv`, which has one group and makes `y` of `x`.
     pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: impl Into<Target>) -> Self {
@@ -67,27 +83,18 @@ impl Conv2dFprop {
                 }
             }
         }
-        let passes = k_gemm.div_ceil(DEPTH);
-        let pad = conv.window.pad;
-        let pointwise =
-            taps == 1 && conv.window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4];
         Self {
             isa,
             x,
             y: target,
             spans: Spans::new(&conv.window, x, y),
             k_gemm,
-            depth: k_gemm.div_ceil(passes),
-            pointwise,
+            depth: depth(k_gemm),
+            pointwise: is_pointwise(conv),
             panels,
             bias,
             clamp: conv.activation.into(),
         }
-    }
-
-    /// Floats of scratch that a run needs.
-    pub fn scratch_elems(&self) -> usize {
-        if self.pointwise { 0 } else { BLOCK.min(self.y.shape.pixels()) * self.depth }
     }
 
     /// Computes one image.

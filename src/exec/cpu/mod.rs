@@ -27,8 +27,8 @@ use self::mean::MeanProgram;
 use self::network::{Network, Worker};
 use self::pool::Pool;
 use self::simd::Isa;
-use super::BuildSpec;
 use super::mean::Averaged;
+use super::{BuildSpec, Needs, Planned};
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
@@ -38,18 +38,17 @@ use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
 use crate::tensor::TensorSpec;
 
-/// Makes `model` ready to run on the CPU. There is one plan, for one image.
+/// Makes `model` ready to run on the CPU by its plan for one image.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
+    plan: &Plan,
     inputs: Option<Inputs>,
     watch: &mut Stopwatch,
-) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
-    let plan = super::plan_batch(model, device, spec, 1)?;
-    watch.lap("plans");
-    let (input, output) = super::row_specs(&plan);
+) -> Result<Arc<dyn Program>, Error> {
+    let (input, output) = super::row_specs(plan);
     let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
     let bytes = |spec: TensorSpec| {
         let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
@@ -62,9 +61,9 @@ pub(crate) fn build(
     let outputs = rows(output)?;
     watch.lap("device memory");
     let ready = device.share(
-        |there: &Ready| Arc::ptr_eq(&there.from, model.weights()) && there.plan == plan,
+        |there: &Ready| there.is_of(model, plan),
         || {
-            let network = Network::new(model, &plan, Isa::detect())?;
+            let network = Network::new(model, plan, Isa::detect())?;
             Ok(Ready { from: model.weights().clone(), plan: plan.clone(), network })
         },
     )?;
@@ -84,7 +83,20 @@ pub(crate) fn build(
         pool,
         workers,
     };
-    Ok((Arc::new(program), vec![plan]))
+    Ok(Arc::new(program))
+}
+
+/// What [`build`] will take.
+pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device: &Device, spec: &BuildSpec) -> Needs {
+    let plan = &plans[0];
+    let (input, output) = super::row_specs(plan);
+    let row = output.row_pitch as u64 + if before.is_empty() { input.row_pitch as u64 } else { 0 };
+    let rows = spec.slots as u64 * spec.batch_sizes.last().map_or(0, |&most| most as u64);
+    let is_there = device.shares(|there: &Ready| there.is_of(model, plan))
+        || before.iter().any(|(other, plans)| Arc::ptr_eq(other.weights(), model.weights()) && plans[0] == *plan);
+    let [weights, passing] = if is_there { [0, 0] } else { network::weight_bytes(plan) };
+    let workers = (device.info().units as u64).saturating_mul(network::worker_bytes(plan));
+    Needs { device: rows.saturating_mul(row), host: workers.saturating_add(weights), passing }
 }
 
 /// The mean of the outputs of `programs`, whose rows are all `rows`.
@@ -118,6 +130,13 @@ struct Ready {
     from: Arc<Weights>,
     plan: Plan,
     network: Network,
+}
+
+impl Ready {
+    /// Whether it is what a build of `model` with this plan makes.
+    fn is_of(&self, model: &Model, plan: &Plan) -> bool {
+        Arc::ptr_eq(&self.from, model.weights()) && self.plan == *plan
+    }
 }
 
 impl Program for CpuProgram {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::add::Add;
 use super::conv2d_depthwise::Conv2dDepthwise;
-use super::conv2d_fprop::Conv2dFprop;
+use super::conv2d_fprop::{Conv2dFprop, scratch_of};
 use super::emit;
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
@@ -54,17 +54,13 @@ impl Network {
     /// Reads and repacks the weights of `plan`, which is for one image.
     pub fn new(model: &Model, plan: &Plan, isa: Isa) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs image by image");
-        let mut scratch_elems = 0;
         let mut steps = Vec::with_capacity(plan.steps.len());
         for step in &plan.steps {
             let kernel = kernel(model, plan, step, isa)?;
-            if let Kernel::Conv(conv) = &kernel {
-                scratch_elems = scratch_elems.max(conv.scratch_elems());
-            }
             let inputs = step.inputs.iter().filter_map(|&id| floats(plan, id)).collect();
             steps.push(Ready { kernel, inputs, output: floats(plan, step.output).unwrap_or(0..0) });
         }
-        Ok(Self { steps, arena_elems: plan.arena_bytes / size_of::<f32>(), scratch_elems })
+        Ok(Self { steps, arena_elems: arena_elems(plan), scratch_elems: scratch_elems(plan) })
     }
 
     /// Arena and scratch for one worker thread.
@@ -111,6 +107,43 @@ impl Kernel {
             Self::Normalize(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
         }
     }
+}
+
+/// Bytes of one worker.
+pub(super) fn worker_bytes(plan: &Plan) -> u64 {
+    [arena_elems(plan), scratch_elems(plan)]
+        .map(|elems| (elems.div_ceil(LANES) * size_of::<Lanes>()) as u64)
+        .iter()
+        .sum()
+}
+
+/// Bytes of the repacked weights, and of the largest layer's while it is repacked.
+pub(super) fn weight_bytes(plan: &Plan) -> [u64; 2] {
+    let of_step = |step: &Step| match &step.op {
+        StepOp::Conv(conv) => {
+            let channels = conv.out_channels as u64;
+            step.weight_bytes / channels * channels.next_multiple_of(LANES as u64)
+        }
+        _ => step.weight_bytes,
+    };
+    let largest = plan.steps.iter().map(|step| step.weight_bytes).max().unwrap_or(0);
+    [plan.steps.iter().map(of_step).sum(), largest]
+}
+
+fn arena_elems(plan: &Plan) -> usize {
+    plan.arena_bytes / size_of::<f32>()
+}
+
+/// What the convolution needs that needs most.
+fn scratch_elems(plan: &Plan) -> usize {
+    let of_step = |step: &Step| match &step.op {
+        StepOp::Conv(conv) => {
+            let [x, y] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            scratch_of(conv, x, y)
+        }
+        _ => 0,
+    };
+    plan.steps.iter().map(of_step).max().unwrap_or(0)
 }
 
 fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 
 use crate::error::Error;
-use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::sync::thread::JoinHandle;
+use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
 /// Threads `trefoil-cpu-1`, … and whoever calls [`Pool::for_each`], which is worker 0.
 pub(super) struct Pool {
@@ -63,11 +63,7 @@ impl Pool {
         let mut pool = Self { shared, threads: Vec::new(), running: Mutex::new(()) };
         for worker in 1..workers {
             let shared = pool.shared.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("trefoil-cpu-{worker}"))
-                .spawn(move || shared.serve(worker))
-                .map_err(|e| Error::Internal { what: format!("cannot start compute thread {worker}: {e}") })?;
-            pool.threads.push(thread);
+            pool.threads.push(spawn(format!("trefoil-cpu-{worker}"), move || shared.serve(worker))?);
         }
         Ok(pool)
     }

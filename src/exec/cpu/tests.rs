@@ -3,7 +3,7 @@
 
 use super::add::Add;
 use super::conv2d_depthwise::Conv2dDepthwise;
-use super::conv2d_fprop::Conv2dFprop;
+use super::conv2d_fprop::{Conv2dFprop, scratch_of};
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
 use super::pool2d::Pool2d;
@@ -63,8 +63,8 @@ fn dense_convolutions() {
             let (input, residual) = (numbers(x.elems(), seed as u64 + 3), numbers(y.elems(), 7));
             for residual in [None, Some(&residual[..])] {
                 compare(&format!("{x} to {y}"), y.elems(), terms + 2, |isa, y_values| {
-                    let conv = Conv2dFprop::new(isa, &conv, &folded, x, y);
-                    conv.run(&input, residual, y_values, &mut vec![f32::NAN; conv.scratch_elems()]);
+                    let scratch = &mut vec![f32::NAN; scratch_of(&conv, x, y)];
+                    Conv2dFprop::new(isa, &conv, &folded, x, y).run(&input, residual, y_values, scratch);
                 });
             }
         }

@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::mean::Averaged;
-use super::{BuildSpec, plan_batch};
+use super::{BuildSpec, Needs, Planned};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
 use crate::device::{Note, Priority, Program, Run, Span, Stream};
@@ -86,25 +86,23 @@ struct Kernels {
     functions: BTreeMap<&'static str, Function>,
 }
 
-/// Plans every batch size, uploads the weights, allocates all buffers, loads all kernels and captures all graphs.
+/// Uploads the weights of `plans`, allocates all buffers, loads all kernels and captures all graphs.
 pub(super) fn build(
     model: &Model,
     device: &Device,
     cuda: &Arc<Cuda>,
     spec: &BuildSpec,
+    plans: &[Plan],
     inputs: Option<Inputs>,
     watch: &mut Stopwatch,
-) -> Result<(Arc<dyn Program>, Vec<Plan>), Error> {
-    let plans: Vec<Plan> =
-        spec.batch_sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect::<Result<_, _>>()?;
+) -> Result<Arc<dyn Program>, Error> {
     plans.iter().try_for_each(Plan::check)?;
-    watch.lap("plans");
     let largest = plans.last().expect("a spec has a batch size");
-    let mut material = Material::new(model, device, cuda, spec.priority, &plans, watch)?;
+    let mut material = Material::new(model, device, cuda, spec.priority, plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
-    for plan in &plans {
+    for plan in plans {
         let launches = material.launches(plan, (inputs.at(0), &outputs[0]))?;
         material.kernels.load(&launches)?;
     }
@@ -128,7 +126,32 @@ pub(super) fn build(
         arena,
         weights,
     };
-    Ok((Arc::new(program), plans))
+    Ok(Arc::new(program))
+}
+
+/// What [`build`] will take.
+pub(super) fn needs(
+    (model, plans): Planned<'_>,
+    before: &[Planned<'_>],
+    device: &Device,
+    spec: &BuildSpec,
+) -> Result<Needs, Error> {
+    let layout = Layout::new(plans)?;
+    let mut is_there = device.shares(|there: &Uploaded| there.has(model, &layout));
+    for (_, plans) in before.iter().filter(|(other, _)| Arc::ptr_eq(other.weights(), model.weights())) {
+        is_there |= Layout::new(plans)?.covers(&layout);
+    }
+    let weights = if is_there { 0 } else { layout.bytes() as u64 };
+    let tensors = &plans.last().expect("a spec has a batch size").tensors;
+    let input = if before.is_empty() { tensors[0].bytes as u64 } else { 0 };
+    let output = tensors.last().expect("a plan has an output").bytes as u64;
+    let rows = (spec.slots as u64).saturating_mul(input.saturating_add(output));
+    Ok(Needs { device: rows.saturating_add(weights + arena_bytes(plans) as u64), host: 0, passing: weights })
+}
+
+/// Bytes of the arena of a program of `plans`.
+fn arena_bytes(plans: &[Plan]) -> usize {
+    plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0)
 }
 
 /// The mean of the outputs of `programs`, whose rows are all `rows`.
@@ -151,11 +174,16 @@ fn upload(
     watch: &mut Stopwatch,
 ) -> Result<Arc<Uploaded>, Error> {
     let layout = Arc::new(Layout::new(plans)?);
-    let fits = |there: &Uploaded| Arc::ptr_eq(&there.from, model.weights()) && there.layout.covers(&layout);
+    let fits = |there: &Uploaded| there.has(model, &layout);
     device.share(fits, || Uploaded::new(model, device, plans, layout.clone(), stream, watch))
 }
 
 impl Uploaded {
+    /// Whether all that `layout` places is here, of the same model.
+    fn has(&self, model: &Model, layout: &Layout) -> bool {
+        Arc::ptr_eq(&self.from, model.weights()) && self.layout.covers(layout)
+    }
+
     /// Packs all weights into page-locked memory, laid out as said, and copies them once.
     fn new(
         model: &Model,
@@ -196,7 +224,7 @@ impl Material {
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
         let stream = Stream::new(device, priority, "trefoil-build")?;
-        let arena = DeviceBuffer::new(device, plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0))?;
+        let arena = DeviceBuffer::new(device, arena_bytes(plans))?;
         watch.lap("device memory");
         let weights = upload(model, device, plans, &stream, watch)?;
         let kernels = UntilFault::new(device, Kernels::new(cuda));

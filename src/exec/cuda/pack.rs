@@ -10,7 +10,7 @@ use half::slice::HalfFloatSliceExt;
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, start};
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
@@ -223,7 +223,9 @@ fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<
         Ok(biases)
     };
     thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        // One that cannot be had leaves its share to the others.
+        let spawn = |number| start(format!("trefoil-pack-{number}"), |builder| builder.spawn_scoped(scope, work)).ok();
+        let others: Vec<_> = (1..threads).filter_map(spawn).collect();
         let mut biases: BTreeMap<_, _> = work()?.into_iter().collect();
         for other in others {
             biases.extend(other.join().expect("packing does not panic")?);

@@ -1,13 +1,13 @@
 //! How a batcher is to be built.
 
-use crate::sync::{Condvar, Mutex, thread};
+use crate::sync::{Condvar, Mutex, spawn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::state::{Bounds, State};
 use super::{Batcher, Shared, serve};
-use crate::device::HostBuffer;
+use crate::device::{HOST_MEMORY, HostBuffer};
 use crate::error::Error;
 use crate::ring::Core;
 
@@ -97,12 +97,13 @@ impl BatcherBuilder {
     /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`.
     ///
     /// # Errors
-    /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Fault`] if
-    /// the device is out of use.
+    /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Thread`],
+    /// [`Error::Fault`] if the device is out of use.
     pub fn build(self) -> Result<Batcher, Error> {
         let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
         let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
         self.core.device.healthy()?;
+        afford(&self.core, rows)?;
         let full = self.core.capacity().min(rows);
         let shared = Arc::new(Shared {
             bounds: Bounds { full, in_flight, max_delay: self.max_delay },
@@ -124,6 +125,18 @@ impl BatcherBuilder {
     }
 }
 
+/// Refuses more rows than there is memory for.
+fn afford(core: &Core, rows: usize) -> Result<(), Error> {
+    let pitch = core.spec.input.row_pitch as u64;
+    core.device.afford(HOST_MEMORY, pitch.saturating_mul(rows as u64)).map_err(|error| match error {
+        Error::OutOfMemory { device, needed_bytes, free_bytes, fitting_batch, .. } => {
+            let what = format!("{rows} rows of a batcher, of which {} would fit", free_bytes / pitch);
+            Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch }
+        }
+        other => other,
+    })
+}
+
 fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Error> {
     if !(1..=most).contains(&value) {
         return Err(Error::option(option, value, format!("1 to {most}")));
@@ -133,11 +146,7 @@ fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Erro
 
 fn start(name: String, shared: &Arc<Shared>, serve: fn(&Shared)) -> Result<(), Error> {
     let shared = shared.clone();
-    thread::Builder::new()
-        .name(name)
-        .spawn(move || serve(&shared))
-        .map(drop)
-        .map_err(|e| Error::Internal { what: format!("cannot start a thread of the batcher: {e}") })
+    spawn(name, move || serve(&shared)).map(drop)
 }
 
 impl std::fmt::Debug for BatcherBuilder {

@@ -3,29 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use trefoil::{Engine, Output, Ticket};
 
 use super::sources::Sources;
+use crate::threads::run_all;
 
 /// Runs `work` on `threads` threads; the first error counts when all have ended.
 pub fn on_threads(threads: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
-    thread::scope(|scope| {
-        let work = &work;
-        let spawn = |index| {
-            let builder = thread::Builder::new().name(format!("trefoil-load-{index}"));
-            builder.spawn_scoped(scope, move || work(index))
-        };
-        let running: Vec<_> = (0..threads).map(spawn).collect();
-        let ended = running.into_iter().map(|thread| {
-            let joined = thread.context("cannot start a thread")?.join();
-            joined.unwrap_or_else(|_| Err(anyhow!("internal error, please report it: a thread panicked")))
-        });
-        ended.collect::<Vec<_>>().into_iter().collect()
-    })
+    run_all(threads, "trefoil-load", work)
 }
 
 /// The ring alone: producers that submit what the page-locked memory holds, each some batches ahead.

@@ -18,6 +18,7 @@ use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Random;
+use crate::threads::{join, spawn};
 use crate::{Outcome, models, report, setup, stop};
 
 /// Threads that send, each its part of the arrivals: a copy takes long enough that one could not send all.
@@ -147,14 +148,15 @@ impl Server<'_> {
         let start = Instant::now();
         on_threads(self.senders, |sender| {
             let (sent, answers) = mpsc::channel();
-            let (own, sending) = thread::scope(|scope| {
-                let collector = scope.spawn(|| self.collect(answers, &hopeless));
+            let (own, sending) = thread::scope(|scope| -> Result<_> {
+                let collect = || self.collect(answers, &hopeless);
+                let collector = spawn(scope, format!("trefoil-collect-{sender}"), collect)?;
                 let sending = self.send(sender, rate / self.senders as f64, start, &sent, &hopeless);
                 drop(sent);
-                (collector.join(), sending)
-            });
+                Ok((join(collector), sending))
+            })?;
             sending?;
-            let mut own = own.map_err(|_| anyhow!("internal error, please report it: a thread panicked"))??;
+            let mut own = own?;
             latencies.lock().map_err(|_| anyhow!("another thread panicked"))?.append(&mut own);
             Ok(())
         })?;

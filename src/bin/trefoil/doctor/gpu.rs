@@ -13,6 +13,8 @@ use crate::{setup, smi};
 
 /// What to do about a GPU that does not open beside others that do.
 pub const LEAVE_OUT: &str = "leave it out by CUDA_VISIBLE_DEVICES, and look at `dmesg` and `nvidia-smi`";
+/// What to do about a driver that fails.
+pub const LOOK: &str = "look at `dmesg` and `nvidia-smi`";
 const BATCH: usize = 64;
 /// Copies that the link is timed by.
 const COPIES: usize = 30;
@@ -48,7 +50,7 @@ pub fn examine(device: &Device) -> Vec<Check> {
     });
     checks.push(match rates(&engine) {
         Ok(rates) => judge_link(&name("link"), rates, Link::of(device)),
-        Err(error) => Check::bad(&name("link"), format!("{error:#}"), "look at `dmesg` and `nvidia-smi`"),
+        Err(error) => Check::bad(&name("link"), format!("{error:#}"), LOOK),
     });
     checks
 }

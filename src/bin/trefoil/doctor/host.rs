@@ -82,14 +82,15 @@ pub fn driver(version: u32) -> Check {
 }
 
 /// Why there is no GPU, and what is missing: bad where there should be one.
-pub fn no_gpu(error: &Error, wanted: bool) -> Check {
+pub fn no_gpu(error: &Error, ordinal: usize, wanted: bool) -> Check {
     let (cards, libraries) = (nvidia_cards(), libraries());
     let hidden = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() && !libraries.is_empty();
     let card = if cards.is_empty() { "no NVIDIA card is on the PCI bus" } else { "an NVIDIA card is in this machine" };
     let library = libraries.first().map_or_else(String::new, |path| format!(", and {}", path.display()));
-    let found = format!("{error}; {card}{library}");
+    let found = format!("{error}{}; {card}{library}", setup::holders(error, ordinal));
     let advice = match error {
         Error::Unsupported { .. } => "update the driver to 580 or newer (CUDA 13.0)",
+        Error::Io { .. } => "install NVIDIA's driver anew, or take the library away: without one the CPU does all",
         Error::NoDevice { .. } if hidden => {
             "look at CUDA_VISIBLE_DEVICES, which is set; without a GPU the CPU does all"
         }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use trefoil::{Device, Error, Target};
+use trefoil::{Device, Error, FaultClass, Target};
 
 use crate::report::{Paint, paint};
-use crate::{Outcome, models};
+use crate::{Outcome, models, setup};
 
 /// Arguments of `doctor`.
 #[derive(Args, Debug)]
@@ -119,19 +119,46 @@ fn gpus(target: Target) -> Vec<Check> {
             let advice = "ask for one that is there; CUDA_VISIBLE_DEVICES hides others, where it is set";
             return vec![Check::bad(&target.to_string(), error.to_string(), advice)];
         }
-        Err(error) => return vec![host::no_gpu(&error, wanted)],
+        Err(error) => return vec![host::no_gpu(&error, first, wanted)],
     };
     let mut checks = vec![host::driver(device.info().driver_version)];
-    checks.extend(gpu::examine(&device));
-    // One is there, so that what is wrong with another is its own.
-    for number in (1..).take_while(|_| !wanted) {
-        match Device::open(Target::Cuda(number)) {
-            Ok(device) => checks.extend(gpu::examine(&device)),
-            Err(Error::NoDevice { .. }) => break,
-            Err(error) => checks.push(Check::bad(&format!("cuda:{number}"), error.to_string(), gpu::LEAVE_OUT)),
-        }
+    let fault = examine(&device, &mut checks);
+    if !wanted && !ends_the_process(fault.as_ref()) {
+        examine_others(&mut checks);
     }
     checks
+}
+
+/// All GPUs but the first. That one is there, so that what is wrong with another is its own.
+fn examine_others(checks: &mut Vec<Check>) {
+    let count = Device::gpus().unwrap_or_else(|error| {
+        checks.push(Check::bad("GPUs", format!("how many there are is not known: {error}"), gpu::LOOK));
+        0
+    });
+    for number in 1..count {
+        let error = match Device::open(Target::Cuda(number)) {
+            Ok(device) => examine(&device, checks),
+            Err(error) => {
+                let found = format!("{error}{}", setup::holders(&error, number));
+                checks.push(Check::bad(&format!("cuda:{number}"), found, gpu::LEAVE_OUT));
+                Some(error)
+            }
+        };
+        if ends_the_process(error.as_ref()) {
+            return;
+        }
+    }
+}
+
+/// Looks at one GPU; the fault that it has met.
+fn examine(device: &Device, checks: &mut Vec<Check>) -> Option<Error> {
+    checks.extend(gpu::examine(device));
+    device.fault()
+}
+
+/// Whether no other GPU can be looked at any more.
+fn ends_the_process(error: Option<&Error>) -> bool {
+    error.is_some_and(|error| error.class() == FaultClass::Process)
 }
 
 fn weights(model: Option<&Path>) -> Check {
