@@ -113,7 +113,9 @@ impl Plan {
             StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
             StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
             StepOp::Tail(tail) => format!("to {}", tail.k_stored()),
-            _ => String::new(),
+            StepOp::Normalize { .. } | StepOp::GlobalAvgPool | StepOp::Linear(_) | StepOp::Add(_) | StepOp::Emit(_) => {
+                String::new()
+            }
         };
         let shape = |id: &TensorId| self.stored(*id).to_string();
         let inputs: Vec<String> = inputs.iter().map(shape).collect();
@@ -136,7 +138,17 @@ impl Plan {
                 vec![conv.window, joined.conv.window]
             }
             StepOp::Chain { conv, joined: None, .. } => vec![conv.window],
-            _ => Vec::new(),
+            StepOp::Normalize { .. }
+            | StepOp::Stem(_)
+            | StepOp::Depthwise(_)
+            | StepOp::ExpandDepthwise { .. }
+            | StepOp::MaxPool(_)
+            | StepOp::AvgPool(_)
+            | StepOp::GlobalAvgPool
+            | StepOp::Linear(_)
+            | StepOp::Add(_)
+            | StepOp::Tail(_)
+            | StepOp::Emit(_) => Vec::new(),
         };
         let output = self.stored(step.output);
         let of = |(window, input): (Window, &TensorId)| {
@@ -160,22 +172,22 @@ impl Plan {
     fn kernels(&self, step: &Step) -> Vec<(Kernel, f64)> {
         let [x, y] = [step.inputs[0], step.output].map(|id| &self.tensors[id.0]);
         let (m_gemm, channels) = (self.batch * y.shape.pixels(), x.shape.channels);
-        match (&step.op, step.kernel) {
-            (_, Kernel::Cpu) => Vec::new(),
-            (StepOp::Conv(conv), _) => {
+        if step.kernel == Kernel::Cpu {
+            return Vec::new();
+        }
+        match &step.op {
+            StepOp::Conv(conv) => {
                 let k_gemm = conv.window.size.iter().product::<usize>() * channels;
                 select::conv_kernels(&self.limits, &self.convs(step)[0], [m_gemm, y.shape.channels, k_gemm])
             }
-            (StepOp::ConvSum { .. }, _) => select::sm90_kernels(&self.limits, &self.convs(step)),
-            (StepOp::Chain { .. }, _) => {
-                self.chain(step).map_or(Vec::new(), |shape| chain::kernels(&shape, &self.limits))
-            }
-            (StepOp::Linear(_), _) => {
+            StepOp::ConvSum { .. } => select::sm90_kernels(&self.limits, &self.convs(step)),
+            StepOp::Chain { .. } => self.chain(step).map_or(Vec::new(), |shape| chain::kernels(&shape, &self.limits)),
+            StepOp::Linear(_) => {
                 let shape = LinearShape { batch: self.batch, channels: x.stored_channels, outputs: y.stored_channels };
                 linear::kernels(&shape, &self.limits)
             }
-            (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
-            (StepOp::Tail(tail), _) => {
+            StepOp::Stem(stem) => stem::kernels(stem, self.batch, y.shape, &self.limits),
+            StepOp::Tail(tail) => {
                 let shape = TailShape {
                     batch: self.batch,
                     input: self.stored(step.inputs[0]),
@@ -184,9 +196,14 @@ impl Plan {
                 };
                 tail::kernels(&shape, &self.limits)
             }
-            (StepOp::Depthwise(conv), _) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
-            (StepOp::ExpandDepthwise { conv, .. }, _) => self.depthwise(step, conv.window, Kernel::Sm90Expand),
-            _ => Vec::new(),
+            StepOp::Depthwise(conv) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
+            StepOp::ExpandDepthwise { conv, .. } => self.depthwise(step, conv.window, Kernel::Sm90Expand),
+            StepOp::Normalize { .. }
+            | StepOp::MaxPool(_)
+            | StepOp::AvgPool(_)
+            | StepOp::GlobalAvgPool
+            | StepOp::Add(_)
+            | StepOp::Emit(_) => Vec::new(),
         }
     }
 }

@@ -146,7 +146,13 @@ impl Plan {
                 (2 * self.batch * channels * tail.linear.out_features) as u64
             }
             StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::Linear(_) => step.flops,
-            _ => 0,
+            StepOp::Normalize { .. }
+            | StepOp::Depthwise(_)
+            | StepOp::MaxPool(_)
+            | StepOp::AvgPool(_)
+            | StepOp::GlobalAvgPool
+            | StepOp::Add(_)
+            | StepOp::Emit(_) => 0,
         };
         Floor {
             tensor: products as f64 / rates.flops,

@@ -263,7 +263,12 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
         ],
         StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
         StepOp::Tail(tail) => vec![vec![layer(&step.name, Weights::Tail(tail), 0)]],
-        _ => Vec::new(),
+        StepOp::Normalize { .. }
+        | StepOp::MaxPool(_)
+        | StepOp::AvgPool(_)
+        | StepOp::GlobalAvgPool
+        | StepOp::Add(_)
+        | StepOp::Emit(_) => Vec::new(),
     }
 }
 

@@ -19,7 +19,9 @@ use super::sm90_stem::{self, StemPointers, StemProblem};
 use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
 use crate::model::{Conv2d, Pool};
-use crate::plan::{ConvTile, Joined, Kernel, Place, Plan, StemTile, Step, StepOp, Tail, Tensor, TensorId};
+use crate::plan::{
+    ChainTile, DepthwiseTile, Joined, Kernel, Place, Plan, Sm90Tile, Step, StepOp, Tail, TailTile, Tensor, TensorId,
+};
 use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
@@ -102,24 +104,6 @@ impl Operands<'_> {
         self.addresses.weights + self.layout.filter(node) as u64
     }
 
-    fn tile(&self) -> Result<ConvTile, Error> {
-        match self.step.kernel {
-            Kernel::Sm80Gemm(tile) => Ok(tile),
-            _ => Err(self.wrong_kernel()),
-        }
-    }
-
-    fn stem_tile(&self) -> Result<StemTile, Error> {
-        match self.step.kernel {
-            Kernel::Sm90Stem(tile) => Ok(tile),
-            _ => Err(self.wrong_kernel()),
-        }
-    }
-
-    fn wrong_kernel(&self) -> Error {
-        Error::Internal { what: format!("step {} planned for {:?}", self.step.name, self.step.kernel) }
-    }
-
     fn conv_problem(&self, conv: &Conv2d) -> ConvProblem {
         ConvProblem {
             batch: self.plan.batch,
@@ -138,8 +122,13 @@ impl Operands<'_> {
     }
 
     /// The sm90 launch of a convolution, with the one joined to it if there is one.
-    fn sm90_conv(&self, conv: &Conv2d, residual: Option<u64>, joined: Option<&Joined>) -> Result<Launch, Error> {
-        let Kernel::Sm90Conv { tile, cluster } = self.step.kernel else { return Err(self.wrong_kernel()) };
+    fn sm90_conv(
+        &self,
+        conv: &Conv2d,
+        (tile, cluster): (Sm90Tile, usize),
+        residual: Option<u64>,
+        joined: Option<&Joined>,
+    ) -> Result<Launch, Error> {
         let second = joined.map(|joined| {
             let id = self.step.inputs[1];
             let (input, window) = (stored(self.tensor(id)), joined.conv.window);
@@ -153,71 +142,72 @@ impl Operands<'_> {
     fn launch(&self) -> Result<Launch, Error> {
         let batch = self.plan.batch;
         let (x, second, y) = self.pointers();
-        match &self.step.op {
-            StepOp::Normalize { mean, std } => {
+        match (&self.step.op, self.step.kernel) {
+            (StepOp::Normalize { mean, std }, Kernel::Sm80) => {
                 let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
                 let (format, shape) = (self.plan.input, self.x().shape);
                 let c_stored = self.y().stored_channels;
                 let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
                 normalize::launch(&problem, &NormalizePointers { x, y })
             }
-            StepOp::Stem(stem) => {
+            (StepOp::Stem(stem), Kernel::Sm90Stem(tile)) => {
                 let filter = self.addresses.weights + self.layout.stem(&self.step.name) as u64;
                 let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
                 let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
-                sm90_stem::launch(&problem, self.stem_tile()?, &StemPointers { x, filter, y })
+                sm90_stem::launch(&problem, tile, &StemPointers { x, filter, y })
             }
-            StepOp::Conv(conv) => match self.step.kernel {
-                Kernel::Sm90Conv { .. } => self.sm90_conv(conv, second, None),
-                Kernel::Sm90Halo => sm90_conv2d_halo::launch(
-                    &self.conv_problem(conv),
-                    self.backward,
-                    &self.plan.limits,
-                    &self.conv_pointers(second),
-                ),
-                _ => conv2d_fprop::launch(&self.conv_problem(conv), self.tile()?, &self.conv_pointers(second)),
-            },
-            StepOp::ConvSum { conv, joined } => self.sm90_conv(conv, None, Some(joined)),
-            StepOp::Chain { conv, joined, next } => self.chain(conv, joined.as_deref(), next),
-            StepOp::Depthwise(conv) => self.depthwise(conv, None),
-            StepOp::ExpandDepthwise { expand, conv } => self.depthwise(conv, Some(expand)),
-            StepOp::MaxPool(pool) => self.pool(PoolKind::Max, *pool),
-            StepOp::AvgPool(pool) => self.pool(PoolKind::Average, *pool),
-            StepOp::GlobalAvgPool => {
+            (StepOp::Conv(conv), Kernel::Sm80Gemm(tile)) => {
+                conv2d_fprop::launch(&self.conv_problem(conv), tile, &self.conv_pointers(second))
+            }
+            (StepOp::Conv(conv), Kernel::Sm90Conv { tile, cluster }) => {
+                self.sm90_conv(conv, (tile, cluster), second, None)
+            }
+            (StepOp::Conv(conv), Kernel::Sm90Halo) => sm90_conv2d_halo::launch(
+                &self.conv_problem(conv),
+                self.backward,
+                &self.plan.limits,
+                &self.conv_pointers(second),
+            ),
+            (StepOp::ConvSum { conv, joined }, Kernel::Sm90Conv { tile, cluster }) => {
+                self.sm90_conv(conv, (tile, cluster), None, Some(joined))
+            }
+            (StepOp::Chain { conv, joined, next }, Kernel::Sm90Chain(tile)) => {
+                self.chain(conv, joined.as_deref(), next, tile)
+            }
+            (StepOp::Depthwise(conv), Kernel::Sm80) => {
+                conv2d_depthwise::launch(&self.depthwise_problem(conv), &self.depthwise_pointers())
+            }
+            (StepOp::Depthwise(conv), Kernel::Sm90Depthwise(tile)) => self.sm90_depthwise(conv, None, tile),
+            (StepOp::ExpandDepthwise { expand, conv }, Kernel::Sm90Expand(tile)) => {
+                self.sm90_depthwise(conv, Some(expand), tile)
+            }
+            (StepOp::MaxPool(pool), Kernel::Sm80) => self.pool(PoolKind::Max, *pool),
+            (StepOp::AvgPool(pool), Kernel::Sm80) => self.pool(PoolKind::Average, *pool),
+            (StepOp::GlobalAvgPool, Kernel::Sm80) => {
                 let problem = GlobalAvgPoolProblem { batch, input: stored(self.x()) };
                 global_avg_pool::launch(&problem, &GlobalAvgPoolPointers { x, y })
             }
-            StepOp::Linear(_) => {
-                let (filter, bias) = self.weights();
-                let problem = LinearProblem {
-                    batch,
-                    in_stored: self.x().stored_channels,
-                    out_stored: self.y().stored_channels,
-                    activation: Activation::None,
-                };
-                let pointers = LinearPointers { x, filter, bias, y };
-                match self.step.kernel {
-                    Kernel::Sm90Linear(tile) => sm90_linear::launch(&problem, tile, &pointers),
-                    _ => linear::launch(&problem, self.tile()?, &pointers),
-                }
+            (StepOp::Linear(_), Kernel::Sm80Gemm(tile)) => {
+                linear::launch(&self.linear_problem(), tile, &self.linear_pointers())
             }
-            StepOp::Add(activation) => {
+            (StepOp::Linear(_), Kernel::Sm90Linear(tile)) => {
+                sm90_linear::launch(&self.linear_problem(), tile, &self.linear_pointers())
+            }
+            (StepOp::Add(activation), Kernel::Sm80) => {
                 let (shape, out_pitch) = (stored(self.x()), self.y().pitch);
                 let problem = AddProblem { batch, shape, out_pitch, activation: *activation };
                 add::launch(&problem, &AddPointers { a: x, b: second, out: y })
             }
-            StepOp::Tail(tail) => self.tail(tail),
-            StepOp::Emit(output) => self.emit(*output),
+            (StepOp::Tail(tail), Kernel::Sm90Tail(tile)) => self.tail(tail, tile),
+            (StepOp::Emit(output), Kernel::Sm80) => self.emit(*output),
+            (_, kernel) => Err(Error::Internal { what: format!("step {} planned for {kernel:?}", self.step.name) }),
         }
     }
 
     /// A 1x1 convolution, with the one joined to it if there is one, and another of its result.
-    fn chain(&self, conv: &Conv2d, joined: Option<&Joined>, next: &Joined) -> Result<Launch, Error> {
-        let (Kernel::Sm90Chain(tile), Some(shape), Some(also)) =
-            (self.step.kernel, self.plan.chain(self.step), self.step.also)
-        else {
-            return Err(self.wrong_kernel());
-        };
+    fn chain(&self, conv: &Conv2d, joined: Option<&Joined>, next: &Joined, tile: ChainTile) -> Result<Launch, Error> {
+        let (shape, also) = (self.plan.chain(self.step), self.step.also);
+        let (shape, also) = shape.zip(also).expect("a chain has two results");
         let (x, second, y) = self.pointers();
         let (filter, bias) = self.weights();
         let joined = joined.map(|joined| self.filter(&joined.name));
@@ -236,31 +226,48 @@ impl Operands<'_> {
         sm90_conv2d_chain::launch(&problem, tile, &self.plan.limits, &pointers)
     }
 
-    /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.
-    fn depthwise(&self, conv: &Conv2d, expand: Option<&Joined>) -> Result<Launch, Error> {
-        let (x, _, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        let pointers = DepthwisePointers { x, filter, bias, y };
+    fn depthwise_problem(&self, conv: &Conv2d) -> DepthwiseProblem {
         let output = self.y();
-        let problem = DepthwiseProblem {
+        DepthwiseProblem {
             batch: self.plan.batch,
             input: Shape { channels: output.stored_channels, ..self.x().shape },
             output: [output.shape.height, output.shape.width],
             window: conv.window,
             activation: conv.activation,
-        };
+        }
+    }
+
+    fn depthwise_pointers(&self) -> DepthwisePointers {
+        let (x, _, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        DepthwisePointers { x, filter, bias, y }
+    }
+
+    /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.
+    fn sm90_depthwise(&self, conv: &Conv2d, expand: Option<&Joined>, tile: DepthwiseTile) -> Result<Launch, Error> {
         let expand = expand.map(|expand| Expand {
             channels: self.x().stored_channels,
             activation: expand.conv.activation,
             filter: self.filter(&expand.name),
             bias: self.bias(1),
         });
-        match self.step.kernel {
-            Kernel::Sm90Depthwise(tile) | Kernel::Sm90Expand(tile) => {
-                sm90_conv2d_depthwise::launch(&problem, expand.as_ref(), tile, &self.plan.limits, &pointers)
-            }
-            _ => conv2d_depthwise::launch(&problem, &pointers),
+        let (problem, pointers) = (self.depthwise_problem(conv), self.depthwise_pointers());
+        sm90_conv2d_depthwise::launch(&problem, expand.as_ref(), tile, &self.plan.limits, &pointers)
+    }
+
+    fn linear_problem(&self) -> LinearProblem {
+        LinearProblem {
+            batch: self.plan.batch,
+            in_stored: self.x().stored_channels,
+            out_stored: self.y().stored_channels,
+            activation: Activation::None,
         }
+    }
+
+    fn linear_pointers(&self) -> LinearPointers {
+        let (x, _, y) = self.pointers();
+        let (filter, bias) = self.weights();
+        LinearPointers { x, filter, bias, y }
     }
 
     fn pool(&self, kind: PoolKind, pool: Pool) -> Result<Launch, Error> {
@@ -271,8 +278,7 @@ impl Operands<'_> {
         pool2d::launch(&problem, &PoolPointers { x, y })
     }
 
-    fn tail(&self, tail: &Tail) -> Result<Launch, Error> {
-        let Kernel::Sm90Tail(tile) = self.step.kernel else { return Err(self.wrong_kernel()) };
+    fn tail(&self, tail: &Tail, tile: TailTile) -> Result<Launch, Error> {
         let (x, _, y) = self.pointers();
         let (filter, bias) = self.weights();
         let problem = TailProblem {
@@ -288,13 +294,17 @@ impl Operands<'_> {
     fn emit(&self, output: OutputKind) -> Result<Launch, Error> {
         let (x, _, y) = self.pointers();
         let source = self.x();
-        let kind = match output {
-            OutputKind::Logits | OutputKind::Features => match source.dtype {
-                Dtype::F32 => EmitKind::ValuesF32,
-                _ => EmitKind::ValuesF16,
-            },
-            OutputKind::Probabilities => EmitKind::Softmax,
-            OutputKind::TopK(k) => EmitKind::TopK(k),
+        let kind = match (output, source.dtype) {
+            (OutputKind::Logits | OutputKind::Features, Dtype::F32) => EmitKind::ValuesF32,
+            (OutputKind::Logits | OutputKind::Features, Dtype::F16) => EmitKind::ValuesF16,
+            (OutputKind::Probabilities, Dtype::F32) => EmitKind::Softmax,
+            (OutputKind::TopK(k), Dtype::F32) => EmitKind::TopK(k),
+            (output, dtype) => {
+                return Err(Error::Unsupported {
+                    what: format!("output {output:?} of {dtype} values"),
+                    instead: "the kernels take f32 values, and f16 ones for logits and features".into(),
+                });
+            }
         };
         let TensorSpec { row_pitch, .. } = TensorSpec::new(Dtype::F32, self.y().shape);
         let problem = EmitProblem {
@@ -358,6 +368,40 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// Of another operation, or of a CPU: nothing else is launched in its place.
+    #[test]
+    fn a_kernel_that_does_not_compute_a_step_is_refused() {
+        let limits = Limits::h200();
+        let others = [Kernel::Cpu, Kernel::Joined, Kernel::Sm90Tail(TailTile { images: 1, blocks: 8 })];
+        for output in [OutputKind::TopK(5), OutputKind::Logits] {
+            let (plan, _) = launches_of(&limits, 8, output);
+            let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
+            for (step, other) in (0..plan.steps.len()).flat_map(|step| others.map(|other| (step, other))) {
+                let mut wrong = plan.clone();
+                wrong.steps[step].kernel = other;
+                let refused = launches(&wrong, &layout, &ADDRESSES);
+                let name = &plan.steps[step].name;
+                assert!(matches!(refused, Err(Error::Internal { .. })), "{name} by {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_of_a_type_that_no_kernel_writes_out_are_refused() {
+        for (output, dtype) in [
+            (OutputKind::Logits, Dtype::U8),
+            (OutputKind::Probabilities, Dtype::F16),
+            (OutputKind::TopK(5), Dtype::F16),
+        ] {
+            let (mut plan, _) = launches_of(&Limits::h200(), 8, output);
+            let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
+            let last = plan.steps.last().unwrap().inputs[0];
+            plan.tensors[last.0].dtype = dtype;
+            let refused = launches(&plan, &layout, &ADDRESSES);
+            assert!(matches!(refused, Err(Error::Unsupported { .. })), "{output:?} of {dtype}");
         }
     }
 
