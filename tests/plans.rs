@@ -7,7 +7,7 @@ use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
     StepOp, plan,
 };
-use trefoil::{Error, InputFormat, OutputKind, Shape};
+use trefoil::{Dtype, Error, InputFormat, OutputKind, Shape};
 
 fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> Result<Plan, Error> {
     let request = Request {
@@ -200,11 +200,26 @@ fn shapes_of_steps_are_alike_where_nothing_that_counts_differs() {
     let steps = |shape: &str| eight.iter().filter(|other| *other == shape).count();
     // The last two blocks of a stage with three are the same; the first has another input.
     let [conv, residual] = [
-        "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 -> 14x14x672, batch 8",
-        "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 + 14x14x112 -> 14x14x112, batch 8",
+        "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 f16 -> 14x14x672 f16, batch 8",
+        "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 f16 + 14x14x112 f16 -> 14x14x112 f16, batch 8",
     ];
     assert_eq!((steps(conv), steps(residual)), (0, 2), "{eight:#?}");
     assert_eq!(steps(&conv.replace("conv1x1 ", "conv1x1+relu6 ")), 3, "{eight:#?}");
+}
+
+/// What was measured of one type says nothing of another.
+#[test]
+fn shapes_of_steps_differ_where_types_do() {
+    let model = Model::open("weights/efficientnet-lite0").unwrap();
+    let planned = plan_of(&model, &Limits::a100(), 8, OutputKind::Probabilities).unwrap();
+    for (index, step) in planned.steps.iter().enumerate() {
+        for tensor in step.inputs.iter().chain([&step.output]) {
+            let mut other = planned.clone();
+            let dtype = &mut other.tensors[tensor.0].dtype;
+            *dtype = if *dtype == Dtype::F32 { Dtype::F16 } else { Dtype::F32 };
+            assert_ne!(planned.shape_of(index), other.shape_of(index), "{}", step.name);
+        }
+    }
 }
 
 #[test]
@@ -365,7 +380,8 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
     // Both results are tensors of their own, until the block's last convolution has read them.
     assert_eq!(last.inputs, [wide.also.unwrap(), wide.output]);
     assert!(last.inputs.iter().all(|id| chained.tensors[id.0].lifetime == [3, 4]));
-    assert_eq!(chained.shape_of(3).split(": ").last(), Some("56x56x64 + 56x56x256 -> 56x56x256 -> 56x56x64, batch 64"));
+    let shape = "56x56x64 f16 + 56x56x256 f16 -> 56x56x256 f16 -> 56x56x64 f16, batch 64";
+    assert_eq!(chained.shape_of(3).split(": ").last(), Some(shape));
     let apart_names = ["input", "before", "inside", "wide", "next", "last", "output"];
     let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
     for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {

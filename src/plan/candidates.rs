@@ -96,8 +96,8 @@ impl Plan {
         found.map(|(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes })
     }
 
-    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any
-    /// model. Not where a concatenation has its result.
+    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape and type, of
+    /// any model. Not where a concatenation has its result.
     ///
     /// # Panics
     /// If there is no such step.
@@ -117,7 +117,7 @@ impl Plan {
                 String::new()
             }
         };
-        let shape = |id: &TensorId| self.stored(*id).to_string();
+        let shape = |id: &TensorId| format!("{} {}", self.stored(*id), self.tensors[id.0].dtype);
         let inputs: Vec<String> = inputs.iter().map(shape).collect();
         let label = op.label(inputs.len());
         let outputs: Vec<String> = [Some(output), also.as_ref()].into_iter().flatten().map(shape).collect();

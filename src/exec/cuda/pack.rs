@@ -1,7 +1,7 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::thread;
 
 use half::f16;
@@ -11,33 +11,42 @@ use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
 use crate::sync::{Mutex, lock};
+use crate::tensor::Dtype;
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
 
 /// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
 pub(super) struct Layout {
-    places: BTreeMap<Part, Placed>,
+    places: HashMap<Part, Placed>,
     bytes: usize,
 }
 
-/// Where a part lies, and what it is made of: with the weights' source, all that its bytes depend on.
+/// Where a part lies, and what it is made of: with the weights' source and the part, all that its bytes depend on.
 struct Placed {
     offset: usize,
-    bytes: usize,
     /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
     of: Vec<(StepOp, [usize; 3])>,
 }
 
-/// What has a place of its own.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What has a place of its own: a node that kernels want in several ways has several.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Part {
-    /// A node's filter: f16, padding included.
-    Filter(String),
-    /// The same as the stem kernel wants it, with the bias in it.
-    Stem(String),
-    /// The sum of some nodes' biases: f32, one for each stored output channel.
-    Bias(Vec<String>),
+    /// A node's filter, padding included.
+    Filter { node: String, order: FilterOrder, dtype: Dtype },
+    /// The sum of some nodes' biases, one value for each stored output channel.
+    Bias { nodes: Vec<String>, dtype: Dtype },
+}
+
+/// How a filter's values follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum FilterOrder {
+    /// `[K][taps][C]`, of a dense convolution or a linear layer.
+    Dense,
+    /// `[taps][K]`.
+    Depthwise,
+    /// As the stem kernel reads them, with the bias in f32 behind.
+    Stem,
 }
 
 /// A node with weights, of a step that computes one or more.
@@ -57,6 +66,17 @@ enum Weights<'a> {
 }
 
 impl Layer<'_> {
+    /// Input channels that each output channel has a weight of, and as how many they are stored.
+    fn channels(&self, plan: &Plan) -> [usize; 2] {
+        let input = &plan.tensors[self.input.0];
+        match self.weights {
+            Weights::Depthwise(_) => [1; 2],
+            Weights::Stem(_) | Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => {
+                [input.shape.channels, input.stored_channels]
+            }
+        }
+    }
+
     /// What its weights in a plan depend on.
     fn made_of(&self, plan: &Plan) -> (StepOp, [usize; 3]) {
         let op = match self.weights {
@@ -65,14 +85,19 @@ impl Layer<'_> {
             Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
             Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => StepOp::Linear(linear.clone()),
         };
-        let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, self.k_stored(plan)])
+        let [c, c_stored] = self.channels(plan);
+        (op, [c, c_stored, self.k_stored(plan)])
     }
 
     fn part(&self) -> Part {
+        Part::Filter { node: self.name.to_owned(), order: self.order(), dtype: Dtype::F16 }
+    }
+
+    fn order(&self) -> FilterOrder {
         match self.weights {
-            Weights::Stem(_) => Part::Stem(self.name.to_owned()),
-            _ => Part::Filter(self.name.to_owned()),
+            Weights::Stem(_) => FilterOrder::Stem,
+            Weights::Depthwise(_) => FilterOrder::Depthwise,
+            Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => FilterOrder::Dense,
         }
     }
 
@@ -80,13 +105,15 @@ impl Layer<'_> {
     fn k_stored(&self, plan: &Plan) -> usize {
         match self.weights {
             Weights::Tail(tail) => tail.k_stored(),
-            _ => stored(plan, self.output),
+            Weights::Stem(_) | Weights::Dense(_) | Weights::Depthwise(_) | Weights::Linear(_) => {
+                stored(plan, self.output)
+            }
         }
     }
 
     /// Bytes of the filter, padding included, and of a stem's bias.
     fn weight_bytes(&self, plan: &Plan) -> usize {
-        let (c, k) = (stored(plan, self.input), self.k_stored(plan));
+        let ([_, c], k) = (self.channels(plan), self.k_stored(plan));
         match self.weights {
             Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
             Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
@@ -102,7 +129,7 @@ impl Layout {
     /// # Errors
     /// [`Error::Internal`] if plans store a layer in different ways: the kernels of one would read what another's want.
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
-        let mut this = Self { places: BTreeMap::new(), bytes: 0 };
+        let mut this = Self { places: HashMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
             for layers in sums(step) {
                 let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
@@ -117,17 +144,17 @@ impl Layout {
         Ok(this)
     }
 
-    /// Gives a part its place, which is as large for every plan.
+    /// Gives a part its place. What plans have in common is made of the same in all of them.
     fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) -> Result<(), Error> {
         match self.places.entry(part) {
             Entry::Vacant(entry) => {
-                entry.insert(Placed { offset: self.bytes, bytes, of });
+                entry.insert(Placed { offset: self.bytes, of });
                 self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
             }
-            Entry::Occupied(entry) if entry.get().bytes != bytes => {
-                let (part, there) = (entry.key(), entry.get().bytes);
+            Entry::Occupied(entry) if entry.get().of != of => {
+                let (part, there) = (entry.key(), &entry.get().of);
                 return Err(Error::Internal {
-                    what: format!("{part:?} takes {there} bytes in one plan, {bytes} in another"),
+                    what: format!("{part:?} is made of {there:?} in one plan, of {of:?} in another"),
                 });
             }
             Entry::Occupied(_) => (),
@@ -145,14 +172,10 @@ impl Layout {
         self.bytes
     }
 
-    /// Byte offset of a node's filter.
-    pub(super) fn filter(&self, node: &str) -> usize {
-        self.places[&Part::Filter(node.to_owned())].offset
-    }
-
-    /// Byte offset of a stem's weights.
-    pub(super) fn stem(&self, node: &str) -> usize {
-        self.places[&Part::Stem(node.to_owned())].offset
+    /// Byte offset of the filter of a node that a step computes.
+    pub(super) fn filter(&self, step: &Step, node: &str) -> usize {
+        let layer = sums(step).into_iter().flatten().find(|layer| layer.name == node);
+        self.places[&layer.expect("the step has such a filter").part()].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
@@ -164,7 +187,7 @@ impl Layout {
     /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
-        let mut filters = BTreeMap::new();
+        let mut filters = HashMap::new();
         for (plan, step) in steps(plans) {
             for layer in sums(step).into_iter().flatten() {
                 if let Some(target) = targets.remove(&layer.part()) {
@@ -189,10 +212,10 @@ impl Layout {
     }
 
     /// The place of each part.
-    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> BTreeMap<Part, &'a mut [u8]> {
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> HashMap<Part, &'a mut [u8]> {
         let mut parts: Vec<(usize, &Part)> = self.places.iter().map(|(part, place)| (place.offset, part)).collect();
-        parts.sort_unstable();
-        let mut split = BTreeMap::new();
+        parts.sort_unstable_by_key(|(offset, _)| *offset);
+        let mut split = HashMap::new();
         for (offset, part) in parts.into_iter().rev() {
             let (before, of_part) = bytes.split_at_mut(offset);
             split.insert(part.clone(), of_part);
@@ -210,7 +233,7 @@ struct Filter<'a> {
 }
 
 /// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
-fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<Part, Vec<f32>>, Error> {
+fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
     filters.sort_by_key(|filter| std::cmp::Reverse(filter.target.len()));
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
     let filters = Mutex::new(filters.into_iter());
@@ -224,7 +247,7 @@ fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<
     };
     thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut biases: BTreeMap<_, _> = work()?.into_iter().collect();
+        let mut biases: HashMap<_, _> = work()?.into_iter().collect();
         for other in others {
             biases.extend(other.join().expect("packing does not panic")?);
         }
@@ -274,15 +297,15 @@ fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
 
 /// The bias that is read beside the filters, if there is one.
 fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
-    let apart = |layer: &Layer<'_>| !matches!(layer.weights, Weights::Stem(_));
-    let names = || layers.iter().map(|layer| layer.name.to_owned()).collect();
-    (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
+    let apart = |layer: &Layer<'_>| layer.order() != FilterOrder::Stem;
+    let nodes = || layers.iter().map(|layer| layer.name.to_owned()).collect();
+    let bias = || Part::Bias { nodes: nodes(), dtype: Dtype::F32 };
+    (!layers.is_empty() && layers.iter().all(apart)).then(bias)
 }
 
 /// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
 fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
-    let input = &plan.tensors[layer.input.0];
-    let (c, c_stored) = (input.shape.channels, input.stored_channels);
+    let [c, c_stored] = layer.channels(plan);
     let k_stored = layer.k_stored(plan);
     let (filter, bias, shape) = match layer.weights {
         Weights::Depthwise(conv) => {
@@ -308,7 +331,7 @@ fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) 
         // [K, 1, taps] → [taps][k_stored]
         Weights::Depthwise(_) => tap * k_stored + k,
         // [K, C, taps] → [K][taps][c_stored]
-        _ => (k * taps + tap) * c_stored + c,
+        Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => (k * taps + tap) * c_stored + c,
     };
     let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
     halves.convert_from_f32_slice(&filter);
@@ -415,18 +438,19 @@ mod tests {
 
         let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
         let float_at = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
+        let filter = |name: &str| layout.filter(&plans[0].steps[step(&plans[0], name)], name);
         // [24][20][3][3] → [24][9][24], the last four channels zeros.
         for (k, tap, c) in (0..24).flat_map(|k| (0..9).flat_map(move |tap| (0..24).map(move |c| (k, tap, c)))) {
             let expected =
                 if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
-            assert_eq!(half_at(layout.filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
+            assert_eq!(half_at(filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
         }
         // [16][24], as it is stored.
         for index in 0..16 * 24 {
             let expected = f16::from_f32(read("last.weight", index)).to_f32();
-            assert_eq!(half_at(layout.filter("last") + 2 * index), expected, "{index}");
+            assert_eq!(half_at(filter("last") + 2 * index), expected, "{index}");
         }
-        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
         let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)], 0) + 4 * k);
         for k in 0..16 {
             let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
@@ -438,18 +462,47 @@ mod tests {
     #[test]
     fn plans_that_store_a_layer_in_different_ways_have_no_layout() {
         let (limits, choices) = (Limits::h200(), Choices::new());
-        let of = |channels| {
+        let of = |channels, window| {
             let mut g = GraphBuilder::new(Shape::new(8, 8, channels));
-            let x = g.conv2d("conv", g.input(), 8, Window::square(3, 1, 1));
+            let x = g.conv2d("conv", g.input(), 8, window);
             let graph = g.finish(x).unwrap();
             let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
             let preprocessing = &Preprocessing::new(graph.input);
             let request = Request { limits: &limits, batch: 2, input, preprocessing, output, choices: &choices };
             plan(&graph, &request).unwrap()
         };
-        assert!(Layout::new(&[of(16), of(16)]).is_ok());
-        let Err(Error::Internal { what }) = Layout::new(&[of(16), of(24)]) else { panic!("one place for both") };
-        assert!(what.contains(r#"Filter("conv") takes 2304 bytes in one plan, 3456 in another"#), "{what}");
+        let square = Window::square(3, 1, 1);
+        assert!(Layout::new(&[of(16, square), of(16, square)]).is_ok());
+        let refused = |plans: [Plan; 2]| match Layout::new(&plans) {
+            Err(Error::Internal { what }) => assert!(what.contains(r#"node: "conv""#), "{what}"),
+            _ => panic!("one place for both"),
+        };
+        refused([of(16, square), of(24, square)]);
+        // As many bytes: the last channels are padding in one, a row is as long as a column in the other.
+        refused([of(17, square), of(24, square)]);
+        let row = Window { size: [1, 9], ..square };
+        refused([of(16, square), of(16, row)]);
+    }
+
+    /// A depthwise convolution has the same weights by itself and with the convolution in front of it.
+    #[test]
+    fn plans_that_want_the_same_in_different_steps_share_it() {
+        let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
+        let expand = g.conv2d("expand", g.input(), 144, Window::square(1, 1, 0));
+        let depthwise = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
+        let y = g.conv2d_with("depthwise", expand, depthwise);
+        let graph = g.finish(y).unwrap();
+        let of = |choices: &Choices| {
+            let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
+            let preprocessing = &Preprocessing::new(graph.input);
+            plan(&graph, &Request { limits: &Limits::h200(), batch: 64, input, preprocessing, output, choices })
+                .unwrap()
+        };
+        let [both, apart] = [of(&Choices::new()), of(&Choices::from([("depthwise".to_owned(), Kernel::Sm80)]))];
+        assert_eq!(both.steps.len() + 1, apart.steps.len());
+        let layouts = [vec![both.clone(), apart], vec![both]].map(|plans| Layout::new(&plans).unwrap());
+        assert_eq!(layouts[0].bytes(), layouts[1].bytes());
+        assert!(layouts[1].covers(&layouts[0]));
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Operands<'_> {
     }
 
     fn filter(&self, node: &str) -> u64 {
-        self.addresses.weights + self.layout.filter(node) as u64
+        self.addresses.weights + self.layout.filter(self.step, node) as u64
     }
 
     fn conv_problem(&self, conv: &Conv2d) -> ConvProblem {
@@ -151,7 +151,7 @@ impl Operands<'_> {
                 normalize::launch(&problem, &NormalizePointers { x, y })
             }
             (StepOp::Stem(stem), Kernel::Sm90Stem(tile)) => {
-                let filter = self.addresses.weights + self.layout.stem(&self.step.name) as u64;
+                let filter = self.filter(&self.step.name);
                 let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
                 let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
                 sm90_stem::launch(&problem, tile, &StemPointers { x, filter, y })
