@@ -324,6 +324,26 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
 }
 
+/// The convolution between the two could be computed with either of its neighbours.
+#[test]
+fn a_choice_comes_before_what_would_be_computed_together() {
+    let mut g = GraphBuilder::new(Shape::new(56, 56, 144));
+    let project = g.conv2d("project", g.input(), 24, Window::square(1, 1, 0));
+    let expand = g.conv2d("expand", project, 144, Window::square(1, 1, 0));
+    let conv = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
+    let y = g.conv2d_with("depthwise", expand, conv);
+    let graph = g.finish(y).unwrap();
+    let h200 = Limits::h200();
+    let expanded = plan_of_graph(&graph, &h200, &[]).unwrap();
+    assert!(matches!(expanded.steps[2].op, StepOp::ExpandDepthwise { .. }));
+    let chain = Kernel::Sm90Chain(ChainTile { pixels: 128 });
+    let chained = plan_of_graph(&graph, &h200, &[("project", chain)]).unwrap();
+    assert_eq!(step_names(&chained), ["input", "project", "depthwise", "output"]);
+    assert!(matches!(&chained.steps[1].op, StepOp::Chain { next, .. } if next.name == "expand"));
+    assert!(matches!(chained.steps[2].op, StepOp::Depthwise(_)));
+    assert_eq!(chained.steps[2].inputs, [chained.steps[1].also.unwrap()]);
+}
+
 #[test]
 fn the_hopper_linear_layer_can_be_chosen_and_refused() {
     let plan_of = |channels: usize, limits: &Limits, tile: LinearTile| {

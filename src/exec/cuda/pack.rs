@@ -9,7 +9,9 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
+use crate::plan::packing::{FilterOrder, PackedSum, Packing};
+use crate::plan::work::Weights;
+use crate::plan::{Plan, Step, kernels};
 use crate::sync::{Mutex, lock};
 use crate::tensor::Dtype;
 
@@ -25,8 +27,24 @@ pub(super) struct Layout {
 /// Where a part lies, and what it is made of: with the weights' source and the part, all that its bytes depend on.
 struct Placed {
     offset: usize,
-    /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
-    of: Vec<(StepOp, [usize; 3])>,
+    of: Vec<Source>,
+}
+
+/// A layer in a part.
+#[derive(Clone, Debug, PartialEq)]
+struct Source {
+    layer: LayerOp,
+    /// Output channels, input channels that each has weights of, and taps.
+    dims: [usize; 3],
+    /// Output channels as they are stored, and input channels.
+    stored: [usize; 2],
+}
+
+/// What a layer computes.
+#[derive(Clone, Debug, PartialEq)]
+enum LayerOp {
+    Conv(Conv2d),
+    Linear(Linear),
 }
 
 /// What has a place of its own: a node that kernels want in several ways has several.
@@ -38,88 +56,25 @@ enum Part {
     Bias { nodes: Vec<String>, dtype: Dtype },
 }
 
-/// How a filter's values follow one another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum FilterOrder {
-    /// `[K][taps][C]`, of a dense convolution or a linear layer.
-    Dense,
-    /// `[taps][K]`.
-    Depthwise,
-    /// As the stem kernel reads them, with the bias in f32 behind.
-    Stem,
-}
-
-/// A node with weights, of a step that computes one or more.
-struct Layer<'a> {
-    name: &'a str,
-    weights: Weights<'a>,
-    input: TensorId,
-    output: TensorId,
-}
-
-enum Weights<'a> {
-    Stem(&'a Stem),
-    Dense(&'a Conv2d),
-    Depthwise(&'a Conv2d),
-    Linear(&'a Linear),
-    Tail(&'a Tail),
-}
-
-impl Layer<'_> {
-    /// Input channels that each output channel has a weight of, and as how many they are stored.
-    fn channels(&self, plan: &Plan) -> [usize; 2] {
-        let input = &plan.tensors[self.input.0];
-        match self.weights {
-            Weights::Depthwise(_) => [1; 2],
-            Weights::Stem(_) | Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => {
-                [input.shape.channels, input.stored_channels]
-            }
-        }
+impl Part {
+    fn filter(packing: &Packing<'_>) -> Self {
+        Self::Filter { node: packing.layer.node.to_owned(), order: packing.order, dtype: packing.dtype }
     }
 
-    /// What its weights in a plan depend on.
-    fn made_of(&self, plan: &Plan) -> (StepOp, [usize; 3]) {
-        let op = match self.weights {
-            Weights::Stem(stem) => StepOp::Stem(stem.clone()),
-            Weights::Dense(conv) => StepOp::Conv(conv.clone()),
-            Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
-            Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => StepOp::Linear(linear.clone()),
+    /// The bias that is read beside the filters, if there is one.
+    fn bias(sum: &PackedSum<'_>) -> Option<Self> {
+        let nodes = || sum.filters.iter().map(|filter| filter.layer.node.to_owned()).collect();
+        sum.bias.map(|dtype| Self::Bias { nodes: nodes(), dtype })
+    }
+}
+
+impl Source {
+    fn of(packing: &Packing<'_>) -> Self {
+        let layer = match packing.layer.weights {
+            Weights::Conv(conv) => LayerOp::Conv(conv.clone()),
+            Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
-        let [c, c_stored] = self.channels(plan);
-        (op, [c, c_stored, self.k_stored(plan)])
-    }
-
-    fn part(&self) -> Part {
-        Part::Filter { node: self.name.to_owned(), order: self.order(), dtype: Dtype::F16 }
-    }
-
-    fn order(&self) -> FilterOrder {
-        match self.weights {
-            Weights::Stem(_) => FilterOrder::Stem,
-            Weights::Depthwise(_) => FilterOrder::Depthwise,
-            Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => FilterOrder::Dense,
-        }
-    }
-
-    /// Output channels as they are stored.
-    fn k_stored(&self, plan: &Plan) -> usize {
-        match self.weights {
-            Weights::Tail(tail) => tail.k_stored(),
-            Weights::Stem(_) | Weights::Dense(_) | Weights::Depthwise(_) | Weights::Linear(_) => {
-                stored(plan, self.output)
-            }
-        }
-    }
-
-    /// Bytes of the filter, padding included, and of a stem's bias.
-    fn weight_bytes(&self, plan: &Plan) -> usize {
-        let ([_, c], k) = (self.channels(plan), self.k_stored(plan));
-        match self.weights {
-            Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
-            Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
-            Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
-            Weights::Linear(_) | Weights::Tail(_) => 2 * k * c,
-        }
+        Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()] }
     }
 }
 
@@ -131,13 +86,13 @@ impl Layout {
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
         let mut this = Self { places: HashMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
-            for layers in sums(step) {
-                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
-                for layer in &layers {
-                    this.place(layer.part(), layer.weight_bytes(plan), made_of(std::slice::from_ref(layer)))?;
+            for sum in sums(plan, step)? {
+                for filter in &sum.filters {
+                    this.place(Part::filter(filter), filter.bytes(), vec![Source::of(filter)])?;
                 }
-                if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * layers[0].k_stored(plan), made_of(&layers))?;
+                if let Some((bias, dtype)) = Part::bias(&sum).zip(sum.bias) {
+                    let bytes = sum.filters[0].k_stored() * dtype.bytes();
+                    this.place(bias, bytes, sum.filters.iter().map(Source::of).collect())?;
                 }
             }
         }
@@ -145,7 +100,7 @@ impl Layout {
     }
 
     /// Gives a part its place. What plans have in common is made of the same in all of them.
-    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) -> Result<(), Error> {
+    fn place(&mut self, part: Part, bytes: usize, of: Vec<Source>) -> Result<(), Error> {
         match self.places.entry(part) {
             Entry::Vacant(entry) => {
                 entry.insert(Placed { offset: self.bytes, of });
@@ -173,14 +128,19 @@ impl Layout {
     }
 
     /// Byte offset of the filter of a node that a step computes.
-    pub(super) fn filter(&self, step: &Step, node: &str) -> usize {
-        let layer = sums(step).into_iter().flatten().find(|layer| layer.name == node);
-        self.places[&layer.expect("the step has such a filter").part()].offset
+    pub(super) fn filter(&self, plan: &Plan, step: &Step, node: &str) -> usize {
+        let filters = self.sums(plan, step).into_iter().flat_map(|sum| sum.filters);
+        let filter = filters.into_iter().find(|filter| filter.layer.node == node);
+        self.places[&Part::filter(&filter.expect("the step has such a filter"))].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
-    pub(super) fn bias(&self, step: &Step, sum: usize) -> usize {
-        self.places[&bias_of(&sums(step)[sum]).expect("the step has a bias")].offset
+    pub(super) fn bias(&self, plan: &Plan, step: &Step, sum: usize) -> usize {
+        self.places[&Part::bias(&self.sums(plan, step)[sum]).expect("the step has a bias")].offset
+    }
+
+    fn sums<'a>(&self, plan: &Plan, step: &'a Step) -> Vec<PackedSum<'a>> {
+        sums(plan, step).expect("laid out before")
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
@@ -188,24 +148,25 @@ impl Layout {
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
         let mut filters = HashMap::new();
+        let mut biases = Vec::new();
         for (plan, step) in steps(plans) {
-            for layer in sums(step).into_iter().flatten() {
-                if let Some(target) = targets.remove(&layer.part()) {
-                    filters.insert(layer.part(), Filter { plan, layer, target });
+            for sum in sums(plan, step)? {
+                let bias = Part::bias(&sum).and_then(|bias| targets.remove(&bias));
+                biases.extend(bias.map(|target| (target, sum.filters.iter().map(Part::filter).collect::<Vec<_>>())));
+                for packing in sum.filters {
+                    let part = Part::filter(&packing);
+                    if let Some(target) = targets.remove(&part) {
+                        filters.insert(part, Filter { packing, target });
+                    }
                 }
             }
         }
-        let biases = fill_filters(model, filters.into_values().collect())?;
-        for (plan, step) in steps(plans) {
-            for layers in sums(step) {
-                let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; layers[0].k_stored(plan)];
-                for layer in &layers {
-                    sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
-                }
-                for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
-                    target.copy_from_slice(&value.to_le_bytes());
-                }
+        let of_filters = fill_filters(model, filters)?;
+        for (target, parts) in biases {
+            for (channel, target) in target.chunks_exact_mut(4).enumerate() {
+                let of_part = |part: &Part| of_filters[part].get(channel).copied().unwrap_or(0.0);
+                let sum = parts.iter().map(of_part).fold(0.0, |sum, value| sum + value);
+                target.copy_from_slice(&sum.to_le_bytes());
             }
         }
         Ok(())
@@ -227,21 +188,21 @@ impl Layout {
 
 /// A filter that is to be packed into its place.
 struct Filter<'a> {
-    plan: &'a Plan,
-    layer: Layer<'a>,
+    packing: Packing<'a>,
     target: &'a mut [u8],
 }
 
 /// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
-fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
-    filters.sort_by_key(|filter| std::cmp::Reverse(filter.target.len()));
+fn fill_filters(model: &Model, filters: HashMap<Part, Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
+    let mut filters: Vec<_> = filters.into_iter().collect();
+    filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
     let filters = Mutex::new(filters.into_iter());
     let next = || lock(&filters).next();
     let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
         let mut biases = Vec::new();
-        while let Some(Filter { plan, layer, target }) = next() {
-            biases.push((layer.part(), fill_layer(model, plan, &layer, target)?));
+        while let Some((part, Filter { packing, target })) = next() {
+            biases.push((part, fill_filter(model, &packing, target)?));
         }
         Ok(biases)
     };
@@ -262,105 +223,49 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
 }
 
-/// The nodes with weights that `step` computes: those that go into one sum together.
-fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
-    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input], output: step.output };
-    match &step.op {
-        StepOp::Stem(stem) => vec![vec![layer(&step.name, Weights::Stem(stem), 0)]],
-        StepOp::Conv(conv) => vec![vec![layer(&step.name, Weights::Dense(conv), 0)]],
-        StepOp::ConvSum { conv, joined } => {
-            vec![vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]]
-        }
-        StepOp::Chain { conv, joined, next } => {
-            let joined = joined.iter().map(|joined| layer(&joined.name, Weights::Dense(&joined.conv), 1));
-            let first = [layer(&step.name, Weights::Dense(conv), 0)].into_iter().chain(joined);
-            let also = step.also.expect("a chain has a second result");
-            let next =
-                Layer { name: &next.name, weights: Weights::Dense(&next.conv), input: step.output, output: also };
-            vec![first.collect(), vec![next]]
-        }
-        StepOp::Depthwise(conv) => vec![vec![layer(&step.name, Weights::Depthwise(conv), 0)]],
-        StepOp::ExpandDepthwise { expand, conv } => vec![
-            vec![layer(&step.name, Weights::Depthwise(conv), 0)],
-            vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
-        ],
-        StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
-        StepOp::Tail(tail) => vec![vec![layer(&step.name, Weights::Tail(tail), 0)]],
-        StepOp::Normalize { .. }
-        | StepOp::MaxPool(_)
-        | StepOp::AvgPool(_)
-        | StepOp::GlobalAvgPool
-        | StepOp::Add(_)
-        | StepOp::Emit(_) => Vec::new(),
+/// The weights of `step` as its kernel reads them.
+fn sums<'a>(plan: &Plan, step: &'a Step) -> Result<Vec<PackedSum<'a>>, Error> {
+    let work = plan.work(step);
+    match kernels::of(&work, step.kernel) {
+        Some(def) => Ok(def.packing(&work)),
+        None => Err(Error::Internal { what: format!("step {} planned for {:?}", step.name, step.kernel) }),
     }
 }
 
-/// The bias that is read beside the filters, if there is one.
-fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
-    let apart = |layer: &Layer<'_>| layer.order() != FilterOrder::Stem;
-    let nodes = || layers.iter().map(|layer| layer.name.to_owned()).collect();
-    let bias = || Part::Bias { nodes: nodes(), dtype: Dtype::F32 };
-    (!layers.is_empty() && layers.iter().all(apart)).then(bias)
-}
-
-/// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
-fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
-    let [c, c_stored] = layer.channels(plan);
-    let k_stored = layer.k_stored(plan);
-    let (filter, bias, shape) = match layer.weights {
-        Weights::Depthwise(conv) => {
-            let folded = fold_conv(model.weights(), conv, conv.groups)?;
-            (folded.filter, folded.bias, [conv.out_channels, 1, taps(conv.window.size)])
+/// Writes a filter at the start of `target`, which is zeros before or the same; gives the bias.
+fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
+    let [k, c, taps] = packing.dims();
+    let (filter, bias) = match packing.layer.weights {
+        Weights::Conv(conv) => {
+            let folded = fold_conv(model.weights(), conv, packing.layer.input.shape.channels)?;
+            (folded.filter, folded.bias)
         }
-        Weights::Dense(conv) | Weights::Stem(Stem { conv, .. }) => {
-            let folded = fold_conv(model.weights(), conv, c)?;
-            (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
-        }
-        Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => {
-            let (weight, bias) = read_linear(model.weights(), linear, c)?;
-            (weight, bias, [linear.out_features, c, 1])
-        }
+        Weights::Linear(linear) => read_linear(model.weights(), linear, c)?,
     };
-    let target = &mut target[..layer.weight_bytes(plan)];
-    let [_, _, taps] = shape;
-    let place = |k: usize, c: usize, tap: usize| match layer.weights {
-        Weights::Stem(stem) => {
-            let [_, s] = stem.conv.window.size;
-            stem_layers(stem).filter_index([tap / s, tap % s], k, c)
-        }
-        // [K, 1, taps] → [taps][k_stored]
-        Weights::Depthwise(_) => tap * k_stored + k,
-        // [K, C, taps] → [K][taps][c_stored]
-        Weights::Dense(_) | Weights::Linear(_) | Weights::Tail(_) => (k * taps + tap) * c_stored + c,
-    };
+    let target = &mut target[..packing.bytes()];
     let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
     halves.convert_from_f32_slice(&filter);
     if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
-        half(filter[at], layer.name)?;
+        half(filter[at], packing.layer.node)?;
     }
     let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
-    let is_in_order = matches!(layer.weights, Weights::Dense(_) | Weights::Linear(_)) && taps == 1 && c == c_stored;
-    if is_in_order {
+    if packing.is_in_order() {
         halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
     } else {
         let mut source = halves.into_iter();
-        for k in 0..shape[0] {
-            for channel in 0..shape[1] {
+        for k in 0..k {
+            for c in 0..c {
                 for tap in 0..taps {
-                    put(place(k, channel, tap), source.next().expect("the filter has this shape"));
+                    put(packing.index(k, c, tap), source.next().expect("the filter has this shape"));
                 }
             }
         }
     }
-    if let Weights::Stem(stem) = layer.weights {
-        let behind = target[2 * stem_layers(stem).filter_elems()..].chunks_exact_mut(4);
+    if let Some(behind) = packing.bias_behind() {
+        let behind = target[behind..].chunks_exact_mut(4);
         behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
-}
-
-fn stem_layers(stem: &Stem) -> StemLayers {
-    stem.layers().expect("planned for what the kernel does")
 }
 
 /// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.
@@ -373,14 +278,6 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
         });
     }
     Ok(rounded)
-}
-
-fn stored(plan: &Plan, id: TensorId) -> usize {
-    plan.tensors[id.0].stored_channels
-}
-
-fn taps([r, s]: [usize; 2]) -> usize {
-    r * s
 }
 
 #[cfg(test)]
@@ -439,7 +336,7 @@ mod tests {
         let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
         let float_at = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
-        let filter = |name: &str| layout.filter(&plans[0].steps[step(&plans[0], name)], name);
+        let filter = |name: &str| layout.filter(&plans[0], &plans[0].steps[step(&plans[0], name)], name);
         // [24][20][3][3] → [24][9][24], the last four channels zeros.
         for (k, tap, c) in (0..24).flat_map(|k| (0..9).flat_map(move |tap| (0..24).map(move |c| (k, tap, c)))) {
             let expected =
@@ -451,7 +348,8 @@ mod tests {
             let expected = f16::from_f32(read("last.weight", index)).to_f32();
             assert_eq!(half_at(filter("last") + 2 * index), expected, "{index}");
         }
-        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)], 0) + 4 * k);
+        let bias =
+            |plan: &Plan, name: &str, k: usize| float_at(layout.bias(plan, &plan.steps[step(plan, name)], 0) + 4 * k);
         for k in 0..16 {
             let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
             assert_eq!(bias(&plans[0], "last", k), last + shortcut);

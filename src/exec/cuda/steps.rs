@@ -1,28 +1,12 @@
 //! From a plan's steps to launches: addresses filled in, every legal range checked by the launchers.
 
-use super::add::{self, AddPointers, AddProblem};
-use super::conv2d_depthwise::{self, DepthwisePointers, DepthwiseProblem};
-use super::conv2d_fprop::{self, ConvPointers, ConvProblem};
-use super::emit::{self, EmitKind, EmitPointers, EmitProblem};
-use super::global_avg_pool::{self, GlobalAvgPoolPointers, GlobalAvgPoolProblem};
+use super::LAUNCHERS;
 use super::launch::Launch;
-use super::linear::{self, LinearPointers, LinearProblem};
-use super::normalize::{self, NormalizePointers, NormalizeProblem};
 use super::pack::Layout;
-use super::pool2d::{self, PoolKind, PoolPointers, PoolProblem};
-use super::sm90_conv2d_chain::{self, ChainPointers, ChainProblem};
-use super::sm90_conv2d_depthwise::{self, Expand};
-use super::sm90_conv2d_fprop::{self, Second, Tiling};
-use super::sm90_conv2d_halo;
-use super::sm90_linear;
-use super::sm90_stem::{self, StemPointers, StemProblem};
-use super::sm90_tail::{self, TailPointers, TailProblem};
 use crate::error::Error;
-use crate::model::{Conv2d, Pool};
-use crate::plan::{
-    ChainTile, DepthwiseTile, Joined, Kernel, Place, Plan, Sm90Tile, Step, StepOp, Tail, TailTile, Tensor, TensorId,
-};
-use crate::tensor::{Activation, Dtype, OutputKind, Shape, TensorSpec};
+use crate::plan::work::Work;
+use crate::plan::{Kernel, Limits, Place, Plan, Step, StepOp, Tensor, TensorId, kernels};
+use crate::tensor::{InputFormat, Shape, TensorSpec};
 
 /// Where a slot's buffers start.
 #[derive(Clone, Copy, Debug)]
@@ -54,30 +38,74 @@ fn at_step(error: Error, step: &Step) -> Error {
 }
 
 /// A step with everything that it refers to.
-struct Operands<'a> {
+pub(super) struct Operands<'a> {
     plan: &'a Plan,
     step: &'a Step,
     layout: &'a Layout,
     addresses: &'a Addresses,
     /// Whether it computes its last pixels first, where its kernel has an order.
-    backward: bool,
+    pub backward: bool,
 }
 
 impl Operands<'_> {
-    fn tensor(&self, id: TensorId) -> &Tensor {
-        &self.plan.tensors[id.0]
+    /// The launch by the kernel that the step was planned for.
+    fn launch(&self) -> Result<Launch, Error> {
+        let def = kernels::of(&self.work(), self.kernel());
+        let launcher = def.and_then(|def| LAUNCHERS.iter().find(|launcher| launcher.name() == def.name()));
+        launcher.ok_or_else(|| self.wrong_kernel())?.launch(self)
     }
 
-    fn x(&self) -> &Tensor {
-        self.tensor(self.step.inputs[0])
+    /// An error about a step whose kernel does not compute it.
+    pub fn wrong_kernel(&self) -> Error {
+        Error::Internal { what: format!("step {} planned for {:?}", self.step.name, self.step.kernel) }
     }
 
-    fn y(&self) -> &Tensor {
-        self.tensor(self.step.output)
+    /// Its operation and operands, as the planner sees them.
+    pub fn work(&self) -> Work<'_> {
+        self.plan.work(self.step)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.step.name
+    }
+
+    pub fn kernel(&self) -> Kernel {
+        self.step.kernel
+    }
+
+    /// The rows of a run.
+    pub fn batch(&self) -> usize {
+        self.plan.batch
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.plan.limits
+    }
+
+    /// What rows are laid out as that the step reads.
+    pub fn format(&self) -> InputFormat {
+        self.plan.input
+    }
+
+    pub fn op(&self) -> &StepOp {
+        &self.step.op
+    }
+
+    /// One of the tensors that it reads.
+    pub fn input(&self, index: usize) -> &Tensor {
+        &self.plan.tensors[self.step.inputs[index].0]
+    }
+
+    pub fn x(&self) -> &Tensor {
+        self.input(0)
+    }
+
+    pub fn y(&self) -> &Tensor {
+        &self.plan.tensors[self.step.output.0]
     }
 
     fn address(&self, id: TensorId) -> u64 {
-        match self.tensor(id).place {
+        match self.plan.tensors[id.0].place {
             Place::Input => self.addresses.input,
             Place::Output => self.addresses.output,
             Place::Arena(offset) => self.addresses.arena + offset as u64,
@@ -85,251 +113,48 @@ impl Operands<'_> {
     }
 
     /// Addresses of x, of the second input if there is one, and of y.
-    fn pointers(&self) -> (u64, Option<u64>, u64) {
+    pub fn pointers(&self) -> (u64, Option<u64>, u64) {
         let second = self.step.inputs.get(1).map(|&id| self.address(id));
         (self.address(self.step.inputs[0]), second, self.address(self.step.output))
     }
 
+    /// Address of its second result, if there is one.
+    pub fn second_output(&self) -> Option<u64> {
+        self.step.also.map(|id| self.address(id))
+    }
+
     /// Addresses of filter and bias.
-    fn weights(&self) -> (u64, u64) {
+    pub fn weights(&self) -> (u64, u64) {
         (self.filter(&self.step.name), self.bias(0))
     }
 
     /// Address of the bias of one of the step's sums.
-    fn bias(&self, sum: usize) -> u64 {
-        self.addresses.weights + self.layout.bias(self.step, sum) as u64
+    pub fn bias(&self, sum: usize) -> u64 {
+        self.addresses.weights + self.layout.bias(self.plan, self.step, sum) as u64
     }
 
-    fn filter(&self, node: &str) -> u64 {
-        self.addresses.weights + self.layout.filter(self.step, node) as u64
-    }
-
-    fn conv_problem(&self, conv: &Conv2d) -> ConvProblem {
-        ConvProblem {
-            batch: self.plan.batch,
-            input: stored(self.x()),
-            output: stored(self.y()),
-            y_pitch: self.y().pitch,
-            window: conv.window,
-            activation: conv.activation,
-        }
-    }
-
-    fn conv_pointers(&self, residual: Option<u64>) -> ConvPointers {
-        let (x, _, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        ConvPointers { x, filter, bias, residual, y }
-    }
-
-    /// The sm90 launch of a convolution, with the one joined to it if there is one.
-    fn sm90_conv(
-        &self,
-        conv: &Conv2d,
-        (tile, cluster): (Sm90Tile, usize),
-        residual: Option<u64>,
-        joined: Option<&Joined>,
-    ) -> Result<Launch, Error> {
-        let second = joined.map(|joined| {
-            let id = self.step.inputs[1];
-            let (input, window) = (stored(self.tensor(id)), joined.conv.window);
-            Second { input, window, x: self.address(id), filter: self.filter(&joined.name) }
-        });
-        let tiling = Tiling { tile, cluster, units: self.plan.limits.units, backward: self.backward };
-        let pointers = self.conv_pointers(residual);
-        sm90_conv2d_fprop::launch(&self.conv_problem(conv), second.as_ref(), &tiling, &pointers)
-    }
-
-    fn launch(&self) -> Result<Launch, Error> {
-        let batch = self.plan.batch;
-        let (x, second, y) = self.pointers();
-        match (&self.step.op, self.step.kernel) {
-            (StepOp::Normalize { mean, std }, Kernel::Sm80) => {
-                let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
-                let (format, shape) = (self.plan.input, self.x().shape);
-                let c_stored = self.y().stored_channels;
-                let problem = NormalizeProblem { batch, format, shape, c_stored, row_pitch, mean, std };
-                normalize::launch(&problem, &NormalizePointers { x, y })
-            }
-            (StepOp::Stem(stem), Kernel::Sm90Stem(tile)) => {
-                let filter = self.filter(&self.step.name);
-                let TensorSpec { row_pitch, .. } = TensorSpec::new(self.x().dtype, self.x().shape);
-                let problem = StemProblem { batch, input: self.x().shape, output: stored(self.y()), row_pitch, stem };
-                sm90_stem::launch(&problem, tile, &StemPointers { x, filter, y })
-            }
-            (StepOp::Conv(conv), Kernel::Sm80Gemm(tile)) => {
-                conv2d_fprop::launch(&self.conv_problem(conv), tile, &self.conv_pointers(second))
-            }
-            (StepOp::Conv(conv), Kernel::Sm90Conv { tile, cluster }) => {
-                self.sm90_conv(conv, (tile, cluster), second, None)
-            }
-            (StepOp::Conv(conv), Kernel::Sm90Halo) => sm90_conv2d_halo::launch(
-                &self.conv_problem(conv),
-                self.backward,
-                &self.plan.limits,
-                &self.conv_pointers(second),
-            ),
-            (StepOp::ConvSum { conv, joined }, Kernel::Sm90Conv { tile, cluster }) => {
-                self.sm90_conv(conv, (tile, cluster), None, Some(joined))
-            }
-            (StepOp::Chain { conv, joined, next }, Kernel::Sm90Chain(tile)) => {
-                self.chain(conv, joined.as_deref(), next, tile)
-            }
-            (StepOp::Depthwise(conv), Kernel::Sm80) => {
-                conv2d_depthwise::launch(&self.depthwise_problem(conv), &self.depthwise_pointers())
-            }
-            (StepOp::Depthwise(conv), Kernel::Sm90Depthwise(tile)) => self.sm90_depthwise(conv, None, tile),
-            (StepOp::ExpandDepthwise { expand, conv }, Kernel::Sm90Expand(tile)) => {
-                self.sm90_depthwise(conv, Some(expand), tile)
-            }
-            (StepOp::MaxPool(pool), Kernel::Sm80) => self.pool(PoolKind::Max, *pool),
-            (StepOp::AvgPool(pool), Kernel::Sm80) => self.pool(PoolKind::Average, *pool),
-            (StepOp::GlobalAvgPool, Kernel::Sm80) => {
-                let problem = GlobalAvgPoolProblem { batch, input: stored(self.x()) };
-                global_avg_pool::launch(&problem, &GlobalAvgPoolPointers { x, y })
-            }
-            (StepOp::Linear(_), Kernel::Sm80Gemm(tile)) => {
-                linear::launch(&self.linear_problem(), tile, &self.linear_pointers())
-            }
-            (StepOp::Linear(_), Kernel::Sm90Linear(tile)) => {
-                sm90_linear::launch(&self.linear_problem(), tile, &self.linear_pointers())
-            }
-            (StepOp::Add(activation), Kernel::Sm80) => {
-                let (shape, out_pitch) = (stored(self.x()), self.y().pitch);
-                let problem = AddProblem { batch, shape, out_pitch, activation: *activation };
-                add::launch(&problem, &AddPointers { a: x, b: second, out: y })
-            }
-            (StepOp::Tail(tail), Kernel::Sm90Tail(tile)) => self.tail(tail, tile),
-            (StepOp::Emit(output), Kernel::Sm80) => self.emit(*output),
-            (_, kernel) => Err(Error::Internal { what: format!("step {} planned for {kernel:?}", self.step.name) }),
-        }
-    }
-
-    /// A 1x1 convolution, with the one joined to it if there is one, and another of its result.
-    fn chain(&self, conv: &Conv2d, joined: Option<&Joined>, next: &Joined, tile: ChainTile) -> Result<Launch, Error> {
-        let (shape, also) = (self.plan.chain(self.step), self.step.also);
-        let (shape, also) = shape.zip(also).expect("a chain has two results");
-        let (x, second, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        let joined = joined.map(|joined| self.filter(&joined.name));
-        let pointers = ChainPointers {
-            x: [Some(x), second.filter(|_| joined.is_some())],
-            filter: [Some(filter), joined],
-            bias,
-            residual: second.filter(|_| shape.has_residual),
-            y,
-            next_filter: self.filter(&next.name),
-            next_bias: self.bias(1),
-            z: self.address(also),
-        };
-        let activations = [conv.activation, next.conv.activation];
-        let problem = ChainProblem { shape, activations, backward: self.backward };
-        sm90_conv2d_chain::launch(&problem, tile, &self.plan.limits, &pointers)
-    }
-
-    fn depthwise_problem(&self, conv: &Conv2d) -> DepthwiseProblem {
-        let output = self.y();
-        DepthwiseProblem {
-            batch: self.plan.batch,
-            input: Shape { channels: output.stored_channels, ..self.x().shape },
-            output: [output.shape.height, output.shape.width],
-            window: conv.window,
-            activation: conv.activation,
-        }
-    }
-
-    fn depthwise_pointers(&self) -> DepthwisePointers {
-        let (x, _, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        DepthwisePointers { x, filter, bias, y }
-    }
-
-    /// A depthwise convolution, of its input or of what a 1x1 convolution makes of it.
-    fn sm90_depthwise(&self, conv: &Conv2d, expand: Option<&Joined>, tile: DepthwiseTile) -> Result<Launch, Error> {
-        let expand = expand.map(|expand| Expand {
-            channels: self.x().stored_channels,
-            activation: expand.conv.activation,
-            filter: self.filter(&expand.name),
-            bias: self.bias(1),
-        });
-        let (problem, pointers) = (self.depthwise_problem(conv), self.depthwise_pointers());
-        sm90_conv2d_depthwise::launch(&problem, expand.as_ref(), tile, &self.plan.limits, &pointers)
-    }
-
-    fn linear_problem(&self) -> LinearProblem {
-        LinearProblem {
-            batch: self.plan.batch,
-            in_stored: self.x().stored_channels,
-            out_stored: self.y().stored_channels,
-            activation: Activation::None,
-        }
-    }
-
-    fn linear_pointers(&self) -> LinearPointers {
-        let (x, _, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        LinearPointers { x, filter, bias, y }
-    }
-
-    fn pool(&self, kind: PoolKind, pool: Pool) -> Result<Launch, Error> {
-        let (x, _, y) = self.pointers();
-        let output = [self.y().shape.height, self.y().shape.width];
-        let y_pitch = self.y().pitch;
-        let problem = PoolProblem { kind, batch: self.plan.batch, input: stored(self.x()), output, y_pitch, pool };
-        pool2d::launch(&problem, &PoolPointers { x, y })
-    }
-
-    fn tail(&self, tail: &Tail, tile: TailTile) -> Result<Launch, Error> {
-        let (x, _, y) = self.pointers();
-        let (filter, bias) = self.weights();
-        let problem = TailProblem {
-            batch: self.plan.batch,
-            input: stored(self.x()),
-            channels: tail.linear.out_features,
-            output: tail.output,
-            row_pitch: TensorSpec::new(Dtype::F32, self.y().shape).row_pitch,
-        };
-        sm90_tail::launch(&problem, tile, &TailPointers { x, filter, bias, y })
-    }
-
-    fn emit(&self, output: OutputKind) -> Result<Launch, Error> {
-        let (x, _, y) = self.pointers();
-        let source = self.x();
-        let kind = match (output, source.dtype) {
-            (OutputKind::Logits | OutputKind::Features, Dtype::F32) => EmitKind::ValuesF32,
-            (OutputKind::Logits | OutputKind::Features, Dtype::F16) => EmitKind::ValuesF16,
-            (OutputKind::Probabilities, Dtype::F32) => EmitKind::Softmax,
-            (OutputKind::TopK(k), Dtype::F32) => EmitKind::TopK(k),
-            (output, dtype) => {
-                return Err(Error::Unsupported {
-                    what: format!("output {output:?} of {dtype} values"),
-                    instead: "the kernels take f32 values, and f16 ones for logits and features".into(),
-                });
-            }
-        };
-        let TensorSpec { row_pitch, .. } = TensorSpec::new(Dtype::F32, self.y().shape);
-        let problem = EmitProblem {
-            kind,
-            rows: self.plan.batch,
-            pixels: source.shape.pixels(),
-            channels: source.shape.channels,
-            stored_channels: source.stored_channels,
-            row_pitch,
-        };
-        emit::launch(&problem, &EmitPointers { x, y })
+    /// Address of the filter of a node that the step computes.
+    pub fn filter(&self, node: &str) -> u64 {
+        self.addresses.weights + self.layout.filter(self.plan, self.step, node) as u64
     }
 }
 
 /// Shape with the channels that are stored.
-fn stored(tensor: &Tensor) -> Shape {
+pub(super) fn stored(tensor: &Tensor) -> Shape {
     Shape { channels: tensor.stored_channels, ..tensor.shape }
+}
+
+/// Distance of two rows of input or output, in bytes.
+pub(super) fn row_pitch(rows: &Tensor) -> usize {
+    TensorSpec::new(rows.dtype, rows.shape).row_pitch
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::Model;
-    use crate::plan::{Choices, Limits, Request, plan};
-    use crate::tensor::InputFormat;
+    use crate::plan::{Choices, Request, TailTile, plan};
+    use crate::tensor::OutputKind;
 
     const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
 
@@ -386,22 +211,6 @@ mod tests {
                 let name = &plan.steps[step].name;
                 assert!(matches!(refused, Err(Error::Internal { .. })), "{name} by {other:?}");
             }
-        }
-    }
-
-    #[test]
-    fn values_of_a_type_that_no_kernel_writes_out_are_refused() {
-        for (output, dtype) in [
-            (OutputKind::Logits, Dtype::U8),
-            (OutputKind::Probabilities, Dtype::F16),
-            (OutputKind::TopK(5), Dtype::F16),
-        ] {
-            let (mut plan, _) = launches_of(&Limits::h200(), 8, output);
-            let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
-            let last = plan.steps.last().unwrap().inputs[0];
-            plan.tensors[last.0].dtype = dtype;
-            let refused = launches(&plan, &layout, &ADDRESSES);
-            assert!(matches!(refused, Err(Error::Unsupported { .. })), "{output:?} of {dtype}");
         }
     }
 
