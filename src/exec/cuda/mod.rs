@@ -22,6 +22,8 @@ mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
 mod steps;
+#[cfg(test)]
+mod toy;
 mod trial;
 mod until_fault;
 
@@ -65,6 +67,8 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
     &sm90_tail::Sm90Tail,
+    #[cfg(test)]
+    &toy::Toy,
 ];
 
 /// A model on a GPU. It owns every buffer that its graphs address.

@@ -11,6 +11,8 @@ mod sm90_conv2d_halo;
 mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
+#[cfg(test)]
+mod toy;
 mod without_tiles;
 
 use std::fmt;
@@ -44,6 +46,8 @@ pub use sm90_stem::{Stem, StemTile};
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
 pub use sm90_tail::{Tail, TailTile};
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use toy::GPU as TOY_GPU;
 
 /// A kernel as the planner sees it: what it computes, in which tiles, and how long that takes.
 pub(crate) trait KernelDef: Sync {
@@ -112,6 +116,8 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::GLOBAL_AVG_POOL,
     &without_tiles::ADD,
     &without_tiles::EMIT,
+    #[cfg(test)]
+    &toy::Toy,
 ];
 
 /// A kernel in a tile, for some work.
@@ -213,6 +219,9 @@ pub enum Kernel {
     Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
+    /// One that only tests have, with images of a block.
+    #[cfg(test)]
+    Toy(usize),
 }
 
 impl Kernel {
@@ -237,6 +246,8 @@ impl Kernel {
             | Self::Sm90Expand(_)
             | Self::Sm90Linear(_)
             | Self::Sm90Tail(_) => true,
+            #[cfg(test)]
+            Self::Toy(_) => false,
         };
         match name.split_once(' ') {
             _ if says => name,
@@ -262,6 +273,8 @@ impl fmt::Display for Kernel {
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
+            #[cfg(test)]
+            Self::Toy(images) => write!(f, "toy {images}"),
         }
     }
 }
