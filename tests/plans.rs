@@ -7,7 +7,7 @@ use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
     StepOp, plan,
 };
-use trefoil::{Error, InputFormat, OutputKind, Shape};
+use trefoil::{Dtype, Error, InputFormat, OutputKind, Shape};
 
 fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> Result<Plan, Error> {
     let request = Request {
@@ -200,11 +200,26 @@ fn shapes_of_steps_are_alike_where_nothing_that_counts_differs() {
     let steps = |shape: &str| eight.iter().filter(|other| *other == shape).count();
     // The last two blocks of a stage with three are the same; the first has another input.
     let [conv, residual] = [
-        "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 -> 14x14x672, batch 8",
-        "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 + 14x14x112 -> 14x14x112, batch 8",
+        "conv1x1 1x1/1x1 pad 0,0,0,0: 14x14x112 f16 -> 14x14x672 f16, batch 8",
+        "conv1x1+res 1x1/1x1 pad 0,0,0,0: 14x14x672 f16 + 14x14x112 f16 -> 14x14x112 f16, batch 8",
     ];
     assert_eq!((steps(conv), steps(residual)), (0, 2), "{eight:#?}");
     assert_eq!(steps(&conv.replace("conv1x1 ", "conv1x1+relu6 ")), 3, "{eight:#?}");
+}
+
+/// What was measured of one type says nothing of another.
+#[test]
+fn shapes_of_steps_differ_where_types_do() {
+    let model = Model::open("weights/efficientnet-lite0").unwrap();
+    let planned = plan_of(&model, &Limits::a100(), 8, OutputKind::Probabilities).unwrap();
+    for (index, step) in planned.steps.iter().enumerate() {
+        for tensor in step.inputs.iter().chain([&step.output]) {
+            let mut other = planned.clone();
+            let dtype = &mut other.tensors[tensor.0].dtype;
+            *dtype = if *dtype == Dtype::F32 { Dtype::F16 } else { Dtype::F32 };
+            assert_ne!(planned.shape_of(index), other.shape_of(index), "{}", step.name);
+        }
+    }
 }
 
 #[test]
@@ -309,6 +324,26 @@ fn computing_both_can_be_chosen_and_refused() {
     assert!(refused(&Limits::a100(), &[("depthwise", both)]) && refused(&Limits::a100(), &[("depthwise", one)]));
 }
 
+/// The convolution between the two could be computed with either of its neighbours.
+#[test]
+fn a_choice_comes_before_what_would_be_computed_together() {
+    let mut g = GraphBuilder::new(Shape::new(56, 56, 144));
+    let project = g.conv2d("project", g.input(), 24, Window::square(1, 1, 0));
+    let expand = g.conv2d("expand", project, 144, Window::square(1, 1, 0));
+    let conv = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
+    let y = g.conv2d_with("depthwise", expand, conv);
+    let graph = g.finish(y).unwrap();
+    let h200 = Limits::h200();
+    let expanded = plan_of_graph(&graph, &h200, &[]).unwrap();
+    assert!(matches!(expanded.steps[2].op, StepOp::ExpandDepthwise { .. }));
+    let chain = Kernel::Sm90Chain(ChainTile { pixels: 128 });
+    let chained = plan_of_graph(&graph, &h200, &[("project", chain)]).unwrap();
+    assert_eq!(step_names(&chained), ["input", "project", "depthwise", "output"]);
+    assert!(matches!(&chained.steps[1].op, StepOp::Chain { next, .. } if next.name == "expand"));
+    assert!(matches!(chained.steps[2].op, StepOp::Depthwise(_)));
+    assert_eq!(chained.steps[2].inputs, [chained.steps[1].also.unwrap()]);
+}
+
 #[test]
 fn the_hopper_linear_layer_can_be_chosen_and_refused() {
     let plan_of = |channels: usize, limits: &Limits, tile: LinearTile| {
@@ -365,7 +400,8 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
     // Both results are tensors of their own, until the block's last convolution has read them.
     assert_eq!(last.inputs, [wide.also.unwrap(), wide.output]);
     assert!(last.inputs.iter().all(|id| chained.tensors[id.0].lifetime == [3, 4]));
-    assert_eq!(chained.shape_of(3).split(": ").last(), Some("56x56x64 + 56x56x256 -> 56x56x256 -> 56x56x64, batch 64"));
+    let shape = "56x56x64 f16 + 56x56x256 f16 -> 56x56x256 f16 -> 56x56x64 f16, batch 64";
+    assert_eq!(chained.shape_of(3).split(": ").last(), Some(shape));
     let apart_names = ["input", "before", "inside", "wide", "next", "last", "output"];
     let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
     for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {

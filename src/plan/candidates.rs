@@ -2,15 +2,9 @@
 
 use std::fmt;
 
-use super::chain::ChainShape;
-use super::depthwise::{DepthwiseShape, DepthwiseTile};
 use super::floor::LAUNCH;
-use super::linear::{self, LinearShape};
-use super::sm90::ConvShape;
-use super::tail::{self, TailShape};
-use super::{Kernel, Plan, Rates, Step, StepOp, TensorId, chain, depthwise, select, stem};
-use crate::model::Window;
-use crate::tensor::Shape;
+use super::kernels::{self, Variant};
+use super::{Kernel, Plan, Rates, Step};
 
 /// A kernel that computes a step, and how long the tile model takes it to be.
 ///
@@ -76,9 +70,7 @@ impl Plan {
     /// # Panics
     /// If there is no such step.
     pub fn candidates(&self, step: usize) -> Vec<Candidate> {
-        let step = &self.steps[step];
-        let candidate = |(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes };
-        let mut kernels: Vec<Candidate> = self.kernels(step).into_iter().map(candidate).collect();
+        let mut kernels: Vec<Candidate> = self.modelled(&self.steps[step]).collect();
         kernels.sort_by(|a, b| a.clocks.total_cmp(&b.clocks));
         let most = kernels.first().map_or(0.0, |first| WITHIN * first.clocks);
         kernels.retain(|candidate| candidate.clocks <= most);
@@ -92,118 +84,22 @@ impl Plan {
     /// If there is no such step.
     pub fn predicted(&self, step: usize) -> Option<Candidate> {
         let step = &self.steps[step];
-        let found = self.kernels(step).into_iter().find(|(kernel, _)| *kernel == step.kernel);
-        found.map(|(kernel, clocks)| Candidate { kernel, clocks, bytes: step.bytes })
+        self.modelled(step).find(|candidate| candidate.kernel == step.kernel)
     }
 
-    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape, of any
-    /// model. Not where a concatenation has its result.
+    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape and type, of
+    /// any model. Not where a concatenation has its result.
     ///
     /// # Panics
     /// If there is no such step.
     pub fn shape_of(&self, step: usize) -> String {
-        let Step { op, inputs, output, also, .. } = &self.steps[step];
-        let windows: String = match op {
-            StepOp::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
-            StepOp::Chain { conv, joined: Some(joined), .. } => {
-                format!("{} + {}", window(&conv.window), window(&joined.conv.window))
-            }
-            StepOp::Chain { conv, joined: None, .. } => window(&conv.window),
-            StepOp::Conv(conv) | StepOp::Depthwise(conv) | StepOp::ExpandDepthwise { conv, .. } => window(&conv.window),
-            StepOp::ConvSum { conv, joined } => format!("{} + {}", window(&conv.window), window(&joined.conv.window)),
-            StepOp::MaxPool(pool) | StepOp::AvgPool(pool) => window(&pool.window),
-            StepOp::Tail(tail) => format!("to {}", tail.k_stored()),
-            _ => String::new(),
-        };
-        let shape = |id: &TensorId| self.stored(*id).to_string();
-        let inputs: Vec<String> = inputs.iter().map(shape).collect();
-        let label = op.label(inputs.len());
-        let outputs: Vec<String> = [Some(output), also.as_ref()].into_iter().flatten().map(shape).collect();
-        format!("{label} {windows}: {} -> {}, batch {}", inputs.join(" + "), outputs.join(" -> "), self.batch)
-    }
-
-    /// A tensor's shape with the channels that are stored.
-    pub(super) fn stored(&self, id: TensorId) -> Shape {
-        let tensor = &self.tensors[id.0];
-        Shape { channels: tensor.stored_channels, ..tensor.shape }
-    }
-
-    /// The convolutions of a step, each of its own input.
-    pub(super) fn convs(&self, step: &Step) -> Vec<ConvShape> {
-        let windows = match &step.op {
-            StepOp::Conv(conv) => vec![conv.window],
-            StepOp::ConvSum { conv, joined } | StepOp::Chain { conv, joined: Some(joined), .. } => {
-                vec![conv.window, joined.conv.window]
-            }
-            StepOp::Chain { conv, joined: None, .. } => vec![conv.window],
-            _ => Vec::new(),
-        };
-        let output = self.stored(step.output);
-        let of = |(window, input): (Window, &TensorId)| {
-            let input = self.stored(*input);
-            ConvShape { batch: self.batch, input, output, window }
-        };
-        windows.into_iter().zip(&step.inputs).map(of).collect()
-    }
-
-    /// The two convolutions of a chain.
-    pub(crate) fn chain(&self, step: &Step) -> Option<ChainShape> {
-        let StepOp::Chain { joined, .. } = &step.op else { return None };
-        Some(ChainShape {
-            sources: self.convs(step),
-            has_residual: joined.is_none() && step.inputs.len() > 1,
-            next_channels: self.stored(step.also?).channels,
-        })
+        self.work(&self.steps[step]).key()
     }
 
     /// Every kernel of a step that the tile model knows, with its clocks.
-    fn kernels(&self, step: &Step) -> Vec<(Kernel, f64)> {
-        let [x, y] = [step.inputs[0], step.output].map(|id| &self.tensors[id.0]);
-        let (m_gemm, channels) = (self.batch * y.shape.pixels(), x.shape.channels);
-        match (&step.op, step.kernel) {
-            (_, Kernel::Cpu) => Vec::new(),
-            (StepOp::Conv(conv), _) => {
-                let k_gemm = conv.window.size.iter().product::<usize>() * channels;
-                select::conv_kernels(&self.limits, &self.convs(step)[0], [m_gemm, y.shape.channels, k_gemm])
-            }
-            (StepOp::ConvSum { .. }, _) => select::sm90_kernels(&self.limits, &self.convs(step)),
-            (StepOp::Chain { .. }, _) => {
-                self.chain(step).map_or(Vec::new(), |shape| chain::kernels(&shape, &self.limits))
-            }
-            (StepOp::Linear(_), _) => {
-                let shape = LinearShape { batch: self.batch, channels: x.stored_channels, outputs: y.stored_channels };
-                linear::kernels(&shape, &self.limits)
-            }
-            (StepOp::Stem(stem), _) => stem::kernels(stem, self.batch, y.shape, &self.limits),
-            (StepOp::Tail(tail), _) => {
-                let shape = TailShape {
-                    batch: self.batch,
-                    input: self.stored(step.inputs[0]),
-                    k_stored: tail.k_stored(),
-                    output: tail.output,
-                };
-                tail::kernels(&shape, &self.limits)
-            }
-            (StepOp::Depthwise(conv), _) => self.depthwise(step, conv.window, Kernel::Sm90Depthwise),
-            (StepOp::ExpandDepthwise { conv, .. }, _) => self.depthwise(step, conv.window, Kernel::Sm90Expand),
-            _ => Vec::new(),
-        }
+    fn modelled(&self, step: &Step) -> impl Iterator<Item = Candidate> {
+        let bytes = step.bytes;
+        let candidate = move |Variant { kernel, clocks }| Some(Candidate { kernel, clocks: clocks?, bytes });
+        kernels::variants(&self.work(step), &self.limits).into_iter().filter_map(candidate)
     }
-}
-
-impl Plan {
-    /// Every kernel of a depthwise convolution, or of one with a 1x1 convolution in front.
-    fn depthwise(&self, step: &Step, window: Window, kernel: fn(DepthwiseTile) -> Kernel) -> Vec<(Kernel, f64)> {
-        let [input, output] = [step.inputs[0], step.output].map(|id| self.stored(id));
-        let expands = matches!(step.op, StepOp::ExpandDepthwise { .. });
-        let shape = DepthwiseShape { batch: self.batch, input, output, window, expands };
-        depthwise::tiles(&shape, &self.limits).map(|(tile, clocks)| (kernel(tile), clocks)).collect()
-    }
-}
-
-fn window(window: &Window) -> String {
-    let Window { size: [r, s], stride: [down, right], pad, dilation: [dilation_h, dilation_w] } = *window;
-    let dilation =
-        if [dilation_h, dilation_w] == [1; 2] { String::new() } else { format!(" d{dilation_h}x{dilation_w}") };
-    format!("{r}x{s}/{down}x{right} pad {},{},{},{}{dilation}", pad.top, pad.left, pad.bottom, pad.right)
 }

@@ -54,6 +54,6 @@ fn writes_parts(op: &Op) -> bool {
     match op {
         Op::Conv2d(conv) => conv.groups == 1,
         Op::MaxPool(_) | Op::AvgPool(_) | Op::Add(_) | Op::Activation(_) | Op::Concat => true,
-        _ => false,
+        Op::Input | Op::BatchNorm(_) | Op::GlobalAvgPool | Op::Linear(_) => false,
     }
 }

@@ -66,58 +66,6 @@ fn place(tensor: &Tensor) -> String {
     }
 }
 
-impl StepOp {
-    /// A short name of the operation; `inputs` tells a fused residual.
-    pub fn label(&self, inputs: usize) -> String {
-        match self {
-            Self::Normalize { .. } => "normalize".into(),
-            Self::Stem(stem) => {
-                let [r, s] = stem.conv.window.size;
-                let max = if stem.pool.is_some() { "+max" } else { "" };
-                format!("stem{r}x{s}{}{max}", suffix(stem.conv.activation))
-            }
-            Self::Conv(conv) => {
-                let [r, s] = conv.window.size;
-                let residual = if inputs > 1 { "+res" } else { "" };
-                format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
-            }
-            Self::ConvSum { conv, joined } => {
-                let ([r, s], [joined_r, joined_s]) = (conv.window.size, joined.conv.window.size);
-                format!("conv{r}x{s}+{joined_r}x{joined_s}{}", suffix(conv.activation))
-            }
-            Self::Chain { conv, joined, next } => {
-                let first = match joined {
-                    Some(joined) => Self::ConvSum { conv: conv.clone(), joined: joined.clone() },
-                    None => Self::Conv(conv.clone()),
-                };
-                format!("{}>1x1{}", first.label(inputs), suffix(next.conv.activation))
-            }
-            Self::Depthwise(conv) => {
-                let [r, s] = conv.window.size;
-                format!("dw{r}x{s}{}", suffix(conv.activation))
-            }
-            Self::ExpandDepthwise { conv, .. } => {
-                let [r, s] = conv.window.size;
-                format!("1x1+dw{r}x{s}{}", suffix(conv.activation))
-            }
-            Self::MaxPool(_) => "max-pool".into(),
-            Self::AvgPool(_) => "avg-pool".into(),
-            Self::GlobalAvgPool => "global-pool".into(),
-            Self::Linear(_) => "linear".into(),
-            Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
-            Self::Tail(tail) => format!("mean+fc+{}", tail.rows()),
-            Self::Emit(output) => format!("{output:?}").to_lowercase(),
-        }
-    }
-}
-
-fn suffix(activation: crate::tensor::Activation) -> String {
-    match activation {
-        crate::tensor::Activation::None => String::new(),
-        other => format!("+{other}"),
-    }
-}
-
 impl Plan {
     /// A step's lane and the steps of others that it waits for, where there are several lanes.
     fn lane_of(&self, Step { lane, after, .. }: &Step) -> String {
@@ -131,33 +79,6 @@ impl Plan {
 
     /// A short name of a kernel.
     pub(crate) fn kernel_name(&self, kernel: Kernel, op: &StepOp) -> String {
-        let stem = match op {
-            StepOp::Normalize { .. } => "normalize",
-            StepOp::Stem(_) => "stem",
-            StepOp::Conv(_) | StepOp::ConvSum { .. } => "conv2d_fprop",
-            StepOp::Chain { .. } => "conv2d_chain",
-            StepOp::Depthwise(_) | StepOp::ExpandDepthwise { .. } => "conv2d_depthwise",
-            StepOp::MaxPool(_) | StepOp::AvgPool(_) => "pool2d",
-            StepOp::GlobalAvgPool => "global_avg_pool",
-            StepOp::Linear(_) => "linear",
-            StepOp::Add(_) => "add",
-            StepOp::Tail(_) => "tail",
-            StepOp::Emit(_) => "emit",
-        };
-        match kernel {
-            Kernel::Cpu => format!("cpu {stem}"),
-            Kernel::Sm80 => format!("sm80 {stem}"),
-            Kernel::Sm80Gemm(tile) => format!("sm80 {stem} {tile}"),
-            Kernel::Sm90Conv { tile, cluster: 1 } => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Conv { tile, cluster } => format!("sm90 {stem} {tile}/{cluster}"),
-            Kernel::Joined => format!("joined {stem}"),
-            Kernel::Sm90Stem(tile) => format!("sm90 {stem} {tile}"),
-            Kernel::Sm90Halo => format!("sm90 {stem} halo"),
-            Kernel::Sm90Chain(_)
-            | Kernel::Sm90Depthwise(_)
-            | Kernel::Sm90Expand(_)
-            | Kernel::Sm90Linear(_)
-            | Kernel::Sm90Tail(_) => kernel.to_string(),
-        }
+        kernel.title(op.stem())
     }
 }

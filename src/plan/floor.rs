@@ -1,6 +1,6 @@
 //! The time that a step cannot be faster than: its work over what the hardware does in a second.
 
-use super::{HaloTile, Kernel, Limits, Plan, StepOp};
+use super::{Limits, Plan, kernels};
 
 /// What a GPU does in a second.
 ///
@@ -91,9 +91,6 @@ pub struct Floor {
 /// What a launch is allowed, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
 
-/// Output channels and output pixels that are computed from one copy of what they share.
-const SHARED: usize = 256;
-
 impl Floor {
     /// All of it.
     pub fn seconds(&self) -> f64 {
@@ -129,56 +126,14 @@ impl Plan {
     /// If there is no such step.
     pub fn floor(&self, step: usize, rates: &Rates) -> Floor {
         let step = &self.steps[step];
-        let products = match &step.op {
-            // Not what else it does with bytes and windows.
-            StepOp::Stem(stem) => {
-                let terms =
-                    stem.conv.window.size.iter().product::<usize>() * self.tensors[step.inputs[0].0].shape.channels;
-                (2 * self.batch * terms * stem.conv_shape.elems()) as u64
-            }
-            StepOp::ExpandDepthwise { .. } => {
-                let [x, y] = [step.inputs[0], step.output].map(|id| self.tensors[id.0].shape);
-                (2 * self.batch * x.elems() * y.channels) as u64
-            }
-            // Not its sums and exponentials.
-            StepOp::Tail(tail) => {
-                let channels = self.tensors[step.inputs[0].0].shape.channels;
-                (2 * self.batch * channels * tail.linear.out_features) as u64
-            }
-            StepOp::Conv(_) | StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::Linear(_) => step.flops,
-            _ => 0,
-        };
+        let work = self.work(step);
+        let read = kernels::of(&work, step.kernel).map_or(0, |def| def.cache_bytes(&work, &self.limits));
         Floor {
-            tensor: products as f64 / rates.flops,
+            tensor: work.products() as f64 / rates.flops,
             memory: step.bytes as f64 / rates.memory_bytes,
-            cache: rates.cache_bytes.map_or(0.0, |rate| self.cache_bytes(step) as f64 / rate),
+            cache: rates.cache_bytes.map_or(0.0, |rate| read as f64 / rate),
             launch: LAUNCH,
         }
-    }
-
-    /// See [`Floor::cache`].
-    fn cache_bytes(&self, step: &super::Step) -> u64 {
-        let elem_bytes = self.limits.family.dtype().bytes();
-        let of = |conv: &super::sm90::ConvShape| {
-            let pixels = conv.batch * conv.output.pixels();
-            let window = conv.window.size.iter().product::<usize>() * conv.input.channels * elem_bytes;
-            let filters = window * conv.output.channels * self.limits.units.min(pixels.div_ceil(SHARED));
-            (pixels * window * conv.output.channels.div_ceil(SHARED) + filters) as u64
-        };
-        let convs = self.convs(step);
-        if step.kernel == Kernel::Sm90Halo
-            && let [conv] = &convs[..]
-            && let Some(tile) = HaloTile::of(conv, &self.limits)
-        {
-            return tile.cache_bytes(conv, &self.limits) as u64;
-        }
-        // What is between the two convolutions of a chain stays on the multiprocessor.
-        let next = step.also.map_or(0, |z| {
-            let pixels = self.batch * convs[0].output.pixels();
-            let filter = convs[0].output.channels * self.stored(z).channels * elem_bytes;
-            (filter * self.limits.units.min(pixels.div_ceil(SHARED))) as u64
-        });
-        convs.iter().map(of).sum::<u64>() + next
     }
 }
 

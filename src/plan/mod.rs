@@ -5,54 +5,33 @@
 
 mod arena;
 mod candidates;
-mod chain;
 mod check;
+mod choices;
 mod concat;
-mod depthwise;
+mod context;
+mod cover;
 mod display;
-mod expand;
 mod floor;
-mod halo;
-mod join;
+pub(crate) mod kernels;
 mod lanes;
 mod limits;
-mod linear;
 mod lower;
-mod select;
-mod sm90;
-mod stem;
-mod tail;
+mod op;
+#[cfg(feature = "cuda")]
+pub(crate) mod packing;
 mod tensors;
+pub(crate) mod work;
 
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
-use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
+use crate::model::{Graph, Preprocessing};
+use crate::tensor::{Dtype, InputFormat, OutputKind, Shape};
 
 pub use candidates::Candidate;
-pub use chain::ChainTile;
-#[cfg(feature = "cuda")]
-pub(crate) use chain::{ChainLayout, ChainShape};
-pub use depthwise::DepthwiseTile;
-#[cfg(feature = "cuda")]
-pub(crate) use depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
+pub use choices::Choices;
 pub use floor::{Floor, Rates};
-pub(crate) use halo::HaloTile;
-#[cfg(feature = "cuda")]
-pub(crate) use halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
+pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
-pub use linear::LinearTile;
-#[cfg(feature = "cuda")]
-pub(crate) use linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
-pub use select::{Choices, ConvTile};
-pub use sm90::Sm90Tile;
-#[cfg(feature = "cuda")]
-pub(crate) use sm90::{ConvShape, check as check_sm90};
-#[cfg(feature = "cuda")]
-pub(crate) use stem::{MOST_STEM_CHANNELS, StemLayers};
-pub use stem::{Stem, StemTile};
-#[cfg(feature = "cuda")]
-pub(crate) use tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
-pub use tail::{Tail, TailTile};
+pub use op::{Joined, StepOp};
 
 /// What a plan is asked for.
 ///
@@ -248,125 +227,6 @@ impl Step {
     fn outputs(&self) -> impl Iterator<Item = TensorId> {
         [Some(self.output), self.also].into_iter().flatten()
     }
-}
-
-/// What a step computes.
-///
-/// ```
-/// use trefoil::{Activation, model::{Conv2d, Window}, plan::StepOp};
-/// let conv = Conv2d { activation: Activation::Relu, ..Conv2d::named("conv1", 64, Window::square(7, 2, 3)) };
-/// assert_eq!(StepOp::Conv(conv).label(1), "conv7x7+relu");
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOp {
-    /// Input rows → normalised activations, channels padded to the family's alignment.
-    Normalize {
-        /// Subtracted from each channel, in units of the input's full scale (0-1).
-        mean: Vec<f32>,
-        /// Divides each channel after that.
-        std: Vec<f32>,
-    },
-    /// Normalisation, convolution and maximum in one: input rows → activations.
-    Stem(Stem),
-    /// Dense convolution with bias, residual and activation.
-    Conv(Conv2d),
-    /// The sum of two dense convolutions of one output shape, each of its own input, then the first one's activation.
-    ConvSum {
-        /// The one that the step is named after.
-        conv: Conv2d,
-        /// The other.
-        joined: Box<Joined>,
-    },
-    /// One of these with 1x1 windows, and another 1x1 convolution of its result: both results are written.
-    Chain {
-        /// The one that the step is named after.
-        conv: Conv2d,
-        /// The one that its result is the sum with, of the step's second input.
-        joined: Option<Box<Joined>>,
-        /// The one that reads the result.
-        next: Box<Joined>,
-    },
-    /// Depthwise convolution with bias and activation.
-    Depthwise(Conv2d),
-    /// The same of what a 1x1 convolution makes of the input.
-    ExpandDepthwise {
-        /// The 1x1 convolution.
-        expand: Box<Joined>,
-        /// The depthwise one, which the step is named after.
-        conv: Conv2d,
-    },
-    /// Maximum over windows.
-    MaxPool(Pool),
-    /// Mean over windows.
-    AvgPool(Pool),
-    /// Mean over all pixels.
-    GlobalAvgPool,
-    /// Fully connected layer; its result is f32.
-    Linear(Linear),
-    /// Elementwise sum (one input: none) and activation.
-    Add(Activation),
-    /// Mean over all pixels, fully connected layer and output rows in one, the last step.
-    Tail(Tail),
-    /// The last step: logits or features → output rows.
-    Emit(OutputKind),
-}
-
-/// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
-///
-/// ```
-/// use trefoil::{model::{Conv2d, Window}, plan::{Joined, StepOp}};
-/// let single = |name| Conv2d::named(name, 256, Window::square(1, 1, 0));
-/// let joined = Box::new(Joined { name: "downsample.0".into(), conv: single("downsample.0") });
-/// assert_eq!(StepOp::ConvSum { conv: single("conv3"), joined }.label(2), "conv1x1+1x1");
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Joined {
-    /// Name of the graph's node.
-    pub name: String,
-    /// The convolution.
-    pub conv: Conv2d,
-}
-
-/// How a step computes it.
-///
-/// ```
-/// use trefoil::plan::{Kernel, Limits, Sm90Tile};
-/// let kernel = Kernel::Sm90Conv { tile: Sm90Tile { channels: 128, pixels: 256 }, cluster: 2 };
-/// assert_eq!(kernel.to_string(), "sm90 128x256/2");
-/// assert!(Kernel::of_convolutions(&Limits::h200()).contains(&kernel));
-/// assert_eq!(Kernel::of_convolutions(&Limits::cpu(8)), [Kernel::Cpu]);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kernel {
-    /// The one CPU kernel of the operation.
-    Cpu,
-    /// The one sm80 kernel of the operation.
-    Sm80,
-    /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
-    Sm80Gemm(ConvTile),
-    /// The sm90 convolution with a tile.
-    Sm90Conv {
-        /// The tile.
-        tile: Sm90Tile,
-        /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
-        cluster: usize,
-    },
-    /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
-    Sm90Halo,
-    /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
-    Joined,
-    /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
-    Sm90Chain(ChainTile),
-    /// The sm90 kernel of a network's first layers with a tile.
-    Sm90Stem(StemTile),
-    /// The sm90 depthwise convolution with a tile.
-    Sm90Depthwise(DepthwiseTile),
-    /// The same, computing the 1x1 convolution too whose result it reads.
-    Sm90Expand(DepthwiseTile),
-    /// The sm90 linear layer with a tile.
-    Sm90Linear(LinearTile),
-    /// The sm90 kernel of a network's last layers with a tile.
-    Sm90Tail(TailTile),
 }
 
 /// A tensor between steps.

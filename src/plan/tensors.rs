@@ -3,60 +3,56 @@
 use std::collections::BTreeMap;
 
 use super::concat::Part;
-use super::{Kernel, PartOf, Place, Plan, Request, Step, StepOp, Tensor, TensorId};
+use super::context::{Context, Match};
+use super::work::Operand;
+use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::model::NodeId;
-use crate::tensor::{Dtype, Shape, TensorSpec};
+use crate::tensor::TensorSpec;
 
 /// A step without its name, and without tensors.
 pub(super) struct Draft {
     pub(super) op: StepOp,
     pub(super) kernel: Kernel,
-    pub(super) shape: Shape,
-    /// Of the second result.
-    pub(super) also: Option<Shape>,
-    pub(super) dtype: Dtype,
+    /// One, or two.
+    pub(super) outputs: Vec<Operand>,
     pub(super) flops: u64,
     pub(super) weight_bytes: u64,
 }
 
-/// A plan that grows by a step at a time, each with the tensors that it writes. Nodes come in their order.
+/// A plan that grows by a step at a time, each with the tensors that it writes.
 pub(super) struct Growing<'a> {
-    request: &'a Request<'a>,
-    shapes: &'a [Shape],
-    /// The part of a concatenation that each node writes, if it does.
+    context: &'a Context<'a>,
+    /// The part of a concatenation that each node writes, if its step can.
     parts: Vec<Option<Part>>,
     /// The tensors of concatenations that something has been written to.
     of_concat: BTreeMap<NodeId, TensorId>,
-    /// The tensor that holds each node's value.
-    of_node: Vec<TensorId>,
+    /// The tensors that hold nodes' values.
+    of_node: BTreeMap<NodeId, TensorId>,
     plan: Plan,
 }
 
 impl<'a> Growing<'a> {
-    /// No steps yet; the only tensor is the input rows.
-    pub(super) fn new(request: &'a Request<'a>, shapes: &'a [Shape], parts: Vec<Option<Part>>) -> Self {
-        let input = TensorSpec::new(request.input.dtype(), shapes[0]);
-        let rows = Tensor {
-            shape: input.shape,
-            stored_channels: input.shape.channels,
-            pitch: input.shape.channels,
-            part_of: None,
-            dtype: input.dtype,
-            bytes: request.batch * input.row_pitch,
-            place: Place::Input,
-            lifetime: [0, 0],
-        };
+    /// No steps yet, but what they will be; the only tensor is the input rows.
+    pub(super) fn new(context: &'a Context<'a>, steps: &[Match]) -> Self {
+        let mut parts = context.parts.clone();
+        for node in steps.iter().filter(|step| !step.op.writes_parts()).flat_map(|step| &step.writes) {
+            if let Some(part) = parts.get_mut(node.0) {
+                *part = None; // its kernel writes whole pixels
+            }
+        }
+        let (request, rows) = (context.request, context.input_rows());
+        let input = Tensor { place: Place::Input, ..tensor(rows, rows_bytes(request.batch, rows)) };
         let plan = Plan {
             limits: request.limits.clone(),
             batch: request.batch,
             input: request.input,
             output: request.output,
             steps: Vec::new(),
-            tensors: vec![rows],
+            tensors: vec![input],
             arena_bytes: 0,
             arena_bytes_without_reuse: 0,
         };
-        Self { request, shapes, parts, of_concat: BTreeMap::new(), of_node: Vec::new(), plan }
+        Self { context, parts, of_concat: BTreeMap::new(), of_node: BTreeMap::new(), plan }
     }
 
     /// The plan, when all steps are there.
@@ -64,23 +60,14 @@ impl<'a> Growing<'a> {
         self.plan
     }
 
-    pub(super) fn tensor(&self, id: TensorId) -> &Tensor {
-        &self.plan.tensors[id.0]
-    }
-
     /// The tensor that holds a node's value.
     pub(super) fn of(&self, node: NodeId) -> TensorId {
-        self.of_node[node.0]
+        self.of_node[&node]
     }
 
-    /// How many nodes have had their turn.
-    pub(super) fn nodes(&self) -> usize {
-        self.of_node.len()
-    }
-
-    /// Lets the next node have no step, and a tensor that is there.
-    pub(super) fn pass(&mut self, value: TensorId) {
-        self.of_node.push(value);
+    /// Lets a tensor hold a node's value.
+    pub(super) fn bind(&mut self, node: NodeId, value: TensorId) {
+        self.of_node.insert(node, value);
     }
 
     /// Whether a node writes its part of a concatenation by itself.
@@ -88,61 +75,38 @@ impl<'a> Growing<'a> {
         self.parts[node.0].is_some_and(|part| part.of == concat)
     }
 
-    /// The second result of the chain that writes this tensor.
-    pub(super) fn also_of(&self, output: TensorId) -> TensorId {
-        let step = self.plan.steps.iter().find(|step| step.output == output);
-        step.and_then(|step| step.also).expect("a chain comes before what reads it")
-    }
-
-    /// The step of the next node.
-    pub(super) fn push(&mut self, name: &str, draft: Draft, mut inputs: Vec<TensorId>) {
+    /// The step of a match, whose first result may be a part of a concatenation.
+    pub(super) fn push(&mut self, step: &Match, draft: Draft, mut inputs: Vec<TensorId>) {
         if inputs.is_empty() {
-            inputs.push(TensorId(0)); // the graph's input node reads the slot's input rows
+            inputs.push(TensorId(0)); // the slot's input rows
         }
-        let part = self.part_of(NodeId(self.of_node.len())); // none for the output rows, which are no node
-        let output = self.push_into(name, draft, inputs, part);
-        self.of_node.push(output);
+        let part = self.part_of(step.writes[0]);
+        self.push_into(&step.name, draft, inputs, part);
+        let outputs: Vec<TensorId> = self.plan.steps.last().expect("just pushed").outputs().collect();
+        for (&node, output) in step.writes.iter().zip(outputs) {
+            self.bind(node, output);
+            if node == self.context.rows() {
+                let bytes = rows_bytes(self.plan.batch, self.context.operand(node));
+                let tensor = &mut self.plan.tensors[output.0];
+                (tensor.place, tensor.bytes) = (Place::Output, bytes);
+            }
+        }
     }
 
-    /// The step of the first `nodes`, which are next. Of their values only the last is a tensor.
-    pub(super) fn push_first(&mut self, nodes: usize, name: &str, draft: Draft) {
-        self.parts[..nodes].fill(None); // the kernel writes whole pixels
-        self.push(name, draft, Vec::new());
-        self.of_node = vec![self.of_node[0]; nodes];
-    }
-
-    /// The step that writes output rows, after all nodes.
-    pub(super) fn push_last(&mut self, name: &str, draft: Draft, input: TensorId, spec: &TensorSpec) {
-        self.push(name, draft, vec![input]);
-        let tensor = self.plan.tensors.last_mut().expect("just pushed");
-        tensor.place = Place::Output;
-        (tensor.stored_channels, tensor.pitch) = (spec.shape.channels, spec.shape.channels);
-        tensor.bytes = self.request.batch * spec.row_pitch;
-    }
-
-    /// A step whose result is a part of another tensor, if it says so.
-    pub(super) fn push_into(
-        &mut self,
-        name: &str,
-        draft: Draft,
-        inputs: Vec<TensorId>,
-        part_of: Option<PartOf>,
-    ) -> TensorId {
-        let is_stored_in_chunks = draft.dtype == Dtype::F16 || matches!(draft.op, StepOp::Linear(_));
-        let align = if is_stored_in_chunks { self.request.limits.family.channel_align() } else { 1 };
-        let tensor = Tensor { part_of, ..self.activations(draft.shape, draft.dtype, align) };
-        let second = draft.also.map(|shape| self.activations(shape, draft.dtype, align));
-        let read: usize = inputs.iter().map(|&id| self.tensor(id).bytes).sum();
-        let written = tensor.bytes + second.as_ref().map_or(0, |second| second.bytes);
+    /// A step whose first result is a part of another tensor, if it says so.
+    pub(super) fn push_into(&mut self, name: &str, draft: Draft, inputs: Vec<TensorId>, part_of: Option<PartOf>) {
+        let mut results: Vec<Tensor> = draft.outputs.iter().map(|&output| self.activations(output)).collect();
+        results[0].part_of = part_of;
+        let read: usize = inputs.iter().map(|&id| self.plan.tensors[id.0].bytes).sum();
+        let written: usize = results.iter().map(|tensor| tensor.bytes).sum();
         let bytes = draft.weight_bytes + (read + written) as u64;
-        let output = self.add_tensor(tensor);
-        let also = second.map(|second| self.add_tensor(second));
+        let mut results = results.into_iter().map(|tensor| self.add_tensor(tensor)).collect::<Vec<_>>().into_iter();
         self.plan.steps.push(Step {
             name: name.to_owned(),
             op: draft.op,
             inputs,
-            output,
-            also,
+            output: results.next().expect("a step has a result"),
+            also: results.next(),
             kernel: draft.kernel,
             lane: 0,
             after: Vec::new(),
@@ -150,7 +114,6 @@ impl<'a> Growing<'a> {
             bytes,
             weight_bytes: draft.weight_bytes,
         });
-        output
     }
 
     /// The tensor of a concatenation.
@@ -159,8 +122,7 @@ impl<'a> Growing<'a> {
             return there;
         }
         let part_of = self.part_of(concat);
-        let family = self.request.limits.family;
-        let tensor = self.activations(self.shapes[concat.0], family.dtype(), family.channel_align());
+        let tensor = self.activations(self.context.operand(concat));
         let id = self.add_tensor(Tensor { part_of, ..tensor });
         self.of_concat.insert(concat, id);
         id
@@ -172,23 +134,24 @@ impl<'a> Growing<'a> {
         Some(PartOf { of: self.whole(of), first_channel })
     }
 
-    /// A tensor in the arena with its channels stored in multiples of `align`.
-    fn activations(&self, shape: Shape, dtype: Dtype, align: usize) -> Tensor {
-        let stored_channels = shape.channels.next_multiple_of(align);
-        Tensor {
-            shape,
-            stored_channels,
-            dtype,
-            pitch: stored_channels,
-            part_of: None,
-            bytes: self.request.batch * shape.pixels() * stored_channels * dtype.bytes(),
-            place: Place::Arena(0),
-            lifetime: [0, 0],
-        }
+    /// A tensor in the arena.
+    fn activations(&self, of: Operand) -> Tensor {
+        tensor(of, self.plan.batch * of.stored().elems() * of.dtype.bytes())
     }
 
     fn add_tensor(&mut self, tensor: Tensor) -> TensorId {
         self.plan.tensors.push(tensor);
         TensorId(self.plan.tensors.len() - 1)
     }
+}
+
+fn tensor(of: Operand, bytes: usize) -> Tensor {
+    let Operand { shape, stored_channels, dtype } = of;
+    let (pitch, place) = (stored_channels, Place::Arena(0));
+    Tensor { shape, stored_channels, dtype, pitch, part_of: None, bytes, place, lifetime: [0, 0] }
+}
+
+/// Bytes of a batch of input or output rows.
+fn rows_bytes(batch: usize, rows: Operand) -> usize {
+    batch * TensorSpec::new(rows.dtype, rows.shape).row_pitch
 }

@@ -1,7 +1,12 @@
 //! Launches of `kernels/add.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{CHUNK, FastDivide, Launch, activation_code, aligned, chunks_of, kernel_args, pitch, product};
+use super::steps::{Operands, stored};
 use crate::error::Error;
+use crate::plan::StepOp;
 use crate::tensor::{Activation, Shape};
 
 kernel_args! {
@@ -15,6 +20,31 @@ kernel_args! {
         c_chunks: i32,
         out_chunks: i32,
         by_c_chunks: FastDivide,
+    }
+}
+
+/// Elementwise sums and activations.
+pub(super) struct Add;
+
+impl Launcher for Add {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("add", &[ENTRY], THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Add(activation) = *step.op() else { return Err(step.wrong_kernel()) };
+        let (a, b, out) = step.pointers();
+        let (shape, out_pitch) = (stored(step.x()), step.y().pitch);
+        launch(&AddProblem { batch: step.batch(), shape, out_pitch, activation }, &AddPointers { a, b, out })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<AddArgs>("add.cu", "AddArgs", AddArgs::FIELDS)]
     }
 }
 

@@ -1,10 +1,15 @@
 //! Launches of `kernels/conv2d_depthwise.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product,
 };
+use super::steps::Operands;
 use crate::error::Error;
-use crate::model::Window;
+use crate::model::{Conv2d, Window};
+use crate::plan::StepOp;
 use crate::tensor::{Activation, Shape};
 
 kernel_args! {
@@ -36,6 +41,29 @@ kernel_args! {
     }
 }
 
+/// Depthwise convolutions on any GPU.
+pub(super) struct Conv2dDepthwise;
+
+impl Launcher for Conv2dDepthwise {
+    fn name(&self) -> &'static str {
+        "conv2d_depthwise"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("conv2d_depthwise", &ENTRIES, THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Depthwise(conv) = step.op() else { return Err(step.wrong_kernel()) };
+        launch(&DepthwiseProblem::of(step, conv), &DepthwisePointers::of(step))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<DepthwiseArgs>("conv2d_depthwise.cu", "DepthwiseArgs", DepthwiseArgs::FIELDS)]
+    }
+}
+
 /// A depthwise convolution with bias and activation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DepthwiseProblem {
@@ -62,6 +90,27 @@ pub(crate) struct DepthwisePointers {
     pub(crate) bias: u64,
     /// Halves [batch][P][Q][C].
     pub(crate) y: u64,
+}
+
+impl DepthwiseProblem {
+    /// Of a step, whose input a 1x1 convolution may make.
+    pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
+        let y = step.y();
+        Self {
+            batch: step.batch(),
+            input: Shape { channels: y.stored_channels, ..step.x().shape },
+            output: [y.shape.height, y.shape.width],
+            window: conv.window,
+            activation: conv.activation,
+        }
+    }
+}
+
+impl DepthwisePointers {
+    pub(super) fn of(step: &Operands<'_>) -> Self {
+        let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
+        Self { x, filter, bias, y }
+    }
 }
 
 /// Output pixels of a thread: `kGroup`.

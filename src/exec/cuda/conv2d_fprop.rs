@@ -1,11 +1,50 @@
 //! Launches of `kernels/conv2d_fprop.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
+#[cfg(test)]
+use super::implicit_gemm::ImplicitGemmArgs;
 use super::implicit_gemm::{self, GemmPointers, GemmProblem};
 use super::launch::{Launch, unsupported};
+use super::steps::{Operands, stored};
 use crate::error::Error;
-use crate::model::Window;
-use crate::plan::ConvTile;
+use crate::model::{Conv2d, Window};
+use crate::plan::{ConvTile, Kernel, StepOp};
 use crate::tensor::{Activation, Shape};
+
+/// Dense convolutions on any GPU.
+pub(super) struct Conv2dFprop;
+
+impl Launcher for Conv2dFprop {
+    fn name(&self) -> &'static str {
+        "conv2d_fprop"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(tile, name): (ConvTile, _)| {
+            let pipeline = tile.pipeline().expect("every compiled tile has one");
+            let (threads, shared_bytes) = (pipeline.threads as u32, pipeline.shared_bytes as u32);
+            Entry { module: "conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        match (step.op(), step.kernel()) {
+            (StepOp::Conv(conv), Kernel::Sm80Gemm(tile)) => {
+                let (_, residual, _) = step.pointers();
+                launch(&ConvProblem::of(step, conv), tile, &ConvPointers::of(step, residual))
+            }
+            _ => Err(step.wrong_kernel()),
+        }
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<ImplicitGemmArgs>("implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS)]
+    }
+}
 
 /// A convolution with bias, residual and activation.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +78,24 @@ pub(crate) struct ConvPointers {
     pub(crate) y: u64,
 }
 
+impl ConvProblem {
+    /// Of a step by its first convolution.
+    pub(super) fn of(step: &Operands<'_>, conv: &Conv2d) -> Self {
+        let (x, y) = (step.x(), step.y());
+        let (batch, y_pitch) = (step.batch(), y.pitch);
+        let Conv2d { window, activation, .. } = *conv;
+        Self { batch, input: stored(x), output: stored(y), y_pitch, window, activation }
+    }
+}
+
+impl ConvPointers {
+    /// Of a step, which may add a residual.
+    pub(super) fn of(step: &Operands<'_>, residual: Option<u64>) -> Self {
+        let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
+        Self { x, filter, bias, residual, y }
+    }
+}
+
 /// The kernel for each tile.
 pub(super) const ENTRIES: [(ConvTile, &str); ConvTile::ALL.len()] = [
     (ConvTile { m: 256, n: 128 }, "sm80_conv2d_fprop_256x128"),
@@ -66,7 +123,7 @@ pub(crate) fn launch(problem: &ConvProblem, tile: ConvTile, pointers: &ConvPoint
 
 #[cfg(test)]
 mod tests {
-    use super::super::implicit_gemm::ImplicitGemmArgs;
+    use super::super::entries::tests::read;
     use super::*;
     use crate::model::Pad;
 
@@ -127,5 +184,22 @@ mod tests {
         assert!(matches!(launch(&problem(), odd, &POINTERS), Err(Error::Unsupported { .. })));
         let shifted = ConvPointers { x: 0x108, ..POINTERS };
         assert!(matches!(launch(&problem(), tile, &shifted), Err(Error::Option { option: "x", .. })));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("gemm_tiles.cuh");
+        let numbers = |line: &str| -> Vec<usize> {
+            let list = line.split_once("GemmTile<").expect("a tile").1.split_once('>').expect("a tile").0;
+            list.split(',').map(|n| n.trim().parse().expect("a number")).collect()
+        };
+        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(numbers).collect();
+        assert_eq!(lines.len(), ConvTile::ALL.len());
+        for line in lines {
+            let [m, n, k, warps_m, warps_n, stages, _] = line[..] else { panic!("{line:?}") };
+            let pipeline = ConvTile { m, n }.pipeline().unwrap_or_else(|| panic!("{m}x{n}"));
+            assert_eq!([pipeline.k, pipeline.stages, pipeline.threads], [k, stages, 32 * warps_m * warps_n]);
+        }
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), ConvTile::ALL);
     }
 }

@@ -1,7 +1,13 @@
 //! Launches of `kernels/emit.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
+use super::steps::{Operands, row_pitch};
 use crate::error::Error;
+use crate::plan::StepOp;
+use crate::tensor::{Dtype, OutputKind};
 
 kernel_args! {
     /// `EmitArgs`.
@@ -16,6 +22,38 @@ kernel_args! {
         top_k: u32,
         reserved: u32,
         by_channels: FastDivide,
+    }
+}
+
+/// Output rows.
+pub(super) struct Emit;
+
+impl Launcher for Emit {
+    fn name(&self) -> &'static str {
+        "emit"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("emit", &ENTRIES, THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Emit(output) = *step.op() else { return Err(step.wrong_kernel()) };
+        let ((x, _, y), source) = (step.pointers(), step.x());
+        let problem = EmitProblem {
+            kind: kind(output, source.dtype)?,
+            rows: step.batch(),
+            pixels: source.shape.pixels(),
+            channels: source.shape.channels,
+            stored_channels: source.stored_channels,
+            row_pitch: row_pitch(step.y()),
+        };
+        launch(&problem, &EmitPointers { x, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<EmitArgs>("emit.cu", "EmitArgs", EmitArgs::FIELDS)]
     }
 }
 
@@ -68,6 +106,20 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const ENTRIES: [&str; 4] =
     ["sm80_emit_values_f32", "sm80_emit_values_f16", "sm80_emit_softmax", "sm80_emit_top_k"];
 
+/// What is written of values of a type.
+fn kind(output: OutputKind, dtype: Dtype) -> Result<EmitKind, Error> {
+    match (output, dtype) {
+        (OutputKind::Logits | OutputKind::Features, Dtype::F32) => Ok(EmitKind::ValuesF32),
+        (OutputKind::Logits | OutputKind::Features, Dtype::F16) => Ok(EmitKind::ValuesF16),
+        (OutputKind::Probabilities, Dtype::F32) => Ok(EmitKind::Softmax),
+        (OutputKind::TopK(k), Dtype::F32) => Ok(EmitKind::TopK(k)),
+        (_, dtype) => {
+            let takes = "the kernels take f32 values, and f16 ones for logits and features";
+            Err(unsupported(&format!("type of values for {output:?}"), dtype, takes))
+        }
+    }
+}
+
 /// The launch of `problem`.
 pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<Launch, Error> {
     let EmitProblem { kind, rows, pixels, channels, stored_channels, row_pitch } = *problem;
@@ -84,7 +136,7 @@ pub(crate) fn launch(problem: &EmitProblem, pointers: &EmitPointers) -> Result<L
     };
     let top_k = match kind {
         EmitKind::TopK(k) => in_range("k of top k", k, 1, MAX_TOP_K.min(channels) + 1)? as u32,
-        _ => 0,
+        EmitKind::ValuesF32 | EmitKind::ValuesF16 | EmitKind::Softmax => 0,
     };
     if matches!(kind, EmitKind::Softmax | EmitKind::TopK(_)) && pixels != 1 {
         return Err(unsupported("softmax over pixels", pixels, "it takes a vector"));
@@ -147,5 +199,19 @@ mod tests {
         assert!(launch(&EmitProblem { row_pitch: 4016, ..problem(EmitKind::Softmax) }, &POINTERS).is_err());
         assert!(launch(&EmitProblem { rows: 0, ..problem(EmitKind::Softmax) }, &POINTERS).is_err());
         assert!(launch(&EmitProblem { channels: 1009, ..problem(EmitKind::ValuesF32) }, &POINTERS).is_err());
+    }
+
+    #[test]
+    fn values_of_a_type_that_no_kernel_writes_out_are_refused() {
+        assert_eq!(kind(OutputKind::Features, Dtype::F16).unwrap(), EmitKind::ValuesF16);
+        assert_eq!(kind(OutputKind::Logits, Dtype::F32).unwrap(), EmitKind::ValuesF32);
+        let refused = [
+            (OutputKind::Logits, Dtype::U8),
+            (OutputKind::Probabilities, Dtype::F16),
+            (OutputKind::TopK(5), Dtype::F16),
+        ];
+        for (output, dtype) in refused {
+            assert!(matches!(kind(output, dtype), Err(Error::Unsupported { .. })), "{output:?} of {dtype}");
+        }
     }
 }

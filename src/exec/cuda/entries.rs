@@ -1,11 +1,28 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
-use super::launch::SM90_SHARED_BYTES;
-use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
-use super::{
-    sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_linear, sm90_stem, sm90_tail,
-};
-use crate::plan::{ConvTile, Sm90Tile};
+use super::launch::Launch;
+use super::steps::Operands;
+use super::{LAUNCHERS, mean};
+use crate::error::Error;
+
+/// What launches a kernel of `crate::plan::kernels`.
+pub(super) trait Launcher: Sync {
+    /// The stem of the kernel's files, by which the planner knows it.
+    fn name(&self) -> &'static str;
+
+    /// Its entry points.
+    fn entries(&self) -> Vec<Entry>;
+
+    /// The launch of a step that was planned for it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for what is beyond the kernel's ranges.
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error>;
+
+    /// Its argument struct, behind those that are parts of it.
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments>;
+}
 
 /// One entry point of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,164 +39,96 @@ pub(crate) struct Entry {
     pub(crate) cluster: u32,
 }
 
-/// All entry points.
+impl Entry {
+    /// Entry points without dynamic shared memory, of blocks by themselves.
+    pub(super) fn flat(module: &'static str, names: &[&'static str], threads: u32) -> Vec<Self> {
+        names.iter().map(|name| Self { module, name, threads, shared_bytes: 0, cluster: 1 }).collect()
+    }
+}
+
+/// All entry points: those of steps, and that of the mean of several models.
 pub(crate) fn entries() -> Vec<Entry> {
-    let mut all = Vec::new();
-    all.extend(conv2d_fprop::ENTRIES.map(|(tile, name): (ConvTile, _)| {
-        let pipeline = tile.pipeline().expect("every compiled tile has one");
-        let (threads, shared_bytes) = (pipeline.threads as u32, pipeline.shared_bytes as u32);
-        Entry { module: "conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
-    }));
-    all.extend(sm90_conv2d_fprop::ENTRIES.map(|(tile, name): (Sm90Tile, _)| {
-        let pipeline = tile.pipeline().expect("every compiled tile has one");
-        let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
-        Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
-    }));
-    all.extend(sm90_conv2d_chain::ENTRIES.map(|(_, _, name)| {
-        let (threads, shared_bytes) = (sm90_conv2d_chain::THREADS, SM90_SHARED_BYTES);
-        Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
-    }));
-    all.push(Entry {
-        module: "sm90_conv2d_halo",
-        name: sm90_conv2d_halo::ENTRY,
-        threads: sm90_conv2d_halo::THREADS,
-        shared_bytes: SM90_SHARED_BYTES,
-        cluster: 1,
-    });
-    all.extend(sm90_stem::ENTRIES.map(|(layers, columns, name)| {
-        let shared_bytes = layers.shared_bytes(columns) as u32;
-        Entry { module: "sm90_stem", name, threads: sm90_stem::THREADS, shared_bytes, cluster: 1 }
-    }));
-    all.extend(sm90_conv2d_depthwise::ENTRIES.map(|(.., name)| {
-        let (threads, shared_bytes) = (sm90_conv2d_depthwise::MOST_THREADS, sm90_conv2d_depthwise::MOST_SHARED_BYTES);
-        Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
-    }));
-    all.extend(sm90_linear::ENTRIES.map(|(tile, name)| {
-        let (threads, shared_bytes) = (sm90_linear::threads(tile), SM90_SHARED_BYTES);
-        Entry { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
-    }));
-    all.extend(sm90_tail::ENTRIES.map(|(_, name)| {
-        let (threads, shared_bytes) = (sm90_tail::THREADS, sm90_tail::MOST_SHARED_BYTES);
-        Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
-    }));
-    let mut add = |module, names: &[&'static str], threads| {
-        all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0, cluster: 1 }));
-    };
-    add("conv2d_depthwise", &conv2d_depthwise::ENTRIES, conv2d_depthwise::THREADS);
-    add("linear", &linear::ENTRIES.map(|(_, name)| name), linear::THREADS);
-    add("pool2d", &pool2d::ENTRIES, pool2d::THREADS);
-    add("global_avg_pool", &[global_avg_pool::ENTRY], global_avg_pool::THREADS);
-    add("normalize", &normalize::ENTRIES, normalize::THREADS);
-    add("add", &[add::ENTRY], add::THREADS);
-    add("emit", &emit::ENTRIES, emit::THREADS);
-    add("mean", &[mean::ENTRY], mean::THREADS);
-    all
+    let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
+    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).collect()
+}
+
+/// An argument struct as the kernel's source has it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arguments {
+    /// The file in `kernels/`.
+    pub file: &'static str,
+    /// The struct's name there.
+    pub name: &'static str,
+    /// Name, offset and size of each field.
+    pub fields: &'static [(&'static str, usize, usize)],
+    /// Size.
+    pub bytes: usize,
+    /// Whether it is the argument itself, no part of it.
+    pub is_whole: bool,
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
+impl Arguments {
+    pub(super) const fn of<A>(
+        file: &'static str,
+        name: &'static str,
+        fields: &'static [(&'static str, usize, usize)],
+    ) -> Self {
+        Self { file, name, fields, bytes: size_of::<A>(), is_whole: true }
+    }
+
+    pub(super) const fn part(self) -> Self {
+        Self { is_whole: false, ..self }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
     use std::fs;
     use std::path::Path;
 
-    use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{ChainTile, LINEAR_OUTPUTS, LinearTile, StemLayers, StemTile, TailTile};
+    use crate::plan::Limits;
+    use crate::plan::kernels::KERNELS;
 
-    type Fields = &'static [(&'static str, usize, usize)];
+    /// Each argument struct, with its module.
+    fn structs() -> Vec<(&'static str, Arguments)> {
+        let of_steps = LAUNCHERS.iter().flat_map(|l| l.arguments().into_iter().map(|found| (l.name(), found)));
+        let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
+        of_steps.chain([("mean", mean)]).collect()
+    }
 
-    /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 18] = [
-        twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
-        twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
-        // A part of the next one.
-        twin::<sm90_conv2d_fprop::Sm90Source>(
-            "",
-            "sm90_conv2d_fprop.cuh",
-            "Sm90Source",
-            sm90_conv2d_fprop::Sm90Source::FIELDS,
-        ),
-        twin::<sm90_conv2d_fprop::Sm90ConvArgs>(
-            "sm90_conv2d_fprop",
-            "sm90_conv2d_fprop.cuh",
-            "Sm90ConvArgs",
-            sm90_conv2d_fprop::Sm90ConvArgs::FIELDS,
-        ),
-        // A part of the next one.
-        twin::<sm90_conv2d_chain::Sm90ChainSource>(
-            "",
-            "sm90_conv2d_chain.cu",
-            "Sm90ChainSource",
-            sm90_conv2d_chain::Sm90ChainSource::FIELDS,
-        ),
-        twin::<sm90_conv2d_chain::Sm90ChainArgs>(
-            "sm90_conv2d_chain",
-            "sm90_conv2d_chain.cu",
-            "Sm90ChainArgs",
-            sm90_conv2d_chain::Sm90ChainArgs::FIELDS,
-        ),
-        twin::<sm90_conv2d_halo::Sm90HaloArgs>(
-            "sm90_conv2d_halo",
-            "sm90_conv2d_halo.cu",
-            "Sm90HaloArgs",
-            sm90_conv2d_halo::Sm90HaloArgs::FIELDS,
-        ),
-        twin::<sm90_conv2d_depthwise::Sm90DepthwiseArgs>(
-            "sm90_conv2d_depthwise",
-            "sm90_conv2d_depthwise.cu",
-            "Sm90DepthwiseArgs",
-            sm90_conv2d_depthwise::Sm90DepthwiseArgs::FIELDS,
-        ),
-        twin::<sm90_linear::Sm90LinearArgs>(
-            "sm90_linear",
-            "sm90_linear.cu",
-            "Sm90LinearArgs",
-            sm90_linear::Sm90LinearArgs::FIELDS,
-        ),
-        twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
-        twin::<sm90_tail::TailArgs>("sm90_tail", "sm90_tail.cu", "TailArgs", sm90_tail::TailArgs::FIELDS),
-        twin::<conv2d_depthwise::DepthwiseArgs>(
-            "conv2d_depthwise",
-            "conv2d_depthwise.cu",
-            "DepthwiseArgs",
-            conv2d_depthwise::DepthwiseArgs::FIELDS,
-        ),
-        twin::<pool2d::Pool2dArgs>("pool2d", "pool2d.cu", "Pool2dArgs", pool2d::Pool2dArgs::FIELDS),
-        twin::<global_avg_pool::GlobalAvgPoolArgs>(
-            "global_avg_pool",
-            "global_avg_pool.cu",
-            "GlobalAvgPoolArgs",
-            global_avg_pool::GlobalAvgPoolArgs::FIELDS,
-        ),
-        twin::<normalize::NormalizeArgs>(
-            "normalize",
-            "normalize.cu",
-            "NormalizeArgs",
-            normalize::NormalizeArgs::FIELDS,
-        ),
-        twin::<add::AddArgs>("add", "add.cu", "AddArgs", add::AddArgs::FIELDS),
-        twin::<emit::EmitArgs>("emit", "emit.cu", "EmitArgs", emit::EmitArgs::FIELDS),
-        twin::<mean::MeanArgs>("mean", "mean.cu", "MeanArgs", mean::MeanArgs::FIELDS),
-    ];
+    /// Bytes of each module's argument.
+    fn argument_bytes() -> BTreeMap<&'static str, usize> {
+        structs().into_iter().filter(|(_, found)| found.is_whole).map(|(module, found)| (module, found.bytes)).collect()
+    }
 
-    const fn twin<A>(
-        module: &'static str,
-        file: &'static str,
-        name: &'static str,
-        fields: Fields,
-    ) -> (&'static str, &'static str, &'static str, Fields, usize) {
-        (module, file, name, fields, size_of::<A>())
+    /// The planner's kernels and their launchers have the same names.
+    #[test]
+    fn every_kernel_of_the_planner_has_its_launcher() {
+        let names = |all: Vec<&'static str>| all.into_iter().collect::<BTreeSet<_>>();
+        let planned = KERNELS.iter().filter(|def| !def.runs_on(&Limits::cpu(1))).map(|def| def.name());
+        let launched: Vec<_> = LAUNCHERS.iter().map(|launcher| launcher.name()).collect();
+        assert_eq!(names(launched.clone()).len(), launched.len());
+        assert_eq!(names(planned.collect()), names(launched));
+        for launcher in LAUNCHERS {
+            assert!(launcher.entries().iter().all(|entry| entry.module == launcher.name()));
+        }
     }
 
     fn kernels() -> &'static Path {
         Path::new("kernels")
     }
 
-    fn manifest() -> serde_json::Value {
+    /// What `kernels/build.py` wrote about each entry point.
+    pub fn manifest() -> serde_json::Value {
         serde_json::from_str(&read("ptx/manifest.json")).unwrap()
     }
 
-    fn read(name: &str) -> String {
+    /// A file of `kernels/`.
+    pub fn read(name: &str) -> String {
         fs::read_to_string(kernels().join(name)).unwrap_or_else(|e| panic!("kernels/{name}: {e}"))
     }
 
@@ -195,7 +144,7 @@ mod tests {
 
     #[test]
     fn kept_ptx_has_exactly_the_entries_that_are_launched() {
-        let args: BTreeMap<_, _> = STRUCTS.iter().map(|s| (s.0, s.4)).collect();
+        let args = argument_bytes();
         let mut launched: BTreeMap<&str, Vec<_>> = BTreeMap::new();
         for entry in entries() {
             let listed = (entry.name.to_owned(), args[entry.module], entry.threads);
@@ -225,7 +174,7 @@ mod tests {
     #[test]
     fn kept_cubins_have_exactly_the_entries_that_are_launched() {
         let manifest = manifest();
-        let args: BTreeMap<_, _> = STRUCTS.iter().map(|s| (s.0, s.4)).collect();
+        let args = argument_bytes();
         let mut launched: BTreeMap<&str, BTreeMap<String, _>> = BTreeMap::new();
         for entry in entries().into_iter().filter(|entry| is_cubin(entry.module)) {
             let listed = [args[entry.module] as u64, u64::from(entry.threads)];
@@ -256,7 +205,9 @@ mod tests {
 
     #[test]
     fn argument_structs_agree_with_the_sources_field_by_field() {
-        for (_, file, name, fields, bytes) in STRUCTS {
+        let parts = structs().into_iter().filter(|(_, found)| !found.is_whole);
+        let parts: BTreeMap<_, _> = parts.map(|(_, part)| (part.name, part.bytes)).collect();
+        for (_, Arguments { file, name, fields, bytes, .. }) in structs() {
             let source = read(file);
             let body = source.split_once(&format!("struct {name} {{")).expect(name).1.split_once("};").expect(name).0;
             let mut offset = 0;
@@ -269,13 +220,12 @@ mod tests {
                 let (size, align) = match kind.trim() {
                     _ if line.contains('*') => (8, 8),
                     "FastDivide" => (8, 4),
-                    "Sm90Source" => (40, 4),
-                    "Sm90ChainSource" => (16, 4),
                     "int32_t" | "uint32_t" => (4, 4),
                     "uint64_t" => (8, 8),
                     "float" => (4, 4),
                     "TensorMap" => (128, 64),
-                    other => panic!("{name}: unknown type {other}"),
+                    // A part, of words.
+                    other => (*parts.get(other).unwrap_or_else(|| panic!("{name}: unknown type {other}")), 4),
                 };
                 let count = match field.trim_end_matches(']').split_once('[') {
                     None => 1,
@@ -292,117 +242,6 @@ mod tests {
             assert_eq!(found, fields, "{name}");
             assert_eq!(offset.next_multiple_of(8), bytes, "{name}");
         }
-    }
-
-    #[test]
-    fn tiles_agree_with_the_sources() {
-        let source = read("gemm_tiles.cuh");
-        let numbers = |line: &str| -> Vec<usize> {
-            let list = line.split_once("GemmTile<").expect("a tile").1.split_once('>').expect("a tile").0;
-            list.split(',').map(|n| n.trim().parse().expect("a number")).collect()
-        };
-        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(numbers).collect();
-        assert_eq!(lines.len(), ConvTile::ALL.len());
-        for line in lines {
-            let [m, n, k, warps_m, warps_n, stages, _] = line[..] else { panic!("{line:?}") };
-            let pipeline = ConvTile { m, n }.pipeline().unwrap_or_else(|| panic!("{m}x{n}"));
-            assert_eq!([pipeline.k, pipeline.stages, pipeline.threads], [k, stages, 32 * warps_m * warps_n]);
-        }
-        assert_eq!(conv2d_fprop::ENTRIES.map(|(tile, _)| tile), ConvTile::ALL);
-    }
-
-    #[test]
-    fn linear_tiles_agree_with_the_source() {
-        let source = read("linear.cu");
-        let tiles = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_LINEAR(")?.strip_suffix(')'));
-        let tiles: Vec<_> = tiles.map(|tile| tile.replace(", ", "x")).collect();
-        assert_eq!(tiles, ConvTile::LINEAR.map(|tile| tile.to_string()));
-        assert_eq!(linear::ENTRIES.map(|(tile, _)| tile), ConvTile::LINEAR);
-    }
-
-    #[test]
-    fn sm90_tiles_agree_with_the_source() {
-        let source = read("sm90_conv2d_fprop.cu");
-        let line = |line: &str| -> (String, Vec<usize>) {
-            let (name, list) = line.split_once(" = Sm90Tile<").expect("a tile");
-            let numbers = list.trim_end_matches(">;").split(',').map(|n| n.trim().parse().expect("a number"));
-            (name.trim_start_matches("using Tile").to_owned(), numbers.collect())
-        };
-        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(line).collect();
-        assert_eq!(lines.len(), Sm90Tile::ALL.len());
-        for ((name, numbers), tile) in lines.into_iter().zip(Sm90Tile::ALL) {
-            assert_eq!(name, tile.to_string());
-            let p = tile.pipeline().unwrap();
-            let expected = [p.slabs, p.parts, p.part_pixels, p.stages, p.chunk_pixels, p.chunks, p.blocks];
-            assert_eq!(numbers, expected, "{name}");
-        }
-        assert_eq!(sm90_conv2d_fprop::ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
-    }
-
-    #[test]
-    fn chain_kernels_agree_with_the_source() {
-        let source = read("sm90_conv2d_chain.cu");
-        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_CHAIN(")?.strip_suffix(')'));
-        let listed = sm90_conv2d_chain::ENTRIES.map(|(tile, next, name)| {
-            assert_eq!(name, format!("sm90_conv2d_chain_{tile}_{next}"));
-            format!("{}, {next}", tile.pixels)
-        });
-        assert!(found.eq(listed));
-        let compiled =
-            ChainTile::ALL.into_iter().flat_map(|tile| tile.next_slabs().iter().map(move |&next| (tile, next)));
-        assert!(compiled.eq(sm90_conv2d_chain::ENTRIES.map(|(tile, next, _)| (tile, next))));
-    }
-
-    #[test]
-    fn stem_kernels_agree_with_the_source() {
-        let source = read("sm90_stem.cu");
-        let manifest = manifest();
-        let lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.strip_suffix(')'));
-        let mut found = Vec::new();
-        for line in lines {
-            // A thread of each warpgroup begins with what both have together, halved: none waits for the other's.
-            let [product, image, launched]: [&str; 3] = line.rsplitn(3, ", ").collect::<Vec<_>>().try_into().unwrap();
-            let both: u64 = [image, product].iter().map(|count| count.parse::<u64>().unwrap()).sum();
-            let name = format!("sm90_stem_{}", launched.split(',').next().unwrap());
-            assert_eq!(manifest["modules"]["sm90_stem"][&name]["sm_90a"]["registers"], both / 2, "{name}");
-            found.push(launched.to_owned());
-        }
-        let listed = sm90_stem::ENTRIES.map(|(layers, columns, name)| {
-            let name = name.strip_prefix("sm90_stem_").expect("the module's name");
-            let blocks = layers.resident(columns);
-            format!("{name}, {}, {columns}, {}, {blocks}", layers.taps, layers.pools)
-        });
-        assert_eq!(found, listed);
-        assert!(source.contains(&format!("kStages = {};", sm90_stem::STAGES)));
-        let compiled = StemLayers::ALL.into_iter().flat_map(|of| StemTile::COLUMNS.map(|columns| (of, columns)));
-        assert!(compiled.eq(sm90_stem::ENTRIES.map(|(layers, columns, _)| (layers, columns))));
-    }
-
-    #[test]
-    fn sm90_linear_kernels_agree_with_the_source() {
-        let source = read("sm90_linear.cu");
-        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_LINEAR(")?.strip_suffix(')'));
-        let listed = sm90_linear::ENTRIES.map(|(tile, name)| {
-            let LinearTile { images, blocks } = tile;
-            assert_eq!(name, format!("sm90_linear_{images}_{blocks}"));
-            format!("{images}, {blocks}")
-        });
-        assert!(found.eq(listed));
-        assert_eq!(sm90_linear::ENTRIES.map(|(tile, _)| tile), LinearTile::ALL);
-        assert!(source.contains(&format!("kTileN = {LINEAR_OUTPUTS};")));
-    }
-
-    #[test]
-    fn tail_kernels_agree_with_the_source() {
-        let source = read("sm90_tail.cu");
-        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_TAIL(")?.strip_suffix(')'));
-        let found: Vec<String> = found.map(str::to_owned).collect();
-        let listed = sm90_tail::ENTRIES.map(|(images, name)| {
-            let [most, stages] = TailTile { images, blocks: 8 }.kernel().unwrap();
-            assert_eq!(name, format!("sm90_tail_{most}"));
-            format!("{most}, {stages}")
-        });
-        assert_eq!(found, listed);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Launches of `kernels/global_avg_pool.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product};
+use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::tensor::Shape;
 
@@ -13,6 +17,30 @@ kernel_args! {
         pixels: i32,
         c_chunks: i32,
         chunk_blocks: i32,
+    }
+}
+
+/// Means over all pixels.
+pub(super) struct GlobalAvgPool;
+
+impl Launcher for GlobalAvgPool {
+    fn name(&self) -> &'static str {
+        "global_avg_pool"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("global_avg_pool", &[ENTRY], THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (x, _, y) = step.pointers();
+        let problem = GlobalAvgPoolProblem { batch: step.batch(), input: stored(step.x()) };
+        launch(&problem, &GlobalAvgPoolPointers { x, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<GlobalAvgPoolArgs>("global_avg_pool.cu", "GlobalAvgPoolArgs", GlobalAvgPoolArgs::FIELDS)]
     }
 }
 

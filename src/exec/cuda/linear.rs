@@ -1,10 +1,14 @@
 //! Launches of `kernels/linear.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     FastDivide, Launch, activation_code, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
+use super::steps::Operands;
 use crate::error::Error;
-use crate::plan::ConvTile;
+use crate::plan::{ConvTile, Kernel};
 use crate::tensor::Activation;
 
 kernel_args! {
@@ -19,6 +23,29 @@ kernel_args! {
         k_stored: i32,
         activation: i32,
         by_n_tiles: FastDivide,
+    }
+}
+
+/// Linear layers on any GPU.
+pub(super) struct Linear;
+
+impl Launcher for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("linear", &ENTRIES.map(|(_, name)| name), THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let Kernel::Sm80Gemm(tile) = step.kernel() else { return Err(step.wrong_kernel()) };
+        launch(&LinearProblem::of(step), tile, &LinearPointers::of(step))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<LinearArgs>("linear.cu", "LinearArgs", LinearArgs::FIELDS)]
     }
 }
 
@@ -46,6 +73,20 @@ pub(crate) struct LinearPointers {
     pub(crate) bias: u64,
     /// Floats [batch][K].
     pub(crate) y: u64,
+}
+
+impl LinearProblem {
+    pub(super) fn of(step: &Operands<'_>) -> Self {
+        let [in_stored, out_stored] = [step.x(), step.y()].map(|tensor| tensor.stored_channels);
+        Self { batch: step.batch(), in_stored, out_stored, activation: Activation::None }
+    }
+}
+
+impl LinearPointers {
+    pub(super) fn of(step: &Operands<'_>) -> Self {
+        let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
+        Self { x, filter, bias, y }
+    }
 }
 
 /// Threads of a block.
@@ -83,6 +124,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: ConvTile, pointers: &LinearP
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::read;
     use super::*;
 
     const POINTERS: LinearPointers = LinearPointers { x: 0x100, filter: 0x200, bias: 0x300, y: 0x400 };
@@ -104,5 +146,14 @@ mod tests {
         let problem = LinearProblem { batch: 1, in_stored: 8, out_stored: 8, activation: Activation::None };
         let tile = ConvTile { m: 32, n: 64 };
         assert!(matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. })));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("linear.cu");
+        let tiles = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_LINEAR(")?.strip_suffix(')'));
+        let tiles: Vec<_> = tiles.map(|tile| tile.replace(", ", "x")).collect();
+        assert_eq!(tiles, ConvTile::LINEAR.map(|tile| tile.to_string()));
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), ConvTile::LINEAR);
     }
 }

@@ -22,6 +22,8 @@ mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
 mod steps;
+#[cfg(test)]
+mod toy;
 mod trial;
 mod until_fault;
 
@@ -38,6 +40,7 @@ use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::tensor::TensorSpec;
+use entries::Launcher;
 use launch::Launch;
 use mean::MeanProgram;
 use pack::Layout;
@@ -46,6 +49,27 @@ pub(super) use trial::Trial;
 use until_fault::UntilFault;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// What launches each kernel of `crate::plan::kernels`.
+static LAUNCHERS: &[&dyn Launcher] = &[
+    &add::Add,
+    &conv2d_depthwise::Conv2dDepthwise,
+    &conv2d_fprop::Conv2dFprop,
+    &emit::Emit,
+    &global_avg_pool::GlobalAvgPool,
+    &linear::Linear,
+    &normalize::Normalize,
+    &pool2d::Pool2d,
+    &sm90_conv2d_chain::Sm90Conv2dChain,
+    &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_fprop::Sm90Conv2dFprop,
+    &sm90_conv2d_halo::Sm90Conv2dHalo,
+    &sm90_linear::Sm90Linear,
+    &sm90_stem::Sm90Stem,
+    &sm90_tail::Sm90Tail,
+    #[cfg(test)]
+    &toy::Toy,
+];
 
 /// A model on a GPU. It owns every buffer that its graphs address.
 struct CudaProgram {

@@ -1,7 +1,12 @@
 //! Launches of `kernels/normalize.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
+use super::steps::{Operands, row_pitch};
 use crate::error::Error;
+use crate::plan::StepOp;
 use crate::tensor::{InputFormat, Shape};
 
 kernel_args! {
@@ -16,6 +21,39 @@ kernel_args! {
         tiles: i32,
         mean: [f32; MAX_MEANS],
         inv_std: [f32; MAX_MEANS],
+    }
+}
+
+/// Input rows to activations.
+pub(super) struct Normalize;
+
+impl Launcher for Normalize {
+    fn name(&self) -> &'static str {
+        "normalize"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("normalize", &ENTRIES, THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Normalize { mean, std } = step.op() else { return Err(step.wrong_kernel()) };
+        let ((x, _, y), rows) = (step.pointers(), step.x());
+        let problem = NormalizeProblem {
+            batch: step.batch(),
+            format: step.format(),
+            shape: rows.shape,
+            c_stored: step.y().stored_channels,
+            row_pitch: row_pitch(rows),
+            mean,
+            std,
+        };
+        launch(&problem, &NormalizePointers { x, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<NormalizeArgs>("normalize.cu", "NormalizeArgs", NormalizeArgs::FIELDS)]
     }
 }
 
@@ -79,7 +117,7 @@ pub(crate) fn launch(problem: &NormalizeProblem<'_>, pointers: &NormalizePointer
     let [mean, inv_std] = match format {
         InputFormat::U8Nhwc if c_stored == MAX_MEANS => constants(shape.channels, mean, std)?,
         InputFormat::U8Nhwc => return Err(too_many(shape.channels)),
-        _ => [[0.0; MAX_MEANS]; 2],
+        InputFormat::F32Nchw | InputFormat::F16Nhwc | InputFormat::F32Nhwc => [[0.0; MAX_MEANS]; 2],
     };
     let tiles = (elems as usize / super::launch::CHUNK).div_ceil(TILE);
     let args = NormalizeArgs {

@@ -1,7 +1,7 @@
 //! Weights as the kernels want them: folded, halved, channels innermost and padded, all in one buffer.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::thread;
 
 use half::f16;
@@ -9,90 +9,72 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
-use crate::plan::{Plan, Stem, StemLayers, Step, StepOp, Tail, TensorId};
+use crate::plan::packing::{FilterOrder, PackedSum, Packing};
+use crate::plan::work::Weights;
+use crate::plan::{Plan, Step, kernels};
 use crate::sync::{Mutex, lock, start};
+use crate::tensor::Dtype;
 
 /// Every filter and bias starts at a multiple of this.
 const ALIGN: usize = 256;
 
 /// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
 pub(super) struct Layout {
-    places: BTreeMap<Part, Placed>,
+    places: HashMap<Part, Placed>,
     bytes: usize,
 }
 
-/// Where a part lies, and what it is made of: with the weights' source, all that its bytes depend on.
+/// Where a part lies, and what it is made of: with the weights' source and the part, all that its bytes depend on.
 struct Placed {
     offset: usize,
-    bytes: usize,
-    /// The layers in it: what each computes, its input's channels and stored channels, its output's stored channels.
-    of: Vec<(StepOp, [usize; 3])>,
+    of: Vec<Source>,
 }
 
-/// What has a place of its own.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A layer in a part.
+#[derive(Clone, Debug, PartialEq)]
+struct Source {
+    layer: LayerOp,
+    /// Output channels, input channels that each has weights of, and taps.
+    dims: [usize; 3],
+    /// Output channels as they are stored, and input channels.
+    stored: [usize; 2],
+}
+
+/// What a layer computes.
+#[derive(Clone, Debug, PartialEq)]
+enum LayerOp {
+    Conv(Conv2d),
+    Linear(Linear),
+}
+
+/// What has a place of its own: a node that kernels want in several ways has several.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Part {
-    /// A node's filter: f16, padding included.
-    Filter(String),
-    /// The same as the stem kernel wants it, with the bias in it.
-    Stem(String),
-    /// The sum of some nodes' biases: f32, one for each stored output channel.
-    Bias(Vec<String>),
+    /// A node's filter, padding included.
+    Filter { node: String, order: FilterOrder, dtype: Dtype },
+    /// The sum of some nodes' biases, one value for each stored output channel.
+    Bias { nodes: Vec<String>, dtype: Dtype },
 }
 
-/// A node with weights, of a step that computes one or more.
-struct Layer<'a> {
-    name: &'a str,
-    weights: Weights<'a>,
-    input: TensorId,
-    output: TensorId,
+impl Part {
+    fn filter(packing: &Packing<'_>) -> Self {
+        Self::Filter { node: packing.layer.node.to_owned(), order: packing.order, dtype: packing.dtype }
+    }
+
+    /// The bias that is read beside the filters, if there is one.
+    fn bias(sum: &PackedSum<'_>) -> Option<Self> {
+        let nodes = || sum.filters.iter().map(|filter| filter.layer.node.to_owned()).collect();
+        sum.bias.map(|dtype| Self::Bias { nodes: nodes(), dtype })
+    }
 }
 
-enum Weights<'a> {
-    Stem(&'a Stem),
-    Dense(&'a Conv2d),
-    Depthwise(&'a Conv2d),
-    Linear(&'a Linear),
-    Tail(&'a Tail),
-}
-
-impl Layer<'_> {
-    /// What its weights in a plan depend on.
-    fn made_of(&self, plan: &Plan) -> (StepOp, [usize; 3]) {
-        let op = match self.weights {
-            Weights::Stem(stem) => StepOp::Stem(stem.clone()),
-            Weights::Dense(conv) => StepOp::Conv(conv.clone()),
-            Weights::Depthwise(conv) => StepOp::Depthwise(conv.clone()),
-            Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => StepOp::Linear(linear.clone()),
+impl Source {
+    fn of(packing: &Packing<'_>) -> Self {
+        let layer = match packing.layer.weights {
+            Weights::Conv(conv) => LayerOp::Conv(conv.clone()),
+            Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
-        let input = &plan.tensors[self.input.0];
-        (op, [input.shape.channels, input.stored_channels, self.k_stored(plan)])
-    }
-
-    fn part(&self) -> Part {
-        match self.weights {
-            Weights::Stem(_) => Part::Stem(self.name.to_owned()),
-            _ => Part::Filter(self.name.to_owned()),
-        }
-    }
-
-    /// Output channels as they are stored.
-    fn k_stored(&self, plan: &Plan) -> usize {
-        match self.weights {
-            Weights::Tail(tail) => tail.k_stored(),
-            _ => stored(plan, self.output),
-        }
-    }
-
-    /// Bytes of the filter, padding included, and of a stem's bias.
-    fn weight_bytes(&self, plan: &Plan) -> usize {
-        let (c, k) = (stored(plan, self.input), self.k_stored(plan));
-        match self.weights {
-            Weights::Stem(stem) => stem_layers(stem).weight_bytes(),
-            Weights::Dense(conv) => 2 * k * taps(conv.window.size) * c,
-            Weights::Depthwise(conv) => 2 * taps(conv.window.size) * k,
-            Weights::Linear(_) | Weights::Tail(_) => 2 * k * c,
-        }
+        Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()] }
     }
 }
 
@@ -102,32 +84,32 @@ impl Layout {
     /// # Errors
     /// [`Error::Internal`] if plans store a layer in different ways: the kernels of one would read what another's want.
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
-        let mut this = Self { places: BTreeMap::new(), bytes: 0 };
+        let mut this = Self { places: HashMap::new(), bytes: 0 };
         for (plan, step) in steps(plans) {
-            for layers in sums(step) {
-                let made_of = |layers: &[Layer<'_>]| layers.iter().map(|layer| layer.made_of(plan)).collect();
-                for layer in &layers {
-                    this.place(layer.part(), layer.weight_bytes(plan), made_of(std::slice::from_ref(layer)))?;
+            for sum in sums(plan, step)? {
+                for filter in &sum.filters {
+                    this.place(Part::filter(filter), filter.bytes(), vec![Source::of(filter)])?;
                 }
-                if let Some(bias) = bias_of(&layers) {
-                    this.place(bias, 4 * layers[0].k_stored(plan), made_of(&layers))?;
+                if let Some((bias, dtype)) = Part::bias(&sum).zip(sum.bias) {
+                    let bytes = sum.filters[0].k_stored() * dtype.bytes();
+                    this.place(bias, bytes, sum.filters.iter().map(Source::of).collect())?;
                 }
             }
         }
         Ok(this)
     }
 
-    /// Gives a part its place, which is as large for every plan.
-    fn place(&mut self, part: Part, bytes: usize, of: Vec<(StepOp, [usize; 3])>) -> Result<(), Error> {
+    /// Gives a part its place. What plans have in common is made of the same in all of them.
+    fn place(&mut self, part: Part, bytes: usize, of: Vec<Source>) -> Result<(), Error> {
         match self.places.entry(part) {
             Entry::Vacant(entry) => {
-                entry.insert(Placed { offset: self.bytes, bytes, of });
+                entry.insert(Placed { offset: self.bytes, of });
                 self.bytes = (self.bytes + bytes).next_multiple_of(ALIGN);
             }
-            Entry::Occupied(entry) if entry.get().bytes != bytes => {
-                let (part, there) = (entry.key(), entry.get().bytes);
+            Entry::Occupied(entry) if entry.get().of != of => {
+                let (part, there) = (entry.key(), &entry.get().of);
                 return Err(Error::Internal {
-                    what: format!("{part:?} takes {there} bytes in one plan, {bytes} in another"),
+                    what: format!("{part:?} is made of {there:?} in one plan, of {of:?} in another"),
                 });
             }
             Entry::Occupied(_) => (),
@@ -145,54 +127,56 @@ impl Layout {
         self.bytes
     }
 
-    /// Byte offset of a node's filter.
-    pub(super) fn filter(&self, node: &str) -> usize {
-        self.places[&Part::Filter(node.to_owned())].offset
-    }
-
-    /// Byte offset of a stem's weights.
-    pub(super) fn stem(&self, node: &str) -> usize {
-        self.places[&Part::Stem(node.to_owned())].offset
+    /// Byte offset of the filter of a node that a step computes.
+    pub(super) fn filter(&self, plan: &Plan, step: &Step, node: &str) -> usize {
+        let filters = self.sums(plan, step).into_iter().flat_map(|sum| sum.filters);
+        let filter = filters.into_iter().find(|filter| filter.layer.node == node);
+        self.places[&Part::filter(&filter.expect("the step has such a filter"))].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
-    pub(super) fn bias(&self, step: &Step, sum: usize) -> usize {
-        self.places[&bias_of(&sums(step)[sum]).expect("the step has a bias")].offset
+    pub(super) fn bias(&self, plan: &Plan, step: &Step, sum: usize) -> usize {
+        self.places[&Part::bias(&self.sums(plan, step)[sum]).expect("the step has a bias")].offset
+    }
+
+    fn sums<'a>(&self, plan: &Plan, step: &'a Step) -> Vec<PackedSum<'a>> {
+        sums(plan, step).expect("laid out before")
     }
 
     /// Reads, folds and repacks the weights of `plans` into `bytes`, the whole buffer, which is zeros before. Layers are
     /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
-        let mut filters = BTreeMap::new();
+        let mut filters = HashMap::new();
+        let mut biases = Vec::new();
         for (plan, step) in steps(plans) {
-            for layer in sums(step).into_iter().flatten() {
-                if let Some(target) = targets.remove(&layer.part()) {
-                    filters.insert(layer.part(), Filter { plan, layer, target });
+            for sum in sums(plan, step)? {
+                let bias = Part::bias(&sum).and_then(|bias| targets.remove(&bias));
+                biases.extend(bias.map(|target| (target, sum.filters.iter().map(Part::filter).collect::<Vec<_>>())));
+                for packing in sum.filters {
+                    let part = Part::filter(&packing);
+                    if let Some(target) = targets.remove(&part) {
+                        filters.insert(part, Filter { packing, target });
+                    }
                 }
             }
         }
-        let biases = fill_filters(model, filters.into_values().collect())?;
-        for (plan, step) in steps(plans) {
-            for layers in sums(step) {
-                let Some(target) = bias_of(&layers).and_then(|bias| targets.remove(&bias)) else { continue };
-                let mut sum = vec![0.0; layers[0].k_stored(plan)];
-                for layer in &layers {
-                    sum.iter_mut().zip(&biases[&layer.part()]).for_each(|(sum, value)| *sum += value);
-                }
-                for (target, value) in target.chunks_exact_mut(4).zip(&sum) {
-                    target.copy_from_slice(&value.to_le_bytes());
-                }
+        let of_filters = fill_filters(model, filters)?;
+        for (target, parts) in biases {
+            for (channel, target) in target.chunks_exact_mut(4).enumerate() {
+                let of_part = |part: &Part| of_filters[part].get(channel).copied().unwrap_or(0.0);
+                let sum = parts.iter().map(of_part).fold(0.0, |sum, value| sum + value);
+                target.copy_from_slice(&sum.to_le_bytes());
             }
         }
         Ok(())
     }
 
     /// The place of each part.
-    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> BTreeMap<Part, &'a mut [u8]> {
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> HashMap<Part, &'a mut [u8]> {
         let mut parts: Vec<(usize, &Part)> = self.places.iter().map(|(part, place)| (place.offset, part)).collect();
-        parts.sort_unstable();
-        let mut split = BTreeMap::new();
+        parts.sort_unstable_by_key(|(offset, _)| *offset);
+        let mut split = HashMap::new();
         for (offset, part) in parts.into_iter().rev() {
             let (before, of_part) = bytes.split_at_mut(offset);
             split.insert(part.clone(), of_part);
@@ -204,21 +188,21 @@ impl Layout {
 
 /// A filter that is to be packed into its place.
 struct Filter<'a> {
-    plan: &'a Plan,
-    layer: Layer<'a>,
+    packing: Packing<'a>,
     target: &'a mut [u8],
 }
 
 /// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
-fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<Part, Vec<f32>>, Error> {
-    filters.sort_by_key(|filter| std::cmp::Reverse(filter.target.len()));
+fn fill_filters(model: &Model, filters: HashMap<Part, Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
+    let mut filters: Vec<_> = filters.into_iter().collect();
+    filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
     let filters = Mutex::new(filters.into_iter());
     let next = || lock(&filters).next();
     let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
         let mut biases = Vec::new();
-        while let Some(Filter { plan, layer, target }) = next() {
-            biases.push((layer.part(), fill_layer(model, plan, &layer, target)?));
+        while let Some((part, Filter { packing, target })) = next() {
+            biases.push((part, fill_filter(model, &packing, target)?));
         }
         Ok(biases)
     };
@@ -226,7 +210,7 @@ fn fill_filters(model: &Model, mut filters: Vec<Filter<'_>>) -> Result<BTreeMap<
         // One that cannot be had leaves its share to the others.
         let spawn = |number| start(format!("trefoil-pack-{number}"), |builder| builder.spawn_scoped(scope, work)).ok();
         let others: Vec<_> = (1..threads).filter_map(spawn).collect();
-        let mut biases: BTreeMap<_, _> = work()?.into_iter().collect();
+        let mut biases: HashMap<_, _> = work()?.into_iter().collect();
         for other in others {
             biases.extend(other.join().expect("packing does not panic")?);
         }
@@ -241,100 +225,49 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
 }
 
-/// The nodes with weights that `step` computes: those that go into one sum together.
-fn sums(step: &Step) -> Vec<Vec<Layer<'_>>> {
-    let layer = |name, weights, input: usize| Layer { name, weights, input: step.inputs[input], output: step.output };
-    match &step.op {
-        StepOp::Stem(stem) => vec![vec![layer(&step.name, Weights::Stem(stem), 0)]],
-        StepOp::Conv(conv) => vec![vec![layer(&step.name, Weights::Dense(conv), 0)]],
-        StepOp::ConvSum { conv, joined } => {
-            vec![vec![layer(&step.name, Weights::Dense(conv), 0), layer(&joined.name, Weights::Dense(&joined.conv), 1)]]
-        }
-        StepOp::Chain { conv, joined, next } => {
-            let joined = joined.iter().map(|joined| layer(&joined.name, Weights::Dense(&joined.conv), 1));
-            let first = [layer(&step.name, Weights::Dense(conv), 0)].into_iter().chain(joined);
-            let also = step.also.expect("a chain has a second result");
-            let next =
-                Layer { name: &next.name, weights: Weights::Dense(&next.conv), input: step.output, output: also };
-            vec![first.collect(), vec![next]]
-        }
-        StepOp::Depthwise(conv) => vec![vec![layer(&step.name, Weights::Depthwise(conv), 0)]],
-        StepOp::ExpandDepthwise { expand, conv } => vec![
-            vec![layer(&step.name, Weights::Depthwise(conv), 0)],
-            vec![layer(&expand.name, Weights::Dense(&expand.conv), 0)],
-        ],
-        StepOp::Linear(linear) => vec![vec![layer(&step.name, Weights::Linear(linear), 0)]],
-        StepOp::Tail(tail) => vec![vec![layer(&step.name, Weights::Tail(tail), 0)]],
-        _ => Vec::new(),
+/// The weights of `step` as its kernel reads them.
+fn sums<'a>(plan: &Plan, step: &'a Step) -> Result<Vec<PackedSum<'a>>, Error> {
+    let work = plan.work(step);
+    match kernels::of(&work, step.kernel) {
+        Some(def) => Ok(def.packing(&work)),
+        None => Err(Error::Internal { what: format!("step {} planned for {:?}", step.name, step.kernel) }),
     }
 }
 
-/// The bias that is read beside the filters, if there is one.
-fn bias_of(layers: &[Layer<'_>]) -> Option<Part> {
-    let apart = |layer: &Layer<'_>| !matches!(layer.weights, Weights::Stem(_));
-    let names = || layers.iter().map(|layer| layer.name.to_owned()).collect();
-    (!layers.is_empty() && layers.iter().all(apart)).then(|| Part::Bias(names()))
-}
-
-/// Writes the filter of `layer` at the start of `target`, which is zeros before or the same; gives the bias.
-fn fill_layer(model: &Model, plan: &Plan, layer: &Layer<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
-    let input = &plan.tensors[layer.input.0];
-    let (c, c_stored) = (input.shape.channels, input.stored_channels);
-    let k_stored = layer.k_stored(plan);
-    let (filter, bias, shape) = match layer.weights {
-        Weights::Depthwise(conv) => {
-            let folded = fold_conv(model.weights(), conv, conv.groups)?;
-            (folded.filter, folded.bias, [conv.out_channels, 1, taps(conv.window.size)])
+/// Writes a filter at the start of `target`, which is zeros before or the same; gives the bias.
+fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
+    let [k, c, taps] = packing.dims();
+    let (filter, bias) = match packing.layer.weights {
+        Weights::Conv(conv) => {
+            let folded = fold_conv(model.weights(), conv, packing.layer.input.shape.channels)?;
+            (folded.filter, folded.bias)
         }
-        Weights::Dense(conv) | Weights::Stem(Stem { conv, .. }) => {
-            let folded = fold_conv(model.weights(), conv, c)?;
-            (folded.filter, folded.bias, [conv.out_channels, c, taps(conv.window.size)])
-        }
-        Weights::Linear(linear) | Weights::Tail(Tail { linear, .. }) => {
-            let (weight, bias) = read_linear(model.weights(), linear, c)?;
-            (weight, bias, [linear.out_features, c, 1])
-        }
+        Weights::Linear(linear) => read_linear(model.weights(), linear, c)?,
     };
-    let target = &mut target[..layer.weight_bytes(plan)];
-    let [_, _, taps] = shape;
-    let place = |k: usize, c: usize, tap: usize| match layer.weights {
-        Weights::Stem(stem) => {
-            let [_, s] = stem.conv.window.size;
-            stem_layers(stem).filter_index([tap / s, tap % s], k, c)
-        }
-        // [K, 1, taps] → [taps][k_stored]
-        Weights::Depthwise(_) => tap * k_stored + k,
-        // [K, C, taps] → [K][taps][c_stored]
-        _ => (k * taps + tap) * c_stored + c,
-    };
+    let target = &mut target[..packing.bytes()];
     let mut halves = vec![f16::ZERO; filter.len()]; // [K][C][taps]
     halves.convert_from_f32_slice(&filter);
     if let Some(at) = halves.iter().position(|value| value.is_infinite()) {
-        half(filter[at], layer.name)?;
+        half(filter[at], packing.layer.node)?;
     }
     let mut put = |index: usize, value: f16| target[2 * index..][..2].copy_from_slice(&value.to_le_bytes());
-    let is_in_order = matches!(layer.weights, Weights::Dense(_) | Weights::Linear(_)) && taps == 1 && c == c_stored;
-    if is_in_order {
+    if packing.is_in_order() {
         halves.iter().enumerate().for_each(|(index, value)| put(index, *value));
     } else {
         let mut source = halves.into_iter();
-        for k in 0..shape[0] {
-            for channel in 0..shape[1] {
+        for k in 0..k {
+            for c in 0..c {
                 for tap in 0..taps {
-                    put(place(k, channel, tap), source.next().expect("the filter has this shape"));
+                    put(packing.index(k, c, tap), source.next().expect("the filter has this shape"));
                 }
             }
         }
     }
-    if let Weights::Stem(stem) = layer.weights {
-        let behind = target[2 * stem_layers(stem).filter_elems()..].chunks_exact_mut(4);
+    if let Some(behind) = packing.bias_behind() {
+        let behind = target[behind..].chunks_exact_mut(4);
         behind.zip(&bias).for_each(|(target, value)| target.copy_from_slice(&value.to_le_bytes()));
     }
     Ok(bias)
-}
-
-fn stem_layers(stem: &Stem) -> StemLayers {
-    stem.layers().expect("planned for what the kernel does")
 }
 
 /// Rounds a folded weight; one beyond the range of f16 would become infinity and is an error.
@@ -347,14 +280,6 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
         });
     }
     Ok(rounded)
-}
-
-fn stored(plan: &Plan, id: TensorId) -> usize {
-    plan.tensors[id.0].stored_channels
-}
-
-fn taps([r, s]: [usize; 2]) -> usize {
-    r * s
 }
 
 #[cfg(test)]
@@ -412,19 +337,21 @@ mod tests {
 
         let half_at = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
         let float_at = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
+        let filter = |name: &str| layout.filter(&plans[0], &plans[0].steps[step(&plans[0], name)], name);
         // [24][20][3][3] → [24][9][24], the last four channels zeros.
         for (k, tap, c) in (0..24).flat_map(|k| (0..9).flat_map(move |tap| (0..24).map(move |c| (k, tap, c)))) {
             let expected =
                 if c < 20 { f16::from_f32(read("first.weight", (k * 20 + c) * 9 + tap)).to_f32() } else { 0.0 };
-            assert_eq!(half_at(layout.filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
+            assert_eq!(half_at(filter("first") + 2 * ((k * 9 + tap) * 24 + c)), expected, "{k} {tap} {c}");
         }
         // [16][24], as it is stored.
         for index in 0..16 * 24 {
             let expected = f16::from_f32(read("last.weight", index)).to_f32();
-            assert_eq!(half_at(layout.filter("last") + 2 * index), expected, "{index}");
+            assert_eq!(half_at(filter("last") + 2 * index), expected, "{index}");
         }
-        let step = |plan: &Plan, name: &str| plan.steps.iter().position(|step| step.name == name).unwrap();
-        let bias = |plan: &Plan, name: &str, k: usize| float_at(layout.bias(&plan.steps[step(plan, name)], 0) + 4 * k);
+        let bias =
+            |plan: &Plan, name: &str, k: usize| float_at(layout.bias(plan, &plan.steps[step(plan, name)], 0) + 4 * k);
         for k in 0..16 {
             let [last, shortcut] = ["last.bias", "shortcut.bias"].map(|name| read(name, k));
             assert_eq!(bias(&plans[0], "last", k), last + shortcut);
@@ -435,18 +362,47 @@ mod tests {
     #[test]
     fn plans_that_store_a_layer_in_different_ways_have_no_layout() {
         let (limits, choices) = (Limits::h200(), Choices::new());
-        let of = |channels| {
+        let of = |channels, window| {
             let mut g = GraphBuilder::new(Shape::new(8, 8, channels));
-            let x = g.conv2d("conv", g.input(), 8, Window::square(3, 1, 1));
+            let x = g.conv2d("conv", g.input(), 8, window);
             let graph = g.finish(x).unwrap();
             let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
             let preprocessing = &Preprocessing::new(graph.input);
             let request = Request { limits: &limits, batch: 2, input, preprocessing, output, choices: &choices };
             plan(&graph, &request).unwrap()
         };
-        assert!(Layout::new(&[of(16), of(16)]).is_ok());
-        let Err(Error::Internal { what }) = Layout::new(&[of(16), of(24)]) else { panic!("one place for both") };
-        assert!(what.contains(r#"Filter("conv") takes 2304 bytes in one plan, 3456 in another"#), "{what}");
+        let square = Window::square(3, 1, 1);
+        assert!(Layout::new(&[of(16, square), of(16, square)]).is_ok());
+        let refused = |plans: [Plan; 2]| match Layout::new(&plans) {
+            Err(Error::Internal { what }) => assert!(what.contains(r#"node: "conv""#), "{what}"),
+            _ => panic!("one place for both"),
+        };
+        refused([of(16, square), of(24, square)]);
+        // As many bytes: the last channels are padding in one, a row is as long as a column in the other.
+        refused([of(17, square), of(24, square)]);
+        let row = Window { size: [1, 9], ..square };
+        refused([of(16, square), of(16, row)]);
+    }
+
+    /// A depthwise convolution has the same weights by itself and with the convolution in front of it.
+    #[test]
+    fn plans_that_want_the_same_in_different_steps_share_it() {
+        let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
+        let expand = g.conv2d("expand", g.input(), 144, Window::square(1, 1, 0));
+        let depthwise = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
+        let y = g.conv2d_with("depthwise", expand, depthwise);
+        let graph = g.finish(y).unwrap();
+        let of = |choices: &Choices| {
+            let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
+            let preprocessing = &Preprocessing::new(graph.input);
+            plan(&graph, &Request { limits: &Limits::h200(), batch: 64, input, preprocessing, output, choices })
+                .unwrap()
+        };
+        let [both, apart] = [of(&Choices::new()), of(&Choices::from([("depthwise".to_owned(), Kernel::Sm80)]))];
+        assert_eq!(both.steps.len() + 1, apart.steps.len());
+        let layouts = [vec![both.clone(), apart], vec![both]].map(|plans| Layout::new(&plans).unwrap());
+        assert_eq!(layouts[0].bytes(), layouts[1].bytes());
+        assert!(layouts[1].covers(&layouts[0]));
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! Launches of `kernels/pool2d.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     CHUNK, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, pitch, product,
 };
+use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::model::Pool;
+use crate::plan::StepOp;
 use crate::tensor::Shape;
 
 kernel_args! {
@@ -31,6 +36,36 @@ kernel_args! {
         by_c_chunks: FastDivide,
         by_out_width: FastDivide,
         by_out_height: FastDivide,
+    }
+}
+
+/// Maxima and means over windows.
+pub(super) struct Pool2d;
+
+impl Launcher for Pool2d {
+    fn name(&self) -> &'static str {
+        "pool2d"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("pool2d", &ENTRIES, THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (kind, pool) = match *step.op() {
+            StepOp::MaxPool(pool) => (PoolKind::Max, pool),
+            StepOp::AvgPool(pool) => (PoolKind::Average, pool),
+            _ => return Err(step.wrong_kernel()),
+        };
+        let ((x, _, y), result) = (step.pointers(), step.y());
+        let (batch, input, y_pitch) = (step.batch(), stored(step.x()), result.pitch);
+        let output = [result.shape.height, result.shape.width];
+        launch(&PoolProblem { kind, batch, input, output, y_pitch, pool }, &PoolPointers { x, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Pool2dArgs>("pool2d.cu", "Pool2dArgs", Pool2dArgs::FIELDS)]
     }
 }
 

@@ -2,11 +2,18 @@
 
 use bytemuck::Zeroable;
 
-use super::launch::{ArgBytes, FastDivide, Launch, activation_code, aligned, kernel_args, unsupported};
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
+use super::launch::{
+    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, kernel_args, unsupported,
+};
 use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::steps::Operands;
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
-use crate::plan::{ChainLayout, ChainShape, ChainTile, ConvShape, Limits, check_sm90};
+use crate::plan::kernels::{ChainLayout, ChainShape, ConvShape, check_sm90};
+use crate::plan::{ChainTile, Kernel, Limits, StepOp};
 use crate::tensor::Activation;
 
 kernel_args! {
@@ -47,6 +54,54 @@ kernel_args! {
         source: [Sm90ChainSource; 2],
         backward_from: i32,
         padding: [i32; 3],
+    }
+}
+
+/// Two 1x1 convolutions, one behind the other.
+pub(super) struct Sm90Conv2dChain;
+
+impl Launcher for Sm90Conv2dChain {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_chain"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(_, _, name)| {
+            let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
+            Entry { module: "sm90_conv2d_chain", name, threads, shared_bytes, cluster: 1 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let shape = ChainShape::of(&step.work());
+        let (StepOp::Chain { conv, joined, next }, Kernel::Sm90Chain(tile), Some(shape), Some(z)) =
+            (step.op(), step.kernel(), shape, step.second_output())
+        else {
+            return Err(step.wrong_kernel());
+        };
+        let ((x, second, y), (filter, bias)) = (step.pointers(), step.weights());
+        let joined = joined.as_ref().map(|joined| step.filter(&joined.name));
+        let pointers = ChainPointers {
+            x: [Some(x), second.filter(|_| joined.is_some())],
+            filter: [Some(filter), joined],
+            bias,
+            residual: second.filter(|_| shape.has_residual),
+            y,
+            next_filter: step.filter(&next.name),
+            next_bias: step.bias(1),
+            z,
+        };
+        let activations = [conv.activation, next.conv.activation];
+        launch(&ChainProblem { shape, activations, backward: step.backward }, tile, step.limits(), &pointers)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![
+            Arguments::of::<Sm90ChainSource>("sm90_conv2d_chain.cu", "Sm90ChainSource", Sm90ChainSource::FIELDS).part(),
+            Arguments::of::<Sm90ChainArgs>("sm90_conv2d_chain.cu", "Sm90ChainArgs", Sm90ChainArgs::FIELDS),
+        ]
     }
 }
 
@@ -197,6 +252,7 @@ fn x_map(conv: &ConvShape, address: u64, pixels: usize) -> TensorMap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::read;
     use super::*;
     use crate::model::Window;
     use crate::tensor::Shape;
@@ -311,5 +367,19 @@ mod tests {
         let shifted = ChainPointers { z: 0x908, ..POINTERS };
         let shifted = launch(&problem(), TILE, &Limits::h200(), &shifted);
         assert!(matches!(shifted, Err(Error::Option { option: "z", .. })));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_conv2d_chain.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_CHAIN(")?.strip_suffix(')'));
+        let listed = ENTRIES.map(|(tile, next, name)| {
+            assert_eq!(name, format!("sm90_conv2d_chain_{tile}_{next}"));
+            format!("{}, {next}", tile.pixels)
+        });
+        assert!(found.eq(listed));
+        let compiled =
+            ChainTile::ALL.into_iter().flat_map(|tile| tile.next_slabs().iter().map(move |&next| (tile, next)));
+        assert!(compiled.eq(ENTRIES.map(|(tile, next, _)| (tile, next))));
     }
 }

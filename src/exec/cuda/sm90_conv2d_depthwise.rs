@@ -3,13 +3,18 @@
 use bytemuck::Zeroable;
 
 use super::conv2d_depthwise::{DepthwisePointers, DepthwiseProblem};
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, CHUNK, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
     product, unsupported,
 };
+use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
-use crate::plan::{self, DepthwiseShape, DepthwiseTile, Limits, TILE_CHANNELS};
+use crate::plan::kernels::{self, DepthwiseShape, TILE_CHANNELS};
+use crate::plan::{DepthwiseTile, Kernel, Limits, StepOp};
 use crate::tensor::{Activation, Shape};
 
 kernel_args! {
@@ -52,11 +57,53 @@ kernel_args! {
     }
 }
 
+/// Hopper depthwise convolutions, of an input or of what a 1x1 convolution makes of it.
+pub(super) struct Sm90Conv2dDepthwise;
+
+impl Launcher for Sm90Conv2dDepthwise {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_depthwise"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(.., name): (_, _, _, _, _)| {
+            let (threads, shared_bytes) = (MOST_THREADS, MOST_SHARED_BYTES);
+            Entry { module: "sm90_conv2d_depthwise", name, threads, shared_bytes, cluster: 8 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (conv, expand, tile) = match (step.op(), step.kernel()) {
+            (StepOp::Depthwise(conv), Kernel::Sm90Depthwise(tile)) => (conv, None, tile),
+            (StepOp::ExpandDepthwise { expand, conv }, Kernel::Sm90Expand(tile)) => (conv, Some(expand), tile),
+            _ => return Err(step.wrong_kernel()),
+        };
+        let expand = expand.map(|expand| Expand {
+            channels: step.x().stored_channels,
+            activation: expand.conv.activation,
+            filter: step.filter(&expand.name),
+            bias: step.bias(1),
+        });
+        let (problem, pointers) = (DepthwiseProblem::of(step, conv), DepthwisePointers::of(step));
+        launch(&problem, expand.as_ref(), tile, step.limits(), &pointers)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90DepthwiseArgs>(
+            "sm90_conv2d_depthwise.cu",
+            "Sm90DepthwiseArgs",
+            Sm90DepthwiseArgs::FIELDS,
+        )]
+    }
+}
+
 /// Of a block, at most.
-pub(super) const MOST_THREADS: u32 = plan::MOST_THREADS as u32;
+pub(super) const MOST_THREADS: u32 = kernels::MOST_THREADS as u32;
 
 /// Dynamic shared memory of a block, at most: what compute capability 9.0 has beside the kernel's barriers.
-pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - plan::STATIC_BYTES as u32;
+pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - kernels::STATIC_BYTES as u32;
 
 /// The kernels: size of the window, stride, unit, whether a 1x1 convolution is in front.
 pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 16] = [

@@ -3,14 +3,19 @@
 use bytemuck::Zeroable;
 
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, activation_code, aligned, in_range, kernel_args, pitch, product,
     unsupported,
 };
+use super::steps::{Operands, stored};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
 use crate::model::Window;
-use crate::plan::{ConvShape, Sm90Tile, check_sm90};
+use crate::plan::kernels::{ConvShape, check_sm90};
+use crate::plan::{Kernel, Sm90Tile, StepOp};
 use crate::tensor::Shape;
 
 kernel_args! {
@@ -54,6 +59,48 @@ kernel_args! {
         y_pitch: i32,
         backward_from: i32,
         padding: [i32; 6],
+    }
+}
+
+/// Hopper convolutions, and sums of two.
+pub(super) struct Sm90Conv2dFprop;
+
+impl Launcher for Sm90Conv2dFprop {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_fprop"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(tile, name): (Sm90Tile, _)| {
+            let pipeline = tile.pipeline().expect("every compiled tile has one");
+            let (threads, shared_bytes) = (pipeline.threads() as u32, pipeline.shared_bytes() as u32);
+            Entry { module: "sm90_conv2d_fprop", name, threads, shared_bytes, cluster: 8 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let Kernel::Sm90Conv { tile, cluster } = step.kernel() else { return Err(step.wrong_kernel()) };
+        let (_, second, _) = step.pointers();
+        let (conv, residual, joined) = match step.op() {
+            StepOp::Conv(conv) => (conv, second, None),
+            StepOp::ConvSum { conv, joined } => (conv, None, Some(joined)),
+            _ => return Err(step.wrong_kernel()),
+        };
+        let second = joined.zip(second).map(|(joined, x)| {
+            let (input, window) = (stored(step.input(1)), joined.conv.window);
+            Second { input, window, x, filter: step.filter(&joined.name) }
+        });
+        let tiling = Tiling { tile, cluster, units: step.limits().units, backward: step.backward };
+        launch(&ConvProblem::of(step, conv), second.as_ref(), &tiling, &ConvPointers::of(step, residual))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![
+            Arguments::of::<Sm90Source>("sm90_conv2d_fprop.cuh", "Sm90Source", Sm90Source::FIELDS).part(),
+            Arguments::of::<Sm90ConvArgs>("sm90_conv2d_fprop.cuh", "Sm90ConvArgs", Sm90ConvArgs::FIELDS),
+        ]
     }
 }
 
@@ -251,6 +298,7 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::read;
     use super::*;
     use crate::model::Pad;
     use crate::tensor::Activation;
@@ -389,5 +437,24 @@ mod tests {
         }
         let shifted = ConvPointers { x: 0x108, ..POINTERS };
         assert!(matches!(launch(&problem(), None, &fine, &shifted), Err(Error::Option { option: "x", .. })));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_conv2d_fprop.cu");
+        let line = |line: &str| -> (String, Vec<usize>) {
+            let (name, list) = line.split_once(" = Sm90Tile<").expect("a tile");
+            let numbers = list.trim_end_matches(">;").split(',').map(|n| n.trim().parse().expect("a number"));
+            (name.trim_start_matches("using Tile").to_owned(), numbers.collect())
+        };
+        let lines: Vec<_> = source.lines().filter(|line| line.starts_with("using Tile")).map(line).collect();
+        assert_eq!(lines.len(), Sm90Tile::ALL.len());
+        for ((name, numbers), tile) in lines.into_iter().zip(Sm90Tile::ALL) {
+            assert_eq!(name, tile.to_string());
+            let p = tile.pipeline().unwrap();
+            let expected = [p.slabs, p.parts, p.part_pixels, p.stages, p.chunk_pixels, p.chunks, p.blocks];
+            assert_eq!(numbers, expected, "{name}");
+        }
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), Sm90Tile::ALL);
     }
 }

@@ -3,11 +3,18 @@
 use bytemuck::Zeroable;
 
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
-use super::launch::{ArgBytes, FastDivide, Launch, activation_code, aligned, kernel_args, pitch, product, unsupported};
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
+use super::launch::{
+    ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, kernel_args, pitch, product, unsupported,
+};
 use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::steps::Operands;
 use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
-use crate::plan::{ConvShape, HALO_CHANNELS, HALO_PARTS, HaloTile, Limits};
+use crate::plan::kernels::{ConvShape, HALO_CHANNELS, HALO_PARTS, HaloTile};
+use crate::plan::{Limits, StepOp};
 
 kernel_args! {
     /// `Sm90HaloArgs`; the maps are encoded before the launch.
@@ -36,6 +43,31 @@ kernel_args! {
         by_row_tiles: FastDivide,
         by_line: FastDivide,
         padding: [i32; 8],
+    }
+}
+
+/// Hopper convolutions by 3x3 windows of few channels.
+pub(super) struct Sm90Conv2dHalo;
+
+impl Launcher for Sm90Conv2dHalo {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_halo"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
+        vec![Entry { module: "sm90_conv2d_halo", name: ENTRY, threads, shared_bytes, cluster: 1 }]
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Conv(conv) = step.op() else { return Err(step.wrong_kernel()) };
+        let (_, residual, _) = step.pointers();
+        launch(&ConvProblem::of(step, conv), step.backward, step.limits(), &ConvPointers::of(step, residual))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90HaloArgs>("sm90_conv2d_halo.cu", "Sm90HaloArgs", Sm90HaloArgs::FIELDS)]
     }
 }
 

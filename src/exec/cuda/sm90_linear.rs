@@ -2,15 +2,20 @@
 
 use bytemuck::Zeroable;
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, activation_code, aligned, chunks_of, in_range, kernel_args,
     product, unsupported,
 };
 use super::linear::{LinearPointers, LinearProblem};
 use super::sm90_conv2d_fprop::MapBytes;
+use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
-use crate::plan::{BOX_CHANNELS, LINEAR_OUTPUTS, LinearTile};
+use crate::plan::kernels::{BOX_CHANNELS, LINEAR_OUTPUTS};
+use crate::plan::{Kernel, LinearTile};
 
 kernel_args! {
     /// `Sm90LinearArgs`; the maps are encoded before the launch.
@@ -25,6 +30,33 @@ kernel_args! {
         activation: i32,
         by_n_tiles: FastDivide,
         padding: [i32; 6],
+    }
+}
+
+/// Hopper linear layers.
+pub(super) struct Sm90Linear;
+
+impl Launcher for Sm90Linear {
+    fn name(&self) -> &'static str {
+        "sm90_linear"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(tile, name)| {
+            let (threads, shared_bytes) = (threads(tile), SM90_SHARED_BYTES);
+            Entry { module: "sm90_linear", name, threads, shared_bytes, cluster: 8 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let Kernel::Sm90Linear(tile) = step.kernel() else { return Err(step.wrong_kernel()) };
+        launch(&LinearProblem::of(step), tile, &LinearPointers::of(step))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90LinearArgs>("sm90_linear.cu", "Sm90LinearArgs", Sm90LinearArgs::FIELDS)]
     }
 }
 
@@ -88,6 +120,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: LinearTile, pointers: &Linea
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::read;
     use super::*;
     use crate::tensor::Activation;
 
@@ -136,5 +169,19 @@ mod tests {
         assert!(refused(tile, LinearProblem { out_stored: 12, ..PROBLEM }));
         assert!(refused(tile, LinearProblem { out_stored: 1 << 20, ..PROBLEM }));
         assert!(refused(tile, LinearProblem { batch: 0, ..PROBLEM }));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_linear.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_LINEAR(")?.strip_suffix(')'));
+        let listed = ENTRIES.map(|(tile, name)| {
+            let LinearTile { images, blocks } = tile;
+            assert_eq!(name, format!("sm90_linear_{images}_{blocks}"));
+            format!("{images}, {blocks}")
+        });
+        assert!(found.eq(listed));
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), LinearTile::ALL);
+        assert!(source.contains(&format!("kTileN = {LINEAR_OUTPUTS};")));
     }
 }

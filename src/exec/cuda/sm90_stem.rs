@@ -2,10 +2,15 @@
 
 use half::f16;
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
 use super::normalize::{self, MAX_MEANS};
+use super::steps::{Operands, row_pitch, stored};
 use crate::error::Error;
-use crate::plan::{MOST_STEM_CHANNELS, Stem, StemLayers, StemTile};
+use crate::plan::kernels::StemLayers;
+use crate::plan::{Kernel, Stem, StemTile, StepOp};
 use crate::tensor::{Activation, Shape};
 
 kernel_args! {
@@ -33,6 +38,38 @@ kernel_args! {
         by_bands: FastDivide,
         scale: [f32; MAX_MEANS],
         shift: [f32; MAX_MEANS],
+    }
+}
+
+/// A network's first layers.
+pub(super) struct Sm90Stem;
+
+impl Launcher for Sm90Stem {
+    fn name(&self) -> &'static str {
+        "sm90_stem"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(layers, columns, name): (StemLayers, _, _)| {
+            let (threads, shared_bytes) = (THREADS, layers.shared_bytes(columns) as u32);
+            Entry { module: "sm90_stem", name, threads, shared_bytes, cluster: 1 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::Stem(stem), Kernel::Sm90Stem(tile)) = (step.op(), step.kernel()) else {
+            return Err(step.wrong_kernel());
+        };
+        let ((x, _, y), rows) = (step.pointers(), step.x());
+        let (input, output) = (rows.shape, stored(step.y()));
+        let problem = StemProblem { batch: step.batch(), input, output, row_pitch: row_pitch(rows), stem };
+        launch(&problem, tile, &StemPointers { x, filter: step.filter(&step.name()), y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<StemArgs>("sm90_stem.cu", "StemArgs", StemArgs::FIELDS)]
     }
 }
 
@@ -68,9 +105,6 @@ pub(super) const THREADS: u32 = 256;
 /// Rows of the convolution whose image rows a block keeps.
 pub(super) const STAGES: usize = 4;
 
-/// Threads of a block that multiply.
-const GROUP_THREADS: usize = 128;
-
 /// The kernels: layers and columns.
 pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * StemTile::COLUMNS.len()] = [
     (StemLayers { taps: 7, pools: true }, 112, "sm90_stem_7x7_pool_112"),
@@ -81,40 +115,6 @@ pub(super) const ENTRIES: [(StemLayers, usize, &str); StemLayers::ALL.len() * St
 
 /// How the kernel has its operands.
 impl StemLayers {
-    /// Pairs of pixels of a window's row, but for its last column.
-    const fn pairs(self) -> usize {
-        self.taps / 2
-    }
-
-    /// Blocks of eight terms of a window: its pairs, with two channels of its last column, and that column's third.
-    const fn blocks(self) -> usize {
-        self.taps * self.pairs() + 1
-    }
-
-    /// Halves of the filter as the kernel reads it: 8 terms of 64 channels for each block.
-    pub(crate) const fn filter_elems(self) -> usize {
-        self.blocks() * MOST_STEM_CHANNELS * 8
-    }
-
-    /// Bytes of filter and bias.
-    pub(crate) const fn weight_bytes(self) -> usize {
-        2 * self.filter_elems() + 4 * MOST_STEM_CHANNELS
-    }
-
-    /// Where in the filter a weight of an output channel lies. A block is a pair of columns of a row, or the last
-    /// column's third channel in all rows; two channels of that are with the row's first pair. Every thread has its
-    /// terms of a product, which are of two blocks, together: two terms of two channels, eight channels apart.
-    pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
-        let (block, term) = match (s + 1 == self.taps, c) {
-            (false, _) => (r * self.pairs() + s / 2, s % 2 * 3 + c),
-            (true, 2) => (self.taps * self.pairs(), r),
-            (true, _) => (r * self.pairs(), 6 + c),
-        };
-        let thread = channel / 16 * 32 + channel % 8 * 4 + term / 2;
-        let register = block % 2 * 2 + channel / 8 % 2;
-        ((block / 2 * GROUP_THREADS + thread) * 4 + register) * 2 + term % 2
-    }
-
     /// Dynamic shared memory of a block: the image rows of some rows of the convolution, the last columns' third channels
     /// for these, and output rows of four warps.
     pub(crate) const fn shared_bytes(self, columns: usize) -> usize {
@@ -196,6 +196,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::{manifest, read};
     use super::*;
     use crate::model::{Conv2d, Pad, Pool, Window};
     use crate::plan::Limits;
@@ -295,5 +296,30 @@ mod tests {
             let problem = StemProblem { row_pitch, ..problem(&stem) };
             assert!(matches!(launch(&problem, tile, &POINTERS), Err(Error::Unsupported { .. })), "{row_pitch}");
         }
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_stem.cu");
+        let manifest = manifest();
+        let lines = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_STEM(")?.strip_suffix(')'));
+        let mut found = Vec::new();
+        for line in lines {
+            // A thread of each warpgroup begins with what both have together, halved: none waits for the other's.
+            let [product, image, launched]: [&str; 3] = line.rsplitn(3, ", ").collect::<Vec<_>>().try_into().unwrap();
+            let both: u64 = [image, product].iter().map(|count| count.parse::<u64>().unwrap()).sum();
+            let name = format!("sm90_stem_{}", launched.split(',').next().unwrap());
+            assert_eq!(manifest["modules"]["sm90_stem"][&name]["sm_90a"]["registers"], both / 2, "{name}");
+            found.push(launched.to_owned());
+        }
+        let listed = ENTRIES.map(|(layers, columns, name)| {
+            let name = name.strip_prefix("sm90_stem_").expect("the module's name");
+            let blocks = layers.resident(columns);
+            format!("{name}, {}, {columns}, {}, {blocks}", layers.taps, layers.pools)
+        });
+        assert_eq!(found, listed);
+        assert!(source.contains(&format!("kStages = {};", STAGES)));
+        let compiled = StemLayers::ALL.into_iter().flat_map(|of| StemTile::COLUMNS.map(|columns| (of, columns)));
+        assert!(compiled.eq(ENTRIES.map(|(layers, columns, _)| (layers, columns))));
     }
 }

@@ -1,10 +1,15 @@
 //! Launches of `kernels/sm90_tail.cu`.
 
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
+use super::steps::{Operands, row_pitch, stored};
 use crate::error::Error;
-use crate::plan::{TAIL_THREADS, TAIL_UNIT, TailShape, TailTile};
+use crate::plan::kernels::{TAIL_THREADS, TAIL_UNIT, TailShape};
+use crate::plan::{Kernel, StepOp, TailTile};
 use crate::tensor::{OutputKind, Shape};
 
 kernel_args! {
@@ -26,6 +31,43 @@ kernel_args! {
         rows: i32,
         top_k: i32,
         by_share_chunks: FastDivide,
+    }
+}
+
+/// A network's last layers.
+pub(super) struct Sm90Tail;
+
+impl Launcher for Sm90Tail {
+    fn name(&self) -> &'static str {
+        "sm90_tail"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of = |(_, name)| {
+            let (threads, shared_bytes) = (THREADS, MOST_SHARED_BYTES);
+            Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
+        };
+        ENTRIES.map(of).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::Tail(tail), Kernel::Sm90Tail(tile)) = (step.op(), step.kernel()) else {
+            return Err(step.wrong_kernel());
+        };
+        let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
+        let problem = TailProblem {
+            batch: step.batch(),
+            input: stored(step.x()),
+            channels: tail.linear.out_features,
+            output: tail.output,
+            row_pitch: row_pitch(step.y()),
+        };
+        launch(&problem, tile, &TailPointers { x, filter, bias, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<TailArgs>("sm90_tail.cu", "TailArgs", TailArgs::FIELDS)]
     }
 }
 
@@ -118,6 +160,7 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
 
 #[cfg(test)]
 mod tests {
+    use super::super::entries::tests::read;
     use super::*;
 
     const POINTERS: TailPointers = TailPointers { x: 0x100, filter: 0x200, bias: 0x304, y: 0x408 };
@@ -157,5 +200,18 @@ mod tests {
         assert!(refused(|problem, _| problem.row_pitch = 36));
         assert!(refused(|problem, _| problem.input.channels = 1 << 16));
         assert!(refused(|problem, _| problem.channels = 1 << 18));
+    }
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_tail.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_TAIL(")?.strip_suffix(')'));
+        let found: Vec<String> = found.map(str::to_owned).collect();
+        let listed = ENTRIES.map(|(images, name)| {
+            let [most, stages] = TailTile { images, blocks: 8 }.kernel().unwrap();
+            assert_eq!(name, format!("sm90_tail_{most}"));
+            format!("{most}, {stages}")
+        });
+        assert_eq!(found, listed);
     }
 }

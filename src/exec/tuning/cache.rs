@@ -53,14 +53,14 @@ struct Entry {
 pub(super) struct Census {
     /// Answers of this cache.
     pub answers: usize,
-    /// Answers for the same GPU, of another driver or other kernels.
+    /// Answers for the same GPU, of another driver, other kernels or another format.
     pub outdated: usize,
     /// Files that no cache takes an answer from.
     pub unreadable: Vec<PathBuf>,
 }
 
-/// Another number when [`Entry`] changes.
-const FORMAT: u32 = 1;
+/// Another number when [`Entry`] changes, or what a shape or a kernel is called: 2 has the types of tensors in shapes.
+const FORMAT: u32 = 2;
 
 /// The answers of one GPU, driver and set of kernels.
 #[derive(Debug)]
@@ -87,7 +87,8 @@ impl Key {
 impl Cache {
     /// The answers for `key` below `folder`.
     pub fn new(key: Key, folder: Option<&Path>) -> Self {
-        let name = format!("{:016x}", fnv(format!("{} / {} / {}", key.gpu, key.driver, key.kernels).as_bytes()));
+        let of = format!("{} / {} / {} / format {FORMAT}", key.gpu, key.driver, key.kernels);
+        let name = format!("{:016x}", fnv(of.as_bytes()));
         Self { key, folder: folder.map(|folder| folder.join("tuning").join(name)), known: Mutex::default() }
     }
 
@@ -111,11 +112,12 @@ impl Cache {
             for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
             {
                 let entry = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
-                let in_place = |entry: &Entry| entry.format == FORMAT && path.ends_with(file_name(&entry.shape));
-                match entry.filter(in_place) {
+                let of_this_gpu = |entry: &Entry| usize::from(entry.key.gpu == self.key.gpu);
+                match entry.filter(|entry| path.ends_with(file_name(&entry.shape))) {
+                    Some(entry) if entry.format != FORMAT => census.outdated += of_this_gpu(&entry),
                     Some(entry) if (&folder == own) != (entry.key == self.key) => census.unreadable.push(path),
                     Some(entry) if entry.key == self.key => census.answers += 1,
-                    Some(entry) => census.outdated += usize::from(entry.key.gpu == self.key.gpu),
+                    Some(entry) => census.outdated += of_this_gpu(&entry),
                     None => census.unreadable.push(path),
                 }
             }
@@ -277,7 +279,7 @@ mod tests {
             String::new(),
             "[1, 2]".to_owned(),
             "\u{0}\u{1}".to_owned(),
-            whole.replace("\"format\": 1", "\"format\": 2"),
+            whole.replace("\"format\": 2", "\"format\": 1"),
             whole.replace("\"conv\"", "\"another shape with the same hash\""),
             whole.replace("132", "133"),
         ];
@@ -312,6 +314,24 @@ mod tests {
         // What a writer that was killed leaves is no answer, and in nobody's way.
         fs::rename(&own, own.with_extension("1-0.new")).unwrap();
         assert_eq!(census(), Census { answers: 1, outdated: 1, unreadable: Vec::new() });
+    }
+
+    /// As a library of before left them: in a folder of its own, or in this one's.
+    #[test]
+    fn answers_of_an_older_format_are_outdated_and_nobody_takes_them() {
+        let folder = Folder::new("older");
+        let cache = || Cache::new(key(), Some(&folder.0));
+        cache().put("a", answer("sm90 64x256"));
+        let own = cache().path("a").unwrap();
+        let older = fs::read_to_string(&own).unwrap().replace("\"format\": 2", "\"format\": 1");
+        fs::write(&own, &older).unwrap();
+        let elsewhere = folder.0.join("tuning").join("0123456789abcdef");
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join(own.file_name().unwrap()), &older).unwrap();
+        assert_eq!(cache().get("a"), None);
+        assert_eq!(cache().census(), Census { answers: 0, outdated: 2, unreadable: Vec::new() });
+        cache().put("a", answer("sm90 128x64"));
+        assert_eq!(cache().census(), Census { answers: 1, outdated: 1, unreadable: Vec::new() });
     }
 
     #[test]

@@ -89,7 +89,7 @@ pub struct TuningCache {
     pub folder: Option<PathBuf>,
     /// Answers for this GPU, driver and library: those that engines take.
     pub answers: usize,
-    /// Answers for this GPU with another driver or other kernels, which nothing here takes.
+    /// Answers for this GPU with another driver, other kernels or another library, which nothing here takes.
     pub outdated: usize,
     /// Files that cannot be read, or are for something else than their place says: passed over.
     pub unreadable: Vec<PathBuf>,

@@ -1,10 +1,42 @@
-//! Linear layers: their kernels, and how long each takes. What takes the time is the way of both operands to the
-//! multiprocessors.
+//! The Hopper linear layer: its tiles, and how long a tile's layer takes.
 
 use std::fmt;
 
-use super::{ConvTile, Kernel, Limits, select};
+use super::linear::{BYTES_A_CLOCK, LinearShape};
+use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
+use crate::plan::Limits;
+use crate::plan::work::Work;
+
+/// `kernels/sm90_linear.cu`.
+pub(super) struct Sm90Linear;
+
+impl KernelDef for Sm90Linear {
+    fn name(&self) -> &'static str {
+        "sm90_linear"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        LinearShape::of(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Linear(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let Some(shape) = LinearShape::of(work) else { return Vec::new() };
+        let fits = LinearTile::ALL.into_iter().filter(|tile| check(&shape, *tile, limits).is_ok());
+        fits.map(|tile| Variant::modelled((Kernel::Sm90Linear(tile), clocks(&shape, tile, limits)))).collect()
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        match (kernel, LinearShape::of(work)) {
+            (Kernel::Sm90Linear(tile), Some(shape)) => check(&shape, tile, limits),
+            _ => Err(not_a_choice(work.name, kernel)),
+        }
+    }
+}
 
 /// The tile of the Hopper linear layer: what a cluster of thread blocks that share the channels computes, 80 outputs of
 /// some images.
@@ -53,16 +85,8 @@ pub(crate) const BOX_CHANNELS: usize = 64;
 /// Boxes whose place the blocks' sums take.
 const SUM_BOXES: usize = 2;
 
-/// What decides how long a linear layer takes; channels and outputs are the stored ones.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LinearShape {
-    pub batch: usize,
-    pub channels: usize,
-    pub outputs: usize,
-}
-
 /// An error unless the kernel is compiled for the tile and the blocks' shares of the channels fit the shared memory.
-pub(super) fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> Result<(), Error> {
+fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> Result<(), Error> {
     if !LinearTile::ALL.contains(&tile) {
         let instead = "use one of LinearTile::ALL".into();
         return Err(Error::Unsupported { what: format!("linear tile = {tile}"), instead });
@@ -77,66 +101,51 @@ pub(super) fn check(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> R
     })
 }
 
-/// The kernel of a linear layer: the one that is done first.
-pub(super) fn kernel(shape: &LinearShape, limits: &Limits) -> Kernel {
-    select::best(kernels(shape, limits)).expect("there are sm80 kernels").0
-}
-
-/// Every kernel of such a layer, with the clocks of its busiest multiprocessor; of those that take as long the smallest
-/// first, which has the fewest products.
-pub(super) fn kernels(shape: &LinearShape, limits: &Limits) -> Vec<(Kernel, f64)> {
-    let sm80 =
-        ConvTile::LINEAR.into_iter().rev().map(|tile| (Kernel::Sm80Gemm(tile), sm80_clocks(shape, tile, limits)));
-    let fits = |tile: &LinearTile| limits.has_sm90_kernels() && check(shape, *tile, limits).is_ok();
-    let sm90 = LinearTile::ALL.into_iter().filter(fits);
-    sm80.chain(sm90.map(|tile| (Kernel::Sm90Linear(tile), sm90_clocks(shape, tile, limits)))).collect()
-}
-
-fn sm80_clocks(shape: &LinearShape, tile: ConvTile, limits: &Limits) -> f64 {
-    let &LinearShape { batch, channels, outputs } = shape;
-    let blocks = batch.div_ceil(tile.m) * outputs.div_ceil(tile.n);
-    let operand_bytes = (tile.m.min(batch) + tile.n.min(outputs)) * channels * 2;
-    blocks.div_ceil(limits.units.max(1)) as f64 * (operand_bytes as f64 / BYTES_A_CLOCK + SM80_BLOCK)
-}
-
 /// With a block on each multiprocessor; of each eleven about one is in no whole cluster.
-fn sm90_clocks(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> f64 {
+fn clocks(shape: &LinearShape, tile: LinearTile, limits: &Limits) -> f64 {
     let &LinearShape { batch, channels, outputs } = shape;
     let clusters = batch.div_ceil(tile.images) * outputs.div_ceil(LINEAR_OUTPUTS);
     let at_once = (limits.units * 10 / 11 / tile.blocks).max(1);
     let [images, outputs] = [tile.images.min(batch), LINEAR_OUTPUTS.min(outputs)];
     let operand_bytes = (images + outputs) * channels.div_ceil(tile.blocks) * 2;
     let sum_bytes = images.next_multiple_of(16) * LINEAR_OUTPUTS * 4 * (tile.blocks - 1) / tile.blocks;
-    let clocks = operand_bytes as f64 / BYTES_A_CLOCK + sum_bytes as f64 / SUM_BYTES_A_CLOCK + SM90_BLOCK;
+    let clocks = operand_bytes as f64 / BYTES_A_CLOCK + sum_bytes as f64 / SUM_BYTES_A_CLOCK + OF_BLOCK;
     clusters.div_ceil(at_once) as f64 * clocks
 }
 
-/// What a multiprocessor of an H200 gets from the L2 cache in a clock while all others do too: 7.8 TB/s of 132.
-const BYTES_A_CLOCK: f64 = 30.0;
 /// What it gets from other multiprocessors of its cluster.
 const SUM_BYTES_A_CLOCK: f64 = 12.0;
-/// The rest of a block, in clocks: latencies, and adding its warps' sums.
-const SM80_BLOCK: f64 = 2000.0;
-/// The same: latencies, the last products, and until it has the first of the others' sums.
-const SM90_BLOCK: f64 = 2200.0;
+/// The rest of a block, in clocks: latencies, the last products, and until it has the first of the others' sums.
+const OF_BLOCK: f64 = 2200.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model;
+    use crate::plan::StepOp;
+    use crate::plan::kernels::{ConvTile, variants};
+    use crate::plan::work::Operand;
+    use crate::tensor::{Dtype, Shape};
 
-    fn of(batch: usize, channels: usize, outputs: usize) -> LinearShape {
-        LinearShape { batch, channels, outputs }
+    /// The kernels of a layer, the fastest first.
+    fn kernels(batch: usize, channels: usize, outputs: usize, limits: &Limits) -> Vec<Kernel> {
+        let op = StepOp::Linear(model::Linear::named("fc", outputs));
+        let inputs = vec![Operand::rows(Shape::vector(channels), Dtype::F16)];
+        let outputs = vec![Operand::rows(Shape::vector(outputs), Dtype::F32)];
+        let mut all = variants(&Work { name: "fc", op: &op, batch, inputs, outputs }, limits);
+        all.sort_by(|a, b| a.clocks.partial_cmp(&b.clocks).unwrap());
+        all.into_iter().map(|variant| variant.kernel).collect()
     }
 
     #[test]
     fn resnet50_has_the_tiles_of_the_note() {
-        let chosen = |batch| kernel(&of(batch, 2048, 1000), &Limits::h200()).to_string();
+        let chosen = |batch| kernels(batch, 2048, 1000, &Limits::h200())[0].to_string();
         assert_eq!(chosen(1), "sm80 16x8");
         assert_eq!(
             [8, 32, 128, 256].map(chosen),
             ["sm90 linear 64/8", "sm90 linear 64/8", "sm90 linear 64/4", "sm90 linear 128/4"]
         );
-        let on_a100 = kernel(&of(128, 2048, 1000), &Limits::a100());
+        let on_a100 = kernels(128, 2048, 1000, &Limits::a100())[0];
         assert!(matches!(on_a100, Kernel::Sm80Gemm(_)), "{on_a100}");
     }
 
@@ -145,11 +154,9 @@ mod tests {
         let most =
             |tile: LinearTile| (1..400).filter(|boxes| tile.shared_bytes(boxes * 64) <= 232_448).max().unwrap() * 64;
         assert_eq!(LinearTile::ALL.map(most), [3072, 6144, 2048, 4096]);
-        let wide = of(128, 25_088, 4096);
+        let wide = LinearShape { batch: 128, channels: 25_088, outputs: 4096 };
         assert!(matches!(check(&wide, LinearTile::ALL[1], &Limits::h200()), Err(Error::Unsupported { .. })));
-        let all = kernels(&wide, &Limits::h200());
-        assert!(
-            all.len() == ConvTile::LINEAR.len() && all.iter().all(|(kernel, _)| matches!(kernel, Kernel::Sm80Gemm(_)))
-        );
+        let all = kernels(128, 25_088, 4096, &Limits::h200());
+        assert!(all.len() == ConvTile::LINEAR.len() && all.iter().all(|kernel| matches!(kernel, Kernel::Sm80Gemm(_))));
     }
 }

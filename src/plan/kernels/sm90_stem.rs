@@ -4,9 +4,50 @@ use std::fmt;
 
 use half::f16;
 
-use super::{Kernel, Limits, Request};
-use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
-use crate::tensor::{InputFormat, Shape};
+use super::{Kernel, KernelDef, Variant};
+use crate::error::Error;
+use crate::model::{Conv2d, Node, NodeId, Op, Pad, Pool, Window};
+use crate::plan::context::{ALWAYS, CHOSEN, Context, Match};
+#[cfg(feature = "cuda")]
+use crate::plan::packing::{FilterOrder, PackedSum, Packing};
+use crate::plan::work::Work;
+use crate::plan::{Limits, StepOp};
+use crate::tensor::{Dtype, InputFormat, Shape};
+
+/// `kernels/sm90_stem.cu`.
+pub(super) struct Sm90Stem;
+
+impl KernelDef for Sm90Stem {
+    fn name(&self) -> &'static str {
+        "sm90_stem"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        matches!(work.op, StepOp::Stem(_)) && work.is_in(Dtype::U8, Dtype::F16)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Stem(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let StepOp::Stem(stem) = work.op else { return Vec::new() };
+        kernels(stem, work.batch, work.outputs[0].shape, limits).into_iter().map(Variant::modelled).collect()
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        Ok(find(context, at).into_iter().collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        let StepOp::Stem(stem) = work.op else { return Vec::new() };
+        let order = FilterOrder::Stem(stem.layers().expect("planned for what the kernel does"));
+        let layers = work.sums().into_iter().flatten();
+        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16 }).collect();
+        vec![PackedSum { filters, bias: None }]
+    }
+}
 
 /// A network's first layers: normalisation, a convolution and perhaps a maximum over windows of its result.
 ///
@@ -65,7 +106,7 @@ impl fmt::Display for StemTile {
 }
 
 /// What the kernel is compiled for, beyond its columns: what `kernels/sm90_stem.cu` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StemLayers {
     /// Taps of the filter along each axis.
     pub(crate) taps: usize,
@@ -99,8 +140,49 @@ impl StemLayers {
     }
 }
 
+/// How the kernel has its weights.
+#[cfg(feature = "cuda")]
+impl StemLayers {
+    /// Pairs of pixels of a window's row, but for its last column.
+    pub(crate) const fn pairs(self) -> usize {
+        self.taps / 2
+    }
+
+    /// Blocks of eight terms of a window: its pairs, with two channels of its last column, and that column's third.
+    const fn blocks(self) -> usize {
+        self.taps * self.pairs() + 1
+    }
+
+    /// Halves of the filter as the kernel reads it: 8 terms of 64 channels for each block.
+    pub(crate) const fn filter_elems(self) -> usize {
+        self.blocks() * MOST_STEM_CHANNELS * 8
+    }
+
+    /// Bytes of filter and bias.
+    pub(crate) const fn weight_bytes(self) -> usize {
+        2 * self.filter_elems() + 4 * MOST_STEM_CHANNELS
+    }
+
+    /// Where in the filter a weight of an output channel lies. A block is a pair of columns of a row, or the last
+    /// column's third channel in all rows; two channels of that are with the row's first pair. Every thread has its
+    /// terms of a product, which are of two blocks, together: two terms of two channels, eight channels apart.
+    pub(crate) const fn filter_index(self, [r, s]: [usize; 2], channel: usize, c: usize) -> usize {
+        let (block, term) = match (s + 1 == self.taps, c) {
+            (false, _) => (r * self.pairs() + s / 2, s % 2 * 3 + c),
+            (true, 2) => (self.taps * self.pairs(), r),
+            (true, _) => (r * self.pairs(), 6 + c),
+        };
+        let thread = channel / 16 * 32 + channel % 8 * 4 + term / 2;
+        let register = block % 2 * 2 + channel / 8 % 2;
+        ((block / 2 * GROUP_THREADS + thread) * 4 + register) * 2 + term % 2
+    }
+}
+
+/// Threads of a block that multiply.
+#[cfg(feature = "cuda")]
+const GROUP_THREADS: usize = 128;
 /// Output channels of a product.
-pub(crate) const MOST_STEM_CHANNELS: usize = 64;
+const MOST_STEM_CHANNELS: usize = 64;
 
 impl Stem {
     /// What the kernel for these layers is compiled for; `None` if there is no such kernel.
@@ -136,38 +218,50 @@ fn overlaps_its_neighbour(window: Window) -> bool {
 /// What the pixels along each axis of an image, of the convolution and of padding stay below.
 const MOST_PIXELS: usize = 1 << 14;
 
-/// The layers that `graph` begins with if one kernel computes them: how many nodes, in which tile. Their values must be
+/// The layers that a graph begins with and whose convolution is a node, if one kernel computes them. Their values must be
 /// read by nobody else, no other kernel be chosen for the convolution, and the input be bytes.
-pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Option<(usize, Stem, StemTile)> {
-    let input = shapes[0];
+fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
+    let (input, request) = (context.shapes[0], context.request);
     let fits =
         request.input == InputFormat::U8Nhwc && input.channels == 3 && input.height.max(input.width) < MOST_PIXELS;
-    if !request.limits.has_sm90_kernels() || !fits {
-        return None;
-    }
-    let node = graph.nodes.get(1)?;
-    let Op::Conv2d(conv) = &node.op else { return None };
-    let uses = graph.use_counts();
-    if node.inputs != [NodeId(0)] || uses[0] != 1 {
-        return None;
-    }
-    let pool = match graph.nodes.get(2).map(|next| (&next.op, next.inputs.as_slice())) {
-        Some((Op::MaxPool(pool), [NodeId(1)])) if uses[1] == 1 => Some(*pool),
+    let (conv, &[NodeId(0)]) = context.dense(at).filter(|_| fits)? else { return None };
+    let [mean, std] = [&request.preprocessing.mean, &request.preprocessing.std].map(Clone::clone);
+    let with = |pool| Stem {
+        mean: mean.clone(),
+        std: std.clone(),
+        conv: conv.clone(),
+        conv_shape: context.shapes[at.0],
+        pool,
+    };
+    let pooled = match context.readers(at) {
+        &[reader] => match context.node(reader) {
+            Some(Node { op: Op::MaxPool(pool), .. }) => Some((Some(*pool), reader)),
+            _ => None,
+        },
         _ => None,
     };
-    let [mean, std] = [&request.preprocessing.mean, &request.preprocessing.std].map(Clone::clone);
-    let with = |pool| Stem { mean: mean.clone(), std: std.clone(), conv: conv.clone(), conv_shape: shapes[1], pool };
     // Where a maximum cannot be in it, the convolution may be alone.
-    let (nodes, stem, layers) = [pool, None].into_iter().find_map(|pool| {
+    let (stem, layers, last) = [pooled, Some((None, at))].into_iter().flatten().find_map(|(pool, last)| {
         let stem = with(pool);
-        stem.layers().map(|layers| (2 + usize::from(pool.is_some()), stem, layers))
+        stem.layers().map(|layers| (stem, layers, last))
     })?;
-    let tile = match request.choices.get(&node.name) {
-        None => tile(layers, request.batch, shapes[nodes - 1], request.limits),
-        Some(&Kernel::Sm90Stem(tile)) => tile,
+    let mut covers = vec![NodeId(0), at, last];
+    covers.dedup();
+    let (tile, saved) = match context.chosen(at) {
+        None => (tile(layers, request.batch, context.shapes[last.0], request.limits), ALWAYS),
+        Some(Kernel::Sm90Stem(tile)) => (tile, CHOSEN),
         Some(_) => return None,
     };
-    Some((nodes, stem, tile))
+    Some(Match {
+        name: context.graph.nodes[at.0].name.clone(),
+        op: StepOp::Stem(stem),
+        kernel: Some(Kernel::Sm90Stem(tile)),
+        place: last,
+        covers,
+        reads: Vec::new(),
+        writes: vec![last],
+        saved,
+    })
 }
 
 /// The tile with which the busiest multiprocessor is done first.
@@ -184,7 +278,7 @@ fn tiles(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> im
 }
 
 /// Every kernel of a network's first layers, with its clocks.
-pub(super) fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Kernel, f64)> {
+fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Kernel, f64)> {
     let Some(layers) = stem.layers() else { return Vec::new() };
     // Of tiles that make as many bands the lowest.
     let is_lowest = |tile: StemTile| tile.rows == output.height.div_ceil(output.height.div_ceil(tile.rows));

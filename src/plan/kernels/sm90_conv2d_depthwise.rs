@@ -2,9 +2,47 @@
 
 use std::fmt;
 
-use super::{Limits, Request};
+use super::{Kernel, KernelDef, Variant, not_a_choice};
+use crate::error::Error;
 use crate::model::Window;
-use crate::tensor::Shape;
+use crate::plan::work::Work;
+use crate::plan::{Limits, StepOp};
+use crate::tensor::{Dtype, Shape};
+
+/// `kernels/sm90_conv2d_depthwise.cu` for a depthwise convolution by itself.
+pub(super) struct Sm90Conv2dDepthwise;
+
+impl KernelDef for Sm90Conv2dDepthwise {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_depthwise"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        matches!(work.op, StepOp::Depthwise(_)) && DepthwiseShape::of(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Depthwise(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        variants(work, limits, Kernel::Sm90Depthwise)
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        let grid = match (kernel, DepthwiseShape::of(work)) {
+            (Kernel::Sm90Depthwise(tile), Some(shape)) => shape.grid(tile, limits),
+            _ => None,
+        };
+        grid.map(|_| ()).ok_or_else(|| not_a_choice(work.name, kernel))
+    }
+}
+
+/// A kernel in every tile in which it computes a step.
+pub(super) fn variants(work: &Work<'_>, limits: &Limits, kernel: fn(DepthwiseTile) -> Kernel) -> Vec<Variant> {
+    let Some(shape) = DepthwiseShape::of(work) else { return Vec::new() };
+    tiles(&shape, limits).map(|(tile, clocks)| Variant::modelled((kernel(tile), clocks))).collect()
+}
 
 /// The tile of the Hopper depthwise convolution: what one thread block computes at a time, of 32 channels.
 ///
@@ -95,12 +133,16 @@ pub(crate) const MOST_THREADS: usize = 128;
 const MOST_BOX: usize = 256;
 
 impl DepthwiseShape {
-    /// Of a request's batch, with the channels that are stored.
-    pub(super) fn stored(request: &Request<'_>, input: Shape, output: Shape, window: Window, expands: bool) -> Self {
-        let align = request.limits.family.channel_align();
-        let [input, output] =
-            [input, output].map(|shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape });
-        Self { batch: request.batch, input, output, window, expands }
+    /// Of a step; none if it is no depthwise convolution in f16.
+    pub(super) fn of(work: &Work<'_>) -> Option<Self> {
+        let (conv, expands) = match work.op {
+            StepOp::Depthwise(conv) => (conv, false),
+            StepOp::ExpandDepthwise { conv, .. } => (conv, true),
+            _ => return None,
+        };
+        let [input, output] = [work.inputs[0], work.outputs[0]].map(|operand| operand.stored());
+        let shape = Self { batch: work.batch, input, output, window: conv.window, expands };
+        work.is_in(Dtype::F16, Dtype::F16).then_some(shape)
     }
 
     /// Whether the kernel is compiled for the window.
@@ -171,15 +213,16 @@ fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -
 }
 
 /// The tile that takes the fewest clocks, and how many; `None` if the kernel does not take the window.
-pub(super) fn tile(shape: &DepthwiseShape, limits: &Limits) -> Option<(DepthwiseTile, f64)> {
+#[cfg(test)]
+fn tile(shape: &DepthwiseShape, limits: &Limits) -> Option<(DepthwiseTile, f64)> {
     tiles(shape, limits).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// Every tile that the kernel takes, with its clocks; none if it does not take the window.
-pub(super) fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (DepthwiseTile, f64)> {
+fn tiles(shape: &DepthwiseShape, limits: &Limits) -> impl Iterator<Item = (DepthwiseTile, f64)> {
     let along =
         |outputs: usize, unit: usize| (1..=outputs.div_ceil(unit).min(MOST_UNITS)).map(move |count| count * unit);
-    let units = DepthwiseTile::UNITS.into_iter().filter(|_| limits.has_sm90_kernels() && shape.fits());
+    let units = DepthwiseTile::UNITS.into_iter().filter(|_| shape.fits());
     let tiles = units.flat_map(move |unit| {
         let [rows, columns] = [along(shape.output.height, unit[0]), along(shape.output.width, unit[1])];
         rows.flat_map(move |rows| columns.clone().map(move |columns| DepthwiseTile { rows, columns, unit }))

@@ -1,11 +1,91 @@
-//! The Hopper convolution: its tiles, what it can compute, and how long a tile's layer takes.
+//! The Hopper convolution, alone or with another whose result it adds: its tiles, and how long a tile's layer takes.
 
 use std::fmt;
 
-use super::{Kernel, Limits, Request};
+use super::conv_shape::{self, ConvShape};
+use super::{Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
-use crate::model::Window;
-use crate::tensor::Shape;
+use crate::model::NodeId;
+use crate::plan::context::{CHOSEN, Context, Match};
+use crate::plan::work::Work;
+use crate::plan::{Joined, Limits, StepOp};
+use crate::tensor::Activation;
+
+/// `kernels/sm90_conv2d_fprop.cu`.
+pub(super) struct Sm90Conv2dFprop;
+
+impl KernelDef for Sm90Conv2dFprop {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_fprop"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        matches!(work.op, StepOp::Conv(_) | StepOp::ConvSum { .. }) && ConvShape::all(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Conv { .. })
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
+        let convs = ConvShape::all(work).filter(|convs| convs.iter().all(|conv| conv_shape::check(conv).is_ok()));
+        let Some(convs) = convs else { return Vec::new() };
+        let clocks = |kernel| match kernel {
+            Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, clocks(&convs, tile, cluster, limits))),
+            _ => None,
+        };
+        Sm90Tile::kernels().filter_map(clocks).map(Variant::modelled).collect()
+    }
+
+    fn check(&self, work: &Work<'_>, _kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
+        ConvShape::all(work).into_iter().flatten().try_for_each(|conv| conv_shape::check(&conv))
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        Ok(joined(context, at)?.into_iter().collect())
+    }
+
+    fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
+        conv_shape::cache_bytes(&ConvShape::all(work).unwrap_or_default(), limits)
+    }
+}
+
+/// A convolution with the one whose result it adds: its sum goes on over that one's products. Such a convolution has no
+/// activation or residual of its own. It is worth it if the kernel takes less time for the sum than the better kernels
+/// take for each, or if it is chosen.
+pub(super) fn joined(context: &Context<'_>, host: NodeId) -> Result<Option<Match>, Error> {
+    let Some((conv, &[x, added])) = context.dense(host) else { return Ok(None) };
+    let name = &context.graph.nodes[added.0].name;
+    let chosen = context.chosen(added);
+    let takes_it = context.limits().has_sm90_kernels()
+        && context.readers(added).len() == 1
+        && matches!(context.chosen(host), None | Some(Kernel::Sm90Conv { .. } | Kernel::Sm90Chain(_)));
+    let found = context.dense(added).filter(|_| takes_it).and_then(|(other, inputs)| {
+        let &[other_x] = inputs else { return None };
+        let joined = Box::new(Joined { name: name.clone(), conv: other.clone() });
+        let found = Match {
+            name: context.graph.nodes[host.0].name.clone(),
+            op: StepOp::ConvSum { conv: conv.clone(), joined },
+            kernel: None,
+            place: host,
+            covers: vec![host, added],
+            reads: vec![x, other_x],
+            writes: vec![host],
+            saved: 0.0,
+        };
+        let convs = ConvShape::all(&context.work(&found))?;
+        let fits = other.activation == Activation::None && convs.iter().all(|conv| conv_shape::check(conv).is_ok());
+        fits.then_some(found)
+    });
+    let saved = match (chosen, &found) {
+        (Some(Kernel::Joined), None) => return Err(not_a_choice(name, Kernel::Joined)),
+        (Some(Kernel::Joined), Some(_)) => Some(CHOSEN),
+        (Some(_), _) | (None, None) => None,
+        (None, Some(found)) => context.saved(found)?.map(|(_, saved)| saved),
+    };
+    Ok(found.zip(saved).map(|(found, saved)| Match { saved, ..found }))
+}
 
 /// The tile of the Hopper convolution: output channels x pixels of one thread block.
 ///
@@ -127,87 +207,6 @@ impl Sm90Pipeline {
 /// Bytes of 64 halves.
 const ROW_BYTES: usize = 128;
 
-/// A convolution; the channels of both shapes are the stored ones.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ConvShape {
-    pub(crate) batch: usize,
-    pub(crate) input: Shape,
-    pub(crate) output: Shape,
-    pub(crate) window: Window,
-}
-
-impl ConvShape {
-    /// Of logical shapes.
-    pub(super) fn stored(request: &Request<'_>, input: Shape, output: Shape, window: Window) -> Self {
-        let align = request.limits.family.channel_align();
-        let stored = |shape: Shape| Shape { channels: shape.channels.next_multiple_of(align), ..shape };
-        Self { batch: request.batch, input: stored(input), output: stored(output), window }
-    }
-
-    /// Steps of the sum, of 64 channels each.
-    pub(crate) fn steps(&self) -> usize {
-        self.window.size.iter().product::<usize>() * self.input.channels.div_ceil(64)
-    }
-
-    /// Whether every output pixel sees just the input pixel of its own place.
-    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
-    pub(crate) fn is_matrix(&self) -> bool {
-        let Self { input, output, window, .. } = self;
-        window.size == [1; 2]
-            && window.stride == [1; 2]
-            && [window.pad.top, window.pad.left] == [0; 2]
-            && [input.height, input.width] == [output.height, output.width]
-    }
-}
-
-/// An error that names what the copy engine's window walk cannot do, if anything.
-pub(crate) fn check(conv: &ConvShape) -> Result<(), Error> {
-    let ConvShape { batch, input, output, window } = *conv;
-    let refuse = |what: &str, value: String, takes: &str| {
-        Err(Error::Unsupported { what: format!("{what} = {value}"), instead: format!("the sm90 kernel takes {takes}") })
-    };
-    for (what, channels) in [("input channels", input.channels), ("output channels", output.channels)] {
-        if channels == 0 || !channels.is_multiple_of(8) || channels >= INDEX_LIMIT {
-            return refuse(what, channels.to_string(), "a positive multiple of 8");
-        }
-    }
-    let axes = [
-        ("height", input.height, output.height, 0, window.pad.top, window.pad.bottom),
-        ("width", input.width, output.width, 1, window.pad.left, window.pad.right),
-    ];
-    for (axis, size, out, index, before, after) in axes {
-        let [taps, stride, dilation] = [window.size[index], window.stride[index], window.dilation[index]];
-        if !(1..=8).contains(&stride) {
-            return refuse(&format!("{axis}: stride"), stride.to_string(), "1 to 8");
-        }
-        let reach = taps.saturating_sub(1).saturating_mul(dilation);
-        if taps == 0 || dilation == 0 || reach > 127 {
-            return refuse(&format!("{axis}: window reach"), reach.to_string(), "up to 127 pixels");
-        }
-        if before > 127 || after > 127 {
-            return refuse(&format!("{axis}: padding"), before.max(after).to_string(), "up to 127 pixels");
-        }
-        // The engine steps through what the windows' first pixels may be; it must come to the same count.
-        let span = (size + before + after).checked_sub(reach + 1);
-        if size == 0 || size >= INDEX_LIMIT || span.map(|span| span / stride + 1) != Some(out) {
-            return refuse(&format!("{axis}: output size"), out.to_string(), "what follows from size and window");
-        }
-    }
-    let below = |factors: &[usize]| {
-        let product = factors.iter().try_fold(1_usize, |product, &factor| product.checked_mul(factor));
-        product.is_some_and(|product| (1..INDEX_LIMIT - 1024).contains(&product))
-    };
-    let pixels = [batch, output.height, output.width];
-    let tiles = [batch, output.height, output.width, output.channels.div_ceil(64)];
-    if !below(&pixels) || !below(&tiles) || !below(&[batch, input.height, input.width]) {
-        return refuse("pixels", format!("{batch} images"), "fewer than 2^31 pixels and tiles");
-    }
-    Ok(())
-}
-
-/// 2^31: what counts and indices stay below.
-const INDEX_LIMIT: usize = 1 << 31;
-
 /// Clocks that the sum of `convs`, which have one output shape, takes in this tile and clusters of so many blocks: the
 /// busiest block's copies or products, whichever is longer, and its epilogues. Infinity for a tile that is not compiled.
 pub(super) fn clocks(convs: &[ConvShape], tile: Sm90Tile, cluster: usize, limits: &Limits) -> f64 {
@@ -247,7 +246,6 @@ const EXCHANGE_OF_VALUE: f64 = 0.5;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Pad;
 
     #[test]
     fn every_tile_has_a_pipeline_that_fits_the_device() {
@@ -259,56 +257,5 @@ mod tests {
             let granted = Limits::h200().shared_bytes + 1024;
             assert!(pipeline.blocks * (pipeline.shared_bytes() + 1024) <= granted, "{tile}");
         }
-    }
-
-    #[test]
-    fn only_single_pixels_in_their_places_are_a_matrix() {
-        let of = |input: [usize; 2], window| {
-            let shape = |[height, width]: [usize; 2]| Shape::new(height, width, 8);
-            let conv = ConvShape { batch: 1, input: shape(input), output: shape([6, 8]), window };
-            check(&conv).unwrap();
-            conv.is_matrix()
-        };
-        let single = Window::square(1, 1, 0);
-        let padded = |top, left, bottom, right| Window { pad: Pad { top, left, bottom, right }, ..single };
-        assert!(of([6, 8], single));
-        assert!(!of([6, 8], Window::square(3, 1, 1)));
-        assert!(!of([6, 15], Window { stride: [1, 2], ..single }));
-        assert!(!of([11, 8], Window { stride: [2, 1], ..single }));
-        assert!(!of([4, 6], padded(1, 1, 1, 1)));
-        assert!(!of([5, 7], padded(1, 1, 0, 0)));
-        assert!(!of([6, 7], padded(0, 0, 0, 1)));
-        assert!(!of([5, 8], padded(0, 0, 1, 0)));
-    }
-
-    #[test]
-    fn what_the_walk_cannot_do_is_refused() {
-        let good = ConvShape {
-            batch: 3,
-            input: Shape::new(30, 40, 24),
-            output: Shape::new(11, 19, 72),
-            window: Window {
-                size: [5, 7],
-                stride: [3, 2],
-                pad: Pad { top: 2, left: 1, bottom: 16, right: 32 },
-                dilation: [4, 6],
-            },
-        };
-        check(&good).unwrap();
-        let refused = |change: fn(&mut ConvShape)| {
-            let mut conv = good;
-            change(&mut conv);
-            matches!(check(&conv), Err(Error::Unsupported { .. }))
-        };
-        assert!(refused(|c| c.batch = 0));
-        assert!(refused(|c| c.batch = 100_000_000));
-        assert!(refused(|c| c.input.channels = 20));
-        assert!(refused(|c| c.output.channels = 0));
-        assert!(refused(|c| c.output.width = 18));
-        assert!(refused(|c| c.window.stride = [9, 2]));
-        assert!(refused(|c| c.window.stride = [0, 2]));
-        assert!(refused(|c| c.window.dilation = [32, 6]));
-        assert!(refused(|c| c.window.pad.left = 128));
-        assert!(refused(|c| c.input.height = 1));
     }
 }

@@ -1,12 +1,51 @@
 //! Which 1x1 convolutions are computed by the one whose result they read, and in which tile of the Hopper chain kernel.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use super::sm90::{self, ConvShape};
-use super::{Kernel, Limits, Request, select};
-use crate::model::{Conv2d, Graph, NodeId, Op, Pad, Window};
-use crate::tensor::Shape;
+use super::conv_shape::{self, ConvShape};
+use super::sm90_conv2d_fprop::joined;
+use super::{Kernel, KernelDef, Variant};
+use crate::error::Error;
+use crate::model::{NodeId, Pad, Window};
+use crate::plan::context::{CHOSEN, Context, Match};
+use crate::plan::work::Work;
+use crate::plan::{Joined, Limits, StepOp};
+use crate::tensor::Dtype;
+
+/// `kernels/sm90_conv2d_chain.cu`.
+pub(super) struct Sm90Conv2dChain;
+
+impl KernelDef for Sm90Conv2dChain {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_chain"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        ChainShape::of(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Chain(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let kernels = ChainShape::of(work).map(|shape| kernels(&shape, limits));
+        kernels.into_iter().flatten().map(Variant::modelled).collect()
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        let Some(chain) = Chain::find(context, at)? else { return Ok(Vec::new()) };
+        Ok(chain.matched()?.into_iter().collect())
+    }
+
+    fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
+        let Some(shape) = ChainShape::of(work) else { return 0 };
+        // What is between the two convolutions stays on the multiprocessor.
+        let filter = shape.sources[0].output.channels * shape.next_channels * Dtype::F16.bytes();
+        let next = filter * limits.units.min(shape.pixels().div_ceil(conv_shape::SHARED));
+        conv_shape::cache_bytes(&shape.sources, limits) + next as u64
+    }
+}
 
 /// The tile of the Hopper chain kernel: all channels of some pixels.
 ///
@@ -86,6 +125,14 @@ const BARRIER_BYTES: usize = 16;
 const MOST_SLOTS: usize = 10;
 
 impl ChainShape {
+    /// Of a step; none if it is no chain of convolutions in f16.
+    pub(crate) fn of(work: &Work<'_>) -> Option<Self> {
+        let StepOp::Chain { joined, .. } = work.op else { return None };
+        let &[_, next] = &work.outputs[..] else { return None };
+        let has_residual = joined.is_none() && work.inputs.len() > 1;
+        Some(Self { sources: ConvShape::all(work)?, has_residual, next_channels: next.stored_channels })
+    }
+
     /// Whether the kernel computes it.
     pub(crate) fn fits(&self) -> bool {
         let single = |window: &Window| {
@@ -94,7 +141,7 @@ impl ChainShape {
         };
         let sources = &self.sources;
         (1..=2).contains(&sources.len())
-            && sources.iter().all(|conv| single(&conv.window) && sm90::check(conv).is_ok())
+            && sources.iter().all(|conv| single(&conv.window) && conv_shape::check(conv).is_ok())
             && self.next_channels.is_multiple_of(8)
     }
 
@@ -143,8 +190,8 @@ impl ChainShape {
 }
 
 /// Every tile in which the kernel computes both, with its clocks.
-pub(super) fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)> {
-    if !limits.has_sm90_kernels() || !shape.fits() {
+fn kernels(shape: &ChainShape, limits: &Limits) -> Vec<(Kernel, f64)> {
+    if !shape.fits() {
         return Vec::new();
     }
     let of = |tile: ChainTile| Some((Kernel::Sm90Chain(tile), clocks(shape, tile, limits)?));
@@ -187,102 +234,87 @@ fn beside(clocks: f64, memory_clocks: f64) -> f64 {
     clocks.max(memory_clocks) + ON_TOP * clocks.min(memory_clocks)
 }
 
-/// The convolution that each of some computes too, and the tile.
-pub(super) fn chained(
-    graph: &Graph,
-    shapes: &[Shape],
-    request: &Request<'_>,
-    joined: &BTreeMap<NodeId, NodeId>,
-    taken: impl Fn(NodeId) -> bool,
-) -> BTreeMap<NodeId, (NodeId, ChainTile)> {
-    if !request.limits.has_sm90_kernels() {
-        return BTreeMap::new();
-    }
-    let mut chained = BTreeMap::new();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        let (Op::Conv2d(_), &[first]) = (&node.op, &node.inputs[..]) else { continue };
-        let next = NodeId(index);
-        let is_second = chained.values().any(|&(second, _)| second == first);
-        if chained.contains_key(&first) || is_second || taken(first) || taken(next) {
-            continue;
-        }
-        let chain = Chain { graph, shapes, request, first, joined: joined.get(&first).copied(), next };
-        if let Some(tile) = chain.shape().and_then(|shape| chain.tile(&shape)) {
-            chained.insert(first, (next, tile));
-        }
-    }
-    chained
-}
-
-/// A convolution, the one joined to it if there is one, and one that reads their result.
+/// A convolution or the sum of two, and a 1x1 convolution that reads the result.
 struct Chain<'a> {
-    graph: &'a Graph,
-    shapes: &'a [Shape],
-    request: &'a Request<'a>,
-    first: NodeId,
-    joined: Option<NodeId>,
-    next: NodeId,
+    context: &'a Context<'a>,
+    /// The first by itself.
+    first: Match,
+    next: Match,
+    both: Match,
 }
 
-impl Chain<'_> {
-    /// What the kernel would compute, if it can.
-    fn shape(&self) -> Option<ChainShape> {
-        let next = self.conv(self.next).filter(|(conv, _)| conv.window == Window::square(1, 1, 0))?.1;
-        let sources = [Some(self.first), self.joined].into_iter().flatten();
-        let sources: Option<Vec<ConvShape>> = sources.map(|id| Some(self.conv(id)?.1)).collect();
-        let has_residual = self.joined.is_none() && self.graph.nodes[self.first.0].inputs.len() > 1;
-        let shape = ChainShape { sources: sources?, has_residual, next_channels: next.output.channels };
-        shape.fits().then_some(shape)
+impl<'a> Chain<'a> {
+    /// The one whose second convolution is a node, whether or not the kernel computes it.
+    fn find(context: &'a Context<'a>, next: NodeId) -> Result<Option<Self>, Error> {
+        let Some((conv, &[first])) = context.dense(next) else { return Ok(None) };
+        let Some((first_conv, _)) = context.dense(first) else { return Ok(None) };
+        let is_part = [first, next].iter().any(|id| context.parts[id.0].is_some());
+        if conv.window != Window::square(1, 1, 0) || is_part {
+            return Ok(None);
+        }
+        let sum = joined(context, first)?.filter(|sum| sum.saved > 0.0);
+        let first_alone = match sum {
+            Some(sum) => Some(sum),
+            None => context.single(first)?,
+        };
+        let Some((first_alone, next_alone)) = first_alone.zip(context.single(next)?) else { return Ok(None) };
+        let joined = match &first_alone.op {
+            StepOp::Conv(_) => None,
+            StepOp::ConvSum { joined, .. } => Some(joined.clone()),
+            _ => return Ok(None),
+        };
+        let chained = Box::new(Joined { name: next_alone.name.clone(), conv: conv.clone() });
+        let both = Match {
+            op: StepOp::Chain { conv: first_conv.clone(), joined, next: chained },
+            covers: [&first_alone.covers[..], &[next]].concat(),
+            writes: vec![first, next],
+            ..first_alone.clone()
+        };
+        Ok(Some(Self { context, first: first_alone, next: next_alone, both }))
     }
 
-    /// The tile in which one kernel computes both, if it is chosen or pays.
-    fn tile(&self, shape: &ChainShape) -> Option<ChainTile> {
-        let Request { limits, choices, .. } = *self.request;
-        let chosen = [self.first, self.next].map(|id| choices.get(&self.graph.nodes[id.0].name));
-        match chosen {
-            [Some(&Kernel::Sm90Chain(tile)), None] => shape.layout(tile, limits).map(|_| tile),
-            [None, None] => {
-                let fastest = kernels(shape, limits).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
-                let (Kernel::Sm90Chain(tile), together) = fastest? else { return None };
-                let together = beside(together, memory_clocks(shape.values(), limits));
-                (self.read_back() > KEPT_BYTES && together < self.apart_clocks(shape)).then_some(tile)
+    /// The chain in its tile, if the kernel computes it and it is chosen or saves anything.
+    fn matched(self) -> Result<Option<Match>, Error> {
+        let (limits, work) = (self.context.limits(), self.context.work(&self.both));
+        let Some(shape) = ChainShape::of(&work).filter(ChainShape::fits) else { return Ok(None) };
+        let chosen = [self.first.place, self.next.place].map(|id| self.context.chosen(id));
+        let found = match chosen {
+            [Some(Kernel::Sm90Chain(tile)), None] => {
+                shape.layout(tile, limits).map(|_| (Kernel::Sm90Chain(tile), CHOSEN))
+            }
+            [None, None] if self.read_back() > KEPT_BYTES => {
+                let fastest = kernels(&shape, limits).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+                fastest.map(|(kernel, clocks)| {
+                    let together = beside(clocks, memory_clocks(shape.values(), limits));
+                    (kernel, self.apart_clocks(&shape) - together)
+                })
             }
             _ => None,
-        }
+        };
+        let found = found.filter(|(_, saved)| *saved > 0.0);
+        Ok(found.map(|(kernel, saved)| Match { kernel: Some(kernel), saved: self.first.saved + saved, ..self.both }))
     }
 
     /// Clocks of the two by themselves: their kernels' or their bytes'.
     fn apart_clocks(&self, shape: &ChainShape) -> f64 {
-        let limits = self.request.limits;
-        let values = |of: Shape| shape.sources[0].batch * of.elems();
-        let [y, next] = [self.first, self.next].map(|id| self.shapes[id.0]);
-        let first = match &shape.sources[..] {
-            [conv] => select::conv_kernel(limits, conv, [shape.pixels(), y.channels, conv.input.channels]).1,
-            sums => select::sm90_kernel(limits, sums).map_or(f64::INFINITY, |(_, clocks)| clocks),
-        };
-        let second = ConvShape { input: y, output: next, window: Window::square(1, 1, 0), ..shape.sources[0] };
-        let (_, then) = select::conv_kernel(limits, &second, [shape.pixels(), next.channels, y.channels]);
-        let of_first = memory_clocks(shape.values() - values(next), limits);
-        beside(first, of_first) + beside(then, memory_clocks(values(y) + values(next), limits))
+        let limits = self.context.limits();
+        let values = |id: NodeId| shape.sources[0].batch * self.context.shapes[id.0].elems();
+        let [y, next] = [self.first.place, self.next.place].map(values);
+        let clocks = |of: &Match| self.context.clocks(of).unwrap_or(f64::INFINITY);
+        beside(clocks(&self.first), memory_clocks(shape.values() - next, limits))
+            + beside(clocks(&self.next), memory_clocks(y + next, limits))
     }
 
     /// Bytes of what is between the two.
     fn read_back(&self) -> usize {
-        self.request.batch * self.shapes[self.first.0].elems() * VALUE_BYTES
-    }
-
-    /// A dense convolution and its shape.
-    fn conv(&self, id: NodeId) -> Option<(&Conv2d, ConvShape)> {
-        let node = &self.graph.nodes[id.0];
-        let Op::Conv2d(conv) = &node.op else { return None };
-        let [input, output] = [self.shapes[node.inputs[0].0], self.shapes[id.0]];
-        (conv.groups == 1).then(|| (conv, ConvShape::stored(self.request, input, output, conv.window)))
+        self.context.request.batch * self.context.shapes[self.first.place.0].elems() * VALUE_BYTES
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Shape;
 
     /// `channels` and, at stride 2, `strided` channels to `wide`, and those to `next`.
     fn shape(side: usize, channels: usize, strided: usize, wide: usize, next: usize) -> ChainShape {

@@ -1,7 +1,48 @@
 //! The Hopper convolution by 3x3 windows of few channels: its tile, what it can compute, and how long a layer takes.
 
-use super::sm90::{self, ConvShape, PRODUCTS_A_CLOCK};
-use super::{Kernel, Limits};
+use super::conv_shape::{self, ConvShape};
+use super::sm90_conv2d_fprop::PRODUCTS_A_CLOCK;
+use super::{Kernel, KernelDef, Variant, not_a_choice};
+use crate::error::Error;
+use crate::plan::work::Work;
+use crate::plan::{Limits, StepOp};
+
+/// `kernels/sm90_conv2d_halo.cu`.
+pub(super) struct Sm90Conv2dHalo;
+
+impl KernelDef for Sm90Conv2dHalo {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_halo"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        conv(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        kernel == Kernel::Sm90Halo
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        conv(work).and_then(|conv| kernel(&conv, limits)).map(Variant::modelled).into_iter().collect()
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        let tile = conv(work).and_then(|conv| HaloTile::of(&conv, limits));
+        tile.map(|_| ()).ok_or_else(|| not_a_choice(work.name, kernel))
+    }
+
+    fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
+        let of = |conv: ConvShape| Some(HaloTile::of(&conv, limits)?.cache_bytes(&conv, limits) as u64);
+        conv(work).and_then(of).unwrap_or(0)
+    }
+}
+
+/// The one dense convolution of a step.
+fn conv(work: &Work<'_>) -> Option<ConvShape> {
+    let is_conv = matches!(work.op, StepOp::Conv(_));
+    ConvShape::all(work).filter(|_| is_conv)?.pop()
+}
 
 /// The tile of a layer: what one thread block computes at a time, of 64 output channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +77,7 @@ impl HaloTile {
             && window.dilation == [1; 2]
             && input.channels <= CHANNELS
             && limits.has_sm90_kernels()
-            && sm90::check(conv).is_ok();
+            && conv_shape::check(conv).is_ok();
         let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
         // Wider ones have no row on the columns of a product.
         let narrow = widths.filter(|&columns| columns <= PIXELS).take(MOST_WIDTHS);
@@ -96,7 +137,7 @@ const MOST_WIDTHS: usize = 8;
 
 /// The kernel with its clocks, if it computes the layer. A tile's band, which two of fit the shared memory beside the
 /// filters, is there long before the products of the one before it are done.
-pub(super) fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
+fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);

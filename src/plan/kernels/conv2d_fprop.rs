@@ -1,10 +1,44 @@
-//! Kernel choice: which kernel and tile a convolution gets; names of kernels.
+//! The implicit-GEMM convolution of any GPU: its tiles, and how long a tile's layer takes.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use super::sm90::{self, ConvShape, Sm90Tile};
-use super::{Kernel, Limits, Rates, halo};
+use super::conv_shape::{self, ConvShape};
+use super::{Kernel, KernelDef, Variant};
+use crate::plan::work::Work;
+use crate::plan::{Family, Limits, Rates, StepOp};
+use crate::tensor::Dtype;
+
+/// `kernels/conv2d_fprop.cu`.
+pub(super) struct Conv2dFprop;
+
+impl KernelDef for Conv2dFprop {
+    fn name(&self) -> &'static str {
+        "conv2d_fprop"
+    }
+
+    fn runs_on(&self, limits: &Limits) -> bool {
+        limits.family == Family::Sm80
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        matches!(work.op, StepOp::Conv(_)) && work.is_in(Dtype::F16, Dtype::F16)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm80Gemm(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let Some(layer) = work.sums().into_iter().flatten().next() else { return Vec::new() };
+        let output = layer.output.shape;
+        let mnk = [work.batch * output.pixels(), output.channels, layer.terms()];
+        tiles(&ConvTile::ALL, limits, mnk).into_iter().map(Variant::modelled).collect()
+    }
+
+    fn cache_bytes(&self, work: &Work<'_>, limits: &Limits) -> u64 {
+        conv_shape::cache_bytes(&ConvShape::all(work).unwrap_or_default(), limits)
+    }
+}
 
 /// The tile of the implicit-GEMM and of the linear kernels: pixels x output channels of one thread block.
 ///
@@ -76,92 +110,6 @@ impl fmt::Display for ConvTile {
     }
 }
 
-/// Kernels that overrule the planner's, by step name.
-///
-/// ```
-/// use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
-/// # let (limits, preprocessing) = (Limits::h200(), &Preprocessing::new(graph.input));
-/// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
-/// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });
-/// let choices = Choices::from([("layer2.0.conv2".to_string(), kernel)]);
-/// let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
-/// assert!(plan.steps.iter().any(|step| step.name == "layer2.0.conv2" && step.kernel == kernel));
-/// # Ok::<(), trefoil::Error>(())
-/// ```
-pub type Choices = BTreeMap<String, Kernel>;
-
-impl Kernel {
-    /// Every kernel that any dense convolution may be given on `limits`.
-    pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
-        let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
-        let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
-        match limits.family {
-            super::Family::Cpu => vec![Self::Cpu],
-            super::Family::Sm80 => sm80.chain(sm90).collect(),
-        }
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => write!(f, "cpu"),
-            Self::Sm80 => write!(f, "sm80"),
-            Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
-            Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
-            Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
-            Self::Sm90Halo => write!(f, "sm90 halo"),
-            Self::Joined => write!(f, "joined"),
-            Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
-            Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
-            Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
-            Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
-            Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
-            Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
-        }
-    }
-}
-
-/// The kernel of a dense convolution, and the clocks that it takes: on compute capability 9.0 the better of both
-/// families' best tiles.
-pub(super) fn conv_kernel(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> (Kernel, f64) {
-    best(conv_kernels(limits, conv, mnk)).expect("there is an sm80 kernel")
-}
-
-/// Every kernel of a dense convolution, with its clocks.
-pub(super) fn conv_kernels(limits: &Limits, conv: &ConvShape, mnk: [usize; 3]) -> Vec<(Kernel, f64)> {
-    let mut kernels = tiles(&ConvTile::ALL, limits, mnk);
-    if sm90::check(conv).is_ok() {
-        kernels.extend(sm90_kernels(limits, &[*conv]));
-        kernels.extend(halo::kernel(conv, limits));
-    }
-    kernels
-}
-
-/// The one that takes the fewest clocks; the first of those that take as many.
-pub(super) fn best(kernels: Vec<(Kernel, f64)>) -> Option<(Kernel, f64)> {
-    kernels.into_iter().min_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-/// The best sm90 kernel of a sum of convolutions that it can compute, and the clocks that it takes, if the device has
-/// one.
-pub(super) fn sm90_kernel(limits: &Limits, convs: &[ConvShape]) -> Option<(Kernel, f64)> {
-    best(sm90_kernels(limits, convs))
-}
-
-/// Every sm90 kernel of such a sum, with its clocks; none if the device has none.
-pub(super) fn sm90_kernels(limits: &Limits, convs: &[ConvShape]) -> Vec<(Kernel, f64)> {
-    let fits = |tile: Sm90Tile| tile.pipeline().is_some_and(|p| p.shared_bytes() <= limits.shared_bytes);
-    let clocks = |kernel| match kernel {
-        Kernel::Sm90Conv { tile, cluster } if fits(tile) => Some((kernel, sm90::clocks(convs, tile, cluster, limits))),
-        _ => None,
-    };
-    let kernels = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
-    kernels.filter_map(clocks).collect()
-}
-
 /// The sm80 kernels in `tiles` for a GEMM of `m` pixels, `n` channels and `k` taps on `limits`, with the clocks that each
 /// takes: the work of its busiest multiprocessor, weighed by how well the tile uses the tensor cores. Tiles that need
 /// more shared memory than a block may have are left out, unless all do.
@@ -219,7 +167,7 @@ fn rate(tile: ConvTile) -> f64 {
 mod tests {
     use super::*;
     use crate::model::{Preprocessing, architecture};
-    use crate::plan::{Plan, Request, StepOp, plan};
+    use crate::plan::{Choices, Plan, Request, plan};
     use crate::tensor::{InputFormat, OutputKind};
 
     /// What products cost decides between families, never between tiles of one.
@@ -241,7 +189,8 @@ mod tests {
                 for (step, mnk) in products(&plan) {
                     let [here, there] = [limits, &like_hopper].map(|limits| tiles(&ConvTile::ALL, limits, mnk));
                     assert_ne!(products_a_clock(limits), products_a_clock(&like_hopper));
-                    assert_eq!(best(here.clone()).map(|best| best.0), Some(plan.steps[step].kernel), "{limits}");
+                    let best = here.iter().min_by(|a, b| a.1.total_cmp(&b.1)).map(|best| best.0);
+                    assert_eq!(best, Some(plan.steps[step].kernel), "{limits}");
                     let ratio = products_a_clock(&like_hopper) / products_a_clock(limits);
                     for ((kernel, clocks), (other, more)) in here.iter().zip(&there) {
                         assert!(kernel == other && (clocks / more / ratio - 1.0).abs() < 1e-9, "{limits}: {kernel}");

@@ -2,9 +2,39 @@
 
 use std::fmt;
 
-use super::{Family, Kernel, Limits, Request};
-use crate::model::{Graph, Linear, NodeId, Op};
-use crate::tensor::{OutputKind, Shape};
+use super::{Kernel, KernelDef, Variant};
+use crate::error::Error;
+use crate::model::{Linear, NodeId, Op};
+use crate::plan::context::{ALWAYS, CHOSEN, Context, Match};
+use crate::plan::work::{Operand, Work};
+use crate::plan::{Family, Limits, StepOp};
+use crate::tensor::{Dtype, OutputKind, Shape};
+
+/// `kernels/sm90_tail.cu`.
+pub(super) struct Sm90Tail;
+
+impl KernelDef for Sm90Tail {
+    fn name(&self) -> &'static str {
+        "sm90_tail"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        TailShape::of(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Tail(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let Some(shape) = TailShape::of(work) else { return Vec::new() };
+        shape.tiles(limits).map(|(tile, clocks)| Variant::modelled((Kernel::Sm90Tail(tile), clocks))).collect()
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        Ok(find(context, at).into_iter().collect())
+    }
+}
 
 /// A network's last layers: mean over all pixels, fully connected layer, output rows.
 ///
@@ -27,11 +57,21 @@ impl Tail {
         self.linear.out_features.next_multiple_of(Family::Sm80.channel_align())
     }
 
+    /// What the layer reads and writes: the mean of `x`, and logits, which the kernel keeps to itself.
+    pub(crate) fn layer(&self, x: Operand) -> [Operand; 2] {
+        let vector =
+            |channels, stored_channels, dtype| Operand { shape: Shape::vector(channels), stored_channels, dtype };
+        let mean = vector(x.shape.channels, x.stored_channels, x.dtype);
+        [mean, vector(self.linear.out_features, self.k_stored(), Dtype::F32)]
+    }
+
     /// A short name of the rows.
-    pub(super) fn rows(&self) -> String {
+    pub(crate) fn rows(&self) -> String {
         match self.output {
             OutputKind::Probabilities => "softmax".into(),
-            other => format!("{other:?}").to_lowercase(),
+            OutputKind::Logits | OutputKind::TopK(_) | OutputKind::Features => {
+                format!("{:?}", self.output).to_lowercase()
+            }
         }
     }
 }
@@ -87,6 +127,14 @@ pub(crate) const TAIL_THREADS: usize = 512;
 pub(crate) const TAIL_UNIT: usize = 32;
 
 impl TailShape {
+    /// Of a step; none if it is no tail on activations in f16.
+    fn of(work: &Work<'_>) -> Option<Self> {
+        let StepOp::Tail(tail) = work.op else { return None };
+        let input = work.inputs[0].stored();
+        let shape = Self { batch: work.batch, input, k_stored: tail.k_stored(), output: tail.output };
+        work.is_in(Dtype::F16, Dtype::F32).then_some(shape)
+    }
+
     /// Dynamic shared memory of a block; `None` if there is no kernel for the tile. As `kernels/sm90_tail.cu` has it:
     /// filters on their way, partial sums, means, and logits of the rows that the block writes.
     pub(crate) fn shared_bytes(&self, tile: TailTile) -> Option<usize> {
@@ -140,37 +188,35 @@ const OF_BLOCK: f64 = 6000.0;
 /// three.
 const MOST_ROWS: usize = 1;
 
-/// The mean and the linear layer that `graph` ends with if one kernel computes them and the rows. Nobody else may read
-/// the mean, and no other kernel be chosen for the layer.
-pub(super) fn find(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Option<(NodeId, Tail, TailTile)> {
-    let Request { limits, output, .. } = *request;
-    let layer = &graph.nodes[graph.output.0];
-    let (Op::Linear(linear), &[mean]) = (&layer.op, layer.inputs.as_slice()) else { return None };
-    let pooled = &graph.nodes[mean.0];
-    let is_tail = pooled.op == Op::GlobalAvgPool && graph.use_counts()[mean.0] == 1;
-    if !limits.has_sm90_kernels() || !is_tail || output == OutputKind::Features {
-        return None;
-    }
-    let tail = Tail { linear: linear.clone(), output };
-    let mut input = shapes[pooled.inputs[0].0];
-    input.channels = input.channels.next_multiple_of(Family::Sm80.channel_align());
-    let shape = TailShape { batch: request.batch, input, k_stored: tail.k_stored(), output };
-    let tile = match request.choices.get(&layer.name) {
-        None if request.batch <= MOST_ROWS => best(&shape, limits)?,
-        Some(&Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => tile,
+/// The mean and the linear layer that a graph ends with, and its output rows, if one kernel computes them. Nobody else may
+/// read the mean, and no other kernel be chosen for the layer.
+fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
+    let (output, layer) = (context.request.output, context.graph.output);
+    let node = context.node(layer).filter(|_| at == context.rows() && output != OutputKind::Features)?;
+    let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
+    let pooled = context.node(mean).filter(|node| node.op == Op::GlobalAvgPool)?;
+    let found = Match {
+        name: node.name.clone(),
+        op: StepOp::Tail(Tail { linear: linear.clone(), output }),
+        kernel: None,
+        place: at,
+        covers: vec![mean, layer, at],
+        reads: pooled.inputs.clone(),
+        writes: vec![at],
+        saved: 0.0,
+    };
+    let (shape, limits) = (TailShape::of(&context.work(&found))?, context.limits());
+    let (tile, saved) = match context.chosen(layer) {
+        None if shape.batch <= MOST_ROWS => (best(&shape, limits)?, ALWAYS),
+        Some(Kernel::Sm90Tail(tile)) if shape.fits(tile, limits) => (tile, CHOSEN),
         _ => return None,
     };
-    Some((mean, tail, tile))
+    Some(Match { kernel: Some(Kernel::Sm90Tail(tile)), saved, ..found })
 }
 
 /// The tile with which the busiest multiprocessor is done first, if there is room for any.
 fn best(shape: &TailShape, limits: &Limits) -> Option<TailTile> {
     shape.tiles(limits).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
-}
-
-/// Every kernel of a network's last layers, with its clocks.
-pub(super) fn kernels(shape: &TailShape, limits: &Limits) -> Vec<(Kernel, f64)> {
-    shape.tiles(limits).map(|(tile, clocks)| (Kernel::Sm90Tail(tile), clocks)).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,264 @@
+//! A graph as kernels look for their operations in it, and what they find.
+
+use super::concat::Part;
+use super::work::{Operand, Work};
+use super::{Kernel, Limits, Request, StepOp, kernels};
+use crate::error::Error;
+use crate::model::{Conv2d, Graph, Node, NodeId, Op};
+use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
+
+/// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
+pub(crate) struct Context<'a> {
+    pub(crate) graph: &'a Graph,
+    pub(crate) shapes: &'a [Shape],
+    pub(crate) request: &'a Request<'a>,
+    /// The part of a concatenation that each node writes, if it does.
+    pub(super) parts: Vec<Option<Part>>,
+    /// The nodes that read each node's value.
+    readers: Vec<Vec<NodeId>>,
+}
+
+/// Nodes that one step would compute.
+#[derive(Clone, Debug)]
+pub(crate) struct Match {
+    /// Name of the step: that of one of the nodes.
+    pub(crate) name: String,
+    /// What it computes.
+    pub(crate) op: StepOp,
+    /// Its kernel; none: the chosen one or the best.
+    pub(crate) kernel: Option<Kernel>,
+    /// The node in whose place it is.
+    pub(crate) place: NodeId,
+    /// The nodes.
+    pub(crate) covers: Vec<NodeId>,
+    /// The nodes whose values it reads; none: the input rows.
+    pub(crate) reads: Vec<NodeId>,
+    /// Those of the nodes whose values it writes.
+    pub(crate) writes: Vec<NodeId>,
+    /// Clocks that it saves against the best kernels of each node.
+    pub(crate) saved: f64,
+}
+
+/// What a match saves that somebody has chosen: more than any others together.
+pub(crate) const CHOSEN: f64 = 1e15;
+/// What one saves that was faster wherever it was seen, and whose nodes have no model of their own.
+pub(crate) const ALWAYS: f64 = 1e12;
+
+impl<'a> Context<'a> {
+    pub(super) fn new(
+        graph: &'a Graph,
+        shapes: &'a [Shape],
+        request: &'a Request<'a>,
+        parts: Vec<Option<Part>>,
+    ) -> Self {
+        let mut readers = vec![Vec::new(); graph.nodes.len()];
+        for (index, node) in graph.nodes.iter().enumerate() {
+            node.inputs.iter().for_each(|input| readers[input.0].push(NodeId(index)));
+        }
+        readers[graph.output.0].push(NodeId(graph.nodes.len()));
+        Self { graph, shapes, request, parts, readers }
+    }
+
+    pub(crate) fn limits(&self) -> &'a Limits {
+        self.request.limits
+    }
+
+    /// The output rows.
+    pub(crate) fn rows(&self) -> NodeId {
+        NodeId(self.graph.nodes.len())
+    }
+
+    /// A node; none for the output rows.
+    pub(crate) fn node(&self, id: NodeId) -> Option<&'a Node> {
+        self.graph.nodes.get(id.0)
+    }
+
+    /// The nodes that read a node's value.
+    pub(crate) fn readers(&self, id: NodeId) -> &[NodeId] {
+        &self.readers[id.0]
+    }
+
+    /// A dense convolution, and what it reads.
+    pub(crate) fn dense(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
+        match self.node(id)? {
+            Node { op: Op::Conv2d(conv), inputs, .. } if conv.groups == 1 => Some((conv, inputs)),
+            _ => None,
+        }
+    }
+
+    /// A depthwise convolution, and what it reads.
+    pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
+        match self.node(id)? {
+            Node { op: Op::Conv2d(conv), inputs, .. } if is_depthwise(conv, self.shapes[inputs[0].0]) => {
+                Some((conv, inputs))
+            }
+            _ => None,
+        }
+    }
+
+    /// The kernel that somebody has chosen for a node.
+    pub(crate) fn chosen(&self, id: NodeId) -> Option<Kernel> {
+        self.request.choices.get(&self.node(id)?.name).copied()
+    }
+
+    /// What holds a node's value, or the output rows.
+    pub(crate) fn operand(&self, id: NodeId) -> Operand {
+        let Some(node) = self.node(id) else { return self.output_rows() };
+        let family = self.limits().family;
+        let dtype = if matches!(node.op, Op::Linear(_)) { Dtype::F32 } else { family.dtype() };
+        Operand::activations(self.shapes[id.0], dtype, family)
+    }
+
+    /// The input rows.
+    pub(super) fn input_rows(&self) -> Operand {
+        Operand::rows(self.shapes[0], self.request.input.dtype())
+    }
+
+    /// The output rows. Top-k pairs count as two f32-sized channels each.
+    fn output_rows(&self) -> Operand {
+        let TensorSpec { shape, dtype, .. } = match self.request.output {
+            OutputKind::TopK(k) => TensorSpec::new(Dtype::F32, Shape::vector(2 * k)),
+            OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => {
+                TensorSpec::new(Dtype::F32, self.shapes[self.graph.output.0])
+            }
+        };
+        Operand::rows(shape, dtype)
+    }
+
+    /// What a kernel sees of a match.
+    pub(crate) fn work<'m>(&self, of: &'m Match) -> Work<'m> {
+        let operands = |ids: &[NodeId]| ids.iter().map(|&id| self.operand(id)).collect::<Vec<_>>();
+        let inputs = if of.reads.is_empty() { vec![self.input_rows()] } else { operands(&of.reads) };
+        Work { name: &of.name, op: &of.op, batch: self.request.batch, inputs, outputs: operands(&of.writes) }
+    }
+
+    /// A node by itself, or the output rows; none for a concatenation, which has no step of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for what no kernel computes.
+    pub(crate) fn single(&self, id: NodeId) -> Result<Option<Match>, Error> {
+        let Some(node) = self.node(id) else {
+            let op = StepOp::Emit(self.request.output);
+            return Ok(Some(self.alone("output", op, id, vec![self.graph.output])));
+        };
+        let op = match &node.op {
+            Op::Input => {
+                let [mean, std] = [&self.request.preprocessing.mean, &self.request.preprocessing.std].map(Clone::clone);
+                StepOp::Normalize { mean, std }
+            }
+            Op::Conv2d(conv) => self.conv(node, conv)?,
+            Op::Linear(linear) => StepOp::Linear(linear.clone()),
+            Op::MaxPool(pool) => StepOp::MaxPool(*pool),
+            Op::AvgPool(pool) => StepOp::AvgPool(*pool),
+            Op::GlobalAvgPool => StepOp::GlobalAvgPool,
+            Op::Add(activation) | Op::Activation(activation) => StepOp::Add(*activation),
+            Op::Concat => return Ok(None),
+            Op::BatchNorm(_) => {
+                return Err(Error::Unsupported {
+                    what: format!("node `{}`: a batch norm that no convolution feeds alone", node.name),
+                    instead: "let each batch norm follow its own convolution".into(),
+                });
+            }
+        };
+        Ok(Some(self.alone(&node.name, op, id, node.inputs.clone())))
+    }
+
+    fn alone(&self, name: &str, op: StepOp, id: NodeId, reads: Vec<NodeId>) -> Match {
+        Match { name: name.into(), op, kernel: None, place: id, covers: vec![id], reads, writes: vec![id], saved: 0.0 }
+    }
+
+    fn conv(&self, node: &Node, conv: &Conv2d) -> Result<StepOp, Error> {
+        let (name, input) = (&node.name, self.shapes[node.inputs[0].0]);
+        if conv.groups == 1 {
+            return Ok(StepOp::Conv(conv.clone()));
+        }
+        if !is_depthwise(conv, input) {
+            let channels = input.channels;
+            return Err(Error::Unsupported {
+                what: format!("node `{name}`: a convolution of {} groups over {channels} channels", conv.groups),
+                instead: "one group, or depthwise with as many output as input channels".into(),
+            });
+        }
+        if node.inputs.len() > 1 {
+            return Err(Error::Unsupported {
+                what: format!("node `{name}`: a residual added by a depthwise convolution"),
+                instead: "add it after the convolution".into(),
+            });
+        }
+        Ok(StepOp::Depthwise(conv.clone()))
+    }
+
+    /// Clocks of the best kernel of a match, or of a node by itself, if there is a model of it.
+    pub(crate) fn clocks(&self, of: &Match) -> Option<f64> {
+        kernels::best(&self.work(of), self.limits())?.clocks
+    }
+
+    /// The best kernel of a match, and the clocks that it saves against those of its nodes by themselves; none where one has
+    /// no model.
+    pub(crate) fn saved(&self, of: &Match) -> Result<Option<(Kernel, f64)>, Error> {
+        let mut apart = 0.0;
+        for &id in &of.covers {
+            let alone = self.single(id)?.and_then(|alone| self.clocks(&alone));
+            let Some(clocks) = alone else { return Ok(None) };
+            apart += clocks;
+        }
+        let best = kernels::best(&self.work(of), self.limits());
+        Ok(best.and_then(|best| Some((best.kernel, apart - best.clocks?))))
+    }
+
+    /// Whether steps can come in an order with this one among them: it reads what is there in its place, whatever else is
+    /// computed together, and nobody else reads what it keeps to itself.
+    pub(super) fn is_sound(&self, of: &Match) -> bool {
+        let is_inside = |id: &NodeId| of.covers.contains(id);
+        let kept = of.covers.iter().filter(|id| !of.writes.contains(id));
+        of.reads.iter().all(|read| *read < of.place && !is_inside(read))
+            && kept.copied().all(|id| self.readers(id).iter().all(is_inside))
+    }
+}
+
+/// Whether every output channel reads the input channel of its own number.
+fn is_depthwise(conv: &Conv2d, input: Shape) -> bool {
+    conv.groups > 1 && conv.groups == input.channels && conv.out_channels == input.channels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GraphBuilder, Preprocessing, Window, infer};
+    use crate::plan::Choices;
+    use crate::tensor::InputFormat;
+
+    #[test]
+    fn what_others_read_is_written_and_what_is_read_is_there() {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+        let single = Window::square(1, 1, 0);
+        let a = g.conv2d("a", g.input(), 16, single);
+        let b = g.conv2d("b", a, 16, single);
+        let c = g.max_pool("c", a, Window::square(3, 1, 1));
+        let sum = g.add("sum", b, c);
+        let graph = g.finish(sum).unwrap();
+        let shapes = infer(&graph).unwrap();
+        let request = Request {
+            limits: &Limits::h200(),
+            batch: 1,
+            input: InputFormat::F16Nhwc,
+            preprocessing: &Preprocessing::new(graph.input),
+            output: OutputKind::Features,
+            choices: &Choices::new(),
+        };
+        let context = Context::new(&graph, &shapes, &request, vec![None; graph.nodes.len()]);
+        let is_sound = |place, covers: &[NodeId], reads: &[NodeId], writes: &[NodeId]| {
+            let alone = context.single(a).unwrap().unwrap();
+            let [covers, reads, writes] = [covers, reads, writes].map(<[NodeId]>::to_vec);
+            context.is_sound(&Match { place, covers, reads, writes, ..alone })
+        };
+        let x = NodeId(0);
+        assert!(is_sound(a, &[a, b], &[x], &[a, b]));
+        assert!(!is_sound(a, &[a, b], &[x], &[b]), "the pooling reads a");
+        assert!(is_sound(sum, &[b, sum], &[a, c], &[sum]));
+        assert!(!is_sound(b, &[b, sum], &[a, c], &[sum]), "c comes after b");
+        assert!(is_sound(sum, &[a, b, c, sum], &[x], &[sum]));
+        assert!(is_sound(context.rows(), &[sum, context.rows()], &[b, c], &[context.rows()]));
+        assert!(!is_sound(sum, &[a, sum], &[x, a, b, c], &[a, sum]), "it reads what it writes itself");
+    }
+}

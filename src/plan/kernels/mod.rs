@@ -1,0 +1,331 @@
+//! Kernels as the planner sees them, each in a file of its own, and the list of them. Pure: no device, no file.
+
+mod conv2d_fprop;
+mod conv_shape;
+mod linear;
+mod sm90_conv2d_chain;
+mod sm90_conv2d_depthwise;
+mod sm90_conv2d_expand;
+mod sm90_conv2d_fprop;
+mod sm90_conv2d_halo;
+mod sm90_linear;
+mod sm90_stem;
+mod sm90_tail;
+#[cfg(test)]
+mod toy;
+mod without_tiles;
+
+use std::fmt;
+
+use super::context::{Context, Match};
+#[cfg(feature = "cuda")]
+use super::packing::PackedSum;
+use super::work::Work;
+use super::{Family, Limits, Request};
+use crate::error::Error;
+use crate::model::NodeId;
+
+#[cfg(feature = "cuda")]
+pub(crate) use conv_shape::{ConvShape, check as check_sm90};
+pub use conv2d_fprop::ConvTile;
+pub use sm90_conv2d_chain::ChainTile;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_conv2d_chain::{ChainLayout, ChainShape};
+pub use sm90_conv2d_depthwise::DepthwiseTile;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_conv2d_depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
+pub use sm90_conv2d_fprop::Sm90Tile;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, HaloTile, PARTS as HALO_PARTS};
+pub use sm90_linear::LinearTile;
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_stem::StemLayers;
+pub use sm90_stem::{Stem, StemTile};
+#[cfg(feature = "cuda")]
+pub(crate) use sm90_tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
+pub use sm90_tail::{Tail, TailTile};
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use toy::GPU as TOY_GPU;
+
+/// A kernel as the planner sees it: what it computes, in which tiles, and how long that takes.
+pub(crate) trait KernelDef: Sync {
+    /// The stem of its files: `kernels/NAME.cu`, and what launches it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
+    fn name(&self) -> &'static str;
+
+    /// Whether devices with these limits run it.
+    fn runs_on(&self, limits: &Limits) -> bool {
+        limits.has_sm90_kernels()
+    }
+
+    /// Whether it is for such operations on operands of such types.
+    fn takes(&self, work: &Work<'_>) -> bool;
+
+    /// Whether this is one of its tiles.
+    fn has(&self, kernel: Kernel) -> bool;
+
+    /// The tiles in which it computes what it `takes`; none if it cannot.
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant>;
+
+    /// Whether it computes what it `takes` in a tile that somebody has chosen, which may be none of its `variants`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] that says why not.
+    fn check(&self, _work: &Work<'_>, _kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// What it would compute of several nodes in one step, found at one of them; the output rows are a node too.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a choice that cannot be had.
+    fn matches(&self, _context: &Context<'_>, _at: NodeId) -> Result<Vec<Match>, Error> {
+        Ok(Vec::new())
+    }
+
+    /// What its blocks read from the L2 cache: see [`Floor::cache`](super::Floor::cache).
+    fn cache_bytes(&self, _work: &Work<'_>, _limits: &Limits) -> u64 {
+        0
+    }
+
+    /// The weights as it reads them, for each sum.
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        super::packing::usual(work)
+    }
+}
+
+/// Every kernel. Of those that take as long the first one is chosen.
+pub(crate) static KERNELS: &[&dyn KernelDef] = &[
+    &without_tiles::Cpu,
+    &conv2d_fprop::Conv2dFprop,
+    &sm90_conv2d_fprop::Sm90Conv2dFprop,
+    &sm90_conv2d_halo::Sm90Conv2dHalo,
+    &sm90_conv2d_chain::Sm90Conv2dChain,
+    &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
+    &sm90_conv2d_expand::Sm90Conv2dExpand,
+    &without_tiles::CONV2D_DEPTHWISE,
+    &linear::Linear,
+    &sm90_linear::Sm90Linear,
+    &sm90_stem::Sm90Stem,
+    &sm90_tail::Sm90Tail,
+    &without_tiles::NORMALIZE,
+    &without_tiles::POOL2D,
+    &without_tiles::GLOBAL_AVG_POOL,
+    &without_tiles::ADD,
+    &without_tiles::EMIT,
+    #[cfg(test)]
+    &toy::Toy,
+];
+
+/// A kernel in a tile, for some work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Variant {
+    /// The kernel.
+    pub(crate) kernel: Kernel,
+    /// Clocks of the busiest multiprocessor, if there is a model of it.
+    pub(crate) clocks: Option<f64>,
+}
+
+impl Variant {
+    /// Of a kernel that the tile model knows.
+    pub(super) const fn modelled((kernel, clocks): (Kernel, f64)) -> Self {
+        Self { kernel, clocks: Some(clocks) }
+    }
+}
+
+/// Every way to compute some work on a device.
+pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+    let able = KERNELS.iter().filter(|def| def.runs_on(limits) && def.takes(work));
+    able.flat_map(|def| def.variants(work, limits)).collect()
+}
+
+/// The one that takes the fewest clocks, the first of those that take as many; one without a model if there is no other.
+pub(super) fn best(work: &Work<'_>, limits: &Limits) -> Option<Variant> {
+    let clocks = |variant: &Variant| variant.clocks.unwrap_or(f64::INFINITY);
+    variants(work, limits).into_iter().min_by(|a, b| clocks(a).total_cmp(&clocks(b)))
+}
+
+/// The kernel of some work: the chosen one, or the best.
+///
+/// # Errors
+/// [`Error::Unsupported`] if none computes it, or not the chosen one.
+pub(super) fn choose(work: &Work<'_>, request: &Request<'_>) -> Result<Kernel, Error> {
+    let limits = request.limits;
+    match request.choices.get(work.name) {
+        Some(&kernel) if limits.family != Family::Cpu => {
+            let def = of(work, kernel).filter(|def| def.runs_on(limits));
+            def.ok_or_else(|| not_a_choice(work.name, kernel))?.check(work, kernel, limits).map(|()| kernel)
+        }
+        _ => best(work, limits).map(|variant| variant.kernel).ok_or_else(|| Error::Unsupported {
+            what: format!("node `{}`: {}", work.name, work.key()),
+            instead: "no kernel of this device computes it".into(),
+        }),
+    }
+}
+
+/// What defines the kernel that computes some work.
+pub(crate) fn of(work: &Work<'_>, kernel: Kernel) -> Option<&'static dyn KernelDef> {
+    KERNELS.iter().copied().find(|def| def.has(kernel) && def.takes(work))
+}
+
+/// An error about a kernel that was chosen for a node.
+pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
+    Error::Unsupported {
+        what: format!("node `{name}`: the chosen kernel {kernel:?}"),
+        instead: "choose one of the operation, for this device".into(),
+    }
+}
+
+/// How a step computes it.
+///
+/// ```
+/// use trefoil::plan::{Kernel, Limits, Sm90Tile};
+/// let kernel = Kernel::Sm90Conv { tile: Sm90Tile { channels: 128, pixels: 256 }, cluster: 2 };
+/// assert_eq!(kernel.to_string(), "sm90 128x256/2");
+/// assert!(Kernel::of_convolutions(&Limits::h200()).contains(&kernel));
+/// assert_eq!(Kernel::of_convolutions(&Limits::cpu(8)), [Kernel::Cpu]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// The one CPU kernel of the operation.
+    Cpu,
+    /// The one sm80 kernel of the operation.
+    Sm80,
+    /// The sm80 implicit-GEMM convolution (or linear layer) with a tile.
+    Sm80Gemm(ConvTile),
+    /// The sm90 convolution with a tile.
+    Sm90Conv {
+        /// The tile.
+        tile: Sm90Tile,
+        /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
+        cluster: usize,
+    },
+    /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
+    Sm90Halo,
+    /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
+    Joined,
+    /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
+    Sm90Chain(ChainTile),
+    /// The sm90 kernel of a network's first layers with a tile.
+    Sm90Stem(StemTile),
+    /// The sm90 depthwise convolution with a tile.
+    Sm90Depthwise(DepthwiseTile),
+    /// The same, computing the 1x1 convolution too whose result it reads.
+    Sm90Expand(DepthwiseTile),
+    /// The sm90 linear layer with a tile.
+    Sm90Linear(LinearTile),
+    /// The sm90 kernel of a network's last layers with a tile.
+    Sm90Tail(TailTile),
+    /// One that only tests have, with images of a block.
+    #[cfg(test)]
+    Toy(usize),
+}
+
+impl Kernel {
+    /// Every kernel that any dense convolution may be given on `limits`.
+    pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
+        let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
+        let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());
+        match limits.family {
+            Family::Cpu => vec![Self::Cpu],
+            Family::Sm80 => sm80.chain(sm90).collect(),
+        }
+    }
+
+    /// Its name with the stem of the operation that it computes, where its own does not say.
+    pub(super) fn title(self, stem: &str) -> String {
+        let name = self.to_string();
+        let says = match self {
+            Self::Cpu | Self::Sm80 | Self::Sm80Gemm(_) | Self::Sm90Conv { .. } | Self::Sm90Halo | Self::Joined => false,
+            Self::Sm90Chain(_)
+            | Self::Sm90Stem(_)
+            | Self::Sm90Depthwise(_)
+            | Self::Sm90Expand(_)
+            | Self::Sm90Linear(_)
+            | Self::Sm90Tail(_) => true,
+            #[cfg(test)]
+            Self::Toy(_) => false,
+        };
+        match name.split_once(' ') {
+            _ if says => name,
+            Some((family, tile)) => format!("{family} {stem} {tile}"),
+            None => format!("{name} {stem}"),
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => write!(f, "cpu"),
+            Self::Sm80 => write!(f, "sm80"),
+            Self::Sm80Gemm(tile) => write!(f, "sm80 {tile}"),
+            Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
+            Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
+            Self::Sm90Halo => write!(f, "sm90 halo"),
+            Self::Joined => write!(f, "joined"),
+            Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
+            Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
+            Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
+            Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
+            Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
+            Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
+            #[cfg(test)]
+            Self::Toy(images) => write!(f, "toy {images}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Preprocessing, architecture};
+    use crate::plan::{Choices, Plan, StepOp, plan};
+    use crate::tensor::{Dtype, InputFormat, OutputKind};
+
+    fn planned(limits: &Limits, name: &str) -> Plan {
+        let graph = architecture(name, 1000, None).unwrap();
+        let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::TopK(5), Choices::new());
+        let preprocessing = &Preprocessing::new(graph.input);
+        plan(&graph, &Request { limits, batch: 128, input, preprocessing, output, choices: &choices }).unwrap()
+    }
+
+    const FAMILIES: [&str; 3] = ["resnet50", "efficientnet_lite0", "googlenet"];
+
+    #[test]
+    fn every_step_has_one_kernel_in_the_list() {
+        for limits in [Limits::cpu(2), Limits::a100(), Limits::h200()] {
+            for plan in FAMILIES.map(|name| planned(&limits, name)) {
+                for step in &plan.steps {
+                    let work = plan.work(step);
+                    let able = KERNELS.iter().filter(|def| def.has(step.kernel) && def.takes(&work));
+                    assert_eq!(able.count(), 1, "{}: {}", step.name, step.kernel);
+                    assert!(variants(&work, &limits).iter().any(|variant| variant.kernel == step.kernel));
+                }
+            }
+        }
+    }
+
+    /// Rows that are read may be of any type; what is written, and what lies between, is not.
+    #[test]
+    fn operands_of_another_type_have_no_kernel_on_a_gpu() {
+        for limits in [Limits::a100(), Limits::h200()] {
+            for plan in FAMILIES.map(|name| planned(&limits, name)) {
+                for step in &plan.steps {
+                    let mut of_u8 = plan.work(step);
+                    of_u8.outputs[0].dtype = Dtype::U8;
+                    let mut from_f32 = plan.work(step);
+                    from_f32.inputs[0].dtype = Dtype::F32;
+                    let touches_rows = matches!(step.op, StepOp::Normalize { .. } | StepOp::Emit(_));
+                    for work in [of_u8].into_iter().chain((!touches_rows).then_some(from_f32)) {
+                        assert_eq!(variants(&work, &limits), [], "{}", step.name);
+                        assert!(of(&work, step.kernel).is_none(), "{}", step.name);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Kernels that come in one way and have no model: those of the CPU, and what passes over memory on a GPU.
+
+use super::{Kernel, KernelDef, Variant};
+use crate::plan::work::Work;
+use crate::plan::{Family, Limits, StepOp};
+use crate::tensor::Dtype;
+
+/// The CPU's one kernel of each operation.
+pub(super) struct Cpu;
+
+impl KernelDef for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn runs_on(&self, limits: &Limits) -> bool {
+        limits.family == Family::Cpu
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        work.op.is_of_one_node()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        kernel == Kernel::Cpu
+    }
+
+    fn variants(&self, _work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
+        vec![Variant { kernel: Kernel::Cpu, clocks: None }]
+    }
+}
+
+/// A kernel of any GPU.
+pub(super) struct AnyGpu {
+    name: &'static str,
+    takes: fn(&Work<'_>) -> bool,
+}
+
+pub(super) const NORMALIZE: AnyGpu =
+    AnyGpu { name: "normalize", takes: |work| matches!(work.op, StepOp::Normalize { .. }) && work.writes(Dtype::F16) };
+pub(super) const CONV2D_DEPTHWISE: AnyGpu = AnyGpu {
+    name: "conv2d_depthwise",
+    takes: |work| matches!(work.op, StepOp::Depthwise(_)) && work.is_in(Dtype::F16, Dtype::F16),
+};
+pub(super) const POOL2D: AnyGpu = AnyGpu {
+    name: "pool2d",
+    takes: |work| matches!(work.op, StepOp::MaxPool(_) | StepOp::AvgPool(_)) && work.is_in(Dtype::F16, Dtype::F16),
+};
+pub(super) const GLOBAL_AVG_POOL: AnyGpu = AnyGpu {
+    name: "global_avg_pool",
+    takes: |work| matches!(work.op, StepOp::GlobalAvgPool) && work.is_in(Dtype::F16, Dtype::F16),
+};
+pub(super) const ADD: AnyGpu =
+    AnyGpu { name: "add", takes: |work| matches!(work.op, StepOp::Add(_)) && work.is_in(Dtype::F16, Dtype::F16) };
+pub(super) const EMIT: AnyGpu =
+    AnyGpu { name: "emit", takes: |work| matches!(work.op, StepOp::Emit(_)) && work.writes(Dtype::F32) };
+
+impl KernelDef for AnyGpu {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn runs_on(&self, limits: &Limits) -> bool {
+        limits.family == Family::Sm80
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        (self.takes)(work)
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        kernel == Kernel::Sm80
+    }
+
+    fn variants(&self, _work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
+        vec![Variant { kernel: Kernel::Sm80, clocks: None }]
+    }
+}

@@ -1,0 +1,103 @@
+//! Weights as kernels read them: how each filter's values follow one another, and what is added to the sums.
+
+use super::kernels::StemLayers;
+use super::work::{Layer, Weights, Work, taps};
+use crate::tensor::Dtype;
+
+/// The weights that go into one sum.
+pub(crate) struct PackedSum<'a> {
+    /// A filter for each node.
+    pub(crate) filters: Vec<Packing<'a>>,
+    /// Type of the sum of their biases, one value for each stored output channel, if it is read beside the filters.
+    pub(crate) bias: Option<Dtype>,
+}
+
+/// A node's filter as a kernel reads it.
+pub(crate) struct Packing<'a> {
+    /// The node.
+    pub(crate) layer: Layer<'a>,
+    /// How its values follow one another.
+    pub(crate) order: FilterOrder,
+    /// Their type.
+    pub(crate) dtype: Dtype,
+}
+
+/// How a filter's values follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FilterOrder {
+    /// `[K][taps][C]`, of a dense convolution or a linear layer, with the stored channels.
+    Dense,
+    /// `[taps][K]`.
+    Depthwise,
+    /// As the kernel of a network's first layers reads them, with the bias in f32 behind.
+    Stem(StemLayers),
+}
+
+/// Filters in f16, biases in f32.
+pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
+    let packing = |layer: Layer<'a>| {
+        let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
+        Packing { layer, order, dtype: Dtype::F16 }
+    };
+    let sum = |layers: Vec<Layer<'a>>| PackedSum {
+        filters: layers.into_iter().map(packing).collect(),
+        bias: Some(Dtype::F32),
+    };
+    work.sums().into_iter().map(sum).collect()
+}
+
+impl Packing<'_> {
+    /// Output channels, input channels that each has weights of, and taps.
+    pub(crate) fn dims(&self) -> [usize; 3] {
+        let channels = self.layer.input.shape.channels;
+        match self.layer.weights {
+            Weights::Conv(conv) => [conv.out_channels, channels / conv.groups, taps(conv)],
+            Weights::Linear(linear) => [linear.out_features, channels, 1],
+        }
+    }
+
+    /// Output channels as they are stored.
+    pub(crate) fn k_stored(&self) -> usize {
+        self.layer.output.stored_channels
+    }
+
+    /// Of each output channel's weights, the input channels as they are stored.
+    pub(crate) fn c_stored(&self) -> usize {
+        if self.layer.is_depthwise() { 1 } else { self.layer.input.stored_channels }
+    }
+
+    /// Bytes of the filter, padding included, and of what lies behind it.
+    pub(crate) fn bytes(&self) -> usize {
+        let [_, _, taps] = self.dims();
+        match self.order {
+            FilterOrder::Dense | FilterOrder::Depthwise => {
+                self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
+            }
+            FilterOrder::Stem(layers) => layers.weight_bytes(),
+        }
+    }
+
+    /// Where the weight of an output channel, an input channel and a tap lies, in values.
+    pub(crate) fn index(&self, k: usize, c: usize, tap: usize) -> usize {
+        let [_, _, taps] = self.dims();
+        match self.order {
+            FilterOrder::Dense => (k * taps + tap) * self.c_stored() + c,
+            FilterOrder::Depthwise => tap * self.k_stored() + k,
+            FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
+        }
+    }
+
+    /// Where the bias lies that is read with the filter, in bytes.
+    pub(crate) fn bias_behind(&self) -> Option<usize> {
+        match self.order {
+            FilterOrder::Dense | FilterOrder::Depthwise => None,
+            FilterOrder::Stem(layers) => Some(layers.filter_elems() * self.dtype.bytes()),
+        }
+    }
+
+    /// Whether the weights lie as a checkpoint has them.
+    pub(crate) fn is_in_order(&self) -> bool {
+        let [_, c, taps] = self.dims();
+        self.order == FilterOrder::Dense && taps == 1 && c == self.c_stored()
+    }
+}

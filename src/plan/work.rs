@@ -1,0 +1,173 @@
+//! One launch by its operation and operands: all that a kernel is chosen by.
+
+use super::{Family, Plan, Step, StepOp};
+use crate::model::{Conv2d, Linear};
+use crate::tensor::{Dtype, Shape};
+
+/// A tensor as a kernel sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operand {
+    /// Logical shape of one row.
+    pub(crate) shape: Shape,
+    /// Channels stored.
+    pub(crate) stored_channels: usize,
+    /// Element type.
+    pub(crate) dtype: Dtype,
+}
+
+/// An operation of a step on operands of known shapes and types.
+#[derive(Clone, Debug)]
+pub(crate) struct Work<'a> {
+    /// Name of the step, and of the node that it is named after.
+    pub(crate) name: &'a str,
+    /// What is computed.
+    pub(crate) op: &'a StepOp,
+    /// Rows.
+    pub(crate) batch: usize,
+    /// What it reads.
+    pub(crate) inputs: Vec<Operand>,
+    /// What it writes.
+    pub(crate) outputs: Vec<Operand>,
+}
+
+/// A node with weights, of a step that computes one or more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layer<'a> {
+    /// Name of the graph's node.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "no weights are packed by node"))]
+    pub(crate) node: &'a str,
+    /// What it computes.
+    pub(crate) weights: Weights<'a>,
+    /// What it reads, which a step that computes several nodes may keep to itself.
+    pub(crate) input: Operand,
+    /// What it writes or adds to.
+    pub(crate) output: Operand,
+}
+
+/// The operation of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Weights<'a> {
+    /// A convolution, dense or depthwise.
+    Conv(&'a Conv2d),
+    /// A fully connected layer.
+    Linear(&'a Linear),
+}
+
+impl Operand {
+    /// Activations of a family.
+    pub(super) fn activations(shape: Shape, dtype: Dtype, family: Family) -> Self {
+        Self { shape, stored_channels: shape.channels.next_multiple_of(family.channel_align()), dtype }
+    }
+
+    /// Rows of an engine's input or output, which have no padding.
+    pub(super) const fn rows(shape: Shape, dtype: Dtype) -> Self {
+        Self { shape, stored_channels: shape.channels, dtype }
+    }
+
+    /// Its shape with the channels that are stored.
+    pub(crate) fn stored(&self) -> Shape {
+        Shape { channels: self.stored_channels, ..self.shape }
+    }
+}
+
+impl<'a> Layer<'a> {
+    /// Products of an output value.
+    pub(crate) fn terms(&self) -> usize {
+        match self.weights {
+            Weights::Conv(conv) => taps(conv) * self.input.shape.channels / conv.groups,
+            Weights::Linear(_) => self.input.shape.channels,
+        }
+    }
+
+    /// The convolution, if it is dense.
+    pub(crate) fn dense_conv(&self) -> Option<&'a Conv2d> {
+        match self.weights {
+            Weights::Conv(conv) if conv.groups == 1 => Some(conv),
+            Weights::Conv(_) | Weights::Linear(_) => None,
+        }
+    }
+
+    /// Whether each output channel reads one input channel alone.
+    pub(crate) fn is_depthwise(&self) -> bool {
+        matches!(self.weights, Weights::Conv(conv) if conv.groups > 1)
+    }
+
+    /// Multiply-adds of a row, as two operations each.
+    fn flops(&self) -> usize {
+        2 * self.output.shape.elems() * self.terms()
+    }
+}
+
+/// Taps of a convolution's window.
+pub(crate) fn taps(conv: &Conv2d) -> usize {
+    conv.window.size.iter().product()
+}
+
+impl<'a> Work<'a> {
+    /// The nodes with weights: those that go into one sum together.
+    pub(crate) fn sums(&self) -> Vec<Vec<Layer<'a>>> {
+        self.op.sums(self.name, &self.inputs, &self.outputs)
+    }
+
+    fn layers(&self) -> impl Iterator<Item = Layer<'a>> {
+        self.sums().into_iter().flatten()
+    }
+
+    /// Floating-point operations of a run.
+    pub(super) fn flops(&self) -> u64 {
+        let products: usize = self.layers().map(|layer| layer.flops()).sum();
+        (self.batch * (products + self.op.other_flops(&self.inputs, &self.outputs))) as u64
+    }
+
+    /// Those that tensor cores do: the products of dense layers.
+    pub(super) fn products(&self) -> u64 {
+        let products: usize = self.layers().filter(|layer| !layer.is_depthwise()).map(|layer| layer.flops()).sum();
+        (self.batch * products) as u64
+    }
+
+    /// Bytes of filters of this type, and of a bias in f32 for each sum.
+    pub(super) fn weight_bytes(&self, dtype: Dtype) -> u64 {
+        let of_sum = |layers: &Vec<Layer<'_>>| {
+            let terms: usize = layers.iter().map(Layer::terms).sum();
+            layers[0].output.shape.channels * (terms * dtype.bytes() + size_of::<f32>())
+        };
+        self.sums().iter().map(of_sum).sum::<usize>() as u64
+    }
+
+    /// Whether all that it reads is of one type, and all that it writes of another.
+    pub(crate) fn is_in(&self, read: Dtype, written: Dtype) -> bool {
+        self.inputs.iter().all(|input| input.dtype == read) && self.writes(written)
+    }
+
+    /// Whether all that it writes is of this type.
+    pub(crate) fn writes(&self, dtype: Dtype) -> bool {
+        self.outputs.iter().all(|output| output.dtype == dtype)
+    }
+
+    /// What decides how long it takes in each of its kernels, as text.
+    pub(super) fn key(&self) -> String {
+        let operand = |operand: &Operand| format!("{} {}", operand.stored(), operand.dtype);
+        let all = |operands: &[Operand]| operands.iter().map(operand).collect::<Vec<_>>();
+        let (label, detail) = (self.op.label(self.inputs.len()), self.op.detail());
+        let [inputs, outputs] = [all(&self.inputs).join(" + "), all(&self.outputs).join(" -> ")];
+        format!("{label} {detail}: {inputs} -> {outputs}, batch {}", self.batch)
+    }
+}
+
+impl Plan {
+    /// A step by its operation and operands.
+    pub(crate) fn work<'a>(&self, step: &'a Step) -> Work<'a> {
+        let operand = |id: &super::TensorId| {
+            let super::Tensor { shape, stored_channels, dtype, .. } = self.tensors[id.0];
+            Operand { shape, stored_channels, dtype }
+        };
+        let outputs: Vec<_> = step.outputs().collect();
+        Work {
+            name: &step.name,
+            op: &step.op,
+            batch: self.batch,
+            inputs: step.inputs.iter().map(operand).collect(),
+            outputs: outputs.iter().map(operand).collect(),
+        }
+    }
+}
