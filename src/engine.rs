@@ -32,7 +32,7 @@ pub use fleet::Fleet;
 /// let engine = Engine::builder(&model).build()?; // a GPU if there is one, else the CPU
 /// let mut batch = engine.acquire()?;
 /// batch.row_mut(0).fill(127);
-/// let best = batch.submit(1)?.wait()?.top_k(0, 1)[0];
+/// let best = batch.submit(1)?.wait()?.top_k(0, 1)?[0];
 /// println!("{} {:.3}", model.label(best.0), best.1);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
@@ -86,7 +86,7 @@ impl Engine {
     /// ```no_run
     /// # fn f(engine: trefoil::Engine, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
     /// let batcher = engine.batcher().max_delay(std::time::Duration::from_millis(2)).build()?;
-    /// println!("{:?}", batcher.submit(&pixels)?.wait()?.top_k(5));
+    /// println!("{:?}", batcher.submit(&pixels)?.wait()?.top_k(5)?);
     /// # Ok(()) }
     /// ```
     pub fn batcher(&self) -> BatcherBuilder {

@@ -162,6 +162,54 @@ fn a_broken_photo_is_reported_and_the_rest_is_classified() {
     assert!(stdout(&output).contains("a.png") && !stdout(&output).contains("b.jpg"));
 }
 
+/// The model of `weights/convnet28` with a tensor of f32 set to one value.
+fn spoilt_model(folder: &Folder, tensor: &str, value: f32) {
+    let model = root().join("weights/convnet28");
+    let mut bytes = fs::read(model.join("model.safetensors")).unwrap();
+    let header = 8..8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let entry = serde_json::from_slice::<Value>(&bytes[header.clone()]).unwrap()[tensor].take();
+    assert_eq!(entry["dtype"], "F32");
+    let [from, to] = [0, 1].map(|end| header.end + entry["data_offsets"][end].as_u64().unwrap() as usize);
+    bytes[from..to].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&value.to_le_bytes()));
+    fs::write(folder.0.join("model.safetensors"), bytes).unwrap();
+    fs::copy(model.join("config.json"), folder.0.join("config.json")).unwrap();
+}
+
+#[test]
+fn an_answer_that_is_not_finite_is_an_error_of_its_photo() {
+    let folder = Folder::new("overflow");
+    spoilt_model(&folder, "bn5.bias", 3e38);
+    let classify = ["classify", "weights/photos", "--device", "cpu", "--model", folder.path()];
+    for top in ["1", "10"] {
+        let output = run(&[&classify[..], &["--json", "--top", top]].concat());
+        expect_code(&output, 1);
+        let lines = json_lines(&output);
+        assert_eq!(lines.len(), EXPECTED.len());
+        for (line, (name, _)) in lines.iter().zip(&EXPECTED) {
+            let error = line["error"].as_str().unwrap_or_else(|| panic!("{line}"));
+            assert!(error.contains(name) && error.contains("is NaN") && error.contains("weights"), "{error}");
+        }
+    }
+    let output = run(&classify);
+    expect_code(&output, 1);
+    assert!(stdout(&output).is_empty() && stderr(&output).contains("chelsea.png: row "), "{}", stderr(&output));
+}
+
+#[test]
+fn preprocessing_out_of_bounds_is_told_when_the_model_is_opened() {
+    let folder = Folder::new("preprocessing");
+    spoilt_model(&folder, "fc.bias", 0.0);
+    let config = fs::read_to_string(folder.0.join("config.json")).unwrap();
+    assert!(config.contains("0.353024"), "{config}");
+    for std in ["1e-38", "58.395e3"] {
+        fs::write(folder.0.join("config.json"), config.replace("0.353024", std)).unwrap();
+        let output = run(&["classify", "weights/photos", "--device", "cpu", "--model", folder.path()]);
+        expect_code(&output, 1);
+        let (said, expected) = (stderr(&output), "std`: expected a number from 0.001 to 1000");
+        assert!(said.contains("config.json") && said.contains(expected), "{said}");
+    }
+}
+
 #[test]
 fn exit_code_1_where_nothing_could_be_done() {
     let empty = Folder::new("empty");

@@ -306,6 +306,7 @@ impl<'a> EngineBuilder<'a> {
             output_kind: self.output,
             input: flow.input(),
             outputs: flow.outputs(),
+            classes: flow.classes(),
             device_results: self.device_results,
             freed,
         };

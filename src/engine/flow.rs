@@ -91,6 +91,11 @@ impl<'a> Flow<'a> {
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
+    /// Classes of the models whose output each of them is.
+    pub fn classes(&self) -> Vec<usize> {
+        self.last().map(|stage| stage.model.classes()).collect()
+    }
+
     /// Bytes that a build for a batch takes of a kind of memory, weights that others have too counted in, with so many
     /// inputs and results on the host, and results on the device.
     pub fn needed(&self, what: &str, batch: usize, [staging, results, on_device]: [usize; 3]) -> Option<u64> {
