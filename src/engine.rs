@@ -74,11 +74,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Fault`] if the device is out of use.
     pub fn try_acquire(&self) -> Result<Option<Batch>, Error> {
-        match self.core.acquire(Duration::ZERO) {
-            Ok(batch) => Ok(Some(batch)),
-            Err(Error::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.core.try_acquire()
     }
 
     /// Starts a builder for a batcher: single rows from many threads become this engine's batches.
