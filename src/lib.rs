@@ -79,6 +79,7 @@ mod error;
 mod exec;
 #[cfg(feature = "ffi")]
 mod ffi;
+pub mod file;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;

@@ -233,7 +233,13 @@ fn open(
     let style = format!("display: block; border: 0; width: {width}px; height: {height}px");
     fs::write(&frame, format!(r#"<!doctype html><body style="margin: 0"><iframe src="{src}" style="{style}">"#))?;
     let mut command = Command::new(browser);
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files"]);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--allow-file-access-from-files",
+    ]);
     command.arg(format!("--user-data-dir={}", profile.display()));
     command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
     command.arg(format!("--window-size={width},{height}")).args(more).arg(format!("file://{}", frame.display()));

@@ -373,7 +373,10 @@ mod tests {
             (r#""input_size": [3, 224, 1e3]"#, "`input_size`"),
             (r#""input_size": [3, 18446744073709551616, 1]"#, "`input_size`"),
             (r#""input_size": 224"#, "`input_size`"),
-            (r#""mean": [0.5, 0.5]"#, "`mean`: expected a number from -16 to 16, in units of the full scale, for each of 3 channels, found [0.5,0.5]"),
+            (
+                r#""mean": [0.5, 0.5]"#,
+                "`mean`: expected a number from -16 to 16, in units of the full scale, for each of 3 channels, found [0.5,0.5]",
+            ),
             (r#""mean": [0.5, 0.5, 1e300]"#, "`mean`"),
             (r#""std": [0.5, 0.5, 0]"#, "`std`"),
             (r#""std": [0.5, 0.5, 1e-300]"#, "`std`"),
