@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::handles::{look, object, trefoil_output};
 use super::layout::{trefoil_result, trefoil_scored_class};
-use super::pointers::Out;
+use super::pointers::{Out, tell_length};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
 use crate::tensor::OutputKind;
@@ -93,10 +93,8 @@ pub unsafe extern "C" fn trefoil_output_row(
         let to = unsafe { Out::new(row, "row")? };
         let (at, length) = look(output, |landed: &Landed| landed.row(index).map(|row| (row.as_ptr(), row.len())))??;
         to.set(at.cast());
-        if !bytes.is_null() {
-            // SAFETY: not null, so it can be written by the caller.
-            unsafe { bytes.write(length) };
-        }
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
         Ok(())
     })
 }
