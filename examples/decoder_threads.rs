@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if let Some((ticket, photos)) = std::mem::replace(&mut last, ticket) {
                 let output = ticket.wait()?; // the batch before: waits for it and for nothing else
                 for (row, photo) in photos.iter().enumerate() {
-                    let (class, value) = output.top_k(row, 1)[0];
+                    let (class, value) = output.top_k(row, 1)?[0];
                     println!("{photo}: {class} {} {value}", model.label(class));
                 }
             }

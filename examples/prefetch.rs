@@ -32,7 +32,7 @@ pub fn main() -> Result<(), Error> {
             let (number, ticket) = loaded?;
             assert_eq!(number, expected, "out of order");
             let output = ticket.wait()?;
-            println!("{number}: {}", model.label(output.top_k(0, 1)[0].0));
+            println!("{number}: {}", model.label(output.top_k(0, 1)?[0].0));
         }
         Ok::<_, Error>(())
     })?;

@@ -28,7 +28,7 @@ pub fn main() -> Result<(), Error> {
     };
     let answers = thread::scope(|scope| {
         let pool = prefetch_scoped(scope, &jobs, 4, 32, work)?; // borrows jobs, batcher and workers
-        pool.map(|ticket| Ok(ticket?.wait()?.top_k(1)[0].0)).collect::<Result<Vec<_>, Error>>()
+        pool.map(|ticket| Ok(ticket?.wait()?.top_k(1)?[0].0)).collect::<Result<Vec<_>, Error>>()
     })?;
     for job in 0..jobs.len() - KINDS {
         assert_eq!(answers[job], answers[job + KINDS], "the same pixels");

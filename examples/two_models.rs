@@ -45,7 +45,7 @@ pub fn main() -> Result<(), Error> {
     batch.rows_mut().for_each(|row| row.fill(200));
     let answer = batch.submit(4)?.wait()?;
     let left = bulky.iter().map(|ticket| ticket.is_ready()).filter(|ready| matches!(ready, Ok(false))).count();
-    println!("urgent: {}, with {left} bulk batches left", digits.label(answer.top_k(0, 1)[0].0));
+    println!("urgent: {}, with {left} bulk batches left", digits.label(answer.top_k(0, 1)?[0].0));
     assert!(left > 0, "the urgent batch waited for all of the others");
     let answers = bulky.into_iter().map(|ticket| ticket.wait()).collect::<Result<Vec<_>, Error>>()?;
     assert!(answers.iter().all(|output| output.values(0) == answers[0].values(0)), "two engines of one model differ");

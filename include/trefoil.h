@@ -34,7 +34,7 @@
  The interface's version that this header describes. It grows when something changes so that an old program must
  be compiled anew; then the library's file gets another name too.
  */
-#define TREFOIL_ABI_MAJOR 1
+#define TREFOIL_ABI_MAJOR 2
 
 /* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
 #define TREFOIL_ABI_MINOR 0
@@ -89,6 +89,11 @@ enum trefoil_status
     TREFOIL_STATUS_FULL = 42,
     /* The engine or batcher was closed. */
     TREFOIL_STATUS_CLOSED = 43,
+    /*
+     A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
+     model's.
+     */
+    TREFOIL_STATUS_OUTPUT = 44,
     /* A bug in trefoil; please report it. */
     TREFOIL_STATUS_INTERNAL = 50,
 };
@@ -725,14 +730,15 @@ trefoil_status trefoil_acquire_within(trefoil_engine engine, uint64_t limit_ns, 
 trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
 
 /*
- Where row `index` of a batch is, in page-locked memory: `row_bytes` of trefoil_engine_input() to be written. The
- rows of a batch are `row_pitch` bytes apart. They may be written by several threads, until the batch is submitted
- or released; nothing can tell a write after that, and what it does to a later batch.
+ Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
+ null, or gets the length, `row_bytes` of trefoil_engine_input(). The rows of a batch are `row_pitch` bytes apart. They
+ may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
+ beyond the row, and what it does to another.
 
  Pointers:
- `row` can be written or is null.
+ `row` can be written or is null, and so is `bytes`.
  */
-trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row);
+trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row, size_t *bytes);
 
 /*
  Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
@@ -816,7 +822,8 @@ trefoil_status trefoil_output_row(trefoil_output output, size_t index, const voi
 
 /*
  The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
- are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for.
+ are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for. OUTPUT if any
+ value of the row is not finite or, of probabilities, not within 0 to 1, or if the model has no such class.
 
  Pointers:
  `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.
@@ -979,13 +986,14 @@ trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
 
 /*
  Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
- browser, which needs nothing else; to another what Perfetto and chrome://tracing read. The
- engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
+ browser, which needs nothing else; to another what Perfetto and chrome://tracing read. A file that is there is
+ replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null.
  */
-trefoil_status trefoil_trace_write(trefoil_engine engine, const char *path);
+trefoil_status trefoil_trace_write(trefoil_engine engine,
+                                   const char *path);
 
 /*
  Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its

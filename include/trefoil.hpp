@@ -307,9 +307,9 @@ class batch : public handle {
 public:
     batch() noexcept = default;
     batch(std::uint64_t raw, const trefoil_tensor &input, std::size_t capacity)
-        : handle(raw), row_bytes_(input.row_bytes), row_pitch_(input.row_pitch), capacity_(capacity) {
+        : handle(raw), row_pitch_(input.row_pitch), capacity_(capacity) {
         void *at = nullptr;
-        check(trefoil_batch_row(raw, 0, &at));
+        check(trefoil_batch_row(raw, 0, &at, &row_bytes_));
         first_ = static_cast<std::uint8_t *>(at);
     }
     std::size_t capacity() const noexcept { return capacity_; }

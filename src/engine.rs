@@ -35,7 +35,7 @@ pub use fleet::Fleet;
 /// let engine = Engine::builder(&model).build()?; // a GPU if there is one, else the CPU
 /// let mut batch = engine.acquire()?;
 /// batch.row_mut(0).fill(127);
-/// let best = batch.submit(1)?.wait()?.top_k(0, 1)[0];
+/// let best = batch.submit(1)?.wait()?.top_k(0, 1)?[0];
 /// println!("{} {:.3}", model.label(best.0), best.1);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
@@ -77,11 +77,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Fault`] if the device is out of use.
     pub fn try_acquire(&self) -> Result<Option<Batch>, Error> {
-        match self.core.acquire(Duration::ZERO) {
-            Ok(batch) => Ok(Some(batch)),
-            Err(Error::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.core.try_acquire()
     }
 
     /// Starts a builder for a batcher: single rows from many threads become this engine's batches.
@@ -89,7 +85,7 @@ impl Engine {
     /// ```no_run
     /// # fn f(engine: trefoil::Engine, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
     /// let batcher = engine.batcher().max_delay(std::time::Duration::from_millis(2)).build()?;
-    /// println!("{:?}", batcher.submit(&pixels)?.wait()?.top_k(5));
+    /// println!("{:?}", batcher.submit(&pixels)?.wait()?.top_k(5)?);
     /// # Ok(()) }
     /// ```
     pub fn batcher(&self) -> BatcherBuilder {

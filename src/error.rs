@@ -156,6 +156,14 @@ pub enum Error {
         /// Its rows of page-locked memory, all taken.
         rows: usize,
     },
+    /// A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
+    /// model's. The other rows of its batch may be sound.
+    Output {
+        /// The row in its batch.
+        row: usize,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A picture could not be decoded.
     Image {
         /// The file.
@@ -295,6 +303,9 @@ impl fmt::Display for Error {
             }
             Self::Full { rows } => {
                 write!(f, "all {rows} rows of the batcher are taken; try again later, wait, or ask for more rows")
+            }
+            Self::Output { row, what } => {
+                write!(f, "row {row} of the result is no answer: {what}; check the model's weights and preprocessing")
             }
             Self::Image { path, what } => write!(f, "{}: {what}", path.display()),
             Self::Closed => write!(f, "the engine or batcher is closed"),

@@ -8,7 +8,7 @@
 //! let mut batch = engine.acquire()?; // page-locked memory
 //! # #[cfg(feature = "image")]
 //! trefoil::image::load("cat.jpg", model.preprocessing(), batch.row_mut(0))?;
-//! for (class, p) in batch.submit(1)?.wait()?.top_k(0, 5) {
+//! for (class, p) in batch.submit(1)?.wait()?.top_k(0, 5)? {
 //!     println!("{:5.1} % {}", 100.0 * p, model.label(class));
 //! }
 //! # Ok::<(), trefoil::Error>(())
@@ -79,6 +79,7 @@ mod error;
 mod exec;
 #[cfg(feature = "ffi")]
 mod ffi;
+pub mod file;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;

@@ -137,7 +137,7 @@ impl fmt::Display for InputFormat {
 /// assert_eq!(engine.output().row_bytes, 3 * (4 + 4));
 /// let mut batch = engine.acquire()?;
 /// batch.row_mut(0).fill(0);
-/// assert_eq!(batch.submit(1)?.wait()?.top_k(0, 3).len(), 3);
+/// assert_eq!(batch.submit(1)?.wait()?.top_k(0, 3)?.len(), 3);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -27,8 +27,11 @@ fn convnet28_classifies_fashion_mnist() {
     let mut tickets = std::collections::VecDeque::new();
     let mut right = 0;
     let mut count = |(output, labels): (trefoil::Output, &[u8])| {
-        right +=
-            labels.iter().enumerate().filter(|&(row, &label)| output.top_k(row, 1)[0].0 == usize::from(label)).count();
+        right += labels
+            .iter()
+            .enumerate()
+            .filter(|&(row, &label)| output.top_k(row, 1).unwrap()[0].0 == usize::from(label))
+            .count();
     };
     for (images, labels) in images.chunks(32 * PIXELS).zip(labels.chunks(32)) {
         let mut batch = engine.acquire().unwrap();

@@ -79,13 +79,10 @@ fn assert_same(a: f64, b: f64) {
 }
 
 #[test]
-fn overlap_compares_with_the_slowest_engine_and_the_simulator() {
+fn overlap_on_the_cpu_has_times_and_gains_and_nothing_to_compare_with() {
     let small = ["--device", "cpu", "--batch", "2", "--slots", "1,3", "--repetitions", "2", "--batches", "5"];
-    let figures = figures(
-        "overlap",
-        "throughput / slowest engine alone",
-        &[&small[..], &["--regime", "copy-bound,compute-bound"]].concat(),
-    );
+    let figures = figures("overlap", "images/s", &[&small[..], &["--regime", "copy-bound,compute-bound"]].concat());
+    assert!(figures["shows"].as_str().unwrap().starts_with("On the CPU copies and compute share the cores"));
     let rows = rows(&figures, "rows");
     let order: Vec<_> = rows.iter().map(|row| (row["regime"].as_str().unwrap(), number(row, "/slots"))).collect();
     assert_eq!(order, [("copy-bound", 1.0), ("copy-bound", 3.0), ("compute-bound", 1.0), ("compute-bound", 3.0)]);
@@ -93,26 +90,20 @@ fn overlap_compares_with_the_slowest_engine_and_the_simulator() {
         let of = |pointer: &str| number(row, pointer);
         let alone = ["copy_in", "compute", "copy_out"].map(|stage| of(&format!("/alone_seconds/{stage}")));
         assert!(alone.iter().all(|seconds| *seconds > 0.0));
-        let slowest = alone.iter().copied().fold(0.0, f64::max);
-        assert_same(of("/slowest_seconds"), slowest);
-        assert_same(of("/ratio"), slowest / of("/ring_seconds"));
         assert_same(of("/images_per_second"), 2.0 / of("/ring_seconds"));
-        assert_same(of("/slowest_images_per_second"), 2.0 / slowest);
         let all: Vec<f64> = row["ring_seconds_all"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
         assert_eq!(all.len(), 2);
         assert_same(of("/ring_seconds"), all[0].min(all[1]));
-        let deviation = of("/predicted_images_per_second") / of("/images_per_second") - 1.0;
-        assert_same(of("/deviation_percent"), 100.0 * deviation);
         assert_same(of("/compute_in_copies"), alone[1] / alone[0].max(alone[2]));
         let one = &rows[index / 2 * 2];
         assert_same(of("/gain"), of("/images_per_second") / number(one, "/images_per_second"));
-        let predicted = of("/predicted_images_per_second") / number(one, "/predicted_images_per_second");
-        assert_same(of("/predicted_gain"), predicted);
-        // Without a parameter for a configuration: all slots of a network are predicted from the same times.
         assert_eq!(row["alone_seconds"], one["alone_seconds"]);
-        // On paper three slots hide what one slot does not, and nothing beats the slowest engine.
-        assert!(predicted >= 1.0 - 1e-9 && of("/predicted_images_per_second") <= 1.001 * 2.0 / slowest, "{row}");
-        assert_eq!(row["upload"], true);
+        // Copies and compute share the cores: no engine is a bound, and nothing is predicted.
+        for name in ["slowest", "ratio", "predicted_images_per_second", "deviation_percent", "predicted_gain"] {
+            assert!(row.get(name).is_none(), "{name}: {row}");
+        }
+        let off = (of("/compute_in_copies") / of("/compute_in_copies_wanted") - 1.0).abs();
+        assert_eq!((&row["upload"], &row["regime_reached"]), (&true.into(), &(off <= 0.15).into()));
     }
     // Where even one convolution takes longer than four copies, as on the CPU, both are as shallow as can be.
     assert!(number(&rows[2], "/depth") >= number(&rows[0], "/depth"));
@@ -198,11 +189,38 @@ fn server_finds_a_rate_between_those_that_keep_the_limit_and_those_that_do_not()
 
 #[test]
 fn tables_say_what_is_in_the_figures() {
+    let small = ["--batch", "2", "--slots", "1,2", "--repetitions", "1", "--batches", "2", "--regime", "copy-bound"];
+    let overlap = run(&[&["overlap", "--device", "cpu"], &small[..]].concat());
+    expect_code(&overlap, 0);
+    let table = text(&overlap.stdout);
+    assert!(table.contains("gain") && table.contains("no engine alone is a bound of the ring"), "{table}");
+    let [one, two] = [1, 2].map(|slots| {
+        let is_row = |line: &&str| line.split_whitespace().nth(2) == Some(if slots == 1 { "1" } else { "2" });
+        table
+            .lines()
+            .find(is_row)
+            .unwrap_or_else(|| panic!("{table}"))
+            .split_whitespace()
+            .rev()
+            .take(5)
+            .collect::<Vec<_>>()
+    });
+    assert_eq!((&one[0], &one[1..]), (&"-", &["1.00x", "-", "-", "-"][..]), "{table}");
+    assert!(two[1].ends_with('x') && two[0] == "-" && two[2..] == ["-"; 3], "{table}");
     let clients = run(&[&["clients"], &MODEL[..], &["--threads", "2", "--batch", "2", "--seconds", "0.1"]].concat());
     expect_code(&clients, 0);
     for part in ["commit abc", "With the upload", "copying an image", "p99", "ratio", "bound"] {
         assert!(text(&clients.stdout).contains(part), "no `{part}` in:\n{}", text(&clients.stdout));
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn figures_are_printed_though_the_record_cannot_be_written() {
+    let small = ["--batch", "2", "--slots", "1", "--repetitions", "1", "--batches", "2", "--regime", "copy-bound"];
+    let full = run(&[&["overlap", "--device", "cpu"], &small[..], &["--record", "/dev/full"]].concat());
+    expect_code(&full, 1);
+    assert!(text(&full.stdout).contains("1.00x") && text(&full.stderr).contains("cannot write /dev/full"), "{full:?}");
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn exports() -> Outcome {
         symbols.lines().filter_map(|line| line.split(' ').next_back()).map(str::to_owned).collect();
     assert_eq!(declared(), exported);
     let dynamic = run(Command::new("readelf").arg("-d").arg(&library))?;
-    assert!(dynamic.contains("[libtrefoil.so.1]") && dynamic.contains("NODELETE"), "{dynamic}");
+    assert!(dynamic.contains("[libtrefoil.so.2]") && dynamic.contains("NODELETE"), "{dynamic}");
     Ok(())
 }
 
@@ -285,7 +285,7 @@ fn staged() -> Outcome {
     run(&mut command)?;
     let at = to.join(prefix.strip_prefix("/")?);
     for file in
-        ["lib/libtrefoil.so", "lib/libtrefoil.so.1", "lib/libtrefoil.a", "include/trefoil.h", "include/trefoil.hpp"]
+        ["lib/libtrefoil.so", "lib/libtrefoil.so.2", "lib/libtrefoil.a", "include/trefoil.h", "include/trefoil.hpp"]
     {
         assert!(at.join(file).exists(), "{file}");
     }

@@ -6,7 +6,7 @@
 use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
@@ -66,8 +66,7 @@ point("pointermove", 300, { pointerId: 2 });
 said.pinched = unpinched / span();
 key("t"); said.theme = document.documentElement.dataset.theme;
 said.light = getComputedStyle(document.documentElement).backgroundColor;
-document.body.innerHTML = "";
-document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+tell(said);
 "##;
 
 fn main() {
@@ -96,7 +95,7 @@ fn main() {
 
 fn read_the_page(browser: &str) -> Result<(), Failed> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page.html");
-    fs::write(&path, page(BATCHES)? + "<script>" + READER + "</script>")?;
+    fs::write(&path, page(BATCHES)? + &script(READER))?;
     for (width, dark) in [(360, true), (1280, false), (3840, true)] {
         let said = visit(browser, &path, width, dark)?;
         let is = |holds: bool, what: &str| assert!(holds, "{what} at {width}: {said:#}");
@@ -135,10 +134,8 @@ fn take_pictures(browser: &str) -> Result<(), Failed> {
         for (dark, theme) in [(false, "light"), (true, "dark")] {
             let picture = folder.join(format!("page-{width}-{theme}.png"));
             let _ = fs::remove_file(&picture);
-            let mut command = headless(browser, width, height, dark);
-            command.arg("--virtual-time-budget=1000").arg(format!("--screenshot={}", picture.display()));
-            command.arg(format!("file://{}", path.display()));
-            let output = command.output()?;
+            let more = ["--virtual-time-budget=1000".into(), format!("--screenshot={}", picture.display())];
+            let output = open(browser, &path, width, height, dark, &more)?;
             let png = fs::read(&picture).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
             let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
             assert_eq!((&png[1..4], number(16), number(20)), (&b"PNG"[..], width as u32, height as u32));
@@ -154,11 +151,10 @@ fn show_nothing(browser: &str) -> Result<(), Failed> {
     const LOOKER: &str = r##"
 drawChart();
 const said = { figures: document.querySelectorAll(".figure").length, about: byId("about").textContent, rows: lanes.length };
-document.body.innerHTML = "";
-document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+tell(said);
 "##;
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nothing.html");
-    fs::write(&path, page(0)? + "<script>" + LOOKER + "</script>")?;
+    fs::write(&path, page(0)? + &script(LOOKER))?;
     let said = visit(browser, &path, 1280, false)?;
     assert!(said["rows"] == 0 && said["figures"] == 4, "{said:#}");
     assert!(said["about"].as_str().unwrap().starts_with("cpu: 0 batches"), "{said:#}");
@@ -177,13 +173,12 @@ const said = {
   layers: computed.map((at) => facts(at).filter((fact) => fact.includes(" layers "))[0]?.split(" ")[0] ?? null),
   all: texts("#batch details tr").length - 1,
 };
-document.body.innerHTML = "";
-document.body.append(element("pre", "RESULT" + JSON.stringify(said) + "END"));
+tell(said);
 "##;
     let model = Model::open("weights/convnet28")?;
     let builder = Engine::builder(&model).beside(&model).average().on(&Device::open(Target::Cpu)?);
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("several.html");
-    fs::write(&path, page_of(builder, 5)? + "<script>" + LOOKER + "</script>")?;
+    fs::write(&path, page_of(builder, 5)? + &script(LOOKER))?;
     let said = visit(browser, &path, 1280, false)?;
     let name = model.name();
     let models = [name.to_owned(), format!("{name} #2"), "mean".into()];
@@ -214,19 +209,48 @@ fn page_of(builder: EngineBuilder<'_>, batches: usize) -> Result<String, Failed>
     Ok(engine.trace().ok_or("the engine records")?.to_html())
 }
 
-/// The browser with a window of that size.
-fn headless(browser: &str, width: usize, height: usize, dark: bool) -> Command {
+/// A script for the end of a page, which may `tell` what it found.
+fn script(what: &str) -> String {
+    format!(
+        r##"<script>
+const tell = (said) => parent.document.body.append("RESULT" + JSON.stringify(said) + "END");
+{what}</script>"##
+    )
+}
+
+/// Opens the page in a frame of that size: a window may be as narrow as the browser lets it, a frame as narrow as asked
+/// for. The browser has a profile of its own, so that it meets no other one.
+fn open(
+    browser: &str,
+    page: &Path,
+    width: usize,
+    height: usize,
+    dark: bool,
+    more: &[String],
+) -> Result<Output, Failed> {
+    let (frame, profile) = (page.with_extension("frame.html"), page.with_extension("profile"));
+    let src = page.file_name().ok_or("a page has a name")?.to_string_lossy();
+    let style = format!("display: block; border: 0; width: {width}px; height: {height}px");
+    fs::write(&frame, format!(r#"<!doctype html><body style="margin: 0"><iframe src="{src}" style="{style}">"#))?;
     let mut command = Command::new(browser);
-    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--allow-file-access-from-files",
+    ]);
+    command.arg(format!("--user-data-dir={}", profile.display()));
     command.arg(format!("--blink-settings=preferredColorScheme={}", i32::from(!dark)));
-    command.arg(format!("--window-size={width},{height}"));
-    command
+    command.arg(format!("--window-size={width},{height}")).args(more).arg(format!("file://{}", frame.display()));
+    let output = command.output();
+    let _ = fs::remove_dir_all(&profile);
+    Ok(output?)
 }
 
 /// What the reader's script found.
 fn visit(browser: &str, page: &Path, width: usize, dark: bool) -> Result<Value, Failed> {
-    let mut command = headless(browser, width, 900, dark);
-    let output = command.arg("--dump-dom").arg(format!("file://{}", page.display())).output()?;
+    let output = open(browser, page, width, 900, dark, &["--dump-dom".into()])?;
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.rsplit_once("RESULT").and_then(|(_, rest)| Some(rest.split_once("END")?.0));
     let told = || format!("{}\n{}", String::from_utf8_lossy(&output.stderr), &text[text.len().saturating_sub(400)..]);

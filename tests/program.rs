@@ -162,6 +162,54 @@ fn a_broken_photo_is_reported_and_the_rest_is_classified() {
     assert!(stdout(&output).contains("a.png") && !stdout(&output).contains("b.jpg"));
 }
 
+/// The model of `weights/convnet28` with a tensor of f32 set to one value.
+fn spoilt_model(folder: &Folder, tensor: &str, value: f32) {
+    let model = root().join("weights/convnet28");
+    let mut bytes = fs::read(model.join("model.safetensors")).unwrap();
+    let header = 8..8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let entry = serde_json::from_slice::<Value>(&bytes[header.clone()]).unwrap()[tensor].take();
+    assert_eq!(entry["dtype"], "F32");
+    let [from, to] = [0, 1].map(|end| header.end + entry["data_offsets"][end].as_u64().unwrap() as usize);
+    bytes[from..to].chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&value.to_le_bytes()));
+    fs::write(folder.0.join("model.safetensors"), bytes).unwrap();
+    fs::copy(model.join("config.json"), folder.0.join("config.json")).unwrap();
+}
+
+#[test]
+fn an_answer_that_is_not_finite_is_an_error_of_its_photo() {
+    let folder = Folder::new("overflow");
+    spoilt_model(&folder, "bn5.bias", 3e38);
+    let classify = ["classify", "weights/photos", "--device", "cpu", "--model", folder.path()];
+    for top in ["1", "10"] {
+        let output = run(&[&classify[..], &["--json", "--top", top]].concat());
+        expect_code(&output, 1);
+        let lines = json_lines(&output);
+        assert_eq!(lines.len(), EXPECTED.len());
+        for (line, (name, _)) in lines.iter().zip(&EXPECTED) {
+            let error = line["error"].as_str().unwrap_or_else(|| panic!("{line}"));
+            assert!(error.contains(name) && error.contains("is NaN") && error.contains("weights"), "{error}");
+        }
+    }
+    let output = run(&classify);
+    expect_code(&output, 1);
+    assert!(stdout(&output).is_empty() && stderr(&output).contains("chelsea.png: row "), "{}", stderr(&output));
+}
+
+#[test]
+fn preprocessing_out_of_bounds_is_told_when_the_model_is_opened() {
+    let folder = Folder::new("preprocessing");
+    spoilt_model(&folder, "fc.bias", 0.0);
+    let config = fs::read_to_string(folder.0.join("config.json")).unwrap();
+    assert!(config.contains("0.353024"), "{config}");
+    for std in ["1e-38", "58.395e3"] {
+        fs::write(folder.0.join("config.json"), config.replace("0.353024", std)).unwrap();
+        let output = run(&["classify", "weights/photos", "--device", "cpu", "--model", folder.path()]);
+        expect_code(&output, 1);
+        let (said, expected) = (stderr(&output), "std`: expected a number from 0.001 to 1000");
+        assert!(said.contains("config.json") && said.contains(expected), "{said}");
+    }
+}
+
 #[test]
 fn exit_code_1_where_nothing_could_be_done() {
     let empty = Folder::new("empty");
@@ -275,6 +323,17 @@ fn help_and_version_are_no_errors() {
     let version = run(&["--version"]);
     expect_code(&version, 0);
     assert_eq!(stdout(&version).trim(), format!("trefoil {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_cannot_be_printed_is_an_error() {
+    for question in ["--help", "--version"] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = program().arg(question).stdout(full).output().unwrap();
+        expect_code(&output, 1);
+        assert!(stderr(&output).contains("No space left"), "{}", stderr(&output));
+    }
 }
 
 #[test]
@@ -513,6 +572,75 @@ fn trace_writes_a_timeline_and_reports_the_overlap() {
     let nowhere = run(&[&trace[..], &["--batches", "2", "--out", "/nonexistent/trace.json"]].concat());
     expect_code(&nowhere, 1);
     assert!(stderr(&nowhere).contains("/nonexistent/trace.json"), "{}", stderr(&nowhere));
+}
+
+const TRACE: [&str; 9] =
+    ["trace", "--device", "cpu", "--batch", "4", "--producers", "2", "--model", "weights/convnet28"];
+
+#[cfg(unix)]
+#[test]
+fn a_report_takes_the_place_of_a_file_as_a_whole() {
+    let folder = Folder::new("replaced");
+    let [page, link] = ["page.html", "link.html"].map(|name| folder.0.join(name));
+    fs::write(&page, "good").unwrap();
+    fs::hard_link(&page, &link).unwrap();
+    let (mut child, _) = start(&[&TRACE[..], &["--seconds", "600", "--html", page.to_str().unwrap()]].concat());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(fs::read_to_string(&page).unwrap(), "good", "of a run that was killed");
+    expect_code(&run(&[&TRACE[..], &["--batches", "3", "--html", page.to_str().unwrap()]].concat()), 0);
+    assert!(fs::read_to_string(&page).unwrap().ends_with("</html>\n"));
+    assert_eq!(fs::read_to_string(&link).unwrap(), "good", "the file was written over, which a kill may cut short");
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2, "something is left beside the report");
+}
+
+#[test]
+fn a_run_that_fails_leaves_no_report() {
+    let folder = Folder::new("no-report");
+    spoilt_model(&folder, "bn5.bias", f32::NAN);
+    let page = folder.0.join("page.html");
+    let output = run(&[
+        "trace",
+        "--device",
+        "cpu",
+        "--model",
+        folder.path(),
+        "--batches",
+        "3",
+        "--html",
+        page.to_str().unwrap(),
+    ]);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("bn5.bias") && !page.exists(), "{}", stderr(&output));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn figures_are_printed_before_files_are_written() {
+    let full = run(&[&TRACE[..], &["--batches", "3", "--html", "/dev/full"]].concat());
+    expect_code(&full, 1);
+    assert!(stdout(&full).contains("copy time under compute"), "{}", stdout(&full));
+    assert!(stderr(&full).contains("cannot write /dev/full: No space left"), "{}", stderr(&full));
+    let printed = run(&[&TRACE[..], &["--batches", "3", "--html", "/dev/stdout"]].concat());
+    expect_code(&printed, 0);
+    assert!(stdout(&printed).contains("copy time under compute") && stdout(&printed).contains("<canvas"));
+}
+
+#[test]
+fn two_reports_are_not_written_to_one_file() {
+    let folder = Folder::new("one-file");
+    let [file, again] = ["x", "./x"].map(|name| folder.0.join(name));
+    let (file, again) = (file.to_str().unwrap(), again.to_str().unwrap());
+    for (command, first, second) in [(&["trace"][..], "--out", "--html"), (&["bench", "overlap"], "--record", "--plot")]
+    {
+        let output = run(&[command, &["--device", "cpu", first, file, second, again]].concat());
+        expect_code(&output, 64);
+        let said = stderr(&output);
+        assert!(said.contains(first) && said.contains(second) && stdout(&output).is_empty(), "{said}");
+        assert!(said.contains(&format!("Usage: trefoil {}", command.join(" "))), "{said}");
+    }
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
 }
 
 /// Starts the program and waits until it has opened its model. Also gives the thread that reads its errors.

@@ -418,3 +418,66 @@ fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
         assert!(random.latency.p99_us < p99_us, "{part} of capacity: {:?}", random.latency);
     }
 }
+
+/// Throughput, latencies and makespan that were found when every producer had its turn after every event.
+#[test]
+fn figures_are_those_of_producers_that_all_have_their_turn() {
+    let compute = || vec![(32, 1_263.0), (256, 9_200.0)];
+    let poisson = |images_per_s, seed| Arrival::Poisson { images_per_s, seed };
+    let periodic = |images_per_s| Arrival::Periodic { images_per_s };
+    let ring = |producers, staging, results| SimSpec { producers, staging, results, ..SimSpec::new(compute()) };
+    let cases = [
+        (
+            SimSpec { rows: vec![32, 7, 256], ahead: 2, fill_us: 400.0, batches: 3000, ..ring(37, 40, 160) },
+            [25157.769060208087, 0.314872527771, 0.31492245299599997, 0.31492245299599997, 11.726510644945],
+        ),
+        (
+            SimSpec {
+                rows: vec![32],
+                fill_us: 1000.0,
+                arrival: poisson(20_000.0, 7),
+                batches: 3000,
+                ..ring(200, 203, 812)
+            },
+            [19665.008485758244, 0.003926972985, 0.008116687659, 0.011963265889, 4.857746555922],
+        ),
+        (
+            SimSpec { rows: vec![256, 1], ahead: 0, arrival: periodic(27_000.0), ..ring(5, 2, 8) },
+            [24556.994625864383, 0.24604440993299997, 0.434940706229, 0.47744237289599994, 5.241686195372],
+        ),
+        (
+            SimSpec { slots: 2, arrival: poisson(30_000.0, 3), batches: 4000, ..many_sizes(ring(64, 3, 193)) },
+            [11683.438512706805, 4.802653093032999, 8.743925955634, 9.603045932364, 15.634958207745],
+        ),
+    ];
+    for (spec, expected) in cases {
+        let report = sound(&spec);
+        let SimReport { images_per_s, latency, makespan_s, .. } = report;
+        let found = [images_per_s, 1e-6 * latency.p50_us, 1e-6 * latency.p90_us, 1e-6 * latency.p99_us, makespan_s];
+        found.into_iter().zip(expected).for_each(|(found, expected)| close(found, expected));
+    }
+}
+
+fn many_sizes(spec: SimSpec) -> SimSpec {
+    SimSpec { rows: vec![5, 32, 100], ahead: 3, ..spec }
+}
+
+/// What a batch takes to simulate does not grow with the producers, of whom most wait at any time.
+#[test]
+fn a_thousand_producers_cost_about_as_much_as_a_few() {
+    let seconds_a_batch = |producers: usize| {
+        let spec = SimSpec {
+            producers,
+            staging: producers + 3,
+            results: 4 * producers + 12,
+            batches: 4000,
+            ..spec(256, 1000.0, 128, 1)
+        };
+        let start = std::time::Instant::now();
+        trefoil::simulate::simulate(&spec).unwrap();
+        start.elapsed().as_secs_f64() / spec.batches as f64
+    };
+    let best = |producers| (0..3).map(|_| seconds_a_batch(producers)).fold(f64::INFINITY, f64::min);
+    let (few, many) = (best(16), best(1024));
+    assert!(many < 8.0 * few, "{few:e} s a batch with 16 producers, {many:e} s with 1024");
+}

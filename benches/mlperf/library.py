@@ -5,7 +5,7 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint32, 
 
 import numpy as np
 
-ABI = (1, 0)  # TREFOIL_ABI_MAJOR, and the least minor that has what is used here
+ABI = (2, 0)  # TREFOIL_ABI_MAJOR, and the least minor that has what is used here
 RESULT_TOP_K = 2  # TREFOIL_RESULT_TOP_K
 NOT_READY = 1  # TREFOIL_STATUS_NOT_READY
 
@@ -68,7 +68,7 @@ SIGNATURES = {
     "trefoil_engine_capacity": [c_uint64, POINTER(c_size_t)],
     "trefoil_engine_close": [c_uint64, c_uint32, c_uint64],
     "trefoil_acquire": [c_uint64, POINTER(c_uint64)],
-    "trefoil_batch_row": [c_uint64, c_size_t, POINTER(c_void_p)],
+    "trefoil_batch_row": [c_uint64, c_size_t, POINTER(c_void_p), POINTER(c_size_t)],
     "trefoil_submit": [c_uint64, c_size_t, POINTER(c_uint64)],
     "trefoil_wait": [c_uint64, POINTER(c_uint64)],
     "trefoil_wait_for": [c_uint64, c_uint64, POINTER(c_uint64)],
@@ -112,9 +112,10 @@ class Engine:
 
     def rows(self, batch, count):
         """The first rows of a batch, in page-locked memory: u8, [count, row_pitch]."""
-        first = self._made("trefoil_batch_row", batch, 0, kind=c_void_p)
-        pitch = self.input.row_pitch
-        return np.frombuffer((ctypes.c_ubyte * (count * pitch)).from_address(first), np.uint8).reshape(count, pitch)
+        first, pitch = c_void_p(), self.input.row_pitch
+        self._c.trefoil_batch_row(batch, 0, byref(first), None)
+        bytes_ = (ctypes.c_ubyte * (count * pitch)).from_address(first.value)
+        return np.frombuffer(bytes_, np.uint8).reshape(count, pitch)
 
     def submit(self, batch, count):
         """Gives a batch up for a ticket."""

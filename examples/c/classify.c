@@ -38,14 +38,14 @@ static int number(FILE *file)
 }
 
 /* Reads the pixels straight into page-locked memory. */
-static int read_ppm(const char *path, const trefoil_tensor *input, void *row)
+static int read_ppm(const char *path, const trefoil_tensor *input, void *row, size_t bytes)
 {
     FILE *file = fopen(path, "rb");
     char magic[3] = "";
     int ok = file != NULL && fread(magic, 1, 2, file) == 2
         && strcmp(magic, input->channels == 3 ? "P6" : "P5") == 0
         && number(file) == (int)input->width && number(file) == (int)input->height && number(file) == 255
-        && fread(row, 1, input->row_bytes, file) == input->row_bytes;
+        && fread(row, 1, bytes, file) == bytes;
     if (file != NULL)
         fclose(file);
     return ok;
@@ -72,10 +72,11 @@ int main(int argc, char **argv)
     trefoil_output output;
     trefoil_tensor input = {.size = sizeof input};
     void *row;
+    size_t bytes;
     must(trefoil_engine_input(engine, &input));
     must(trefoil_acquire(engine, &batch));
-    must(trefoil_batch_row(batch, 0, &row));
-    if (!read_ppm(argv[2], &input, row)) {
+    must(trefoil_batch_row(batch, 0, &row, &bytes));
+    if (!read_ppm(argv[2], &input, row, bytes)) {
         fprintf(stderr, "%s: not a binary %s of %u x %u pixels and 8 bits\n", argv[2],
                 input.channels == 3 ? "PPM" : "PGM", (unsigned)input.width, (unsigned)input.height);
         return 1;

@@ -170,8 +170,9 @@ int main(int argc, char **argv)
         must(trefoil_acquire(engine, &batch));
         for (size_t row = 0; row < ROWS; row++) {
             void *to;
-            must(trefoil_batch_row(batch, row, &to));
-            memcpy(to, film + (i + row) * frame, frame);
+            size_t bytes;
+            must(trefoil_batch_row(batch, row, &to, &bytes));
+            memcpy(to, film + (i + row) * frame, bytes);
         }
         must(trefoil_submit(batch, ROWS, &ticket));
         must(trefoil_wait(ticket, &output));

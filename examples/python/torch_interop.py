@@ -114,8 +114,9 @@ def main(path, model_path, batch=32, batches=64):
         lent = trefoil.acquire(engine, out=U64)
         host = pixels(index).cpu().contiguous()
         for row in range(batch):
-            to = trefoil.batch_row(lent, row, out=POINTER)
-            ctypes.memmove(to, host[row].data_ptr(), rows.row_bytes)
+            to = POINTER()
+            row_bytes = trefoil.batch_row(lent, row, ctypes.byref(to), out=SIZE)
+            ctypes.memmove(to, host[row].data_ptr(), row_bytes)
         output = trefoil.wait(trefoil.submit(lent, batch, out=U64), out=U64)
         for row in range(batch):
             at = POINTER()

@@ -313,6 +313,7 @@ impl<'a> EngineBuilder<'a> {
             output_kind: self.output,
             input: flow.input(),
             outputs: flow.outputs(),
+            classes: flow.classes(),
             device_results: self.device_results,
             freed,
         };
@@ -344,7 +345,8 @@ impl<'a> EngineBuilder<'a> {
             if sizes.is_empty() {
                 return Err(Error::option("batch", "empty", "at least one batch size"));
             }
-            for &size in sizes {
+            // They ascend, and what was asked for is the last.
+            for &size in sizes.first().into_iter().chain(sizes.last()) {
                 within("batch", size, 1 << 20)?;
             }
         }

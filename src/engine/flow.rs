@@ -91,6 +91,11 @@ impl<'a> Flow<'a> {
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
+    /// Classes of the models whose output each of them is.
+    pub fn classes(&self) -> Vec<usize> {
+        self.last().map(|stage| stage.model.classes()).collect()
+    }
+
     /// What all programs of a build with these batch sizes and [`plans`](Self::plans) take.
     pub fn needs(&self, sizes: &[usize], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
         let mut all = Needs::default();

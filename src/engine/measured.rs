@@ -81,7 +81,8 @@ impl EngineBuilder<'_> {
     }
 
     /// Times each step of the plan for the largest batch size inside the whole graph, over `runs` runs on random rows, and
-    /// gives back all memory that it took. [`StepTimes`] says what is measured.
+    /// gives back all memory that it took. [`StepTimes`] says what is measured; no step is timed once
+    /// [`EngineBuilder::tune_while`] has answered no.
     ///
     /// ```no_run
     /// # use trefoil::{Engine, model::Model};
@@ -107,6 +108,9 @@ impl EngineBuilder<'_> {
         }
         let largest = *flow.sizes().last().expect("a spec has a batch size");
         let plan = exec::plan_batch(model, &device, spec, largest)?;
+        if !spec.tuning.goes_on() {
+            return Ok(StepTimes::none(plan));
+        }
         exec::time_steps(model, &device, spec, plan, runs)
     }
 

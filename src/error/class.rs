@@ -8,7 +8,7 @@ use super::Error;
 ///
 /// | class | variants of [`Error`] |
 /// |---|---|
-/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Option`, `Unsupported`, `OutOfMemory`, `Thread`, `Timeout`, `Deadline`, `Full`, `Image`, `Closed` |
+/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Option`, `Unsupported`, `OutOfMemory`, `Thread`, `Timeout`, `Deadline`, `Full`, `Output`, `Image`, `Closed` |
 /// | device | `NoDevice`, `Hazard`, `Internal` |
 /// | by the driver's status | `Driver`, see below |
 /// | its cause's, at least device | `Fault` |
@@ -86,6 +86,7 @@ impl Error {
             | Self::Timeout { .. }
             | Self::Deadline { .. }
             | Self::Full { .. }
+            | Self::Output { .. }
             | Self::Image { .. }
             | Self::Closed => FaultClass::Request,
         }

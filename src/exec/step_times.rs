@@ -22,12 +22,19 @@ use crate::plan::Plan;
 pub struct StepTimes {
     /// What was measured.
     pub plan: Plan,
-    /// One for each step.
+    /// One for each step; none if the measurement was [ended](crate::EngineBuilder::tune_while) before it began.
     pub steps: Vec<f64>,
     /// Between two marks with nothing in between; it is part of every step's time.
     pub mark: f64,
     /// The graph without marks, one run directly after the other.
     pub graph: f64,
+}
+
+impl StepTimes {
+    /// Of a plan that was not measured.
+    pub(crate) fn none(plan: Plan) -> Self {
+        Self { plan, steps: Vec::new(), mark: 0.0, graph: 0.0 }
+    }
 }
 
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::callback;
 use super::handles::{insert, look, object, shared, take_if, trefoil_batch, trefoil_engine, trefoil_ticket};
-use super::pointers::Out;
+use super::pointers::{Out, tell_length};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
 use crate::engine::Engine;
@@ -89,30 +89,34 @@ fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
     Ok(())
 }
 
-/// Where row `index` of a batch is, in page-locked memory: `row_bytes` of trefoil_engine_input() to be written. The
-/// rows of a batch are `row_pitch` bytes apart. They may be written by several threads, until the batch is submitted
-/// or released; nothing can tell a write after that, and what it does to a later batch.
+/// Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
+/// null, or gets the length, `row_bytes` of trefoil_engine_input(). The rows of a batch are `row_pitch` bytes apart. They
+/// may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
+/// beyond the row, and what it does to another.
 ///
 /// # Safety
-/// `row` can be written or is null.
+/// `row` can be written or is null, and so is `bytes`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batch_row(
     batch: trefoil_batch,
     index: usize,
     row: *mut *mut c_void,
+    bytes: *mut usize,
 ) -> trefoil_status {
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(row, "row")? };
-        let at = look(batch, |filling: &Filling| {
-            let capacity = filling.batch.capacity();
+        let (at, length) = look(batch, |filling: &Filling| {
+            let (capacity, spec) = (filling.batch.capacity(), filling.batch.spec());
             if index >= capacity {
                 return Err(Failure::argument(format!("row {index}: expected one below {capacity}")));
             }
             // SAFETY: below the capacity, so within the buffer.
-            Ok(unsafe { filling.rows.0.add(index * filling.batch.spec().row_pitch) })
+            Ok((unsafe { filling.rows.0.add(index * spec.row_pitch) }, spec.row_bytes))
         })??;
         to.set(at.cast());
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
         Ok(())
     })
 }

@@ -10,7 +10,7 @@ use super::handles::{
     insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
 };
 use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
-use super::pointers::Out;
+use super::pointers::{Out, tell_length};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
 use super::{callback, growing};
@@ -148,10 +148,8 @@ pub unsafe extern "C" fn trefoil_row_memory(
         let to = unsafe { Out::new(memory, "memory")? };
         let (at, length) = look(row, |writing: &Writing| (writing.memory, writing.row.spec().row_bytes))?;
         to.set(at.0.cast());
-        if !bytes.is_null() {
-            // SAFETY: not null, so it can be written by the caller.
-            unsafe { bytes.write(length) };
-        }
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
         Ok(())
     })
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::handles::{look, object, trefoil_output};
 use super::layout::{trefoil_result, trefoil_scored_class};
-use super::pointers::Out;
+use super::pointers::{Out, tell_length};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
 use crate::tensor::OutputKind;
@@ -93,16 +93,15 @@ pub unsafe extern "C" fn trefoil_output_row(
         let to = unsafe { Out::new(row, "row")? };
         let (at, length) = look(output, |landed: &Landed| landed.row(index).map(|row| (row.as_ptr(), row.len())))??;
         to.set(at.cast());
-        if !bytes.is_null() {
-            // SAFETY: not null, so it can be written by the caller.
-            unsafe { bytes.write(length) };
-        }
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
         Ok(())
     })
 }
 
 /// The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
-/// are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for.
+/// are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for. OUTPUT if any
+/// value of the row is not finite or, of probabilities, not within 0 to 1, or if the model has no such class.
 ///
 /// # Safety
 /// `classes` has room for `capacity`; `count` can be written. They may be null, which is an error.
@@ -120,27 +119,16 @@ pub unsafe extern "C" fn trefoil_output_top_k(
         let found = look(output, |landed: &Landed| -> Answer<usize> {
             // SAFETY: `capacity` classes can be written by the caller.
             let mut best = unsafe { Best::new(classes, capacity) };
-            for (index, value) in scored(landed, index)? {
-                best.offer(trefoil_scored_class { value, index });
+            landed.row(index)?; // there is such a row
+            match landed {
+                Landed::Batch(output) => best.take(output.part(0).scored(index)?),
+                Landed::Row(output) => best.take(output.scored()?),
             }
             Ok(best.found)
         })??;
         to.set(found);
         Ok(())
     })
-}
-
-/// The classes of a row with their values.
-fn scored(landed: &Landed, index: usize) -> Answer<impl Iterator<Item = (u32, f32)>> {
-    let row = landed.row(index)?;
-    let pairs = matches!(landed.kind(), OutputKind::TopK(_));
-    let words: &[u32] = bytemuck::cast_slice(row);
-    let step = if pairs { 2 } else { 1 };
-    let scored = words
-        .chunks_exact(step)
-        .zip(0..)
-        .map(move |(word, class)| (if pairs { word[1] } else { class }, f32::from_bits(word[0])));
-    Ok(scored)
 }
 
 /// The best classes so far, in the caller's memory, sorted.
@@ -155,6 +143,11 @@ impl Best {
     /// `capacity` classes can be written there while it lives.
     unsafe fn new(classes: *mut trefoil_scored_class, capacity: usize) -> Self {
         Self { classes, capacity, found: 0 }
+    }
+
+    /// Keeps the best of a row, whose classes are below 2^32.
+    fn take(&mut self, scored: impl Iterator<Item = (usize, f32)>) {
+        scored.for_each(|(class, value)| self.offer(trefoil_scored_class { value, index: class as u32 }));
     }
 
     /// Keeps `class` if it is among the best. Classes come in ascending order, so that a tie stays behind.
@@ -179,5 +172,49 @@ impl Best {
             at(place).write(class);
         }
         self.found = kept + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, Target};
+    use crate::engine::Engine;
+    use crate::ffi::handles::insert;
+    use crate::model::{GraphBuilder, Model, Preprocessing, Weights};
+    use crate::tensor::Shape;
+
+    /// Two classes of one pixel, whose sums overflow unless it is black.
+    fn overflowing() -> Model {
+        let mut graph = GraphBuilder::new(Shape::new(1, 1, 1));
+        let pixel = graph.input();
+        let logits = graph.linear("fc", pixel, 2);
+        let zeros = ("fc.bias".to_owned(), vec![2], vec![0.0; 2]);
+        let weights = Weights::from_tensors([("fc.weight".to_owned(), vec![2, 1], vec![3e38; 2]), zeros]).unwrap();
+        let preprocessing = Preprocessing { std: vec![0.01], ..Preprocessing::new(Shape::new(1, 1, 1)) };
+        Model::new(graph.finish(logits).unwrap(), weights, preprocessing, Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn a_row_that_is_no_answer_has_a_status_of_its_own() {
+        let (model, cpu) = (overflowing(), Device::open(Target::Cpu).unwrap());
+        let engine = Engine::builder(&model).on(&cpu).build().unwrap();
+        let row = |pixel| Landed::Row(engine.batcher().build().unwrap().submit(&[pixel]).unwrap().wait().unwrap());
+        let mut batch = engine.acquire().unwrap();
+        batch.row_mut(0).fill(0);
+        batch.row_mut(1).fill(255);
+        let of_batch = insert(Landed::Batch(batch.submit(2).unwrap().wait().unwrap())).unwrap();
+        let [black, white] = [0, 255].map(|pixel| insert(row(pixel)).unwrap());
+        for (output, index, expected) in [
+            (of_batch, 0, trefoil_status::Ok),
+            (of_batch, 1, trefoil_status::Output),
+            (black, 0, trefoil_status::Ok),
+            (white, 0, trefoil_status::Output),
+        ] {
+            let (mut best, mut count) = ([trefoil_scored_class { value: 0.0, index: 0 }; 2], 0);
+            // SAFETY: there is room for two classes and a count.
+            let status = unsafe { trefoil_output_top_k(output, index, best.as_mut_ptr(), 2, &raw mut count) };
+            assert_eq!(status, expected);
+        }
     }
 }

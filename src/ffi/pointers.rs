@@ -24,6 +24,17 @@ impl<T> Out<T> {
     }
 }
 
+/// Tells a length, if it is asked for.
+///
+/// # Safety
+/// `to` is null, or valid to write.
+pub(super) unsafe fn tell_length(to: *mut usize, length: usize) {
+    if let Some(to) = NonNull::new(to) {
+        // SAFETY: valid to write by the caller.
+        unsafe { to.write(length) };
+    }
+}
+
 /// A text from outside.
 ///
 /// # Safety
@@ -68,10 +79,8 @@ pub(super) unsafe fn copy_text(text: &str, to: *mut c_char, capacity: usize, len
             to.add(fits).write(0);
         }
     }
-    if let Some(length) = NonNull::new(length) {
-        // SAFETY: valid to write by the caller.
-        unsafe { length.write(text.len()) };
-    }
+    // SAFETY: by the caller.
+    unsafe { tell_length(length, text.len()) };
     Ok(())
 }
 

@@ -60,6 +60,9 @@ pub enum trefoil_status {
     Full = 42,
     /// The engine or batcher was closed.
     Closed = 43,
+    /// A row of a result is no answer: a value is not finite, a probability not within 0 to 1, or a class none of the
+    /// model's.
+    Output = 44,
 
     /// A bug in trefoil; please report it.
     Internal = 50,
@@ -171,6 +174,7 @@ impl From<Error> for Failure {
             Error::Deadline { .. } => status::Deadline,
             Error::Full { .. } => status::Full,
             Error::Closed => status::Closed,
+            Error::Output { .. } => status::Output,
             Error::Hazard { .. } | Error::Internal { .. } => status::Internal,
         };
         Self { class: error.class().into(), ..Self::new(status, error.to_string()) }
@@ -218,6 +222,7 @@ pub extern "C" fn trefoil_status_name(status: i32) -> *const c_char {
         (s::Deadline, c"TREFOIL_STATUS_DEADLINE"),
         (s::Full, c"TREFOIL_STATUS_FULL"),
         (s::Closed, c"TREFOIL_STATUS_CLOSED"),
+        (s::Output, c"TREFOIL_STATUS_OUTPUT"),
         (s::Internal, c"TREFOIL_STATUS_INTERNAL"),
     ];
     let name = names.iter().find(|(known, _)| *known as i32 == status);

@@ -7,12 +7,12 @@ use super::handles::{shared, trefoil_engine};
 use super::pointers::{self, copy_text};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::file;
 use crate::trace::Trace;
 
 /// Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
-/// browser, which needs nothing else; to another what Perfetto and chrome://tracing read. The
-/// engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
+/// browser, which needs nothing else; to another what Perfetto and chrome://tracing read. A file that is there is
+/// replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null.
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn trefoil_trace_write(engine: trefoil_engine, path: *cons
         let trace = trace(engine)?;
         let is_page = path.extension().is_some_and(|extension| extension == "html");
         let text = if is_page { trace.to_html() } else { trace.to_chrome_json() };
-        Ok(std::fs::write(path, text).map_err(|error| Error::io("write", path, error))?)
+        Ok(file::write(path, text)?)
     })
 }
 

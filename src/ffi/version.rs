@@ -6,7 +6,7 @@ use super::status::{Failure, guard, trefoil_status};
 
 /// The interface's version that this header describes. It grows when something changes so that an old program must
 /// be compiled anew; then the library's file gets another name too.
-pub const TREFOIL_ABI_MAJOR: u32 = 1;
+pub const TREFOIL_ABI_MAJOR: u32 = 2;
 /// Grows when something is added. A library runs every program that was compiled for a minor version up to its own.
 pub const TREFOIL_ABI_MINOR: u32 = 0;
 

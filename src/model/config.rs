@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::preprocessing::{Interpolation, Preprocessing};
+use super::preprocessing::{self, Interpolation, Preprocessing};
 use crate::error::Error;
 use crate::tensor::Shape;
 
@@ -187,8 +188,8 @@ impl<'a> Keys<'a> {
     }
 
     fn preprocessing(&self, input: Shape) -> Result<Preprocessing, Error> {
-        let mean = self.channel_values("mean", input.channels, IMAGENET_MEAN, |_| true)?;
-        let std = self.channel_values("std", input.channels, IMAGENET_STD, |std| std > 0.0)?;
+        let mean = self.channel_values("mean", input.channels, IMAGENET_MEAN, &preprocessing::MEAN)?;
+        let std = self.channel_values("std", input.channels, IMAGENET_STD, &preprocessing::STD)?;
         if let Some((key, value)) = self.get("crop_mode").filter(|(_, value)| *value != "center") {
             return match value.as_str() {
                 Some(mode) => Err(Error::Unsupported {
@@ -237,16 +238,16 @@ impl<'a> Keys<'a> {
         key: &str,
         channels: usize,
         default: [f32; 3],
-        fits: impl Fn(f32) -> bool,
+        range: &RangeInclusive<f32>,
     ) -> Result<Vec<f32>, Error> {
-        let expected = format!("{channels} numbers in range, one for each channel");
+        let expected = preprocessing::one_for_each(channels, range);
         let Some((key, value)) = self.get(key) else {
             return match channels {
                 3 => Ok(default.to_vec()),
                 _ => Err(self.wrong(key, &expected, &Value::Null)),
             };
         };
-        let number = |value: &Value| value.as_f64().map(|n| n as f32).filter(|n| n.is_finite() && fits(*n));
+        let number = |value: &Value| value.as_f64().map(|n| n as f32).filter(|n| range.contains(n));
         let numbers: Option<Vec<f32>> = value.as_array().and_then(|values| values.iter().map(number).collect());
         numbers.filter(|numbers| numbers.len() == channels).ok_or_else(|| self.wrong(&key, &expected, value))
     }
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!((mean, std), (IMAGENET_MEAN.to_vec(), IMAGENET_STD.to_vec()));
         assert_eq!((resize, interpolation), (256, Interpolation::Bicubic));
         let error = parse(r#"{"architecture": "net", "input_size": [1, 8, 8]}"#).unwrap_err().to_string();
-        assert!(error.contains("`mean`: expected 1 numbers") && error.ends_with("found nothing"), "{error}");
+        assert!(error.contains("`mean`: expected a number from") && error.ends_with("found nothing"), "{error}");
     }
 
     #[test]
@@ -372,10 +373,15 @@ mod tests {
             (r#""input_size": [3, 224, 1e3]"#, "`input_size`"),
             (r#""input_size": [3, 18446744073709551616, 1]"#, "`input_size`"),
             (r#""input_size": 224"#, "`input_size`"),
-            (r#""mean": [0.5, 0.5]"#, "`mean`: expected 3 numbers in range, one for each channel, found [0.5,0.5]"),
+            (
+                r#""mean": [0.5, 0.5]"#,
+                "`mean`: expected a number from -16 to 16, in units of the full scale, for each of 3 channels, found [0.5,0.5]",
+            ),
             (r#""mean": [0.5, 0.5, 1e300]"#, "`mean`"),
             (r#""std": [0.5, 0.5, 0]"#, "`std`"),
             (r#""std": [0.5, 0.5, 1e-300]"#, "`std`"),
+            (r#""mean": [123.675, 116.28, 103.53]"#, "`mean`: expected a number from -16 to 16"),
+            (r#""std": [1e-38, 1e-38, 1e-38]"#, "`std`: expected a number from 0.001 to 1000"),
             (r#""std": {"0": 1}"#, "`std`"),
             (r#""crop_pct": 1.5"#, "`crop_pct`: expected a number from 0.1 to 1, found 1.5"),
             (r#""crop_pct": 1e-300"#, "`crop_pct`"),

@@ -1,6 +1,7 @@
 //! How a picture becomes a model's input.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use crate::error::Error;
 use crate::tensor::Shape;
@@ -18,9 +19,9 @@ use crate::tensor::Shape;
 pub struct Preprocessing {
     /// The model's input.
     pub input: Shape,
-    /// Subtracted from each channel, in units of the full scale (0-1).
+    /// Subtracted from each channel, in units of the full scale (0-1): from -16 to 16.
     pub mean: Vec<f32>,
-    /// Divides each channel after that.
+    /// Divides each channel after that: from 0.001 to 1000.
     pub std: Vec<f32>,
     /// The shorter side after resizing, before the middle is cut out.
     pub resize: usize,
@@ -54,6 +55,11 @@ pub enum Interpolation {
     Lanczos,
 }
 
+/// What a mean may be. Together with [`STD`] it leaves every normalised byte a finite half, far from the largest one.
+pub(super) const MEAN: RangeInclusive<f32> = -16.0..=16.0;
+/// What a deviation may be.
+pub(super) const STD: RangeInclusive<f32> = 1e-3..=1e3;
+
 impl Preprocessing {
     /// No margin and no normalisation beyond the scale of 0-1: mean 0, std 1, bilinear.
     pub fn new(input: Shape) -> Self {
@@ -72,13 +78,12 @@ impl Preprocessing {
         if self.input != input {
             return Err(Error::option("preprocessing.input", self.input, format!("the graph's input, {input}")));
         }
-        if self.mean.len() != channels || !self.mean.iter().all(|mean| mean.is_finite()) {
-            let expected = format!("{channels} finite numbers, one for each channel");
-            return Err(Error::option("preprocessing.mean", format!("{:?}", self.mean), expected));
-        }
-        if self.std.len() != channels || !self.std.iter().all(|std| std.is_finite() && *std > 0.0) {
-            let expected = format!("{channels} positive numbers, one for each channel");
-            return Err(Error::option("preprocessing.std", format!("{:?}", self.std), expected));
+        for (option, values, range) in
+            [("preprocessing.mean", &self.mean, &MEAN), ("preprocessing.std", &self.std, &STD)]
+        {
+            if values.len() != channels || !values.iter().all(|value| range.contains(value)) {
+                return Err(Error::option(option, format!("{values:?}"), one_for_each(channels, range)));
+            }
         }
         let least = input.height.max(input.width);
         if self.resize < least {
@@ -86,6 +91,12 @@ impl Preprocessing {
         }
         Ok(())
     }
+}
+
+/// What the means or the deviations of an input are expected to be.
+pub(super) fn one_for_each(channels: usize, range: &RangeInclusive<f32>) -> String {
+    let (least, most) = (range.start(), range.end());
+    format!("a number from {least} to {most}, in units of the full scale, for each of {channels} channels")
 }
 
 impl Interpolation {
@@ -129,8 +140,11 @@ mod tests {
             (Preprocessing { input: Shape::new(6, 4, 2), ..plain.clone() }, "input"),
             (Preprocessing { mean: vec![0.0], ..plain.clone() }, "mean"),
             (Preprocessing { mean: vec![0.0, f32::NAN], ..plain.clone() }, "mean"),
+            (Preprocessing { mean: vec![0.0, 123.675], ..plain.clone() }, "mean"),
             (Preprocessing { std: vec![1.0, 0.0], ..plain.clone() }, "std"),
             (Preprocessing { std: vec![1.0; 3], ..plain.clone() }, "std"),
+            (Preprocessing { std: vec![1.0, 1e-38], ..plain.clone() }, "std"),
+            (Preprocessing { std: vec![1.0, 1e38], ..plain.clone() }, "std"),
             (Preprocessing { resize: 5, ..plain }, "resize"),
         ];
         for (preprocessing, name) in cases {
@@ -139,6 +153,12 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn every_normalised_byte_is_a_finite_half() {
+        let ends = [*MEAN.start(), *MEAN.end()].map(|mean| [0.0, 1.0].map(|byte| (byte - mean) / STD.start()));
+        assert!(ends.as_flattened().iter().all(|&end| half::f16::from_f32(end).is_finite()), "{ends:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::credits::{State, Upload};
+use super::credits::{Lent, State, Upload};
 use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core};
 use crate::device::{Access, Event, Note};
@@ -25,19 +25,8 @@ impl Core {
         let deadline = after(limit);
         let mut spinner = Spinner::default();
         let outcome = loop {
-            if let Err(fault) = self.device.healthy() {
-                break Err(fault);
-            }
-            if state.closed.is_some() {
-                break Err(Error::Closed);
-            }
-            if let Some(lent) = state.take() {
-                break Ok(lent);
-            }
-            match self.reclaim_staging(&mut state) {
-                Err(fault) => break Err(self.device.fault().unwrap_or(fault)),
-                Ok(true) => continue,
-                Ok(false) => {}
+            if let Some(outcome) = self.take_now(&mut state).transpose() {
+                break outcome;
             }
             if Instant::now() >= deadline {
                 break match self.count(&mut state) {
@@ -52,13 +41,36 @@ impl Core {
             self.tell_one(&state); // somebody else may have to look
         }
         drop(state);
-        outcome.map(|(staging, lent)| {
-            let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
-            for note in [Note::Taken(input), Note::Taken(output), Note::Begin(input, Access::Write)] {
-                self.device.note(note);
+        outcome.map(|lent| self.lend(lent))
+    }
+
+    /// Takes both credits if they are free now.
+    pub fn try_acquire(self: &Arc<Self>) -> Result<Option<Batch>, Error> {
+        let taken = self.take_now(&mut lock(&self.state))?;
+        Ok(taken.map(|lent| self.lend(lent)))
+    }
+
+    fn take_now(&self, state: &mut State) -> Result<Option<(usize, Lent)>, Error> {
+        loop {
+            self.device.healthy()?;
+            if state.closed.is_some() {
+                return Err(Error::Closed);
             }
-            Batch::new(self.clone(), staging, lent)
-        })
+            if let Some(lent) = state.take() {
+                return Ok(Some(lent));
+            }
+            if !self.reclaim_staging(state).map_err(|fault| self.device.fault().unwrap_or(fault))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn lend(self: &Arc<Self>, (staging, lent): (usize, Lent)) -> Batch {
+        let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
+        for note in [Note::Taken(input), Note::Taken(output), Note::Begin(input, Access::Write)] {
+            self.device.note(note);
+        }
+        Batch::new(self.clone(), staging, lent)
     }
 
     /// Sleeps until a credit may have come free, or it is time to look for a fault.

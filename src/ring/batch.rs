@@ -192,7 +192,7 @@ impl Batch {
     /// let rows = DeviceRows { addr, pitch: engine.input().row_bytes, stream };
     /// // SAFETY: the stream writes as many rows there, and the memory is freed in its order.
     /// unsafe { batch.read_from(rows)? };
-    /// println!("{:?}", batch.submit(8)?.wait()?.top_k(0, 5));
+    /// println!("{:?}", batch.submit(8)?.wait()?.top_k(0, 5)?);
     /// # Ok(()) }
     /// ```
     ///

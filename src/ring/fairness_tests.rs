@@ -58,6 +58,7 @@ impl Setup {
             output_kind: OutputKind::Features,
             input: row,
             outputs: vec![row],
+            classes: vec![0],
             device_results: false,
             freed: None,
         };

@@ -147,6 +147,7 @@ mod tests {
             output_kind: OutputKind::Features,
             input: row,
             outputs: vec![row; outputs],
+            classes: vec![0; outputs],
             device_results: false,
             freed: None,
         };

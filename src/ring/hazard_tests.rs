@@ -353,6 +353,7 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
             nodes.push(Node { program: Arc::new(ReadsTwo { first: Arc::new(after()), other }), reads: vec![0, 1] });
         }
     }
+    let outputs = if matches!(programs, Programs::Flow) { 2 } else { 1 };
     let spec = RingSpec {
         staging: 3,
         results,
@@ -361,7 +362,8 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
         input: SPEC(),
-        outputs: vec![SPEC(); if matches!(programs, Programs::Flow) { 2 } else { 1 }],
+        outputs: vec![SPEC(); outputs],
+        classes: vec![0; outputs],
         device_results: true,
         freed: matches!(programs, Programs::OneOfAFleet).then(Arc::default),
     };

@@ -140,6 +140,8 @@ pub(crate) struct RingSpec {
     pub input: TensorSpec,
     /// Rows that consumers read, of each program whose output is downloaded.
     pub outputs: Vec<TensorSpec>,
+    /// Classes that a pair of one of these rows may name.
+    pub classes: Vec<usize>,
     /// Whether results can stay on the device.
     pub device_results: bool,
     /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the

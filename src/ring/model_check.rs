@@ -70,6 +70,7 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        classes: vec![0],
         device_results: false,
         freed,
     };

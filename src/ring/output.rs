@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Core;
 use crate::device::Note;
+use crate::error::Error;
 use crate::sync::lock;
 use crate::tensor::{OutputKind, TensorSpec};
 
@@ -13,7 +14,7 @@ use crate::tensor::{OutputKind, TensorSpec};
 /// # use trefoil::{Engine, model::Model};
 /// # fn f(engine: &Engine, model: &Model) -> Result<(), trefoil::Error> {
 /// let output = engine.acquire()?.submit(1)?.wait()?;
-/// for (class, probability) in output.top_k(0, 5) {
+/// for (class, probability) in output.top_k(0, 5)? {
 ///     println!("{:5.1} % {}", 100.0 * probability, model.label(class));
 /// }
 /// # Ok(()) }
@@ -54,7 +55,8 @@ impl Output {
         // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
         // and nothing writes it before self is dropped.
         let bytes = unsafe { self.core.results[self.result].buffer.bytes() };
-        OutputPart { bytes: &bytes[at..], rows: self.rows, spec, kind: self.core.spec.output_kind }
+        let (kind, classes) = (self.core.spec.output_kind, self.core.spec.classes[index]);
+        OutputPart { bytes: &bytes[at..], rows: self.rows, spec, kind, classes }
     }
 
     /// What its rows are.
@@ -71,7 +73,8 @@ impl Output {
         self.part(0).row(index)
     }
 
-    /// The numbers of row `index`: logits or probabilities by class, or features (NHWC).
+    /// The numbers of row `index` as the device wrote them, whatever they are: logits or probabilities by class, or
+    /// features (NHWC).
     ///
     /// # Panics
     /// If `index` is not below [`Output::rows`], or for [`OutputKind::TopK`], whose rows are pairs: see
@@ -83,9 +86,13 @@ impl Output {
     /// The `k` largest of row `index` as (class, value), largest first, ties by the lower class. An engine built for
     /// [`OutputKind::TopK`] has no more than it was built for.
     ///
+    /// # Errors
+    /// [`Error::Output`] if any value of the row is not finite or, of probabilities, not within 0 to 1, or if the model
+    /// has no such class. Another row of the batch may be sound.
+    ///
     /// # Panics
     /// If `index` is not below [`Output::rows`].
-    pub fn top_k(&self, index: usize, k: usize) -> Vec<(usize, f32)> {
+    pub fn top_k(&self, index: usize, k: usize) -> Result<Vec<(usize, f32)>, Error> {
         self.part(0).top_k(index, k)
     }
 }
@@ -108,7 +115,12 @@ pub struct OutputPart<'a> {
     rows: usize,
     spec: TensorSpec,
     kind: OutputKind,
+    /// Of its model.
+    classes: usize,
 }
+
+/// A probability is above 1 by no more than a division is rounded.
+const MOST_PROBABLE: f32 = 1.0 + 1e-5;
 
 impl<'a> OutputPart<'a> {
     /// Shape, type and size of a row.
@@ -131,30 +143,62 @@ impl<'a> OutputPart<'a> {
     /// # Panics
     /// As there.
     pub fn values(&self, index: usize) -> &'a [f32] {
-        let kind = self.kind;
-        assert!(!matches!(kind, OutputKind::TopK(_)), "the rows of {kind:?} are pairs, read them with top_k");
+        assert!(!self.has_pairs(), "the rows of {:?} are pairs, read them with top_k", self.kind);
         bytemuck::cast_slice(self.row(index))
     }
 
     /// As [`Output::top_k`].
     ///
+    /// # Errors
+    /// As there.
+    ///
     /// # Panics
     /// As there.
-    pub fn top_k(&self, index: usize, k: usize) -> Vec<(usize, f32)> {
-        if let OutputKind::TopK(held) = self.kind {
-            let words: &[u32] = bytemuck::cast_slice(self.row(index));
-            return words.chunks_exact(2).take(k.min(held)).map(|w| (w[1] as usize, f32::from_bits(w[0]))).collect();
+    pub fn top_k(&self, index: usize, k: usize) -> Result<Vec<(usize, f32)>, Error> {
+        let mut scored: Vec<(usize, f32)> = self.scored(index)?.collect();
+        let k = k.min(scored.len());
+        if self.has_pairs() {
+            scored.truncate(k); // they lie in order
+            return Ok(scored);
         }
-        let values = self.values(index);
-        let mut order: Vec<usize> = (0..values.len()).collect();
-        let descending = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));
-        let k = k.min(order.len());
-        if k < order.len() {
-            order.select_nth_unstable_by(k, descending);
-            order.truncate(k);
+        let descending = |a: &(usize, f32), b: &(usize, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if k < scored.len() {
+            scored.select_nth_unstable_by(k, descending);
+            scored.truncate(k);
         }
-        order.sort_unstable_by(descending);
-        order.into_iter().map(|class| (class, values[class])).collect()
+        scored.sort_unstable_by(descending);
+        Ok(scored)
+    }
+
+    /// The classes of a row with their values, as they lie there, once all of them are known to be sound.
+    pub(crate) fn scored(&self, index: usize) -> Result<impl Iterator<Item = (usize, f32)> + use<'a>, Error> {
+        let pairs = self.has_pairs();
+        let words: &'a [u32] = bytemuck::cast_slice(self.row(index));
+        let scored = words.chunks_exact(if pairs { 2 } else { 1 }).enumerate().map(move |(place, words)| {
+            let class = if pairs { words[1] as usize } else { place };
+            (class, f32::from_bits(words[0]))
+        });
+        match scored.clone().find_map(|(class, value)| self.fault_of(class, value)) {
+            Some(what) => Err(Error::Output { row: index, what }),
+            None => Ok(scored),
+        }
+    }
+
+    /// What is wrong with the value of a class, if something is.
+    fn fault_of(&self, class: usize, value: f32) -> Option<String> {
+        let is_probability = matches!(self.kind, OutputKind::Probabilities | OutputKind::TopK(_));
+        if self.has_pairs() && class >= self.classes {
+            return Some(format!("it names class {class}, and the model has {}", self.classes));
+        }
+        if is_probability && !(0.0..=MOST_PROBABLE).contains(&value) {
+            return Some(format!("the probability of class {class} is {value}"));
+        }
+        (!value.is_finite()).then(|| format!("value {class} is {value}"))
+    }
+
+    /// Whether its rows are pairs of a probability and a class.
+    fn has_pairs(&self) -> bool {
+        matches!(self.kind, OutputKind::TopK(_))
     }
 }
 

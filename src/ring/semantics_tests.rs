@@ -67,6 +67,7 @@ fn ring_of(
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        classes: vec![0],
         device_results: true,
         freed: None,
     };

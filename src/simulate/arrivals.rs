@@ -35,6 +35,11 @@ impl<'a> Arrivals<'a> {
         next.map(|request| request.asked)
     }
 
+    /// Whether one can be taken.
+    pub fn is_there(&self, now: Picos) -> bool {
+        self.peek(now).is_some_and(|request| request.asked <= now)
+    }
+
     /// Takes the next one, if it is there.
     pub fn take(&mut self, now: Picos) -> Option<Request> {
         let request = self.peek(now).filter(|request| request.asked <= now)?;

@@ -1,8 +1,8 @@
 //! One host thread that plays all producers, and moves the virtual time from one event to the next.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::SimSpec;
 use super::arrivals::{Arrivals, Request};
@@ -55,11 +55,26 @@ struct Producer {
     flights: VecDeque<Flight>,
 }
 
+/// Whose turn it is: each producer in the order of their numbers, over and over, but for those that can do nothing before
+/// something else has happened.
+#[derive(Default)]
+struct Turns {
+    /// Those that may be able to do something now.
+    awake: BTreeSet<usize>,
+    /// The last one that had its turn has the number before this.
+    next: usize,
+    /// Those that wait for a request.
+    idle: BTreeSet<usize>,
+    /// Those that fill a batch, with the time until which they do.
+    filling: BinaryHeap<Reverse<(Picos, usize)>>,
+}
+
 struct Driver<'a> {
     spec: &'a SimSpec,
     sim: &'a Sim,
     core: &'a Arc<Core>,
     producers: Vec<Producer>,
+    turns: Turns,
     /// Producers that wait for credits, in the order in which they asked.
     blocked: VecDeque<usize>,
     /// The producer of each submission in flight, in the order of submission.
@@ -83,6 +98,7 @@ pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Er
         sim,
         core,
         producers: (0..spec.producers).map(|_| producer()).collect(),
+        turns: Turns { awake: (0..spec.producers).collect(), ..Turns::default() },
         blocked: VecDeque::new(),
         order: VecDeque::new(),
         arrivals: Arrivals::new(spec),
@@ -107,19 +123,35 @@ impl Driver<'_> {
         loop {
             self.look()?;
             // Each producer in turn does what takes no time, until none can do more now.
-            while (0..self.producers.len()).try_fold(false, |any, index| Ok::<_, Error>(self.turn(index)? || any))? {}
+            while let Some(index) = self.turns.take() {
+                if self.turn(index)? {
+                    self.turns.awake.insert(index);
+                    self.wake();
+                } else {
+                    self.turns.rest(index, &self.producers[index].state);
+                }
+            }
             if self.log.answers.len() == self.spec.batches && self.producers.iter().all(|p| p.flights.is_empty()) {
                 return Ok(());
             }
-            let filled = self.producers.iter().filter_map(|producer| match producer.state {
-                State::Filling { until, .. } => Some(until),
-                _ => None,
-            });
-            let next = filled.chain(self.sim.next_step()).chain(self.arrivals.next(self.sim.now())).min();
+            let filled = self.turns.filling.peek().map(|Reverse((until, _))| *until);
+            let next = filled.into_iter().chain(self.sim.next_step()).chain(self.arrivals.next(self.sim.now())).min();
             let Some(next) = next else {
                 return Err(Error::Internal { what: format!("deadlock at {} ps: nothing can happen", self.sim.now()) });
             };
             self.sim.advance_to(next);
+            self.turns.filled(next);
+            self.turns.next = 0;
+            self.wake();
+        }
+    }
+
+    /// After a step of any producer, or of the time: the next one in the queue may get its credits, and, if there is a
+    /// request, an idle one may take it.
+    fn wake(&mut self) {
+        self.turns.awake.extend(self.blocked.front());
+        if self.arrivals.is_there(self.sim.now()) {
+            self.turns.awake.extend(self.turns.idle.pop_first());
         }
     }
 
@@ -132,6 +164,7 @@ impl Driver<'_> {
                 break;
             }
             flight.ready = true;
+            self.turns.awake.insert(first);
             let (request, rows) = (flight.request, flight.ticket.rows());
             self.log.answers.push(Answer { at: now, latency: now - request.asked, rows });
             self.order.pop_front();
@@ -159,7 +192,7 @@ impl Driver<'_> {
             },
             State::Acquiring(request) => {
                 let mine = self.blocked.front() == Some(&index);
-                let Some(mut batch) = (if mine { self.try_acquire()? } else { None }) else {
+                let Some(mut batch) = (if mine { self.core.try_acquire()? } else { None }) else {
                     self.producers[index].state = State::Acquiring(request);
                     return Ok(false);
                 };
@@ -192,14 +225,6 @@ impl Driver<'_> {
         }
     }
 
-    fn try_acquire(&self) -> Result<Option<Batch>, Error> {
-        match self.core.acquire(Duration::ZERO) {
-            Ok(batch) => Ok(Some(batch)),
-            Err(Error::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Reads and drops the producer's oldest answer, if it is there.
     fn consume(&mut self, index: usize) -> Result<bool, Error> {
         let flights = &mut self.producers[index].flights;
@@ -229,6 +254,35 @@ impl Driver<'_> {
                 let answered = flight.ticket.wait();
                 self.log.failed += usize::from(answered.is_err() && !flight.ready);
             }
+        }
+    }
+}
+
+impl Turns {
+    /// The next one that is awake; none if all rest.
+    fn take(&mut self) -> Option<usize> {
+        let index = self.awake.range(self.next..).next().or_else(|| self.awake.first()).copied()?;
+        self.awake.remove(&index);
+        self.idle.remove(&index);
+        self.next = index + 1;
+        Some(index)
+    }
+
+    /// A producer in this state can do nothing now.
+    fn rest(&mut self, index: usize, state: &State) {
+        match state {
+            State::Idle => {
+                self.idle.insert(index);
+            }
+            State::Filling { until, .. } => self.filling.push(Reverse((*until, index))),
+            State::Acquiring(_) | State::Waiting => {} // woken by a credit or an answer
+        }
+    }
+
+    /// Wakes those that have filled their batch by now.
+    fn filled(&mut self, now: Picos) {
+        while self.filling.peek().is_some_and(|Reverse((until, _))| *until <= now) {
+            self.awake.extend(self.filling.pop().map(|Reverse((_, index))| index));
         }
     }
 }

@@ -385,6 +385,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        classes: vec![0],
         device_results: false,
         freed: None,
     };

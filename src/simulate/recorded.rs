@@ -22,6 +22,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        classes: vec![0],
         device_results: false,
         freed: None,
     };

@@ -200,7 +200,7 @@ static void on_device(trefoil_model model, trefoil_device device, trefoil_engine
         OK(trefoil_acquire(engine, &batch));
         for (size_t i = 0; i < 2; i++) {
             void *row = NULL;
-            OK(trefoil_batch_row(batch, i, &row));
+            OK(trefoil_batch_row(batch, i, &row, NULL));
             memcpy(row, pixels + (from_device ? 0 : i * PITCH), ROW);
         }
         if (from_device)
@@ -270,7 +270,7 @@ int main(int argc, char **argv)
 
     /* versions */
     OK(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR));
-    EXPECT(trefoil_check_abi(TREFOIL_ABI_MAJOR + 1, 0), ABI_MISMATCH, "compiled for interface 2.0");
+    EXPECT(trefoil_check_abi(TREFOIL_ABI_MAJOR + 1, 0), ABI_MISMATCH, "compiled for interface 3.0");
     EXPECT(trefoil_check_abi(TREFOIL_ABI_MAJOR, TREFOIL_ABI_MINOR + 1), ABI_MISMATCH, "the library has");
     if (strlen(trefoil_version()) < 5 || strcmp(trefoil_status_name(12345), "unknown status") != 0)
         wrong++, printf("version or status name\n");
@@ -360,6 +360,11 @@ int main(int argc, char **argv)
     options.slots = 1 << 20;
     EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "slots is 1048576");
     options.slots = 0;
+    options.batch_size_count = 0;
+    options.batch = SIZE_MAX;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "batch is 18446744073709551615");
+    options.batch = 2;
+    options.batch_size_count = 2;
     options.acquire_limit_ns = 20 * 1000 * 1000;
     EXPECT(trefoil_engine_build(model, &options, NULL), NULL_POINTER, "engine is null");
     OK(trefoil_engine_build(model, &options, &engine));
@@ -398,12 +403,16 @@ int main(int argc, char **argv)
     /* batches */
     EXPECT(trefoil_acquire(engine, NULL), NULL_POINTER, "batch is null");
     OK(trefoil_acquire(engine, &batch));
-    EXPECT(trefoil_batch_row(batch, 2, &memory), INVALID_ARGUMENT, "below 2");
-    EXPECT(trefoil_batch_row(batch, 0, NULL), NULL_POINTER, "row is null");
+    EXPECT(trefoil_batch_row(batch, 2, &memory, &size), INVALID_ARGUMENT, "below 2");
+    EXPECT(trefoil_batch_row(batch, 0, NULL, &size), NULL_POINTER, "row is null");
     EXPECT(trefoil_submit(batch, 0, &ticket), INVALID_ARGUMENT, "rows is 0");
     EXPECT(trefoil_submit(batch, 3, &ticket), INVALID_ARGUMENT, "expected 1 to 2");
     EXPECT(trefoil_submit(batch, 1, NULL), NULL_POINTER, "ticket is null");
-    OK(trefoil_batch_row(batch, 1, &memory)); /* what failed left it as it was */
+    OK(trefoil_batch_row(batch, 1, &memory, &size)); /* what failed left it as it was */
+    tensor.size = sizeof tensor;
+    OK(trefoil_engine_input(engine, &tensor));
+    if (size != tensor.row_bytes)
+        wrong++, printf("a row of %zu bytes, of %zu\n", size, tensor.row_bytes);
     OK(trefoil_acquire_within(engine, 1000, &shared_batch));
     trefoil_batch third = 0;
     EXPECT(trefoil_try_acquire(engine, &third), NOT_READY, NULL);
@@ -413,7 +422,7 @@ int main(int argc, char **argv)
         wrong++, printf("a failing call wrote its result\n");
     OK(trefoil_submit(batch, 2, &ticket));
     EXPECT(trefoil_submit(batch, 2, &ticket), RELEASED, "was released, or given up");
-    EXPECT(trefoil_batch_row(batch, 0, &memory), RELEASED, NULL);
+    EXPECT(trefoil_batch_row(batch, 0, &memory, &size), RELEASED, NULL);
     EXPECT(trefoil_release(batch), RELEASED, NULL);
 
     /* one batch, two threads: one of them gets it */

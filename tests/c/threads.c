@@ -87,9 +87,10 @@ static void one_batch(const struct served *of, unsigned *state)
     MUST(trefoil_acquire(of->engine, &batch));
     for (size_t i = 0; i < rows; i++) {
         void *row;
+        size_t bytes;
         pictures[i] = (int)rand_below(state, PICTURES);
-        MUST(trefoil_batch_row(batch, i, &row));
-        memcpy(row, of->pictures[pictures[i]], of->input.row_bytes);
+        MUST(trefoil_batch_row(batch, i, &row, &bytes));
+        memcpy(row, of->pictures[pictures[i]], bytes);
     }
     if (how == 0) {
         MUST(trefoil_release(batch));
@@ -194,7 +195,7 @@ static void serve(struct served *of, const char *path, trefoil_device device, si
                                 : i == 0                                 ? 0
                                                                          : of->pictures[picture][i - 1]);
         MUST(trefoil_acquire(of->engine, &batch));
-        MUST(trefoil_batch_row(batch, 0, &row));
+        MUST(trefoil_batch_row(batch, 0, &row, NULL));
         memcpy(row, of->pictures[picture], of->input.row_bytes);
         MUST(trefoil_submit(batch, 1, &ticket));
         MUST(trefoil_wait(ticket, &output));

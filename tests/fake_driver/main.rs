@@ -2,6 +2,7 @@
 
 #![cfg(feature = "cuda")]
 
+mod classify;
 #[path = "../support/cuda.rs"]
 mod cuda;
 mod doctor;

@@ -142,7 +142,7 @@ fn an_interrupted_inspect_keeps_what_it_found() {
     fs::create_dir_all(&cache).unwrap();
     let calls = cache.join("calls");
     let mut inspect = Command::new(env!("CARGO_BIN_EXE_trefoil"));
-    inspect.args(["inspect", "weights/efficientnet-lite0", "--batch", "4", "--runs", "1", "--tune", "full"]);
+    inspect.args(["inspect", "weights/efficientnet-lite0", "--batch", "4", "--runs", "1", "--tune", "full", "--json"]);
     inspect.env("LD_LIBRARY_PATH", library_folder()).env("TREFOIL_CACHE", &cache).env("FAKE_CUDA_LOG", &calls);
     let mut child = inspect.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     while !fs::read_to_string(&calls).is_ok_and(|calls| calls.contains("cuEventElapsedTime")) {
@@ -153,6 +153,8 @@ fn an_interrupted_inspect_keeps_what_it_found() {
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(plan["graph_us"].is_null() && plan["sum_of_times_us"].is_null(), "steps were timed: {plan}");
 
     let said = String::from_utf8(output.stderr).unwrap();
     let shapes = line(&said, "interrupted: ").strip_suffix(" shapes of batch 4 were measured and are kept");

@@ -319,7 +319,10 @@ impl Case {
     fn check(&self, storage: Storage, row: usize, output: &Output) -> Result<(), String> {
         let result = &self.expected(storage)[row];
         match self.output {
-            OutputKind::TopK(k) => check_top_k(k, self.growth, result, &output.top_k(row, k)),
+            OutputKind::TopK(k) => {
+                let pairs = output.top_k(row, k).map_err(|error| error.to_string())?;
+                check_top_k(k, self.growth, result, &pairs)
+            }
             kind => emit(kind, result).check(self.growth, output.values(row)),
         }
     }

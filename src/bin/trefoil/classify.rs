@@ -182,12 +182,19 @@ impl<'a> Pending<'a> {
     /// Waits for the device and reads the answers.
     fn finish(self, job: &Job) -> Vec<Answer<'a>> {
         let output = self.ticket.map(|ticket| ticket.and_then(Ticket::wait).map_err(|error| error.to_string()));
-        let classes = |row: usize| match &output {
-            Some(Ok(output)) => Ok(Class::list(job.model, &output.top_k(row, job.top))),
+        let classes = |path: &Path, row: usize| match &output {
+            Some(Ok(output)) => match output.top_k(row, job.top) {
+                Ok(top) => Ok(Class::list(job.model, &top)),
+                Err(error) => Err(format!("{}: {error}", path.display())),
+            },
             Some(Err(error)) => Err(error.clone()),
             None => Err("internal error, please report it: decoded but not submitted".to_owned()),
         };
-        self.photos.into_iter().map(|(path, row)| Answer { path, result: row.and_then(classes) }).collect()
+        let answer = |(path, row): (&'a Path, Result<usize, String>)| {
+            let result = row.and_then(|row| classes(path, row));
+            Answer { path, result }
+        };
+        self.photos.into_iter().map(answer).collect()
     }
 }
 

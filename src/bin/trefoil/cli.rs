@@ -1,12 +1,13 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
-use crate::bench::args::BenchArgs;
+use crate::bench::args::{BenchArgs, BenchCommand};
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
 use crate::trace::TraceArgs;
@@ -36,6 +37,43 @@ pub struct Cli {
     pub command: Option<Command>,
     #[command(flatten)]
     pub demo: Place,
+}
+
+impl Cli {
+    /// Refuses two options that would write the same file.
+    pub fn checked(self) -> Result<Self, clap::Error> {
+        let (command, files) = match &self.command {
+            Some(Command::Trace(args)) => (vec!["trace"], args.files()),
+            Some(Command::Bench(args)) => match args.command.as_ref().and_then(BenchCommand::report) {
+                Some((name, report)) => (vec!["bench", name], report.files()),
+                None => return Ok(self),
+            },
+            _ => return Ok(self),
+        };
+        match files {
+            [(first, Some(a)), (second, Some(b))] if is_same(a, b) => {
+                Err(wrong(&command, format!("{first} and {second} both write {}: name two files", b.display())))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+/// Whether two paths are those of one file, which need not be there.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let whole = |path: &Path| {
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        path.canonicalize().ok().or_else(|| Some(folder.canonicalize().ok()?.join(path.file_name()?)))
+    };
+    a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
+}
+
+/// An error in what a command was told, as the command line's own errors look.
+pub fn wrong(command: &[&str], what: String) -> clap::Error {
+    let mut cli = Cli::command();
+    cli.build(); // so that a subcommand knows its whole name
+    let known = |cli, name| clap::Command::find_subcommand_mut(cli, name).expect("the program has it");
+    command.iter().fold(&mut cli, known).error(ErrorKind::ValueValidation, what)
 }
 
 /// What to do.
@@ -330,7 +368,6 @@ fn ahead(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn definition_is_sound() {

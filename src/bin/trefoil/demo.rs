@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use trefoil::model::Model;
 use trefoil::{Device, Engine, OutputKind, Stage, image};
 
@@ -62,7 +62,7 @@ fn show_photos(model: &Model, engine: &Engine, model_path: &Path) -> Result<(Vec
                 rows.push(row);
             }
             Err(error) => {
-                writeln!(io::stderr(), "error: {error}")?;
+                writeln!(io::stderr(), "error: {error:#}")?;
                 outcome = Outcome::SomeFailed;
             }
         }
@@ -76,7 +76,8 @@ fn classify(model: &Model, engine: &Engine, path: &PathBuf) -> Result<(Vec<u8>, 
     image::load(path, model.preprocessing(), batch.row_mut(0))?;
     let row = batch.row_mut(0).to_vec();
     let output = batch.submit(1)?.wait()?;
-    Ok((row, Class::list(model, &output.top_k(0, TOP))))
+    let top = output.top_k(0, TOP).with_context(|| path.display().to_string())?;
+    Ok((row, Class::list(model, &top)))
 }
 
 /// Many producers for some seconds; prints the rate and returns the seconds of a batch.

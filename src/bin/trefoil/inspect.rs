@@ -125,7 +125,7 @@ fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
         return Ok((plan, steps));
     }
     let times = setup::seen("steps    building and timing: {elapsed}", || builder.measure_steps(args.runs))?;
-    let steps = Steps::measured(&times);
+    let steps = if times.steps.is_empty() { Steps::planned(&times.plan) } else { Steps::measured(&times) };
     Ok((times.plan, steps))
 }
 

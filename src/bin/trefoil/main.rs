@@ -52,7 +52,7 @@ enum Outcome {
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse().and_then(Cli::checked) {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(answer_instead(&error)),
     };
@@ -88,9 +88,15 @@ fn main() -> ExitCode {
 
 /// Prints help, version or what is wrong with the command line; the exit code.
 fn answer_instead(error: &clap::Error) -> u8 {
-    let _ = error.print();
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+    let printed = error.print().and_then(|()| io::stdout().flush());
+    match (error.kind(), printed) {
+        (ErrorKind::DisplayHelp | ErrorKind::DisplayVersion, Err(error))
+            if error.kind() != io::ErrorKind::BrokenPipe =>
+        {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            1
+        }
+        (ErrorKind::DisplayHelp | ErrorKind::DisplayVersion, _) => 0,
         _ => USAGE,
     }
 }

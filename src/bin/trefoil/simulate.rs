@@ -3,14 +3,12 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use serde::Serialize;
 use trefoil::simulate::{Arrival, SimBatcher, SimReport, SimSpec, SimStage, simulate};
 use trefoil::{Error, Stage};
 
 use crate::Outcome;
-use crate::cli::{Cli, SimArrival, SimulateArgs};
+use crate::cli::{self, SimArrival, SimulateArgs};
 use crate::report::time;
 
 /// The report.
@@ -126,10 +124,7 @@ fn usage(error: &Error) -> clap::Error {
         }
         other => other.to_string(),
     };
-    let mut cli = Cli::command();
-    cli.build(); // so that a subcommand knows its whole name
-    let simulate = cli.find_subcommand_mut("simulate").expect("the program has it");
-    simulate.error(ErrorKind::ValueValidation, what)
+    cli::wrong(&["simulate"], what)
 }
 
 impl Figures {

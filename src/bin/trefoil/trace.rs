@@ -1,6 +1,5 @@
 //! `trefoil trace`: a run with the recorder on, as a timeline file and an overlap report.
 
-use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
+use trefoil::model::Model;
 use trefoil::trace::TraceReport;
-use trefoil::{Engine, OutputKind, Ticket};
+use trefoil::{Engine, Error, OutputKind, Ticket, Trace, file};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};
@@ -67,6 +67,13 @@ pub struct TraceArgs {
     json: bool,
 }
 
+impl TraceArgs {
+    /// The files that it writes, by option.
+    pub fn files(&self) -> [(&'static str, Option<&Path>); 2] {
+        [("--out", self.out.as_deref()), ("--html", self.html.as_deref())]
+    }
+}
+
 /// The report with what was run.
 #[derive(Serialize)]
 struct Figures<'a> {
@@ -87,12 +94,8 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));
     let output = OutputKind::Probabilities;
-    let for_perfetto = args.out.clone().or_else(|| args.html.is_none().then(|| "trace.json".into()));
-    for path in [&for_perfetto, &args.html].into_iter().flatten() {
-        // Before the run, which may be long.
-        let opened = File::options().create(true).append(true).open(path);
-        opened.with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    let files = Files::of(args);
+    files.check()?; // before the run, which may be long
     let (sizes, kernels) = (Sizes::Exactly(batch), args.place.kernels);
     let ring = Ring { sizes, slots: args.slots, producers, output, kernels };
     let remembered = args.batches.unwrap_or(REMEMBERED);
@@ -122,36 +125,84 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let trace = engine.trace().context("internal error, please report it: an engine without its recorder")?;
     let report = trace.report();
     ensure!(report.batches > 0, "no batch was finished");
-    if let Some(path) = &for_perfetto {
-        write(path, &trace.to_chrome_json())?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &trace.to_html())?;
-    }
-    let mut out = io::stdout();
-    if args.json {
-        let name = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let (device_name, model, slots) = (&*device.info().name, model.name(), args.slots);
-        let (out_file, html) = (name(&for_perfetto), name(&args.html));
-        let figures = Figures { model, device_name, batch, slots, producers, out: out_file, html, report: &report };
-        writeln!(out, "{}", serde_json::to_string(&figures)?)?;
-    } else {
-        writeln!(out, "device  {}", setup::describe(device.info()))?;
-        writeln!(out, "model   {} from {}", model.name(), path.display())?;
-        writeln!(out, "        batches of {batch}, {} slots, {producers} producers\n", args.slots)?;
-        writeln!(out, "{report}\n")?;
-        if let Some(path) = &for_perfetto {
-            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", path.display())?;
-        }
-        if let Some(path) = &args.html {
-            writeln!(out, "timeline in {}: open it in a browser", path.display())?;
-        }
+    let run = Run { args, files: &files, engine: &engine, model: &model, path: &path, batch, producers };
+    // First the figures, whatever becomes of the files; then these, whoever reads the figures.
+    let printed = run.print(&report);
+    files.write(&trace)?;
+    printed?;
+    if !args.json {
+        files.tell()?;
     }
     Ok(Outcome::AllGood)
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+/// What was run.
+struct Run<'a> {
+    args: &'a TraceArgs,
+    files: &'a Files<'a>,
+    engine: &'a Engine,
+    model: &'a Model,
+    path: &'a Path,
+    batch: usize,
+    producers: usize,
+}
+
+impl Run<'_> {
+    fn print(&self, report: &TraceReport) -> Result<()> {
+        let Self { args, engine, model, batch, producers, .. } = *self;
+        let (info, slots, mut out) = (engine.device().info(), args.slots, io::stdout());
+        if args.json {
+            let name = |path: Option<&Path>| path.map(|path| path.display().to_string());
+            let (out_file, html) = (name(self.files.perfetto), name(self.files.html));
+            let (model, device_name) = (model.name(), &*info.name);
+            let figures = Figures { model, device_name, batch, slots, producers, out: out_file, html, report };
+            writeln!(out, "{}", serde_json::to_string(&figures)?)?;
+        } else {
+            writeln!(out, "device  {}", setup::describe(info))?;
+            writeln!(out, "model   {} from {}", model.name(), self.path.display())?;
+            writeln!(out, "        batches of {batch}, {slots} slots, {producers} producers\n")?;
+            writeln!(out, "{report}\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the timelines go.
+struct Files<'a> {
+    perfetto: Option<&'a Path>,
+    html: Option<&'a Path>,
+}
+
+impl<'a> Files<'a> {
+    fn of(args: &'a TraceArgs) -> Self {
+        let default = || args.html.is_none().then(|| Path::new("trace.json"));
+        Self { perfetto: args.out.as_deref().or_else(default), html: args.html.as_deref() }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        [self.perfetto, self.html].into_iter().flatten().try_for_each(file::check)
+    }
+
+    fn write(&self, trace: &Trace) -> Result<(), Error> {
+        if let Some(path) = self.perfetto {
+            file::write(path, trace.to_chrome_json())?;
+        }
+        if let Some(path) = self.html {
+            file::write(path, trace.to_html())?;
+        }
+        Ok(())
+    }
+
+    fn tell(&self) -> Result<()> {
+        let mut out = io::stdout();
+        if let Some(path) = self.perfetto {
+            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", path.display())?;
+        }
+        if let Some(path) = self.html {
+            writeln!(out, "timeline in {}: open it in a browser", path.display())?;
+        }
+        Ok(())
+    }
 }
 
 /// Threads that fill, submit and wait.

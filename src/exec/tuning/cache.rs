@@ -1,18 +1,18 @@
 //! What was found by measurement, on disk: a small file for each shape.
 //!
-//! A file is written beside its place and renamed, so that nobody sees half of one; two processes that tune the same
-//! shape both write a whole answer, and one of them stays. Shapes never share a file, so nothing is lost. A file says
+//! Nobody sees half of a file; two processes that tune the same shape both write a whole answer, and one of them stays. Shapes never share a file, so nothing is lost. A file says
 //! what it is for, and one that says something else, or nothing that can be read, is passed over with a warning.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceInfo;
+use crate::error::Error;
+use crate::file;
 use crate::sync::{Mutex, lock};
 
 /// What an answer depends on beside the shape.
@@ -130,7 +130,7 @@ impl Cache {
         if let Some(path) = self.path(shape)
             && let Err(error) = self.write(&path, shape, &answer)
         {
-            log::warn!("tuning: cannot keep an answer in {}: {error}", path.display());
+            log::warn!("tuning: an answer is not kept: {error}");
         }
         lock(&self.known).insert(shape.to_owned(), Some(answer));
     }
@@ -162,17 +162,12 @@ impl Cache {
         }
     }
 
-    fn write(&self, path: &Path, shape: &str, answer: &Answer) -> io::Result<()> {
-        static WRITES: AtomicUsize = AtomicUsize::new(0);
+    fn write(&self, path: &Path, shape: &str, answer: &Answer) -> Result<(), Error> {
         let folder = path.parent().expect("a file lies in a folder");
-        fs::create_dir_all(folder)?;
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let entry = Entry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
-        let mut text = serde_json::to_vec_pretty(&entry)?;
-        text.push(b'\n');
-        let write = WRITES.fetch_add(1, Ordering::Relaxed);
-        let beside = path.with_extension(format!("{}-{write}.new", std::process::id()));
-        let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, path));
-        written.inspect_err(|_| drop(fs::remove_file(&beside)))
+        let text = serde_json::to_string_pretty(&entry).map_err(|error| Error::io("write", path, error.into()))?;
+        file::write(path, text + "\n")
     }
 }
 

@@ -119,7 +119,6 @@ impl fmt::Debug for Told {
 
 /// Whoever says when a measurement is to end; none: it goes on.
 #[derive(Clone, Default)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is tuned"))]
 pub(crate) struct GoesOn(pub Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl fmt::Debug for GoesOn {
@@ -144,6 +143,11 @@ pub(crate) struct TuningSpec {
 }
 
 impl TuningSpec {
+    /// Whether whoever may end it has not.
+    pub fn goes_on(&self) -> bool {
+        self.goes_on.0.as_ref().is_none_or(|goes_on| goes_on())
+    }
+
     /// The same for another build, which may be for another device.
     pub fn anew(&self) -> Self {
         Self {
@@ -192,11 +196,6 @@ mod on_gpus {
     }
 
     impl TuningSpec {
-        /// Whether whoever may end it has not.
-        fn goes_on(&self) -> bool {
-            self.goes_on.0.as_ref().is_none_or(|goes_on| goes_on())
-        }
-
         /// What is known of a device.
         pub(in crate::exec) fn answers(&self, info: &DeviceInfo) -> &Answers {
             self.answers.get_or_init(|| {

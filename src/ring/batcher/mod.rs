@@ -68,12 +68,12 @@ use state::State;
 /// let batcher = engine.batcher().max_delay(Duration::from_millis(2)).build()?;
 ///
 /// let pixels = vec![127; batcher.input().row_bytes];
-/// let best = batcher.submit(&pixels)?.wait()?.top_k(1); // copied once, into page-locked memory
+/// let best = batcher.submit(&pixels)?.wait()?.top_k(1)?; // copied once, into page-locked memory
 ///
 /// let mut row = batcher.row()?; // or written there in the first place
 /// row.bytes_mut().fill(127);
 /// let ticket = row.deadline(Duration::from_millis(15)).priority(RowPriority::High).submit()?;
-/// assert_eq!(ticket.wait()?.top_k(1), best);
+/// assert_eq!(ticket.wait()?.top_k(1)?, best);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 pub struct Batcher {

@@ -24,7 +24,7 @@ use crate::ring::{Close, Output, Ticket};
 /// # let engine = Engine::builder(&model).on(&cpu).build()?;
 /// let batcher = engine.batcher().build()?;
 /// let urgent = batcher.row()?.priority(RowPriority::High).submit()?; // goes before what is queued already
-/// assert_eq!(urgent.wait()?.top_k(1).len(), 1);
+/// assert_eq!(urgent.wait()?.top_k(1)?.len(), 1);
 /// assert_eq!(RowPriority::default(), RowPriority::Normal);
 /// # Ok::<(), trefoil::Error>(())
 /// ```

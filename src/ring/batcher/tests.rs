@@ -112,6 +112,7 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         output_kind: OutputKind::Features,
         input: SPEC,
         outputs: vec![SPEC],
+        classes: vec![0],
         device_results: false,
         freed: None,
     };

@@ -22,7 +22,7 @@ use crate::tensor::TensorSpec;
 /// ```no_run
 /// # async fn f(batcher: trefoil::Batcher, pixels: Vec<u8>) -> Result<(), trefoil::Error> {
 /// let output = batcher.submit(&pixels)?.await?;
-/// println!("{:?}", output.top_k(5));
+/// println!("{:?}", output.top_k(5)?);
 /// # Ok(()) }
 /// ```
 /// It is not `Clone`, so each result has one reader:
@@ -147,7 +147,7 @@ impl std::fmt::Debug for RowTicket {
 /// let batcher = engine.batcher().build()?;
 /// let output = batcher.submit(&vec![127; batcher.input().row_bytes])?.wait()?;
 /// assert_eq!(output.values().len(), model.classes());
-/// let (class, probability) = output.top_k(1)[0];
+/// let (class, probability) = output.top_k(1)?[0];
 /// assert_eq!(output.values()[class], probability);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
@@ -171,8 +171,17 @@ impl RowOutput {
     }
 
     /// The `k` largest as (class, value), as [`Output::top_k`] has them.
-    pub fn top_k(&self, k: usize) -> Vec<(usize, f32)> {
+    ///
+    /// # Errors
+    /// As there.
+    pub fn top_k(&self, k: usize) -> Result<Vec<(usize, f32)>, Error> {
         self.output.top_k(self.index, k)
+    }
+
+    /// The classes with their values, as [`OutputPart::scored`] has them.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn scored(&self) -> Result<impl Iterator<Item = (usize, f32)>, Error> {
+        self.output.part(0).scored(self.index)
     }
 
     /// The row's values of one of an engine's models, as [`Output::part`] counts them.

@@ -42,6 +42,7 @@ fn spec(waiting: Waiting) -> RingSpec {
         output_kind: OutputKind::Features,
         input: row(),
         outputs: vec![row()],
+        classes: vec![0],
         device_results: false,
         freed: None,
     }

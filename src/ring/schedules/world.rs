@@ -284,6 +284,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
         output_kind: OutputKind::Features,
         input: row,
         outputs: vec![row],
+        classes: vec![0],
         device_results: false,
         freed: None,
     };

@@ -1,6 +1,6 @@
 //! The command line of `bench`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -40,6 +40,26 @@ pub enum BenchCommand {
     Server(ServerArgs),
     /// From the start of a process to its first result, phase after phase
     Cold(ColdArgs),
+}
+
+impl BenchCommand {
+    /// Its name, and what becomes of its figures; nothing where they are printed only.
+    pub fn report(&self) -> Option<(&'static str, &ReportArgs)> {
+        match self {
+            Self::Overlap(args) => Some(("overlap", &args.report)),
+            Self::Forum(args) => Some(("forum", &args.report)),
+            Self::Clients(args) => Some(("clients", &args.report)),
+            Self::Server(args) => Some(("server", &args.report)),
+            Self::Cold(_) => None,
+        }
+    }
+}
+
+impl ReportArgs {
+    /// The files that are written, by option.
+    pub fn files(&self) -> [(&'static str, Option<&Path>); 2] {
+        [("--record", self.record.as_deref()), ("--plot", self.plot.as_deref())]
+    }
 }
 
 /// What becomes of the figures.
@@ -109,7 +129,8 @@ Example:
 The networks are made for it: f32 features as large as the f32 input, so that a download takes as long as an upload, and \
 as many convolutions as make compute a quarter of a copy, as long, or four times as long. An engine alone is its stage \
 back to back with no host wait, the other two running beside it as in the run. The prediction is that of `simulate` \
-from the times of the engines alone, with no parameter for a configuration.")]
+from the times of the engines alone, with no parameter for a configuration. On the CPU, whose cores copy and compute, \
+neither is there: it shows what the stages take and the gain over one slot.")]
 pub struct OverlapArgs {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]

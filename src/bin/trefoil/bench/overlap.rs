@@ -27,6 +27,11 @@ const REGIME_OFF: f64 = 0.15;
 const IDLE_FASTER: f64 = 0.99;
 /// Different batches.
 const SOURCES: usize = 3;
+const ON_GPUS: &str = "ratio: the ring to its slowest engine alone. off: the prediction from the measurement. \
+                       gain: over one slot.";
+const ON_THE_CPU: &str = "On the CPU copies and compute share the cores, so that no engine alone is a bound of the ring, and \
+                          the simulator, whose engines do not slow each other down, predicts nothing: there is no ratio and \
+                          no prediction. It shows that the ring runs, what its stages take there, and the gain over one slot.";
 const INCLUDES: &str = "upload, compute and download of batches that lie in page-locked memory, overlapped by the ring; \
                         alone: back to back with no host wait, the other two stages running beside it as in the run";
 
@@ -44,12 +49,15 @@ struct Bench<'a> {
 struct Figures {
     upload: bool,
     includes: &'static str,
+    shows: &'static str,
     rows: Vec<Row>,
 }
 
 #[derive(Serialize)]
 struct Row {
+    /// What was aimed at, and whether it was reached.
     regime: Regime,
+    regime_reached: bool,
     batch: usize,
     slots: usize,
     /// Convolutions.
@@ -62,12 +70,22 @@ struct Row {
     alone_seconds: Engines,
     /// The same with nothing else running; compute is what `bench` gives as resident on the device.
     idle_seconds: Engines,
-    slowest: &'static str,
-    slowest_seconds: f64,
     ring_seconds: f64,
     ring_seconds_median: f64,
     ring_seconds_all: Vec<f64>,
     images_per_second: f64,
+    /// Over one slot, if that was run.
+    gain: Option<f64>,
+    /// Nothing on the CPU, see [`ON_THE_CPU`].
+    #[serde(flatten)]
+    beside: Option<Beside>,
+}
+
+/// The ring beside its slowest engine alone, and beside the run on paper.
+#[derive(Serialize)]
+struct Beside {
+    slowest: &'static str,
+    slowest_seconds: f64,
     slowest_images_per_second: f64,
     /// Of the ring's rate to the slowest engine's.
     ratio: f64,
@@ -75,8 +93,23 @@ struct Row {
     /// Of the prediction from the measurement.
     deviation_percent: f64,
     /// Over one slot, if that was run.
-    gain: Option<f64>,
     predicted_gain: Option<f64>,
+}
+
+impl Beside {
+    /// Of a ring that takes so long for a batch, and of predictions in images a second, for it and for one slot.
+    fn new(batch: usize, alone: Engines, ring_seconds: f64, predicted: f64, predicted_one: Option<f64>) -> Self {
+        let (slowest, slowest_seconds) = alone.slowest();
+        Self {
+            slowest,
+            slowest_seconds,
+            slowest_images_per_second: batch as f64 / slowest_seconds,
+            ratio: slowest_seconds / ring_seconds,
+            predicted_images_per_second: predicted,
+            deviation_percent: 100.0 * (predicted * ring_seconds / batch as f64 - 1.0),
+            predicted_gain: predicted_one.map(|one| predicted / one),
+        }
+    }
 }
 
 pub fn run(args: &OverlapArgs) -> Result<Outcome> {
@@ -110,7 +143,8 @@ pub fn run(args: &OverlapArgs) -> Result<Outcome> {
         }
     }
     bench.bar.finish_and_clear();
-    let figures = Figures { upload: true, includes: INCLUDES, rows };
+    let shows = if setup::is_cpu(&device) { ON_THE_CPU } else { ON_GPUS };
+    let figures = Figures { upload: true, includes: INCLUDES, shows, rows };
     record.finish(&args.report, &figures, |out| print(&figures, out), |about| plot(&figures, about).svg())?;
     Ok(Outcome::AllGood)
 }
@@ -148,35 +182,34 @@ impl Bench<'_> {
             let rows = simulated(batch, slots, row_bytes, self.batches, alone, idle);
             Ok(simulate(&rows).context("cannot simulate what was measured")?.images_per_s)
         };
-        let one = rings.iter().find(|ring| ring.0 == 1);
-        let one = one.map(|(_, ring)| Ok::<_, anyhow::Error>((best(ring), predict(1)?))).transpose()?;
+        let one = rings.iter().find(|ring| ring.0 == 1).map(|(_, ring)| best(ring));
+        let beside = |slots, ring_seconds| -> Result<Option<Beside>> {
+            if setup::is_cpu(self.device) {
+                return Ok(None);
+            }
+            let predicted_one = one.map(|_| predict(1)).transpose()?;
+            Ok(Some(Beside::new(batch, alone, ring_seconds, predict(slots)?, predicted_one)))
+        };
+        let compute_in_copies = alone.compute / alone.copy_in.max(alone.copy_out);
         let row = |(slots, ring): (usize, Vec<f64>)| -> Result<Row> {
-            let (slowest, slowest_seconds) = alone.slowest();
             let ring_seconds = best(&ring);
-            let images_per_second = batch as f64 / ring_seconds;
-            let predicted_images_per_second = predict(slots)?;
             Ok(Row {
                 regime,
+                regime_reached: (compute_in_copies / regime.copies() - 1.0).abs() <= REGIME_OFF,
                 batch,
                 slots,
                 depth,
                 upload: true,
-                compute_in_copies: alone.compute / alone.copy_in.max(alone.copy_out),
+                compute_in_copies,
                 compute_in_copies_wanted: regime.copies(),
                 alone_seconds: alone,
                 idle_seconds: idle,
-                slowest,
-                slowest_seconds,
                 ring_seconds,
                 ring_seconds_median: median(&ring),
                 ring_seconds_all: ring,
-                images_per_second,
-                slowest_images_per_second: batch as f64 / slowest_seconds,
-                ratio: slowest_seconds / ring_seconds,
-                predicted_images_per_second,
-                deviation_percent: 100.0 * (predicted_images_per_second / images_per_second - 1.0),
-                gain: one.map(|(seconds, _)| seconds / ring_seconds),
-                predicted_gain: one.map(|(_, predicted)| predicted_images_per_second / predicted),
+                images_per_second: batch as f64 / ring_seconds,
+                gain: one.map(|seconds| seconds / ring_seconds),
+                beside: beside(slots, ring_seconds)?,
             })
         };
         rings.into_iter().map(row).collect()
@@ -190,7 +223,7 @@ fn best(seconds: &[f64]) -> f64 {
 fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
-        "{:<13} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
+        "{:<15} {:>5} {:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7} {:>10} {:>7} {:>6} {:>6}",
         "regime",
         "batch",
         "slots",
@@ -210,28 +243,33 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
         let Engines { copy_in, compute, copy_out } = row.alone_seconds;
         let times = [copy_in, compute, row.idle_seconds.compute, copy_out, row.ring_seconds];
         let [copy_in, compute, idle, copy_out, ring] = times.map(report::time);
-        let gain = |gain: Option<f64>| gain.map_or_else(|| "-".into(), |gain| format!("{gain:.2}x"));
+        let beside = row.beside.as_ref();
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+        let gain = |gain: Option<f64>| or_dash(gain.map(|gain| format!("{gain:.2}x")));
+        let name = row.regime.name();
         writeln!(
             out,
-            "{:<13} {:>5} {:>5} {copy_in:>10} {compute:>10} {idle:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7.3} {:>10.0} \
-             {:>+5.1} % {:>6} {:>6}",
-            row.regime.name(),
+            "{:<15} {:>5} {:>5} {copy_in:>10} {compute:>10} {idle:>10} {copy_out:>10} {ring:>10} {:>10.0} {:>7} {:>10} {:>7} \
+             {:>6} {:>6}",
+            if row.regime_reached { name.to_owned() } else { format!("({name})") },
             row.batch,
             row.slots,
             row.images_per_second,
-            row.ratio,
-            row.predicted_images_per_second,
-            row.deviation_percent,
+            or_dash(beside.map(|beside| format!("{:.3}", beside.ratio))),
+            or_dash(beside.map(|beside| format!("{:.0}", beside.predicted_images_per_second))),
+            or_dash(beside.map(|beside| format!("{:+.1} %", beside.deviation_percent))),
             gain(row.gain),
-            gain(row.predicted_gain),
+            gain(beside.and_then(|beside| beside.predicted_gain)),
         )?;
     }
-    let off = |row: &&Row| (row.compute_in_copies / row.compute_in_copies_wanted - 1.0).abs() > REGIME_OFF;
     let first_slots = || figures.rows.iter().filter(|row| row.slots == figures.rows[0].slots);
-    for row in first_slots().filter(off) {
+    for row in first_slots().filter(|row| !row.regime_reached) {
         let (regime, batch, depth) = (row.regime.name(), row.batch, row.depth);
         let (is, wanted) = (row.compute_in_copies, row.compute_in_copies_wanted);
-        writeln!(out, "{regime}, batch {batch}: compute takes {is:.2} copies with {depth} convolutions, not {wanted}")?;
+        writeln!(
+            out,
+            "({regime}), batch {batch}: not reached; compute takes {is:.2} copies with {depth} convolutions, not {wanted}"
+        )?;
     }
     for row in first_slots().filter(|row| row.alone_seconds.compute < IDLE_FASTER * row.idle_seconds.compute) {
         let (regime, batch) = (row.regime.name(), row.batch);
@@ -246,27 +284,47 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
         out,
         "(idle): compute with nothing else running, without the upload; no faster when it is loaded, or there is a warning."
     )?;
-    writeln!(
-        out,
-        "ratio: the ring to its slowest engine alone. off: the prediction from the measurement. gain: over one slot."
-    )
+    writeln!(out, "{}", figures.shows)
 }
 
-/// A panel for each regime: ratio over slots, measured and predicted.
+/// A panel for each regime: ratio over slots, measured and predicted; where there is no such thing, images a second.
 fn plot(figures: &Figures, about: &str) -> Chart {
     let mut panels: Vec<Panel> = Vec::new();
     for row in &figures.rows {
         let title = row.regime.name();
         let index = panels.iter().position(|panel| panel.title == title).unwrap_or_else(|| {
-            let y = Axis::new("throughput / slowest engine alone").with_zero();
-            panels.push(Panel::new(title, Axis::new("slots"), y).line(1.0, "slowest engine alone"));
+            let of = if row.beside.is_some() { "throughput / slowest engine alone" } else { "images/s" };
+            let panel = Panel::new(title, Axis::new("slots"), Axis::new(of).with_zero());
+            panels.push(if row.beside.is_some() { panel.line(1.0, "slowest engine alone") } else { panel });
             panels.len() - 1
         });
-        let slots = row.slots as f64;
-        let predicted = row.predicted_images_per_second / row.slowest_images_per_second;
-        let measured = format!("batch {}", row.batch);
-        panels[index].point(Series::solid(&measured), slots, row.ratio);
+        let (slots, measured) = (row.slots as f64, format!("batch {}", row.batch));
+        let Some(beside) = &row.beside else {
+            panels[index].point(Series::solid(&measured), slots, row.images_per_second);
+            continue;
+        };
+        let predicted = beside.predicted_images_per_second / beside.slowest_images_per_second;
+        panels[index].point(Series::solid(&measured), slots, beside.ratio);
         panels[index].point(Series::dashed(&format!("{measured}, predicted")), slots, predicted);
     }
-    Chart { title: "Overlap: the ring beside its slowest engine (with the upload)".into(), about: about.into(), panels }
+    let title = match figures.rows.iter().any(|row| row.beside.is_some()) {
+        true => "Overlap: the ring beside its slowest engine (with the upload)",
+        false => "Overlap: the ring by slots (with the upload)",
+    };
+    Chart { title: title.into(), about: about.into(), panels }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_beside_its_slowest_engine_and_the_run_on_paper() {
+        let alone = Engines { copy_in: 0.5, compute: 2.0, copy_out: 0.25 };
+        let beside = Beside::new(8, alone, 2.5, 4.0, Some(2.0));
+        assert_eq!((beside.slowest, beside.slowest_seconds, beside.slowest_images_per_second), ("compute", 2.0, 4.0));
+        assert_eq!((beside.ratio, beside.predicted_images_per_second, beside.predicted_gain), (0.8, 4.0, Some(2.0)));
+        assert!((beside.deviation_percent - 25.0).abs() < 1e-9, "{}", beside.deviation_percent); // of 3.2 images/s
+        assert_eq!(Beside::new(8, alone, 2.5, 4.0, None).predicted_gain, None);
+    }
 }

@@ -1,15 +1,13 @@
 //! What a figure has to carry: commit, date, device, driver, clocks, temperature, options, model.
 
-use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
-use trefoil::Device;
+use trefoil::{Device, file};
 
 use super::args::ReportArgs;
 use crate::setup;
@@ -65,10 +63,7 @@ impl Record {
         options: Value,
         args: &ReportArgs,
     ) -> Result<Self> {
-        for file in [&args.record, &args.plot].into_iter().flatten() {
-            let opened = File::options().create(true).append(true).open(file);
-            opened.with_context(|| format!("cannot write {}", file.display()))?;
-        }
+        [&args.record, &args.plot].into_iter().flatten().try_for_each(file::check)?;
         let info = device.info();
         let id = info.target.strip_prefix("cuda:").map(visible);
         let mut record = Self {
@@ -131,25 +126,32 @@ impl Record {
         if self.interrupted {
             let _ = writeln!(io::stderr(), "interrupted: these are the figures that were whole before");
         }
-        if let Some(path) = &args.record {
-            write(path, &format!("{}\n", serde_json::to_string_pretty(&self)?))?;
-        }
-        if let Some(path) = &args.plot {
-            write(path, &plot(&self.headline()))?;
-        }
+        // First the figures, whatever becomes of the files; then these, whoever reads the figures.
+        let printed = self.print(args.json, table);
+        let kept = self.keep(args, plot);
+        kept.and(printed)
+    }
+
+    fn print(&self, json: bool, table: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
         let mut out = io::stdout();
-        if args.json {
-            writeln!(out, "{}", serde_json::to_string(&self)?)?;
+        if json {
+            writeln!(out, "{}", serde_json::to_string(self)?)?;
         } else {
             writeln!(out, "{}\n", self.headline())?;
             table(&mut out)?;
         }
         Ok(())
     }
-}
 
-fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    fn keep(&self, args: &ReportArgs, plot: impl FnOnce(&str) -> String) -> Result<()> {
+        if let Some(path) = &args.record {
+            file::write(path, serde_json::to_string_pretty(self)? + "\n")?;
+        }
+        if let Some(path) = &args.plot {
+            file::write(path, plot(&self.headline()))?;
+        }
+        Ok(())
+    }
 }
 
 /// The option, TREFOIL_COMMIT, or what git says of the folder that the program lies in.
