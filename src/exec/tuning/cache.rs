@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceInfo;
+use crate::error::Error;
+use crate::files;
 use crate::sync::{Mutex, lock};
 
 /// What an answer depends on beside the shape.
@@ -61,6 +63,10 @@ pub(super) struct Census {
 
 /// Another number when [`Entry`] changes.
 const FORMAT: u32 = 1;
+/// More than a thousand times what an [`Entry`] takes.
+const MAX_ENTRY_BYTES: u64 = 1 << 20;
+/// What is tried with a file that holds one.
+const READ: &str = "read an answer in";
 
 /// The answers of one GPU, driver and set of kernels.
 #[derive(Debug)]
@@ -110,7 +116,8 @@ impl Cache {
         for folder in entries(own.parent().expect("answers lie in a folder of their own")) {
             for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
             {
-                let entry = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
+                let text = files::read(READ, &path, MAX_ENTRY_BYTES).ok();
+                let entry = text.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
                 let in_place = |entry: &Entry| entry.format == FORMAT && path.ends_with(file_name(&entry.shape));
                 match entry.filter(in_place) {
                     Some(entry) if (&folder == own) != (entry.key == self.key) => census.unreadable.push(path),
@@ -139,9 +146,9 @@ impl Cache {
 
     fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
         let passed_over = |why: String| log::warn!("tuning: {} is passed over: {why}", path.display());
-        let text = match fs::read(path) {
+        let text = match files::read(READ, path, MAX_ENTRY_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
                 passed_over(error.to_string());
                 return None;
@@ -337,6 +344,18 @@ mod tests {
         let cache = Cache::new(key(), Some(&folder.0));
         assert!(shapes.iter().all(|shape| cache.get(shape).is_some_and(|found| found.kernel.ends_with("round 19"))));
         assert_eq!(folder.files().len(), shapes.len(), "something is left beside the answers");
+    }
+
+    #[test]
+    fn an_answer_that_is_no_file_is_passed_over() {
+        let folder = Folder::new("pipe");
+        Cache::new(key(), Some(&folder.0)).put("conv", answer("sm90 64x256"));
+        let file = folder.files().remove(0);
+        fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let cache = Cache::new(key(), Some(&folder.0));
+        assert_eq!(cache.get("conv"), None); // and at once
+        assert_eq!(cache.census(), Census { unreadable: vec![file], ..Census::default() });
     }
 
     #[test]
