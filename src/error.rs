@@ -1,6 +1,7 @@
 //! The library's one error type: what failed, where, what was expected, and what to do.
 
 mod class;
+mod printable;
 
 use std::fmt;
 use std::io;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use class::FaultClass;
+pub use printable::printable;
 
 /// Everything that can go wrong in the library.
 ///

@@ -60,6 +60,7 @@
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
+//! | `TREFOIL_DECODE_MEMORY` | the library | MiB that all photos in decoding share; default half of what is free, see [`image`] |
 //! | `TREFOIL_CHECK` | the library | `1`: engines run behind the hazard checker unless told otherwise, see [`EngineBuilder::check`] |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip; `2`: a missing second one too |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
@@ -79,7 +80,7 @@ mod error;
 mod exec;
 #[cfg(feature = "ffi")]
 mod ffi;
-pub mod file;
+pub mod files;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;
@@ -103,7 +104,7 @@ struct Readme;
 
 pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
-pub use error::{Credits, Error, FaultClass};
+pub use error::{Credits, Error, FaultClass, printable};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{

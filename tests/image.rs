@@ -82,7 +82,7 @@ fn compare(name: &str, width: usize, got: &[u8], want: &[u8], value: u8, mean: f
 #[test]
 fn every_format_decodes_as_pillow_does_or_says_why_not() {
     let cases = cases("images");
-    assert!(cases.len() >= 20);
+    assert!(cases.len() >= 29);
     for case in cases {
         let [name, width, height, kind] = &case[..] else { panic!("{case:?}") };
         let (width, height): (usize, usize) = (width.parse().unwrap(), height.parse().unwrap());
@@ -96,7 +96,7 @@ fn every_format_decodes_as_pillow_does_or_says_why_not() {
         let want = centre(&gunzip(&data("images").join(format!("{name}.rgb.gz"))), width, height);
         let (value, mean) = match (kind.as_str(), name.as_str()) {
             ("exact", _) => (0, 0.0),
-            (_, "chroma420.jpg") => (JPEG_VALUE, JPEG_HALF_CHROMA_MEAN),
+            (_, "chroma420.jpg" | "chroma420_progressive.jpg") => (JPEG_VALUE, JPEG_HALF_CHROMA_MEAN),
             _ => (JPEG_VALUE, JPEG_MEAN),
         };
         compare(name, width.min(height), &got.unwrap(), &want, value, mean);
@@ -178,6 +178,88 @@ fn cut_files_are_errors_at_every_length() {
             let result = load_unscaled(&bytes[..length], name, 48, 40, 3);
             assert!(matches!(result, Err(Error::Image { .. })), "{name} cut to {length}: {result:?}");
         }
+    }
+}
+
+/// The places of a JPEG's first scan's data and of its end marker.
+fn entropy_coded(bytes: &[u8]) -> std::ops::Range<usize> {
+    let mut at = 2;
+    while bytes[at + 1] != 0xDA {
+        at += 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+    }
+    let header = 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]));
+    let end = bytes.windows(2).rposition(|pair| pair == [0xFF, 0xD9]).unwrap();
+    at + header..end
+}
+
+/// A scan that an end marker closes too early is an error at every length. Of a progressive file, whole scans may be missing
+/// at the end: it may leave out the finest detail.
+#[test]
+fn cut_files_that_are_closed_are_errors_too() {
+    let names = ["rgb.jpg", "gray.jpg", "cmyk.jpg", "chroma420.jpg", "restarts.jpg", "no_tables.jpg"];
+    for name in names.into_iter().chain(["progressive.jpg", "chroma420_progressive.jpg"]) {
+        let bytes = fs::read(data("images").join(name)).unwrap();
+        let mut whole = 0;
+        for length in entropy_coded(&bytes) {
+            // In front of a segment, or within its marker: of two FF the first one is a fill byte.
+            let is_segment = matches!(bytes[length - 1..=length + 1], [_, 0xFF, 0xC4 | 0xDA] | [0xFF, 0xC4 | 0xDA, _]);
+            match load_unscaled(&[&bytes[..length], &[0xFF, 0xD9]].concat(), name, 48, 40, 3) {
+                Ok(_) if is_segment => whole += 1,
+                Err(Error::Image { .. }) if !is_segment => {}
+                other => panic!("{name} closed at {length}: {:?}", other.map(|_| "a picture")),
+            }
+        }
+        assert_eq!(whole > 0, name.contains("progressive"), "{name}: {whole} lengths give a picture");
+    }
+}
+
+/// What lacks bytes in the middle has too few or too many blocks, or a code that is none: here at every place tried. In a
+/// picture of few blocks what is left may by chance be as many.
+#[test]
+fn files_with_a_hole_are_errors() {
+    let files = [("weights/photos/rocket.jpg", 4096), ("tests/data/images/restarts.jpg", 200)];
+    for (name, hole) in files {
+        let bytes = fs::read(root().join(name)).unwrap();
+        let scan = entropy_coded(&bytes);
+        for at in scan.clone().step_by(scan.len() / 50).filter(|at| at + hole < scan.end) {
+            let result = load_unscaled(&[&bytes[..at], &bytes[at + hole..]].concat(), name, 8, 8, 3);
+            assert!(matches!(&result, Err(Error::Image { .. })), "{name} without {hole} bytes from {at} on");
+        }
+    }
+}
+
+#[test]
+fn restart_markers_have_an_order() {
+    let bytes = fs::read(data("images/restarts.jpg")).unwrap();
+    let restarts: Vec<usize> =
+        (0..bytes.len() - 1).filter(|&at| bytes[at] == 0xFF && bytes[at + 1] & 0xF8 == 0xD0).collect();
+    assert!(restarts.len() > 6);
+    let without_one = [&bytes[..restarts[2]], &bytes[restarts[3]..]].concat();
+    let mut swapped = bytes.clone();
+    (swapped[restarts[2] + 1], swapped[restarts[3] + 1]) = (bytes[restarts[3] + 1], bytes[restarts[2] + 1]);
+    for damaged in [without_one, swapped] {
+        let message = load_unscaled(&damaged, "x.jpg", 48, 40, 3).unwrap_err().to_string();
+        assert!(message.contains("restart marker") && message.contains("scan 1 of 1"), "{message}");
+    }
+}
+
+/// What other decoders read and this one does not is refused by its name.
+#[test]
+fn other_kinds_of_jpeg_are_named() {
+    let bytes = fs::read(data("images/rgb.jpg")).unwrap();
+    let frame = bytes.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+    let cases = [
+        (1, 0xC9, "arithmetic-coded is not supported; baseline and progressive with Huffman codes are"),
+        (1, 0xC3, "lossless is not supported"),
+        (1, 0xC5, "hierarchical is not supported"),
+        (4, 12, "12 bits a sample is not supported; 8 are"),
+        (9, 2, "2 components is not supported; gray, RGB and CMYK are"),
+    ];
+    for (at, value, part) in cases {
+        let mut other = bytes.clone();
+        other[frame + at] = value;
+        let message = load_unscaled(&other, "x.jpg", 48, 40, 3).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
     }
 }
 

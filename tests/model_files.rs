@@ -109,6 +109,14 @@ fn io_error<T: std::fmt::Debug>(result: Result<T, Error>, path: &Path) {
     }
 }
 
+#[track_caller]
+fn no_file<T: std::fmt::Debug>(result: Result<T, Error>, found: &str) {
+    match result {
+        Err(Error::Io { source, .. }) if source.to_string() == format!("expected a file, found {found}") => {}
+        other => panic!("expected that {found} is no file, found {other:?}"),
+    }
+}
+
 #[test]
 fn files_that_are_not_there() {
     let folder = Folder::new();
@@ -118,9 +126,16 @@ fn files_that_are_not_there() {
     io_error(Model::open(&folder.0), &folder.0.join("config.json"));
     folder.write("config.json", CONVNET28_CONFIG);
     io_error(Model::open(&folder.0), &folder.0.join("model.safetensors"));
-    format_error(Weights::open(&folder.0), "found a folder");
+    no_file(Weights::open(&folder.0), "a folder");
     fs::create_dir(folder.0.join("model.safetensors")).unwrap();
-    format_error(Model::open(&folder.0), "found a folder");
+    no_file(Model::open(&folder.0), "a folder");
+    let pipe = folder.0.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    no_file(Weights::open(&pipe), "a pipe");
+    // What the kernel makes up has no size: nothing is read of it, however much it would say.
+    fs::remove_file(folder.0.join("config.json")).unwrap();
+    std::os::unix::fs::symlink("/proc/self/maps", folder.0.join("config.json")).unwrap();
+    format_error(Model::open(&folder.0), "EOF while parsing");
 }
 
 #[test]

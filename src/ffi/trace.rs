@@ -7,7 +7,7 @@ use super::handles::{shared, trefoil_engine};
 use super::pointers::{self, copy_text};
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::engine::Engine;
-use crate::file;
+use crate::files;
 use crate::trace::Trace;
 
 /// Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn trefoil_trace_write(engine: trefoil_engine, path: *cons
         let trace = trace(engine)?;
         let is_page = path.extension().is_some_and(|extension| extension == "html");
         let text = if is_page { trace.to_html() } else { trace.to_chrome_json() };
-        Ok(file::write(path, text)?)
+        Ok(files::write(path, text)?)
     })
 }
 

@@ -9,21 +9,33 @@
 //! | PNG (any bit depth, palette, interlaced) | RGB; of 16 bits the upper 8 count; alpha is dropped, not blended |
 //!
 //! Pictures are turned by their EXIF orientation first. A model with one input channel gets the luma of ITU-R 601.
-//! The format is told by the content, never by the name. A file that is cut off is an error, never a half-gray picture.
+//! The format is told by the content, never by the name. A file that is cut off is an error, never a half-gray picture,
+//! also where an end marker closes it: every block of a JPEG must be there, and nothing else. Two kinds of damage cannot
+//! be known: bytes that are other sound codes for as many blocks, and scans that a progressive JPEG lacks at its end,
+//! which it may, for the finest detail. A PNG has checksums.
+//!
+//! # Memory
+//!
+//! All threads of a process decode within one budget: what `TREFOIL_DECODE_MEMORY` says in MiB, else half of the memory
+//! that was free when the first photo was read, in the machine, its control group and the address space. A photo that
+//! does not fit beside those in decoding waits for them, and one that does not fit alone is an error.
 
 mod decode;
+mod jpeg;
+mod memory;
 mod orientation;
+mod png;
 mod resize;
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use crate::error::Error;
+use crate::files::Opened;
 use crate::model::Preprocessing;
 use crate::tensor::Shape;
-use decode::{Format, HEAD_BYTES};
+use decode::{Format, HEAD_BYTES, Photo};
+use memory::BUDGET;
 
 /// Larger files are refused before they are read.
 ///
@@ -72,13 +84,27 @@ struct Picture {
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::Image`] for what is no whole, sound JPEG or PNG of at most [`MAX_PIXELS`];
+/// [`Error::Io`], also for what is no regular file of at most [`MAX_FILE_BYTES`]; [`Error::Image`] for what is no whole,
+/// sound JPEG or PNG of at most [`MAX_PIXELS`], or takes more memory than there is for all photos;
 /// [`Error::Option`] if `row` has another length, or the preprocessing resizes to less than it crops.
 pub fn load(path: impl AsRef<Path>, preprocessing: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
     let path = path.as_ref();
+    let wrong = |what| wrong(path, what);
     check(preprocessing, row)?;
-    let (format, bytes) = read(path)?;
-    fill(path, format, &bytes, preprocessing, row)
+    let mut file = Opened::new("open", path, MAX_FILE_BYTES)?;
+    let format = Format::sniff(&file.read(HEAD_BYTES)?).map_err(wrong)?;
+    let mut bytes = file.bytes;
+    loop {
+        let mut claim = BUDGET.claim(bytes, "the file").map_err(wrong)?;
+        let content = file.read(MAX_FILE_BYTES)?;
+        let photo = Photo::read(format, &content).map_err(wrong)?;
+        bytes = file.bytes + photo.memory_bytes();
+        BUDGET.check(bytes, &photo.describe()).map_err(wrong)?;
+        if claim.grow(bytes) {
+            return fill(path, photo, preprocessing, row);
+        }
+        // Others have the rest now: give back what is held, and wait for all of it at once.
+    }
 }
 
 /// As [`load`], from a file's content; `name` stands in errors.
@@ -105,8 +131,9 @@ pub fn load_bytes(
 ) -> Result<(), Error> {
     let name = name.as_ref();
     check(preprocessing, row)?;
-    let format = Format::sniff(bytes).map_err(|what| wrong(name, what))?;
-    fill(name, format, bytes, preprocessing, row)
+    let photo = Format::sniff(bytes).and_then(|format| Photo::read(format, bytes)).map_err(|what| wrong(name, what))?;
+    let _claim = BUDGET.claim(photo.memory_bytes(), &photo.describe()).map_err(|what| wrong(name, what))?;
+    fill(name, photo, preprocessing, row)
 }
 
 /// Whether the extension is one of a format that [`load`] reads; for walks through folders.
@@ -138,26 +165,11 @@ fn check(preprocessing: &Preprocessing, row: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A file's format and content; what cannot be a photo is not read to its end.
-fn read(path: &Path) -> Result<(Format, Vec<u8>), Error> {
-    let read_error = |source| Error::io("read", path, source);
-    let mut file = File::open(path).map_err(|source| Error::io("open", path, source))?;
-    let mut bytes = Vec::new();
-    file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut bytes).map_err(read_error)?;
-    let format = Format::sniff(&bytes).map_err(|what| wrong(path, what))?;
-    let size = file.metadata().map_err(read_error)?.len();
-    bytes.reserve_exact(size.min(MAX_FILE_BYTES) as usize);
-    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(read_error)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(wrong(path, format!("more than {MAX_FILE_BYTES} bytes, the limit for one photo")));
-    }
-    Ok((format, bytes))
-}
-
-fn fill(name: &Path, format: Format, bytes: &[u8], wanted: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
-    let (picture, orientation) = decode::decode(format, bytes).map_err(|what| wrong(name, what))?;
-    let picture = orientation.apply(picture).with_channels(wanted.input.channels);
-    resize::resize_and_crop(&picture, wanted, row).map_err(|what| wrong(name, what))
+/// Decodes the photo into the row. Its memory must be claimed.
+fn fill(name: &Path, photo: Photo, wanted: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
+    let (picture, orientation) = photo.decode().map_err(|what| wrong(name, what))?;
+    let upright = orientation.apply(picture).and_then(|picture| picture.with_channels(wanted.input.channels));
+    upright.and_then(|picture| resize::resize_and_crop(&picture, wanted, row)).map_err(|what| wrong(name, what))
 }
 
 fn wrong(path: &Path, what: String) -> Error {
@@ -166,13 +178,16 @@ fn wrong(path: &Path, what: String) -> Error {
 
 impl Picture {
     /// The picture in RGB (3 channels) or gray (1), by the rounding that Pillow's `convert` has.
-    fn with_channels(self, channels: usize) -> Self {
-        let pixels = match (self.channels, channels) {
-            (3, 1) => self.pixels.chunks_exact(3).map(|p| luma(p[0], p[1], p[2])).collect(),
-            (1, 3) => self.pixels.iter().flat_map(|&v| [v; 3]).collect(),
-            _ => return self,
-        };
-        Self { channels, pixels, ..self }
+    fn with_channels(self, channels: usize) -> Result<Self, String> {
+        if self.channels == channels {
+            return Ok(self);
+        }
+        let mut pixels = memory::reserved(self.width * self.height * channels)?;
+        match channels {
+            1 => pixels.extend(self.pixels.chunks_exact(3).map(|p| luma(p[0], p[1], p[2]))),
+            _ => pixels.extend(self.pixels.iter().flat_map(|&v| [v; 3])),
+        }
+        Ok(Self { channels, pixels, ..self })
     }
 }
 
@@ -188,7 +203,10 @@ mod tests {
     #[test]
     fn gray_survives_the_way_through_rgb() {
         let gray = Picture { width: 256, height: 1, channels: 1, pixels: (0..=255).collect() };
-        assert_eq!(gray.with_channels(3).with_channels(1).pixels, (0..=255).collect::<Vec<u8>>());
+        assert_eq!(
+            gray.with_channels(3).and_then(|rgb| rgb.with_channels(1)).unwrap().pixels,
+            (0..=255).collect::<Vec<u8>>()
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! EXIF orientation: a small parser for the one tag, and the eight turns.
 
-use super::Picture;
+use super::{Picture, memory};
 
 /// How a stored picture must be turned to stand upright; the numbers are those of EXIF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -38,9 +38,9 @@ impl Orientation {
     }
 
     /// The picture turned upright.
-    pub(super) fn apply(self, picture: Picture) -> Picture {
+    pub(super) fn apply(self, picture: Picture) -> Result<Picture, String> {
         if self == Self::Upright {
-            return picture;
+            return Ok(picture);
         }
         let (w, h) = (picture.width as isize, picture.height as isize);
         let (last_column, last_row) = (w - 1, (h - 1) * w);
@@ -61,10 +61,10 @@ impl Orientation {
         };
         let source = |x: usize, y: usize| (origin + x as isize * step_x + y as isize * step_y) as usize;
         let pixels = match picture.channels {
-            1 => gather::<1>(&picture.pixels, width, height, source),
-            _ => gather::<3>(&picture.pixels, width, height, source),
+            1 => gather::<1>(&picture.pixels, width, height, source)?,
+            _ => gather::<3>(&picture.pixels, width, height, source)?,
         };
-        Picture { width, height, pixels, ..picture }
+        Ok(Picture { width, height, pixels, ..picture })
     }
 }
 
@@ -74,8 +74,8 @@ fn gather<const C: usize>(
     width: usize,
     height: usize,
     source: impl Fn(usize, usize) -> usize,
-) -> Vec<u8> {
-    let mut out = vec![0; width * height * C];
+) -> Result<Vec<u8>, String> {
+    let mut out = memory::zeros(width * height * C)?;
     for (tile, rows) in out.chunks_mut(TILE_ROWS * width * C).enumerate() {
         let tile_rows = rows.len() / (width * C);
         for x in 0..width {
@@ -86,13 +86,14 @@ fn gather<const C: usize>(
             }
         }
     }
-    out
+    Ok(out)
 }
 
 /// The value of tag 0x0112 in the first directory of a TIFF structure.
 fn orientation_tag(tiff: &[u8]) -> Option<u16> {
     const TAG: u16 = 0x0112;
     const SHORT: u16 = 3;
+    const LONG: u16 = 4;
     const ENTRY_BYTES: usize = 12;
     let big_endian = match tiff.get(..4)? {
         b"II*\0" => false,
@@ -113,16 +114,20 @@ fn orientation_tag(tiff: &[u8]) -> Option<u16> {
     (0..entries)
         .map(|i| first.saturating_add(i * ENTRY_BYTES))
         .find(|&entry| u16_at(entry) == Some(TAG))
-        .filter(|&entry| u16_at(entry + 2) == Some(SHORT) && u32_at(entry + 4) == Some(1))
-        .and_then(|entry| u16_at(entry + 8))
+        .filter(|&entry| u32_at(entry + 4) == Some(1))
+        .and_then(|entry| match u16_at(entry + 2)? {
+            SHORT => u16_at(entry + 8),
+            LONG => u32_at(entry + 8)?.try_into().ok(),
+            _ => None,
+        })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A TIFF block with one entry, the orientation.
-    fn exif(n: u16, big_endian: bool) -> Vec<u8> {
+    /// A TIFF block with one entry, the orientation in two bytes or in four.
+    fn exif(n: u32, is_long: bool, big_endian: bool) -> Vec<u8> {
         let mut block = if big_endian { b"MM\0*".to_vec() } else { b"II*\0".to_vec() };
         let mut put = |bytes: &[u8]| match big_endian {
             true => block.extend(bytes.iter().rev()),
@@ -131,25 +136,29 @@ mod tests {
         put(&8u32.to_le_bytes());
         put(&1u16.to_le_bytes());
         put(&0x0112u16.to_le_bytes());
-        put(&3u16.to_le_bytes());
+        put(&(3 + u16::from(is_long)).to_le_bytes());
         put(&1u32.to_le_bytes());
-        put(&n.to_le_bytes());
-        put(&[0, 0]);
+        if is_long {
+            put(&n.to_le_bytes());
+        } else {
+            put(&(n as u16).to_le_bytes());
+            put(&[0, 0]);
+        }
         put(&0u32.to_le_bytes());
         block
     }
 
     #[test]
     fn reads_both_byte_orders_and_ignores_nonsense() {
-        for big_endian in [false, true] {
-            assert_eq!(Orientation::from_exif(&exif(6, big_endian)), Orientation::TurnRight);
-            assert_eq!(Orientation::from_exif(&exif(9, big_endian)), Orientation::Upright);
-            assert_eq!(Orientation::from_exif(&exif(0, big_endian)), Orientation::Upright);
-            let whole = exif(8, big_endian);
+        for (big_endian, is_long) in [(false, false), (false, true), (true, false), (true, true)] {
+            let of = |n| Orientation::from_exif(&exif(n, is_long, big_endian));
+            assert_eq!((of(6), of(9), of(0)), (Orientation::TurnRight, Orientation::Upright, Orientation::Upright));
+            let whole = exif(8, is_long, big_endian);
             for length in 0..whole.len() {
                 Orientation::from_exif(&whole[..length]); // must not panic
             }
         }
+        assert_eq!(Orientation::from_exif(&exif(0x1_0006, true, false)), Orientation::Upright);
         let far = [b"II*\0".as_slice(), &u32::MAX.to_le_bytes()].concat();
         assert_eq!(Orientation::from_exif(&far), Orientation::Upright);
     }
@@ -160,7 +169,7 @@ mod tests {
         // 4 5 6
         let turned = |n: u16| {
             let picture = Picture { width: 3, height: 2, channels: 1, pixels: vec![1, 2, 3, 4, 5, 6] };
-            let out = Orientation::from_number(n).unwrap().apply(picture);
+            let out = Orientation::from_number(n).unwrap().apply(picture).unwrap();
             (out.width, out.pixels)
         };
         assert_eq!(turned(1), (3, vec![1, 2, 3, 4, 5, 6]));
@@ -179,7 +188,7 @@ mod tests {
         let pixels: Vec<u8> = (0..width * height * 3).map(|i| (i * 31 % 251) as u8).collect();
         let mut picture = Picture { width, height, channels: 3, pixels: pixels.clone() };
         for _ in 0..8 {
-            picture = Orientation::TurnRight.apply(picture);
+            picture = Orientation::TurnRight.apply(picture).unwrap();
         }
         assert!((picture.width, picture.height) == (width, height) && picture.pixels == pixels);
     }

@@ -3,7 +3,7 @@
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-use super::Picture;
+use super::{Picture, memory};
 use crate::model::{Interpolation, Preprocessing};
 use crate::tensor::Shape;
 
@@ -21,7 +21,7 @@ pub(super) fn resize_and_crop(picture: &Picture, wanted: &Preprocessing, row: &m
     let rows = end - first;
 
     let pixels = &picture.pixels[first * picture.width * channels..end * picture.width * channels];
-    let mut narrow = vec![0; rows * width * channels];
+    let mut narrow = memory::zeros(rows * width * channels)?;
     let convert = |source: Side, target: (usize, usize, &mut [u8]), span| {
         resize(source, target, channels, wanted.interpolation, span).map_err(|e| format!("cannot be resized: {e}"))
     };

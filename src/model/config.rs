@@ -6,7 +6,6 @@
 //! for three channels, a crop of 0.875, bicubic.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -14,6 +13,7 @@ use serde_json::{Map, Value};
 
 use super::preprocessing::{self, Interpolation, Preprocessing};
 use crate::error::Error;
+use crate::files;
 use crate::tensor::Shape;
 
 /// A configuration, checked in itself but not yet against weights.
@@ -44,15 +44,7 @@ impl Config {
     /// Reads a `config.json`. `default_input` tells the input shape of an architecture, for configurations that
     /// don't; it fails where the architecture is unknown.
     pub fn open(path: &Path, default_input: impl Fn(&str) -> Result<Shape, Error>) -> Result<Self, Error> {
-        let about = fs::metadata(path).map_err(|e| Error::io("open the model's configuration", path, e))?;
-        if !about.is_file() || about.len() > MAX_FILE_BYTES {
-            let found = if about.is_file() { format!("{} bytes", about.len()) } else { "no file".into() };
-            return Err(Error::format(
-                path,
-                format!("expected a file of at most {MAX_FILE_BYTES} bytes, found {found}"),
-            ));
-        }
-        let text = fs::read(path).map_err(|e| Error::io("read the model's configuration", path, e))?;
+        let text = files::read("open the model's configuration", path, MAX_FILE_BYTES)?;
         Self::parse(path, &text, default_input)
     }
 

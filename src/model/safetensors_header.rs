@@ -65,7 +65,9 @@ impl Header {
                  at most, found {header_bytes}"
             ));
         }
-        let mut json = vec![0; header_bytes as usize];
+        let mut json = Vec::new();
+        json.try_reserve_exact(header_bytes as usize).map_err(|e| Error::io("read", path, io::Error::other(e)))?;
+        json.resize(header_bytes as usize, 0);
         read_at(&mut json, LENGTH_BYTES).map_err(|e| Error::io("read", path, e))?;
         Self::parse(path, &json, LENGTH_BYTES + header_bytes, file_bytes)
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use half::{bf16, f16};
 use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
+use crate::files::Opened;
 
 /// The tensors of a model, by name: an open file, or memory.
 ///
@@ -74,17 +75,12 @@ impl Weights {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if it cannot be read; [`Error::Format`] if it is not a safetensors file, is cut short or longer
+    /// [`Error::Io`] if it cannot be read or is no regular file; [`Error::Format`] if it is not a safetensors file, is cut short or longer
     /// than its header says, repeats a name, or has offsets that overlap, leave gaps or contradict the shapes.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref().to_owned();
-        let about = fs::metadata(&path).map_err(|e| Error::io("open the weights", &path, e))?;
-        if !about.is_file() {
-            return Err(Error::format(&path, "expected a file, found a folder or device"));
-        }
-        let file = File::open(&path).map_err(|e| Error::io("open the weights", &path, e))?;
-        let bytes = file.metadata().map_err(|e| Error::io("read", &path, e))?.len();
-        Self::new(path, Source::File(file), bytes)
+        let opened = Opened::new("open the weights", &path, u64::MAX)?;
+        Self::new(path, Source::File(opened.file), opened.bytes)
     }
 
     /// The weights in `bytes`, the content of a safetensors file.

@@ -10,7 +10,8 @@ size it decodes to and `exact`, `lossy` (JPEG: decoders may differ by a little) 
 after turning by the EXIF orientation; alpha is dropped, not blended.
 
 They are Pillow's `ImageOps.exif_transpose` and `convert("RGB")`, but for 16-bit
-gray, which Pillow clips. The 16-bit files hold samples that become the same byte
+gray, which Pillow clips, and for dnl.jpg, which it does not read: that one is rgb.jpg
+with its height behind the picture. The 16-bit files hold samples that become the same byte
 whether a decoder keeps the high byte or rounds x / 257.
 """
 
@@ -49,7 +50,8 @@ def main():
     files = {**pngs(picture, gray), **jpegs(picture, gray)}
     lines = ["# file width height exact|lossy|error"]
     for name, data in files.items():
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        decoded = data if name != "dnl.jpg" else files["rgb.jpg"]
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(decoded)))
         pixels = (gray if name == "gray16.png" else image).convert("RGB")
         if name.endswith(".png"):
             assert pixels.tobytes() == upright(name, picture, gray).tobytes(), name
@@ -146,8 +148,12 @@ def png(size, bits, colour, lines, interlaced=False):
 # ---- JPEG --------------------------------------------------------------------
 
 
+# 4:4:4: no chroma to upsample.
+SHARP = {"quality": 95, "subsampling": 0}
+
+
 def jpegs(picture, gray):
-    full = {"quality": 95, "subsampling": 0}  # 4:4:4: no chroma to upsample
+    full = SHARP
     files = {
         "rgb.jpg": encode(picture, "JPEG", **full),
         "chroma420.jpg": encode(picture, "JPEG", quality=95, subsampling=2),
@@ -162,7 +168,45 @@ def jpegs(picture, gray):
         assert orientation == 1 or stored.tobytes() != picture.tobytes()
         data = encode(stored, "JPEG", exif=exif, **full)
         files[f"orientation_{orientation}.jpg"] = data
-    return files
+    stored = picture.transpose(STORED[6])
+    files["orientation_long.jpg"] = encode(stored, "JPEG", exif=LONG_6, **full)
+    return {**files, **odd_jpegs(files, picture)}
+
+
+# An EXIF block with one tag, the orientation 6 as LONG.
+LONG_6 = b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, EXIF_ORIENTATION, 4, 1, 6, 0)
+
+
+def odd_jpegs(files, picture):
+    """Files as few programs write them, or as others rewrite them."""
+    rgb, inks = files["rgb.jpg"], files["cmyk.jpg"]
+    half = {"quality": 95, "subsampling": 2}
+    end = rgb.rindex(b"\xff\xd9")
+    behind = b"\xff\xdc" + struct.pack(">HH", 4, picture.height) + rgb[end:]
+    frame = rgb.index(b"\xff\xc0") + 5
+    assert inks[2:4] == b"\xff\xee" and inks[17] == 0
+    return {
+        "restarts.jpg": encode(picture, "JPEG", restart_marker_blocks=4, **SHARP),
+        "chroma420_progressive.jpg": encode(
+            picture, "JPEG", progressive=True, restart_marker_blocks=2, **half
+        ),
+        "no_tables.jpg": without_tables(encode(picture, "JPEG", **SHARP)),
+        "dnl.jpg": rgb[:frame] + b"\0\0" + rgb[frame + 2 : end] + behind,
+        "trailing.jpg": rgb[:end] + b"\0\0\xff\xff" + rgb[end:] + b"\xff\xd8 more",
+        "jfif_adobe0.jpg": rgb[:20] + b"\xff\xee\0\x0eAdobe\0d" + bytes(5) + rgb[20:],
+        "four_adobe1.jpg": inks[:17] + b"\1" + inks[18:],
+        "four_plain.jpg": inks[:2] + inks[18:],
+    }
+
+
+def without_tables(data):
+    """The file without Huffman tables, as a frame of motion JPEG."""
+    kept, at = data[:2], 2
+    while data[at + 1] != 0xDA:
+        end = at + 2 + struct.unpack(">H", data[at + 2 : at + 4])[0]
+        kept += b"" if data[at + 1] == 0xC4 else data[at:end]
+        at = end
+    return kept + data[at:]
 
 
 def cmyk(picture):

@@ -1,6 +1,7 @@
 //! What to classify: files as they were named, and the photos in folders, sorted.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use trefoil::image;
@@ -43,6 +44,7 @@ impl Inputs {
                 Ok(entry) if !entry.file_type().is_file() => {}
                 Ok(entry) if image::is_image(entry.path()) => self.add(entry.into_path(), None),
                 Ok(entry) => self.skipped += usize::from(is_foreign_image(entry.path())),
+                Err(error) if leads_nowhere(&error) && !error.path().is_some_and(image::is_image) => {}
                 Err(error) => {
                     let path = error.path().unwrap_or(folder).to_owned();
                     self.add(path, Some(format!("cannot be searched: {error}")));
@@ -56,6 +58,11 @@ impl Inputs {
             );
         }
     }
+}
+
+/// Whether it is a link to what is not there.
+fn leads_nowhere(error: &walkdir::Error) -> bool {
+    error.depth() > 0 && error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Whether it is named like a picture in a format that is not read.
@@ -79,15 +86,18 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, b"").unwrap();
         }
+        for name in ["current", "gone.heic", "e.jpg"] {
+            std::os::unix::fs::symlink("nowhere", root.join(name)).unwrap();
+        }
         let inputs = Inputs::collect(&[root.clone(), root.join("notes.txt"), root.join("empty"), root.join("missing")]);
         let names: Vec<String> = inputs
             .list
             .iter()
             .map(|input| input.path.strip_prefix(&root).unwrap().to_string_lossy().replace('\\', "/"))
             .collect();
-        assert_eq!(names, ["a.JPG", "b.png", "sub/c.jpeg", "notes.txt", "empty", "missing"]);
+        assert_eq!(names, ["a.JPG", "b.png", "e.jpg", "sub/c.jpeg", "notes.txt", "empty", "missing"]);
         let problems: Vec<bool> = inputs.list.iter().map(|input| input.problem.is_some()).collect();
-        assert_eq!(problems, [false, false, false, false, true, false]);
+        assert_eq!(problems, [false, false, true, false, false, true, false]);
         assert_eq!(inputs.skipped, 1);
         fs::remove_dir_all(root).unwrap();
     }

@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use trefoil::model::Model;
 use trefoil::trace::TraceReport;
-use trefoil::{Engine, Error, OutputKind, Ticket, Trace, file};
+use trefoil::{Engine, Error, OutputKind, Ticket, Trace, files};
 
 use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
 use crate::setup::{self, Ring, Sizes};
@@ -180,15 +180,15 @@ impl<'a> Files<'a> {
     }
 
     fn check(&self) -> Result<(), Error> {
-        [self.perfetto, self.html].into_iter().flatten().try_for_each(file::check)
+        [self.perfetto, self.html].into_iter().flatten().try_for_each(files::check)
     }
 
     fn write(&self, trace: &Trace) -> Result<(), Error> {
         if let Some(path) = self.perfetto {
-            file::write(path, trace.to_chrome_json())?;
+            files::write(path, trace.to_chrome_json())?;
         }
         if let Some(path) = self.html {
-            file::write(path, trace.to_html())?;
+            files::write(path, trace.to_html())?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceInfo;
 use crate::error::Error;
-use crate::file;
+use crate::files;
 use crate::sync::{Mutex, lock};
 
 /// What an answer depends on beside the shape.
@@ -61,6 +61,10 @@ pub(super) struct Census {
 
 /// Another number when [`Entry`] changes, or what a shape or a kernel is called: 2 has the types of tensors in shapes.
 const FORMAT: u32 = 2;
+/// More than a thousand times what an [`Entry`] takes.
+const MAX_ENTRY_BYTES: u64 = 1 << 20;
+/// What is tried with a file that holds one.
+const READ: &str = "read an answer in";
 
 /// The answers of one GPU, driver and set of kernels.
 #[derive(Debug)]
@@ -111,7 +115,8 @@ impl Cache {
         for folder in entries(own.parent().expect("answers lie in a folder of their own")) {
             for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
             {
-                let entry = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
+                let text = files::read(READ, &path, MAX_ENTRY_BYTES).ok();
+                let entry = text.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
                 let of_this_gpu = |entry: &Entry| usize::from(entry.key.gpu == self.key.gpu);
                 match entry.filter(|entry| path.ends_with(file_name(&entry.shape))) {
                     Some(entry) if entry.format != FORMAT => census.outdated += of_this_gpu(&entry),
@@ -141,9 +146,9 @@ impl Cache {
 
     fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
         let passed_over = |why: String| log::warn!("tuning: {} is passed over: {why}", path.display());
-        let text = match fs::read(path) {
+        let text = match files::read(READ, path, MAX_ENTRY_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
                 passed_over(error.to_string());
                 return None;
@@ -167,7 +172,7 @@ impl Cache {
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let entry = Entry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
         let text = serde_json::to_string_pretty(&entry).map_err(|error| Error::io("write", path, error.into()))?;
-        file::write(path, text + "\n")
+        files::write(path, text + "\n")
     }
 }
 
@@ -352,6 +357,18 @@ mod tests {
         let cache = Cache::new(key(), Some(&folder.0));
         assert!(shapes.iter().all(|shape| cache.get(shape).is_some_and(|found| found.kernel.ends_with("round 19"))));
         assert_eq!(folder.files().len(), shapes.len(), "something is left beside the answers");
+    }
+
+    #[test]
+    fn an_answer_that_is_no_file_is_passed_over() {
+        let folder = Folder::new("pipe");
+        Cache::new(key(), Some(&folder.0)).put("conv", answer("sm90 64x256"));
+        let file = folder.files().remove(0);
+        fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let cache = Cache::new(key(), Some(&folder.0));
+        assert_eq!(cache.get("conv"), None); // and at once
+        assert_eq!(cache.census(), Census { unreadable: vec![file], ..Census::default() });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
-use trefoil::{Device, file};
+use trefoil::{Device, files};
 
 use super::args::ReportArgs;
 use crate::setup;
@@ -63,7 +63,7 @@ impl Record {
         options: Value,
         args: &ReportArgs,
     ) -> Result<Self> {
-        [&args.record, &args.plot].into_iter().flatten().try_for_each(file::check)?;
+        [&args.record, &args.plot].into_iter().flatten().try_for_each(files::check)?;
         let info = device.info();
         let id = info.target.strip_prefix("cuda:").map(visible);
         let mut record = Self {
@@ -145,10 +145,10 @@ impl Record {
 
     fn keep(&self, args: &ReportArgs, plot: impl FnOnce(&str) -> String) -> Result<()> {
         if let Some(path) = &args.record {
-            file::write(path, serde_json::to_string_pretty(self)? + "\n")?;
+            files::write(path, serde_json::to_string_pretty(self)? + "\n")?;
         }
         if let Some(path) = &args.plot {
-            file::write(path, plot(&self.headline()))?;
+            files::write(path, plot(&self.headline()))?;
         }
         Ok(())
     }

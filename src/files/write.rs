@@ -1,15 +1,4 @@
-//! Files that are there whole: whoever reads one, and whoever kills the program, finds what was there before or all of
-//! what is there now.
-//!
-//! ```
-//! use trefoil::file;
-//! # let path = std::env::temp_dir().join(format!("trefoil-report-{}.txt", std::process::id()));
-//! file::check(&path)?; // before the work whose result it is to hold
-//! file::write(&path, "110,023 images/s\n")?;
-//! assert_eq!(std::fs::read_to_string(&path).unwrap(), "110,023 images/s\n");
-//! # std::fs::remove_file(&path).unwrap();
-//! # Ok::<(), trefoil::Error>(())
-//! ```
+//! Files that are written whole, or not at all.
 
 use std::fs::{self, File};
 use std::io;

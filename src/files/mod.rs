@@ -1,0 +1,20 @@
+//! Files that users name: written whole or not at all, and read only where reading ends.
+//!
+//! Whoever reads a file that is written here, and whoever kills the program, finds what was there before or all of what is
+//! there now.
+//!
+//! ```
+//! use trefoil::files;
+//! # let path = std::env::temp_dir().join(format!("trefoil-report-{}.txt", std::process::id()));
+//! files::check(&path)?; // before the work whose result it is to hold
+//! files::write(&path, "110,023 images/s\n")?;
+//! assert_eq!(std::fs::read_to_string(&path).unwrap(), "110,023 images/s\n");
+//! # std::fs::remove_file(&path).unwrap();
+//! # Ok::<(), trefoil::Error>(())
+//! ```
+
+mod read;
+mod write;
+
+pub(crate) use read::{Opened, read};
+pub use write::{check, write};

@@ -1,0 +1,121 @@
+//! Files that somebody named: regular ones alone, opened without blocking and read up to a limit.
+//!
+//! A pipe may never say anything, a device may never end, and what lies under `/proc` has no size: none of them is a
+//! model, a photo or a kept measurement, and whoever reads one of them hangs.
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// A regular file that is open for reading, and what it holds.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// The file, at its beginning.
+    pub file: File,
+    /// Bytes when it was opened.
+    pub bytes: u64,
+    path: PathBuf,
+    operation: &'static str,
+}
+
+impl Opened {
+    /// Opens the file at `path`, which must be a regular one of at most `limit` bytes. `operation` says in errors what is
+    /// tried, such as `"open the weights"`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be opened, is no regular file, or holds more.
+    pub fn new(operation: &'static str, path: &Path, limit: u64) -> Result<Self, Error> {
+        let opened = open_regular(path).and_then(|(file, bytes)| match bytes <= limit {
+            true => Ok((file, bytes)),
+            false => Err(io::Error::other(format!("expected at most {limit} bytes, found {bytes}"))),
+        });
+        let (file, bytes) = opened.map_err(|source| Error::io(operation, path, source))?;
+        Ok(Self { file, bytes, path: path.to_owned(), operation })
+    }
+
+    /// The first `most` bytes, or all there are; never more than there were when it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be read, or memory for it is not to be had.
+    pub fn read(&mut self, most: u64) -> Result<Vec<u8>, Error> {
+        let length = self.bytes.min(most);
+        let mut bytes = Vec::new();
+        let read = bytes.try_reserve_exact(length as usize).map_err(io::Error::other).and_then(|()| {
+            self.file.rewind()?;
+            self.file.by_ref().take(length).read_to_end(&mut bytes)
+        });
+        read.map_err(|source| Error::io(self.operation, &self.path, source))?;
+        Ok(bytes)
+    }
+}
+
+/// The content of the regular file at `path`, of at most `limit` bytes.
+///
+/// # Errors
+/// As [`Opened::new`] and [`Opened::read`].
+pub(crate) fn read(operation: &'static str, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    Opened::new(operation, path, limit)?.read(limit)
+}
+
+fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+    let file = OpenOptions::new().read(true).custom_flags(NON_BLOCKING).open(path)?;
+    let about = file.metadata()?;
+    match about.is_file() {
+        true => Ok((file, about.len())),
+        false => Err(io::Error::other(format!("expected a file, found {}", kind(about.file_type())))),
+    }
+}
+
+/// `O_NONBLOCK`: a pipe without a writer opens at once. On a regular file it has no effect.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const NON_BLOCKING: i32 = 0o4000;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const NON_BLOCKING: i32 = 0x4;
+
+/// What is there instead of a file.
+fn kind(found: FileType) -> &'static str {
+    match found {
+        _ if found.is_dir() => "a folder",
+        _ if found.is_fifo() => "a pipe",
+        _ if found.is_char_device() || found.is_block_device() => "a device",
+        _ => "something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::process::Command;
+
+    fn said(path: &Path, limit: u64) -> String {
+        read("open", path, limit).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let folder = std::env::temp_dir().join(format!("trefoil-files-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (pipe, text) = (folder.join("pipe"), folder.join("text"));
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        fs::write(&text, "four").unwrap();
+        assert!(said(&pipe, 9).ends_with("expected a file, found a pipe"), "{}", said(&pipe, 9));
+        assert!(said(&folder, 9).ends_with("expected a file, found a folder"));
+        assert!(said(Path::new("/dev/zero"), 9).ends_with("expected a file, found a device"));
+        assert!(said(&folder.join("none"), 9).contains("os error 2"));
+        assert!(said(&text, 3).ends_with("expected at most 3 bytes, found 4"));
+        assert_eq!(read("open", &text, 4).unwrap(), b"four");
+        let mut opened = Opened::new("open", &text, 9).unwrap();
+        assert_eq!((opened.read(2).unwrap(), opened.read(9).unwrap()), (b"fo".to_vec(), b"four".to_vec()));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_is_read_as_far_as_its_size_says() {
+        assert_eq!(read("open", Path::new("/proc/self/stat"), 9).unwrap(), b"");
+    }
+}

@@ -1,0 +1,172 @@
+//! The program with files that mean no good: too large, endless, or with names that steer a terminal.
+#![cfg(feature = "cli")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longer than anything here takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn root() -> PathBuf {
+    std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from)
+}
+
+/// A folder of its own for a test, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("trefoil-hostile-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn pipe(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        path
+    }
+
+    fn copy(&self, from: &str, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::copy(root().join(from), &path).unwrap();
+        path
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the program; one that does not end is ended, and the test fails.
+fn finish(mut command: Command) -> Output {
+    command.current_dir(root()).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG");
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("{command:?} did not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// `trefoil classify` with the smallest model.
+fn classify(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    command.args(["classify", "--device", "cpu", "--model", "weights/convnet28", "--top", "1"]).args(arguments);
+    command
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    said(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+        .collect()
+}
+
+/// Black, of one bit a pixel.
+fn write_png(path: &Path, side: u32) {
+    let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), side, side);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.set_depth(png::BitDepth::One);
+    let mut writer = encoder.write_header().unwrap();
+    writer.write_image_data(&vec![0; (side * side.div_ceil(8)) as usize]).unwrap();
+    writer.finish().unwrap();
+}
+
+/// The second of three photos fails alone.
+fn expect_only_the_second_to_fail(output: &Output, part: &str) {
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let lines = json_lines(output);
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0]["top"].is_array() && lines[2]["top"].is_array(), "{lines:?}");
+    assert!(lines[1]["error"].as_str().is_some_and(|error| error.contains(part)), "{}", lines[1]);
+}
+
+#[test]
+fn a_photo_that_takes_more_than_the_budget_fails_alone() {
+    let folder = Folder::new("budget");
+    folder.copy("weights/photos/rocket.jpg", "a.jpg");
+    folder.copy("weights/photos/rocket.jpg", "c.jpg");
+    write_png(&folder.0.join("b.png"), 6000);
+    let mut command = classify(&[folder.path(), "--json"]);
+    command.env("TREFOIL_DECODE_MEMORY", "50");
+    let what = "a picture of 6000 x 6000 takes 138 MiB to decode, and all photos in decoding share 50 MiB";
+    expect_only_the_second_to_fail(&finish(command), what);
+}
+
+/// Each of these takes more than half of the budget, so that one is decoded after the other, and none fails.
+#[test]
+fn photos_wait_for_one_another() {
+    let folder = Folder::new("wait");
+    write_png(&folder.0.join("0.png"), 3000);
+    for number in 1..6 {
+        fs::hard_link(folder.0.join("0.png"), folder.0.join(format!("{number}.png"))).unwrap();
+    }
+    let mut command = classify(&[folder.path(), "--json", "--threads", "6"]);
+    command.env("TREFOIL_DECODE_MEMORY", "40");
+    let output = finish(command);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(json_lines(&output).len(), 6);
+}
+
+#[test]
+fn an_address_space_that_is_too_small_for_one_photo_keeps_the_answers_of_the_others() {
+    let folder = Folder::new("ulimit");
+    folder.copy("weights/photos/rocket.jpg", "a.jpg");
+    folder.copy("weights/photos/rocket.jpg", "c.jpg");
+    write_png(&folder.0.join("b.png"), 16_384);
+    let classify = classify(&[folder.path(), "--json", "--threads", "2"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]).arg(classify.get_program()).args(classify.get_args());
+    expect_only_the_second_to_fail(&finish(command), "a picture of 16384 x 16384 takes");
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let folder = Folder::new("pipes");
+    folder.copy("weights/photos/rocket.jpg", "a.jpg");
+    let (pipe, photo) = (folder.pipe("b.jpg"), folder.0.join("a.jpg"));
+    let [photo, pipe] = [&photo, &pipe].map(|path| path.to_str().unwrap());
+    expect_only_the_second_to_fail(&finish(classify(&[photo, pipe, photo, "--json"])), "expected a file, found a pipe");
+    let zero = finish(classify(&[photo, "/dev/zero", photo, "--json"]));
+    expect_only_the_second_to_fail(&zero, "expected a file, found a device");
+    // Listed in a folder, neither is a photo; a link to nowhere is one by its name alone.
+    std::os::unix::fs::symlink("nowhere", folder.0.join("latest")).unwrap();
+    let output = finish(classify(&[folder.path()]));
+    assert_eq!((output.status.code(), said(&output.stderr).as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_model_of_pipes_is_refused_at_once() {
+    for name in ["config.json", "model.safetensors"] {
+        let folder = Folder::new(name);
+        folder.copy("weights/convnet28/config.json", "config.json");
+        folder.copy("weights/convnet28/model.safetensors", "model.safetensors");
+        fs::remove_file(folder.0.join(name)).unwrap();
+        folder.pipe(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+        command.args(["inspect", folder.path(), "--device", "cpu"]);
+        let output = finish(command);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(said(&output.stderr).starts_with("error: "), "{output:?}");
+    }
+}
