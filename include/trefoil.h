@@ -795,7 +795,7 @@ trefoil_status trefoil_is_ready(trefoil_ticket ticket);
 trefoil_status trefoil_on_ready(trefoil_ticket ticket, trefoil_callback callback, void *user);
 
 /*
- How many rows an output has: as many as were submitted; 1 of a batcher's row.
+ How many rows an output has: as many as were submitted; 1 of a batcher's single row.
 
  Pointers:
  `rows` can be written or is null.
@@ -819,6 +819,15 @@ trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
  `row` can be written or is null, and so is `bytes`.
  */
 trefoil_status trefoil_output_row(trefoil_output output, size_t index, const void **row, size_t *bytes);
+
+/*
+ Copies rows of an output, `count` from row `first` on, to `values`, without padding; `bytes` is their length, `count`
+ times `row_bytes` of trefoil_engine_output().
+
+ Pointers:
+ `bytes` bytes can be written at `values`, or it is null, which is an error.
+ */
+trefoil_status trefoil_output_copy(trefoil_output output, size_t first, size_t count, void *values, size_t bytes);
 
 /*
  The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
@@ -858,6 +867,23 @@ trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
                                       const void *pixels,
                                       size_t bytes,
                                       trefoil_ticket *ticket);
+
+/*
+ Submits `count` rows in one call: a copy of `bytes` bytes, one row, at each of `rows`. One ticket and one output are
+ for all of them, in order. The output is there when every row has its answer. A row without a result, for a
+ deadline or for lack of room, has its failure in place of what trefoil_output_row() and others say of it; if no row
+ has a result, trefoil_wait() answers with the first row's failure.
+
+ Pointers:
+ `options` is null, or has its `size` set and so many bytes; `rows` is null or has `count` pointers, of which each is
+ null or can be read; `ticket` can be written or is null.
+ */
+trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
+                                           const struct trefoil_row_options *options,
+                                           const void *const *rows,
+                                           size_t count,
+                                           size_t bytes,
+                                           trefoil_ticket *ticket);
 
 /*
  Lends a row to be written in place. It delays nobody, however long it is held.

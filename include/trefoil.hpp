@@ -452,6 +452,12 @@ public:
         check(trefoil_batcher_submit(get(), &options, pixels, bytes, &raw));
         return ticket(raw);
     }
+    /// Copies many rows of so many bytes each in one call: one ticket, one output with as many rows.
+    ticket submit_rows(const std::vector<const void *> &rows, std::size_t bytes, const row_options &options = {}) const {
+        trefoil_ticket raw = 0;
+        check(trefoil_batcher_submit_rows(get(), &options, rows.data(), rows.size(), bytes, &raw));
+        return ticket(raw);
+    }
     /// Lends a row to be written in place.
     trefoil::row row(const row_options &options = {}) const {
         trefoil_row raw = 0;

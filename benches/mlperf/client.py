@@ -13,7 +13,7 @@ from library import Batcher
 
 # A thread that only runs Python lets another one run after so many seconds; 5 ms would be a third of Server's limit.
 sys.setswitchinterval(1e-4)
-MOST_ANSWERS = 256  # that LoadGen gets at once
+MOST_ROWS = 16  # of a call to the batcher: they have their answers together
 
 
 class Client:
@@ -39,6 +39,23 @@ class Client:
             thread.join()
         self._flying.put(None)
         self._completer.join()
+
+    def _take(self, most, grain):
+        """What is waiting, while there is room for `grain` more; None at the end."""
+        if (taken := self._waiting.get()) is None:
+            return None
+        ids, indices = taken
+        while len(ids) + grain <= most:
+            try:
+                more = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            ids += more[0]
+            indices += more[1]
+        return ids, indices
 
     def _answer(self, ids, indices, classes):
         first, size = classes.ctypes.data, classes.itemsize
@@ -75,29 +92,12 @@ class Batches(Client):
     def _produce(self):
         while True:
             batch = self._engine.acquire()
-            taken = self._take()
+            taken = self._take(self._engine.capacity, self._grain)
             if taken is None:
                 return self._engine.release(batch)
             ids, indices = taken[0], np.array(taken[1], np.intp)
             np.take(self._images, indices, axis=0, out=self._engine.rows(batch, len(ids)), mode="clip")
             self._flying.put((self._engine.submit(batch, len(ids)), ids, indices))
-
-    def _take(self):
-        """What is waiting, as much as a batch holds; None at the end."""
-        if (taken := self._waiting.get()) is None:
-            return None
-        ids, indices = taken
-        while len(ids) + self._grain <= self._engine.capacity:
-            try:
-                more = self._waiting.get_nowait()
-            except queue.Empty:
-                break
-            if more is None:
-                self._waiting.put(None)
-                break
-            ids += more[0]
-            indices += more[1]
-        return ids, indices
 
     def _complete(self):
         while (flying := self._flying.get()) is not None:
@@ -107,7 +107,7 @@ class Batches(Client):
 
 
 class Rows(Client):
-    """Each sample goes to the library's batcher by itself."""
+    """What LoadGen issues goes to the library's batcher, which makes the batches: what is waiting in one call."""
 
     def __init__(self, engine, images, labels, producers):
         self._images = np.ascontiguousarray(images.reshape(len(images), -1))
@@ -116,8 +116,8 @@ class Rows(Client):
 
     def issue(self, ids, indices):
         """What LoadGen calls with what is due."""
-        for sample in zip(ids, indices):
-            self._waiting.put(sample)
+        for first in range(0, len(ids), MOST_ROWS):
+            self._waiting.put((ids[first : first + MOST_ROWS], indices[first : first + MOST_ROWS]))
 
     def close(self):
         """And tells how many samples a batch had."""
@@ -127,32 +127,16 @@ class Rows(Client):
         return stats.rows / stats.batches
 
     def _produce(self):
-        first, size = self._images.ctypes.data, self._images.shape[1]
-        while (sample := self._waiting.get()) is not None:
-            id, index = sample
-            self._flying.put((self._batcher.submit(first + index * size), id, index))
+        first, size = np.uint64(self._images.ctypes.data), np.uint64(self._images.shape[1])
+        while (taken := self._take(MOST_ROWS, 1)) is not None:
+            ids, indices = taken
+            indices = np.array(indices, np.uint64)
+            self._flying.put((self._batcher.submit(first + size * indices), ids, indices))
 
     def _complete(self):
-        flying = self._flying.get()
-        while flying is not None:
-            ids, indices, classes, found = [], [], [], self._batcher.wait(flying[0])
-            # The oldest was waited for; what else is there by now is answered with it.
-            while found is not None:
-                ids.append(flying[1])
-                indices.append(flying[2])
-                classes.append(found)
-                flying = self._submitted()
-                found = self._batcher.look(flying[0]) if flying and len(ids) < MOST_ANSWERS else None
-            self._answer(ids, indices, np.array(classes, np.uint32))
-            if flying == ():
-                flying = self._flying.get()
-
-    def _submitted(self):
-        """The next that is in flight; () if there is none now."""
-        try:
-            return self._flying.get_nowait()
-        except queue.Empty:
-            return ()
+        while (flying := self._flying.get()) is not None:
+            ticket, ids, indices = flying
+            self._answer(ids, indices.astype(np.intp), self._batcher.wait(ticket, len(ids)))
 
 
 def _or_exit(work):

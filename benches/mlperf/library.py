@@ -74,9 +74,9 @@ SIGNATURES = {
     "trefoil_wait_for": [c_uint64, c_uint64, POINTER(c_uint64)],
     "trefoil_output_rows": [c_uint64, POINTER(c_size_t)],
     "trefoil_output_row": [c_uint64, c_size_t, POINTER(c_void_p), POINTER(c_size_t)],
-    "trefoil_output_top_k": [c_uint64, c_size_t, POINTER(ScoredClass), c_size_t, POINTER(c_size_t)],
+    "trefoil_output_copy": [c_uint64, c_size_t, c_size_t, c_void_p, c_size_t],
     "trefoil_batcher_build": [c_uint64, POINTER(BatcherOptions), POINTER(c_uint64)],
-    "trefoil_batcher_submit": [c_uint64, c_void_p, c_void_p, c_size_t, POINTER(c_uint64)],
+    "trefoil_batcher_submit_rows": [c_uint64, c_void_p, c_void_p, c_size_t, c_size_t, POINTER(c_uint64)],
     "trefoil_batcher_get_stats": [c_uint64, POINTER(BatcherStats)],
     "trefoil_batcher_close": [c_uint64, c_uint32, c_uint64],
 }
@@ -150,40 +150,28 @@ class Engine:
 
 
 class Batcher:
-    """Single rows of an engine: any thread submits, one waits.
-
-    What only looks keeps Python's lock: giving it up and getting it back takes longer than the call.
-    """
+    """Rows of an engine that come a few at a time: any thread submits, one waits."""
 
     def __init__(self, engine):
-        self._c, self._quick = engine._c, _load(engine._c._name, ctypes.PyDLL)
+        self._c = engine._c
         options = BatcherOptions(ctypes.sizeof(BatcherOptions))
         self._batcher = engine._made("trefoil_batcher_build", engine._engine, byref(options))
         self._row_bytes = engine.input.row_bytes
-        self._output, self._best, count = c_uint64(), ScoredClass(), c_size_t()
-        self._at_output, self._at_best, self._at_count = byref(self._output), byref(self._best), byref(count)
 
-    def submit(self, pixels):
-        """Copies a row from this address: its ticket."""
+    def submit(self, rows):
+        """Copies a row from each of these addresses, uint64: their ticket."""
         ticket = c_uint64()
-        self._c.trefoil_batcher_submit(self._batcher, None, pixels, self._row_bytes, byref(ticket))
+        at, count = rows.ctypes.data, len(rows)
+        self._c.trefoil_batcher_submit_rows(self._batcher, None, at, count, self._row_bytes, byref(ticket))
         return ticket.value
 
-    def wait(self, ticket):
-        """Gives a ticket up for its row's class."""
-        self._c.trefoil_wait(ticket, self._at_output)
-        return self._read()
-
-    def look(self, ticket):
-        """The same if the result is there; else None, and the ticket is as it was."""
-        if self._quick.trefoil_wait_for(ticket, 0, self._at_output) == NOT_READY:
-            return None
-        return self._read()
-
-    def _read(self):
-        self._quick.trefoil_output_top_k(self._output, 0, self._at_best, 1, self._at_count)
-        self._quick.trefoil_release(self._output)
-        return self._best.index
+    def wait(self, ticket, count):
+        """Gives a ticket up for the classes of its rows: uint32, [count]."""
+        output, scored = c_uint64(), np.empty(count, np.dtype(ScoredClass))
+        self._c.trefoil_wait(ticket, byref(output))
+        self._c.trefoil_output_copy(output, 0, count, scored.ctypes.data, scored.nbytes)
+        self._c.trefoil_release(output)
+        return scored["index"]
 
     def stats(self):
         stats = BatcherStats(ctypes.sizeof(BatcherStats))

@@ -11,6 +11,7 @@ use super::handles::{
 };
 use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
 use super::pointers::{Out, tell_length};
+use super::rows::Rows;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
 use super::{callback, growing};
@@ -97,18 +98,67 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
         // SAFETY: by the caller.
         let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
-        if pixels.is_null() {
-            return Err(Failure::null("pixels"));
-        }
-        let expected = batcher.input().row_bytes;
-        if bytes != expected {
-            return Err(Failure::argument(format!("bytes is {bytes}: expected {expected}, one row")));
-        }
-        // SAFETY: not null, so it can be read by the caller; a row is no longer than the largest slice.
-        let pixels = unsafe { std::slice::from_raw_parts(pixels.cast(), bytes) };
+        // SAFETY: by the caller.
+        let pixels = unsafe { one_row(&batcher, pixels, bytes)? };
         to.set(insert(Flying::Row(request(&batcher, &options)?.submit(pixels)?))?);
         Ok(())
     })
+}
+
+/// Submits `count` rows in one call: a copy of `bytes` bytes, one row, at each of `rows`. One ticket and one output are
+/// for all of them, in order. The output is there when every row has its answer. A row without a result, for a
+/// deadline or for lack of room, has its failure in place of what trefoil_output_row() and others say of it; if no row
+/// has a result, trefoil_wait() answers with the first row's failure.
+///
+/// # Safety
+/// `options` is null, or has its `size` set and so many bytes; `rows` is null or has `count` pointers, of which each is
+/// null or can be read; `ticket` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batcher_submit_rows(
+    batcher: trefoil_batcher,
+    options: *const trefoil_row_options,
+    rows: *const *const c_void,
+    count: usize,
+    bytes: usize,
+    ticket: *mut trefoil_ticket,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
+        let batcher: Arc<Batcher> = shared(batcher)?;
+        if rows.is_null() {
+            return Err(Failure::null("rows"));
+        }
+        if count == 0 {
+            return Err(Failure::argument("count is 0: expected at least one row"));
+        }
+        // SAFETY: not null, so there are `count` pointers by the caller.
+        let rows = unsafe { std::slice::from_raw_parts(rows, count) };
+        let of_one = |&pixels: &*const c_void| {
+            // SAFETY: by the caller.
+            unsafe { one_row(&batcher, pixels, bytes) }
+        };
+        let rows = rows.iter().map(of_one).collect::<Answer<Vec<&[u8]>>>()?;
+        let tickets = request(&batcher, &options)?.submit_rows(&rows);
+        to.set(insert(Flying::Rows(Rows::new(batcher.origin(), tickets)))?);
+        Ok(())
+    })
+}
+
+/// A row's bytes.
+///
+/// # Safety
+/// `pixels` is null or can be read.
+unsafe fn one_row<'a>(batcher: &Batcher, pixels: *const c_void, bytes: usize) -> Answer<&'a [u8]> {
+    if pixels.is_null() {
+        return Err(Failure::null("pixels"));
+    }
+    let expected = batcher.input().row_bytes;
+    if bytes != expected {
+        return Err(Failure::argument(format!("bytes is {bytes}: expected {expected}, one row")));
+    }
+    // SAFETY: not null, so it can be read by the caller; a row is no longer than the largest slice.
+    Ok(unsafe { std::slice::from_raw_parts(pixels.cast(), bytes) })
 }
 
 /// Lends a row to be written in place. It delays nobody, however long it is held.

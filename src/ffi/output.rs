@@ -5,14 +5,16 @@ use std::ffi::c_void;
 use super::handles::{look, object, trefoil_output};
 use super::layout::{trefoil_result, trefoil_scored_class};
 use super::pointers::{Out, tell_length};
+use super::rows::Answers;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
 use crate::tensor::OutputKind;
 
-/// A result of a batch or of a row.
+/// A result of a batch, of a row, or of the rows of one call, of which at least one has a result.
 pub(super) enum Landed {
     Batch(Output),
     Row(RowOutput),
+    Rows(Answers),
 }
 object!(Landed, Output);
 
@@ -21,6 +23,7 @@ impl Landed {
         match self {
             Self::Batch(output) => output.rows(),
             Self::Row(_) => 1,
+            Self::Rows(rows) => rows.len(),
         }
     }
 
@@ -28,6 +31,7 @@ impl Landed {
         match self {
             Self::Batch(output) => output.kind(),
             Self::Row(output) => output.kind(),
+            Self::Rows(rows) => rows.iter().flatten().next().expect("a row has a result").kind(),
         }
     }
 
@@ -38,11 +42,12 @@ impl Landed {
         Ok(match self {
             Self::Batch(output) => output.row(index),
             Self::Row(output) => output.bytes(),
+            Self::Rows(rows) => rows[index].as_ref().map_err(Clone::clone)?.bytes(),
         })
     }
 }
 
-/// How many rows an output has: as many as were submitted; 1 of a batcher's row.
+/// How many rows an output has: as many as were submitted; 1 of a batcher's single row.
 ///
 /// # Safety
 /// `rows` can be written or is null.
@@ -99,6 +104,43 @@ pub unsafe extern "C" fn trefoil_output_row(
     })
 }
 
+/// Copies rows of an output, `count` from row `first` on, to `values`, without padding; `bytes` is their length, `count`
+/// times `row_bytes` of trefoil_engine_output().
+///
+/// # Safety
+/// `bytes` bytes can be written at `values`, or it is null, which is an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_output_copy(
+    output: trefoil_output,
+    first: usize,
+    count: usize,
+    values: *mut c_void,
+    bytes: usize,
+) -> trefoil_status {
+    guard(|| {
+        if values.is_null() {
+            return Err(Failure::null("values"));
+        }
+        look(output, |landed: &Landed| {
+            let rows = (first..first.saturating_add(count)).map(|index| landed.row(index));
+            let rows = rows.collect::<Answer<Vec<_>>>()?;
+            let expected = rows.iter().map(|row| row.len()).sum::<usize>();
+            if bytes != expected {
+                return Err(Failure::argument(format!("bytes is {bytes}: expected {expected}, {count} rows")));
+            }
+            let mut at = values.cast::<u8>();
+            for row in rows {
+                // SAFETY: the rows together are `bytes` long, which the caller can write; they are the ring's own memory.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(row.as_ptr(), at, row.len());
+                    at = at.add(row.len());
+                }
+            }
+            Ok(())
+        })?
+    })
+}
+
 /// The `capacity` largest values of row `index`, largest first, ties by the lower class; `count` gets how many there
 /// are. It allocates nothing. An engine built for TREFOIL_RESULT_TOP_K has no more than it was built for. OUTPUT if any
 /// value of the row is not finite or, of probabilities, not within 0 to 1, or if the model has no such class.
@@ -123,6 +165,7 @@ pub unsafe extern "C" fn trefoil_output_top_k(
             match landed {
                 Landed::Batch(output) => best.take(output.part(0).scored(index)?),
                 Landed::Row(output) => best.take(output.scored()?),
+                Landed::Rows(rows) => best.take(rows[index].as_ref().map_err(Clone::clone)?.scored()?),
             }
             Ok(best.found)
         })??;

@@ -10,14 +10,16 @@ use super::callback::{self, trefoil_callback};
 use super::handles::{insert, look, object, take, take_if, trefoil_output, trefoil_ticket};
 use super::output::Landed;
 use super::pointers::Out;
+use super::rows::Rows;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::error::Error;
 use crate::ring::{Origin, RowTicket, Ticket};
 
-/// A ticket of a batch or of a row.
+/// A ticket of a batch, of a row, or of the rows of one call.
 pub(super) enum Flying {
     Batch(Ticket),
     Row(RowTicket),
+    Rows(Rows),
 }
 object!(Flying, Ticket);
 
@@ -26,6 +28,7 @@ impl Flying {
         match self {
             Self::Batch(ticket) => ticket.wait().map(Landed::Batch),
             Self::Row(ticket) => ticket.wait().map(Landed::Row),
+            Self::Rows(rows) => rows.wait().map(Landed::Rows),
         }
     }
 
@@ -33,6 +36,7 @@ impl Flying {
         Ok(match self {
             Self::Batch(ticket) => ticket.wait_for(limit)?.map(Landed::Batch).map_err(Self::Batch),
             Self::Row(ticket) => ticket.wait_for(limit)?.map(Landed::Row).map_err(Self::Row),
+            Self::Rows(rows) => rows.wait_for(limit)?.map(Landed::Rows).map_err(Self::Rows),
         })
     }
 
@@ -41,6 +45,7 @@ impl Flying {
         match self {
             Self::Batch(ticket) => ticket.is_ready().unwrap_or(true),
             Self::Row(ticket) => ticket.is_ready(),
+            Self::Rows(rows) => rows.is_ready(),
         }
     }
 
@@ -49,6 +54,7 @@ impl Flying {
         match self {
             Self::Batch(ticket) => ticket.origin(),
             Self::Row(ticket) => ticket.origin(),
+            Self::Rows(rows) => rows.origin(),
         }
     }
 
@@ -57,6 +63,7 @@ impl Flying {
         match self {
             Self::Batch(ticket) => Pin::new(ticket).poll(context).map_ok(Landed::Batch),
             Self::Row(ticket) => Pin::new(ticket).poll(context).map_ok(Landed::Row),
+            Self::Rows(rows) => rows.poll(context).map_ok(Landed::Rows),
         }
     }
 }

@@ -64,7 +64,7 @@ impl Launcher for Sm90Stem {
         let ((x, _, y), rows) = (step.pointers(), step.x());
         let (input, output) = (rows.shape, stored(step.y()));
         let problem = StemProblem { batch: step.batch(), input, output, row_pitch: row_pitch(rows), stem };
-        launch(&problem, tile, &StemPointers { x, filter: step.filter(&step.name()), y })
+        launch(&problem, tile, &StemPointers { x, filter: step.filter(step.name()), y })
     }
 
     #[cfg(test)]

@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
         let mut blocks = Blocks { bits: Bits::new(scan.data), coding, band: scan.band, empty: 0 };
         let mut done = 0;
         let mut mcu = |place: usize| -> Result<(), Fault> {
-            if self.interval > 0 && place > 0 && place % self.interval == 0 {
+            if self.interval > 0 && place > 0 && place.is_multiple_of(self.interval) {
                 blocks.restart(place / self.interval - 1)?;
             }
             for &(component, tables) in &scan.components {
