@@ -16,7 +16,7 @@ use crate::{report, smi, stop};
 const ACQUIRE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The batch sizes that an engine is built for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Sizes {
     /// What the library finds good for the device.
     Default,
@@ -24,10 +24,12 @@ pub enum Sizes {
     UpTo(usize),
     /// This one alone.
     Exactly(usize),
+    /// These.
+    All(Vec<usize>),
 }
 
 /// Rows of a batch, and how many batches are under way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Ring {
     /// Batch sizes.
     pub sizes: Sizes,
@@ -102,10 +104,11 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
         .output(ring.output)
         .acquire_limit(ACQUIRE_LIMIT);
     let builder = tuned(builder, ring.kernels);
-    match ring.sizes {
+    match &ring.sizes {
         Sizes::Default => builder,
-        Sizes::UpTo(largest) => builder.batch(largest),
-        Sizes::Exactly(size) => builder.batch_sizes(&[size]),
+        Sizes::UpTo(largest) => builder.batch(*largest),
+        Sizes::Exactly(size) => builder.batch_sizes(&[*size]),
+        Sizes::All(sizes) => builder.batch_sizes(sizes),
     }
 }
 

@@ -203,15 +203,15 @@ pub struct ForumArgs {
 /// How a batcher is built.
 #[derive(Args, Debug)]
 pub struct BatcherArgs {
-    /// Images in the largest batch [default: 32 on a GPU, 8 on the CPU]
-    #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
-    pub batch: Option<usize>,
+    /// Images in the largest batch, or all batch sizes [default: 32 on a GPU, 8 on the CPU]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
+    pub batch: Vec<usize>,
     /// Batches on the device at once
     #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
     pub slots: usize,
-    /// How long a batch that is not full waits for company, milliseconds
-    #[arg(long, value_name = "MS", default_value = "1", value_parser = milliseconds)]
-    pub max_delay: f64,
+    /// How long a batch that is not full waits at most while the device is busy, milliseconds [default: the library's]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub max_delay: Option<f64>,
 }
 
 /// Arguments of `bench clients`.
