@@ -3,19 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-use super::{DEVICE_MEMORY, Device, Kind};
+use super::{DEVICE_MEMORY, Device};
 use crate::error::Error;
 
 impl Device {
     /// Bytes that can be had of [`DEVICE_MEMORY`] or [`HOST_MEMORY`](super::HOST_MEMORY); as many as there can be if
     /// nobody says.
     pub(crate) fn free_bytes(&self, what: &str) -> Result<u64, Error> {
-        let there = match (&self.0.kind, what) {
-            #[cfg(feature = "cuda")]
-            (Kind::Cuda(cuda), DEVICE_MEMORY) => cuda.free_bytes()?,
-            _ => host_bytes(Path::new("/")),
-        };
-        Ok(if what == DEVICE_MEMORY { there.min(self.0.held.left()) } else { there })
+        let left = if what == DEVICE_MEMORY { self.0.held.left() } else { u64::MAX };
+        #[cfg(feature = "cuda")]
+        if let (super::Kind::Cuda(cuda), DEVICE_MEMORY) = (&self.0.kind, what) {
+            return Ok(left.min(cuda.free_bytes()?));
+        }
+        Ok(left.min(host_bytes(Path::new("/"))))
     }
 
     /// Refuses what needs more of a kind of memory than can be had.
