@@ -139,10 +139,10 @@ fn forum_runs_five_orders_and_the_ring() {
 
 #[test]
 fn clients_count_images_and_keep_books() {
-    let small = ["--threads", "1,6", "--batch", "4", "--seconds", "0.3", "--max-delay", "2"];
+    let small = ["--threads", "1,6", "--batch", "4", "--seconds", "0.3", "--max-delay", "500"];
     let figures = figures("clients", "latency, ms", &[&MODEL[..], &small].concat());
     let (ring, bound) = (number(&figures, "/ring/images_per_second"), number(&figures, "/p99_bound_seconds"));
-    assert_same(bound, 0.002 + 4.0 * 4.0 / ring);
+    assert_same(bound, 4.0 * 4.0 / ring);
     let rows = rows(&figures, "rows");
     assert_eq!(rows.iter().map(|row| number(row, "/threads")).collect::<Vec<_>>(), [1.0, 6.0]);
     for row in rows {
@@ -158,8 +158,8 @@ fn clients_count_images_and_keep_books() {
         assert!((1.0..=of("mean_batch")).contains(&of("copies_a_batch")), "{row}");
         assert_eq!(row["upload"], true);
     }
-    // One client alone waits out the delay, every time.
-    assert!(number(&rows[0], "/p50_seconds") >= 0.002);
+    // One client alone finds the device idle, every time, and waits for no company.
+    assert!(number(&rows[0], "/p99_seconds") < 0.5);
 }
 
 #[test]
