@@ -12,7 +12,8 @@ use crate::trace::Trace;
 
 /// Writes the timeline of the batches that the recorder remembers: to a path that ends in `.html` a page for any
 /// browser, which needs nothing else; to another what Perfetto and chrome://tracing read. A file that is there is
-/// replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on Unix, and UTF-8 elsewhere.
+/// replaced as a whole. The engine was built with `trace_batches`; batches go on meanwhile. The path is any bytes on
+/// Unix, and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null.
