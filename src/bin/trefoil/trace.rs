@@ -137,7 +137,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
         writeln!(out, "{}", serde_json::to_string(&figures)?)?;
     } else {
         writeln!(out, "device  {}", setup::describe(device.info()))?;
-        writeln!(out, "model   {} from {}", model.name(), path.display())?;
+        writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
         writeln!(out, "        batches of {batch}, {} slots, {producers} producers\n", args.slots)?;
         writeln!(out, "{report}\n")?;
         if let Some(path) = &for_perfetto {

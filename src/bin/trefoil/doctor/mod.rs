@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use trefoil::{Device, Error, Target};
 
-use crate::report::{Paint, paint};
+use crate::report::{self, Paint, paint};
 use crate::{Outcome, models};
 
 /// Arguments of `doctor`.
@@ -136,7 +136,7 @@ fn gpus(target: Target) -> Vec<Check> {
 
 fn weights(model: Option<&Path>) -> Check {
     match models::open(model) {
-        Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), path.display())),
+        Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), report::path(&path))),
         Err(error) => Check::warn("weights", format!("{error:#}"), "name another by --model or TREFOIL_WEIGHTS"),
     }
 }
