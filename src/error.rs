@@ -250,22 +250,34 @@ impl Error {
     }
 }
 
+/// The longest message, in characters: names in it come from outside.
+const MESSAGE: usize = 2000;
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
-            Self::Format { path, what } => write!(f, "{}: {what}", path.display()),
-            Self::Tensor { path, tensor, expected, found } => {
+        f.write_str(&printable(&Message(self).to_string(), MESSAGE))
+    }
+}
+
+/// The message as it is, with whatever the names in it hold.
+struct Message<'a>(&'a Error);
+
+impl fmt::Display for Message<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Error::Io { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::Format { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::Tensor { path, tensor, expected, found } => {
                 write!(f, "{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())
             }
-            Self::UnknownArchitecture { path, found, known } => {
+            Error::UnknownArchitecture { path, found, known } => {
                 write!(f, "{}: unknown architecture `{found}`; known are {}", path.display(), known.join(", "))
             }
-            Self::Graph { node, what } => write!(f, "node `{node}`: {what}"),
-            Self::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),
-            Self::Unsupported { what, instead } => write!(f, "{what} is not supported: {instead}"),
-            Self::NoDevice { target, why } => write!(f, "no device for `{target}`: {why}"),
-            Self::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch } => {
+            Error::Graph { node, what } => write!(f, "node `{node}`: {what}"),
+            Error::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),
+            Error::Unsupported { what, instead } => write!(f, "{what} is not supported: {instead}"),
+            Error::NoDevice { target, why } => write!(f, "no device for `{target}`: {why}"),
+            Error::OutOfMemory { device, what, needed_bytes, free_bytes, fitting_batch } => {
                 let mib = |b: &u64| *b as f64 / (1 << 20) as f64;
                 write!(
                     f,
@@ -280,41 +292,57 @@ impl fmt::Display for Error {
                     None => Ok(()),
                 }
             }
-            Self::Driver { device, operation, status, code, .. } => {
+            Error::Driver { device, operation, status, code, .. } => {
                 write!(f, "{device}: {operation} failed with {status} ({code})")
             }
-            Self::Hazard { what } => write!(f, "hazard, please report it: {what}"),
-            Self::Fault { cause, batch: None } => write!(f, "the device is out of use: {cause}"),
-            Self::Fault { cause, batch: Some(batch) } => {
+            Error::Hazard { what } => write!(f, "hazard, please report it: {what}"),
+            Error::Fault { cause, batch: None } => write!(f, "the device is out of use: {cause}"),
+            Error::Fault { cause, batch: Some(batch) } => {
                 write!(f, "the device is out of use since batch {batch}: {cause}")
             }
-            Self::Thread { name, source } => write!(
+            Error::Thread { name, source } => write!(
                 f,
                 "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`, of a container the \
                  limit of its processes), or ask for fewer"
             ),
-            Self::Timeout { operation, waited, credits } => {
+            Error::Timeout { operation, waited, credits } => {
                 write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {
                     write!(f, "; wait for or drop the unread tickets and outputs, or ask for more results")?;
                 }
                 Ok(())
             }
-            Self::Deadline { late } => {
+            Error::Deadline { late } => {
                 write!(f, "the deadline passed in the queue, {:.3} ms ago; not uploaded", late.as_secs_f64() * 1e3)
             }
-            Self::Full { rows } => {
+            Error::Full { rows } => {
                 write!(f, "all {rows} rows of the batcher are taken; try again later, wait, or ask for more rows")
             }
-            Self::Output { row, what } => {
+            Error::Output { row, what } => {
                 write!(f, "row {row} of the result is no answer: {what}; check the model's weights and preprocessing")
             }
-            Self::Image { path, what } => write!(f, "{}: {what}", path.display()),
-            Self::Closed => write!(f, "the engine or batcher is closed"),
-            Self::Internal { what } => write!(f, "internal error, please report it: {what}"),
+            Error::Image { path, what } => write!(f, "{}: {what}", path.display()),
+            Error::Closed => write!(f, "the engine or batcher is closed"),
+            Error::Internal { what } => write!(f, "internal error, please report it: {what}"),
         }
     }
 }
 
 /// A message has its cause in it, so that there is no `source`: whoever prints a chain of errors would say it twice.
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_printable_and_keeps_its_end() {
+        let tensor = "\x1b[2J".to_owned() + &"x".repeat(5_000_000);
+        let (expected, found) = ("[64]".to_owned(), "[32]".to_owned());
+        let said = Error::Tensor { path: "w.safetensors".into(), tensor, expected, found }.to_string();
+        assert!(
+            said.starts_with(r"w.safetensors: tensor `\u{1b}[2Jxxx") && said.ends_with("expected [64], found [32]")
+        );
+        assert!(said.len() < 3000, "{} bytes", said.len());
+    }
+}

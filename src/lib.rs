@@ -60,7 +60,7 @@
 //! | `TREFOIL_NVCC` | the build | compile the kernels with this nvcc instead of embedding the kept PTX |
 //! | `TREFOIL_WEIGHTS` | the program | a folder with models, or a model |
 //! | `TREFOIL_CACHE` | the library | where measurements of kernels are kept; default `trefoil` in `XDG_CACHE_HOME` or `~/.cache` |
-//! | `TREFOIL_DECODE_MEMORY` | the library | MiB that all photos in decoding share; default half of what is free, see [`image`] |
+//! | `TREFOIL_DECODE_MEMORY` | the library | MiB that all photos in decoding share; default half of what is free, see `image` |
 //! | `TREFOIL_CHECK` | the library | `1`: engines run behind the hazard checker unless told otherwise, see [`EngineBuilder::check`] |
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip; `2`: a missing second one too |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |

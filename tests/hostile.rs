@@ -155,6 +155,57 @@ fn what_is_no_regular_file_is_refused_at_once() {
     assert_eq!((output.status.code(), said(&output.stderr).as_str()), (Some(0), ""));
 }
 
+/// Whether there is nothing in it that steers a terminal.
+fn is_plain(text: &str) -> bool {
+    text.chars().all(|character| character == '\n' || !character.is_control())
+}
+
+#[test]
+fn names_from_files_do_not_steer_the_terminal() {
+    let folder = Folder::new("names");
+    let photo = folder.copy("weights/photos/rocket.jpg", "a\x1b[2J\nb.jpg");
+    let missing = folder.0.join("\x1b]0;gone\x07.jpg");
+    folder.copy("weights/convnet28/model.safetensors", "model.safetensors");
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(root().join("weights/convnet28/config.json")).unwrap()).unwrap();
+    let label = format!("\x1b[31mred\u{202e}{}", "x".repeat(20_000));
+    config["label_names"] = vec![label.clone(); 10].into();
+    config["architecture"] = "trefoil_convnet28.\x1b[2J".into();
+    fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+    let paths = [&photo, &missing].map(|path| path.to_str().unwrap());
+    let run = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+        command.args(["classify", "--device", "cpu", "--model", folder.path(), "--top", "1"]).args(paths).args(more);
+        command.env("RUST_LOG", "info");
+        finish(command)
+    };
+    let text = run(&[]);
+    assert_eq!((text.status.code(), said(&text.stdout).lines().count()), (Some(2), 2));
+    for said in [said(&text.stdout), said(&text.stderr)] {
+        assert!(is_plain(&said) && said.len() < 3000 && said.contains(r"\u{1b}"), "{said:?}");
+    }
+    let lines = json_lines(&run(&["--json"]));
+    assert_eq!((lines[0]["path"].as_str(), lines[0]["top"][0]["label"].as_str()), (Some(paths[0]), Some(&label[..])));
+    assert_eq!(lines[1]["path"].as_str(), Some(paths[1]));
+}
+
+#[test]
+fn a_name_of_megabytes_is_cut_in_errors() {
+    let folder = Folder::new("long");
+    folder.copy("weights/convnet28/config.json", "config.json");
+    let name = "\\u001b[2J".to_owned() + &"n".repeat(5 << 20);
+    let json = format!(r#"{{"{name}":{{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}}}"#);
+    let file = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 8]].concat();
+    fs::write(folder.0.join("model.safetensors"), file).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
+    command.args(["inspect", folder.path(), "--device", "cpu"]);
+    let output = finish(command);
+    let message = said(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(message.len() < 5000 && is_plain(&message), "{} bytes", message.len());
+    assert!(message.contains("expected 4 bytes, found 8"), "{message}");
+}
+
 #[test]
 fn a_model_of_pipes_is_refused_at_once() {
     for name in ["config.json", "model.safetensors"] {

@@ -16,10 +16,8 @@ const VARIABLE: &str = "TREFOIL_DECODE_MEMORY";
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
 /// The budget of this process: what `TREFOIL_DECODE_MEMORY` says, else half of what was free at first.
-pub(super) static BUDGET: LazyLock<Budget> = LazyLock::new(|| {
-    let asked = std::env::var(VARIABLE).ok().and_then(|text| text.trim().parse::<u64>().ok());
-    Budget::new(asked.map_or_else(|| available_bytes() / 2, |mib| mib.saturating_mul(1 << 20)))
-});
+pub(super) static BUDGET: LazyLock<Budget> =
+    LazyLock::new(|| Budget::new(asked_bytes().unwrap_or_else(|| available_bytes() / 2)));
 
 /// Bytes to be shared.
 #[derive(Debug)]
@@ -119,6 +117,16 @@ pub(super) fn reserved(bytes: usize) -> Result<Vec<u8>, String> {
 /// Whether so many bytes are to be had.
 pub(super) fn probe(bytes: usize) -> Result<(), String> {
     reserved(bytes).map(drop)
+}
+
+/// What the variable says; what is no number is told in the log.
+fn asked_bytes() -> Option<u64> {
+    let text = std::env::var(VARIABLE).ok().filter(|text| !text.trim().is_empty())?;
+    let mib = text.trim().parse::<u64>();
+    if mib.is_err() {
+        log::warn!("{VARIABLE} is {text}: expected a number of MiB; half of what is free is taken");
+    }
+    Some(mib.ok()?.saturating_mul(1 << 20))
 }
 
 /// Memory that this process can still get: of the machine, of its control group, and of its address space.

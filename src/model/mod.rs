@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use self::config::Config;
 use self::names::nearest;
-use crate::error::Error;
+use crate::error::{Error, printable};
 use crate::tensor::Shape;
 
 pub use builder::GraphBuilder;
@@ -99,7 +99,7 @@ impl Model {
         };
         let Config { architecture, num_classes, labels, preprocessing } = config;
         let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
-        Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&architecture))
+        Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&printable(&architecture, MOST_OF_A_NAME)))
     }
 
     /// A model of a graph built in code. Labels are one for each class, or none.
@@ -260,6 +260,9 @@ fn default_input(path: &Path, architecture: &str) -> Result<Shape, Error> {
         || Error::UnknownArchitecture { path: path.to_owned(), found: architecture.to_owned(), known: architectures() };
     families::find(architecture).map(families::Architecture::default_input).ok_or_else(unknown)
 }
+
+/// Characters of a model's name, which is shown, that are taken from its configuration.
+const MOST_OF_A_NAME: usize = 200;
 
 /// Labels for classes that have none.
 fn numbered(classes: usize) -> Arc<[String]> {

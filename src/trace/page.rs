@@ -4,10 +4,13 @@ use serde::Serialize;
 
 use super::lanes::{Group, lanes};
 use super::{Trace, TraceInterval, TraceReport, TraceStage, TracedModel};
+use crate::error::printable;
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/timeline.js");
+/// Characters of the title that are shown.
+const MOST_OF_A_TITLE: usize = 300;
 
 /// What the page's script reads.
 #[derive(Serialize)]
@@ -96,5 +99,5 @@ fn rows(trace: &Trace) -> Vec<Row> {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    printable(text, MOST_OF_A_TITLE).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

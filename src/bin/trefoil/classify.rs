@@ -220,11 +220,11 @@ impl Answer<'_> {
         }
         match &self.result {
             Ok(top) => {
-                writeln!(out, "{}", self.path.display())?;
+                writeln!(out, "{}", report::path(self.path))?;
                 top.iter().try_for_each(|class| writeln!(out, "{}", class.line()))?;
             }
             Err(error) => {
-                let _ = writeln!(io::stderr(), "error: {error}");
+                let _ = writeln!(io::stderr(), "error: {}", report::message(error));
             }
         }
         Ok(())

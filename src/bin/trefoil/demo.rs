@@ -30,7 +30,7 @@ pub fn run(args: &Place) -> Result<Outcome> {
     let mut out = io::stdout();
     writeln!(out, "device      {}", setup::describe(device.info()))?;
     let (name, input, classes) = (model.name(), model.preprocessing().input, model.classes());
-    writeln!(out, "model       {name} from {}: input {input}, {classes} classes", path.display())?;
+    writeln!(out, "model       {name} from {}: input {input}, {classes} classes", report::path(&path))?;
 
     let gpu = !setup::is_cpu(&device);
     let producers = if gpu { setup::cores().min(8) } else { 2 };
@@ -57,7 +57,7 @@ fn show_photos(model: &Model, engine: &Engine, model_path: &Path) -> Result<(Vec
     for input in Inputs::collect(&[folder]).list.into_iter().take(MOST_PHOTOS) {
         match classify(model, engine, &input.path) {
             Ok((row, top)) => {
-                writeln!(out, "\n{}", input.path.display())?;
+                writeln!(out, "\n{}", report::path(&input.path))?;
                 top.iter().try_for_each(|class| writeln!(out, "{}", class.line()))?;
                 rows.push(row);
             }

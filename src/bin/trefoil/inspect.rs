@@ -12,7 +12,7 @@ use trefoil::{InputFormat, OutputKind};
 use crate::cli::{InspectArgs, KnownGpu};
 use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
-use crate::{Outcome, models};
+use crate::{Outcome, models, report};
 
 /// Classes of an architecture without weights: ImageNet's.
 const CLASSES: usize = 1000;
@@ -74,7 +74,7 @@ fn without_weights(args: &InspectArgs) -> Result<Option<(String, Graph)>> {
 fn print_model(model: &Model, path: &Path) -> Result<()> {
     let mut out = io::stdout();
     let preprocessing = model.preprocessing();
-    writeln!(out, "{} from {}", model.name(), path.display())?;
+    writeln!(out, "{} from {}", model.name(), report::path(path))?;
     writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
     writeln!(
         out,

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `TREFOIL_WEIGHTS` | a folder with models, or a model, looked at after `--model` |
 //! | `TREFOIL_CACHE` | where measurements of kernels are kept |
+//! | `TREFOIL_DECODE_MEMORY` | MiB that all photos in decoding share |
 //! | `RUST_LOG` | what to log on stderr: `error`, `warn` (the default), `info`, `debug` |
 //! | `NO_COLOR` | no colours, whatever its value |
 //!
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) if error.is::<clap::Error>() => error.downcast_ref().map_or(USAGE, answer_instead),
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            let _ = writeln!(io::stderr(), "error: {}", report::message(&format!("{error:#}")));
             1
         }
     };
@@ -104,7 +105,7 @@ fn answer_instead(error: &clap::Error) -> u8 {
 fn start_logging() {
     let filter = env_logger::Env::default().default_filter_or("warn");
     let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
-        writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), record.args())
+        writeln!(out, "{}: {}", record.level().as_str().to_lowercase(), report::message(&record.args().to_string()))
     };
     env_logger::Builder::from_env(filter).format(line).init();
 }

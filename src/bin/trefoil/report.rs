@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 use trefoil::model::Model;
+use trefoil::printable;
 
 /// One class of a photo.
 #[derive(Debug, Clone, Serialize)]
@@ -30,8 +32,23 @@ impl Class {
 
     /// A line for people.
     pub fn line(&self) -> String {
-        format!("{:6.1} %  {:>4} {}", 100.0 * self.probability, self.index, self.label)
+        format!("{:6.1} %  {:>4} {}", 100.0 * self.probability, self.index, printable(&self.label, MOST_OF_A_LABEL))
     }
+}
+
+/// Characters of a label that are shown to people, of a path, and of a message.
+const MOST_OF_A_LABEL: usize = 200;
+const MOST_OF_A_PATH: usize = 4096;
+const MOST_OF_A_MESSAGE: usize = 6000;
+
+/// A path for people: nothing in it steers their terminal.
+pub fn path(path: &Path) -> String {
+    printable(&path.to_string_lossy(), MOST_OF_A_PATH)
+}
+
+/// A message for people, whatever names are in it.
+pub fn message(text: &str) -> String {
+    printable(text, MOST_OF_A_MESSAGE)
 }
 
 /// Median and spread of samples.

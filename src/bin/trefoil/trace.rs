@@ -159,7 +159,7 @@ impl Run<'_> {
             writeln!(out, "{}", serde_json::to_string(&figures)?)?;
         } else {
             writeln!(out, "device  {}", setup::describe(info))?;
-            writeln!(out, "model   {} from {}", model.name(), self.path.display())?;
+            writeln!(out, "model   {} from {}", model.name(), report::path(self.path))?;
             writeln!(out, "        batches of {batch}, {slots} slots, {producers} producers\n")?;
             writeln!(out, "{report}\n")?;
         }
@@ -196,10 +196,10 @@ impl<'a> Files<'a> {
     fn tell(&self) -> Result<()> {
         let mut out = io::stdout();
         if let Some(path) = self.perfetto {
-            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", path.display())?;
+            writeln!(out, "timeline in {}: open it at https://ui.perfetto.dev", report::path(path))?;
         }
         if let Some(path) = self.html {
-            writeln!(out, "timeline in {}: open it in a browser", path.display())?;
+            writeln!(out, "timeline in {}: open it in a browser", report::path(path))?;
         }
         Ok(())
     }

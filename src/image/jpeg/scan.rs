@@ -101,39 +101,38 @@ impl<'a> Walk<'a> {
     }
 
     fn scan(&mut self, scan: &Scan) -> Result<(), ScanFault> {
-        let outline = self.outline;
-        let frame = &outline.frame;
+        let frame = &self.outline.frame;
         let [across, down] = match &scan.components[..] {
             [(only, _)] => frame.blocks(*only),
             _ => frame.mcus(),
         };
-        let (mcus, is_alone) = (across * down, scan.components.len() == 1);
+        let mcus = across * down;
         let coding = self.begin(scan, mcus).map_err(|fault| (0, mcus, fault))?;
         let mut blocks = Blocks { bits: Bits::new(scan.data), coding, band: scan.band, empty: 0 };
-        let mut done = 0;
-        let mut mcu = |place: usize| -> Result<(), Fault> {
-            if self.interval > 0 && place > 0 && place.is_multiple_of(self.interval) {
-                blocks.restart(place / self.interval - 1)?;
-            }
-            for &(component, tables) in &scan.components {
-                let of = &frame.components[component];
-                let [dc, ac] = [tables >> 4, tables & 15].map(usize::from);
-                let tables = [self.tables[0].get(dc), self.tables[1].get(ac)].map(|table| table?.as_deref());
-                let nonzero = self.nonzero[component].get_mut(place);
-                let mut none = 0;
-                let nonzero = nonzero.unwrap_or(&mut none);
-                for _ in 0..if is_alone { 1 } else { of.across * of.down } {
-                    blocks.block(tables, nonzero)?;
-                }
-            }
-            Ok(())
-        };
-        while done < mcus {
-            mcu(done).map_err(|fault| (done, mcus, fault))?;
-            done += 1;
+        for place in 0..mcus {
+            self.mcu(scan, &mut blocks, place).map_err(|fault| (place, mcus, fault))?;
         }
         let restarts = (mcus - 1).checked_div(self.interval).unwrap_or(0);
         blocks.end(restarts).map_err(|fault| (mcus, mcus, fault))
+    }
+
+    /// The blocks of the MCU at `place`, behind the restart marker in front of it.
+    fn mcu(&mut self, scan: &Scan, blocks: &mut Blocks, place: usize) -> Result<(), Fault> {
+        if self.interval > 0 && place > 0 && place.is_multiple_of(self.interval) {
+            blocks.restart(place / self.interval - 1)?;
+        }
+        for &(component, tables) in &scan.components {
+            let of = &self.outline.frame.components[component];
+            let count = if scan.components.len() == 1 { 1 } else { of.across * of.down };
+            let [dc, ac] = [tables >> 4, tables & 15].map(usize::from);
+            let tables = [self.tables[0].get(dc), self.tables[1].get(ac)].map(|table| table?.as_deref());
+            let mut none = 0;
+            let nonzero = self.nonzero[component].get_mut(place).unwrap_or(&mut none);
+            for _ in 0..count {
+                blocks.block(tables, nonzero)?;
+            }
+        }
+        Ok(())
     }
 
     /// How a scan is coded, and a note of what it begins.

@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use trefoil::printable;
+
 /// Panels one below the other, for narrow screens too.
 pub struct Chart {
     pub title: String,
@@ -45,6 +47,8 @@ const GAP: f64 = 24.0;
 const PAGE: f64 = LEFT + WIDTH + GAP;
 const PRINT: usize = 78;
 const LINE: f64 = 18.0;
+/// Characters of a text that are drawn.
+const MOST_OF_A_TEXT: usize = 300;
 /// On light paper, and on dark.
 const COLOURS: [[&str; 2]; 6] = [
     ["#0969da", "#58a6ff"],
@@ -287,8 +291,13 @@ fn text(out: &mut String, x: f64, y: f64, class: &str, anchor: &str, text: &str)
     let _ = writeln!(out, r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{text}</text>"#);
 }
 
+/// Text for XML, which holds no control characters.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    printable(text, MOST_OF_A_TEXT)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 /// As few digits as say it.
@@ -327,13 +336,14 @@ mod tests {
 
     #[test]
     fn drawings_are_whole_and_escaped() {
-        let mut panel = Panel::new("a < b & c", Axis::new("threads"), Axis::new("ms").with_zero()).line(2.0, "limit");
+        let mut panel =
+            Panel::new("a < b\x1b & c", Axis::new("threads"), Axis::new("ms").with_zero()).line(2.0, "limit");
         panel.point(Series::solid("p99"), 1.0, 3.0);
         panel.point(Series::solid("p99"), 2.0, f64::NAN);
         panel.point(Series::dashed("bound"), 1.0, 4.0);
         let svg = Chart { title: "t".into(), about: "\"x\"".into(), panels: vec![panel] }.svg();
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n") && !svg.contains("NaN"));
-        assert!(svg.contains("a &lt; b &amp; c") && svg.contains("prefers-color-scheme: dark"));
+        assert!(svg.contains(r"a &lt; b\u{1b} &amp; c") && svg.contains("prefers-color-scheme: dark"));
         let bar = Bar { label: "one".into(), value: 12_345.0, group: 0 };
         assert!(bars("t", "", "images/s", &[bar]).contains("12345"));
     }

@@ -70,7 +70,7 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
     if !args.json {
         let mut out = io::stdout();
         writeln!(out, "device  {}", setup::describe(device.info()))?;
-        writeln!(out, "model   {} from {}, input {}", model.name(), path.display(), model.preprocessing().input)?;
+        writeln!(out, "model   {} from {}, input {}", model.name(), report::path(&path), model.preprocessing().input)?;
         writeln!(out, "        {} slots; times of one batch: median (10th to 90th percentile)", args.slots)?;
     }
     let wanted = STAGES.iter().filter(|stage| args.only.is_none_or(|only| only == **stage)).count();

@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use trefoil::{Device, Error, FaultClass, Target};
 
-use crate::report::{Paint, paint};
+use crate::report::{self, Paint, paint};
 use crate::{Outcome, models, setup};
 
 /// Arguments of `doctor`.
@@ -163,7 +163,7 @@ fn ends_the_process(error: Option<&Error>) -> bool {
 
 fn weights(model: Option<&Path>) -> Check {
     match models::open(model) {
-        Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), path.display())),
+        Ok((model, path)) => Check::ok("weights", format!("{} from {}", model.name(), report::path(&path))),
         Err(error) => Check::warn("weights", format!("{error:#}"), "name another by --model or TREFOIL_WEIGHTS"),
     }
 }
