@@ -39,6 +39,8 @@ pub struct Driver {
     /// What all copies and kernels so far have taken.
     pub clock_ms: f64,
     calls: usize,
+    /// Calls of the name that is to fail.
+    named: usize,
     failing: bool,
     /// Whether a call has failed as it was told to.
     pub has_failed: bool,
@@ -163,6 +165,7 @@ impl Driver {
             clock_ms: 0.0,
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
+            named: 0,
             failing: false,
             has_failed: false,
             injected: None,
@@ -176,7 +179,11 @@ impl Driver {
         let config = &self.config;
         let due = config.fail_call.as_ref().is_some_and(|which| match which.parse::<usize>() {
             Ok(number) => number == self.calls,
-            Err(_) => which == name,
+            Err(_) => {
+                let (named, first) = which.split_once('#').unwrap_or((which, "1"));
+                self.named += usize::from(named == name);
+                named == name && self.named >= first.parse().expect("a number behind #")
+            }
         });
         self.failing = due || (self.failing && config.sticky);
         self.has_failed |= self.failing;

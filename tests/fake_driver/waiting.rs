@@ -147,12 +147,12 @@ fn a_fault_wakes_sleepers() {
     for waiting in ALL {
         let name = format!("{waiting:?}");
         let memory = [("FAKE_CUDA_EVENTS", "stuck"), ("FAKE_CUDA_MEMORY", "4194304")];
-        let breaks = [("FAKE_CUDA_FAIL_CALL", "cuMemGetInfo_v2"), ("FAKE_CUDA_FAIL_STICKY", "1")];
+        let breaks = [("FAKE_CUDA_FAIL_CALL", "cuMemGetInfo_v2#2"), ("FAKE_CUDA_FAIL_STICKY", "1")];
         scenario.run(&[&[("WAITING", &*name)], &memory[..], &breaks].concat()).assert_sound();
     }
 }
 
-/// Makes the call that breaks the device: an engine too large for it asks how much memory there is.
+/// Makes the call that breaks the device: another build asks how much memory there is, as the first one did.
 fn breaking_call(device: &Device) -> Error {
     Engine::builder(&small_model()).on(device).batch_sizes(&[8192]).build().unwrap_err()
 }

@@ -43,11 +43,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::error::Error;
     use crate::model::{GraphBuilder, Preprocessing, Window};
     use crate::plan::{Choices, Plan, Request, plan};
     use crate::tensor::{InputFormat, OutputKind, Shape};
 
-    fn planned(limits: &Limits, batch: usize, choices: &Choices) -> Result<Plan, crate::Error> {
+    fn planned(limits: &Limits, batch: usize, choices: &Choices) -> Result<Plan, Error> {
         let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
         let x = g.conv2d("conv", g.input(), 24, Window::square(3, 1, 1));
         let mean = g.global_avg_pool("mean", x);
@@ -82,7 +83,7 @@ mod tests {
         assert_eq!(chosen(&with("mean", Kernel::Sm80)).unwrap(), Kernel::Sm80);
         assert!(chosen(&with("conv", Kernel::Toy(1))).is_err());
         let elsewhere = planned(&Limits::a100(), 64, &with("mean", Kernel::Toy(1)));
-        assert!(matches!(elsewhere, Err(crate::Error::Unsupported { .. })));
+        assert!(matches!(elsewhere, Err(Error::Unsupported { .. })));
         assert_eq!(planned(&Limits::a100(), 64, &Choices::new()).unwrap().steps[2].kernel, Kernel::Sm80);
     }
 
