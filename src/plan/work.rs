@@ -50,7 +50,7 @@ pub(crate) enum Weights<'a> {
     /// A convolution, dense or depthwise.
     Conv(&'a Conv2d),
     /// A fully connected layer.
-    Linear(&'a Linear),
+    Linear(#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "no weights are packed"))] &'a Linear),
 }
 
 impl Operand {

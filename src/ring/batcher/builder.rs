@@ -106,7 +106,7 @@ impl BatcherBuilder {
         afford(&self.core, rows)?;
         let full = self.core.capacity().min(rows);
         let shared = Arc::new(Shared {
-            bounds: Bounds { full, in_flight, max_delay: self.max_delay },
+            bounds: Bounds { full, in_flight, max_delay: self.max_delay.min(LONGEST) },
             when_full: self.when_full,
             places: rows,
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
@@ -136,6 +136,9 @@ fn afford(core: &Core, rows: usize) -> Result<(), Error> {
         other => other,
     })
 }
+
+/// Decades: what may be added to any time.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
 
 fn within(option: &'static str, value: usize, most: usize) -> Result<usize, Error> {
     if !(1..=most).contains(&value) {

@@ -125,9 +125,9 @@ impl Shared {
         }
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
+        let last = last_upload.replace(staging);
         // An error is latched, and told by who waits for the batch.
-        let is_alone = |last| matches!(self.core.is_uploaded(last), Ok(true));
-        let is_measured = is_measured && last_upload.replace(staging).is_none_or(is_alone);
+        let is_measured = is_measured && last.is_none_or(|last| matches!(self.core.is_uploaded(last), Ok(true)));
         let from = Gathered { buffer: &self.rows, runs };
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
