@@ -4,6 +4,7 @@
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
+mod attention;
 mod candidates;
 mod chain;
 mod check;
@@ -28,6 +29,9 @@ use crate::error::Error;
 use crate::model::{Conv2d, Graph, Linear, Pool, Preprocessing};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
+#[cfg(feature = "cuda")]
+pub(crate) use attention::TILE_ROWS;
+pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use chain::ChainTile;
 #[cfg(feature = "cuda")]

@@ -3,7 +3,8 @@
 use super::launch::SM90_SHARED_BYTES;
 use super::{add, conv2d_depthwise, conv2d_fprop, emit, global_avg_pool, linear, mean, normalize, pool2d};
 use super::{
-    sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_linear, sm90_stem, sm90_tail,
+    sm90_attention, sm90_conv2d_chain, sm90_conv2d_depthwise, sm90_conv2d_fprop, sm90_conv2d_halo, sm90_linear,
+    sm90_stem, sm90_tail,
 };
 use crate::plan::{ConvTile, Sm90Tile};
 
@@ -62,6 +63,11 @@ pub(crate) fn entries() -> Vec<Entry> {
         let (threads, shared_bytes) = (sm90_tail::THREADS, sm90_tail::MOST_SHARED_BYTES);
         Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
     }));
+    for (tile, names) in sm90_attention::ENTRIES {
+        let (threads, shared_bytes) = (sm90_attention::threads(tile), tile.shared_bytes() as u32);
+        let entry = |name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 };
+        all.extend(names.map(entry));
+    }
     let mut add = |module, names: &[&'static str], threads| {
         all.extend(names.iter().map(|name| Entry { module, name, threads, shared_bytes: 0, cluster: 1 }));
     };
@@ -84,12 +90,12 @@ mod tests {
 
     use super::super::implicit_gemm::ImplicitGemmArgs;
     use super::*;
-    use crate::plan::{ChainTile, LINEAR_OUTPUTS, LinearTile, StemLayers, StemTile, TailTile};
+    use crate::plan::{AttentionTile, ChainTile, LINEAR_OUTPUTS, LinearTile, StemLayers, StemTile, TailTile};
 
     type Fields = &'static [(&'static str, usize, usize)];
 
     /// Each argument struct: its module, the file and name of its twin, its fields and size.
-    const STRUCTS: [(&str, &str, &str, Fields, usize); 18] = [
+    const STRUCTS: [(&str, &str, &str, Fields, usize); 19] = [
         twin::<ImplicitGemmArgs>("conv2d_fprop", "implicit_gemm.cuh", "ImplicitGemmArgs", ImplicitGemmArgs::FIELDS),
         twin::<linear::LinearArgs>("linear", "linear.cu", "LinearArgs", linear::LinearArgs::FIELDS),
         // A part of the next one.
@@ -135,6 +141,12 @@ mod tests {
             "sm90_linear.cu",
             "Sm90LinearArgs",
             sm90_linear::Sm90LinearArgs::FIELDS,
+        ),
+        twin::<sm90_attention::Sm90AttentionArgs>(
+            "sm90_attention",
+            "sm90_attention.cu",
+            "Sm90AttentionArgs",
+            sm90_attention::Sm90AttentionArgs::FIELDS,
         ),
         twin::<sm90_stem::StemArgs>("sm90_stem", "sm90_stem.cu", "StemArgs", sm90_stem::StemArgs::FIELDS),
         twin::<sm90_tail::TailArgs>("sm90_tail", "sm90_tail.cu", "TailArgs", sm90_tail::TailArgs::FIELDS),
@@ -390,6 +402,20 @@ mod tests {
         assert!(found.eq(listed));
         assert_eq!(sm90_linear::ENTRIES.map(|(tile, _)| tile), LinearTile::ALL);
         assert!(source.contains(&format!("kTileN = {LINEAR_OUTPUTS};")));
+    }
+
+    #[test]
+    fn attention_kernels_agree_with_the_source() {
+        let source = read("sm90_attention.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ATTENTION(")?.strip_suffix(')'));
+        let listed = sm90_attention::ENTRIES.map(|(tile, [plain, masked])| {
+            let AttentionTile { dims, keys } = tile;
+            assert_eq!(plain, format!("sm90_attention_{dims}_{keys}"));
+            assert_eq!(masked, format!("{plain}_masked"));
+            format!("{dims}, {keys}, {}", tile.groups())
+        });
+        assert!(found.eq(listed));
+        assert_eq!(sm90_attention::ENTRIES.map(|(tile, _)| tile), AttentionTile::ALL);
     }
 
     #[test]
