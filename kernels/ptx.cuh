@@ -18,6 +18,13 @@ TREFOIL_DEVICE uint32_t block_idx_x() {
   return index;
 }
 
+// threadIdx.x, likewise.
+TREFOIL_DEVICE uint32_t thread_idx_x() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // Copies 16 bytes to shared memory past the registers; if `valid` is false it writes zeros and reads nothing.
 // Both addresses are multiples of 16.
 TREFOIL_DEVICE void cp_async_16(uint32_t shared_dst, const void *global_src, bool valid) {
@@ -104,6 +111,18 @@ TREFOIL_DEVICE void store_shared_u32(uint32_t shared_dst, uint32_t value) {
 TREFOIL_DEVICE uint32_t load_shared_u32(uint32_t shared_src) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_src) : "memory");
+  return value;
+}
+
+// A word by which threads of a block tell each other how far they are, without a barrier.
+TREFOIL_DEVICE void tell_shared_u32(uint32_t shared_dst, uint32_t value) {
+  asm volatile("{\n.reg .b32 before;\natom.release.cta.shared.exch.b32 before, [%0], %1;\n}"
+               :: "r"(shared_dst), "r"(value) : "memory");
+}
+
+TREFOIL_DEVICE uint32_t told_shared_u32(uint32_t shared_src) {
+  uint32_t value;
+  asm volatile("atom.acquire.cta.shared.or.b32 %0, [%1], 0;" : "=r"(value) : "r"(shared_src) : "memory");
   return value;
 }
 

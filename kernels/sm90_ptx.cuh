@@ -22,6 +22,11 @@ TREFOIL_DEVICE void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
+// Arrives as often as that many threads would, one or more.
+TREFOIL_DEVICE void barrier_arrive_many(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
 // Arrives once for a warp, behind all that its lanes did, and without a branch.
 TREFOIL_DEVICE void barrier_arrive_once(uint32_t barrier) {
   __syncwarp();
@@ -213,6 +218,11 @@ TREFOIL_DEVICE void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t shared_src) {
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_src) : "memory");
 }
 
+TREFOIL_DEVICE void stmatrix_x4(uint32_t shared_dst, const uint32_t (&s)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(shared_dst), "r"(s[0]), "r"(s[1]), "r"(s[2]), "r"(s[3]) : "memory");
+}
+
 TREFOIL_DEVICE void stmatrix_x2_trans(uint32_t shared_dst, const uint32_t (&s)[2]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                :: "r"(shared_dst), "r"(s[0]), "r"(s[1]) : "memory");
@@ -252,6 +262,12 @@ TREFOIL_DEVICE uint64_t wgmma_operand(uint32_t shared_src) {
   return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
+// The same of rows of 64 halves of which a product takes 16, all their columns: the next 64 columns lie `columns_bytes`
+// away. Sixteen rows on, the address is 2048 more.
+TREFOIL_DEVICE uint64_t wgmma_operand_rows(uint32_t shared_src, uint64_t columns_bytes) {
+  return (wgmma_operand(shared_src) & ~(0xffffull << 16)) | columns_bytes >> 4 << 16;
+}
+
 // Where a matrix lies that is not swizzled: blocks of 8 rows by 8 halves, each 128 bytes together, the next 8 columns
 // and the next 8 rows at these distances. Blocks may overlap.
 TREFOIL_DEVICE uint64_t wgmma_operand_plain(uint32_t shared_src, uint64_t columns_bytes, uint64_t rows_bytes) {
@@ -268,6 +284,7 @@ template <int kN> struct Wgmma;
 #define TREFOIL_SUMS_3 TREFOIL_SUMS_2 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define TREFOIL_SUMS_4 TREFOIL_SUMS_3 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TREFOIL_SUMS_5 TREFOIL_SUMS_4 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define TREFOIL_SUMS_5_AND_A_HALF TREFOIL_SUMS_5 ", %48, %49, %50, %51"
 #define TREFOIL_SUMS_6 TREFOIL_SUMS_5 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define TREFOIL_SUMS_6_AND_A_HALF TREFOIL_SUMS_6 ", %56, %57, %58, %59"
 #define TREFOIL_SUMS_7 TREFOIL_SUMS_6 ", %56, %57, %58, %59, %60, %61, %62, %63"
@@ -285,6 +302,8 @@ template <int kN> struct Wgmma;
 #define TREFOIL_REFS_1 TREFOIL_EIGHT(0), TREFOIL_EIGHT(8)
 #define TREFOIL_REFS_3 TREFOIL_REFS_1, TREFOIL_EIGHT(16), TREFOIL_EIGHT(24)
 #define TREFOIL_REFS_4 TREFOIL_REFS_3, TREFOIL_EIGHT(32)
+#define TREFOIL_REFS_5 TREFOIL_REFS_4, TREFOIL_EIGHT(40)
+#define TREFOIL_REFS_5_AND_A_HALF TREFOIL_REFS_5, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
 #define TREFOIL_REFS_7 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48), TREFOIL_EIGHT(56)
 #define TREFOIL_REFS_6 TREFOIL_REFS_3, TREFOIL_EIGHT(32), TREFOIL_EIGHT(40), TREFOIL_EIGHT(48)
 #define TREFOIL_REFS_6_AND_A_HALF TREFOIL_REFS_6, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
@@ -305,6 +324,8 @@ template <int kN> struct Wgmma;
 TREFOIL_WGMMA(32, 1, "%16", "%17", "%18")
 TREFOIL_WGMMA(64, 3, "%32", "%33", "%34")
 TREFOIL_WGMMA(80, 4, "%40", "%41", "%42")
+TREFOIL_WGMMA(104, 5_AND_A_HALF, "%52", "%53", "%54")
+TREFOIL_WGMMA(112, 6, "%56", "%57", "%58")
 TREFOIL_WGMMA(120, 6_AND_A_HALF, "%60", "%61", "%62")
 TREFOIL_WGMMA(128, 7, "%64", "%65", "%66")
 TREFOIL_WGMMA(192, 11, "%96", "%97", "%98")
@@ -328,6 +349,27 @@ template <int kN> struct WgmmaFrom;
 
 TREFOIL_WGMMA_FROM(64, 3, "%32, %33, %34, %35", "%36", "%37")
 TREFOIL_WGMMA_FROM(112, 6, "%56, %57, %58, %59", "%60", "%61")
+
+// The same with b[16][kN] instead, in rows of 64 halves: 16 rows on, the address is 2048 more. Where kN is more than 64,
+// the next 64 columns are `columns_bytes` away, as `wgmma_operand_rows` has it.
+template <int kN> struct WgmmaFromRows;
+
+#define TREFOIL_WGMMA_FROM_ROWS(n, last, a_operand, b_operand, add_operand)                                     \
+  template <> struct WgmmaFromRows<n> {                                                                         \
+    static __device__ __forceinline__ void multiply(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,       \
+                                                    bool add) {                                                 \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" TREFOIL_SUMS_##last               \
+                   "}, {" a_operand "}, " b_operand ", add, 1, 1, 1;\n}"                                        \
+                   : TREFOIL_REFS_##last                                                                        \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));       \
+    }                                                                                                           \
+  };
+
+TREFOIL_WGMMA_FROM_ROWS(32, 1, "%16, %17, %18, %19", "%20", "%21")
+TREFOIL_WGMMA_FROM_ROWS(64, 3, "%32, %33, %34, %35", "%36", "%37")
+TREFOIL_WGMMA_FROM_ROWS(96, 5, "%48, %49, %50, %51", "%52", "%53")
+TREFOIL_WGMMA_FROM_ROWS(128, 7, "%64, %65, %66, %67", "%68", "%69")
 
 // ---- order of launches -------------------------------------------------------------------------------------------
 

@@ -105,6 +105,9 @@ struct Readme;
 pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
 pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass, printable};
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub use exec::{AttentionOperands, AttentionRun, HeadsAt};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{

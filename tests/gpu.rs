@@ -67,6 +67,8 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             of_kernels.entry(chosen).or_default().push((values, trial));
         }
     }
+    #[cfg(feature = "cuda")]
+    attention(device, &limits, &mut of_kernels);
     let sample = std::env::var("TREFOIL_SAMPLE").ok().and_then(|count| count.parse().ok());
     for (_, cases) in of_kernels {
         match sample {
@@ -75,6 +77,24 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         }
     }
     trials
+}
+
+/// Attention alone, which no network has yet, with each kernel.
+#[cfg(feature = "cuda")]
+fn attention(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
+    for problem in support::attention::all() {
+        for kernel in problem.kernels(limits) {
+            let (problem, device) = (problem.clone(), device.cloned());
+            let (values, ignored) = (problem.values(), device.is_none());
+            let name = format!("attention, {}, {:?}, {kernel}", problem.name, problem.sizes);
+            let test = move || match device {
+                Some(device) => problem.run(&device, kernel).map_err(Failed::from),
+                None => Err("no CUDA device".into()),
+            };
+            let trial = Trial::test(name, test).with_ignored_flag(ignored);
+            of_kernels.entry(format!("attention {}", kernel.tile)).or_default().push((values, trial));
+        }
+    }
 }
 
 /// Some cases, evenly from the smaller two thirds, the largest of them too.

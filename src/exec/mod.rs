@@ -16,6 +16,8 @@ use crate::phases::Stopwatch;
 use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
+#[cfg(feature = "cuda")]
+pub use cuda::{AttentionOperands, AttentionRun, HeadsAt};
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};

@@ -4,6 +4,7 @@
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
+mod attention;
 mod candidates;
 mod check;
 mod choices;
@@ -26,6 +27,9 @@ use crate::error::Error;
 use crate::model::{Graph, Preprocessing};
 use crate::tensor::{Dtype, InputFormat, OutputKind, Shape};
 
+#[cfg(feature = "cuda")]
+pub(crate) use attention::TILE_ROWS;
+pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use choices::Choices;
 pub use floor::{Floor, Rates};

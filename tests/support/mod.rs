@@ -1,6 +1,8 @@
 //! What tests of arithmetic share: each operation by plain loops, tolerances, and problems that run on every device.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[cfg(feature = "cuda")]
+pub mod attention;
 pub mod operations;
 pub mod problem;
 pub mod random;

@@ -7,7 +7,7 @@ use super::Cuda;
 use super::driver::cu;
 use crate::error::Error;
 
-/// A tensor of halves, its innermost dimension first, without gaps but where it has a pitch, and what one copy takes of
+/// A tensor of halves, its innermost dimension first, without gaps but where it has pitches, and what one copy takes of
 /// it. Boxes are swizzled in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the
 /// tensor reads as zeros and is not written.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub(crate) enum TensorMap {
     Blocks { address: u64, dims: [u64; 3], box_dims: [u32; 3] },
     /// Boxes of images {C, W, H, N} whose pixels are `pitch` halves apart.
     Images { address: u64, dims: [u64; 4], pitch: u64, box_dims: [u32; 4], swizzle: Swizzle },
+    /// Boxes of four dimensions, of which all but the innermost have a pitch, in halves.
+    Strided { address: u64, dims: [u64; 4], pitches: [u64; 3], box_dims: [u32; 4] },
     /// Columns of `pixels` windows of an image {C, W, H, N}, `channels` of each.
     Windows(Windows),
 }
@@ -71,6 +73,10 @@ impl Cuda {
             }
             TensorMap::Images { address, dims, pitch, box_dims, swizzle } => {
                 self.encode_tiled(&mut raw, *swizzle, *address, dims, strides(*pitch, dims), box_dims)
+            }
+            TensorMap::Strided { address, dims, pitches: [of_1, of_2, of_3], box_dims } => {
+                let strides = [2 * of_1, 2 * of_2, 2 * of_3, 0];
+                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, strides, box_dims)
             }
             TensorMap::Windows(windows) => self.encode_windows(&mut raw, windows),
         };

@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean};
+use super::{LAUNCHERS, mean, sm90_attention};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -46,10 +46,10 @@ impl Entry {
     }
 }
 
-/// All entry points: those of steps, and that of the mean of several models.
+/// All entry points: those of steps, that of the mean of several models, and those of attention by itself.
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
-    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).collect()
+    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).chain(sm90_attention::entries()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -97,7 +97,10 @@ pub(super) mod tests {
     fn structs() -> Vec<(&'static str, Arguments)> {
         let of_steps = LAUNCHERS.iter().flat_map(|l| l.arguments().into_iter().map(|found| (l.name(), found)));
         let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
-        of_steps.chain([("mean", mean)]).collect()
+        let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
+        let attention =
+            Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cu", "Sm90AttentionArgs", fields);
+        of_steps.chain([("mean", mean), ("sm90_attention", attention)]).collect()
     }
 
     /// Bytes of each module's argument.

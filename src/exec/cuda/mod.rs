@@ -1,6 +1,7 @@
 //! A plan on an NVIDIA GPU: weights uploaded, and one captured graph for each slot and batch size.
 
 mod add;
+mod attention_run;
 mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
@@ -14,6 +15,7 @@ mod mean;
 mod normalize;
 mod pack;
 mod pool2d;
+mod sm90_attention;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
@@ -40,6 +42,7 @@ use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::tensor::TensorSpec;
+pub use attention_run::{AttentionOperands, AttentionRun, HeadsAt};
 use entries::Launcher;
 use launch::Launch;
 use mean::MeanProgram;

@@ -1,0 +1,279 @@
+//! Launches of `kernels/sm90_attention.cu`.
+
+use bytemuck::Zeroable;
+
+use super::entries::Entry;
+use super::launch::{
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
+};
+use super::sm90_conv2d_fprop::MapBytes;
+use crate::device::cuda::TensorMap;
+use crate::error::Error;
+use crate::plan::{AttentionKernel, AttentionSizes, AttentionTile, TILE_ROWS};
+
+kernel_args! {
+    /// `Sm90AttentionArgs`; the maps are encoded before the launch.
+    Sm90AttentionArgs, 640 bytes {
+        q: MapBytes,
+        k: MapBytes,
+        v: MapBytes,
+        out: MapBytes,
+        lengths: u64,
+        mask: u64,
+        mask_batch: u64,
+        mask_head: u64,
+        mask_row: u64,
+        rows: i32,
+        keys: i32,
+        blocks: i32,
+        block_tiles: i32,
+        row_tiles: i32,
+        ahead: i32,
+        scale_log2: f32,
+        by_heads: FastDivide,
+        by_blocks: FastDivide,
+        heads: i32,
+        head_blocks: i32,
+        padding: [i32; 9],
+    }
+}
+
+/// The kernels of each tile: without a mask, and with one.
+pub(super) const ENTRIES: [(AttentionTile, [&str; 2]); AttentionTile::ALL.len()] = [
+    (AttentionTile { dims: 64, keys: 104 }, ["sm90_attention_64_104", "sm90_attention_64_104_masked"]),
+    (AttentionTile { dims: 64, keys: 128 }, ["sm90_attention_64_128", "sm90_attention_64_128_masked"]),
+    (AttentionTile { dims: 128, keys: 112 }, ["sm90_attention_128_112", "sm90_attention_128_112_masked"]),
+];
+
+/// Its entry points.
+pub(super) fn entries() -> Vec<Entry> {
+    let of_tile = |(tile, names): (AttentionTile, [&'static str; 2])| {
+        let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
+        names.map(|name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 })
+    };
+    ENTRIES.into_iter().flat_map(of_tile).collect()
+}
+
+/// Threads of a block: its warpgroups that multiply, and one that loads.
+pub(super) const fn threads(tile: AttentionTile) -> u32 {
+    (tile.groups() as u32 + 1) * 128
+}
+
+/// Where an operand's heads are: the address of the first, and halves from one head, row and image to the next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heads {
+    /// Address of the first value.
+    pub(crate) address: u64,
+    /// Halves from one head, row and image to the next; multiples of 8.
+    pub(crate) pitches: [usize; 3],
+}
+
+/// What is added to scaled scores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mask {
+    /// Address of the first value; a row's keys follow each other, with room for an even number of them.
+    pub(crate) address: u64,
+    /// Halves from one head, row and image to the next: even, 0 where they share it.
+    pub(crate) pitches: [usize; 3],
+}
+
+/// An attention operation and its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionProblem {
+    /// How much of it there is.
+    pub(crate) sizes: AttentionSizes,
+    /// What scores are multiplied by; positive.
+    pub(crate) scale: f32,
+    /// Row i sees keys up to i + `ahead`; none: all.
+    pub(crate) ahead: Option<usize>,
+    /// Queries.
+    pub(crate) q: Heads,
+    /// Keys.
+    pub(crate) k: Heads,
+    /// Values, finite.
+    pub(crate) v: Heads,
+    /// The result; overlaps nothing.
+    pub(crate) out: Heads,
+    /// Address of how many keys of each image count, as `i32`; none: all.
+    pub(crate) lengths: Option<u64>,
+    /// Added to scaled scores, if any.
+    pub(crate) mask: Option<Mask>,
+}
+
+/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
+pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
+    let AttentionProblem { sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
+    let AttentionKernel { tile, block_tiles } = kernel;
+    sizes.check(kernel)?;
+    chunks_of("values of a head", sizes.dims)?;
+    if !(scale.is_finite() && *scale > 0.0) {
+        return Err(unsupported("scale", scale, "scores are multiplied by a positive number"));
+    }
+    let entry = ENTRIES
+        .iter()
+        .find(|(of, _)| *of == tile)
+        .map(|(_, [plain, masked])| if mask.is_some() { *masked } else { *plain });
+    let entry = entry.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
+    let head_blocks = sizes.row_tiles().div_ceil(block_tiles);
+    product("tiles", &[sizes.images, sizes.heads, sizes.row_tiles()])?;
+    let blocks = product("blocks", &[sizes.images, sizes.heads, head_blocks])?;
+    let [mask_head, mask_row, mask_batch] = mask.map_or(Ok([0; 3]), |mask| even(mask.pitches))?;
+    let args = Sm90AttentionArgs {
+        lengths: lengths.map_or(Ok(0), |address| aligned("lengths", address, 4))?,
+        mask: mask.map_or(Ok(0), |mask| aligned("mask", mask.address, 4))?,
+        mask_batch,
+        mask_head,
+        mask_row,
+        rows: in_range("rows", sizes.rows, 1, MOST)?,
+        keys: in_range("keys", sizes.keys, 1, MOST)?,
+        blocks: blocks as i32,
+        block_tiles: in_range("tiles of a block", block_tiles, 1, 1 << 16)?,
+        row_tiles: in_range("tiles", sizes.row_tiles(), 1, INDEX_LIMIT)?,
+        ahead: in_range("keys ahead", ahead.unwrap_or(MOST - 1), 0, MOST)?,
+        scale_log2: scale * std::f32::consts::LOG2_E,
+        by_heads: FastDivide::by(in_range("heads", sizes.heads, 1, INDEX_LIMIT)? as u32),
+        by_blocks: FastDivide::by(head_blocks as u32),
+        heads: in_range("heads", sizes.heads, 1, INDEX_LIMIT)?,
+        head_blocks: in_range("blocks of a head", head_blocks, 1, INDEX_LIMIT)?,
+        ..Zeroable::zeroed()
+    };
+    let maps = vec![
+        boxes("q", q, sizes, sizes.rows, TILE_ROWS)?,
+        boxes("k", k, sizes, sizes.keys, tile.keys)?,
+        boxes("v", v, sizes, sizes.keys, tile.values())?,
+        boxes("out", out, sizes, sizes.rows, WARP_ROWS)?,
+    ];
+    Ok(Launch {
+        entry,
+        grid: [blocks.min(units.max(1) as u32), 1, 1],
+        cluster: 1,
+        block: [threads(tile), 1, 1],
+        shared_bytes: tile.shared_bytes() as u32,
+        args: ArgBytes::new(&args),
+        maps,
+        waits_itself: true,
+    })
+}
+
+/// What rows, keys and how far a row sees stay below.
+const MOST: usize = 1 << 28;
+/// Rows that a warp stores.
+const WARP_ROWS: usize = 16;
+
+/// Boxes of 64 values of one head, `box_rows` rows at a time.
+fn boxes(
+    what: &'static str,
+    at: &Heads,
+    sizes: &AttentionSizes,
+    rows: usize,
+    box_rows: usize,
+) -> Result<TensorMap, Error> {
+    for pitch in at.pitches {
+        chunks_of("halves between heads, rows or images", pitch)?;
+    }
+    Ok(TensorMap::Strided {
+        address: aligned(what, at.address, 16)?,
+        dims: [sizes.dims, sizes.heads, rows, sizes.images].map(|dim| dim as u64),
+        pitches: at.pitches.map(|pitch| pitch as u64),
+        box_dims: [64, 1, box_rows as u32, 1],
+    })
+}
+
+fn even(pitches: [usize; 3]) -> Result<[u64; 3], Error> {
+    match pitches.iter().find(|pitch| !pitch.is_multiple_of(2)) {
+        Some(odd) => Err(unsupported("halves between rows of a mask", odd, "they are even")),
+        None => Ok(pitches.map(|pitch| pitch as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entries::tests::read;
+    use super::*;
+
+    const SIZES: AttentionSizes = AttentionSizes { images: 5, heads: 6, rows: 300, keys: 200, dims: 40 };
+    const PROBLEM: AttentionProblem = AttentionProblem {
+        sizes: SIZES,
+        scale: 0.5,
+        ahead: Some(7),
+        q: Heads { address: 0x100, pitches: [40, 720, 216_000] },
+        k: Heads { address: 0x200, pitches: [48, 320, 64_000] },
+        v: Heads { address: 0x300, pitches: [56, 328, 65_600] },
+        out: Heads { address: 0x400, pitches: [64, 384, 115_200] },
+        lengths: Some(0x504),
+        mask: Some(Mask { address: 0x608, pitches: [60_000, 202, 0] }),
+    };
+    const KERNEL: AttentionKernel = AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3 };
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_attention.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ATTENTION(")?.strip_suffix(')'));
+        let listed = ENTRIES.map(|(tile, [plain, masked])| {
+            let AttentionTile { dims, keys } = tile;
+            assert_eq!(plain, format!("sm90_attention_{dims}_{keys}"));
+            assert_eq!(masked, format!("{plain}_masked"));
+            format!("{dims}, {keys}, {}", tile.groups())
+        });
+        assert!(found.eq(listed));
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), AttentionTile::ALL);
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&PROBLEM, KERNEL, 132).unwrap();
+        let args: Sm90AttentionArgs = launch.args.read();
+        assert_eq!([args.lengths, args.mask], [0x504, 0x608]);
+        assert_eq!([args.mask_head, args.mask_row, args.mask_batch], [60_000, 202, 0]);
+        assert_eq!([args.rows, args.keys, args.heads, args.ahead], [300, 200, 6, 7]);
+        assert_eq!([args.row_tiles, args.block_tiles, args.head_blocks, args.blocks], [5, 3, 2, 60]);
+        assert_eq!((args.by_heads.divide(29), args.by_blocks.divide(59)), (4, 29));
+        assert_eq!(args.scale_log2, 0.5 * std::f32::consts::LOG2_E);
+        let map = |address, rows, pitches, box_rows| TensorMap::Strided {
+            address,
+            dims: [40, 6, rows, 5],
+            pitches,
+            box_dims: [64, 1, box_rows, 1],
+        };
+        let maps = [
+            map(0x100, 300, [40, 720, 216_000], 64),
+            map(0x200, 200, [48, 320, 64_000], 104),
+            map(0x300, 200, [56, 328, 65_600], 112),
+            map(0x400, 300, [64, 384, 115_200], 16),
+        ];
+        assert_eq!(launch.maps, maps);
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([60, 1, 1], [512, 1, 1], 212_624));
+        assert_eq!((launch.entry, launch.waits_itself), ("sm90_attention_64_104_masked", true));
+    }
+
+    #[test]
+    fn without_a_mask_or_a_limit() {
+        let problem = AttentionProblem { ahead: None, mask: None, lengths: None, ..PROBLEM };
+        let wide = AttentionKernel { tile: AttentionTile { dims: 128, keys: 112 }, block_tiles: 1 };
+        let launch = launch(&problem, wide, 132).unwrap();
+        let args: Sm90AttentionArgs = launch.args.read();
+        assert_eq!((args.lengths, args.mask, args.ahead), (0, 0, (1 << 28) - 1));
+        assert_eq!((launch.entry, launch.grid, launch.block), ("sm90_attention_128_112", [132, 1, 1], [384, 1, 1]));
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let refused = |problem: AttentionProblem| launch(&problem, KERNEL, 132).is_err();
+        let sized = |sizes: AttentionSizes| refused(AttentionProblem { sizes, ..PROBLEM });
+        assert!(!refused(PROBLEM));
+        assert!(sized(AttentionSizes { dims: 72, ..SIZES }) && sized(AttentionSizes { dims: 12, ..SIZES }));
+        assert!(sized(AttentionSizes { rows: 0, ..SIZES }) && sized(AttentionSizes { keys: 0, ..SIZES }));
+        assert!(sized(AttentionSizes { keys: 1 << 28, ..SIZES }) && sized(AttentionSizes { images: 1 << 28, ..SIZES }));
+        assert!(refused(AttentionProblem { scale: 0.0, ..PROBLEM }));
+        assert!(refused(AttentionProblem { scale: f32::NAN, ..PROBLEM }));
+        assert!(refused(AttentionProblem { ahead: Some(1 << 28), ..PROBLEM }));
+        assert!(refused(AttentionProblem { q: Heads { address: 0x108, ..PROBLEM.q }, ..PROBLEM }));
+        assert!(refused(AttentionProblem { v: Heads { pitches: [56, 324, 65_600], ..PROBLEM.v }, ..PROBLEM }));
+        assert!(refused(AttentionProblem { lengths: Some(0x502), ..PROBLEM }));
+        assert!(refused(AttentionProblem { mask: Some(Mask { address: 0x602, pitches: [0; 3] }), ..PROBLEM }));
+        assert!(refused(AttentionProblem { mask: Some(Mask { address: 0x604, pitches: [0, 201, 0] }), ..PROBLEM }));
+        let many = AttentionKernel { block_tiles: 4, ..KERNEL };
+        let long = AttentionProblem { sizes: AttentionSizes { keys: 1000, ..SIZES }, ..PROBLEM };
+        assert!(launch(&PROBLEM, many, 132).is_ok() && launch(&long, many, 132).is_err());
+    }
+}

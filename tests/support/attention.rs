@@ -1,0 +1,275 @@
+//! Attention by plain loops in f64, with what a kernel of f16 operands may be off by, and problems of it.
+
+use std::sync::{Arc, OnceLock};
+
+use half::f16;
+use trefoil::plan::{AttentionKernel, AttentionSizes, Limits};
+use trefoil::{AttentionOperands, AttentionRun, Device, HeadsAt, Shape};
+
+use super::random::Random;
+use super::tolerance::{Expected, Growth, Storage, U16, U32};
+
+/// One attention operation on random operands.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub name: &'static str,
+    pub sizes: AttentionSizes,
+    /// Queries and keys are from -spread to spread.
+    spread: f64,
+    causal: bool,
+    /// Keys of each image that count.
+    lengths: Option<Vec<i32>>,
+    mask: MaskOf,
+    /// Queries, keys and values of a row side by side, as one layer writes them; else each in a place of its own.
+    packed: bool,
+    /// Made by the first kernel that is compared with it.
+    expected: Arc<OnceLock<Vec<ExpectedRow>>>,
+}
+
+/// One row's result.
+#[derive(Debug)]
+struct ExpectedRow {
+    image: usize,
+    row: usize,
+    head: usize,
+    expected: Expected,
+}
+
+/// What is added to scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MaskOf {
+    Nothing,
+    /// A value for each head, row and key, some of them -infinity.
+    Each,
+    /// The same keys hidden for all rows of an image, the first ones, by a large number.
+    FirstKeys,
+    /// Of some rows all keys hidden, by -infinity.
+    WholeRows,
+}
+
+/// Every problem.
+pub fn all() -> Vec<Problem> {
+    let plain = |name, rows, dims| Problem {
+        name,
+        sizes: AttentionSizes { images: 2, heads: 3, rows, keys: rows, dims },
+        spread: 2.0,
+        causal: false,
+        lengths: None,
+        mask: MaskOf::Nothing,
+        packed: true,
+        expected: Arc::default(),
+    };
+    let of = |problem: Problem, images, heads, keys| Problem {
+        sizes: AttentionSizes { images, heads, keys, ..problem.sizes },
+        packed: keys == problem.sizes.rows,
+        ..problem
+    };
+    let mut all: Vec<Problem> = [1, 5, 64, 65, 104, 112, 128, 129, 197, 209, 257, 385]
+        .into_iter()
+        .map(|rows| plain("rows of all lengths", rows, 64))
+        .collect();
+    all.extend([8, 32, 40, 72, 80, 96, 128].map(|dims| plain("heads of all widths", 77, dims)));
+    all.push(of(plain("many heads", 197, 64), 13, 12, 197));
+    all.push(of(plain("many heads of long rows", 705, 64), 3, 25, 705));
+    all.push(of(plain("wide heads of long rows", 705, 128), 2, 3, 705));
+    all.push(of(plain("few queries, many keys", 3, 64), 2, 3, 701));
+    all.push(of(plain("many queries, few keys", 300, 64), 2, 3, 9));
+    for rows in [1, 70, 257, 520] {
+        all.push(Problem { causal: true, ..plain("causal", rows, 64) });
+    }
+    let lengths = Some(vec![0, 699, 113, 1, 700]);
+    all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths", 700, 64), 5, 2, 700) });
+    all.push(Problem { lengths: lengths.clone(), causal: true, ..of(plain("lengths, causal", 700, 64), 5, 2, 700) });
+    all.push(Problem { lengths, ..of(plain("lengths of keys", 90, 128), 5, 2, 700) });
+    for (mask, name) in [
+        (MaskOf::Each, "a mask"),
+        (MaskOf::FirstKeys, "a mask of the first keys"),
+        (MaskOf::WholeRows, "a mask of whole rows"),
+    ] {
+        all.extend([49, 197, 451].map(|rows| Problem { mask, ..plain(name, rows, 64) }));
+        all.push(Problem { mask, causal: true, ..plain(name, 333, 96) });
+    }
+    all.extend([16.0, 60.0].map(|spread| Problem { spread, ..plain("scores far apart", 450, 64) }));
+    all
+}
+
+impl Problem {
+    /// Every kernel that there is for it on `limits`.
+    pub fn kernels(&self, limits: &Limits) -> Vec<AttentionKernel> {
+        self.sizes.kernels(limits)
+    }
+
+    /// Values that are computed.
+    pub fn values(&self) -> usize {
+        let AttentionSizes { images, heads, rows, dims, .. } = self.sizes;
+        images * heads * rows * dims
+    }
+
+    /// Runs it, into a buffer of NaN that is longer than the result, and compares.
+    pub fn run(&self, device: &Device, kernel: AttentionKernel) -> Result<(), String> {
+        let AttentionSizes { heads, rows, dims, .. } = self.sizes;
+        let mut random = Random::new(&format!("{} {:?}", self.name, self.sizes));
+        let (values, qkv) = self.operands(&mut random);
+        let mask = self.mask_values(&mut random);
+        let out = HeadsAt { first: GUARD, pitches: [dims, heads * dims, rows * heads * dims] };
+        let poisoned = vec![f16::NAN; self.values() + 2 * GUARD];
+        let ahead = self.causal.then_some(0);
+        let scale = (dims as f32).sqrt().recip();
+        let operands = AttentionOperands {
+            sizes: self.sizes,
+            scale,
+            ahead,
+            values: &values,
+            qkv,
+            lengths: self.lengths.as_deref(),
+            mask: mask.as_ref().map(|(values, pitches)| (&values[..], *pitches)),
+            result: &poisoned,
+            out,
+        };
+        let mut run = AttentionRun::new(device, &operands, kernel, 1).map_err(|error| error.to_string())?;
+        run.run(2).map_err(|error| error.to_string())?;
+        let result = run.result().map_err(|error| error.to_string())?;
+        let written = GUARD..GUARD + self.values();
+        let is_poison = |i: usize| result[i].to_bits() == f16::NAN.to_bits();
+        if let Some(at) = (0..poisoned.len()).find(|i| !written.contains(i) && !is_poison(*i)) {
+            return Err(format!("value {at} outside of the result was written"));
+        }
+        if let Some(at) = written.clone().find(|i| is_poison(*i)) {
+            return Err(format!("value {} of the result was not written", at - GUARD));
+        }
+        for row in self.expected.get_or_init(|| self.expected_rows(&operands)) {
+            let first = GUARD + ((row.image * rows + row.row) * heads + row.head) * dims;
+            let actual: Vec<f32> = result[first..first + dims].iter().map(|value| value.to_f32()).collect();
+            let check = row.expected.check(Growth::Worst, &actual);
+            check.map_err(|error| format!("image {}, row {}, head {}: {error}", row.image, row.row, row.head))?;
+        }
+        Ok(())
+    }
+
+    /// The rows that are compared: all, or evenly as many as plain loops have time for.
+    fn expected_rows(&self, operands: &AttentionOperands<'_>) -> Vec<ExpectedRow> {
+        let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
+        let step = (images * heads * rows * keys * dims).div_ceil(MOST_PRODUCTS);
+        let [q, k, v] = operands.qkv;
+        let all = (0..images * rows * heads).step_by(step | 1);
+        let expected = |index: usize| {
+            let (image, row, head) = (index / heads / rows, index / heads % rows, index % heads);
+            let at = |operand: HeadsAt, row: usize| {
+                let [of_head, of_row, of_image] = operand.pitches;
+                let start = operand.first + head * of_head + row * of_row + image * of_image;
+                &operands.values[start..start + dims]
+            };
+            let added = |key: usize| {
+                operands.mask.map_or(0.0, |(values, [of_head, of_row, of_image])| {
+                    values[head * of_head + row * of_row + image * of_image + key].to_f64()
+                })
+            };
+            let seen = operands.lengths.map_or(keys, |lengths| lengths[image] as usize);
+            let seen = if self.causal { seen.min(row + 1) } else { seen };
+            let pairs = attend(at(q, row), |key| (at(k, key), at(v, key)), added, seen, f64::from(operands.scale));
+            let (values, errors) = pairs.into_iter().unzip();
+            ExpectedRow { image, row, head, expected: Expected { shape: Shape::vector(dims), values, errors } }
+        };
+        all.map(expected).collect()
+    }
+
+    /// All queries, keys and values, and where they are.
+    fn operands(&self, random: &mut Random) -> (Vec<f16>, [HeadsAt; 3]) {
+        let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
+        let width = heads * dims;
+        if self.packed {
+            let at = |which: usize| HeadsAt { first: which * width, pitches: [dims, 3 * width, 3 * width * rows] };
+            let of = |i: usize| if i / width % 3 == 2 { 1.0 } else { self.spread };
+            let values = (0..images * rows * 3 * width).map(|i| f16::from_f64(random.signed() * of(i)));
+            return (values.collect(), [at(0), at(1), at(2)]);
+        }
+        // Rows longer than they need be, images after each other: queries, then keys, then values.
+        let pitch = width + 8;
+        let firsts = [0, images * rows * pitch, images * (rows + keys) * pitch];
+        let at = |which: usize, rows: usize| HeadsAt { first: firsts[which], pitches: [dims, pitch, pitch * rows] };
+        let end = images * (rows + 2 * keys) * pitch;
+        let of = |i: usize| if i < firsts[2] { self.spread } else { 1.0 };
+        let values = (0..end).map(|i| f16::from_f64(random.signed() * of(i))).collect();
+        (values, [at(0, rows), at(1, keys), at(2, keys)])
+    }
+
+    /// The mask, and values from one head, row and image to the next.
+    fn mask_values(&self, random: &mut Random) -> Option<(Vec<f16>, [usize; 3])> {
+        let AttentionSizes { images, heads, rows, keys, .. } = self.sizes;
+        let pitch = keys.next_multiple_of(2);
+        let mut some =
+            |chance: f64, value: f64| if random.signed().abs() < chance { value } else { 4.0 * random.signed() };
+        match self.mask {
+            MaskOf::Nothing => None,
+            MaskOf::Each => {
+                let values = (0..images * heads * rows * pitch).map(|_| f16::from_f64(some(0.2, f64::NEG_INFINITY)));
+                Some((values.collect(), [rows * pitch, pitch, heads * rows * pitch]))
+            }
+            MaskOf::FirstKeys => {
+                let hidden = |i: usize| if i % pitch < keys * 2 / 3 { -10_000.0 } else { 0.0 };
+                Some(((0..images * pitch).map(|i| f16::from_f64(hidden(i))).collect(), [0, 0, pitch]))
+            }
+            MaskOf::WholeRows => {
+                let mut value = |i: usize| if i / pitch % 3 == 1 { f64::NEG_INFINITY } else { some(0.0, 0.0) };
+                Some(((0..rows * pitch).map(|i| f16::from_f64(value(i))).collect(), [0, pitch, 0]))
+            }
+        }
+    }
+}
+
+/// Values before and behind the result that nothing writes.
+const GUARD: usize = 1024;
+/// Products of queries and keys that the reference has time for.
+const MOST_PRODUCTS: usize = 8 << 20;
+
+/// One row's result, and the error that each value may have: zeros where no key is seen.
+///
+/// A score is a sum of products as tensor cores add them, and some roundings more of it, of what is added, and of the
+/// reference that it is compared with, which is a score too; its error makes a weight wrong by that factor. A weight
+/// has two errors of the exponential and is rounded to f16, where it is subnormal at 2^-14 of a reference that is in
+/// the sum. Weights in numerator and denominator are of the same scores.
+fn attend<'a>(
+    q: &[f16],
+    kv: impl Fn(usize) -> (&'a [f16], &'a [f16]),
+    added: impl Fn(usize) -> f64,
+    seen: usize,
+    scale: f64,
+) -> Vec<(f64, f64)> {
+    let dims = q.len();
+    let score = |key: usize| {
+        let products = q.iter().zip(kv(key).0).map(|(q, k)| q.to_f64() * k.to_f64());
+        let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), p| (sum + p, all + p.abs()));
+        let error = scale * Growth::Worst.sum(Storage::F16, dims, magnitude);
+        (scale * sum + added(key), error + 8.0 * U32 * (scale * sum).abs() + 8.0 * U32 * finite(added(key)).abs())
+    };
+    let scores: Vec<(f64, f64)> = (0..seen).map(score).collect();
+    let top = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+    if top == f64::NEG_INFINITY {
+        return vec![(0.0, 0.0); dims];
+    }
+    let of_top = 8.0 * U32 * top.abs() + scores.iter().map(|(_, error)| *error).fold(0.0, f64::max);
+    let weights: Vec<(f64, f64)> =
+        scores.iter().map(|(score, error)| ((score - top).exp(), (error + of_top + 8.0 * U32).exp_m1())).collect();
+    let sum: f64 = weights.iter().map(|(weight, _)| weight).sum();
+    let of_sum = weights.iter().map(|(weight, error)| weight * error).sum::<f64>() / sum + (seen + 4) as f64 * U32;
+    let value = |d: usize| {
+        let terms =
+            weights.iter().enumerate().map(|(key, &(weight, error))| (weight / sum, error, kv(key).1[d].to_f64()));
+        let (mut exact, mut magnitude, mut error) = (0.0, 0.0, 0.0);
+        for (weight, off, v) in terms {
+            exact += weight * v;
+            magnitude += weight * v.abs();
+            error += (weight * (off + U16 + off * U16) + SUBNORMAL16) * v.abs();
+        }
+        error += Growth::Worst.sum(Storage::F16, seen, magnitude) + (magnitude + error) * of_sum;
+        (exact, Growth::Worst.stored(Storage::F16, exact, error))
+    };
+    (0..dims).map(value).collect()
+}
+
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value } else { 0.0 }
+}
+
+/// Half the spacing of f16's subnormal numbers.
+const SUBNORMAL16: f64 = U16 / (1 << 14) as f64;
