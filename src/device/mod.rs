@@ -16,6 +16,7 @@ mod noise;
 mod note;
 mod signal;
 pub(crate) mod sim;
+#[cfg(feature = "cuda")]
 mod streaming;
 mod target;
 pub(crate) mod trace;

@@ -44,7 +44,7 @@ mod tests {
         let from: Vec<u8> = (0..200).map(|byte| byte as u8).collect();
         for begin in 0..17 {
             for len in 0..100 {
-                let mut to = vec![255; 200];
+                let mut to = [255; 200];
                 copy(&mut to[begin..begin + len], &from[3..3 + len]);
                 assert_eq!(to[begin..begin + len], from[3..3 + len]);
                 assert!(to[..begin].iter().chain(&to[begin + len..]).all(|&byte| byte == 255));
