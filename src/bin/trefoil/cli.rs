@@ -231,6 +231,7 @@ pub enum KnownGpu {
 #[command(after_help = "\
 Example:
   trefoil simulate --compute 32=1263,256=9200 --rows 32 --producers 8 --fill 400
+  trefoil simulate --compute 1=159,8=332,32=667 --batcher --producers 16 --fill 20
 
 The program's own ring runs on a simulated device, in virtual time: copies and compute take as long as said, and the \
 same options give the same answer. Take the times of compute from `trefoil bench --only compute`.")]
