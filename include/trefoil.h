@@ -1019,8 +1019,7 @@ trefoil_status trefoil_device_output_is_ready(trefoil_device_output output);
  Pointers:
  `path` is a C string or null.
  */
-trefoil_status trefoil_trace_write(trefoil_engine engine,
-                                   const char *path);
+trefoil_status trefoil_trace_write(trefoil_engine engine, const char *path);
 
 /*
  Copies the recorder's report, how much copies and compute overlapped, into `text`, cut to `capacity` bytes with its
