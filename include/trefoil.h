@@ -429,7 +429,7 @@ typedef struct trefoil_scored_class {
 typedef struct trefoil_batcher_options {
     /* sizeof(trefoil_batcher_options). */
     size_t size;
-    /* How long a batch that is not full waits after its first commit. Default 1 ms; 1 is as good as none. */
+    /* How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms. */
     uint64_t max_delay_ns;
     /* Rows of page-locked memory. Default: as many as may be in flight, and four batches more. */
     size_t rows;

@@ -13,7 +13,7 @@ from library import Batcher
 
 # A thread that only runs Python lets another one run after so many seconds; 5 ms would be a third of Server's limit.
 sys.setswitchinterval(1e-4)
-MOST_ROWS = 16  # of a call to the batcher: they have their answers together
+MOST_ROWS = 16  # that a call to the batcher is filled up to, and once more: they have their answers together
 
 
 class Client:

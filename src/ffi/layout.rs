@@ -252,7 +252,7 @@ pub struct trefoil_health {
 pub struct trefoil_batcher_options {
     /// sizeof(trefoil_batcher_options).
     pub size: usize,
-    /// How long a batch that is not full waits after its first commit. Default 1 ms; 1 is as good as none.
+    /// How long a batch that is not full waits after its first commit while the device is busy. Default 5 ms.
     pub max_delay_ns: u64,
     /// Rows of page-locked memory. Default: as many as may be in flight, and four batches more.
     pub rows: usize,

@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::sync::{after, lock, thread};
 
 /// How host threads learn that the device is done: in [`Ticket::wait`](crate::Ticket::wait) and `wait_for`, in an
-/// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, and in the ring's own threads, which serve
-/// awaited and dropped tickets. Set by [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
+/// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, in the ring's own threads, which serve awaited
+/// and dropped tickets, and in a batcher's, which now and then wait for an upload to measure it. Set by [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
 ///
 /// Whichever it is, what is waited for is the submission's own event, and a fault of the device wakes everybody.
 ///
@@ -36,7 +36,7 @@ pub enum Waiting {
     /// fault there are no callbacks: a sleeper looks at its event ten times a second, so it hears of it within 0.1 s.
     ///
     /// For threads that may not sleep in the driver. A later download waits for the callback of the one before.
-    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` sleeps in the driver for them.
+    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` and `trefoil-batch-N` sleep in the driver for them.
     Callback,
 }
 
@@ -77,6 +77,15 @@ impl Core {
     /// Whether that upload is done; never blocks.
     pub(crate) fn is_uploaded(&self, staging: usize) -> Result<bool, Error> {
         self.staging[staging].uploaded.is_done()
+    }
+
+    /// Whether the next upload would wait for nothing: neither for `last`, the staging of the one before, nor for a run
+    /// that reads its slot. Never blocks; an error is latched, and told by who waits for a batch.
+    pub(crate) fn would_upload_at_once(&self, last: Option<usize>) -> bool {
+        let slot = lock(&self.order).next_slot;
+        let mut readers = self.runners.iter().filter(|runner| runner.reads_upload());
+        last.is_none_or(|last| matches!(self.is_uploaded(last), Ok(true)))
+            && readers.all(|runner| matches!(runner.computed[slot].is_done(), Ok(true)))
     }
 
     fn spin(&self, event: &Event, deadline: Option<Instant>) -> Result<bool, Error> {

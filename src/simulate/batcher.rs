@@ -109,10 +109,15 @@ impl Player<'_> {
         if overslept {
             self.books.overslept(Duration::from_nanos(self.wake / 1_000));
         }
-        if overslept || self.looks.is_some_and(|at| at <= now) {
+        if !self.waits_for_upload() && (overslept || self.looks.is_some_and(|at| at <= now)) {
             self.look()?;
         }
         Ok(())
+    }
+
+    /// Whether the batching thread waits for the upload of the last batch: then it looks at nothing else.
+    fn waits_for_upload(&self) -> bool {
+        self.flights.back().is_some_and(|last| last.measures_upload)
     }
 
     fn instant(&self) -> Instant {
@@ -168,7 +173,7 @@ impl Player<'_> {
                     self.timer = Some(picos(at.duration_since(self.start).as_secs_f64()));
                     return Ok(());
                 }
-                Next::Leave if !self.send()? => return Ok(()),
+                Next::Leave if !self.send()? || self.waits_for_upload() => return Ok(()),
                 Next::Leave => {}
             }
         }
@@ -181,16 +186,17 @@ impl Player<'_> {
             Err(Error::Timeout { .. }) => return Ok(false),
             Err(error) => return Err(error),
         };
-        let rows = self.books.pick(&self.bounds);
+        let rows = self.books.pick(&self.bounds, self.instant());
         let is_measured = self.books.sent(&rows, 1, self.instant());
         let staging = batch.staging();
-        let last_is_done = self.last_upload.replace(staging).map_or(Ok(true), |last| self.core.is_uploaded(last))?;
+        let last = self.last_upload.replace(staging);
         for (index, row) in rows.iter().enumerate() {
             stamp(batch.row_mut(index), row.entry);
         }
+        let measures_upload = is_measured && self.core.would_upload_at_once(last);
         let ticket = batch.submit(rows.len())?;
         self.log.submitted.push(rows.len());
-        let (sent, measures_upload) = (self.sim.now(), is_measured && last_is_done);
+        let sent = self.sim.now();
         self.flights.push_back(Flight { ticket, rows, staging, sent, measures_upload, heard: None });
         Ok(true)
     }
@@ -201,6 +207,7 @@ impl Player<'_> {
         for flight in &mut self.flights {
             if flight.measures_upload && self.core.is_uploaded(flight.staging)? {
                 flight.measures_upload = false;
+                self.looks = Some(now + self.wake);
                 self.books.uploaded(flight.rows.len(), Duration::from_nanos((now - flight.sent + self.wake) / 1_000));
             }
             if flight.heard.is_none() && flight.ticket.is_ready()? {

@@ -82,7 +82,8 @@ impl BatcherBuilder {
     }
 
     /// Batches handed to the ring at once. Fewer keep rows longer in the queue, where deadlines and priorities count;
-    /// below the engine's slots the device may run dry. Default: the slots and one.
+    /// below the engine's slots the device may run dry. A batch that is not full waits for all but one of those before
+    /// it, whatever this is. Default: the slots and one.
     pub fn in_flight(mut self, batches: usize) -> Self {
         self.in_flight = Some(batches);
         self

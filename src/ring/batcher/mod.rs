@@ -109,7 +109,8 @@ impl Batcher {
     }
 
     /// Submits many rows in one call: each as [`Batcher::submit`] does, in order, but with the locks and the wake-up of
-    /// one. Rows for which no place is free go when there is one, in as many parts as that takes.
+    /// one. They go in parts of a batch at most; a row for which no place is free waits for one as
+    /// [`BatcherBuilder::when_full`] says.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};

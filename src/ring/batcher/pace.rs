@@ -26,10 +26,14 @@ struct Size {
     upload: Estimate,
     /// Batches until an upload is measured again.
     unmeasured: u32,
+    /// Batches of other sizes since the last of this one.
+    unused: u32,
 }
 
 /// Batches of a size to one whose upload is measured.
 const SAMPLE: u32 = 16;
+/// Batches of other sizes after which a size's run is not known any more.
+const FORGET: u32 = 256;
 
 /// A mean in which the latest values count most, and how far values lie from it in the mean; nothing before the first.
 #[derive(Clone, Copy, Default)]
@@ -46,7 +50,13 @@ struct Flight {
 impl Pace {
     /// Of batch sizes, ascending.
     pub fn new(sizes: &[usize]) -> Self {
-        let size = |&rows: &usize| Size { rows, run: Estimate::default(), upload: Estimate::default(), unmeasured: 0 };
+        let size = |&rows: &usize| Size {
+            rows,
+            run: Estimate::default(),
+            upload: Estimate::default(),
+            unmeasured: 0,
+            unused: 0,
+        };
         Self {
             sizes: sizes.iter().map(size).collect(),
             flights: VecDeque::new(),
@@ -63,10 +73,21 @@ impl Pace {
     /// A batch of `rows` was sent; whether its upload is to be measured.
     pub fn sent(&mut self, rows: usize, now: Instant) -> bool {
         let size = self.size_of(rows);
+        self.forget(size);
         self.flights.push_back(Flight { size, sent: now, uploaded: now + self.upload(rows, Estimate::mean) });
         let unmeasured = &mut self.sizes[size].unmeasured;
         *unmeasured = unmeasured.saturating_sub(1);
         *unmeasured == 0
+    }
+
+    /// Forgets the runs of sizes that were not used for long, all but `used`: what was slow once is tried again.
+    fn forget(&mut self, used: usize) {
+        for (index, size) in self.sizes.iter_mut().enumerate() {
+            size.unused = if index == used { 0 } else { size.unused + 1 };
+            if size.unused == FORGET {
+                *size = Size { run: Estimate::default(), unused: 0, ..*size };
+            }
+        }
     }
 
     /// The upload of a batch of `rows`, which waited for no other, took so long.
@@ -93,38 +114,37 @@ impl Pace {
     }
 
     /// When the batching thread has to wake so that a batch of `rows` is on the device when the device is free: `now` if
-    /// that is past, or not known. The device may be free early, and upload and thread late, by as much as is usual: a
-    /// batch that comes too late costs more than one that comes too early.
+    /// that is past, or not known. The device may be free early, and upload and thread late, by as much as is usual.
+    ///
+    /// A thread that overslept by more than half a run is not trusted to do so again: a wait has to be left, or nothing
+    /// would be learnt of the next.
     pub fn leaves_at(&self, rows: usize, now: Instant) -> Instant {
         let free = self.flights.iter().try_fold(None, |free, flight| {
-            let begins = free.map_or(self.begins(flight.uploaded), |free| flight.uploaded.max(free));
-            self.sizes[flight.size].run.low().map(|run| Some(begins + run))
+            let begins = free.map_or(self.begins(flight.uploaded), |(free, _)| flight.uploaded.max(free));
+            self.sizes[flight.size].run.low().map(|run| Some((begins + run, run)))
         });
-        let ahead = self.upload(rows, Estimate::high) + self.oversleeps.high().unwrap_or_default();
-        let leaves = free.flatten().and_then(|free| free.checked_sub(ahead));
+        let leaves = free.flatten().and_then(|(free, run)| {
+            let oversleeps = self.oversleeps.high().unwrap_or_default().min(run / 2);
+            free.checked_sub(self.upload(rows, Estimate::high) + oversleeps)
+        });
         leaves.map_or(now, |leaves| leaves.max(now))
+    }
+
+    /// Rows that a batch of `rows` may grow to without taking longer.
+    pub fn room_of(&self, rows: usize) -> usize {
+        self.sizes[self.size_of(rows)].rows
     }
 
     /// How many of `queued` rows, at most a full batch, are worth a batch now: as many as are answered at the highest
     /// rate. A batch that holds a row more than a size takes as long as the next size, so that leaving this row to the
     /// next batch may answer more rows a second.
     pub fn worth(&self, queued: usize) -> usize {
-        let rate = |rows: usize| self.cost(self.size_of(rows)).map(|cost| rows as f64 / cost.as_secs_f64().max(1e-9));
+        let run = |rows| self.sizes[self.size_of(rows)].run.mean();
+        let rate = |rows| run(rows).map(|run| rows as f64 / run.as_secs_f64().max(1e-9));
         let Some(all) = rate(queued) else { return queued };
         let fewer = self.sizes.iter().map(|size| size.rows).take_while(|&rows| rows < queued);
         let best = fewer.filter_map(|rows| Some((rate(rows)?, rows))).max_by(|a, b| a.0.total_cmp(&b.0));
         best.filter(|best| best.0 > all).map_or(queued, |best| best.1)
-    }
-
-    /// What a run of a size takes: no longer than as many runs of a smaller size as it replaces, whatever was measured.
-    /// A single slow run therefore does not keep a size from being used, and measured again.
-    fn cost(&self, size: usize) -> Option<Duration> {
-        let own = self.sizes[size].run.mean()?;
-        let smaller = self.sizes[..size].iter().filter_map(|smaller| {
-            let runs = self.sizes[size].rows.div_ceil(smaller.rows);
-            smaller.run.mean().map(|run| run.saturating_mul(u32::try_from(runs).unwrap_or(u32::MAX)))
-        });
-        Some(smaller.fold(own, Duration::min))
     }
 
     /// When a run begins whose predecessors are done.
@@ -196,8 +216,8 @@ mod tests {
             leaves(&pace, 1) + pace.upload(1, Estimate::mean),
             "an upload that was never measured takes nothing"
         );
-        pace.overslept(US(50));
-        assert!(near(leaves(&pace, 1), US(50)), "{:?}: 50 us earlier, as it oversleeps by them", leaves(&pace, 1));
+        pace.overslept(US(40));
+        assert!(near(leaves(&pace, 1), US(60)), "{:?}: 40 us earlier, as it oversleeps by them", leaves(&pace, 1));
         let late = at + US(400);
         assert_eq!(pace.leaves_at(1, late), late, "a run that is late is over at any moment");
     }
@@ -249,10 +269,27 @@ mod tests {
 
     #[test]
     fn a_size_that_was_slow_once_is_used_again() {
-        let mut pace = Pace::new(&[8, 16]);
+        let mut pace = Pace::new(&[8, 12]);
         let mut at = Instant::now();
         at = alone(&mut pace, at, 8, Duration::ZERO, US(300));
-        alone(&mut pace, at, 16, Duration::ZERO, US(90_000));
-        assert_eq!((pace.worth(16), pace.worth(15)), (16, 8));
+        at = alone(&mut pace, at, 12, Duration::ZERO, US(90_000));
+        assert_eq!(pace.worth(12), 8);
+        for _ in 0..FORGET {
+            at = alone(&mut pace, at, 8, Duration::ZERO, US(300));
+        }
+        assert_eq!(pace.worth(12), 12);
+    }
+
+    #[test]
+    fn a_thread_that_overslept_once_waits_again() {
+        let mut pace = Pace::new(&[1]);
+        let mut at = Instant::now();
+        for _ in 0..50 {
+            at = alone(&mut pace, at, 1, US(20), US(300)) + US(500);
+        }
+        pace.overslept(US(50_000));
+        pace.sent(1, at);
+        let waits = pace.leaves_at(1, at).duration_since(at);
+        assert!(waits > US(140), "{waits:?}: half of a run, less an upload, of 320 us");
     }
 }

@@ -69,11 +69,16 @@ enum Deadline {
 impl Row {
     /// The bytes, to be written. They hold what an earlier row left there, zeros at first.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let row = self.row.expect("held until submitted or dropped");
+        let row = self.place();
         let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
         // SAFETY: self holds the claim of this row, which no other Row and no batch has; the borrow of self makes the
         // slice unique.
         unsafe { self.shared.rows.range_mut(row * row_pitch, row_bytes) }
+    }
+
+    /// Where it is among the page-locked rows.
+    fn place(&self) -> usize {
+        self.row.expect("held until submitted or dropped")
     }
 
     /// Copies one row's bytes into it.
@@ -104,37 +109,37 @@ impl Row {
     ///
     /// # Errors
     /// [`Error::Closed`] if the batcher was dropped; [`Error::Fault`] if the device is out of use.
-    pub fn submit(self) -> Result<RowTicket, Error> {
+    pub fn submit(mut self) -> Result<RowTicket, Error> {
         let shared = self.shared.clone();
-        shared.submit([self]).pop().expect("an answer for each row")
+        let mut answer = None;
+        shared.submit(std::slice::from_mut(&mut self), |told| answer = Some(told));
+        answer.expect("an answer for each row")
     }
 }
 
 impl Shared {
-    /// Commits rows to the queue, in order, under one lock.
-    fn submit(self: &Arc<Self>, rows: impl IntoIterator<Item = Row>) -> Vec<Result<RowTicket, Error>> {
+    /// Commits rows to the queue, in order, under one lock; one that is refused gives itself back when it is dropped.
+    fn submit(self: &Arc<Self>, rows: &mut [Row], mut answer: impl FnMut(Result<RowTicket, Error>)) {
         let (healthy, now) = (self.core.device.healthy(), Instant::now());
-        let (mut refused, mut has_deadline) = (Vec::new(), false);
+        for row in rows.iter() {
+            self.note_row(row.place(), Note::End);
+        }
         let mut state = lock(&self.state);
         let before = state.queued();
-        let mut commit = |mut row: Row| {
-            if let Err(error) = healthy.clone().and_then(|()| state.open()) {
-                refused.push(row); // gives itself back, without the lock
-                return Err(error);
-            }
-            let deadline = row.deadline.at(now);
-            has_deadline |= deadline.is_some();
-            let place = row.row.take().expect("held until submitted or dropped");
-            self.note_row(place, Note::End);
-            Ok(RowTicket::new(self.clone(), state.commit(place, row.priority, deadline, now)))
-        };
-        let answers = rows.into_iter().map(&mut commit).collect();
+        for row in rows.iter_mut() {
+            let open = healthy.clone().and_then(|()| state.open());
+            answer(open.map(|()| {
+                let entry = state.commit(row.place(), row.priority, row.deadline.at(now), now);
+                row.row = None;
+                RowTicket::new(self.clone(), entry)
+            }));
+        }
+        let has_deadline = rows.iter().any(|row| !matches!(row.deadline, Deadline::None));
         let is_news = has_deadline || state.is_news(before, &self.bounds);
         drop(state);
         if is_news {
             self.work.notify_one();
         }
-        answers
     }
 }
 
@@ -224,28 +229,26 @@ impl<'a> Request<'a> {
     /// # Errors
     /// Of each row, as there, and [`Error::Deadline`].
     pub fn submit_rows(self, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
-        let mut answers = Vec::with_capacity(rows.len());
+        let (mut answers, deadline) = (Vec::with_capacity(rows.len()), self.until());
         while let Some(pixels) = rows.get(answers.len()) {
-            match self.admits(pixels).and_then(|()| self.row()) {
-                Ok(first) => answers.append(&mut self.submit_some(first, &rows[answers.len()..])),
+            match self.admits(pixels).and_then(|()| self.row_until(deadline)) {
+                Ok(first) => self.submit_some(first, &rows[answers.len()..], &mut answers),
                 Err(error) => answers.push(Err(error)),
             }
         }
         answers
     }
 
-    /// Submits the first of `rows` that have a place without waiting, at least one: `first` is its place.
-    fn submit_some(self, first: Row, rows: &[&[u8]]) -> Vec<Result<RowTicket, Error>> {
-        let count = rows.iter().take_while(|pixels| self.admits(pixels).is_ok()).count();
+    /// Submits the first of `rows` that have a place without waiting, at least one, at most a batch: `first` is its place.
+    fn submit_some(self, first: Row, rows: &[&[u8]], answers: &mut Vec<Result<RowTicket, Error>>) {
+        let most = rows.len().min(self.shared.bounds.full);
+        let count = rows[..most].iter().take_while(|pixels| self.admits(pixels).is_ok()).count();
         let places = self.shared.claim_more(self.priority, count - 1);
         let deadline = first.deadline;
-        let lent = std::iter::once(first).chain(places.into_iter().map(|place| self.lend(place, deadline)));
-        let filled = lent.zip(rows).map(|(mut row, pixels)| {
-            row.fill(pixels);
-            row
-        });
-        let filled: Vec<Row> = filled.collect();
-        self.shared.submit(filled)
+        let mut lent = vec![first];
+        lent.extend(places.into_iter().map(|place| self.lend(place, deadline)));
+        lent.iter_mut().zip(rows).for_each(|(row, pixels)| row.fill(pixels));
+        self.shared.submit(&mut lent, |answer| answers.push(answer));
     }
 
     /// Whether `pixels` are one row.
@@ -263,7 +266,15 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As there, and [`Error::Deadline`].
     pub fn row(self) -> Result<Row, Error> {
-        let deadline = self.deadline.and_then(|time| Instant::now().checked_add(time));
+        self.row_until(self.until())
+    }
+
+    /// The moment of the deadline, if it starts now.
+    fn until(self) -> Option<Instant> {
+        self.deadline.and_then(|time| Instant::now().checked_add(time))
+    }
+
+    fn row_until(self, deadline: Option<Instant>) -> Result<Row, Error> {
         let place = self.shared.claim(self.priority, deadline, self.at_once)?;
         Ok(self.lend(place, deadline.map_or(Deadline::None, Deadline::At)))
     }

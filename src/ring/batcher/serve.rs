@@ -38,6 +38,7 @@ fn batch_until_closed(shared: &Shared) {
             }
             Err(error @ Error::Timeout { .. }) => {
                 let since = *without_credit.get_or_insert_with(Instant::now);
+                let since = lock(&shared.state).oldest().map_or(since, |oldest| oldest.max(since));
                 if since.elapsed() >= shared.core.spec.acquire_limit {
                     without_credit = None;
                     shared.refuse_batch(&error);
@@ -112,11 +113,9 @@ impl Shared {
         let (rows, is_measured, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
-            let rows = state.pick(&self.bounds);
+            let rows = state.pick(&self.bounds, now);
             runs_of(&rows, runs);
             let is_measured = !rows.is_empty() && state.sent(&rows, runs.len(), now);
-            // With more in flight the upload would wait for a run that reads its slot.
-            let is_measured = is_measured && state.in_flight <= self.core.slots();
             (rows, is_measured, now)
         });
         if rows.is_empty() {
@@ -126,8 +125,7 @@ impl Shared {
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
         let last = last_upload.replace(staging);
-        // An error is latched, and told by who waits for the batch.
-        let is_measured = is_measured && last.is_none_or(|last| matches!(self.core.is_uploaded(last), Ok(true)));
+        let is_measured = is_measured && self.core.would_upload_at_once(last);
         let from = Gathered { buffer: &self.rows, runs };
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
@@ -163,7 +161,8 @@ impl Shared {
     /// Answers one batch's rows with `error`: the ring had no credit for as long as anybody would wait.
     fn refuse_batch(&self, error: &Error) {
         self.told(|state, wakes| {
-            let rows = state.pick(&self.bounds);
+            let count = state.queued().min(self.bounds.full);
+            let rows = state.take_rows(count);
             state.refuse(&rows, error, wakes);
         });
         self.room.notify_all();

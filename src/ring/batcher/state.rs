@@ -237,7 +237,10 @@ impl State {
         if leaves.is_some_and(|leaves| leaves <= now) {
             return Next::Leave;
         }
-        rows().filter_map(|row| row.deadline).chain(leaves).min().map_or(Next::Sleep, Next::LookAt)
+        // The queue may grow meanwhile, and have to leave earlier then.
+        let grown = paced.map(|_| self.pace.leaves_at(self.pace.room_of(queued).min(bounds.full), now));
+        let looks = grown.filter(|&grown| may_leave && grown > now).into_iter().chain(leaves);
+        rows().filter_map(|row| row.deadline).chain(looks).min().map_or(Next::Sleep, Next::LookAt)
     }
 
     /// Answers queued rows that are past their deadline and forgets those whose ticket was dropped; whether there
@@ -264,18 +267,30 @@ impl State {
         self.queued() < before
     }
 
-    /// Takes rows for a batch, high priority first, then sorts them by place in memory. Of a queue that is not full
-    /// those that are worth a batch.
-    pub fn pick(&mut self, bounds: &Bounds) -> Vec<Queued> {
+    /// Takes rows for a batch that leaves at `now`: those that are worth it, or all that fit if one of them may not wait
+    /// for the next batch.
+    pub fn pick(&mut self, bounds: &Bounds, now: Instant) -> Vec<Queued> {
         let queued = self.queued().min(bounds.full);
-        let count = if self.is_closed() { queued } else { self.pace.worth(queued) };
-        let mut rows = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(bounds.full));
+        let worth = if self.is_closed() || queued == bounds.full { queued } else { self.pace.worth(queued) };
+        let mut left = self.queues.iter().flatten().take(queued).skip(worth);
+        let all = left.any(|row| row.due(bounds.max_delay) <= now);
+        self.take_rows(if all { queued } else { worth })
+    }
+
+    /// Takes so many rows, high priority first, then sorts them by place in memory.
+    pub fn take_rows(&mut self, count: usize) -> Vec<Queued> {
+        let mut rows = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(count));
         for queue in &mut self.queues {
             let part = queue.len().min(count - rows.len());
             rows.extend(queue.drain(..part));
         }
         rows.sort_unstable_by_key(|queued| queued.row);
         rows
+    }
+
+    /// When the row that waits longest was committed.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.queues.iter().filter_map(|queue| queue.front()).map(|row| row.since).min()
     }
 
     /// Picked rows are sent as a batch; whether its upload is to be measured.
@@ -423,7 +438,7 @@ mod tests {
     fn send(state: &mut State, rows: usize, now: Instant) {
         (0..rows).for_each(|_| commit(state, None, now));
         assert_eq!(state.next(&BOUNDS, now), Next::Leave);
-        let rows = state.pick(&BOUNDS);
+        let rows = state.pick(&BOUNDS, now);
         state.sent(&rows, 1, now);
     }
 
@@ -456,6 +471,28 @@ mod tests {
         commit(&mut state, Some(now + MS(4)), now);
         assert_eq!(state.next(&patient, now), Next::LookAt(now + MS(2)));
         assert_eq!(state.next(&patient, now + MS(2)), Next::Leave);
+    }
+
+    #[test]
+    fn a_row_that_may_not_wait_goes_along() {
+        let start = Instant::now();
+        let bounds = Bounds { full: 16, ..BOUNDS };
+        let now = start + MS(1_000);
+        // Nine rows, of which the last has a deadline; 16 take nine times as long as 8.
+        let picked = |after: Duration| {
+            let mut state = State::new(64, &[8, 16]);
+            for (rows, run) in [(8, 10), (16, 90)] {
+                (0..rows).for_each(|_| commit(&mut state, None, start));
+                let rows = state.take_rows(rows);
+                state.sent(&rows, 1, start);
+                done(&mut state, start + MS(run));
+            }
+            (0..8).for_each(|_| commit(&mut state, None, now));
+            commit(&mut state, Some(now + MS(3)), now);
+            state.pick(&bounds, now + after).len()
+        };
+        assert_eq!(picked(MS(1)), 8);
+        assert_eq!(picked(Duration::from_micros(1_600)), 9, "half of its time is gone");
     }
 
     #[test]
