@@ -30,10 +30,10 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<(), E
     written.map_err(|error| Error::io("write", path, error))
 }
 
-/// Whether [`write`] can do its work, as far as that can be told before it; nothing is changed.
+/// Whether [`write()`] can do its work, as far as that can be told before it; nothing is changed.
 ///
 /// # Errors
-/// As for [`write`].
+/// As for [`write()`].
 pub fn check(path: impl AsRef<Path>) -> Result<(), Error> {
     let path = path.as_ref();
     let checked = match replaced(path) {
