@@ -11,7 +11,8 @@ use crate::sync::{after, lock, thread};
 
 /// How host threads learn that the device is done: in [`Ticket::wait`](crate::Ticket::wait) and `wait_for`, in an
 /// [`Engine::acquire`](crate::Engine::acquire) that waits for an upload, in the ring's own threads, which serve awaited
-/// and dropped tickets, and in a batcher's, which now and then wait for an upload to measure it. Set by [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
+/// and dropped tickets, and in a batcher's, which now and then wait for an upload to measure it. Set by
+/// [`EngineBuilder::waiting`](crate::EngineBuilder::waiting).
 ///
 /// Whichever it is, what is waited for is the submission's own event, and a fault of the device wakes everybody.
 ///
@@ -36,7 +37,8 @@ pub enum Waiting {
     /// fault there are no callbacks: a sleeper looks at its event ten times a second, so it hears of it within 0.1 s.
     ///
     /// For threads that may not sleep in the driver. A later download waits for the callback of the one before.
-    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` and `trefoil-batch-N` sleep in the driver for them.
+    /// Uploads have none, so that none waits for a callback: `trefoil-up-N` and `trefoil-batch-N` sleep in the driver for
+    /// them.
     Callback,
 }
 

@@ -1,0 +1,111 @@
+//! When a batch leaves, and with which rows, by the books alone.
+
+use super::*;
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+const BOUNDS: Bounds = Bounds { full: 4, in_flight: 3, max_delay: Duration::from_millis(2) };
+
+/// Books of a device that takes 10 ms for a run, which is known.
+fn books(start: Instant) -> State {
+    let mut state = State::new(16, &[1, 4]);
+    for at in [start, start + MS(50)] {
+        send(&mut state, 1, at);
+        done(&mut state, at + MS(10));
+    }
+    state
+}
+
+fn commit(state: &mut State, deadline: Option<Instant>, now: Instant) {
+    let row = state.claim(RowPriority::Normal).unwrap();
+    state.commit(row, RowPriority::Normal, deadline, now);
+}
+
+fn send(state: &mut State, rows: usize, now: Instant) {
+    (0..rows).for_each(|_| commit(state, None, now));
+    assert_eq!(state.next(&BOUNDS, now), Next::Leave);
+    let rows = state.pick(&BOUNDS, now);
+    state.sent(&rows, 1, now);
+}
+
+fn done(state: &mut State, now: Instant) {
+    state.in_flight -= 1;
+    state.pace.done(now);
+}
+
+#[test]
+fn while_the_device_is_busy_the_delay_bounds_the_wait() {
+    let start = Instant::now();
+    let mut state = books(start);
+    let now = start + MS(100);
+    send(&mut state, 1, now);
+    commit(&mut state, None, now + MS(1));
+    assert_eq!(state.next(&BOUNDS, now + MS(1)), Next::LookAt(now + MS(3)), "2 ms after its commit");
+    let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+    let Next::LookAt(at) = state.next(&patient, now + MS(1)) else { panic!("the device is busy") };
+    assert!(at > now + MS(9) && at <= now + MS(10), "when the run is over: {:?}", at - now);
+    assert_eq!(state.next(&patient, now + MS(10)), Next::Leave);
+}
+
+#[test]
+fn half_of_the_time_to_a_deadline_is_for_company() {
+    let start = Instant::now();
+    let mut state = books(start);
+    let now = start + MS(100);
+    send(&mut state, 1, now);
+    let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+    commit(&mut state, Some(now + MS(4)), now);
+    assert_eq!(state.next(&patient, now), Next::LookAt(now + MS(2)));
+    assert_eq!(state.next(&patient, now + MS(2)), Next::Leave);
+}
+
+#[test]
+fn a_row_that_may_not_wait_goes_along() {
+    let start = Instant::now();
+    let bounds = Bounds { full: 16, ..BOUNDS };
+    let now = start + MS(1_000);
+    // Nine rows, of which the last has a deadline; 16 take nine times as long as 8.
+    let picked = |after: Duration| {
+        let mut state = State::new(64, &[8, 16]);
+        for (rows, run) in [(8, 10), (16, 90)] {
+            (0..rows).for_each(|_| commit(&mut state, None, start));
+            let rows = state.take_rows(rows);
+            state.sent(&rows, 1, start);
+            done(&mut state, start + MS(run));
+        }
+        (0..8).for_each(|_| commit(&mut state, None, now));
+        commit(&mut state, Some(now + MS(3)), now);
+        state.pick(&bounds, now + after).len()
+    };
+    assert_eq!(picked(MS(1)), 8);
+    assert_eq!(picked(Duration::from_micros(1_600)), 9, "half of its time is gone");
+}
+
+#[test]
+fn a_full_batch_queues_deeper_than_another() {
+    let now = Instant::now();
+    let mut state = State::new(16, &[1, 4]);
+    send(&mut state, 1, now);
+    send(&mut state, 1, now);
+    commit(&mut state, None, now);
+    assert_eq!(state.next(&BOUNDS, now + MS(50)), Next::Sleep, "two are in flight");
+    (0..3).for_each(|_| commit(&mut state, None, now));
+    assert_eq!(state.next(&BOUNDS, now), Next::Leave);
+    send(&mut state, 0, now);
+    (0..4).for_each(|_| commit(&mut state, None, now));
+    assert_eq!(state.next(&BOUNDS, now), Next::Sleep, "three are all that may be in flight");
+}
+
+#[test]
+fn news_is_what_changes_when_a_batch_leaves() {
+    let now = Instant::now();
+    let mut state = State::new(16, &[1, 4, 8]);
+    let bounds = Bounds { full: 6, ..BOUNDS };
+    let news: Vec<bool> = (0..8)
+        .map(|before| {
+            commit(&mut state, None, now);
+            state.is_news(before, &bounds)
+        })
+        .collect();
+    assert_eq!(news, [true, true, false, false, true, true, false, false], "the first, 2, 5 and 6 rows");
+    assert!(!state.is_news(8, &bounds));
+}
