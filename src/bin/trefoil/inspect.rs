@@ -112,7 +112,7 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Pre
 fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
     let device = setup::open_device(args.device)?;
     let ring = Ring {
-        sizes: Sizes::Exactly(args.batch),
+        sizes: Sizes::Exactly(vec![args.batch]),
         slots: 1,
         producers: 1,
         output: OutputKind::Probabilities,

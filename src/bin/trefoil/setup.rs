@@ -22,10 +22,8 @@ pub enum Sizes {
     Default,
     /// One, and smaller ones for what does not fill it.
     UpTo(usize),
-    /// This one alone.
-    Exactly(usize),
-    /// These.
-    All(Vec<usize>),
+    /// These alone.
+    Exactly(Vec<usize>),
 }
 
 /// Rows of a batch, and how many batches are under way.
@@ -107,8 +105,7 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
     match &ring.sizes {
         Sizes::Default => builder,
         Sizes::UpTo(largest) => builder.batch(*largest),
-        Sizes::Exactly(size) => builder.batch_sizes(&[*size]),
-        Sizes::All(sizes) => builder.batch_sizes(sizes),
+        Sizes::Exactly(sizes) => builder.batch_sizes(sizes),
     }
 }
 

@@ -96,7 +96,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let output = OutputKind::Probabilities;
     let files = Files::of(args);
     files.check()?; // before the run, which may be long
-    let (sizes, kernels) = (Sizes::Exactly(batch), args.place.kernels);
+    let (sizes, kernels) = (Sizes::Exactly(vec![batch]), args.place.kernels);
     let ring = Ring { sizes, slots: args.slots, producers, output, kernels };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::build(setup::engine_builder(&model, &device, &ring).trace_batches(remembered))?;

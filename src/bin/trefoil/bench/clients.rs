@@ -130,9 +130,9 @@ impl Served {
         let batch = batch_of(args, device);
         let producers = PRODUCERS.min(setup::cores());
         let sizes = match &args.batch[..] {
-            [] | [_] if setup::is_cpu(device) => Sizes::Exactly(batch),
+            [] | [_] if setup::is_cpu(device) => Sizes::Exactly(vec![batch]),
             [] | [_] => Sizes::UpTo(batch),
-            all => Sizes::All(all.to_vec()),
+            all => Sizes::Exactly(all.to_vec()),
         };
         let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities, kernels };
         let engine = setup::build_engine(model, device, &ring)?;

@@ -95,7 +95,7 @@ impl Bench<'_> {
         }
         self.bar.set_message(format!("batch {batch}: building"));
         let ring = Ring {
-            sizes: Sizes::Exactly(batch),
+            sizes: Sizes::Exactly(vec![batch]),
             slots: self.args.slots,
             producers: self.producers,
             output: OutputKind::Probabilities,
