@@ -29,8 +29,13 @@ mod two_models;
 #[path = "../examples/waiting.rs"]
 mod waiting;
 
+use std::sync::{Mutex, PoisonError};
+
 use trefoil::model::Model;
 use trefoil::{Device, Engine, Target};
+
+/// Held while an example runs: most assert what overlaps, which another one beside it on few cores would prevent.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs `body`, a test's, in a process in which all engines are checked; `name` is the test's.
 fn checked(name: &str, body: impl FnOnce()) {
@@ -39,6 +44,7 @@ fn checked(name: &str, body: impl FnOnce()) {
         assert!(format!("{:?}", Engine::builder(&model)).contains("check: true"), "TREFOIL_CHECK is not heeded");
         return body();
     }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env("TREFOIL_CHECK", "1")
