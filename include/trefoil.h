@@ -138,6 +138,26 @@ enum trefoil_dtype
     TREFOIL_DTYPE_F16 = 1,
     /* IEEE single precision. */
     TREFOIL_DTYPE_F32 = 2,
+    /* A byte that is 0 or 1. */
+    TREFOIL_DTYPE_BOOL = 3,
+    /* Unsigned, 16 bits. */
+    TREFOIL_DTYPE_U16 = 4,
+    /* Unsigned, 32 bits. */
+    TREFOIL_DTYPE_U32 = 5,
+    /* Unsigned, 64 bits. */
+    TREFOIL_DTYPE_U64 = 6,
+    /* Signed byte, two's complement. */
+    TREFOIL_DTYPE_I8 = 7,
+    /* Signed, 16 bits. */
+    TREFOIL_DTYPE_I16 = 8,
+    /* Signed, 32 bits. */
+    TREFOIL_DTYPE_I32 = 9,
+    /* Signed, 64 bits. */
+    TREFOIL_DTYPE_I64 = 10,
+    /* The upper half of an IEEE single. */
+    TREFOIL_DTYPE_BF16 = 11,
+    /* IEEE double precision. */
+    TREFOIL_DTYPE_F64 = 12,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

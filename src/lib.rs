@@ -81,6 +81,7 @@ mod exec;
 #[cfg(feature = "ffi")]
 mod ffi;
 pub mod files;
+pub mod graph;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;

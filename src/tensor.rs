@@ -7,34 +7,81 @@ use std::fmt;
 /// ```
 /// use trefoil::Dtype;
 /// assert_eq!((Dtype::F16.bytes(), Dtype::F16.to_string()), (2, "f16".to_string()));
+/// assert!(Dtype::Bf16.is_float() && !Dtype::I64.is_float());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
+    /// A byte that is 0 or 1.
+    Bool,
     /// Unsigned byte.
     U8,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Signed byte, two's complement.
+    I8,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
     /// IEEE half precision.
     F16,
+    /// The upper half of an IEEE single.
+    Bf16,
     /// IEEE single precision.
     F32,
+    /// IEEE double precision.
+    F64,
 }
 
 impl Dtype {
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::U8 => 1,
-            Self::F16 => 2,
-            Self::F32 => 4,
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 | Self::F16 | Self::Bf16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
         }
+    }
+
+    /// Whether it is a floating-point type.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
+    /// Whether it is a type of whole numbers; `bool` is none.
+    pub const fn is_integer(self) -> bool {
+        !self.is_float() && !matches!(self, Self::Bool)
+    }
+
+    /// Whether it has negative numbers.
+    pub const fn is_signed(self) -> bool {
+        self.is_float() || matches!(self, Self::I8 | Self::I16 | Self::I32 | Self::I64)
     }
 }
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Bool => "bool",
             Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
             Self::F16 => "f16",
+            Self::Bf16 => "bf16",
             Self::F32 => "f32",
+            Self::F64 => "f64",
         })
     }
 }

@@ -17,15 +17,21 @@ impl Noise {
         self.0
     }
 
-    /// Fills a row with any bytes, or with numbers in [-1, 1).
+    /// Fills a row with any whole numbers, or with floats in [-1, 1).
     pub fn fill(&mut self, row: &mut [u8], dtype: Dtype) {
         let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        match dtype {
-            Dtype::U8 => row.iter_mut().for_each(|b| *b = self.next() as u8),
-            Dtype::F16 => row
-                .chunks_exact_mut(2)
-                .for_each(|b| b.copy_from_slice(&half::f16::from_f32(unit(self.next())).to_le_bytes())),
-            Dtype::F32 => row.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&unit(self.next()).to_le_bytes())),
+        for elem in row.chunks_exact_mut(dtype.bytes()) {
+            let bits = self.next();
+            match dtype {
+                Dtype::F16 => elem.copy_from_slice(&half::f16::from_f32(unit(bits)).to_le_bytes()),
+                Dtype::Bf16 => elem.copy_from_slice(&half::bf16::from_f32(unit(bits)).to_le_bytes()),
+                Dtype::F32 => elem.copy_from_slice(&unit(bits).to_le_bytes()),
+                Dtype::F64 => elem.copy_from_slice(&f64::from(unit(bits)).to_le_bytes()),
+                Dtype::Bool => elem[0] = bits as u8 & 1,
+                Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => {
+                    elem.copy_from_slice(&bits.to_le_bytes()[..elem.len()])
+                }
+            }
         }
     }
 }

@@ -15,6 +15,46 @@ pub enum trefoil_dtype {
     F16 = 1,
     /// IEEE single precision.
     F32 = 2,
+    /// A byte that is 0 or 1.
+    Bool = 3,
+    /// Unsigned, 16 bits.
+    U16 = 4,
+    /// Unsigned, 32 bits.
+    U32 = 5,
+    /// Unsigned, 64 bits.
+    U64 = 6,
+    /// Signed byte, two's complement.
+    I8 = 7,
+    /// Signed, 16 bits.
+    I16 = 8,
+    /// Signed, 32 bits.
+    I32 = 9,
+    /// Signed, 64 bits.
+    I64 = 10,
+    /// The upper half of an IEEE single.
+    Bf16 = 11,
+    /// IEEE double precision.
+    F64 = 12,
+}
+
+impl From<Dtype> for trefoil_dtype {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Bool => Self::Bool,
+            Dtype::U8 => Self::U8,
+            Dtype::U16 => Self::U16,
+            Dtype::U32 => Self::U32,
+            Dtype::U64 => Self::U64,
+            Dtype::I8 => Self::I8,
+            Dtype::I16 => Self::I16,
+            Dtype::I32 => Self::I32,
+            Dtype::I64 => Self::I64,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F32 => Self::F32,
+            Dtype::F64 => Self::F64,
+        }
+    }
 }
 
 /// How the rows that a producer writes are laid out.
@@ -414,11 +454,7 @@ const _: () = assert!(size_of::<trefoil_scored_class>() == 8 && std::mem::offset
 
 impl trefoil_tensor {
     pub(super) fn new(size: usize, spec: TensorSpec) -> Self {
-        let dtype = match spec.dtype {
-            Dtype::U8 => trefoil_dtype::U8,
-            Dtype::F16 => trefoil_dtype::F16,
-            Dtype::F32 => trefoil_dtype::F32,
-        };
+        let dtype = trefoil_dtype::from(spec.dtype);
         let Shape { height, width, channels } = spec.shape;
         let [height, width, channels] = [height, width, channels].map(narrow);
         Self {

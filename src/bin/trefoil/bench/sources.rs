@@ -176,14 +176,20 @@ fn first_bytes(bytes: &[u8]) -> [u8; ID_BYTES] {
 fn random_batch(spec: TensorSpec, rows: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let elem_bytes = spec.dtype.bytes();
-    let mut row: Vec<u8> = match spec.dtype {
-        Dtype::U8 => (0..spec.row_bytes).map(|_| random.next() as u8).collect(),
-        Dtype::F32 => (0..spec.shape.elems()).flat_map(|_| random.unit().to_le_bytes()).collect(),
-        // The upper half of an f32 would be a bf16; sign, a small exponent and random bits make a half below 1.
-        Dtype::F16 => {
-            (0..spec.shape.elems()).flat_map(|_| (0x3000 | (random.next() as u16 & 0x8bff)).to_le_bytes()).collect()
+    let mut row: Vec<u8> = Vec::with_capacity(spec.row_bytes);
+    for _ in 0..spec.shape.elems() {
+        match spec.dtype {
+            // The upper half of an f32 would be a bf16; sign, a small exponent and random bits make a half below 1.
+            Dtype::F16 => row.extend((0x3000 | (random.next() as u16 & 0x8bff)).to_le_bytes()),
+            Dtype::Bf16 => row.extend(&random.unit().to_le_bytes()[2..]),
+            Dtype::F32 => row.extend(random.unit().to_le_bytes()),
+            Dtype::F64 => row.extend(f64::from(random.unit()).to_le_bytes()),
+            Dtype::Bool => row.push(random.next() as u8 & 1),
+            Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => {
+                row.extend(&random.next().to_le_bytes()[..elem_bytes])
+            }
         }
-    };
+    }
     let mut batch = Vec::with_capacity(rows * spec.row_bytes);
     for _ in 0..rows {
         batch.extend_from_slice(&row);

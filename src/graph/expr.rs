@@ -1,0 +1,308 @@
+//! Expressions of one element: what a [`Map`](super::Op::Map) computes.
+
+use std::ops;
+
+use crate::tensor::Dtype;
+
+/// An expression of the elements that a map reads at one place. It is typed: both sides of an operation have one type,
+/// and nothing is converted unless [`cast`](Self::cast) says so.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, Unary}};
+/// let x = || Expr::arg(0);
+/// let swish = x() / (Expr::float(Dtype::F32, 1.0) + (-x()).unary(Unary::Exp));
+/// assert_eq!(swish.dtype(&[Dtype::F32]), Ok(Dtype::F32));
+/// assert!(swish.dtype(&[Dtype::F16]).unwrap_err().contains("f32 and f16"));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Expr {
+    /// The element of the operand of this number.
+    Arg(usize),
+    /// The index along this axis of the result, i64.
+    Axis(usize),
+    /// A number of this type.
+    Const(Dtype, Number),
+    /// Conversion to another type: floats are rounded to the nearest, ties to even; to integers they are truncated, and
+    /// saturate, NaN being 0; integers wrap around; `bool` is whether a number is not 0.
+    Cast(Dtype, Box<Self>),
+    /// A function of one number.
+    Unary(Unary, Box<Self>),
+    /// A function of two.
+    Binary(Binary, Box<[Self; 2]>),
+    /// The second where the first, a bool, holds, else the third.
+    Select(Box<[Self; 3]>),
+}
+
+/// A number in an expression. Its type is told beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Of a floating-point type, rounded to it.
+    Float(f64),
+    /// Of a whole type that holds it, or 0 and 1 for `bool`.
+    Int(i128),
+}
+
+/// Functions of one number, of the argument's type. Transcendental ones take floats, and compute in f32 or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unary {
+    /// -x; integers wrap around.
+    Neg,
+    /// |x|; integers wrap around.
+    Abs,
+    /// -1, 0 or 1; NaN stays NaN.
+    Sign,
+    /// The largest whole number that is not above x.
+    Floor,
+    /// The smallest whole number that is not below x.
+    Ceil,
+    /// The nearest whole number, ties to even.
+    Round,
+    /// The square root.
+    Sqrt,
+    /// e to the power of x.
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// Sine, of radians.
+    Sin,
+    /// Cosine.
+    Cos,
+    /// Tangent.
+    Tan,
+    /// Arc sine.
+    Asin,
+    /// Arc cosine.
+    Acos,
+    /// Arc tangent.
+    Atan,
+    /// Hyperbolic sine.
+    Sinh,
+    /// Hyperbolic cosine.
+    Cosh,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// Inverse hyperbolic sine.
+    Asinh,
+    /// Inverse hyperbolic cosine.
+    Acosh,
+    /// Inverse hyperbolic tangent.
+    Atanh,
+    /// The error function.
+    Erf,
+    /// Every bit turned; of a bool whether it does not hold.
+    Not,
+    /// Whether x is NaN: a bool.
+    IsNan,
+    /// Whether x is infinite: a bool.
+    IsInf,
+}
+
+/// Functions of two numbers of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Binary {
+    /// a + b; integers wrap around, as for the next two.
+    Add,
+    /// a - b.
+    Sub,
+    /// a x b.
+    Mul,
+    /// a / b; of integers truncated towards 0, and 0 where b is 0.
+    Div,
+    /// What is left of a / b, with the sign of a; of integers 0 where b is 0.
+    Rem,
+    /// What is left of a / b rounded down, with the sign of b; of integers 0 where b is 0.
+    Mod,
+    /// a to the power of b.
+    Pow,
+    /// The smaller; NaN if one is.
+    Min,
+    /// The larger; NaN if one is.
+    Max,
+    /// Whether a = b: a bool, as for the next two.
+    Equal,
+    /// Whether a < b.
+    Less,
+    /// Whether a <= b.
+    LessEqual,
+    /// Bits of both; of bools whether both hold.
+    And,
+    /// Bits of either; of bools whether one holds.
+    Or,
+    /// Bits of one alone; of bools whether they differ.
+    Xor,
+    /// a shifted left by b bits, 0 where b is the type's width or more.
+    ShiftLeft,
+    /// a, unsigned, shifted right by b bits, 0 where b is the type's width or more.
+    ShiftRight,
+}
+
+impl Expr {
+    /// The element of an operand.
+    pub const fn arg(number: usize) -> Self {
+        Self::Arg(number)
+    }
+
+    /// A number of a floating-point type.
+    pub const fn float(dtype: Dtype, value: f64) -> Self {
+        Self::Const(dtype, Number::Float(value))
+    }
+
+    /// A number of a whole type, or of `bool`.
+    pub const fn int(dtype: Dtype, value: i128) -> Self {
+        Self::Const(dtype, Number::Int(value))
+    }
+
+    /// The same in another type.
+    pub fn cast(self, dtype: Dtype) -> Self {
+        Self::Cast(dtype, Box::new(self))
+    }
+
+    /// A function of it.
+    pub fn unary(self, op: Unary) -> Self {
+        Self::Unary(op, Box::new(self))
+    }
+
+    /// A function of it and another one.
+    pub fn binary(self, op: Binary, other: Self) -> Self {
+        Self::Binary(op, Box::new([self, other]))
+    }
+
+    /// `then` where it holds, else `otherwise`.
+    pub fn select(self, then: Self, otherwise: Self) -> Self {
+        Self::Select(Box::new([self, then, otherwise]))
+    }
+
+    /// Its type where the operands have these.
+    ///
+    /// # Errors
+    /// What does not fit: an operand that is not there, two sides of different types, a function that does not take the
+    /// type, a number that the type does not hold.
+    pub fn dtype(&self, args: &[Dtype]) -> Result<Dtype, String> {
+        match self {
+            Self::Arg(number) => {
+                args.get(*number).copied().ok_or_else(|| format!("reads operand {number} of {}", args.len()))
+            }
+            Self::Axis(_) => Ok(Dtype::I64),
+            Self::Const(dtype, number) => number.check(*dtype).map(|()| *dtype),
+            Self::Cast(dtype, of) => of.dtype(args).map(|_| *dtype),
+            Self::Unary(op, of) => op.dtype(of.dtype(args)?),
+            Self::Binary(op, of) => {
+                let [a, b] = [of[0].dtype(args)?, of[1].dtype(args)?];
+                if a != b {
+                    return Err(format!("{op:?}: expected operands of one type, found {a} and {b}"));
+                }
+                op.dtype(a)
+            }
+            Self::Select(of) => match [of[0].dtype(args)?, of[1].dtype(args)?, of[2].dtype(args)?] {
+                [Dtype::Bool, a, b] if a == b => Ok(a),
+                [condition, a, b] => {
+                    Err(format!("select: expected a bool and one type, found {condition}, {a} and {b}"))
+                }
+            },
+        }
+    }
+
+    /// Axes that its result must have: one more than the highest that it reads the index of.
+    pub fn axes(&self) -> usize {
+        match self {
+            Self::Arg(_) | Self::Const(..) => 0,
+            Self::Axis(axis) => axis + 1,
+            Self::Cast(_, of) | Self::Unary(_, of) => of.axes(),
+            Self::Binary(_, of) => of.iter().map(Self::axes).max().unwrap_or(0),
+            Self::Select(of) => of.iter().map(Self::axes).max().unwrap_or(0),
+        }
+    }
+}
+
+impl Number {
+    fn check(self, dtype: Dtype) -> Result<(), String> {
+        let (low, high) = match dtype {
+            Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => {
+                return match self {
+                    Self::Float(_) => Ok(()),
+                    Self::Int(value) => Err(format!("{value} as a constant of {dtype}: expected a float")),
+                };
+            }
+            Dtype::Bool => (0, 1),
+            Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => (0, (1_i128 << (8 * dtype.bytes())) - 1),
+            Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => {
+                let half = 1_i128 << (8 * dtype.bytes() - 1);
+                (-half, half - 1)
+            }
+        };
+        match self {
+            Self::Int(value) if (low..=high).contains(&value) => Ok(()),
+            Self::Int(value) => Err(format!("{value} as a constant of {dtype}: expected {low} to {high}")),
+            Self::Float(value) => Err(format!("{value} as a constant of {dtype}: expected a whole number")),
+        }
+    }
+}
+
+impl Unary {
+    /// The type of its result of an argument of this type.
+    ///
+    /// # Errors
+    /// What it takes, where it does not take this type.
+    pub fn dtype(self, of: Dtype) -> Result<Dtype, String> {
+        let refused = |takes: &str| Err(format!("{self:?} of {of}: it takes {takes}"));
+        match self {
+            Self::Neg | Self::Abs | Self::Sign if of == Dtype::Bool => refused("numbers"),
+            Self::Neg | Self::Abs | Self::Sign => Ok(of),
+            Self::Not if of.is_float() => refused("bools and integers"),
+            Self::Not => Ok(of),
+            _ if !of.is_float() => refused("floats"),
+            Self::IsNan | Self::IsInf => Ok(Dtype::Bool),
+            _ => Ok(of),
+        }
+    }
+}
+
+impl Binary {
+    /// The type of its result of two arguments of this type.
+    ///
+    /// # Errors
+    /// What it takes, where it does not take this type.
+    pub fn dtype(self, of: Dtype) -> Result<Dtype, String> {
+        let refused = |takes: &str| Err(format!("{self:?} of {of}: it takes {takes}"));
+        match self {
+            Self::Equal => Ok(Dtype::Bool),
+            Self::And | Self::Or | Self::Xor if of.is_float() => refused("bools and integers"),
+            Self::And | Self::Or | Self::Xor => Ok(of),
+            Self::ShiftLeft | Self::ShiftRight if !of.is_integer() || of.is_signed() => refused("unsigned integers"),
+            Self::ShiftLeft | Self::ShiftRight => Ok(of),
+            _ if of == Dtype::Bool => refused("numbers"),
+            Self::Less | Self::LessEqual => Ok(Dtype::Bool),
+            Self::Add
+            | Self::Sub
+            | Self::Mul
+            | Self::Div
+            | Self::Rem
+            | Self::Mod
+            | Self::Pow
+            | Self::Min
+            | Self::Max => Ok(of),
+        }
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident::$method:ident => $op:ident),*) => {$(
+        impl ops::$trait for Expr {
+            type Output = Self;
+
+            fn $method(self, other: Self) -> Self {
+                self.binary(Binary::$op, other)
+            }
+        }
+    )*};
+}
+
+operators!(Add::add => Add, Sub::sub => Sub, Mul::mul => Mul, Div::div => Div);
+
+impl ops::Neg for Expr {
+    type Output = Self;
+
+    fn neg(self) -> Self {
+        self.unary(Unary::Neg)
+    }
+}

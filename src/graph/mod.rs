@@ -1,0 +1,34 @@
+//! What is computed, as a value: a graph of typed values of any rank, with named inputs and outputs.
+//!
+//! A [`Graph`] is concrete: every dimension is a number. What has free dimensions, such as a batch or a sequence, makes
+//! one graph for each size. No device, file or stream is in it; a weight is a constant that is known by its name.
+//!
+//! Every operation has one meaning, which its documentation tells and its lowering to loops computes. Images have their
+//! channels innermost: `[batch, height, width, channels]`; importers of other layouts transpose.
+//!
+//! ```
+//! use trefoil::{Dtype, graph::{Expr, GraphBuilder, Op, Reduce, ReduceOp}};
+//! let mut g = GraphBuilder::new();
+//! let x = g.input("x", Dtype::F32, &[8, 16]);
+//! let square = g.node("square", Op::Map(Expr::arg(0) * Expr::arg(0)), &[x]);
+//! let mean = Reduce { op: ReduceOp::Mean, axes: vec![1], keep: false };
+//! let mean = g.node("mean", Op::Reduce(mean), &[square]);
+//! g.output("energy", mean);
+//! let graph = g.finish()?;
+//! assert_eq!(graph.value(graph.outputs[0].value).dims, [8]);
+//! # Ok::<(), trefoil::Error>(())
+//! ```
+
+mod builder;
+mod expr;
+mod infer;
+mod op;
+mod value;
+
+pub use builder::GraphBuilder;
+pub use expr::{Binary, Expr, Number, Unary};
+pub use op::{
+    ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
+    ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
+};
+pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

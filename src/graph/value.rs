@@ -1,0 +1,173 @@
+//! Graphs, their nodes and their values.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::op::Op;
+use crate::tensor::Dtype;
+
+/// Index of a value in [`Graph::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub usize);
+
+/// Index of a node in [`Graph::nodes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub usize);
+
+/// A graph without loops whose every size is a number. Nodes are in topological order: what a node reads is an input, a
+/// constant, or written by a node before it. A [`GraphBuilder`](super::GraphBuilder) makes graphs that are well-formed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    /// What a request brings.
+    pub inputs: Vec<Port>,
+    /// What it gets.
+    pub outputs: Vec<Port>,
+    /// Everything that is computed or read.
+    pub values: Vec<Value>,
+    /// The operations, in an order in which they can be computed.
+    pub nodes: Vec<Node>,
+}
+
+/// An input or an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Its name, which no other input (or output) has.
+    pub name: String,
+    /// The value that it brings or shows.
+    pub value: ValueId,
+}
+
+/// A tensor that a node reads or writes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Its type and dimensions.
+    pub of: ValueType,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What its integers stand for, if they stand for real numbers.
+    pub quantization: Option<Quantization>,
+}
+
+/// The element type of a value and its dimensions, the outermost first. Values lie densely, the last dimension innermost.
+///
+/// ```
+/// use trefoil::{Dtype, graph::ValueType};
+/// let image = ValueType::new(Dtype::U8, &[2, 224, 224, 3]);
+/// assert_eq!((image.elems(), image.bytes()), (301_056, 301_056));
+/// assert_eq!(image.to_string(), "u8[2,224,224,3]");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ValueType {
+    /// The element type.
+    pub dtype: Dtype,
+    /// Elements along each axis; none for a scalar. A value may be empty: one of them may be 0.
+    pub dims: Vec<usize>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Origin {
+    /// A request brings it: input of this number.
+    Input(usize),
+    /// It is the same for all requests.
+    Constant(Constant),
+    /// A node writes it, as its output of this number.
+    Node(NodeId, usize),
+}
+
+/// A value that is known before the first request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constant {
+    /// The weight of this name. Its stored type may be another: it is converted when it is read.
+    Weight(String),
+    /// These bytes: little-endian elements of the value's type.
+    Bytes(Arc<[u8]>),
+}
+
+/// What integers of a value stand for: (integer - zero point) x scale.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// The scale: a scalar, or one for each index along `axis`.
+    pub scale: ValueId,
+    /// The integer that stands for 0; none: 0.
+    pub zero_point: Option<ValueId>,
+    /// The axis along which scales differ.
+    pub axis: Option<usize>,
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// A name that no other node has.
+    pub name: String,
+    /// What it computes.
+    pub op: Op,
+    /// What it reads; none where an operation can do without.
+    pub inputs: Vec<Option<ValueId>>,
+    /// What it writes.
+    pub outputs: Vec<ValueId>,
+}
+
+impl ValueType {
+    /// Elements of `dtype` in these dimensions.
+    pub fn new(dtype: Dtype, dims: &[usize]) -> Self {
+        Self { dtype, dims: dims.to_vec() }
+    }
+
+    /// Elements.
+    pub fn elems(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.elems() * self.dtype.bytes()
+    }
+
+    /// Axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(usize::to_string).collect();
+        write!(f, "{}[{}]", self.dtype, dims.join(","))
+    }
+}
+
+impl Graph {
+    /// The type of a value.
+    ///
+    /// # Panics
+    /// If the value is of another graph.
+    pub fn value(&self, id: ValueId) -> &ValueType {
+        &self.values[id.0].of
+    }
+
+    /// The constant that a value is, if it is one.
+    ///
+    /// # Panics
+    /// If the value is of another graph.
+    pub fn constant(&self, id: ValueId) -> Option<&Constant> {
+        match &self.values[id.0].origin {
+            Origin::Constant(constant) => Some(constant),
+            Origin::Input(_) | Origin::Node(..) => None,
+        }
+    }
+
+    /// The node called `name`.
+    pub fn find(&self, name: &str) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.name == name).map(NodeId)
+    }
+
+    /// For each value the nodes that read it, a node once for each time.
+    pub fn readers(&self) -> Vec<Vec<NodeId>> {
+        let mut readers = vec![Vec::new(); self.values.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.inputs.iter().flatten().for_each(|input| readers[input.0].push(NodeId(index)));
+        }
+        readers
+    }
+}
