@@ -23,6 +23,7 @@ mod builder;
 mod expr;
 mod infer;
 mod op;
+mod tensor;
 mod value;
 
 pub use builder::GraphBuilder;
@@ -31,4 +32,5 @@ pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
     ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
+pub use tensor::{Element, Tensor};
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};
