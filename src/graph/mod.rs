@@ -23,6 +23,7 @@ mod builder;
 mod expr;
 mod infer;
 mod op;
+mod passes;
 mod tensor;
 mod value;
 
@@ -32,5 +33,6 @@ pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
     ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
+pub use passes::simplify;
 pub use tensor::{Element, Tensor};
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

@@ -1,0 +1,142 @@
+//! Transposes moved behind what reads them, so that they meet others that undo them.
+
+use super::rebuild::{Change, Draft, Rebuild};
+use super::views::moves_only_units;
+use crate::graph::expr::Expr;
+use crate::graph::op::{ArgReduce, Cumulate, Op, Pad, Reduce, Resize, Slice, TopK};
+use crate::graph::value::ValueId;
+
+/// What an operation on transposed values is: the operation on the values, transposed.
+pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Change> {
+    let order = node.inputs.iter().flatten().find_map(|&id| transposed(rebuild, id))?;
+    let (op, order_of_result) = match &node.op {
+        Op::Map(expr) => (Op::Map(with_axes(expr, &order)), order.clone()),
+        other => moved(other, &order)?,
+    };
+    let inputs = node.inputs.iter().map(|id| Some(Some(undone(rebuild, node, (*id)?, &order)?)));
+    let inputs = inputs.collect::<Option<Vec<_>>>()?;
+    let inputs = inputs.into_iter().map(|from| from.map(|from| from.make(rebuild, &node.name))).collect();
+    let inner = rebuild.add(Draft { op, inputs, ..node.clone() });
+    let all = inner.into_iter().map(|value| rebuild.view(&node.name, Op::Transpose(order_of_result.clone()), value));
+    Some(Change::Same(all.collect()))
+}
+
+/// The order of the transpose that a value is, if it moves elements.
+fn transposed(rebuild: &Rebuild<'_>, id: ValueId) -> Option<Vec<usize>> {
+    match rebuild.writer(id)? {
+        (Op::Transpose(order), _) => Some(order.clone()),
+        _ => None,
+    }
+}
+
+/// A value as it is before a transpose.
+enum Undone {
+    /// It is there.
+    There(ValueId),
+    /// It is this one reshaped to the rank, and transposed back.
+    Back(ValueId, Vec<usize>, Vec<usize>),
+}
+
+impl Undone {
+    fn make(self, rebuild: &mut Rebuild<'_>, node: &str) -> ValueId {
+        match self {
+            Self::There(id) => id,
+            Self::Back(id, dims, inverse) => {
+                let ranked = rebuild.view(node, Op::Reshape(dims), id);
+                rebuild.view(node, Op::Transpose(inverse), ranked)
+            }
+        }
+    }
+}
+
+/// What an operand is before a transpose in `order`; none if it would have to be transposed back while the network runs.
+fn undone(rebuild: &Rebuild<'_>, node: &Draft, id: ValueId, order: &[usize]) -> Option<Undone> {
+    if let Some((Op::Transpose(own), from)) = rebuild.writer(id)
+        && own == order
+    {
+        return Some(Undone::There(from));
+    }
+    let of = rebuild.of(id);
+    if of.rank() > order.len() || (of.rank() < order.len() && !matches!(node.op, Op::Map(_))) {
+        return None;
+    }
+    let dims = [&vec![1; order.len() - of.rank()], &of.dims[..]].concat();
+    let inverse = inverse(order);
+    let is_cheap = rebuild.is_constant(id) || moves_only_units(&inverse, &dims);
+    if of.elems() == 1 && matches!(node.op, Op::Map(_)) && of.rank() <= 1 {
+        return Some(Undone::There(id)); // it is broadcast, whatever the order
+    }
+    is_cheap.then_some(Undone::Back(id, dims, inverse))
+}
+
+fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut inverse = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+    inverse
+}
+
+/// The expression with axes of the result before the transpose.
+fn with_axes(expr: &Expr, order: &[usize]) -> Expr {
+    let next = |of: &Expr| with_axes(of, order);
+    match expr {
+        Expr::Arg(_) | Expr::Const(..) => expr.clone(),
+        Expr::Axis(axis) => Expr::Axis(order[*axis]),
+        Expr::Cast(dtype, of) => next(of).cast(*dtype),
+        Expr::Unary(op, of) => next(of).unary(*op),
+        Expr::Binary(op, of) => next(&of[0]).binary(*op, next(&of[1])),
+        Expr::Select(of) => next(&of[0]).select(next(&of[1]), next(&of[2])),
+    }
+}
+
+/// The operation on values before a transpose in `order`, and the order of the transpose behind it. None for one that
+/// does not work along axes, or of which no such form is known.
+fn moved(op: &Op, order: &[usize]) -> Option<(Op, Vec<usize>)> {
+    let stays = |op| Some((op, order.to_vec()));
+    match op {
+        Op::Softmax { axis, log } => stays(Op::Softmax { axis: order[*axis], log: *log }),
+        Op::Concat(axis) => stays(Op::Concat(order[*axis])),
+        Op::Cumulate(of) => stays(Op::Cumulate(Cumulate { axis: order[of.axis], ..*of })),
+        Op::TopK(of) => stays(Op::TopK(TopK { axis: order[of.axis], ..*of })),
+        Op::Slice(of) => stays(Op::Slice(Slice {
+            start: reordered(&of.start, order),
+            step: reordered(&of.step, order),
+            dims: reordered(&of.dims, order),
+        })),
+        Op::Pad(of) => stays(Op::Pad(Pad {
+            before: reordered(&of.before, order),
+            after: reordered(&of.after, order),
+            mode: of.mode,
+        })),
+        Op::Resize(of) => stays(Op::Resize(Resize {
+            dims: reordered(&of.dims, order),
+            scales: reordered(&of.scales, order),
+            crop: reordered(&of.crop, order),
+            ..of.clone()
+        })),
+        Op::Reduce(of) => {
+            let mut axes: Vec<usize> = of.axes.iter().map(|&axis| order[axis]).collect();
+            axes.sort_unstable();
+            let left = without(order, &of.axes, of.keep);
+            Some((Op::Reduce(Reduce { axes, ..of.clone() }), left))
+        }
+        Op::ArgReduce(of) => {
+            let left = without(order, &[of.axis], of.keep);
+            Some((Op::ArgReduce(ArgReduce { axis: order[of.axis], ..*of }), left))
+        }
+        _ => None,
+    }
+}
+
+/// What belongs to each axis of the result, for the axes before the transpose.
+fn reordered<T: Copy>(of: &[T], order: &[usize]) -> Vec<T> {
+    inverse(order).iter().map(|&axis| of[axis]).collect()
+}
+
+/// The order of what is left of a transposed value when some of its axes are gone, or 1.
+fn without(order: &[usize], axes: &[usize], keep: bool) -> Vec<usize> {
+    if keep {
+        return order.to_vec();
+    }
+    let left: Vec<usize> = (0..order.len()).filter(|axis| !axes.contains(axis)).map(|axis| order[axis]).collect();
+    left.iter().map(|&axis| left.iter().filter(|&&other| other < axis).count()).collect()
+}

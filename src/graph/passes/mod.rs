@@ -1,0 +1,123 @@
+//! Rewrites: functions from graph to graph that leave the computed values unchanged.
+
+mod layout;
+mod rebuild;
+mod views;
+
+use self::rebuild::Rebuild;
+use super::value::Graph;
+
+/// The graph without operations that do nothing, and with transposes moved towards the outputs, where they meet others that
+/// undo them. Nodes that no output needs are gone, and equal ones are one.
+///
+/// Importers of networks whose channels are not innermost transpose around each convolution; this takes nearly all of these
+/// transposes away again.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, GraphBuilder, Op, simplify}};
+/// let mut g = GraphBuilder::new();
+/// let x = g.input("x", Dtype::F32, &[1, 8, 8, 3]);
+/// let planes = g.node("planes", Op::Transpose(vec![0, 3, 1, 2]), &[x]);
+/// let doubled = g.map("doubled", Expr::arg(0) + Expr::arg(0), &[planes]);
+/// let pixels = g.node("pixels", Op::Transpose(vec![0, 2, 3, 1]), &[doubled]);
+/// g.output("y", pixels);
+/// let graph = simplify(&g.finish()?);
+/// assert_eq!(graph.nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["doubled"]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub fn simplify(graph: &Graph) -> Graph {
+    let rewritten = Rebuild::new(graph).with(|rebuild, node| {
+        let mut node = node;
+        while let Some(change) = views::simplify(rebuild, &node).or_else(|| layout::sink_transpose(rebuild, &node)) {
+            match change {
+                rebuild::Change::Same(values) => return values,
+                rebuild::Change::Become(next) => node = *next,
+            }
+        }
+        rebuild.add(node)
+    });
+    Rebuild::new(&rewritten).needed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Conv, Expr, GraphBuilder, Op, Reduce, ReduceOp, Unary, ValueId, Window};
+    use crate::tensor::Dtype;
+
+    const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
+    const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
+
+    /// A convolution as importers of planes write it.
+    fn conv(g: &mut GraphBuilder, name: &str, x: ValueId, [k, c, r]: [usize; 3]) -> ValueId {
+        let filter = g.weight(&format!("{name}.weight"), Dtype::F32, &[k, c, r, r]);
+        let pixels = g.node(&format!("{name}.in"), Op::Transpose(TO_PIXELS.to_vec()), &[x]);
+        let conv = Conv { window: Window::all(2, r, 1, r / 2), groups: 1 };
+        let y = g.node(name, Op::Conv(conv), &[pixels, filter]);
+        g.node(&format!("{name}.out"), Op::Transpose(TO_PLANES.to_vec()), &[y])
+    }
+
+    fn relu() -> Expr {
+        Expr::arg(0).binary(crate::graph::Binary::Max, Expr::float(Dtype::F32, 0.0))
+    }
+
+    fn transposes(graph: &Graph) -> Vec<&str> {
+        let moves = graph.nodes.iter().filter(|node| matches!(node.op, Op::Transpose(_)));
+        moves.map(|node| node.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_network_of_planes_becomes_one_of_pixels() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[2, 3, 8, 8]);
+        let a = conv(&mut g, "a", x, [16, 3, 3]);
+        let scale = g.weight("scale", Dtype::F32, &[16, 1, 1]);
+        let a = g.map("scaled", Expr::arg(0) * Expr::arg(1), &[a, scale]);
+        let a = g.map("relu", relu(), &[a]);
+        let squeezed = Reduce { op: ReduceOp::Mean, axes: vec![2, 3], keep: true };
+        let s = g.node("squeeze", Op::Reduce(squeezed.clone()), &[a]);
+        let s = conv(&mut g, "excite", s, [16, 16, 1]);
+        let s = g.map("gate", Expr::arg(0).unary(Unary::Tanh), &[s]);
+        let gated = g.map("gated", Expr::arg(0) * Expr::arg(1), &[a, s]);
+        let b = conv(&mut g, "b", gated, [16, 16, 3]);
+        let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[b, a]);
+        let both = g.node("both", Op::Concat(1), &[sum, a]);
+        let mean = g.node("mean", Op::Reduce(Reduce { keep: false, ..squeezed }), &[both]);
+        g.output("features", mean);
+        let graph = simplify(&g.finish().unwrap());
+        assert_eq!(transposes(&graph), ["a.in"], "{:#?}", graph.nodes);
+        let of = |name| graph.value(graph.nodes[graph.find(name).unwrap().0].outputs[0]).to_string();
+        assert_eq!(
+            (of("gated"), of("both"), of("mean")),
+            ("f32[2,8,8,16]".into(), "f32[2,8,8,32]".into(), "f32[2,32]".into())
+        );
+    }
+
+    #[test]
+    fn what_would_have_to_be_transposed_back_stays() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[2, 3, 4]);
+        let y = g.input("y", Dtype::F32, &[2, 4, 3]);
+        let turned = g.node("turned", Op::Transpose(vec![0, 2, 1]), &[x]);
+        let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[turned, y]);
+        g.output("sum", sum);
+        let graph = simplify(&g.finish().unwrap());
+        assert_eq!(transposes(&graph), ["turned"]);
+        assert_eq!(graph.nodes.len(), 2);
+    }
+
+    #[test]
+    fn what_no_output_needs_is_gone_and_equal_nodes_are_one() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[4]);
+        g.input("unused", Dtype::F32, &[1]);
+        let [a, b] = ["a", "b"].map(|name| g.map(name, Expr::arg(0) + Expr::arg(0), &[x]));
+        g.map("dead", Expr::arg(0), &[a]);
+        let same = g.node("same", Op::Reshape(vec![4]), &[b]);
+        let sum = g.map("sum", Expr::arg(0) * Expr::arg(1), &[a, same]);
+        g.output("y", sum);
+        let graph = simplify(&g.finish().unwrap());
+        assert_eq!(graph.nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["a", "sum"]);
+        assert_eq!(graph.inputs.len(), 2);
+    }
+}

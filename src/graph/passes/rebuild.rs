@@ -1,0 +1,177 @@
+//! A graph written anew, node by node.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::infer::infer;
+use crate::graph::op::Op;
+use crate::graph::value::{Graph, Node, NodeId, Origin, Value, ValueId, ValueType};
+
+/// An operation on values of the new graph.
+#[derive(Clone, Debug)]
+pub(super) struct Draft {
+    pub name: String,
+    pub op: Op,
+    pub inputs: Vec<Option<ValueId>>,
+    /// How many values it writes.
+    pub outputs: usize,
+}
+
+/// What a rule makes of an operation.
+pub(super) enum Change {
+    /// Its values are there already.
+    Same(Vec<ValueId>),
+    /// It is this one.
+    Become(Box<Draft>),
+}
+
+/// A graph that is being written from another one.
+pub(super) struct Rebuild<'a> {
+    from: &'a Graph,
+    graph: Graph,
+    names: HashSet<String>,
+    /// Operations that are there, by a text that tells them apart, and their values.
+    known: HashMap<String, Vec<ValueId>>,
+}
+
+impl<'a> Rebuild<'a> {
+    pub fn new(from: &'a Graph) -> Self {
+        let names = from.nodes.iter().map(|node| node.name.clone()).collect();
+        Self { from, graph: Graph::default(), names, known: HashMap::new() }
+    }
+
+    /// The graph that has in place of each node what `rule` adds; it tells the values that stand for the node's.
+    pub fn with(mut self, mut rule: impl FnMut(&mut Self, Draft) -> Vec<ValueId>) -> Graph {
+        let from = self.from;
+        let mut stands_for: Vec<Option<ValueId>> = vec![None; from.values.len()];
+        let of = |old: &Value| matches!(old.origin, Origin::Input(_) | Origin::Constant(_));
+        for (index, old) in from.values.iter().enumerate().filter(|(_, old)| of(old)) {
+            stands_for[index] = Some(self.value(old.clone()));
+        }
+        for node in &from.nodes {
+            let inputs = node.inputs.iter().map(|input| input.and_then(|id| stands_for[id.0])).collect();
+            let draft = Draft { name: node.name.clone(), op: node.op.clone(), inputs, outputs: node.outputs.len() };
+            for (old, new) in node.outputs.iter().zip(rule(&mut self, draft)) {
+                stands_for[old.0] = Some(new);
+                self.graph.values[new.0].quantization = from.values[old.0].quantization.clone();
+            }
+        }
+        let now = |old: ValueId| stands_for[old.0].expect("nodes are in order");
+        for value in &mut self.graph.values {
+            if let Some(quantization) = &mut value.quantization {
+                quantization.scale = now(quantization.scale);
+                quantization.zero_point = quantization.zero_point.map(now);
+            }
+        }
+        for (old, new) in [(&from.inputs, &mut self.graph.inputs), (&from.outputs, &mut self.graph.outputs)] {
+            *new = old.clone();
+            new.iter_mut().for_each(|port| port.value = now(port.value));
+        }
+        self.graph
+    }
+
+    /// The same graph without what no output needs; inputs stay.
+    pub fn needed(self) -> Graph {
+        let from = self.from;
+        let mut needed = vec![false; from.values.len()];
+        from.inputs.iter().chain(&from.outputs).for_each(|port| needed[port.value.0] = true);
+        for value in from.values.iter().filter_map(|value| value.quantization.as_ref()) {
+            [Some(value.scale), value.zero_point].into_iter().flatten().for_each(|id| needed[id.0] = true);
+        }
+        for node in from.nodes.iter().rev() {
+            if node.outputs.iter().any(|output| needed[output.0]) {
+                node.inputs.iter().flatten().for_each(|input| needed[input.0] = true);
+                node.outputs.iter().for_each(|output| needed[output.0] = true);
+            }
+        }
+        let mut new_ids = vec![ValueId(0); from.values.len()];
+        let mut graph = Graph::default();
+        for (index, value) in from.values.iter().enumerate().filter(|(index, _)| needed[*index]) {
+            new_ids[index] = ValueId(graph.values.len());
+            graph.values.push(value.clone());
+        }
+        let renumbered = |id: ValueId| new_ids[id.0];
+        for node in from.nodes.iter().filter(|node| needed[node.outputs[0].0]) {
+            let id = NodeId(graph.nodes.len());
+            let inputs = node.inputs.iter().map(|input| input.map(renumbered)).collect();
+            let outputs: Vec<ValueId> = node.outputs.iter().copied().map(renumbered).collect();
+            outputs.iter().enumerate().for_each(|(i, output)| graph.values[output.0].origin = Origin::Node(id, i));
+            graph.nodes.push(Node { inputs, outputs, ..node.clone() });
+        }
+        for value in &mut graph.values {
+            if let Some(quantization) = &mut value.quantization {
+                quantization.scale = renumbered(quantization.scale);
+                quantization.zero_point = quantization.zero_point.map(renumbered);
+            }
+        }
+        for (old, new) in [(&from.inputs, &mut graph.inputs), (&from.outputs, &mut graph.outputs)] {
+            *new = old.clone();
+            new.iter_mut().for_each(|port| port.value = renumbered(port.value));
+        }
+        graph
+    }
+
+    /// Adds an operation, unless an equal one is there: the values that it writes.
+    pub fn add(&mut self, draft: Draft) -> Vec<ValueId> {
+        let key = format!("{:?} {:?} {}", draft.op, draft.inputs, draft.outputs);
+        if let Some(there) = self.known.get(&key) {
+            return there.clone();
+        }
+        let types: Vec<Option<&ValueType>> = draft.inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
+        let written = infer(&draft.op, &types, draft.outputs);
+        let written = written.unwrap_or_else(|what| panic!("a rewrite of `{}` is wrong: {what}", draft.name));
+        let id = NodeId(self.graph.nodes.len());
+        let value = |(i, of)| Value { of, origin: Origin::Node(id, i), quantization: None };
+        let outputs: Vec<ValueId> = written.into_iter().enumerate().map(value).map(|new| self.value(new)).collect();
+        let Draft { name, op, inputs, .. } = draft;
+        self.graph.nodes.push(Node { name, op, inputs, outputs: outputs.clone() });
+        self.known.insert(key, outputs.clone());
+        outputs
+    }
+
+    /// Adds a view of a value that `of` reads or writes, simplified; its name is new.
+    pub fn view(&mut self, of: &str, op: Op, x: ValueId) -> ValueId {
+        let mut draft = Draft { name: String::new(), op, inputs: vec![Some(x)], outputs: 1 };
+        while let Some(change) = super::views::simplify(self, &draft) {
+            match change {
+                Change::Same(values) => return values[0],
+                Change::Become(next) => draft = *next,
+            }
+        }
+        let base = format!("{of}.{}", draft.op.kind());
+        let numbered = (2..).map(|number| format!("{base}.{number}"));
+        let name = std::iter::once(base.clone()).chain(numbered).find(|name| !self.names.contains(name));
+        draft.name = name.expect("numbers do not end");
+        self.names.insert(draft.name.clone());
+        self.add(draft)[0]
+    }
+
+    /// The type of a value of the new graph.
+    pub fn of(&self, id: ValueId) -> &ValueType {
+        self.graph.value(id)
+    }
+
+    /// The operation that writes a value of the new graph, and its first operand.
+    pub fn writer(&self, id: ValueId) -> Option<(&Op, ValueId)> {
+        match self.graph.values[id.0].origin {
+            Origin::Node(node, _) => {
+                let node = &self.graph.nodes[node.0];
+                Some((&node.op, (*node.inputs.first()?)?))
+            }
+            Origin::Input(_) | Origin::Constant(_) => None,
+        }
+    }
+
+    /// Whether a value is a constant, or a view of one.
+    pub fn is_constant(&self, id: ValueId) -> bool {
+        match self.writer(id) {
+            Some((Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_), from)) => self.is_constant(from),
+            Some(_) => false,
+            None => matches!(self.graph.values[id.0].origin, Origin::Constant(_)),
+        }
+    }
+
+    fn value(&mut self, value: Value) -> ValueId {
+        self.graph.values.push(value);
+        ValueId(self.graph.values.len() - 1)
+    }
+}

@@ -1,0 +1,46 @@
+//! Views that do nothing, and views of views.
+
+use super::rebuild::{Change, Draft, Rebuild};
+use crate::graph::expr::Expr;
+use crate::graph::op::Op;
+use crate::graph::value::{ValueId, ValueType};
+
+/// What is simpler than a view, or than an expression that is its operand.
+pub(super) fn simplify(rebuild: &Rebuild<'_>, node: &Draft) -> Option<Change> {
+    let x = (*node.inputs.first()?)?;
+    let of = rebuild.of(x);
+    if does_nothing(node, of) {
+        return Some(Change::Same(vec![x]));
+    }
+    let become_view = |op: Op, x: ValueId| {
+        Some(Change::Become(Box::new(Draft { name: node.name.clone(), op, inputs: vec![Some(x)], outputs: 1 })))
+    };
+    match (&node.op, rebuild.writer(x)) {
+        (Op::Transpose(order), Some((Op::Transpose(before), from))) => {
+            become_view(Op::Transpose(order.iter().map(|&axis| before[axis]).collect()), from)
+        }
+        (Op::Transpose(order), _) if moves_only_units(order, &of.dims) => {
+            become_view(Op::Reshape(order.iter().map(|&axis| of.dims[axis]).collect()), x)
+        }
+        (Op::Reshape(dims), Some((Op::Reshape(_), from))) => become_view(Op::Reshape(dims.clone()), from),
+        _ => None,
+    }
+}
+
+/// Whether the axes that are not 1 keep their order, so that no element moves.
+pub(super) fn moves_only_units(order: &[usize], dims: &[usize]) -> bool {
+    order.iter().filter(|&&axis| dims[axis] != 1).is_sorted()
+}
+
+fn does_nothing(node: &Draft, x: &ValueType) -> bool {
+    match &node.op {
+        Op::Reshape(dims) | Op::Broadcast(dims) => *dims == x.dims,
+        Op::Transpose(order) => order.iter().copied().eq(0..x.rank()),
+        Op::Slice(slice) => slice.dims == x.dims && slice.start.iter().all(|&start| start == 0),
+        Op::Pad(pad) => pad.before.iter().chain(&pad.after).all(|&elems| elems == 0),
+        Op::Concat(_) => node.inputs.len() == 1,
+        Op::Map(Expr::Arg(0)) => node.inputs.len() == 1,
+        Op::Map(Expr::Cast(dtype, of)) => node.inputs.len() == 1 && **of == Expr::Arg(0) && *dtype == x.dtype,
+        _ => false,
+    }
+}
