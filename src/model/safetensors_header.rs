@@ -25,7 +25,9 @@ pub(super) struct Entry {
     pub dims: Vec<usize>,
     /// Elements: the product of the dimensions.
     pub elems: usize,
-    /// First byte, counted from the file's start.
+    /// Which of the sources it lies in.
+    pub source: usize,
+    /// First byte, counted from the source's start.
     pub offset: u64,
     /// Bytes.
     pub bytes: usize,
@@ -109,7 +111,7 @@ fn entry(info: TensorInfo, data_start: u64) -> Result<Entry, String> {
         return Err(format!("{dtype:?} of shape {dims:?}: expected {} bytes, found {found}", bits / 8));
     }
     let offset = data_start.checked_add(begin as u64).ok_or_else(|| format!("offset {begin} overflows"))?;
-    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, offset, bytes: found })
+    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found })
 }
 
 /// The tensors, sorted by offset, must fill the data without gap or overlap, and nothing may follow them.
@@ -137,25 +139,26 @@ fn check_extents(extents: &[(u64, u64, String)], data_bytes: u64) -> Result<(), 
 }
 
 fn weight_dtype(dtype: Dtype) -> WeightDtype {
-    match dtype {
-        Dtype::F16 => WeightDtype::F16,
-        Dtype::BF16 => WeightDtype::Bf16,
-        Dtype::F32 => WeightDtype::F32,
-        Dtype::F64 => WeightDtype::F64,
-        Dtype::BOOL => WeightDtype::Other("bool"),
-        Dtype::U8 => WeightDtype::Other("u8"),
-        Dtype::I8 => WeightDtype::Other("i8"),
-        Dtype::U16 => WeightDtype::Other("u16"),
-        Dtype::I16 => WeightDtype::Other("i16"),
-        Dtype::U32 => WeightDtype::Other("u32"),
-        Dtype::I32 => WeightDtype::Other("i32"),
-        Dtype::U64 => WeightDtype::Other("u64"),
-        Dtype::I64 => WeightDtype::Other("i64"),
-        Dtype::C64 => WeightDtype::Other("complex 64"),
-        Dtype::F8_E5M2 => WeightDtype::Other("f8 e5m2"),
-        Dtype::F8_E4M3 => WeightDtype::Other("f8 e4m3"),
-        _ => WeightDtype::Other("an 8-bit or smaller float"),
-    }
+    use crate::tensor::Dtype as Element;
+    WeightDtype::Element(match dtype {
+        Dtype::BOOL => Element::Bool,
+        Dtype::U8 => Element::U8,
+        Dtype::U16 => Element::U16,
+        Dtype::U32 => Element::U32,
+        Dtype::U64 => Element::U64,
+        Dtype::I8 => Element::I8,
+        Dtype::I16 => Element::I16,
+        Dtype::I32 => Element::I32,
+        Dtype::I64 => Element::I64,
+        Dtype::F16 => Element::F16,
+        Dtype::BF16 => Element::Bf16,
+        Dtype::F32 => Element::F32,
+        Dtype::F64 => Element::F64,
+        Dtype::C64 => return WeightDtype::Other("complex 64"),
+        Dtype::F8_E5M2 => return WeightDtype::Other("f8 e5m2"),
+        Dtype::F8_E4M3 => return WeightDtype::Other("f8 e4m3"),
+        _ => return WeightDtype::Other("an 8-bit or smaller float"),
+    })
 }
 
 /// The JSON as it stands, names checked for repetition only.

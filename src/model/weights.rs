@@ -17,6 +17,8 @@ use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
 use crate::files::Opened;
+use crate::graph::{Tensor, ValueType};
+use crate::tensor::Dtype;
 
 /// The tensors of a model, by name: an open file, or memory.
 ///
@@ -32,30 +34,25 @@ use crate::files::Opened;
 /// ```
 pub struct Weights {
     path: PathBuf,
-    source: Source,
+    /// What the header's entries lie in.
+    sources: Vec<Arc<Source>>,
     header: Header,
 }
 
 /// The type of a stored tensor's elements.
 ///
 /// ```
-/// use trefoil::model::{WeightDtype, Weights};
+/// use trefoil::{Dtype, model::{WeightDtype, Weights}};
 /// let weights = Weights::from_tensors([("fc.bias", vec![2], vec![0.5, -1.0])])?;
-/// assert_eq!((weights.dtype("fc.bias"), weights.dtype("fc.weight")), (Some(WeightDtype::F32), None));
+/// let dtype = WeightDtype::Element(Dtype::F32);
+/// assert_eq!((weights.dtype("fc.bias"), weights.dtype("fc.weight")), (Some(dtype), None));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum WeightDtype {
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an IEEE single.
-    Bf16,
-    /// IEEE single precision.
-    F32,
-    /// IEEE double precision.
-    F64,
-    /// A type that a file may hold but no layer can use; its name.
+    /// A type that values have.
+    Element(Dtype),
+    /// A type that a file may hold but no value has; its name.
     Other(&'static str),
 }
 
@@ -108,24 +105,53 @@ impl Weights {
     pub fn from_tensors<N: Into<String>>(
         tensors: impl IntoIterator<Item = (N, Vec<usize>, Vec<f32>)>,
     ) -> Result<Self, Error> {
-        let mut weights =
-            Self { path: IN_MEMORY.into(), source: Source::Memory(Vec::new()), header: Header::default() };
-        let mut data = Vec::new();
+        let mut weights = Self { path: IN_MEMORY.into(), sources: Vec::new(), header: Header::default() };
         for (name, dims, values) in tensors {
             let name = name.into();
             let elems = dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim));
             if elems != Some(values.len()) {
                 return Err(weights.error(&name, format!("{dims:?}"), format!("{} elements", values.len())));
             }
-            let (offset, bytes) = (data.len() as u64, 4 * values.len());
-            data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-            let entry = Entry { dtype: WeightDtype::F32, dims, elems: values.len(), offset, bytes };
-            if weights.header.tensors.insert(name.clone(), entry).is_some() {
-                return Err(weights.error(&name, "one tensor of this name", "two"));
-            }
+            weights.insert(&name, &Tensor::of(&dims, &values))?;
         }
-        weights.source = Source::Memory(data);
         Ok(weights)
+    }
+
+    /// These weights and others, made in code. The files stay open for both.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensor`] if a name is there twice.
+    ///
+    /// ```
+    /// use trefoil::{graph::Tensor, model::Weights};
+    /// let one = Weights::from_tensors([("a", vec![1], vec![0.5])])?;
+    /// let both = one.with([("ids", Tensor::of(&[2], &[3_i64, 4]))])?;
+    /// assert_eq!(both.read("ids")?.elems::<i64>(), [3, 4]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn with<N: Into<String>>(&self, tensors: impl IntoIterator<Item = (N, Tensor)>) -> Result<Self, Error> {
+        let Self { path, sources, header } = self;
+        let mut all = Self { path: path.clone(), sources: sources.clone(), header: header.clone() };
+        tensors.into_iter().try_for_each(|(name, tensor)| all.insert(&name.into(), &tensor))?;
+        Ok(all)
+    }
+
+    fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
+        let of = tensor.value_type();
+        let entry = Entry {
+            dtype: WeightDtype::Element(of.dtype),
+            dims: of.dims.clone(),
+            elems: of.elems(),
+            source: self.sources.len(),
+            offset: 0,
+            bytes: of.bytes(),
+        };
+        if self.header.tensors.insert(name.to_owned(), entry).is_some() {
+            return Err(self.error(name, "one tensor of this name", "two"));
+        }
+        self.sources.push(Arc::new(Source::Memory(tensor.bytes().to_vec())));
+        Ok(())
     }
 
     /// The file; `<memory>` where there is none.
@@ -175,7 +201,30 @@ impl Weights {
         if entry.bytes != out.len() {
             return Err(self.error(name, format!("{} bytes", out.len()), format!("{} bytes", entry.bytes)));
         }
-        self.read_at(out, entry.offset)
+        self.read_at(out, entry, 0)
+    }
+
+    /// Reads a tensor in its own type, whatever its elements are: a mask may hold infinities.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Tensor`] if there is no such tensor or no value has its type; [`Error::Io`] if the file cannot be read;
+    /// [`Error::OutOfMemory`] if there is no room for it.
+    ///
+    /// ```
+    /// use trefoil::model::Weights;
+    /// let weights = Weights::from_tensors([("mask", vec![2], vec![0.0, f32::NEG_INFINITY])])?;
+    /// assert_eq!(weights.read("mask")?.elems::<f32>()[1], f32::NEG_INFINITY);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn read(&self, name: &str) -> Result<Tensor, Error> {
+        let Some(entry) = self.header.tensors.get(name) else { return Err(self.missing(name, "a tensor")) };
+        let WeightDtype::Element(dtype) = entry.dtype else {
+            return Err(self.error(name, "a type that values have", entry.dtype.to_string()));
+        };
+        let mut tensor = Tensor::zeros(ValueType::new(dtype, &entry.dims))?;
+        self.read_at(tensor.bytes_mut(), entry, 0)?;
+        Ok(tensor)
     }
 
     /// Reads a tensor of f16, bf16, f32 or f64 elements as f32, the last dimension innermost.
@@ -190,14 +239,13 @@ impl Weights {
         if entry.elems != out.len() {
             return Err(self.error(name, format!("{} elements", out.len()), format!("{} elements", entry.elems)));
         }
-        let Some(elem_bytes) = entry.dtype.bytes() else {
-            return Err(self.error(name, FLOATS, entry.dtype.to_string()));
-        };
+        let WeightDtype::Element(dtype) = entry.dtype else { unreachable!("checked to be floats") };
+        let elem_bytes = dtype.bytes();
         let mut buffer = vec![0; CHUNK_BYTES.min(entry.bytes)];
         for (i, chunk) in out.chunks_mut(CHUNK_BYTES / elem_bytes).enumerate() {
             let bytes = &mut buffer[..chunk.len() * elem_bytes];
-            self.read_at(bytes, entry.offset + (i * CHUNK_BYTES) as u64)?;
-            decode(entry.dtype, bytes, chunk);
+            self.read_at(bytes, entry, (i * CHUNK_BYTES) as u64)?;
+            decode(dtype, bytes, chunk);
             if let Some(bad) = chunk.iter().position(|value| !value.is_finite()) {
                 let index = i * (CHUNK_BYTES / elem_bytes) + bad;
                 return Err(self.error(name, "finite f32 values", format!("{} at element {index}", chunk[bad])));
@@ -223,19 +271,24 @@ impl Weights {
         self.error(name, expected, found)
     }
 
-    /// The same with the whole file in memory.
+    /// The same with all files in memory.
     pub(super) fn in_memory(this: &Arc<Self>) -> Result<Arc<Self>, Error> {
-        let Source::File(file) = &this.source else { return Ok(this.clone()) };
-        let failed = |e| Error::io("read", &this.path, e);
-        let mut bytes = vec![0; file.metadata().map_err(failed)?.len() as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-        let file_bytes = bytes.len() as u64;
-        Self::new(this.path.clone(), Source::Memory(bytes), file_bytes).map(Arc::new)
+        let read = |source: &Arc<Source>| match &**source {
+            Source::Memory(_) => Ok(source.clone()),
+            Source::File(file) => {
+                let mut bytes = vec![0; file.metadata()?.len() as usize];
+                file.read_exact_at(&mut bytes, 0)?;
+                Ok(Arc::new(Source::Memory(bytes)))
+            }
+        };
+        let sources = this.sources.iter().map(read).collect::<io::Result<_>>();
+        let sources = sources.map_err(|e| Error::io("read", &this.path, e))?;
+        Ok(Arc::new(Self { path: this.path.clone(), sources, header: this.header.clone() }))
     }
 
     fn new(path: PathBuf, source: Source, file_bytes: u64) -> Result<Self, Error> {
         let header = Header::read(&path, file_bytes, |out, offset| source.read_at(out, offset))?;
-        Ok(Self { path, source, header })
+        Ok(Self { path, sources: vec![Arc::new(source)], header })
     }
 
     fn entry_of(&self, name: &str, expected_dims: &[usize]) -> Result<&Entry, Error> {
@@ -245,38 +298,24 @@ impl Weights {
         if entry.dims != expected_dims {
             return Err(self.error(name, format!("{expected_dims:?}"), format!("{:?}", entry.dims)));
         }
-        if entry.dtype.bytes().is_none() {
+        if !matches!(entry.dtype, WeightDtype::Element(dtype) if dtype.is_float()) {
             return Err(self.error(name, FLOATS, entry.dtype.to_string()));
         }
         Ok(entry)
     }
 
-    fn read_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error> {
-        self.source.read_at(out, offset).map_err(|e| Error::io("read", &self.path, e))
-    }
-}
-
-impl WeightDtype {
-    /// Bytes of one element; `None` for a type that no layer can use.
-    pub const fn bytes(self) -> Option<usize> {
-        match self {
-            Self::F16 | Self::Bf16 => Some(2),
-            Self::F32 => Some(4),
-            Self::F64 => Some(8),
-            Self::Other(_) => None,
-        }
+    /// Bytes of an entry from its byte `at` on.
+    fn read_at(&self, out: &mut [u8], entry: &Entry, at: u64) -> Result<(), Error> {
+        self.sources[entry.source].read_at(out, entry.offset + at).map_err(|e| Error::io("read", &self.path, e))
     }
 }
 
 impl fmt::Display for WeightDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            Self::Other(name) => name,
-        })
+        match self {
+            Self::Element(dtype) => dtype.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
     }
 }
 
@@ -305,7 +344,7 @@ impl Source {
 }
 
 /// `bytes` hold exactly the elements of `out`.
-fn decode(dtype: WeightDtype, bytes: &[u8], out: &mut [f32]) {
+fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     fn each<const N: usize>(bytes: &[u8], out: &mut [f32], to_f32: impl Fn([u8; N]) -> f32) {
         let (elems, rest) = bytes.as_chunks::<N>();
         debug_assert!(rest.is_empty() && elems.len() == out.len());
@@ -314,11 +353,11 @@ fn decode(dtype: WeightDtype, bytes: &[u8], out: &mut [f32]) {
         }
     }
     match dtype {
-        WeightDtype::F16 => each(bytes, out, |elem| f16::from_le_bytes(elem).to_f32()),
-        WeightDtype::Bf16 => each(bytes, out, |elem| bf16::from_le_bytes(elem).to_f32()),
-        WeightDtype::F32 => each(bytes, out, f32::from_le_bytes),
-        WeightDtype::F64 => each(bytes, out, |elem| f64::from_le_bytes(elem) as f32),
-        WeightDtype::Other(_) => unreachable!("types without a size are refused before"),
+        Dtype::F16 => each(bytes, out, |elem| f16::from_le_bytes(elem).to_f32()),
+        Dtype::Bf16 => each(bytes, out, |elem| bf16::from_le_bytes(elem).to_f32()),
+        Dtype::F32 => each(bytes, out, f32::from_le_bytes),
+        Dtype::F64 => each(bytes, out, |elem| f64::from_le_bytes(elem) as f32),
+        _ => unreachable!("other types are refused before"),
     }
 }
 
@@ -337,14 +376,14 @@ mod tests {
         let values = [0.5, -2.0, 65504.0, 1.0];
         let bytes = |to: fn(f64) -> Vec<u8>| values.iter().flat_map(|&v| to(v)).collect::<Vec<u8>>();
         let cases = [
-            ("F16", WeightDtype::F16, bytes(|v| f16::from_f64(v).to_le_bytes().to_vec()), 65504.0),
-            ("BF16", WeightDtype::Bf16, bytes(|v| bf16::from_f64(v).to_le_bytes().to_vec()), 65536.0),
-            ("F32", WeightDtype::F32, bytes(|v| (v as f32).to_le_bytes().to_vec()), 65504.0),
-            ("F64", WeightDtype::F64, bytes(|v| v.to_le_bytes().to_vec()), 65504.0),
+            ("F16", Dtype::F16, bytes(|v| f16::from_f64(v).to_le_bytes().to_vec()), 65504.0),
+            ("BF16", Dtype::Bf16, bytes(|v| bf16::from_f64(v).to_le_bytes().to_vec()), 65536.0),
+            ("F32", Dtype::F32, bytes(|v| (v as f32).to_le_bytes().to_vec()), 65504.0),
+            ("F64", Dtype::F64, bytes(|v| v.to_le_bytes().to_vec()), 65504.0),
         ];
         for (name, dtype, data, third) in cases {
             let weights = Weights::from_bytes(file(name, &[2, 2], &data)).unwrap();
-            assert_eq!(weights.dtype("w"), Some(dtype));
+            assert_eq!(weights.dtype("w"), Some(WeightDtype::Element(dtype)));
             let mut out = [f32::NAN; 4];
             weights.read_f32("w", &[2, 2], &mut out).unwrap();
             assert_eq!(out, [0.5, -2.0, third, 1.0], "{name}");
