@@ -84,6 +84,7 @@ pub mod files;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;
+pub mod onnx;
 mod phases;
 pub mod plan;
 mod ring;
