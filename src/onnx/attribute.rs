@@ -1,13 +1,13 @@
 //! What a node says beside its inputs.
 
 use super::graph::Graph;
-use super::reader::{Message, Reader};
+use super::reader::{Message, NAME, Reader};
 use super::tensor::{Tensor, TensorFields};
 use super::wire::{Field, Place, Schema};
-use crate::error::Error;
+use crate::error::{Error, printable};
 
 /// A named value of a node, or a function's parameter with its default.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Attribute {
     /// Its name; never empty.
@@ -23,7 +23,7 @@ pub struct Attribute {
 /// assert_eq!(AttributeValue::String(b"SAME_UPPER".to_vec()).as_str(), Some("SAME_UPPER"));
 /// assert_eq!(AttributeValue::Int(1).as_str(), None);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AttributeValue {
     /// A number.
@@ -99,22 +99,6 @@ impl AttributeValue {
     }
 }
 
-/// Tensors and graphs are equal to none; numbers are as `==` has it.
-impl PartialEq for AttributeValue {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Float(a), Self::Float(b)) => a == b,
-            (Self::Int(a), Self::Int(b)) => a == b,
-            (Self::String(a), Self::String(b)) => a == b,
-            (Self::Floats(a), Self::Floats(b)) => a == b,
-            (Self::Ints(a), Self::Ints(b)) => a == b,
-            (Self::Strings(a), Self::Strings(b)) => a == b,
-            (Self::Reference(a), Self::Reference(b)) => a == b,
-            _ => false,
-        }
-    }
-}
-
 /// The types of attributes by number.
 const TYPES: [&str; 15] = [
     "UNDEFINED",
@@ -156,7 +140,7 @@ impl AttributeFields {
     }
 
     fn second(&self, place: Place, reader: &Reader<'_>) -> Error {
-        reader.fail(place, format_args!("a second value of the attribute `{}`", self.name))
+        reader.fail(place, format_args!("a second value of the attribute `{}`", printable(&self.name, NAME)))
     }
 }
 
@@ -218,10 +202,8 @@ impl Message for AttributeFields {
             }
             "tensors" => return reader.push_message::<TensorFields>(list!(self, Tensors, place, reader), &field),
             "graphs" => return reader.push_message::<Graph>(list!(self, Graphs, place, reader), &field),
-            "type_protos" => {
-                self.value = Some(AttributeValue::Types);
-                return Ok(());
-            }
+            "type_protos" if self.value == Some(AttributeValue::Types) => return Ok(()),
+            "type_protos" => AttributeValue::Types,
             "name" => return reader.string(&field).map(|name| self.name = name),
             "type" => return reader.int(&field).map(|number| self.number = number),
             "ref_attr_name" => return reader.string(&field).map(|name| self.reference = name),
@@ -240,14 +222,13 @@ impl Message for AttributeFields {
             self.number = 0;
         }
         let Self { name, number, value, .. } = self;
+        let fail = |what| Err(reader.fail(place, format_args!("attribute `{}` {what}", printable(&name, NAME))));
         let Some(value) = value.or_else(|| AttributeValue::left_out(number)) else {
-            let kind = type_name(number);
-            return Err(reader.fail(place, format_args!("attribute `{name}` has no value; its type is {kind}")));
+            return fail(format!("has no value; its type is {}", type_name(number)));
         };
         // Files from before version 3 of the format declare no types.
         if number != 0 && number != value.number() {
-            let (expected, found) = (type_name(number), type_name(value.number()));
-            return Err(reader.fail(place, format_args!("attribute `{name}`: expected {expected}, found {found}")));
+            return fail(format!("is declared as {}, but is {}", type_name(number), type_name(value.number())));
         }
         Ok(Attribute { name, value })
     }

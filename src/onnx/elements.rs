@@ -20,11 +20,11 @@ impl File {
         if out.len() != tensor.bytes {
             return Err(self.error(tensor, format!("{} bytes", out.len()), format!("{} bytes", tensor.bytes)));
         }
+        if tensor.dtype == DataType::String {
+            let what = format!("{}: tensor `{}`: text", self.path().display(), tensor.name);
+            return Err(Error::Unsupported { what, instead: "only numbers are read".into() });
+        }
         match &tensor.data {
-            Data::Strings => Err(Error::Unsupported {
-                what: format!("{}: tensor `{}`: text", self.path().display(), tensor.name),
-                instead: "only numbers are read".into(),
-            }),
             Data::External { file, offset } => match self.external.get(*file) {
                 Some(file) => file.read(out, *offset),
                 None => Err(self.foreign(tensor)),
@@ -66,7 +66,8 @@ impl File {
             }
         }
         if found != expected {
-            return Err(self.error(tensor, format!("{expected} varints"), format!("{found} at least")));
+            let found = if found > expected { "more".into() } else { found.to_string() };
+            return Err(self.error(tensor, format!("{expected} varints"), found));
         }
         packer.finish();
         Ok(())

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::Error;
+use super::reader::NAME;
+use crate::error::{Error, printable};
 use crate::files::{Opened, Source};
 
 /// The files that a model has named so far.
@@ -42,12 +43,13 @@ impl<'a> External<'a> {
         if let Some(&file) = self.by_location.get(location) {
             return Ok(file);
         }
+        let named = printable(location, NAME);
         let Some(model) = self.model else {
-            return Err(fail(format!("external data `{location}` of a model in memory; open the model by its path")));
+            return Err(fail(format!("external data `{named}` of a model in memory; open the model by its path")));
         };
         if !is_below(Path::new(location)) {
             return Err(fail(format!(
-                "external data `{location}`: expected a path that begins in the model's folder and has no `..`"
+                "external data `{named}`: expected a path that begins in the model's folder and has no `..`"
             )));
         }
         let path = real(&folder(model).join(location))?;

@@ -21,7 +21,8 @@ pub struct File {
     model: Model,
 }
 
-/// Bytes of memory that a graph may take unless another limit is asked for: a graph of 50,000 nodes takes about 30 MB.
+/// Bytes of memory that a model may take unless another limit is asked for. Real ones take about 2,000 of them a node; a
+/// list that grows counts each time it is copied.
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// What stands for the path where a model is not in a file.

@@ -21,7 +21,7 @@ use crate::error::Error;
 /// assert_eq!(constant.attribute("value_float"), Some(&AttributeValue::Reference("by".into())));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Function {
     /// Its name; never empty.

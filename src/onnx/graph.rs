@@ -9,7 +9,7 @@ use super::wire::{Field, Place, Schema};
 use crate::error::Error;
 
 /// A graph, as it stands in the file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Graph {
     /// Its name.

@@ -3,12 +3,12 @@
 use super::function::Function;
 use super::graph::Graph;
 use super::names;
-use super::reader::{Message, Reader};
+use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema};
-use crate::error::Error;
+use crate::error::{Error, printable};
 
 /// What an ONNX file holds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Model {
     /// The version of the format.
@@ -59,7 +59,10 @@ impl Opsets {
     pub(super) fn check(&self, place: Place, reader: &mut Reader<'_>) -> Result<(), Error> {
         let sorted = names::sorted(self.iter(), place, reader)?;
         match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1) {
-            Some(pair) => Err(reader.fail(place, format_args!("two versions of the operators of `{}`", pair[0].0))),
+            Some(pair) => {
+                let domain = printable(pair[0].0, NAME);
+                Err(reader.fail(place, format_args!("two versions of the operators of `{domain}`")))
+            }
             None => Ok(()),
         }
     }
@@ -132,7 +135,7 @@ fn check_functions(functions: &[Function], place: Place, reader: &mut Reader<'_>
     let keys = names::sorted(keys, place, reader)?;
     match keys.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => {
-            let (domain, name, _) = pair[0];
+            let [domain, name] = [pair[0].0, pair[0].1].map(|text| printable(text, NAME));
             Err(reader.fail(place, format_args!("the function `{name}` of `{domain}` is there twice")))
         }
         None => Ok(()),
@@ -161,7 +164,7 @@ impl Message for OpsetEntry {
 
     fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<(String, i64), Error> {
         if self.version < 1 {
-            let Self { domain, version } = self;
+            let (domain, version) = (printable(&self.domain, NAME), self.version);
             return Err(reader.fail(place, format_args!("expected a version of `{domain}` from 1, found {version}")));
         }
         Ok((self.domain, self.version))

@@ -1,8 +1,8 @@
 //! What has to have a name of its own.
 
-use super::reader::Reader;
+use super::reader::{NAME, Reader};
 use super::wire::Place;
-use crate::error::Error;
+use crate::error::{Error, printable};
 
 /// The same in ascending order, in memory out of the budget.
 pub(super) fn sorted<T: Ord>(
@@ -32,7 +32,7 @@ pub(super) fn check<'n>(
         return Err(reader.fail(place, format_args!("{what} has no name")));
     }
     match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(reader.fail(place, format_args!("{what} `{}` is there twice", pair[0]))),
+        Some(pair) => Err(reader.fail(place, format_args!("{what} `{}` is there twice", printable(pair[0], NAME)))),
         None => Ok(()),
     }
 }

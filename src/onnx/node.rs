@@ -3,9 +3,9 @@
 use super::attribute::{Attribute, AttributeFields, AttributeValue};
 use super::model::standard;
 use super::names;
-use super::reader::{Message, Reader};
+use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema};
-use crate::error::Error;
+use crate::error::{Error, printable};
 
 /// A node: an operator or function, what it reads and writes, and its attributes.
 ///
@@ -17,7 +17,7 @@ use crate::error::Error;
 /// assert_eq!(clip.attribute("min"), None);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Node {
     /// Its name; often empty.
@@ -74,7 +74,7 @@ impl Message for Node {
 
     fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Self, Error> {
         if self.op_type.is_empty() {
-            return Err(reader.fail(place, format_args!("node `{}` has no op_type", self.name)));
+            return Err(reader.fail(place, format_args!("node `{}` has no op_type", printable(&self.name, NAME))));
         }
         names::check(self.attributes.iter().map(|a| a.name.as_str()), "an attribute", place, reader)?;
         Ok(self)

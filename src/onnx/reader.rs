@@ -37,6 +37,9 @@ struct Memory {
 /// Messages within messages, as in Google's implementations: an `If` within an `If` takes three.
 const MOST_DEPTH: usize = 100;
 
+/// Characters of a name in an error: names come from files, and may be all of one.
+pub(super) const NAME: usize = 100;
+
 /// What an allocator takes beside what it was asked for.
 const ALLOCATION_BYTES: usize = 32;
 

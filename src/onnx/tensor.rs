@@ -2,9 +2,9 @@
 
 use super::data_type::DataType;
 use super::model::Entry;
-use super::reader::{Message, Reader};
-use super::wire::{Field, Place, Schema, Span, Value};
-use crate::error::Error;
+use super::reader::{Message, NAME, Reader};
+use super::wire::{Field, Place, Schema, Span, VARINT_BYTES, Value};
+use crate::error::{Error, printable};
 
 /// A tensor that a file holds, without its elements: [`File::read`](super::File::read) has them.
 ///
@@ -16,7 +16,7 @@ use crate::error::Error;
 /// assert_eq!((weight.elems(), weight.bytes()), (6, 24));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Tensor {
     /// Its name; never empty for a graph's initializer.
@@ -31,14 +31,12 @@ pub struct Tensor {
 }
 
 /// Where the elements of a tensor lie.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Data {
-    /// In the file, as little-endian elements in pieces one behind the other.
+    /// In the file, as little-endian elements in pieces one behind the other; of text each one in a piece.
     Bytes(Vec<Span>),
     /// In the file, as varints.
     Varints(Vec<Span>),
-    /// In the file, as texts.
-    Strings,
     /// In another file.
     External { file: usize, offset: u64 },
 }
@@ -109,7 +107,7 @@ impl Message for TensorFields {
     }
 
     fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Tensor, Error> {
-        let name = &self.name;
+        let name = printable(&self.name, NAME);
         let fail = |reader: &Reader<'_>, what| Err(reader.fail(place, format_args!("tensor `{name}`: {what}")));
         let Some(dtype) = DataType::from_number(self.dtype) else {
             return fail(reader, format!("expected a data_type from 1 to 28, found {}", self.dtype));
@@ -119,14 +117,14 @@ impl Message for TensorFields {
             Err(what) => return fail(reader, what),
         };
         let Some((elems, bytes)) = size(&dims, dtype) else {
-            return fail(reader, format!("the size of {dtype} of shape {dims:?} overflows"));
+            return fail(reader, format!("the size of {dtype} of shape {} overflows", shape(&dims)));
         };
         let data = if self.is_external {
             self.external(bytes, place, reader)?
         } else {
             match self.stored(dtype, elems, bytes) {
-                Ok(()) => data(self.stored, dtype, self.stored_in),
-                Err(found) => return fail(reader, format!("{dtype} of shape {dims:?}: {found}")),
+                Ok(()) => data(self.stored, self.stored_in),
+                Err(found) => return fail(reader, format!("{dtype} of shape {}: {found}", shape(&dims))),
             }
         };
         Ok(Tensor { name: self.name, dtype, dims, elems, bytes, data })
@@ -143,11 +141,20 @@ fn size(dims: &[usize], dtype: DataType) -> Option<(usize, usize)> {
     Some((elems, usize::try_from(bits.div_ceil(8)).ok()?))
 }
 
+/// Dimensions for an error: of many the first ones.
+fn shape(dims: &[usize]) -> String {
+    match dims.get(..MANY_DIMS) {
+        Some(first) if dims.len() > MANY_DIMS => format!("{first:?} and {} more", dims.len() - MANY_DIMS),
+        _ => format!("{dims:?}"),
+    }
+}
+
+const MANY_DIMS: usize = 8;
+
 /// Where `spans` are as the field has them.
-fn data(spans: Vec<Span>, dtype: DataType, stored_in: &str) -> Data {
-    match (dtype, stored_in) {
-        (DataType::String, _) => Data::Strings,
-        (_, "int32_data" | "int64_data" | "uint64_data") => Data::Varints(spans),
+fn data(spans: Vec<Span>, stored_in: &str) -> Data {
+    match stored_in {
+        "int32_data" | "int64_data" | "uint64_data" => Data::Varints(spans),
         _ => Data::Bytes(spans),
     }
 }
@@ -184,16 +191,16 @@ impl TensorFields {
         if !self.stored.is_empty() && !is_raw && self.stored_in != dtype.field() {
             return Err(format!("expected elements in {}, found some in {}", dtype.field(), self.stored_in));
         }
-        match data(Vec::new(), dtype, self.stored_in) {
-            Data::Strings if self.stored.len() != elems => {
-                Err(format!("expected {elems} texts, found {}", self.stored.len()))
-            }
-            Data::Varints(_) => {
-                let entries = entries(dtype, elems, bytes) as u64;
-                match (entries..=entries.saturating_mul(10)).contains(&found) {
-                    true => Ok(()),
-                    false => Err(format!("expected {entries} varints, found {found} bytes")),
-                }
+        if dtype == DataType::String {
+            return match self.stored.len() == elems {
+                true => Ok(()),
+                false => Err(format!("expected {elems} texts, found {}", self.stored.len())),
+            };
+        }
+        let entries = entries(dtype, elems, bytes) as u64;
+        match data(Vec::new(), self.stored_in) {
+            Data::Varints(_) if !(entries..=entries.saturating_mul(VARINT_BYTES)).contains(&found) => {
+                Err(format!("expected {entries} varints, found {found} bytes"))
             }
             Data::Bytes(_) if found != bytes as u64 => Err(format!("expected {bytes} bytes, found {found}")),
             _ => Ok(()),
@@ -203,7 +210,8 @@ impl TensorFields {
     /// The elements in another file.
     fn external(&self, bytes: usize, place: Place, reader: &mut Reader<'_>) -> Result<Data, Error> {
         let entry = |key| self.external.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str());
-        let fail = |reader: &Reader<'_>, what| Err(reader.fail(place, format_args!("tensor `{}`: {what}", self.name)));
+        let name = printable(&self.name, NAME);
+        let fail = |reader: &Reader<'_>, what| Err(reader.fail(place, format_args!("tensor `{name}`: {what}")));
         if !self.stored.is_empty() {
             return fail(reader, format!("elements in external data and in {}", self.stored_in));
         }
@@ -211,10 +219,10 @@ impl TensorFields {
             return fail(reader, "external data without a location".into());
         };
         let (Some(offset), Some(length)) = (number(entry("offset"), 0), number(entry("length"), bytes as u64)) else {
-            let (offset, length) = (entry("offset"), entry("length"));
+            let [offset, length] = ["offset", "length"].map(|key| printable(entry(key).unwrap_or("none"), NAME));
             return fail(
                 reader,
-                format!("external data: expected numbers, found offset {offset:?}, length {length:?}"),
+                format!("external data: expected numbers, found offset `{offset}`, length `{length}`"),
             );
         };
         let (file, file_bytes) = reader.external(location, place)?;
@@ -226,8 +234,9 @@ impl TensorFields {
             _ => fail(
                 reader,
                 format!(
-                    "external data `{location}`: expected {length} bytes at offset {offset}, found a file of \
-                     {file_bytes} bytes; is it cut short?"
+                    "external data `{}`: expected {length} bytes at offset {offset}, found a file of \
+                     {file_bytes} bytes; is it cut short?",
+                    printable(location, NAME)
                 ),
             ),
         }

@@ -81,7 +81,7 @@ pub(super) struct Wire<'a> {
 const PIECE_BYTES: u64 = 16 << 10;
 
 /// 64 bits at seven a byte.
-const VARINT_BYTES: u64 = 10;
+pub(super) const VARINT_BYTES: u64 = 10;
 
 impl<'a> Wire<'a> {
     /// Of the file at `path`, which has this many bytes.

@@ -72,9 +72,9 @@ fn numbers_that_no_element_has_are_refused() {
 
 #[test]
 fn varints_are_as_many_as_elements() {
-    for (fields, found) in [(packed(7, &[1 << 20, 1]), 2), (packed(7, &[1, 2, 3, 4]), 4)] {
+    for (fields, found) in [(packed(7, &[1 << 20, 1]), "2"), (packed(7, &[1, 2, 3, 4]), "more")] {
         let what = said(INT64, &[3], &[fields]);
-        assert_eq!(what, format!("<memory>: tensor `w`: expected 3 varints, found {found} at least"));
+        assert_eq!(what, format!("<memory>: tensor `w`: expected 3 varints, found {found}"));
     }
     let what = said(INT64, &[1], &[bytes(7, [0x80])]);
     assert!(what.ends_with("TensorProto.int64_data: the varint at byte 15 is cut short"), "{what}");

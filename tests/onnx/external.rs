@@ -140,9 +140,9 @@ fn offsets_and_lengths_are_checked() {
         (&[3], "4", "12", "expected 12 bytes at offset 4, found a file of 12 bytes; is it cut short?"),
         (&[0], "13", "0", "expected 0 bytes at offset 13, found a file of 12 bytes"),
         (&[1], "18446744073709551615", "4", "expected 4 bytes at offset 18446744073709551615"),
-        (&[1], "18446744073709551616", "4", "expected numbers, found offset Some(\"18446744073709551616\")"),
-        (&[1], "-4", "4", "expected numbers, found offset Some(\"-4\")"),
-        (&[1], "0", "four", "length Some(\"four\")"),
+        (&[1], "18446744073709551616", "4", "expected numbers, found offset `18446744073709551616`, length `4`"),
+        (&[1], "-4", "4", "expected numbers, found offset `-4`, length `4`"),
+        (&[1], "0", "four", "offset `0`, length `four`"),
         (&[1 << 40], "0", "4398046511104", "expected 4398046511104 bytes at offset 0, found a file of 12 bytes"),
     ] {
         let entries = [("location", "w.data"), ("offset", offset), ("length", length)];

@@ -208,18 +208,20 @@ fn attributes_have_one_value_of_their_type() {
         ("AttributeProto: attribute `a` has no value; its type is UNDEFINED", a(&[])),
         ("AttributeProto: attribute `a` has no value; its type is TENSOR", a(&[int(20, 4)])),
         ("AttributeProto: attribute `a` has no value; its type is of no known number", a(&[int(20, 77)])),
-        ("AttributeProto: attribute `a`: expected FLOAT, found INT", a(&[int(20, 1), int(3, 5)])),
-        ("attribute `a`: expected of no known number, found INT", a(&[int(20, -1), int(3, 5)])),
+        ("AttributeProto: attribute `a` is declared as FLOAT, but is INT", a(&[int(20, 1), int(3, 5)])),
+        ("attribute `a` is declared as of no known number, but is INT", a(&[int(20, -1), int(3, 5)])),
         ("AttributeProto.ints: a second value of the attribute `a`", a(&[int(3, 5), int(8, 5)])),
         ("AttributeProto.i: a second value of the attribute `a`", a(&[int(8, 5), int(3, 5)])),
         ("AttributeProto.i: a second value of the attribute `a`", a(&[int(3, 5), int(3, 6)])),
         ("AttributeProto: a second value of the attribute `a`", a(&[int(3, 5), bytes(21, "b")])),
+        ("AttributeProto.type_protos: a second value of the attribute `a`", a(&[int(3, 5), message(15, &[])])),
     ]);
     let of = |fields: &[Vec<u8>]| {
         File::from_bytes(a(fields)).unwrap().model().graph.nodes[0].attribute("a").cloned().unwrap()
     };
     assert_eq!(of(&[int(20, 2)]), AttributeValue::Int(0), "writers leave zeros out");
     assert_eq!(of(&[int(3, 5)]), AttributeValue::Int(5), "old files declare no types");
+    assert_eq!(of(&[message(15, &[]), message(15, &[])]), AttributeValue::Types);
     assert_eq!(of(&[int(20, 7), int(8, 5), bytes(8, [6, 7]), int(8, -1)]), AttributeValue::Ints(vec![5, 6, 7, -1]));
 }
 

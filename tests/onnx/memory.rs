@@ -3,10 +3,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use trefoil::Error;
 use trefoil::onnx::File;
 
 use super::Folder;
-use super::write::{attribute, bytes, initializer, int, message, model, node};
+use super::write::{attribute, bytes, external, initializer, int, message, model, node};
 
 /// The system's allocator, with a count for each thread.
 struct Counting;
@@ -104,4 +105,31 @@ fn elements_and_texts_for_people_take_no_memory() {
     let mut out = vec![0; 4 << 20];
     file.read(&file.model().graph.initializers[0], &mut out).unwrap();
     assert!(out.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn long_names_and_shapes_are_cut_in_errors() {
+    let name = "n".repeat(1 << 20);
+    let weight = message(5, &[bytes(8, &name), int(1, 0), int(2, 1)]);
+    let shape = bytes(1, vec![1; 1 << 18]);
+    let folder = Folder::new();
+    for (what, file) in [
+        ("is there twice", model(&[weight.clone(), weight])),
+        ("has no op_type", model(&[message(1, &[bytes(3, &name)])])),
+        ("has no value; its type is UNDEFINED", model(&[node("A", &[attribute(&name, &[])])])),
+        ("is declared as FLOAT, but is INT", model(&[node("A", &[attribute(&name, &[int(20, 1), int(3, 0)])])])),
+        (
+            "[1, 1, 1, 1, 1, 1, 1, 1] and 262136 more: expected 4 bytes, found 0",
+            model(&[initializer(1, &[], &[shape])]),
+        ),
+        ("expected a path that begins", model(&[external(&[0], &[("location", &format!("/{name}"))])])),
+        ("expected numbers, found offset", model(&[external(&[0], &[("location", "w"), ("offset", &name)])])),
+        ("two versions", [model(&[]), [1, 2].map(|v| message(8, &[bytes(1, &name), int(2, v)])).concat()].concat()),
+    ] {
+        let path = folder.write("model.onnx", file);
+        let (answer, peak) = peak(|| File::open_within(&path, 12 << 20).unwrap_err());
+        let Error::Format { what: said, .. } = answer else { panic!("{what}: {answer}") };
+        assert!(said.contains(what) && said.len() < 1000, "expected `{what}`, found {} bytes: {said:.400}", said.len());
+        assert!(peak < 12 << 20, "{what}: {peak} bytes");
+    }
 }
