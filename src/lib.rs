@@ -45,7 +45,7 @@
 //! | several GPUs | [`Fleet`] |
 //! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
 //! | how fast it would be elsewhere | [`mod@simulate`] |
-//! | networks built in code; kernels, their times and floors | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
+//! | networks built in code; kernels, their times and rooflines | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
 //!
 //! # Versions
 //!

@@ -414,10 +414,10 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
     assert_eq!(step_names(&apart), apart_names);
     let moved = |plan: &Plan| plan.steps.iter().map(|step| step.bytes).sum::<u64>();
     assert_eq!(moved(&apart) - moved(&chained), 64 * 56 * 56 * 256 * 2);
-    // So its floor is lower than those of the two by themselves.
+    // So its roofline is lower than those of the two by themselves.
     let rates = Rates::of(&h200).unwrap();
-    let both: f64 = [3, 4].map(|step| apart.floor(step, &rates).seconds()).iter().sum();
-    assert!(chained.floor(3, &rates).seconds() < 0.8 * both);
+    let both: f64 = [3, 4].map(|step| apart.roofline(step, &rates).seconds()).iter().sum();
+    assert!(chained.roofline(3, &rates).seconds() < 0.8 * both);
     let own = graph.cut(graph.find("wide.relu").unwrap());
     assert_eq!(step_names(&plan_of_graph(&own, &h200, &[]).unwrap()), ["input", "before", "inside", "wide", "output"]);
 }

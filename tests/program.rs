@@ -375,7 +375,8 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
     let output = run(&[&inspect[..], &["h200", "--candidates"]].concat());
     expect_code(&output, 0);
     let text = stdout(&output);
-    for part in ["plan for NVIDIA H200", "floors at 780 TFLOP/s", "(measured)", "sum of times - us", "conv_head: sm90"]
+    for part in
+        ["plan for NVIDIA H200", "rooflines at 780 TFLOP/s", "(measured)", "sum of times - us", "conv_head: sm90"]
     {
         assert!(text.contains(part), "no `{part}` in:\n{text}");
     }
@@ -384,11 +385,11 @@ fn inspect_plans_for_a_gpu_that_is_not_there() {
         expect_code(&output, 0);
         let plan = &json_lines(&output)[0];
         let steps = plan["steps"].as_array().unwrap();
-        let floors: f64 = steps.iter().map(|step| step["floor"]["us"].as_f64().unwrap()).sum();
-        assert!((plan["sum_of_floors_us"].as_f64().unwrap() / floors - 1.0).abs() < 1e-9, "{plan}");
+        let rooflines: f64 = steps.iter().map(|step| step["roofline"]["us"].as_f64().unwrap()).sum();
+        assert!((plan["sum_of_rooflines_us"].as_f64().unwrap() / rooflines - 1.0).abs() < 1e-9, "{plan}");
         assert_eq!((&plan["batch"], plan["sum_of_times_us"].is_null()), (&32.into(), true));
         for step in steps {
-            assert!(step["time_us"].is_null() && step["floor"]["us"].as_f64().unwrap() > 2.5, "{step}");
+            assert!(step["time_us"].is_null() && step["roofline"]["us"].as_f64().unwrap() > 2.5, "{step}");
             assert!(step["predicted_us"].as_f64().is_none_or(|predicted| predicted > 2.5), "{step}");
             let candidates = step["candidates"].as_array().unwrap();
             let first = candidates.first().map_or(&step["kernel"], |first| &first["kernel"]);
@@ -406,7 +407,7 @@ fn an_architecture_without_weights_is_planned_for() {
         let output = run(&["inspect", name, "--for", "h100", "--batch", "8", "--json"]);
         expect_code(&output, 0);
         let plan = &json_lines(&output)[0];
-        assert!(plan["steps"].as_array().unwrap().len() > 10 && plan["sum_of_floors_us"].is_number(), "{plan}");
+        assert!(plan["steps"].as_array().unwrap().len() > 10 && plan["sum_of_rooflines_us"].is_number(), "{plan}");
     }
     let output = run(&["inspect", "resnet50", "--for", "l4", "--candidates"]);
     expect_code(&output, 0);

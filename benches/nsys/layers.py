@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where does the compute time go, layer by layer? Reads a SQLite export of an nsys report.
 
-    layers.py REPORT.sqlite [--skip 0.25] [--json FILE] [--top N] [--floors FILE]
+    layers.py REPORT.sqlite [--skip 0.25] [--json FILE] [--top N] [--rooflines FILE]
 
 The run must have been profiled with `-t cuda,nvtx --cuda-graph-trace=node` (`profile.sh -t node`): then every kernel of
 a graph is in the report with its node. trefoil names each layer with an NVTX range while it captures its graphs, and
@@ -19,7 +19,7 @@ the runs; the share is of the kernels' time of that batch size. A kernel may sta
 ended, and then waits for it: its time begins where that one ends, so that no time counts twice and the sum is what the
 graph takes but for gaps.
 
-`--floors` takes what `trefoil inspect MODEL --device cuda:N --batch B --json` prints, and puts beside each layer of that
+`--rooflines` takes what `trefoil inspect MODEL --device cuda:N --batch B --json` prints, and puts beside each layer of that
 batch size what it takes at least, with sums and the ratio of the two.
 """
 
@@ -44,13 +44,13 @@ def main():
     parser.add_argument("--skip", type=float, default=0.25, help="part of the run to leave out at each end")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--top", type=int, help="only the N layers that take longest")
-    parser.add_argument("--floors", type=Path, help="what `trefoil inspect --json` printed for the batch size")
+    parser.add_argument("--rooflines", type=Path, help="what `trefoil inspect --json` printed for the batch size")
     options = parser.parse_args()
     if not options.report.is_file():
         raise SystemExit(f"no file {options.report}")
     figures = summarise(Report(options.report), options.skip)
-    if options.floors:
-        put_beside(figures["graphs"], json.loads(options.floors.read_text()))
+    if options.rooflines:
+        put_beside(figures["graphs"], json.loads(options.rooflines.read_text()))
     for graph in figures["graphs"]:
         print(text(graph, options.top))
     if figures["without_layer"]:
@@ -197,19 +197,19 @@ def graph(batch, times, order):
 
 def put_beside(graphs, planned):
     """Adds to the layers of the batch size that was planned what each takes at least."""
-    floors = {row["step"]: row["floor"]["us"] for row in planned["steps"] if row["floor"]}
+    rooflines = {row["step"]: row["roofline"]["us"] for row in planned["steps"] if row["roofline"]}
     found = [graph for graph in graphs if graph["batch"] == planned["batch"]]
-    if not floors or not found:
-        raise SystemExit(f"no floors, or no graph of batch {planned['batch']} in the report")
+    if not rooflines or not found:
+        raise SystemExit(f"no rooflines, or no graph of batch {planned['batch']} in the report")
     for graph in found:
-        missing = [layer["layer"] for layer in graph["layers"] if layer["layer"] not in floors]
-        if missing or len(floors) != len(graph["layers"]):
-            raise SystemExit(f"the floors are of another plan: {', '.join(missing) or 'it has more steps'}")
+        missing = [layer["layer"] for layer in graph["layers"] if layer["layer"] not in rooflines]
+        if missing or len(rooflines) != len(graph["layers"]):
+            raise SystemExit(f"the rooflines are of another plan: {', '.join(missing) or 'it has more steps'}")
         for layer in graph["layers"]:
-            layer["floor_us"] = floors[layer["layer"]]
-            layer["ratio"] = layer["mean_us"] / layer["floor_us"]
-        graph["sum_of_floors_us"] = sum(layer["floor_us"] for layer in graph["layers"])
-        graph["ratio"] = graph["sum_of_means_us"] / graph["sum_of_floors_us"]
+            layer["roofline_us"] = rooflines[layer["layer"]]
+            layer["ratio"] = layer["mean_us"] / layer["roofline_us"]
+        graph["sum_of_rooflines_us"] = sum(layer["roofline_us"] for layer in graph["layers"])
+        graph["ratio"] = graph["sum_of_means_us"] / graph["sum_of_rooflines_us"]
 
 
 def text(graph, top):
@@ -218,25 +218,25 @@ def text(graph, top):
         layers = sorted(layers, key=lambda layer: -layer["share"])[:top]
     wide = max(len("layer"), *(len(layer["layer"]) for layer in layers))
     batch = "of unknown size" if graph["batch"] is None else graph["batch"]
-    has_floors = "ratio" in graph
+    has_rooflines = "ratio" in graph
     lines = [
         f"batch {batch}: {len(graph['layers'])} layers, {graph['sum_of_means_us']:.1f} us of kernels a run",
         f"{'layer':<{wide}}  {'mean us':>9} {'median':>9} {'share':>7} {'runs':>6}"
-        + (f" {'floor us':>9} {'ratio':>6}" if has_floors else "")
+        + (f" {'roofline us':>11} {'ratio':>6}" if has_rooflines else "")
         + "  kernel",
     ]
     for layer in layers:
         lines.append(
             f"{layer['layer']:<{wide}}  {layer['mean_us']:>9.2f} {layer['median_us']:>9.2f} {100 * layer['share']:>5.1f} %"
             f" {layer['runs']:>6}"
-            + (f" {layer['floor_us']:>9.2f} {layer['ratio']:>6.2f}" if has_floors else "")
+            + (f" {layer['roofline_us']:>11.2f} {layer['ratio']:>6.2f}" if has_rooflines else "")
             + f"  {layer['kernel']}"
         )
-    if has_floors:
+    if has_rooflines:
         worst = max(graph["layers"], key=lambda layer: layer["ratio"])
         lines.append(
-            f"sum of times {graph['sum_of_means_us']:.1f} us, of floors {graph['sum_of_floors_us']:.1f} us: "
-            f"{graph['ratio']:.3f}; the furthest from its floor is {worst['layer']}, {worst['ratio']:.2f}"
+            f"sum of times {graph['sum_of_means_us']:.1f} us, of rooflines {graph['sum_of_rooflines_us']:.1f} us: "
+            f"{graph['ratio']:.3f}; the furthest from its roofline is {worst['layer']}, {worst['ratio']:.2f}"
         )
     by_kernel = defaultdict(float)
     for layer in graph["layers"]:

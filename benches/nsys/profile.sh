@@ -6,7 +6,7 @@
 #   -o FOLDER    where the report goes (default: a new folder under /tmp, printed at the end)
 #   -d FOLDER    holds libdw1_*.deb and libelf1_*.deb, for an nsys whose importer misses them
 #   -t TRACE     graph (default): a CUDA graph is one span; node: every kernel, and a table of times by layer
-#   -f FILE      with -t node: what `trefoil inspect --json` printed for the batch size; the table has its floors
+#   -f FILE      with -t node: what `trefoil inspect --json` printed for the batch size; the table has its rooflines
 #   -a PERCENT   exit code 1 if less of the copy time lies under compute, or the steady state is not clean
 #
 # NSYS_HOME: the folder that holds target-linux-x64/nsys. Default: the nsys on PATH, else the newest under
@@ -17,14 +17,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 usage() { sed -n '2,/^set/{/^#/{s/^# \{0,1\}//;p}}' "$0" >&2; exit 64; }
 fail() { echo "profile.sh: $*" >&2; exit 1; }
 
-out="" debs="" trace=graph at_least="" floors=""
+out="" debs="" trace=graph at_least="" rooflines=""
 while getopts "o:d:t:a:f:h" option; do
     case $option in
         o) out=$OPTARG ;;
         d) debs=$OPTARG ;;
         t) trace=$OPTARG ;;
         a) at_least=$OPTARG ;;
-        f) floors=$OPTARG ;;
+        f) rooflines=$OPTARG ;;
         *) usage ;;
     esac
 done
@@ -84,6 +84,6 @@ overlap=0
 python3 "$here/overlap.py" "$report".sqlite --json "$out/overlap.json" ${at_least:+--at-least "$at_least"} || overlap=$?
 if [ "$trace" = node ]; then
     echo
-    python3 "$here/layers.py" "$report".sqlite --json "$out/layers.json" ${floors:+--floors "$floors"} || [ $overlap -ne 0 ] || overlap=1
+    python3 "$here/layers.py" "$report".sqlite --json "$out/layers.json" ${rooflines:+--rooflines "$rooflines"} || [ $overlap -ne 0 ] || overlap=1
 fi
 exit $overlap

@@ -79,17 +79,17 @@ class Layers(unittest.TestCase):
         self.assertIn("batch 8: 2 layers, 100.0 us", table)
         self.assertIn("sm80_conv 90.0 %", table)
 
-    def test_floors_stand_beside_the_layers_of_their_batch_size(self):
+    def test_rooflines_stand_beside_the_layers_of_their_batch_size(self):
         export(self.path)
-        floors = [{"step": "conv1", "floor": {"us": 60.0}}, {"step": "fc", "floor": {"us": 20.0}}]
+        rooflines = [{"step": "conv1", "roofline": {"us": 60.0}}, {"step": "fc", "roofline": {"us": 20.0}}]
         graphs = layers.summarise(layers.Report(self.path), 0)["graphs"]
-        layers.put_beside(graphs, {"batch": 8, "steps": floors})
+        layers.put_beside(graphs, {"batch": 8, "steps": rooflines})
         one, eight = graphs
         self.assertNotIn("ratio", one)
         self.assertEqual([layer["ratio"] for layer in eight["layers"]], [1.5, 0.5])
-        self.assertEqual((eight["sum_of_floors_us"], eight["ratio"]), (80.0, 1.25))
-        self.assertIn("of floors 80.0 us: 1.250; the furthest from its floor is conv1, 1.50", layers.text(eight, None))
-        for wrong in [{"batch": 2, "steps": floors}, {"batch": 8, "steps": floors[:1]}, {"batch": 8, "steps": []}]:
+        self.assertEqual((eight["sum_of_rooflines_us"], eight["ratio"]), (80.0, 1.25))
+        self.assertIn("of rooflines 80.0 us: 1.250; the furthest from its roofline is conv1, 1.50", layers.text(eight, None))
+        for wrong in [{"batch": 2, "steps": rooflines}, {"batch": 8, "steps": rooflines[:1]}, {"batch": 8, "steps": []}]:
             with self.assertRaises(SystemExit):
                 layers.put_beside(graphs, wrong)
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::floor::LAUNCH;
 use super::kernels::{self, Variant};
+use super::roofline::LAUNCH;
 use super::{Kernel, Plan, Rates, Step};
 
 /// A kernel that computes a step, and how long the tile model takes it to be.
@@ -14,7 +14,7 @@ use super::{Kernel, Plan, Rates, Step};
 /// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });
 /// let candidate = Candidate { kernel, clocks: 8_400.0, bytes: 100 << 20 };
 /// assert_eq!(candidate.to_string(), "sm80 128x64 (8.4 kclk)");
-/// // Memory takes longer than the clocks; and there is a launch, as in the floors.
+/// // Memory takes longer than the clocks; and there is a launch, as in the rooflines.
 /// assert_eq!(candidate.seconds(&rates), (100 << 20) as f64 / rates.memory_bytes + 2.5e-6);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub struct Candidate {
 
 impl Candidate {
     /// The clocks in seconds, or what device memory takes if that is longer; and the launch, as a
-    /// [`Floor`](super::Floor) has it.
+    /// [`Roofline`](super::Roofline) has it.
     pub fn seconds(&self, rates: &Rates) -> f64 {
         (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes) + LAUNCH
     }

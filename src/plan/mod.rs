@@ -12,7 +12,6 @@ mod concat;
 mod context;
 mod cover;
 mod display;
-mod floor;
 pub(crate) mod kernels;
 mod lanes;
 mod limits;
@@ -20,6 +19,7 @@ mod lower;
 mod op;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
+mod roofline;
 mod tensors;
 pub(crate) mod work;
 
@@ -32,10 +32,10 @@ pub(crate) use attention::TILE_ROWS;
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use choices::Choices;
-pub use floor::{Floor, Rates};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
 pub use op::{Joined, StepOp};
+pub use roofline::{Rates, Roofline};
 
 /// What a plan is asked for.
 ///

@@ -174,7 +174,7 @@ Example:
   trefoil inspect resnet50 --for a100 --batch 32
 
 With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
-every step is timed inside the whole graph. A step's floor is the largest of its products on the tensor cores, \
+every step is timed inside the whole graph. A step's roofline is the largest of its products on the tensor cores, \
 its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that \
 computes several nodes is one row, and what lies between them does not count.")]
 pub struct InspectArgs {

@@ -12,16 +12,16 @@ use trefoil::plan::{Plan, Rates, StepOp, TensorId};
 pub struct Steps {
     device: String,
     batch: usize,
-    /// What floors are of; none for a GPU whose rates are not known.
+    /// What rooflines are of; none for a GPU whose rates are not known.
     rates: Option<RatesUsed>,
     steps: Vec<Row>,
     sum_of_times_us: Option<f64>,
-    sum_of_floors_us: Option<f64>,
-    /// The sum of times over the sum of floors.
+    sum_of_rooflines_us: Option<f64>,
+    /// The sum of times over the sum of rooflines.
     ratio: Option<f64>,
     /// A run of the whole graph without marks.
     graph_us: Option<f64>,
-    /// That over the sum of floors.
+    /// That over the sum of rooflines.
     graph_ratio: Option<f64>,
     /// Between two marks with nothing in between.
     mark_us: Option<f64>,
@@ -52,8 +52,8 @@ struct Row {
     time_us: Option<f64>,
     tflops: Option<f64>,
     gb_per_second: Option<f64>,
-    floor: Option<FloorUs>,
-    /// The time over the floor.
+    roofline: Option<RooflineUs>,
+    /// The time over the roofline.
     ratio: Option<f64>,
     /// By the tile model.
     predicted_us: Option<f64>,
@@ -68,7 +68,7 @@ struct Also {
 }
 
 #[derive(Serialize)]
-struct FloorUs {
+struct RooflineUs {
     tensor_us: f64,
     memory_us: f64,
     cache_us: f64,
@@ -100,7 +100,8 @@ impl Steps {
         let steps: Vec<Row> =
             (0..plan.steps.len()).map(|step| Row::new(plan, step, rates.as_ref(), time(step))).collect();
         let sum = |of: fn(&Row) -> Option<f64>| steps.iter().map(of).sum::<Option<f64>>();
-        let (sum_of_times_us, sum_of_floors_us) = (sum(|row| row.time_us), sum(|row| row.floor.as_ref().map(|f| f.us)));
+        let (sum_of_times_us, sum_of_rooflines_us) =
+            (sum(|row| row.time_us), sum(|row| row.roofline.as_ref().map(|f| f.us)));
         Self {
             device: plan.limits.to_string(),
             batch: plan.batch,
@@ -111,11 +112,11 @@ impl Steps {
                 clock_mhz: rates.clock_hz / 1e6,
                 source: rates.source,
             }),
-            ratio: ratio(sum_of_times_us, sum_of_floors_us),
+            ratio: ratio(sum_of_times_us, sum_of_rooflines_us),
             sum_of_times_us,
-            sum_of_floors_us,
+            sum_of_rooflines_us,
             graph_us: times.map(|times| 1e6 * times.graph),
-            graph_ratio: ratio(times.map(|times| 1e6 * times.graph), sum_of_floors_us),
+            graph_ratio: ratio(times.map(|times| 1e6 * times.graph), sum_of_rooflines_us),
             mark_us: times.map(|times| 1e6 * times.mark),
             steps,
         }
@@ -134,22 +135,23 @@ impl Steps {
                 let cache = rates.cache_gb_per_second.map(|rate| format!(", {:.1} TB/s of L2", rate / 1e3));
                 writeln!(
                     out,
-                    "floors at {:.0} TFLOP/s, {:.2} TB/s of memory{} ({}), and 2.5 us a launch",
+                    "rooflines at {:.0} TFLOP/s, {:.2} TB/s of memory{} ({}), and 2.5 us a launch",
                     rates.tflops,
                     rates.memory_gb_per_second / 1e3,
                     cache.unwrap_or_default(),
                     rates.source
                 )?;
             }
-            None => writeln!(out, "no floors: what {} does in a second is not known here", self.device)?,
+            None => writeln!(out, "no rooflines: what {} does in a second is not known here", self.device)?,
         }
         writeln!(
             out,
             "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {:<6} {:>6} {:>9}",
-            "step", "operation", "kernel", "us", "TFLOP/s", "GB/s", "floor us", "bound", "ratio", "predicted"
+            "step", "operation", "kernel", "us", "TFLOP/s", "GB/s", "roofline", "bound", "ratio", "predicted"
         )?;
         for row in &self.steps {
-            let (floor, bound) = row.floor.as_ref().map_or((None, "-"), |floor| (Some(floor.us), floor.bound));
+            let (roofline, bound) =
+                row.roofline.as_ref().map_or((None, "-"), |roofline| (Some(roofline.us), roofline.bound));
             writeln!(
                 out,
                 "{:<name$}  {:<op$}  {:<kernel$} {:>9} {:>8} {:>8} {:>9} {bound:<6} {:>6} {:>9}",
@@ -159,13 +161,13 @@ impl Steps {
                 figure(row.time_us, 2),
                 figure(row.tflops, 1),
                 figure(row.gb_per_second, 0),
-                figure(floor, 2),
+                figure(roofline, 2),
                 figure(row.ratio, 2),
                 figure(row.predicted_us, 2),
             )?;
         }
-        let sums = [self.sum_of_times_us, self.sum_of_floors_us].map(|sum| figure(sum, 1));
-        writeln!(out, "sum of times {} us, of floors {} us: {}", sums[0], sums[1], figure(self.ratio, 3))?;
+        let sums = [self.sum_of_times_us, self.sum_of_rooflines_us].map(|sum| figure(sum, 1));
+        writeln!(out, "sum of times {} us, of rooflines {} us: {}", sums[0], sums[1], figure(self.ratio, 3))?;
         if let (Some(graph), Some(mark)) = (self.graph_us, self.mark_us) {
             writeln!(
                 out,
@@ -195,13 +197,13 @@ impl Steps {
 impl Row {
     fn new(plan: &Plan, index: usize, rates: Option<&Rates>, seconds: Option<f64>) -> Self {
         let step = &plan.steps[index];
-        let floor = rates.map(|rates| plan.floor(index, rates)).map(|floor| FloorUs {
-            tensor_us: 1e6 * floor.tensor,
-            memory_us: 1e6 * floor.memory,
-            cache_us: 1e6 * floor.cache,
-            launch_us: 1e6 * floor.launch,
-            us: 1e6 * floor.seconds(),
-            bound: floor.bound(),
+        let roofline = rates.map(|rates| plan.roofline(index, rates)).map(|roofline| RooflineUs {
+            tensor_us: 1e6 * roofline.tensor,
+            memory_us: 1e6 * roofline.memory,
+            cache_us: 1e6 * roofline.cache,
+            launch_us: 1e6 * roofline.launch,
+            us: 1e6 * roofline.seconds(),
+            bound: roofline.bound(),
         });
         let time_us = seconds.map(|seconds| 1e6 * seconds);
         let us = |candidate: &trefoil::plan::Candidate| rates.map(|rates| 1e6 * candidate.seconds(rates));
@@ -221,20 +223,20 @@ impl Row {
             bytes: step.bytes,
             tflops: seconds.map(|seconds| step.flops as f64 / seconds / 1e12),
             gb_per_second: seconds.map(|seconds| step.bytes as f64 / seconds / 1e9),
-            ratio: ratio(time_us, floor.as_ref().map(|floor| floor.us)),
+            ratio: ratio(time_us, roofline.as_ref().map(|roofline| roofline.us)),
             predicted_us: plan.predicted(index).as_ref().and_then(us),
             candidates: candidates
                 .iter()
                 .map(|candidate| CandidateUs { kernel: candidate.kernel.to_string(), predicted_us: us(candidate) })
                 .collect(),
             time_us,
-            floor,
+            roofline,
         }
     }
 }
 
-fn ratio(time: Option<f64>, floor: Option<f64>) -> Option<f64> {
-    Some(time? / floor?)
+fn ratio(time: Option<f64>, roofline: Option<f64>) -> Option<f64> {
+    Some(time? / roofline?)
 }
 
 /// A number, or a dash for none.

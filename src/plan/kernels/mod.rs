@@ -85,7 +85,7 @@ pub(crate) trait KernelDef: Sync {
         Ok(Vec::new())
     }
 
-    /// What its blocks read from the L2 cache: see [`Floor::cache`](super::Floor::cache).
+    /// What its blocks read from the L2 cache: see [`Roofline::cache`](super::Roofline::cache).
     fn cache_bytes(&self, _work: &Work<'_>, _limits: &Limits) -> u64 {
         0
     }

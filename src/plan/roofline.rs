@@ -70,12 +70,12 @@ const KNOWN: [(&str, usize, Rates); 12] = [
 /// What a step takes at least, in seconds. The first three go on at the same time.
 ///
 /// ```
-/// use trefoil::plan::Floor;
-/// let floor = Floor { tensor: 3e-6, memory: 8e-6, cache: 5e-6, launch: 2.5e-6 };
-/// assert_eq!((floor.bound(), floor.seconds()), ("memory", 8e-6 + 2.5e-6));
+/// use trefoil::plan::Roofline;
+/// let roofline = Roofline { tensor: 3e-6, memory: 8e-6, cache: 5e-6, launch: 2.5e-6 };
+/// assert_eq!((roofline.bound(), roofline.seconds()), ("memory", 8e-6 + 2.5e-6));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Floor {
+pub struct Roofline {
     /// Its products on the tensor cores.
     pub tensor: f64,
     /// Its inputs, residual included, its weights and its output, each through device memory once.
@@ -91,7 +91,7 @@ pub struct Floor {
 /// What a launch is allowed, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
 
-impl Floor {
+impl Roofline {
     /// All of it.
     pub fn seconds(&self) -> f64 {
         self.tensor.max(self.memory).max(self.cache) + self.launch
@@ -105,7 +105,7 @@ impl Floor {
 }
 
 impl Plan {
-    /// The floor of a step. A step that computes several nodes has one floor, and what lies between them does not count.
+    /// The roofline of a step. A step that computes several nodes has one roofline, and what lies between them does not count.
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Rates, Request, plan};
@@ -117,18 +117,18 @@ impl Plan {
     ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
     /// let plan = plan(model.graph(), &request)?;
     /// let rates = Rates::of(&limits).expect("an H200 is known");
-    /// let floor: f64 = (0..plan.steps.len()).map(|step| plan.floor(step, &rates).seconds()).sum();
-    /// assert!(floor > 1e-4 && floor < 1e-3, "{floor}");
+    /// let roofline: f64 = (0..plan.steps.len()).map(|step| plan.roofline(step, &rates).seconds()).sum();
+    /// assert!(roofline > 1e-4 && roofline < 1e-3, "{roofline}");
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     ///
     /// # Panics
     /// If there is no such step.
-    pub fn floor(&self, step: usize, rates: &Rates) -> Floor {
+    pub fn roofline(&self, step: usize, rates: &Rates) -> Roofline {
         let step = &self.steps[step];
         let work = self.work(step);
         let read = kernels::of(&work, step.kernel).map_or(0, |def| def.cache_bytes(&work, &self.limits));
-        Floor {
+        Roofline {
             tensor: work.products() as f64 / rates.flops,
             memory: step.bytes as f64 / rates.memory_bytes,
             cache: rates.cache_bytes.map_or(0.0, |rate| read as f64 / rate),
@@ -152,7 +152,7 @@ mod tests {
     /// 3x3 with 72 channels at 56x56, batch 128: what an H200 reads from its L2 cache takes longer than its products,
     /// unless pixels are copied once for all taps.
     #[test]
-    fn the_floor_of_a_convolution_is_what_its_parts_say() {
+    fn the_roofline_of_a_convolution_is_what_its_parts_say() {
         let limits = Limits::h200();
         let rates = Rates::of(&limits).unwrap();
         let of_channels = |channels: usize| {
@@ -161,21 +161,21 @@ mod tests {
             let graph = g.finish(conv).unwrap();
             let plan = planned(&graph, &limits, 128, InputFormat::F16Nhwc, OutputKind::Features);
             let step = plan.steps.iter().position(|step| step.name == "conv").unwrap();
-            let floor = plan.floor(step, &rates);
-            (plan, floor)
+            let roofline = plan.roofline(step, &rates);
+            (plan, roofline)
         };
-        let (plan, floor) = of_channels(72);
+        let (plan, roofline) = of_channels(72);
         let pixels = 128.0 * 56.0 * 56.0;
         let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 1e-3;
-        assert!(near(floor.tensor, 2.0 * pixels * 64.0 * 648.0 / 780e12), "{floor:?}");
+        assert!(near(roofline.tensor, 2.0 * pixels * 64.0 * 648.0 / 780e12), "{roofline:?}");
         let weights = 64.0 * (648.0 * 2.0 + 4.0);
-        assert!(near(floor.memory, (2.0 * pixels * 136.0 + weights) / 4.35e12), "{floor:?}");
-        assert!(near(floor.cache, (pixels * 1296.0 + 132.0 * 64.0 * 1296.0) / 7.8e12), "{floor:?}");
-        assert_eq!((floor.bound(), floor.seconds()), ("cache", floor.cache + 2.5e-6));
+        assert!(near(roofline.memory, (2.0 * pixels * 136.0 + weights) / 4.35e12), "{roofline:?}");
+        assert!(near(roofline.cache, (pixels * 1296.0 + 132.0 * 64.0 * 1296.0) / 7.8e12), "{roofline:?}");
+        assert_eq!((roofline.bound(), roofline.seconds()), ("cache", roofline.cache + 2.5e-6));
         let (_, once) = of_channels(64);
-        assert!(once.cache < 0.2 * floor.cache && once.bound() == "tensor", "{once:?}");
+        assert!(once.cache < 0.2 * roofline.cache && once.bound() == "tensor", "{once:?}");
         // Rows are copied, not multiplied.
-        let last = plan.floor(plan.steps.len() - 1, &rates);
+        let last = plan.roofline(plan.steps.len() - 1, &rates);
         assert_eq!((last.tensor, last.cache, last.bound()), (0.0, 0.0, "memory"));
     }
 
@@ -227,8 +227,11 @@ mod tests {
         let rates = Rates::of(&limits).unwrap();
         assert_eq!(rates.cache_bytes, None);
         for step in 0..plan.steps.len() {
-            let floor = plan.floor(step, &rates);
-            assert!(floor.cache == 0.0 && floor.bound() != "cache" && floor.seconds() > LAUNCH, "{floor:?}");
+            let roofline = plan.roofline(step, &rates);
+            assert!(
+                roofline.cache == 0.0 && roofline.bound() != "cache" && roofline.seconds() > LAUNCH,
+                "{roofline:?}"
+            );
         }
     }
 }
