@@ -13,7 +13,7 @@ use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
-use crate::plan::{Choices, Limits, Plan, Request, plan};
+use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 #[cfg(feature = "cuda")]
@@ -172,7 +172,7 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         output: spec.output,
         choices,
     };
-    let planned = plan(model.graph(), &request)?;
+    let planned = plan::plan(model.graph(), &request)?;
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
@@ -208,12 +208,12 @@ pub(crate) fn needs(
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
 pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(TensorSpec, TensorSpec), Error> {
-    Ok(row_specs(&plan_with(model, device, spec, 1, &spec.choices)?))
+    plan::rows::specs(model.graph(), &limits(device.info(), device.kind()), (spec.input, spec.output))
 }
 
 /// The rows that a plan reads and writes.
 fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
-    let spec = |tensor: &crate::plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
+    let spec = |tensor: &plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
     (spec(&plan.tensors[0]), spec(plan.tensors.last().expect("a plan has an output")))
 }
 

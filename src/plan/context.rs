@@ -2,10 +2,10 @@
 
 use super::concat::Part;
 use super::work::{Operand, Work};
-use super::{Kernel, Limits, Request, StepOp, kernels};
+use super::{Kernel, Limits, Request, StepOp, kernels, rows};
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Node, NodeId, Op};
-use crate::tensor::{Dtype, OutputKind, Shape, TensorSpec};
+use crate::tensor::Shape;
 
 /// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
 pub(crate) struct Context<'a> {
@@ -105,24 +105,19 @@ impl<'a> Context<'a> {
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
         let Some(node) = self.node(id) else { return self.output_rows() };
         let family = self.limits().family;
-        let dtype = if matches!(node.op, Op::Linear(_)) { Dtype::F32 } else { family.dtype() };
-        Operand::activations(self.shapes[id.0], dtype, family)
+        Operand::activations(self.shapes[id.0], rows::dtype(&node.op, family), family)
     }
 
     /// The input rows.
     pub(super) fn input_rows(&self) -> Operand {
-        Operand::rows(self.shapes[0], self.request.input.dtype())
+        let rows = rows::input(self.shapes[0], self.request.input);
+        Operand::rows(rows.shape, rows.dtype)
     }
 
-    /// The output rows. Top-k pairs count as two f32-sized channels each.
+    /// The output rows.
     fn output_rows(&self) -> Operand {
-        let TensorSpec { shape, dtype, .. } = match self.request.output {
-            OutputKind::TopK(k) => TensorSpec::new(Dtype::F32, Shape::vector(2 * k)),
-            OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => {
-                TensorSpec::new(Dtype::F32, self.shapes[self.graph.output.0])
-            }
-        };
-        Operand::rows(shape, dtype)
+        let rows = rows::output(self.shapes[self.graph.output.0], self.request.output);
+        Operand::rows(rows.shape, rows.dtype)
     }
 
     /// What a kernel sees of a match.
@@ -226,7 +221,7 @@ mod tests {
     use super::*;
     use crate::model::{GraphBuilder, Preprocessing, Window, infer};
     use crate::plan::Choices;
-    use crate::tensor::InputFormat;
+    use crate::tensor::{InputFormat, OutputKind};
 
     #[test]
     fn what_others_read_is_written_and_what_is_read_is_there() {

@@ -2,11 +2,10 @@
 
 use super::context::{Context, Match};
 use super::tensors::{Draft, Growing};
-use super::work::Operand;
-use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels};
+use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
 use crate::model::{self, Graph, NodeId, Op};
-use crate::tensor::{Activation, Dtype, OutputKind};
+use crate::tensor::Activation;
 
 /// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
 pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
@@ -17,7 +16,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     let shapes = model::infer(&graph)?;
     let parts = concat::parts(&graph, &shapes, request)?;
     let context = Context::new(&graph, &shapes, request, parts);
-    check_output(&context)?;
+    rows::check(&graph, &shapes, request.limits.family, request.output)?;
     let steps = cover::cover(&context)?;
     let mut plan = Growing::new(&context, &steps);
     let mut steps = steps.into_iter().peekable();
@@ -89,28 +88,5 @@ fn check_types(context: &Context<'_>, step: &Match) -> Result<(), Error> {
     }
 }
 
-/// Whether the graph's result can be written out as is asked for.
-fn check_output(context: &Context<'_>) -> Result<(), Error> {
-    let output = context.request.output;
-    let Operand { shape, dtype, .. } = context.operand(context.graph.output);
-    let is_vector = dtype == Dtype::F32 && shape.pixels() == 1;
-    if output != OutputKind::Features && !is_vector {
-        return Err(Error::Unsupported {
-            what: format!("output {output:?} of a graph that does not end in a linear layer"),
-            instead: "ask for features".into(),
-        });
-    }
-    let (classes, most) = (shape.channels, MAX_TOP_K.min(shape.channels));
-    match output {
-        OutputKind::TopK(k) if !(1..=most).contains(&k) => {
-            Err(Error::option("top-k", k, format!("1 to {most} (the model has {classes} classes)")))
-        }
-        OutputKind::TopK(_) | OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => Ok(()),
-    }
-}
-
 /// The largest batch that a plan is made for.
 const MAX_BATCH: usize = 1 << 20;
-
-/// The most classes that a top-k output gives.
-const MAX_TOP_K: usize = 64;

@@ -20,6 +20,7 @@ mod op;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
 mod roofline;
+pub(crate) mod rows;
 mod tensors;
 pub(crate) mod work;
 

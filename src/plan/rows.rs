@@ -1,0 +1,67 @@
+//! The rows that a program reads and writes: they follow from the graph and what is asked for, without a plan.
+
+use super::{Family, Limits};
+use crate::error::Error;
+use crate::model::{Graph, Op, infer};
+use crate::tensor::{Dtype, InputFormat, OutputKind, Shape, TensorSpec};
+
+/// The input and output rows of a graph.
+///
+/// # Errors
+/// [`Error::Graph`] for a graph that is not well-formed; those of [`check`].
+pub(crate) fn specs(
+    graph: &Graph,
+    limits: &Limits,
+    (format, kind): (InputFormat, OutputKind),
+) -> Result<(TensorSpec, TensorSpec), Error> {
+    let shapes = infer(graph)?;
+    check(graph, &shapes, limits.family, kind)?;
+    Ok((input(graph.input, format), output(shapes[graph.output.0], kind)))
+}
+
+/// The rows of images of a shape.
+pub(super) fn input(image: Shape, format: InputFormat) -> TensorSpec {
+    TensorSpec::new(format.dtype(), image)
+}
+
+/// The rows of results of a shape. Top-k pairs count as two f32-sized channels each.
+pub(super) fn output(result: Shape, kind: OutputKind) -> TensorSpec {
+    let shape = match kind {
+        OutputKind::TopK(k) => Shape::vector(2 * k),
+        OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => result,
+    };
+    TensorSpec::new(Dtype::F32, shape)
+}
+
+/// The type in which a node's value is kept.
+pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
+    match op {
+        Op::Linear(_) => Dtype::F32,
+        _ => family.dtype(),
+    }
+}
+
+/// Whether the graph's result can be written out as is asked for.
+///
+/// # Errors
+/// [`Error::Unsupported`] for classes of what is no vector of f32, [`Error::Option`] for more or fewer than there are.
+pub(super) fn check(graph: &Graph, shapes: &[Shape], family: Family, kind: OutputKind) -> Result<(), Error> {
+    let shape = shapes[graph.output.0];
+    let is_vector = dtype(&graph.nodes[graph.output.0].op, family) == Dtype::F32 && shape.pixels() == 1;
+    if kind != OutputKind::Features && !is_vector {
+        return Err(Error::Unsupported {
+            what: format!("output {kind:?} of a graph that does not end in a linear layer"),
+            instead: "ask for features".into(),
+        });
+    }
+    let (classes, most) = (shape.channels, MAX_TOP_K.min(shape.channels));
+    match kind {
+        OutputKind::TopK(k) if !(1..=most).contains(&k) => {
+            Err(Error::option("top-k", k, format!("1 to {most} (the model has {classes} classes)")))
+        }
+        OutputKind::TopK(_) | OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => Ok(()),
+    }
+}
+
+/// The most classes that a top-k output gives.
+const MAX_TOP_K: usize = 64;
