@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::infer::infer;
 use super::op::Op;
 use crate::tensor::Dtype;
 
@@ -175,7 +174,7 @@ impl Graph {
         let mut last = input;
         let mut first = Vec::new();
         for (index, op) in ops.iter().enumerate() {
-            let written = infer(op, &[Some(&graph.values[last.0].of)], 1).expect("the operations fit the input");
+            let written = op.infer(&[Some(&graph.values[last.0].of)], 1).expect("the operations fit the input");
             let origin = Origin::Node(NodeId(index), 0);
             graph.values.push(Value { of: written[0].clone(), origin, quantization: None });
             let output = ValueId(graph.values.len() - 1);

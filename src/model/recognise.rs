@@ -8,7 +8,9 @@ use super::graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool
 use super::shape::infer;
 use super::weights::Weights;
 use crate::error::Error;
-use crate::graph::{self as values, Binary, Constant, Expr, Number, Origin, PoolOp, ReduceOp, Tensor, ValueId, ValueType};
+use crate::graph::{
+    self as values, Binary, Constant, Expr, Number, Origin, PoolOp, ReduceOp, Tensor, ValueId, ValueType,
+};
 use crate::loops;
 use crate::tensor::{Activation, Dtype, Shape};
 
@@ -30,14 +32,20 @@ const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 /// [`Error::Unsupported`] with every node that is none of a network of images; [`Error::Tensor`] and [`Error::Io`] for
 /// weights that cannot be read.
 pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Network, Error> {
-    let moves = |graph: &values::Graph| {
-        let is_move = |node: &&values::Node| matches!(node.op, values::Op::Transpose(_));
-        graph.nodes.iter().filter(is_move).count()
-    };
+    let mut least: Option<Vec<String>> = None;
     // What is done to planes before the first convolution can as well be done to pixels.
-    let both = [values::simplify(graph), values::simplify(&of_pixels(graph))];
-    let simple = both.iter().min_by_key(|graph| moves(graph)).expect("there are two");
-    Recogniser::new(simple, weights)?.run()
+    for graph in [values::simplify(graph), values::simplify(&of_pixels(graph))] {
+        match Recogniser::new(&graph, weights)?.run()? {
+            Ok(network) => return Ok(network),
+            Err(refused) if least.as_ref().is_none_or(|least| refused.len() < least.len()) => least = Some(refused),
+            Err(_) => {}
+        }
+    }
+    let refused = least.unwrap_or_default();
+    Err(Error::Unsupported {
+        what: format!("{} nodes of other networks than those of images:\n{}", refused.len(), refused.join("\n")),
+        instead: "convolutions, batch norms, relu, sums, pools, concatenations, a linear layer and softmax".into(),
+    })
 }
 
 /// The graph with its planes made of pixels first, where its input may be planes.
@@ -85,9 +93,14 @@ impl From<Error> for Failed {
 
 impl<'a> Recogniser<'a> {
     fn new(from: &'a values::Graph, weights: &'a Weights) -> Result<Self, Error> {
-        let refused = |what: String| Error::Unsupported { what, instead: "one input of f32 images and one output".into() };
+        let refused =
+            |what: String| Error::Unsupported { what, instead: "one input of f32 images and one output".into() };
         let ([input], [_]) = (&from.inputs[..], &from.outputs[..]) else {
-            return Err(refused(format!("a network of {} inputs and {} outputs", from.inputs.len(), from.outputs.len())));
+            return Err(refused(format!(
+                "a network of {} inputs and {} outputs",
+                from.inputs.len(),
+                from.outputs.len()
+            )));
         };
         let of = from.value(input.value);
         let turned = from.nodes.iter().find(|node| {
@@ -112,7 +125,8 @@ impl<'a> Recogniser<'a> {
         })
     }
 
-    fn run(mut self) -> Result<Network, Error> {
+    /// The network, or the nodes that are none of one.
+    fn run(mut self) -> Result<Result<Network, Vec<String>>, Error> {
         let mut refused = Vec::new();
         for node in &self.from.nodes {
             if self.of_value.contains_key(&node.outputs[0]) || node.outputs.iter().all(|&id| self.is_constant(id)) {
@@ -129,18 +143,12 @@ impl<'a> Recogniser<'a> {
             }
         }
         let last = self.from.outputs[0].value;
-        let output = self.of_value.get(&self.softmax.unwrap_or(last)).copied();
-        match output.filter(|_| refused.is_empty()) {
-            None => Err(Error::Unsupported {
-                what: format!("{} nodes of other networks than those of images:\n{}", refused.len(), refused.join("\n")),
-                instead: "convolutions, batch norms, relu, sums, pools, concatenations, a linear layer and softmax".into(),
-            }),
-            Some(output) => {
-                let graph = Graph { nodes: self.nodes, output, input: self.input }.cut(output);
-                infer(&graph)?;
-                Ok(Network { graph, computed: self.computed })
-            }
-        }
+        let Some(&output) = self.of_value.get(&self.softmax.unwrap_or(last)).filter(|_| refused.is_empty()) else {
+            return Ok(Err(refused));
+        };
+        let graph = Graph { nodes: self.nodes, output, input: self.input }.cut(output);
+        infer(&graph)?;
+        Ok(Ok(Network { graph, computed: self.computed }))
     }
 
     fn recognise(&mut self, node: &values::Node) -> Found {
@@ -148,7 +156,11 @@ impl<'a> Recogniser<'a> {
         let images: Option<Vec<NodeId>> = runs.map(|id| self.of_value.get(id).copied()).collect();
         let Some(images) = images else { return Ok(None) };
         if let Some(id) = self.softmax
-            && node.inputs.iter().flatten().any(|&input| self.from.values[input.0].origin == self.from.values[id.0].origin)
+            && node
+                .inputs
+                .iter()
+                .flatten()
+                .any(|&input| self.from.values[input.0].origin == self.from.values[id.0].origin)
         {
             return Err("something reads the softmax's operand too".into());
         }
@@ -212,8 +224,11 @@ impl<'a> Recogniser<'a> {
     }
 
     fn linear(&mut self, node: &values::Node, of: &values::Contract, images: &[NodeId]) -> Result<NodeId, Failed> {
-        let (&[x], [_, Some(weight)]) = (images, &node.inputs[..]) else { return Err("it has no constant operand".into()) };
-        let is_product = of.result.len() == 2 && of.left.len() == 2 && of.right.len() == 2 && of.left[0] == of.result[0];
+        let (&[x], [_, Some(weight)]) = (images, &node.inputs[..]) else {
+            return Err("it has no constant operand".into());
+        };
+        let is_product =
+            of.result.len() == 2 && of.left.len() == 2 && of.right.len() == 2 && of.left[0] == of.result[0];
         if !is_product || !self.is_constant(*weight) {
             return Err("it is no linear layer".into());
         }
@@ -259,10 +274,15 @@ impl<'a> Recogniser<'a> {
         if let ([a, b], true) = (images, is_sum(expr)) {
             let types = node.inputs.iter().flatten().map(|&id| self.from.value(id));
             let same = types.clone().all(|of| *of == *self.from.value(node.outputs[0]));
-            return if same { Ok(self.push(node, Op::Add(Activation::None), vec![*a, *b])) } else { Err("its operands differ in shape".into()) };
+            return if same {
+                Ok(self.push(node, Op::Add(Activation::None), vec![*a, *b]))
+            } else {
+                Err("its operands differ in shape".into())
+            };
         }
         let &[x] = images else { return Err("no kernel computes it of several images".into()) };
-        let at = node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
+        let at =
+            node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
         if let Some(bound) = self.bound(node, expr, at)? {
             return self.activation(node, bound, x);
         }
@@ -308,7 +328,9 @@ impl<'a> Recogniser<'a> {
         let is_one = slope.elems::<f32>().iter().all(|&slope| slope == 1.0);
         let is_read_once = self.from.nodes.iter().filter(|n| n.inputs.contains(&Some(self.image(node)))).count() == 1;
         let bias = match &self.nodes[x.0].op {
-            Op::Linear(Linear { bias: None, .. }) if is_one && is_read_once => Some(self.keep(node, "bias", offset.clone())),
+            Op::Linear(Linear { bias: None, .. }) if is_one && is_read_once => {
+                Some(self.keep(node, "bias", offset.clone()))
+            }
             _ => None,
         };
         if let (Some(name), Op::Linear(linear)) = (bias, &mut self.nodes[x.0].op) {
@@ -402,7 +424,9 @@ fn is_sum(expr: &Expr) -> bool {
 fn window(window: &values::Window) -> Result<Window, Failed> {
     let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| Failed::Why("its window has other axes than two"));
     let [size, stride, dilation] = [pair(&window.size)?, pair(&window.stride)?, pair(&window.dilation)?];
-    let [[top, bottom], [left, right]] = window.pad[..] else { return Err("its window has other axes than two".into()) };
+    let [[top, bottom], [left, right]] = window.pad[..] else {
+        return Err("its window has other axes than two".into());
+    };
     Ok(Window { size, stride, dilation, pad: Pad { top, bottom, left, right } })
 }
 
@@ -508,7 +532,8 @@ mod tests {
         let expected = loops::evaluate(&graph, &mut |name, of| weights.read_as(name, of), &x).unwrap();
 
         let weights = weights.with(found.computed).unwrap();
-        let all: Tensors = weights.names().map(|name| (name.to_owned(), weights.read(name).unwrap().to_f64s())).collect();
+        let all: Tensors =
+            weights.names().map(|name| (name.to_owned(), weights.read(name).unwrap().to_f64s())).collect();
         let pixels: Vec<f64> = pixels.into_iter().map(f64::from).collect();
         let logits = evaluate(&found.graph, &all, &pixels)[found.graph.output.0].clone();
         let sum: f64 = logits.iter().map(|x| x.exp()).sum();
