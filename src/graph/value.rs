@@ -162,6 +162,35 @@ impl Graph {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
 
+    /// The graph whose first input goes through these operations of one operand before anything else reads it.
+    pub(crate) fn with_input_through(&self, ops: &[Op]) -> Self {
+        let mut graph = self.clone();
+        let Some(input) = graph.inputs.first().map(|port| port.value) else { return graph };
+        for value in &mut graph.values {
+            if let Origin::Node(node, _) = &mut value.origin {
+                node.0 += ops.len();
+            }
+        }
+        let mut last = input;
+        let mut first = Vec::new();
+        for (index, op) in ops.iter().enumerate() {
+            let written = op.infer(&[Some(&graph.values[last.0].of)], 1).expect("the operations fit the input");
+            let origin = Origin::Node(NodeId(index), 0);
+            graph.values.push(Value { of: written[0].clone(), origin, quantization: None });
+            let output = ValueId(graph.values.len() - 1);
+            let name = format!("{}.{index}", graph.inputs[0].name);
+            first.push(Node { name, op: op.clone(), inputs: vec![Some(last)], outputs: vec![output] });
+            last = output;
+        }
+        let readers = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs).flatten();
+        readers
+            .chain(graph.outputs.iter_mut().map(|port| &mut port.value))
+            .filter(|id| **id == input)
+            .for_each(|id| *id = last);
+        graph.nodes.splice(0..0, first);
+        graph
+    }
+
     /// For each value the nodes that read it, a node once for each time.
     pub fn readers(&self) -> Vec<Vec<NodeId>> {
         let mut readers = vec![Vec::new(); self.values.len()];

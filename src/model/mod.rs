@@ -3,6 +3,7 @@
 //! A [`Model`] is opened from files or made from a graph built in code. [`optimize`] and [`infer`] are what a planner
 //! asks of its graph; [`fold_conv`] reads the weights of a convolution as kernels want them.
 
+mod affine;
 mod builder;
 mod config;
 mod families;
@@ -12,6 +13,7 @@ mod graph;
 mod interpreter;
 mod names;
 mod preprocessing;
+mod recognise;
 mod rewrite;
 mod safetensors_header;
 mod shape;

@@ -1,4 +1,4 @@
-//! Weight files: safetensors, read tensor by tensor.
+//! Weights by name: of safetensors and ONNX files, or made in code.
 //!
 //! Only the header is kept in memory. A tensor is read when it is asked for, at its place in the file, so that a
 //! load never holds a second copy of all weights, and a file that changes meanwhile gives an error, not a signal.
@@ -16,7 +16,8 @@ use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
 use crate::files::{Opened, Source};
-use crate::graph::{Tensor, ValueType};
+use crate::graph::{Expr, Op, Tensor, ValueType};
+use crate::loops;
 use crate::tensor::Dtype;
 
 /// The tensors of a model, by name: an open file, or memory.
@@ -53,6 +54,18 @@ pub enum WeightDtype {
     Element(Dtype),
     /// A type that a file may hold but no value has; its name.
     Other(&'static str),
+}
+
+/// A tensor of a file, and where it lies: dense little-endian elements.
+pub(super) struct Placed {
+    pub name: String,
+    pub dtype: WeightDtype,
+    /// Their product does not overflow.
+    pub dims: Vec<usize>,
+    pub bytes: usize,
+    pub source: Arc<Source>,
+    /// First byte, counted from the source's start.
+    pub offset: u64,
 }
 
 /// Bytes read from a file at a time: a multiple of every element's size.
@@ -148,6 +161,24 @@ impl Weights {
         Ok(())
     }
 
+    /// Those of a file of which is known where its tensors lie.
+    pub(super) fn of_places(path: &Path, places: Vec<Placed>) -> Result<Self, Error> {
+        let mut all = Self { path: path.to_owned(), sources: Vec::new(), header: Header::default() };
+        for Placed { name, dtype, dims, bytes, source, offset } in places {
+            let known = all.sources.iter().position(|known| Arc::ptr_eq(known, &source));
+            let elems = dims.iter().product();
+            let number = known.unwrap_or(all.sources.len());
+            let entry = Entry { dtype, dims, elems, source: number, offset, bytes };
+            if all.header.tensors.insert(name.clone(), entry).is_some() {
+                return Err(all.error(&name, "one tensor of this name", "two"));
+            }
+            if known.is_none() {
+                all.sources.push(source);
+            }
+        }
+        Ok(all)
+    }
+
     /// The file; `<memory>` where there is none.
     pub fn path(&self) -> &Path {
         &self.path
@@ -219,6 +250,31 @@ impl Weights {
         let mut tensor = Tensor::zeros(ValueType::new(dtype, &entry.dims))?;
         self.read_at(tensor.bytes_mut(), entry, 0)?;
         Ok(tensor)
+    }
+
+    /// Reads a tensor of these dimensions, converted to this type.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and [`Error::Tensor`] if its dimensions are others.
+    ///
+    /// ```
+    /// use trefoil::{Dtype, graph::ValueType, model::Weights};
+    /// let weights = Weights::from_tensors([("w", vec![2], vec![0.5, -1.0])])?;
+    /// assert_eq!(weights.read_as("w", &ValueType::new(Dtype::F64, &[2]))?.elems::<f64>(), [0.5, -1.0]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn read_as(&self, name: &str, of: &ValueType) -> Result<Tensor, Error> {
+        let tensor = self.read(name)?;
+        let found = tensor.value_type();
+        if found.dims != of.dims {
+            return Err(self.error(name, format!("{:?}", of.dims), format!("{:?}", found.dims)));
+        }
+        if found.dtype == of.dtype {
+            return Ok(tensor);
+        }
+        let cast = Op::Map(Expr::arg(0).cast(of.dtype));
+        Ok(loops::compute(&cast, &[Some(&tensor)], std::slice::from_ref(of))?.remove(0))
     }
 
     /// Reads a tensor of f16, bf16, f32 or f64 elements as f32, the last dimension innermost.

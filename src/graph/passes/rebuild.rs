@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::infer::infer;
 use crate::graph::op::Op;
 use crate::graph::value::{Graph, Node, NodeId, Origin, Value, ValueId, ValueType};
 
@@ -117,7 +116,7 @@ impl<'a> Rebuild<'a> {
             return there.clone();
         }
         let types: Vec<Option<&ValueType>> = draft.inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
-        let written = infer(&draft.op, &types, draft.outputs);
+        let written = draft.op.infer(&types, draft.outputs);
         let written = written.unwrap_or_else(|what| panic!("a rewrite of `{}` is wrong: {what}", draft.name));
         let id = NodeId(self.graph.nodes.len());
         let value = |(i, of)| Value { of, origin: Origin::Node(id, i), quantization: None };

@@ -1,0 +1,68 @@
+//! ONNX files of image classifiers, as models.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::config::Config;
+use super::recognise;
+use super::weights::{Placed, WeightDtype, Weights};
+use super::{MOST_OF_A_NAME, Model, Preprocessing};
+use crate::error::{Error, printable};
+use crate::files::Source;
+use crate::onnx::{Dim, File, Sizes, ValueType};
+
+/// The model in an ONNX file, with the `config.json` beside it, if there is one.
+///
+/// # Errors
+/// Those of [`Model::open`].
+pub(super) fn open(path: &Path) -> Result<Model, Error> {
+    let file = File::open(path)?;
+    let weights = weights(&file)?;
+    let network = recognise::network(&file.graph(&one_image(&file))?, &weights)?;
+    let beside = path.with_file_name("config.json");
+    let (labels, preprocessing) = match beside.exists() {
+        true => {
+            let Config { labels, preprocessing, .. } = Config::open(&beside, |_| Ok(network.graph.input))?;
+            (labels, preprocessing)
+        }
+        false => (Vec::new(), Preprocessing::new(network.graph.input)),
+    };
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let model = Model::new(network.graph, weights.with(network.computed)?, preprocessing, labels)?;
+    Ok(model.with_name(&printable(&name, MOST_OF_A_NAME)))
+}
+
+/// The sizes for one image: 1 for the first dimension of each input, if it is free.
+fn one_image(file: &File) -> Sizes {
+    let mut sizes = Sizes::new();
+    for input in &file.model().graph.inputs {
+        let ValueType::Tensor { dims: Some(dims), .. } = &input.kind else { continue };
+        match dims.first() {
+            Some(Dim::Named(name)) if name != "?" => sizes = sizes.dim(name, 1),
+            Some(Dim::Named(_) | Dim::Unknown) => sizes = sizes.dim(&format!("{}:0", input.name), 1),
+            Some(Dim::Fixed(_)) | None => {}
+        }
+    }
+    sizes
+}
+
+/// The initializers of the file's graph, where they lie in it; those that lie in pieces are read now.
+fn weights(file: &File) -> Result<Weights, Error> {
+    let mut places = Vec::new();
+    for tensor in &file.model().graph.initializers {
+        let (name, bytes) = (tensor.name.clone(), tensor.bytes());
+        let Some(dtype) = tensor.dtype.element() else {
+            let (source, offset) = (Arc::new(Source::Memory(Vec::new())), 0);
+            let dtype = WeightDtype::Other(tensor.dtype.name());
+            places.push(Placed { name, dtype, dims: tensor.dims.clone(), bytes: 0, source, offset });
+            continue;
+        };
+        let (source, offset) = match file.place(tensor) {
+            Some((source, offset)) => (source.clone(), offset),
+            None => (Arc::new(Source::Memory(file.elements(tensor)?.bytes().to_vec())), 0),
+        };
+        let dtype = WeightDtype::Element(dtype);
+        places.push(Placed { name, dtype, dims: tensor.dims.clone(), bytes, source, offset });
+    }
+    Weights::of_places(file.path(), places)
+}
