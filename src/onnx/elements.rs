@@ -1,10 +1,13 @@
 //! The elements of tensors, read when they are asked for.
 
+use std::sync::Arc;
+
 use super::data_type::DataType;
 use super::file::File;
 use super::tensor::{Data, Tensor, entries};
 use super::wire::{Place, Span, Wire};
 use crate::error::Error;
+use crate::files::Source;
 
 impl File {
     /// Reads a tensor of this file: its elements as little-endian numbers, the last dimension innermost, those smaller
@@ -34,6 +37,18 @@ impl File {
             }
             Data::Bytes(spans) => self.copy(spans, out),
             Data::Varints(spans) => self.unpack(tensor, spans, out),
+        }
+    }
+
+    /// Where the elements of a tensor lie one behind the other, little-endian, if they lie so.
+    pub(crate) fn place(&self, tensor: &Tensor) -> Option<(&Arc<Source>, u64)> {
+        match &tensor.data {
+            Data::External { file, offset } => self.external.get(*file).map(|file| (&file.source, *offset)),
+            Data::Bytes(spans) => match spans[..] {
+                [span] => Some((&self.source, span.at)),
+                _ => None,
+            },
+            Data::Varints(_) => None,
         }
     }
 

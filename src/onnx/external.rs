@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use super::reader::NAME;
 use crate::error::{Error, printable};
@@ -24,7 +25,7 @@ pub(super) struct External<'a> {
 pub(super) struct ExternalFile {
     /// Its path without links.
     pub path: PathBuf,
-    pub source: Source,
+    pub source: Arc<Source>,
     pub bytes: u64,
 }
 
@@ -70,7 +71,7 @@ impl<'a> External<'a> {
             return Ok(file);
         }
         let opened = Opened::new(OPEN, &path, u64::MAX)?;
-        self.files.push(ExternalFile { path, source: Source::File(opened.file), bytes: opened.bytes });
+        self.files.push(ExternalFile { path, source: Arc::new(Source::File(opened.file)), bytes: opened.bytes });
         Ok(self.files.len() - 1)
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::external::{External, ExternalFile};
 use super::model::{Model, ModelFields};
@@ -15,7 +16,7 @@ use crate::files::{Opened, Source};
 /// Reading needs no lock and is possible from several threads at once. See the [module](super) for an example.
 pub struct File {
     path: PathBuf,
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
     pub(super) bytes: u64,
     pub(super) external: Vec<ExternalFile>,
     model: Model,
@@ -85,7 +86,7 @@ impl File {
         let place = Place { at: 0, message: "ModelProto", number: 0, name: "" };
         let model = reader.all::<ModelFields>(Span { at: 0, end: bytes }, place)?;
         let external = reader.external.files;
-        Ok(Self { path, source, bytes, external, model })
+        Ok(Self { path, source: Arc::new(source), bytes, external, model })
     }
 
     /// The file; `<memory>` where there is none.
