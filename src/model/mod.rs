@@ -12,6 +12,7 @@ mod graph;
 #[cfg(test)]
 mod interpreter;
 mod names;
+mod onnx;
 mod preprocessing;
 mod recognise;
 mod rewrite;
@@ -68,7 +69,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a folder that holds `model.safetensors` and `config.json`, or a `.safetensors` file.
+    /// Opens a folder that holds `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of a
+    /// network of images.
+    ///
+    /// An ONNX file has one input of f32 images, as planes or pixels, and one output. Its labels and the preprocessing are
+    /// those of the `config.json` beside it; without one there are no labels, and bytes become numbers from 0 to 1.
     ///
     /// A file's configuration is the one in its own header, under `config` (the text of a `config.json`) or key by
     /// key (`architecture`, `num_classes`, `input_size`, …); otherwise the `config.json` beside it.
@@ -80,7 +85,8 @@ impl Model {
     /// [`Error::Io`] if a file cannot be read; [`Error::Format`] if its content is wrong;
     /// [`Error::UnknownArchitecture`] if no family here builds it; [`Error::Tensor`] if a tensor is missing, has
     /// another shape or type, or belongs to another architecture; [`Error::Unsupported`] for a way to crop that is not
-    /// done here; [`Error::Graph`] if the input is too small.
+    /// done here, and with every node of an ONNX file that is none of a network of images; [`Error::Import`] with every node
+    /// that is no operation here at all; [`Error::Graph`] if the input is too small.
     ///
     /// ```no_run
     /// let model = trefoil::model::Model::open("weights/efficientnet-lite0")?;
@@ -89,6 +95,9 @@ impl Model {
     /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
+        if path.extension().is_some_and(|extension| extension == "onnx") {
+            return onnx::open(path);
+        }
         let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
         let (weights, config) = if about.is_dir() {
             let config = open_config(&path.join("config.json"))?;

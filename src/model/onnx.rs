@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use super::config::Config;
 use super::recognise;
-use super::weights::{Placed, WeightDtype, Weights};
+use super::weights::{Placed, Weights};
 use super::{MOST_OF_A_NAME, Model, Preprocessing};
 use crate::error::{Error, printable};
 use crate::files::Source;
-use crate::onnx::{Dim, File, Sizes, ValueType};
+use crate::graph as values;
+use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
+use crate::tensor::Dtype;
 
 /// The model in an ONNX file, with the `config.json` beside it, if there is one.
 ///
@@ -46,23 +48,18 @@ fn one_image(file: &File) -> Sizes {
     sizes
 }
 
-/// The initializers of the file's graph, where they lie in it; those that lie in pieces are read now.
+/// The initializers of the file's graph, where they lie in it; those that lie in pieces are read now. Text is left out.
 fn weights(file: &File) -> Result<Weights, Error> {
     let mut places = Vec::new();
     for tensor in &file.model().graph.initializers {
-        let (name, bytes) = (tensor.name.clone(), tensor.bytes());
-        let Some(dtype) = tensor.dtype.element() else {
-            let (source, offset) = (Arc::new(Source::Memory(Vec::new())), 0);
-            let dtype = WeightDtype::Other(tensor.dtype.name());
-            places.push(Placed { name, dtype, dims: tensor.dims.clone(), bytes: 0, source, offset });
-            continue;
-        };
-        let (source, offset) = match file.place(tensor) {
+        let Some(dtype) = dtype_of(tensor.dtype) else { continue };
+        let is_as_stored = dtype != Dtype::Bool && dtype.bytes() * tensor.elems() == tensor.bytes();
+        let (source, offset) = match file.place(tensor).filter(|_| is_as_stored) {
             Some((source, offset)) => (source.clone(), offset),
             None => (Arc::new(Source::Memory(file.elements(tensor)?.bytes().to_vec())), 0),
         };
-        let dtype = WeightDtype::Element(dtype);
-        places.push(Placed { name, dtype, dims: tensor.dims.clone(), bytes, source, offset });
+        let (name, of) = (tensor.name.clone(), values::ValueType::new(dtype, &tensor.dims));
+        places.push(Placed { name, of, source, offset });
     }
     Weights::of_places(file.path(), places)
 }

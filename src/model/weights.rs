@@ -59,10 +59,7 @@ pub enum WeightDtype {
 /// A tensor of a file, and where it lies: dense little-endian elements.
 pub(super) struct Placed {
     pub name: String,
-    pub dtype: WeightDtype,
-    /// Their product does not overflow.
-    pub dims: Vec<usize>,
-    pub bytes: usize,
+    pub of: ValueType,
     pub source: Arc<Source>,
     /// First byte, counted from the source's start.
     pub offset: u64,
@@ -164,11 +161,11 @@ impl Weights {
     /// Those of a file of which is known where its tensors lie.
     pub(super) fn of_places(path: &Path, places: Vec<Placed>) -> Result<Self, Error> {
         let mut all = Self { path: path.to_owned(), sources: Vec::new(), header: Header::default() };
-        for Placed { name, dtype, dims, bytes, source, offset } in places {
+        for Placed { name, of, source, offset } in places {
             let known = all.sources.iter().position(|known| Arc::ptr_eq(known, &source));
-            let elems = dims.iter().product();
-            let number = known.unwrap_or(all.sources.len());
-            let entry = Entry { dtype, dims, elems, source: number, offset, bytes };
+            let (elems, bytes, number) = (of.elems(), of.bytes(), known.unwrap_or(all.sources.len()));
+            let dtype = WeightDtype::Element(of.dtype);
+            let entry = Entry { dtype, dims: of.dims, elems, source: number, offset, bytes };
             if all.header.tensors.insert(name.clone(), entry).is_some() {
                 return Err(all.error(&name, "one tensor of this name", "two"));
             }

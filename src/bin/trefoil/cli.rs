@@ -98,8 +98,8 @@ pub enum Command {
 /// Which model, and where it runs.
 #[derive(Args, Debug, Clone)]
 pub struct Place {
-    /// A model: a folder with model.safetensors and config.json, a .safetensors file, a folder with models, or the
-    /// name of a model in one. Without it: TREFOIL_WEIGHTS, ./weights, then weights beside the program
+    /// A model: a folder with model.safetensors and config.json, a .safetensors or .onnx file, a folder with models,
+    /// or the name of a model in one. Without it: TREFOIL_WEIGHTS, ./weights, then weights beside the program
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// auto (the first GPU, else the CPU), cuda:N or cpu

@@ -9,6 +9,8 @@ use trefoil::model::Model;
 
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
+/// Extensions of files that are models by themselves.
+const MODEL_FILES: [&str; 2] = ["safetensors", "onnx"];
 /// Where models come from.
 const GET_ONE: &str = "a model is a folder with model.safetensors and config.json: one comes with trefoil's sources, in \
                        weights/, others are at https://huggingface.co/timm";
@@ -98,12 +100,13 @@ fn in_path(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Any file may be a model, and its content is then judged; in a folder it has a name.
 fn is_model(path: &Path) -> bool {
-    path.join(WEIGHTS_FILE).is_file() || path.is_file() && path.extension() == Some(OsStr::new("safetensors"))
+    let is_named = MODEL_FILES.iter().any(|extension| path.extension() == Some(OsStr::new(extension)));
+    path.join(WEIGHTS_FILE).is_file() || path.is_file() && is_named
 }
 
 fn no_model(path: &Path) -> String {
     if path.is_file() {
-        return format!("{} is no model: expected a .safetensors file", path.display());
+        return format!("{} is no model: expected a .safetensors or .onnx file", path.display());
     }
     format!("{} holds no model: expected {WEIGHTS_FILE} in it, or folders with one", path.display())
 }

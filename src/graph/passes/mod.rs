@@ -107,6 +107,33 @@ mod tests {
     }
 
     #[test]
+    fn a_convolution_pads_by_itself() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[1, 8, 8, 3]);
+        let pad = |after: &[isize]| {
+            Op::Pad(crate::graph::Pad {
+                before: vec![0; 4],
+                after: after.to_vec(),
+                mode: crate::graph::PadMode::Constant(crate::graph::Number::Float(0.0)),
+            })
+        };
+        let filter = g.weight("w", Dtype::F32, &[4, 3, 3, 3]);
+        let wider = g.weight("v", Dtype::F32, &[4, 4, 3, 3]);
+        let conv = |g: &mut GraphBuilder, name: &str, x, filter| {
+            g.node(name, Op::Conv(Conv { window: Window::all(2, 3, 2, 0), groups: 1 }), &[x, filter])
+        };
+        let around = g.node("around", pad(&[0, 1, 1, 0]), &[x]);
+        let channels = g.node("channels", pad(&[0, 1, 1, 1]), &[x]);
+        let (a, b) = (conv(&mut g, "a", around, filter), conv(&mut g, "b", channels, wider));
+        g.output("a", a);
+        g.output("b", b);
+        let graph = simplify(&g.finish().unwrap());
+        assert_eq!(graph.nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["a", "channels", "b"]);
+        let Op::Conv(conv) = &graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
+        assert_eq!(conv.window.pad, [[0, 1]; 2]);
+    }
+
+    #[test]
     fn what_no_output_needs_is_gone_and_equal_nodes_are_one() {
         let mut g = GraphBuilder::new();
         let x = g.input("x", Dtype::F32, &[4]);

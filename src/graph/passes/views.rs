@@ -1,8 +1,8 @@
-//! Views that do nothing, and views of views.
+//! Views that do nothing, views of views, and padding that a convolution does by itself.
 
 use super::rebuild::{Change, Draft, Rebuild};
-use crate::graph::expr::Expr;
-use crate::graph::op::Op;
+use crate::graph::expr::{Expr, Number};
+use crate::graph::op::{Conv, Op, PadMode};
 use crate::graph::value::{ValueId, ValueType};
 
 /// What is simpler than a view, or than an expression that is its operand.
@@ -11,6 +11,9 @@ pub(super) fn simplify(rebuild: &Rebuild<'_>, node: &Draft) -> Option<Change> {
     let of = rebuild.of(x);
     if does_nothing(node, of) {
         return Some(Change::Same(vec![x]));
+    }
+    if let Some(conv) = with_padding(rebuild, node, x) {
+        return Some(Change::Become(Box::new(conv)));
     }
     let become_view = |op: Op, x: ValueId| {
         Some(Change::Become(Box::new(Draft { name: node.name.clone(), op, inputs: vec![Some(x)], outputs: 1 })))
@@ -25,6 +28,24 @@ pub(super) fn simplify(rebuild: &Rebuild<'_>, node: &Draft) -> Option<Change> {
         (Op::Reshape(dims), Some((Op::Reshape(_), from))) => become_view(Op::Reshape(dims.clone()), from),
         _ => None,
     }
+}
+
+/// The convolution that pads by itself what is padded before it.
+fn with_padding(rebuild: &Rebuild<'_>, node: &Draft, x: ValueId) -> Option<Draft> {
+    let (Op::Conv(conv), (Op::Pad(pad), from)) = (&node.op, rebuild.writer(x)?) else { return None };
+    let PadMode::Constant(Number::Float(0.0) | Number::Int(0)) = pad.mode else { return None };
+    let added = |of: &[isize]| of.iter().map(|&elems| usize::try_from(elems).ok()).collect::<Option<Vec<_>>>();
+    let (before, after) = (added(&pad.before)?, added(&pad.after)?);
+    let last = before.len() - 1;
+    if [0, last].iter().any(|&axis| before[axis] + after[axis] > 0) {
+        return None; // it adds images or channels
+    }
+    let mut window = conv.window.clone();
+    for (axis, sides) in window.pad.iter_mut().enumerate() {
+        *sides = [sides[0].checked_add(before[axis + 1])?, sides[1].checked_add(after[axis + 1])?];
+    }
+    let inputs = [&[Some(from)], &node.inputs[1..]].concat();
+    Some(Draft { op: Op::Conv(Conv { window, ..conv.clone() }), inputs, ..node.clone() })
 }
 
 /// Whether the axes that are not 1 keep their order, so that no element moves.
