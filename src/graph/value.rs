@@ -162,32 +162,30 @@ impl Graph {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
 
-    /// The graph whose first input goes through these operations of one operand before anything else reads it.
-    pub(crate) fn with_input_through(&self, ops: &[Op]) -> Self {
+    /// The graph whose first input has its axes in another order: axis i of the new one is axis `order[i]` of the old one.
+    ///
+    /// # Panics
+    /// If there is no input, or `order` does not have each of its axes once.
+    pub(crate) fn with_input_transposed(&self, order: &[usize]) -> Self {
         let mut graph = self.clone();
-        let Some(input) = graph.inputs.first().map(|port| port.value) else { return graph };
+        let input = graph.inputs[0].value;
+        let of = graph.values[input.0].of.clone();
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(new, &old)| back[old] = new);
         for value in &mut graph.values {
             if let Origin::Node(node, _) = &mut value.origin {
-                node.0 += ops.len();
+                node.0 += 1;
             }
         }
-        let mut last = input;
-        let mut first = Vec::new();
-        for (index, op) in ops.iter().enumerate() {
-            let written = op.infer(&[Some(&graph.values[last.0].of)], 1).expect("the operations fit the input");
-            let origin = Origin::Node(NodeId(index), 0);
-            graph.values.push(Value { of: written[0].clone(), origin, quantization: None });
-            let output = ValueId(graph.values.len() - 1);
-            let name = format!("{}.{index}", graph.inputs[0].name);
-            first.push(Node { name, op: op.clone(), inputs: vec![Some(last)], outputs: vec![output] });
-            last = output;
-        }
+        let as_before = ValueId(graph.values.len());
+        graph.values[input.0].of.dims = order.iter().map(|&axis| of.dims[axis]).collect();
+        graph.values.push(Value { of, origin: Origin::Node(NodeId(0), 0), quantization: None });
         let readers = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs).flatten();
-        readers
-            .chain(graph.outputs.iter_mut().map(|port| &mut port.value))
-            .filter(|id| **id == input)
-            .for_each(|id| *id = last);
-        graph.nodes.splice(0..0, first);
+        let shown = graph.outputs.iter_mut().map(|port| &mut port.value);
+        readers.chain(shown).filter(|id| **id == input).for_each(|id| *id = as_before);
+        let name = format!("{} as before", graph.inputs[0].name);
+        let node = Node { name, op: Op::Transpose(back), inputs: vec![Some(input)], outputs: vec![as_before] };
+        graph.nodes.insert(0, node);
         graph
     }
 

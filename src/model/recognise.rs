@@ -24,7 +24,6 @@ pub(super) struct Network {
 
 /// The order that makes pixels of planes.
 const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
-const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
 /// The network of images that `graph`, of one image, computes.
 ///
@@ -48,13 +47,13 @@ pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Networ
     })
 }
 
-/// The graph with its planes made of pixels first, where its input may be planes.
+/// The graph that reads pixels in place of planes, where its input may be planes.
 fn of_pixels(graph: &values::Graph) -> values::Graph {
     let [port] = &graph.inputs[..] else { return graph.clone() };
     if graph.value(port.value).rank() != TO_PIXELS.len() {
         return graph.clone();
     }
-    graph.with_input_through(&[TO_PIXELS, TO_PLANES].map(|order| values::Op::Transpose(order.to_vec())))
+    graph.with_input_transposed(&TO_PIXELS)
 }
 
 struct Recogniser<'a> {
@@ -437,6 +436,7 @@ mod tests {
     use crate::model::interpreter::{Tensors, Xorshift, evaluate};
 
     const F32: Dtype = Dtype::F32;
+    const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
     /// A convolution as importers of planes write it.
     fn conv(g: &mut GraphBuilder, name: &str, x: ValueId, [k, c, r]: [usize; 3], groups: usize) -> ValueId {

@@ -245,6 +245,49 @@ def write_external(path):
     save(helper.make_graph([], "external", [], [], tensors), path)
 
 
+def write_images(path):
+    """A network of images in pieces that exporters write: padding, batch norms, bounds and a linear layer by themselves."""
+    random = np.random.default_rng(1)
+    tensors = []
+
+    def weight(name, *dims, low=-1.0):
+        values = random.uniform(low, 1.0, dims) / max(1, np.prod(dims[1:])) ** 0.5
+        tensors.append(numpy_helper.from_array(values.astype(np.float32), name))
+        return name
+
+    def norm(name, x, channels):
+        parts = [weight(f"{name}.{part}", channels, low=0.5 if part == "var" else -1.0) for part in ["gamma", "beta", "mean", "var"]]
+        return helper.make_node("BatchNormalization", [x, *parts], [name], name=name)
+
+    def scalar(name, value):
+        tensors.append(numpy_helper.from_array(np.array(value, dtype=np.float32), name))
+        return name
+
+    tensors.append(numpy_helper.from_array(np.array([0, 0, 0, 0, 0, 0, 1, 1], dtype=np.int64), "pads"))
+    nodes = [
+        helper.make_node("Pad", ["image", "pads"], ["padded"], name="pad"),
+        helper.make_node("Conv", ["padded", weight("stem.weight", 12, 3, 3, 3)], ["stem"], name="stem", strides=[2, 2]),
+        norm("norm1", "stem", 12),
+        helper.make_node("Clip", ["norm1", scalar("zero", 0), scalar("six", 6)], ["relu6"], name="relu6"),
+        helper.make_node("Conv", ["relu6", weight("depthwise.weight", 12, 1, 3, 3), weight("depthwise.bias", 12)], ["depthwise"],
+                         name="depthwise", group=12, pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["depthwise"], ["relu"], name="relu"),
+        helper.make_node("Conv", ["relu", weight("pointwise.weight", 12, 12, 1, 1)], ["pointwise"], name="pointwise"),
+        norm("norm2", "pointwise", 12),
+        helper.make_node("Add", ["relu6", "norm2"], ["sum"], name="sum"),
+        helper.make_node("MaxPool", ["sum"], ["pool"], name="pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["pool", "pool"], ["both"], name="both", axis=1),
+        helper.make_node("GlobalAveragePool", ["both"], ["mean"], name="mean"),
+        helper.make_node("Flatten", ["mean"], ["flat"], name="flat"),
+        helper.make_node("Gemm", ["flat", weight("fc.weight", 10, 24), weight("fc.bias", 10)], ["logits"], name="fc", transB=1),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], name="softmax"),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("image", TensorProto.FLOAT, ["batch", 3, 20, 16])]
+    outputs = [info("probabilities", TensorProto.FLOAT, ["batch", 10])]
+    save(helper.make_graph(nodes, "images", inputs, outputs, tensors), path)
+
+
 def save(g, path):
     onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
 
@@ -254,7 +297,8 @@ def main():
         print(json.dumps(model(sys.argv[1]), ensure_ascii=False))
         return
     HERE.mkdir(exist_ok=True)
-    for name, write in [("graph", write_graph), ("tensors", write_tensors), ("external", write_external)]:
+    written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images}
+    for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)
         path.with_suffix(".json").write_text(json.dumps(model(path), ensure_ascii=False) + "\n")

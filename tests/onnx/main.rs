@@ -1,5 +1,6 @@
-//! The reader of ONNX files: against what Python's `onnx` finds in them, and with files that mean no good.
+//! ONNX files: the reader, against what Python's `onnx` finds in them and with files that mean no good; and models of them.
 
+mod classifier;
 mod elements;
 mod external;
 mod hostile;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::onnx::{AttributeValue, File, Graph, Model, Node, Tensor};
 
 /// The files that tests/data/make_onnx.py writes.
-const FILES: [&str; 3] = ["graph", "tensors", "external"];
+const FILES: [&str; 4] = ["graph", "tensors", "external", "images"];
 
 /// The path of one of them.
 fn data(name: &str) -> PathBuf {
