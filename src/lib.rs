@@ -85,6 +85,7 @@ pub mod graph;
 #[cfg(feature = "image")]
 pub mod image;
 pub mod model;
+pub mod onnx;
 mod phases;
 pub mod plan;
 mod ring;

@@ -14,7 +14,9 @@
 //! ```
 
 mod read;
+mod source;
 mod write;
 
 pub(crate) use read::{Opened, read};
+pub(crate) use source::Source;
 pub use write::{check, write};

@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +14,7 @@ use half::{bf16, f16};
 use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
-use crate::files::Opened;
+use crate::files::{Opened, Source};
 
 /// The tensors of a model, by name: an open file, or memory.
 ///
@@ -57,11 +55,6 @@ pub enum WeightDtype {
     F64,
     /// A type that a file may hold but no layer can use; its name.
     Other(&'static str),
-}
-
-enum Source {
-    File(File),
-    Memory(Vec<u8>),
 }
 
 /// Bytes read from a file at a time: a multiple of every element's size.
@@ -288,21 +281,6 @@ impl fmt::Debug for Weights {
 
 /// What [`Weights::read_f32`] reads.
 const FLOATS: &str = "f16, bf16, f32 or f64";
-
-impl Source {
-    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        match self {
-            Self::File(file) => file.read_exact_at(out, offset),
-            Self::Memory(bytes) => {
-                let start = usize::try_from(offset).ok();
-                let range = start.and_then(|start| Some(start..start.checked_add(out.len())?));
-                let bytes = range.and_then(|range| bytes.get(range)).ok_or(io::ErrorKind::UnexpectedEof)?;
-                out.copy_from_slice(bytes);
-                Ok(())
-            }
-        }
-    }
-}
 
 /// `bytes` hold exactly the elements of `out`.
 fn decode(dtype: WeightDtype, bytes: &[u8], out: &mut [f32]) {

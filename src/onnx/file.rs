@@ -1,0 +1,105 @@
+//! An ONNX file that is open.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::external::{External, ExternalFile};
+use super::model::{Model, ModelFields};
+use super::reader::Reader;
+use super::wire::{Place, Span, Wire};
+use crate::error::Error;
+use crate::files::{Opened, Source};
+
+/// An ONNX file, its model as plain data, and its tensors where they are.
+///
+/// Reading needs no lock and is possible from several threads at once. See the [module](super) for an example.
+pub struct File {
+    path: PathBuf,
+    pub(super) source: Source,
+    pub(super) bytes: u64,
+    pub(super) external: Vec<ExternalFile>,
+    model: Model,
+}
+
+/// Bytes of memory that a graph may take unless another limit is asked for: a graph of 50,000 nodes takes about 30 MB.
+pub const MEMORY_BYTES: u64 = 256 << 20;
+
+/// What stands for the path where a model is not in a file.
+const IN_MEMORY: &str = "<memory>";
+
+impl File {
+    /// Opens an ONNX file, reads its model and opens the files of its external data. Elements of tensors are not read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if it, or a file that it names, cannot be read or is no regular file; [`Error::Format`] if it is not
+    /// an ONNX file or is cut short, has contradictions that its format rules out, names a file outside of its folder, or
+    /// takes more than [`MEMORY_BYTES`] of memory; [`Error::Unsupported`] if it has sparse tensors or tensors in segments.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::open_within(path, MEMORY_BYTES)
+    }
+
+    /// The same with another limit for the memory that the graph may take.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    ///
+    /// ```
+    /// let error = trefoil::onnx::File::open_within("tests/data/onnx/graph.onnx", 500).unwrap_err();
+    /// assert!(error.to_string().contains("more than 500 bytes of memory"), "{error}");
+    /// ```
+    pub fn open_within(path: impl AsRef<Path>, memory_bytes: u64) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let opened = Opened::new("open the model", path, u64::MAX)?;
+        let external = External::new(Some(path));
+        Self::new(path.to_owned(), Source::File(opened.file), opened.bytes, external, memory_bytes)
+    }
+
+    /// The model in `bytes`, the content of an ONNX file. It cannot have external data.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); the path is `<memory>`.
+    ///
+    /// ```
+    /// let bytes = std::fs::read("tests/data/onnx/graph.onnx").unwrap();
+    /// let file = trefoil::onnx::File::from_bytes(bytes)?;
+    /// assert_eq!((file.path().to_str(), file.model().graph.name.as_str()), (Some("<memory>"), "main"));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, Error> {
+        let file_bytes = bytes.len() as u64;
+        Self::new(IN_MEMORY.into(), Source::Memory(bytes), file_bytes, External::new(None), MEMORY_BYTES)
+    }
+
+    fn new(
+        path: PathBuf,
+        source: Source,
+        bytes: u64,
+        external: External<'_>,
+        memory_bytes: u64,
+    ) -> Result<Self, Error> {
+        let mut reader = Reader::new(Wire::new(&path, &source, bytes), external, memory_bytes);
+        let place = Place { at: 0, message: "ModelProto", number: 0, name: "" };
+        let model = reader.all::<ModelFields>(Span { at: 0, end: bytes }, place)?;
+        let external = reader.external.files;
+        Ok(Self { path, source, bytes, external, model })
+    }
+
+    /// The file; `<memory>` where there is none.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file holds.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "onnx::File({}, {} nodes)", self.path.display(), self.model.graph.nodes.len())
+    }
+}

@@ -1,0 +1,94 @@
+//! Operators that a model defines by other operators.
+
+use super::attribute::{Attribute, AttributeFields};
+use super::model::{OpsetEntry, Opsets, standard};
+use super::names;
+use super::node::Node;
+use super::reader::{Message, Reader};
+use super::value::ValueInfo;
+use super::wire::{Field, Place, Schema};
+use crate::error::Error;
+
+/// A function: a node of its domain and name, and overload if it has one, stands for the nodes in it.
+///
+/// ```
+/// use trefoil::onnx::{AttributeValue, File};
+/// let file = File::open("tests/data/onnx/graph.onnx")?;
+/// let function = &file.model().functions[0];
+/// assert_eq!((function.domain.as_str(), function.name.as_str()), ("trefoil.test", "Scaled"));
+/// assert_eq!((function.attributes.as_slice(), function.defaults[0].name.as_str()), (&["by".to_string()][..], "to"));
+/// let constant = &function.nodes[0];
+/// assert_eq!(constant.attribute("value_float"), Some(&AttributeValue::Reference("by".into())));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Function {
+    /// Its name; never empty.
+    pub name: String,
+    /// Its domain; empty for the standard one.
+    pub domain: String,
+    /// Which of several of one name, since version 10 of the format; empty otherwise.
+    pub overload: String,
+    /// What its parameters are called inside, each name once. A caller may leave the last ones out.
+    pub inputs: Vec<String>,
+    /// What its results are called inside.
+    pub outputs: Vec<String>,
+    /// Attributes of the caller's node that have no default.
+    pub attributes: Vec<String>,
+    /// Attributes of the caller's node with their defaults.
+    pub defaults: Vec<Attribute>,
+    /// Its nodes; their attributes may be [`Reference`](super::AttributeValue::Reference)s to those of the caller's node.
+    pub nodes: Vec<Node>,
+    /// The versions of the operators in it; those of the model do not apply here.
+    pub opsets: Opsets,
+    /// What the file claims of values in it.
+    pub values: Vec<ValueInfo>,
+}
+
+impl Message for Function {
+    type Made = Self;
+    const SCHEMA: Schema = Schema {
+        message: "FunctionProto",
+        fields: &[
+            (1, "name"),
+            (4, "input"),
+            (5, "output"),
+            (6, "attribute"),
+            (7, "node"),
+            (9, "opset_import"),
+            (10, "domain"),
+            (11, "attribute_proto"),
+            (12, "value_info"),
+            (13, "overload"),
+        ],
+    };
+
+    fn field(&mut self, field: Field, reader: &mut Reader<'_>) -> Result<(), Error> {
+        match field.place.name {
+            "name" => self.name = reader.string(&field)?,
+            "input" => reader.push_string(&mut self.inputs, &field)?,
+            "output" => reader.push_string(&mut self.outputs, &field)?,
+            "attribute" => reader.push_string(&mut self.attributes, &field)?,
+            "node" => reader.push_message::<Node>(&mut self.nodes, &field)?,
+            "opset_import" => reader.push_message::<OpsetEntry>(&mut self.opsets.0, &field)?,
+            "domain" => self.domain = standard(reader.string(&field)?),
+            "attribute_proto" => reader.push_message::<AttributeFields>(&mut self.defaults, &field)?,
+            "value_info" => reader.push_message::<ValueInfo>(&mut self.values, &field)?,
+            "overload" => self.overload = reader.string(&field)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Self, Error> {
+        if self.name.is_empty() {
+            return Err(reader.fail(place, "a function has no name"));
+        }
+        self.opsets.check(place, reader)?;
+        names::check(self.inputs.iter().map(String::as_str), "an input", place, reader)?;
+        names::check(self.attributes.iter().map(String::as_str), "an attribute", place, reader)?;
+        names::check(self.defaults.iter().map(|a| a.name.as_str()), "an attribute", place, reader)?;
+        Ok(self)
+    }
+}

@@ -1,0 +1,62 @@
+//! A graph: nodes, constants, and what goes in and comes out.
+
+use super::names;
+use super::node::Node;
+use super::reader::{Message, Reader};
+use super::tensor::{Tensor, TensorFields};
+use super::value::ValueInfo;
+use super::wire::{Field, Place, Schema};
+use crate::error::Error;
+
+/// A graph, as it stands in the file.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Graph {
+    /// Its name.
+    pub name: String,
+    /// Its nodes. The format has each one behind those that it reads from; a file may have them otherwise.
+    pub nodes: Vec<Node>,
+    /// Its constants, each name once. One that is called like an input is that input's default.
+    pub initializers: Vec<Tensor>,
+    /// What goes in, each name once. Old files list constants here, too.
+    pub inputs: Vec<ValueInfo>,
+    /// What comes out.
+    pub outputs: Vec<ValueInfo>,
+    /// What the file claims of other values.
+    pub values: Vec<ValueInfo>,
+}
+
+impl Message for Graph {
+    type Made = Self;
+    const SCHEMA: Schema = Schema {
+        message: "GraphProto",
+        fields: &[
+            (1, "node"),
+            (2, "name"),
+            (5, "initializer"),
+            (11, "input"),
+            (12, "output"),
+            (13, "value_info"),
+            (15, "sparse_initializer"),
+        ],
+    };
+
+    fn field(&mut self, field: Field, reader: &mut Reader<'_>) -> Result<(), Error> {
+        match field.place.name {
+            "node" => reader.push_message::<Node>(&mut self.nodes, &field),
+            "name" => reader.string(&field).map(|name| self.name = name),
+            "initializer" => reader.push_message::<TensorFields>(&mut self.initializers, &field),
+            "input" => reader.push_message::<ValueInfo>(&mut self.inputs, &field),
+            "output" => reader.push_message::<ValueInfo>(&mut self.outputs, &field),
+            "value_info" => reader.push_message::<ValueInfo>(&mut self.values, &field),
+            "sparse_initializer" => Err(reader.unsupported(field.place, "a sparse tensor", "store it as a dense one")),
+            _ => Ok(()),
+        }
+    }
+
+    fn finish(self, place: Place, reader: &mut Reader<'_>) -> Result<Self, Error> {
+        names::check(self.initializers.iter().map(|tensor| tensor.name.as_str()), "an initializer", place, reader)?;
+        names::check(self.inputs.iter().map(|input| input.name.as_str()), "an input", place, reader)?;
+        Ok(self)
+    }
+}

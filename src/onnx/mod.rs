@@ -1,0 +1,49 @@
+//! ONNX files as plain data: the graph, its functions, and where each tensor lies.
+//!
+//! A file comes from outside. Its Protobuf is read here, at positions of the file, without a copy of its weights: what is
+//! kept are names, shapes, attributes, and the place of each tensor's bytes. Every length is checked against what is
+//! around it, messages nest up to a limit, and all memory that is taken because the file says so comes out of a budget.
+//! What the graph means, such as whether a value is there that a node reads, is for who imports it to find out.
+//!
+//! ```
+//! use trefoil::onnx::{AttributeValue, File};
+//! let file = File::open("tests/data/onnx/graph.onnx")?;
+//! let model = file.model();
+//! assert_eq!((model.ir_version, model.opsets.version("")), (10, Some(21)));
+//! let gemm = &model.graph.nodes[0];
+//! assert_eq!((gemm.op_type.as_str(), gemm.attribute("transB")), ("Gemm", Some(&AttributeValue::Int(1))));
+//! let weight = &model.graph.initializers[0];
+//! let mut elements = vec![0; weight.bytes()];
+//! file.read(weight, &mut elements)?; // little-endian, as `weight.dtype` says
+//! assert_eq!(elements[..4], 0.5_f32.to_le_bytes());
+//! # Ok::<(), trefoil::Error>(())
+//! ```
+//!
+//! The domain `ai.onnx` is that of the standard operators, and so is the empty one: everywhere here it is the empty one.
+//! Texts for people, quantisation annotations, training graphs and device configurations are not kept. Sparse tensors
+//! are refused.
+
+mod attribute;
+mod data_type;
+mod elements;
+mod external;
+mod file;
+mod function;
+mod graph;
+mod model;
+mod names;
+mod node;
+mod reader;
+mod tensor;
+mod value;
+mod wire;
+
+pub use attribute::{Attribute, AttributeValue};
+pub use data_type::DataType;
+pub use file::{File, MEMORY_BYTES};
+pub use function::Function;
+pub use graph::Graph;
+pub use model::{Model, Opsets};
+pub use node::Node;
+pub use tensor::Tensor;
+pub use value::{Dim, ValueInfo, ValueType};

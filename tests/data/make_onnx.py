@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Writes onnx/: small ONNX files, and as JSON what Python's onnx finds in each.
+
+    python3 tests/data/make_onnx.py
+
+Needs onnx 1.23 with numpy. With the path of an ONNX file as an argument it prints what it finds in that one.
+
+The JSON has every field that `trefoil::onnx` keeps. The elements of a tensor are in hexadecimal, as `raw_data` would have
+them; of more than 64 bytes their CRC-32 is told.
+"""
+
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+HERE = Path(__file__).parent / "onnx"
+TYPES = {number: name for name, number in TensorProto.DataType.items()}
+
+
+def domain(name):
+    return "" if name == "ai.onnx" else name
+
+
+def elements(tensor, folder):
+    if tensor.data_type == TensorProto.STRING:
+        return "text"
+    if tensor.data_location == TensorProto.EXTERNAL:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+    if 0 in tensor.dims:
+        raw = b""
+    elif tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+    else:
+        raw = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+    return raw.hex() if len(raw) <= 64 else f"crc32 {zlib.crc32(raw)}"
+
+
+def tensor(t, folder):
+    return {"name": t.name, "dtype": TYPES[t.data_type], "dims": list(t.dims), "elements": elements(t, folder)}
+
+
+def text(data):
+    return data.decode("latin-1")
+
+
+def attribute(a, folder):
+    kind = AttributeProto.AttributeType.Name(a.type)
+    if a.ref_attr_name:
+        return {"name": a.name, "type": "reference", "value": a.ref_attr_name}
+    value = {
+        "FLOAT": lambda: a.f,
+        "INT": lambda: a.i,
+        "STRING": lambda: text(a.s),
+        "TENSOR": lambda: tensor(a.t, folder),
+        "GRAPH": lambda: graph(a.g, folder),
+        "FLOATS": lambda: list(a.floats),
+        "INTS": lambda: list(a.ints),
+        "STRINGS": lambda: [text(s) for s in a.strings],
+        "TENSORS": lambda: [tensor(t, folder) for t in a.tensors],
+        "GRAPHS": lambda: [graph(g, folder) for g in a.graphs],
+        "TYPE_PROTO": lambda: None,
+        "TYPE_PROTOS": lambda: None,
+    }[kind]()
+    return {"name": a.name, "type": kind, "value": value}
+
+
+def node(n, folder):
+    return {
+        "name": n.name,
+        "op_type": n.op_type,
+        "domain": domain(n.domain),
+        "overload": n.overload,
+        "inputs": list(n.input),
+        "outputs": list(n.output),
+        "attributes": [attribute(a, folder) for a in n.attribute],
+    }
+
+
+def dim(d):
+    if d.WhichOneof("value") == "dim_param" and d.dim_param:
+        return d.dim_param
+    return d.dim_value if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 else None
+
+
+def value_info(v):
+    kind = v.type.WhichOneof("value")
+    if kind is None:
+        return {"name": v.name, "kind": "unknown"}
+    if kind != "tensor_type":
+        return {"name": v.name, "kind": kind.removesuffix("_type").replace("_", " ")}
+    t = v.type.tensor_type
+    dims = [dim(d) for d in t.shape.dim] if t.HasField("shape") else None
+    return {"name": v.name, "kind": "tensor", "dtype": TYPES[t.elem_type] if t.elem_type else None, "dims": dims}
+
+
+def graph(g, folder):
+    return {
+        "name": g.name,
+        "nodes": [node(n, folder) for n in g.node],
+        "initializers": [tensor(t, folder) for t in g.initializer],
+        "inputs": [value_info(v) for v in g.input],
+        "outputs": [value_info(v) for v in g.output],
+        "values": [value_info(v) for v in g.value_info],
+    }
+
+
+def opsets(entries):
+    return [[domain(o.domain), o.version] for o in entries]
+
+
+def function(f, folder):
+    return {
+        "name": f.name,
+        "domain": domain(f.domain),
+        "overload": f.overload,
+        "inputs": list(f.input),
+        "outputs": list(f.output),
+        "attributes": list(f.attribute),
+        "defaults": [attribute(a, folder) for a in f.attribute_proto],
+        "nodes": [node(n, folder) for n in f.node],
+        "opsets": opsets(f.opset_import),
+        "values": [value_info(v) for v in f.value_info],
+    }
+
+
+def model(path):
+    m = onnx.load(path, load_external_data=False)
+    folder = str(Path(path).parent)
+    return {
+        "ir_version": m.ir_version,
+        "producer_name": m.producer_name,
+        "producer_version": m.producer_version,
+        "domain": m.domain,
+        "model_version": m.model_version,
+        "opsets": opsets(m.opset_import),
+        "metadata": [[e.key, e.value] for e in m.metadata_props],
+        "graph": graph(m.graph, folder),
+        "functions": [function(f, folder) for f in m.functions],
+    }
+
+
+def floats(name, dims, values):
+    return helper.make_tensor(name, TensorProto.FLOAT, dims, values)
+
+
+def main_graph():
+    """Every kind of attribute, value and name."""
+    weight = numpy_helper.from_array(np.arange(0.5, 6.5, dtype=np.float32).reshape(2, 3), "weight")
+    branches = []
+    for name, add in [("then", 1.0), ("else", -1.0)]:
+        constant = helper.make_node("Constant", [], ["c"], value=floats("", [], [add]))
+        inner = helper.make_node("Add", ["clipped", "c"], [name])
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2])
+        branches.append(helper.make_graph([constant, inner], name, [], [out]))
+    every = helper.make_node(
+        "Every", ["clipped"], ["every"], name="every", domain="trefoil.test", f=-0.25, i=-3, s="Größe", floats=[1.5, -2.0, 0.0],
+        ints=[0, -1, 2**62, -(2**63)], strings=["a", "", "ß"], tensors=[floats("a", [1], [7.0]), floats("b", [0], [])],
+        graphs=branches, doc_string="not kept")
+    every.attribute.append(helper.make_attribute("bytes", b"\xff\x00\x80"))
+    every.attribute.append(helper.make_attribute("type", helper.make_tensor_type_proto(TensorProto.INT64, [2])))
+    every.attribute.append(AttributeProto(name="none", type=AttributeProto.INTS))
+    nodes = [
+        helper.make_node("Gemm", ["x", "weight", "bias"], ["gemm"], name="first", transB=1, alpha=0.5),
+        helper.make_node("Clip", ["gemm", "", "six"], ["clipped"], domain="ai.onnx"),
+        helper.make_node("Scaled", ["clipped"], ["scaled"], domain="trefoil.test", overload="two", by=2.0),
+        helper.make_node("If", ["condition"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        every,
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, ["N", 3]), info("condition", TensorProto.BOOL, [])]
+    outputs = [info("y", TensorProto.FLOAT, [-1, 2]), info("every", TensorProto.UNDEFINED, None)]
+    values = [
+        info("gemm", TensorProto.FLOAT16, [None, "?", "N + 1", "", 7]),
+        helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None),
+        helper.make_value_info("o", helper.make_optional_type_proto(helper.make_tensor_type_proto(1, [2]))),
+        helper.make_value_info("m", helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(1, []))),
+        helper.make_sparse_tensor_value_info("p", TensorProto.FLOAT, [3]),
+        onnx.ValueInfoProto(name="nothing"),
+    ]
+    bias = helper.make_tensor("bias", TensorProto.FLOAT, [2], [1.0, -1.0])
+    six = helper.make_tensor("six", TensorProto.FLOAT, [], [6.0])
+    return helper.make_graph(nodes, "main", inputs, outputs, [weight, bias, six], "not kept", values)
+
+
+def scaled(overload):
+    by = helper.make_node("Constant", [], ["by"])
+    by.attribute.append(AttributeProto(name="value_float", type=AttributeProto.FLOAT, ref_attr_name="by"))
+    mul = helper.make_node("Mul", ["x", "by"], ["y"])
+    f = helper.make_function(
+        "trefoil.test", "Scaled", ["x"], ["y"], [by, mul], [helper.make_opsetid("ai.onnx", 20)], ["by"],
+        [helper.make_attribute("to", [1, 2])], overload=overload)
+    f.value_info.append(helper.make_tensor_value_info("by", TensorProto.FLOAT, []))
+    return f
+
+
+def write_graph(path):
+    versions = [helper.make_opsetid("ai.onnx", 21), helper.make_opsetid("trefoil.test", 1)]
+    m = helper.make_model(
+        main_graph(), producer_name="make_onnx.py", producer_version="1", domain="org.example", model_version=-7,
+        opset_imports=versions, functions=[scaled(""), scaled("two")], ir_version=10)
+    m.metadata_props.add(key="author", value="someone")
+    m.metadata_props.add(key="", value="ü")
+    onnx.save(m, path)
+
+
+def write_tensors(path):
+    """Every element type, once in its own field and once in raw_data; three elements and a padded last byte."""
+    tensors = []
+    for number, name in TYPES.items():
+        if name in ("UNDEFINED", "STRING"):
+            continue
+        bits = 6 if name.startswith("FLOAT6") else None
+        values = [1.0, 0.0, 2.0] if name.startswith(("FLOAT", "DOUBLE", "BFLOAT", "COMPLEX")) else [1, 0, 1]
+        if name in ("INT8", "INT16", "INT32", "INT64"):
+            values = [-1, 0, 2**(int(name[3:]) - 1) - 1]
+        if name in ("UINT8", "UINT16", "UINT32", "UINT64"):
+            values = [1, 0, 2**int(name[4:]) - 1]
+        typed = helper.make_tensor(name.lower(), number, [3], values)
+        assert not typed.HasField("raw_data"), name
+        raw = numpy_helper.from_array(numpy_helper.to_array(typed), name.lower() + "_raw")
+        assert raw.data_type == number and raw.HasField("raw_data"), name
+        tensors += [typed, raw]
+    tensors.append(helper.make_tensor("string", TensorProto.STRING, [2], ["a", ""]))
+    tensors.append(helper.make_tensor("empty", TensorProto.INT64, [0, 2**40, 2**40], []))
+    long = np.arange(-50, 50, dtype=np.int64) ** 5
+    tensors.append(helper.make_tensor("long", TensorProto.INT64, [100], long))
+    save(helper.make_graph([], "tensors", [], [], tensors), path)
+
+
+def write_external(path):
+    data = path.with_suffix(".data")
+    content = np.arange(24, dtype=np.float16).tobytes()
+    data.write_bytes(content)
+    tensors = []
+    for name, dims, entries in [("all", [4, 6], {}), ("part", [2], {"offset": "6", "length": "4"}), ("end", [0], {"offset": "48"})]:
+        t = TensorProto(name=name, data_type=TensorProto.FLOAT16, dims=dims, data_location=TensorProto.EXTERNAL)
+        for key, value in {"location": data.name, **entries, "checksum": "not looked at"}.items():
+            t.external_data.add(key=key, value=value)
+        tensors.append(t)
+    save(helper.make_graph([], "external", [], [], tensors), path)
+
+
+def save(g, path):
+    onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+def main():
+    if sys.argv[1:]:
+        print(json.dumps(model(sys.argv[1]), ensure_ascii=False))
+        return
+    HERE.mkdir(exist_ok=True)
+    for name, write in [("graph", write_graph), ("tensors", write_tensors), ("external", write_external)]:
+        path = HERE / f"{name}.onnx"
+        write(path)
+        path.with_suffix(".json").write_text(json.dumps(model(path), ensure_ascii=False) + "\n")
+
+
+main()

@@ -1,0 +1,80 @@
+//! The reader of ONNX files: against what Python's `onnx` finds in them, and with files that mean no good.
+
+mod elements;
+mod external;
+mod hostile;
+mod memory;
+mod mutations;
+mod oracle;
+mod write;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use trefoil::onnx::{AttributeValue, File, Graph, Model, Node, Tensor};
+
+/// The files that tests/data/make_onnx.py writes.
+const FILES: [&str; 3] = ["graph", "tensors", "external"];
+
+/// The path of one of them.
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/onnx").join(name)
+}
+
+/// What is said of the bytes of a file that is refused.
+fn refused(bytes: Vec<u8>) -> String {
+    File::from_bytes(bytes).unwrap_err().to_string()
+}
+
+/// A folder that is removed at the end of the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("trefoil-onnx-{}-{count}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Writes a file, and the folders around it.
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Every tensor of a model, in branches and functions, too.
+fn tensors(model: &Model) -> Vec<&Tensor> {
+    let mut found = Vec::new();
+    graph_tensors(&model.graph, &mut found);
+    model.functions.iter().for_each(|function| node_tensors(&function.nodes, &mut found));
+    found
+}
+
+fn graph_tensors<'m>(graph: &'m Graph, found: &mut Vec<&'m Tensor>) {
+    found.extend(&graph.initializers);
+    node_tensors(&graph.nodes, found);
+}
+
+fn node_tensors<'m>(nodes: &'m [Node], found: &mut Vec<&'m Tensor>) {
+    for attribute in nodes.iter().flat_map(|node| &node.attributes) {
+        match &attribute.value {
+            AttributeValue::Tensor(tensor) => found.push(tensor),
+            AttributeValue::Tensors(tensors) => found.extend(tensors),
+            AttributeValue::Graph(graph) => graph_tensors(graph, found),
+            AttributeValue::Graphs(graphs) => graphs.iter().for_each(|graph| graph_tensors(graph, found)),
+            _ => {}
+        }
+    }
+}
