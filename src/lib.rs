@@ -84,6 +84,7 @@ pub mod files;
 pub mod graph;
 #[cfg(feature = "image")]
 pub mod image;
+pub mod loops;
 pub mod model;
 pub mod onnx;
 mod phases;

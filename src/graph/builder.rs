@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::expr::Expr;
-use super::infer::infer;
 use super::op::Op;
 use super::value::{Constant, Graph, Node, NodeId, Origin, Port, Value, ValueId, ValueType};
 use crate::error::Error;
@@ -77,7 +76,7 @@ impl GraphBuilder {
         let written = match known {
             true => {
                 let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
-                infer(&op, &types, outputs).map_err(|what| format!("{}: {what}", op.kind()))
+                op.infer(&types, outputs).map_err(|what| format!("{}: {what}", op.kind()))
             }
             false => Err(String::new()), // told where the operand was made, or by its number
         };

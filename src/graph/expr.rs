@@ -5,7 +5,8 @@ use std::ops;
 use crate::tensor::Dtype;
 
 /// An expression of the elements that a map reads at one place. It is typed: both sides of an operation have one type,
-/// and nothing is converted unless [`cast`](Self::cast) says so.
+/// and nothing is converted unless [`cast`](Self::cast) says so. Operations on f16 and bf16 are computed in f32, and each
+/// is rounded.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Unary}};
@@ -49,7 +50,7 @@ pub enum Unary {
     Neg,
     /// |x|; integers wrap around.
     Abs,
-    /// -1, 0 or 1; NaN stays NaN.
+    /// -1, 0 or 1; NaN stays NaN. Of -0 it is 0.
     Sign,
     /// The largest whole number that is not above x.
     Floor,
@@ -112,7 +113,7 @@ pub enum Binary {
     Rem,
     /// What is left of a / b rounded down, with the sign of b; of integers 0 where b is 0.
     Mod,
-    /// a to the power of b.
+    /// a to the power of b; of integers truncated towards 0, and 0 where a is 0 and b below.
     Pow,
     /// The smaller; NaN if one is.
     Min,

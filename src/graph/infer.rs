@@ -11,11 +11,25 @@ use crate::tensor::Dtype;
 /// Most elements of a value: so many of the largest type still fit the address space.
 const MOST_ELEMS: usize = isize::MAX as usize / 8;
 
-/// The types of an operation's outputs; `outputs` is how many are wanted where an operation can write more or fewer.
-///
-/// # Errors
-/// What does not fit, as a sentence's end: "axis 4: expected below 3".
-pub(super) fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<ValueType>, String> {
+impl Op {
+    /// The types of its outputs; `outputs` is how many are wanted, where an operation can write more or fewer.
+    ///
+    /// ```
+    /// use trefoil::{Dtype, graph::{Op, ValueType}};
+    /// let x = ValueType::new(Dtype::F32, &[2, 3, 5]);
+    /// let y = Op::Transpose(vec![2, 0, 1]).infer(&[Some(&x)], 1);
+    /// assert_eq!(y, Ok(vec![ValueType::new(Dtype::F32, &[5, 2, 3])]));
+    /// assert_eq!(Op::Concat(3).infer(&[Some(&x)], 1), Err("axis 3: expected below 3".to_owned()));
+    /// ```
+    ///
+    /// # Errors
+    /// What does not fit, as a sentence's end: "axis 4: expected below 3".
+    pub fn infer(&self, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<ValueType>, String> {
+        infer(self, inputs, outputs)
+    }
+}
+
+fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<ValueType>, String> {
     let written = match op {
         Op::Map(expr) => vec![map(expr, &all(inputs)?)?],
         Op::Reduce(of) => vec![reduce(of, one(inputs)?)?],
@@ -316,6 +330,9 @@ fn row_len(batch: usize, x: &ValueType, at: &ValueType) -> Result<usize, String>
 
 fn gather_nd(batch: usize, [x, at]: [&ValueType; 2]) -> Result<ValueType, String> {
     let len = row_len(batch, x, at)?;
+    if let Some(axis) = (batch..batch + len).find(|&axis| x.dims[axis] == 0).filter(|_| at.elems() > 0) {
+        return Err(format!("axis {axis} of {x} is empty: nothing can be gathered"));
+    }
     Ok(ValueType { dtype: x.dtype, dims: [&at.dims[..at.rank() - 1], &x.dims[batch + len..]].concat() })
 }
 

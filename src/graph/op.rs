@@ -13,7 +13,7 @@ pub enum Op {
     Map(Expr),
     /// Sums and the like along axes.
     Reduce(Reduce),
-    /// Where along an axis the extreme is: i64.
+    /// Where along an axis the extreme is: i64. NaN is more extreme than any number.
     ArgReduce(ArgReduce),
     /// Sums of all elements so far along an axis.
     Cumulate(Cumulate),
@@ -65,7 +65,7 @@ pub enum Op {
     Pool(Pool),
     /// Interpolation of axes to other sizes.
     Resize(Resize),
-    /// Integers of a type that stand for the operand: round(x / scale) + zero point, saturated. The second operand is the
+    /// Integers of a type that stand for the operand: round(x / scale) + zero point, saturated, NaN being 0. The second operand is the
     /// scale, the third, optional, the zero point; a vector of them goes along `axis`.
     Quantize {
         /// The type.
@@ -178,7 +178,7 @@ pub enum PadMode {
     Wrap,
 }
 
-/// What becomes of an element that is scattered to.
+/// What becomes of an element that is scattered to. Places are read as those of a gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scatter {
     /// It is replaced; of several the last one stays.
@@ -200,7 +200,8 @@ pub struct TopK {
     pub axis: usize,
     /// How many.
     pub k: usize,
-    /// Whether the largest are wanted, or the smallest. The most extreme comes first, of equal ones the first.
+    /// Whether the largest are wanted, or the smallest. The most extreme comes first, of equal ones the first. NaN is
+    /// larger than every number.
     pub largest: bool,
 }
 
@@ -263,7 +264,7 @@ pub enum PoolOp {
     Sum,
     /// The mean of what is not padding.
     Mean,
-    /// The sum divided by the window's taps, those in padding counted, those behind it not.
+    /// The sum divided by the window's taps, those in padding counted.
     MeanOfTaps,
 }
 
@@ -321,7 +322,7 @@ pub enum ResizeCoordinates {
     HalfPixelSymmetric,
     /// The same, but 0 where the result has one element.
     PytorchHalfPixel,
-    /// First on first, last on last.
+    /// First on first, last on last: y (size - 1) / (size x scale - 1).
     AlignCorners,
     /// y / scale.
     Asymmetric,

@@ -1,0 +1,275 @@
+//! Building a loop term by term.
+
+use std::collections::HashMap;
+
+use super::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+use super::scalar;
+use crate::graph::{Binary, Number, Unary, ValueType};
+use crate::tensor::Dtype;
+
+/// Builds a [`Loop`]. Equal terms are one; arithmetic on indices is simplified; arithmetic on f16 and bf16 is in f32 and
+/// rounded after each operation, reductions of them in f32 and rounded at the end.
+///
+/// ```
+/// use trefoil::{Dtype, graph::ValueType, loops::{LoopBuilder, Monoid}};
+/// let x = ValueType::new(Dtype::F16, &[8, 16]);
+/// let mut b = LoopBuilder::new(&[x], &[8]); // the sums of its rows
+/// let row = b.axis(0);
+/// let sum = b.reduce(Monoid::Sum, &[16], |b, at| b.load(0, &[row, at[0]]));
+/// let of = b.finish(sum);
+/// assert_eq!((of.dtype(), of.elems()), (Dtype::F16, 8));
+/// ```
+#[derive(Debug)]
+pub struct LoopBuilder {
+    of: Loop,
+    known: HashMap<Term, TermId>,
+}
+
+impl LoopBuilder {
+    /// A loop over these extents that reads these operands.
+    pub fn new(operands: &[ValueType], extents: &[usize]) -> Self {
+        let (operands, axes, rank) = (operands.to_vec(), extents.to_vec(), extents.len());
+        Self { of: Loop { operands, axes, rank, terms: Vec::new(), result: TermId(0) }, known: HashMap::new() }
+    }
+
+    /// The loop, which writes this term.
+    pub fn finish(mut self, result: TermId) -> Loop {
+        self.of.result = result;
+        self.of
+    }
+
+    /// The index along an axis.
+    pub fn axis(&mut self, axis: usize) -> TermId {
+        match self.of.axes[axis] {
+            1 => self.index(0),
+            _ => self.term(Dtype::I64, TermKind::Axis(axis)),
+        }
+    }
+
+    /// The indices along all axes of the result.
+    pub fn point(&mut self) -> Vec<TermId> {
+        (0..self.of.rank).map(|axis| self.axis(axis)).collect()
+    }
+
+    /// A number.
+    pub fn number(&mut self, dtype: Dtype, number: Number) -> TermId {
+        self.term(dtype, TermKind::Const(scalar::bits(dtype, number)))
+    }
+
+    /// A number of a floating-point type.
+    pub fn float(&mut self, dtype: Dtype, value: f64) -> TermId {
+        self.number(dtype, Number::Float(value))
+    }
+
+    /// A whole number, i64.
+    pub fn index(&mut self, value: i64) -> TermId {
+        self.term(Dtype::I64, TermKind::Const(value as u64))
+    }
+
+    /// The element of an operand at these indices, one for each of its axes.
+    pub fn load(&mut self, operand: usize, at: &[TermId]) -> TermId {
+        let index = self.flat(operand, at);
+        self.load_flat(operand, index, None)
+    }
+
+    /// The same where a condition holds, elsewhere another term. Without a condition it always holds.
+    pub fn load_if(&mut self, operand: usize, at: &[TermId], condition: Option<TermId>, otherwise: TermId) -> TermId {
+        let index = self.flat(operand, at);
+        self.load_flat(operand, index, condition.map(|condition| Guard { condition, otherwise }))
+    }
+
+    /// The element of an operand that has this number.
+    pub fn load_flat(&mut self, operand: usize, index: TermId, guard: Option<Guard>) -> TermId {
+        let dtype = self.of.operands[operand].dtype;
+        self.term(dtype, TermKind::Load { operand, index, guard })
+    }
+
+    /// The number of the element of an operand at these indices.
+    fn flat(&mut self, operand: usize, at: &[TermId]) -> TermId {
+        let dims = self.of.operands[operand].dims.clone();
+        debug_assert_eq!(dims.len(), at.len());
+        at.iter().zip(dims).fold(self.index(0), |flat, (&index, dim)| {
+            let outer = self.scaled(flat, dim as i64);
+            self.binary(Binary::Add, outer, index)
+        })
+    }
+
+    /// An index times a number.
+    pub fn scaled(&mut self, index: TermId, by: i64) -> TermId {
+        let by = self.index(by);
+        self.binary(Binary::Mul, index, by)
+    }
+
+    /// An index and a number.
+    pub fn shifted(&mut self, index: TermId, by: i64) -> TermId {
+        let by = self.index(by);
+        self.binary(Binary::Add, index, by)
+    }
+
+    /// The same number in another type.
+    pub fn cast(&mut self, dtype: Dtype, of: TermId) -> TermId {
+        if self.dtype(of) == dtype { of } else { self.term(dtype, TermKind::Cast(of)) }
+    }
+
+    /// A function of one number.
+    ///
+    /// # Panics
+    /// If it does not take the type.
+    pub fn unary(&mut self, op: Unary, of: TermId) -> TermId {
+        let from = self.dtype(of);
+        let dtype = op.dtype(from).expect("a function of a type that it takes");
+        let of = self.widened(of);
+        let inner = if dtype == from { self.dtype(of) } else { dtype };
+        let result = self.term(inner, TermKind::Unary(op, of));
+        self.cast(dtype, result)
+    }
+
+    /// A function of two numbers of one type.
+    ///
+    /// # Panics
+    /// If it does not take the type, or they are of two types.
+    pub fn binary(&mut self, op: Binary, a: TermId, b: TermId) -> TermId {
+        let from = self.dtype(a);
+        assert_eq!(from, self.dtype(b), "both sides of {op:?}");
+        if let Some(simple) = self.simplified(op, a, b) {
+            return simple;
+        }
+        let dtype = op.dtype(from).expect("a function of a type that it takes");
+        let [a, b] = [a, b].map(|of| self.widened(of));
+        let inner = if dtype == from { self.dtype(a) } else { dtype };
+        let result = self.term(inner, TermKind::Binary(op, [a, b]));
+        self.cast(dtype, result)
+    }
+
+    /// The second where the first holds, else the third.
+    pub fn select(&mut self, condition: TermId, then: TermId, otherwise: TermId) -> TermId {
+        let dtype = self.dtype(then);
+        if then == otherwise { then } else { self.term(dtype, TermKind::Select([condition, then, otherwise])) }
+    }
+
+    /// What a body takes while new axes of these extents run, combined; the body gets their indices.
+    pub fn reduce(
+        &mut self,
+        op: Monoid,
+        extents: &[usize],
+        body: impl FnOnce(&mut Self, &[TermId]) -> TermId,
+    ) -> TermId {
+        let (axes, at) = self.run(extents);
+        let body = body(self, &at);
+        let (dtype, body) = (self.dtype(body), self.widened(body));
+        let inner = self.dtype(body);
+        let result = self.term(inner, TermKind::Reduce { op, axes, body: vec![body] });
+        self.cast(dtype, result)
+    }
+
+    /// The index that a body tells beside the extreme of its values while new axes of these extents run.
+    pub fn arg_reduce(
+        &mut self,
+        [largest, last]: [bool; 2],
+        extents: &[usize],
+        body: impl FnOnce(&mut Self, &[TermId]) -> [TermId; 2],
+    ) -> TermId {
+        let (axes, at) = self.run(extents);
+        let [value, index] = body(self, &at);
+        let value = self.widened(value);
+        let op = Monoid::Arg { largest, last };
+        self.term(Dtype::I64, TermKind::Reduce { op, axes, body: vec![value, index] })
+    }
+
+    /// Whether 0 <= index < size; none where it always holds.
+    pub fn within(&mut self, index: TermId, size: usize) -> Option<TermId> {
+        if self.range(index).is_some_and(|[low, high]| low >= 0 && high < size as i128) {
+            return None;
+        }
+        let unsigned = self.cast(Dtype::U64, index); // negative ones are large
+        let size = self.number(Dtype::U64, Number::Int(size as i128));
+        Some(self.binary(Binary::Less, unsigned, size))
+    }
+
+    /// The nearest index of an axis of this size.
+    pub fn clamped(&mut self, index: TermId, size: usize) -> TermId {
+        let [first, last] = [0, size as i64 - 1].map(|bound| self.index(bound));
+        let index = self.binary(Binary::Max, index, first);
+        self.binary(Binary::Min, index, last)
+    }
+
+    /// Whether all of these hold; none where they always do.
+    pub fn all(&mut self, conditions: impl IntoIterator<Item = Option<TermId>>) -> Option<TermId> {
+        conditions.into_iter().flatten().reduce(|a, b| self.binary(Binary::And, a, b))
+    }
+
+    /// A term's type.
+    pub fn dtype(&self, of: TermId) -> Dtype {
+        self.of.term(of).dtype
+    }
+
+    /// New axes, and the indices along them.
+    fn run(&mut self, extents: &[usize]) -> (Vec<usize>, Vec<TermId>) {
+        let axes: Vec<usize> = (self.of.axes.len()..).take(extents.len()).collect();
+        self.of.axes.extend(extents);
+        let at = axes.iter().map(|&axis| self.axis(axis)).collect();
+        (axes, at)
+    }
+
+    /// f16 and bf16 as f32.
+    fn widened(&mut self, of: TermId) -> TermId {
+        match self.dtype(of) {
+            Dtype::F16 | Dtype::Bf16 => self.cast(Dtype::F32, of),
+            _ => of,
+        }
+    }
+
+    fn term(&mut self, dtype: Dtype, kind: TermKind) -> TermId {
+        let term = Term { dtype, kind };
+        if let Some(&known) = self.known.get(&term) {
+            return known;
+        }
+        let id = TermId(self.of.terms.len());
+        self.of.terms.push(term.clone());
+        self.known.insert(term, id);
+        id
+    }
+
+    /// The number that an index always is.
+    fn constant(&self, of: TermId) -> Option<i64> {
+        match self.of.term(of) {
+            Term { dtype: Dtype::I64, kind: TermKind::Const(bits) } => Some(*bits as i64),
+            _ => None,
+        }
+    }
+
+    /// Arithmetic on indices with numbers that are known.
+    fn simplified(&mut self, op: Binary, a: TermId, b: TermId) -> Option<TermId> {
+        match (op, self.constant(a), self.constant(b)) {
+            (Binary::Add, Some(x), Some(y)) => Some(self.index(x.wrapping_add(y))),
+            (Binary::Mul, Some(x), Some(y)) => Some(self.index(x.wrapping_mul(y))),
+            (Binary::Add, Some(0), _) | (Binary::Mul, Some(1), _) => Some(b),
+            (Binary::Add | Binary::Sub, _, Some(0)) | (Binary::Mul | Binary::Div, _, Some(1)) => Some(a),
+            (Binary::Mul, Some(0), _) | (Binary::Mul, _, Some(0)) | (Binary::Rem | Binary::Mod, _, Some(1)) => {
+                Some(self.index(0))
+            }
+            _ => None,
+        }
+    }
+
+    /// The smallest and largest that an index can be, if that is known.
+    fn range(&self, of: TermId) -> Option<[i128; 2]> {
+        match &self.of.term(of).kind {
+            TermKind::Axis(axis) => Some([0, self.of.axes[*axis] as i128 - 1]),
+            TermKind::Const(_) => self.constant(of).map(|x| [i128::from(x); 2]),
+            TermKind::Binary(op, [a, b]) => {
+                let ([a, b], [c, d]) = (self.range(*a)?, self.range(*b)?);
+                match op {
+                    Binary::Add => Some([a.checked_add(c)?, b.checked_add(d)?]),
+                    Binary::Sub => Some([a.checked_sub(d)?, b.checked_sub(c)?]),
+                    Binary::Mul => {
+                        let products = [a.checked_mul(c)?, a.checked_mul(d)?, b.checked_mul(c)?, b.checked_mul(d)?];
+                        Some([*products.iter().min()?, *products.iter().max()?])
+                    }
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}

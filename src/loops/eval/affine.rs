@@ -1,0 +1,144 @@
+//! Indices that are sums of multiples of axes.
+
+use std::collections::BTreeMap;
+
+use crate::graph::Binary;
+use crate::loops::ir::{Loop, TermKind};
+use crate::tensor::Dtype;
+
+/// base + the sum of stride x index over axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Affine {
+    pub base: i64,
+    pub strides: BTreeMap<usize, i64>,
+}
+
+impl Affine {
+    pub fn stride(&self, axis: usize) -> i64 {
+        self.strides.get(&axis).copied().unwrap_or(0)
+    }
+
+    fn plus(mut self, other: &Self, times: i64) -> Self {
+        self.base = self.base.wrapping_add(other.base.wrapping_mul(times));
+        for (&axis, stride) in &other.strides {
+            let sum = self.strides.entry(axis).or_insert(0);
+            *sum = sum.wrapping_add(stride.wrapping_mul(times));
+        }
+        self.strides.retain(|_, stride| *stride != 0);
+        self
+    }
+}
+
+/// Each term as such a sum, where it is one.
+pub(super) fn affine(of: &Loop) -> Vec<Option<Affine>> {
+    let mut all: Vec<Option<Affine>> = Vec::with_capacity(of.terms.len());
+    for term in &of.terms {
+        let found = match &term.kind {
+            _ if term.dtype != Dtype::I64 => None,
+            TermKind::Axis(axis) => Some(Affine { base: 0, strides: BTreeMap::from([(*axis, 1)]) }),
+            TermKind::Const(bits) => Some(Affine { base: *bits as i64, strides: BTreeMap::new() }),
+            TermKind::Binary(op, [a, b]) => match (&all[a.0], &all[b.0]) {
+                (Some(a), Some(b)) => combined(*op, a, b),
+                _ => None,
+            },
+            _ => None,
+        };
+        all.push(found);
+    }
+    all
+}
+
+fn combined(op: Binary, a: &Affine, b: &Affine) -> Option<Affine> {
+    match op {
+        Binary::Add => Some(a.clone().plus(b, 1)),
+        Binary::Sub => Some(a.clone().plus(b, -1)),
+        Binary::Mul if b.strides.is_empty() => Some(Affine::default().plus(a, b.base)),
+        Binary::Mul if a.strides.is_empty() => Some(Affine::default().plus(b, a.base)),
+        _ => None,
+    }
+}
+
+/// How an index runs over the lanes of a block of consecutive points of axes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Lanes {
+    /// It is the same in each.
+    Same,
+    /// The number of the point, times this.
+    Linear(i64),
+    /// As the table of this number has it.
+    Table(usize),
+}
+
+/// The one stride of points numbered row by row, if these strides of axes are no more than that.
+pub(super) fn linear(extents: &[usize], strides: &[i64]) -> Option<i64> {
+    let mut axes = extents.iter().zip(strides).rev().filter(|(extent, _)| **extent != 1);
+    let Some((&extent, &innermost)) = axes.next() else { return Some(0) };
+    let mut expected = innermost.wrapping_mul(extent as i64);
+    for (&extent, &stride) in axes {
+        if stride != expected {
+            return None;
+        }
+        expected = expected.wrapping_mul(extent as i64);
+    }
+    Some(innermost)
+}
+
+/// What the sums of strides are at consecutive points of axes, from the point of this number on.
+pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: &mut [i64]) {
+    let [.., inner_extent] = extents else { return table.fill(0) };
+    let (outer, inner) = (extents.len() - 1, strides[extents.len() - 1]);
+    let mut left = start / inner_extent;
+    let mut first = start % inner_extent;
+    let mut at: Vec<usize> = vec![0; outer];
+    for axis in (0..outer).rev() {
+        (at[axis], left) = (left % extents[axis], left / extents[axis]);
+    }
+    let mut rest = table;
+    while !rest.is_empty() {
+        let (run, behind) = rest.split_at_mut((inner_extent - first).min(rest.len()));
+        let base: i64 = at.iter().zip(strides).map(|(&i, stride)| i as i64 * stride).sum();
+        run.iter_mut().zip(first as i64..).for_each(|(to, i)| *to = base + i * inner);
+        (rest, first) = (behind, 0);
+        step(&extents[..outer], &mut at);
+    }
+}
+
+/// Goes to the next point, the last axis running fastest; false behind the last one.
+pub(super) fn step(extents: &[usize], at: &mut [usize]) -> bool {
+    for (i, &extent) in at.iter_mut().zip(extents).rev() {
+        *i += 1;
+        if *i < extent {
+            return true;
+        }
+        *i = 0;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_each_point_of_each_block() {
+        let (extents, strides) = ([3, 1, 4, 5], [100, 7, -10, 3]);
+        let mut all = vec![0; 60];
+        tabulate(&extents, &strides, 0, &mut all);
+        let expected: Vec<i64> = (0..60).map(|p| p / 20 * 100 + p / 5 % 4 * -10 + p % 5 * 3).collect();
+        assert_eq!(all, expected);
+        for start in 0..60 {
+            let mut part = vec![0; (60 - start).min(7)];
+            tabulate(&extents, &strides, start, &mut part);
+            assert_eq!(part, expected[start..start + part.len()]);
+        }
+    }
+
+    #[test]
+    fn strides_of_one_run_are_linear() {
+        assert_eq!(linear(&[2, 3, 4], &[12, 4, 1]), Some(1));
+        assert_eq!(linear(&[2, 1, 4], &[8, 99, 2]), Some(2));
+        assert_eq!(linear(&[2, 3, 4], &[0, 4, 1]), None);
+        assert_eq!(linear(&[2, 3, 4], &[0, 0, 0]), Some(0));
+        assert_eq!(linear(&[], &[]), Some(0));
+    }
+}

@@ -1,0 +1,59 @@
+//! Blocks of values side by side.
+
+use crate::graph::Element;
+use crate::tensor::Dtype;
+
+/// Points that are computed side by side.
+pub(super) const LANES: usize = 512;
+
+/// What a term is at each point of a block.
+#[derive(Clone, Debug)]
+pub(super) struct Column {
+    words: Vec<u64>,
+}
+
+impl Column {
+    pub fn new(dtype: Dtype) -> Self {
+        Self { words: vec![0; LANES * dtype.bytes() / size_of::<u64>()] }
+    }
+
+    /// One that nothing is written to.
+    pub const fn empty() -> Self {
+        Self { words: Vec::new() }
+    }
+
+    pub fn elems<T: Element>(&self) -> &[T] {
+        bytemuck::cast_slice(&self.words)
+    }
+
+    pub fn elems_mut<T: Element>(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.words)
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+
+    /// Writes the first element to every lane.
+    pub fn splat(&mut self, dtype: Dtype) {
+        fn fill<T: Element>(elems: &mut [T]) {
+            elems.fill(elems[0]);
+        }
+        match dtype.bytes() {
+            1 => fill::<u8>(self.elems_mut()),
+            2 => fill::<u16>(self.elems_mut()),
+            4 => fill::<u32>(self.elems_mut()),
+            _ => fill::<u64>(self.elems_mut()),
+        }
+    }
+
+    /// Writes the element of these bits to every lane.
+    pub fn fill(&mut self, dtype: Dtype, bits: u64) {
+        self.bytes_mut()[..dtype.bytes()].copy_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
+        self.splat(dtype);
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.words)
+    }
+}

@@ -1,0 +1,236 @@
+//! Running a prepared loop.
+
+use super::affine::{Lanes, step, tabulate};
+use super::column::{Column, LANES};
+use super::fold::{self, Extreme};
+use super::ops;
+use super::program::{Address, Band, Place, Program, Step};
+use crate::graph::{Element, Tensor};
+use crate::loops::ir::{Guard, Monoid, TermId, TermKind};
+
+/// Writes the elements of a loop.
+pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8]) {
+    let mut machine = Machine::new(program, operands);
+    let size = program.of.dtype().bytes();
+    let (rank, extents) = (program.of.rank, &program.of.axes);
+    let stride = |axis: usize| extents[axis + 1..rank].iter().product::<usize>();
+    let bands = &program.scopes[0];
+    let scalars: Vec<(usize, usize)> =
+        bands.iter().filter(|band| !band.lanes).flat_map(|band| &band.axes).map(|&axis| (axis, stride(axis))).collect();
+    machine.points(bands, &mut |machine| {
+        let row: usize = scalars.iter().map(|&(axis, stride)| machine.at[axis] * stride).sum();
+        let result = &machine.columns[program.of.result.0].bytes()[..machine.len * size];
+        to[(row + machine.start) * size..][..result.len()].copy_from_slice(result);
+    });
+}
+
+struct Machine<'a> {
+    program: &'a Program<'a>,
+    operands: &'a [&'a Tensor],
+    /// What each term is.
+    columns: Vec<Column>,
+    /// The extreme values of reductions that look for their indices.
+    best: Vec<Column>,
+    tables: Vec<Vec<i64>>,
+    /// Where each axis is that runs point by point.
+    at: Vec<usize>,
+    /// Lanes of the block, and the number of the first among the points of its band.
+    len: usize,
+    start: usize,
+}
+
+impl<'a> Machine<'a> {
+    fn new(program: &'a Program, operands: &'a [&'a Tensor]) -> Self {
+        let of = program.of;
+        let column = |(step, id): (&Option<Step>, usize)| match step {
+            Some(_) => Column::new(of.terms[id].dtype),
+            None => Column::empty(),
+        };
+        let best = |(step, _): (&Option<Step>, usize)| match step {
+            Some(Step::Reduce { op: Monoid::Arg { .. }, body, .. }) => Column::new(of.term(body[0]).dtype),
+            _ => Column::empty(),
+        };
+        Self {
+            program,
+            operands,
+            columns: program.steps.iter().zip(0..).map(column).collect(),
+            best: program.steps.iter().zip(0..).map(best).collect(),
+            tables: vec![vec![0; LANES]; program.tables],
+            at: vec![0; of.axes.len()],
+            len: 1,
+            start: 0,
+        }
+    }
+
+    /// Goes through the points of these bands, computes what belongs to each, and calls `then` at each of the innermost.
+    fn points(&mut self, bands: &'a [Band], then: &mut dyn FnMut(&mut Self)) {
+        let Some((band, inner)) = bands.split_first() else { return then(self) };
+        let total: usize = band.extents.iter().product();
+        if band.lanes {
+            let outside = (self.len, self.start);
+            for start in (0..total).step_by(LANES) {
+                (self.len, self.start) = (LANES.min(total - start), start);
+                self.tabulate(band);
+                self.compute(band);
+                self.points(inner, then);
+            }
+            (self.len, self.start) = outside;
+        } else if total > 0 {
+            let mut at = vec![0; band.axes.len()];
+            loop {
+                band.axes.iter().zip(&at).for_each(|(&axis, &i)| self.at[axis] = i);
+                self.compute(band);
+                self.points(inner, then);
+                if !step(&band.extents, &mut at) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn tabulate(&mut self, band: &Band) {
+        for (table, strides) in &band.tables {
+            tabulate(&band.extents, strides, self.start, &mut self.tables[*table][..self.len]);
+        }
+    }
+
+    fn compute(&mut self, band: &'a Band) {
+        for &id in &band.terms {
+            self.term(id);
+            if self.program.splat[id] {
+                self.columns[id].splat(self.program.of.terms[id].dtype);
+            }
+        }
+    }
+
+    fn term(&mut self, id: usize) {
+        let n = if self.program.varies[id] { self.len } else { 1 };
+        match self.program.steps[id].as_ref().expect("a term that is needed") {
+            Step::Const(bits) => self.columns[id].fill(self.program.of.terms[id].dtype, *bits),
+            Step::Affine(place) => self.affine(id, place, n),
+            Step::Load { operand, at, guard } => self.load(id, *operand, at, *guard, n),
+            Step::Function => self.function(id, n),
+            Step::Reduce { op: Monoid::Arg { largest, last }, body, scope } => {
+                self.extreme(id, [*largest, *last], [body[0].0, body[1].0], *scope);
+            }
+            Step::Reduce { op, body, scope } => self.reduce(id, *op, body[0].0, *scope),
+        }
+    }
+
+    /// The part of a sum that is the same in all lanes.
+    fn base(&self, place: &Place) -> i64 {
+        place
+            .scalars
+            .iter()
+            .fold(place.base, |sum, &(axis, stride)| sum.wrapping_add(stride.wrapping_mul(self.at[axis] as i64)))
+    }
+
+    fn affine(&mut self, id: usize, place: &Place, n: usize) {
+        let base = self.base(place);
+        let to = &mut self.columns[id].elems_mut::<i64>()[..n];
+        match place.lanes {
+            Lanes::Same => to.fill(base),
+            Lanes::Linear(by) => to.iter_mut().zip(self.start as i64..).for_each(|(to, i)| *to = base + by * i),
+            Lanes::Table(table) => to.iter_mut().zip(&self.tables[table]).for_each(|(to, offset)| *to = base + offset),
+        }
+    }
+
+    fn load(&mut self, id: usize, operand: usize, at: &Address, guard: Option<Guard>, n: usize) {
+        match self.program.of.terms[id].dtype.bytes() {
+            1 => self.load_as::<u8>(id, operand, at, guard, n),
+            2 => self.load_as::<u16>(id, operand, at, guard, n),
+            4 => self.load_as::<u32>(id, operand, at, guard, n),
+            _ => self.load_as::<u64>(id, operand, at, guard, n),
+        }
+    }
+
+    fn load_as<T: Element>(&mut self, id: usize, operand: usize, at: &Address, guard: Option<Guard>, n: usize) {
+        let base = match at {
+            Address::Affine(place) => self.base(place),
+            Address::Term(_) => 0,
+        };
+        let from: &[T] = bytemuck::cast_slice(self.operands[operand].bytes());
+        let (before, to) = self.columns.split_at_mut(id);
+        let to = &mut to[0].elems_mut::<T>()[..n];
+        let guard = guard
+            .map(|guard| (&before[guard.condition.0].elems::<u8>()[..n], &before[guard.otherwise.0].elems::<T>()[..n]))
+            .filter(|(condition, _)| condition.contains(&0));
+        match at {
+            Address::Term(index) => {
+                let index = before[*index].elems::<i64>();
+                read(from, to, guard, |lane| index[lane]);
+            }
+            Address::Affine(place) => match place.lanes {
+                Lanes::Linear(1) if guard.is_none() => {
+                    to.copy_from_slice(&from[(base + self.start as i64) as usize..][..n]);
+                }
+                Lanes::Same => read(from, to, guard, |_| base),
+                Lanes::Linear(by) => {
+                    let first = base + by * self.start as i64;
+                    read(from, to, guard, |lane| first + by * lane as i64);
+                }
+                Lanes::Table(table) => {
+                    let table = &self.tables[table][..n];
+                    read(from, to, guard, |lane| base + table[lane]);
+                }
+            },
+        }
+    }
+
+    fn function(&mut self, id: usize, n: usize) {
+        let term = &self.program.of.terms[id];
+        let dtype = |of: &TermId| self.program.of.term(*of).dtype;
+        let (before, to) = self.columns.split_at_mut(id);
+        let to = &mut to[0];
+        match &term.kind {
+            TermKind::Cast(of) => ops::cast([dtype(of), term.dtype], &before[of.0], to, n),
+            TermKind::Unary(op, of) => ops::unary(*op, dtype(of), &before[of.0], to, n),
+            TermKind::Binary(op, [a, b]) => ops::binary(*op, dtype(a), [&before[a.0], &before[b.0]], to, n),
+            TermKind::Select([condition, a, b]) => {
+                ops::select(term.dtype.bytes(), &before[condition.0], [&before[a.0], &before[b.0]], to, n);
+            }
+            other => unreachable!("{other:?} has a step of its own"),
+        }
+    }
+
+    fn reduce(&mut self, id: usize, op: Monoid, body: usize, scope: usize) {
+        let program = self.program;
+        let (dtype, n) = (program.of.terms[id].dtype, self.len);
+        fold::start(op, dtype, &mut self.columns[id]);
+        self.points(&program.scopes[scope], &mut |machine| {
+            let (before, to) = machine.columns.split_at_mut(id);
+            match program.varies[id] {
+                true => fold::across(op, dtype, &before[body], &mut to[0], n),
+                false => fold::along(op, dtype, &before[body], &mut to[0], machine.len),
+            }
+        });
+    }
+
+    fn extreme(&mut self, id: usize, [largest, last]: [bool; 2], [value, index]: [usize; 2], scope: usize) {
+        let program = self.program;
+        let (dtype, n) = (program.of.terms[value].dtype, self.len);
+        let mut first = true;
+        self.columns[id].elems_mut::<i64>().fill(0);
+        self.points(&program.scopes[scope], &mut |machine| {
+            let (before, to) = machine.columns.split_at_mut(id);
+            let mut extreme = Extreme { largest, last, best: &mut machine.best[id], at: &mut to[0] };
+            match program.varies[id] {
+                true => extreme.across(dtype, [&before[value], &before[index]], n, first),
+                false => extreme.along(dtype, [&before[value], &before[index]], machine.len, first),
+            }
+            first = false;
+        });
+    }
+}
+
+/// Reads an element for each lane; where a guard does not hold, its other value.
+fn read<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, at: impl Fn(usize) -> i64) {
+    match guard {
+        None => to.iter_mut().enumerate().for_each(|(lane, to)| *to = from[at(lane) as usize]),
+        Some((condition, otherwise)) => {
+            for (lane, to) in to.iter_mut().enumerate() {
+                *to = if condition[lane] != 0 { from[at(lane) as usize] } else { otherwise[lane] };
+            }
+        }
+    }
+}

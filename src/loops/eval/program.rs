@@ -1,0 +1,303 @@
+//! A loop as it is evaluated: what is computed when, and over which points side by side.
+
+use std::collections::BTreeSet;
+
+use super::affine::{Affine, Lanes, affine, linear};
+use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+
+/// Fewer points than these are not worth being computed side by side, where something else is.
+const FEW: usize = 16;
+
+/// A loop that is prepared.
+///
+/// Points run through nested bands: some axes one point after the other, the axes of some bands in blocks of lanes. A
+/// term is computed in the outermost band where all that it depends on is known. No term depends on lanes of two bands.
+#[derive(Debug)]
+pub(super) struct Program<'l> {
+    pub of: &'l Loop,
+    /// How each term is computed; none of those that nobody reads.
+    pub steps: Vec<Option<Step>>,
+    /// Whether each term differs between lanes.
+    pub varies: Vec<bool>,
+    /// Whether each term is the same for all lanes, and read where there are many.
+    pub splat: Vec<bool>,
+    /// The points of the result, then those of each reduction; what is within another one comes later.
+    pub scopes: Vec<Vec<Band>>,
+    /// Tables of all bands.
+    pub tables: usize,
+}
+
+/// Axes that run together.
+#[derive(Debug, Default)]
+pub(super) struct Band {
+    pub axes: Vec<usize>,
+    pub extents: Vec<usize>,
+    /// Whether many points are computed side by side.
+    pub lanes: bool,
+    /// What is computed at each point or block, in this order.
+    pub terms: Vec<usize>,
+    /// Tables that are written for each block: their numbers, and strides of the axes.
+    pub tables: Vec<(usize, Vec<i64>)>,
+}
+
+/// How a term is computed.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// It is these bits.
+    Const(u64),
+    /// It is a sum of multiples of axes.
+    Affine(Place),
+    Load {
+        operand: usize,
+        at: Address,
+        guard: Option<Guard>,
+    },
+    /// A cast, a function, a choice: as the term says.
+    Function,
+    Reduce {
+        op: Monoid,
+        body: Vec<TermId>,
+        scope: usize,
+    },
+}
+
+/// Where a load reads.
+#[derive(Debug)]
+pub(super) enum Address {
+    Affine(Place),
+    Term(usize),
+}
+
+/// A sum of multiples of axes: those that run one by one, and those of lanes.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub base: i64,
+    pub scalars: Vec<(usize, i64)>,
+    pub lanes: Lanes,
+}
+
+impl<'l> Program<'l> {
+    pub fn new(of: &'l Loop) -> Self {
+        let affine = affine(of);
+        let (needed, deps) = (needed(of, &affine), dependencies(of));
+        let mut planner = Planner { of, affine, deps, needed, scopes: Vec::new(), home: Vec::new(), tables: 0 };
+        planner.home = vec![None; of.axes.len()];
+        planner.program()
+    }
+}
+
+struct Planner<'l> {
+    of: &'l Loop,
+    affine: Vec<Option<Affine>>,
+    /// The axes that each term depends on, without those that it reduces.
+    deps: Vec<BTreeSet<usize>>,
+    needed: Vec<bool>,
+    scopes: Vec<Vec<Band>>,
+    /// The scope and band in which each axis runs.
+    home: Vec<Option<(usize, usize)>>,
+    tables: usize,
+}
+
+impl<'l> Planner<'l> {
+    fn program(mut self) -> Program<'l> {
+        let main = self.main_bands();
+        self.add_scope(main);
+        let mut scope_of = vec![0; self.of.terms.len()];
+        for id in self.reductions().collect::<Vec<_>>().into_iter().rev() {
+            scope_of[id] = self.scopes.len();
+            let bands = self.reduction_bands(self.reduced(id), self.lane_band(&self.deps[id]).is_some());
+            self.add_scope(bands);
+        }
+        let mut steps = Vec::with_capacity(self.of.terms.len());
+        for (id, &scope) in scope_of.iter().enumerate() {
+            if !self.needed[id] {
+                steps.push(None);
+                continue;
+            }
+            steps.push(Some(self.step(id, scope)));
+            let (scope, band) = self.deps[id].iter().filter_map(|&axis| self.home[axis]).max().unwrap_or((0, 0));
+            self.scopes[scope][band].terms.push(id);
+        }
+        let varies = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
+        let splat = self.splat(&varies, &scope_of);
+        Program { of: self.of, steps, varies, splat, scopes: self.scopes, tables: self.tables }
+    }
+
+    fn band(&self, axes: Vec<usize>, lanes: bool) -> Band {
+        let extents = axes.iter().map(|&axis| self.of.axes[axis]).collect();
+        Band { axes, extents, lanes, ..Band::default() }
+    }
+
+    fn add_scope(&mut self, bands: Vec<Band>) {
+        for (number, band) in bands.iter().enumerate() {
+            band.axes.iter().for_each(|&axis| self.home[axis] = Some((self.scopes.len(), number)));
+        }
+        self.scopes.push(bands);
+    }
+
+    /// The band whose lanes these axes are of.
+    fn lane_band(&self, axes: &BTreeSet<usize>) -> Option<(usize, usize)> {
+        axes.iter().filter_map(|&axis| self.home[axis]).find(|&(scope, band)| self.scopes[scope][band].lanes)
+    }
+
+    /// The result's points: those that reductions depend on run outside of the others, so that no reduction is computed
+    /// twice for the same. The innermost axes of one kind are lanes.
+    fn main_bands(&self) -> Vec<Band> {
+        let axes: Vec<usize> = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1).collect();
+        let reduced: BTreeSet<usize> = self.reductions().flat_map(|id| self.deps[id].iter().copied()).collect();
+        let last = axes.last().is_some_and(|axis| reduced.contains(axis));
+        let side_by_side = axes.iter().rev().take_while(|axis| reduced.contains(axis) == last).count();
+        let (one_by_one, mut lanes) = axes.split_at(axes.len() - side_by_side);
+        if last && self.rows_are_better(lanes) {
+            lanes = &[];
+        }
+        let of = |wanted: bool| -> Vec<usize> {
+            axes.iter().copied().filter(|axis| reduced.contains(axis) == wanted && !lanes.contains(axis)).collect()
+        };
+        debug_assert!(one_by_one.iter().all(|axis| !lanes.contains(axis)));
+        let lanes = self.band(lanes.to_vec(), !lanes.is_empty());
+        let [outer, inner] = [of(true), of(false)].map(|axes| self.band(axes, false));
+        match last {
+            true => vec![Band::default(), outer, lanes, inner],
+            false => vec![Band::default(), outer, inner, lanes],
+        }
+    }
+
+    fn reductions(&self) -> impl Iterator<Item = usize> {
+        (0..self.of.terms.len())
+            .filter(|&id| self.needed[id] && matches!(self.of.terms[id].kind, TermKind::Reduce { .. }))
+    }
+
+    /// The axes that a reduction runs over.
+    fn reduced(&self, id: usize) -> &'l [usize] {
+        match &self.of.terms[id].kind {
+            TermKind::Reduce { axes, .. } => axes,
+            _ => &[],
+        }
+    }
+
+    /// Whether it is better to have the points of reductions side by side than these of the result: they are few, or
+    /// memory runs along the reductions.
+    fn rows_are_better(&self, lanes: &[usize]) -> bool {
+        let points: usize = lanes.iter().map(|&axis| self.of.axes[axis]).product();
+        let innermost = *lanes.last().expect("axes of lanes");
+        let (mut longest, mut along, mut across) = (0, false, false);
+        for id in self.reductions() {
+            let axes = self.reduced(id);
+            longest = longest.max(axes.iter().map(|&axis| self.of.axes[axis]).product());
+            for place in self.loads().filter(|place| axes.iter().any(|&axis| place.stride(axis) != 0)) {
+                along |= axes.iter().any(|&axis| place.stride(axis) == 1) && place.stride(innermost) != 0;
+                across |= place.stride(innermost) == 1;
+            }
+        }
+        (points < FEW && longest > points) || (longest >= FEW && along && !across)
+    }
+
+    /// Affine indices of all loads.
+    fn loads(&self) -> impl Iterator<Item = &Affine> {
+        let index = |(id, term): (usize, &Term)| match term.kind {
+            TermKind::Load { index, .. } if self.needed[id] => Some(index),
+            _ => None,
+        };
+        self.of.terms.iter().enumerate().filter_map(index).filter_map(|index| self.affine[index.0].as_ref())
+    }
+
+    /// The points of a reduction: one by one where its result differs between lanes, else side by side.
+    fn reduction_bands(&self, axes: &[usize], one_by_one: bool) -> Vec<Band> {
+        match one_by_one {
+            true => axes.iter().map(|&axis| self.band(vec![axis], false)).collect(),
+            false => vec![self.band(axes.to_vec(), true)],
+        }
+    }
+
+    fn step(&mut self, id: usize, scope: usize) -> Step {
+        let kind = self.of.terms[id].kind.clone();
+        match kind {
+            TermKind::Const(bits) => Step::Const(bits),
+            TermKind::Load { operand, index, guard } => {
+                let at = match self.affine[index.0].clone() {
+                    Some(affine) => Address::Affine(self.place(&affine)),
+                    None => Address::Term(index.0),
+                };
+                Step::Load { operand, at, guard }
+            }
+            TermKind::Reduce { op, body, .. } => Step::Reduce { op, body, scope },
+            _ => match self.affine[id].clone() {
+                Some(affine) => Step::Affine(self.place(&affine)),
+                None => Step::Function,
+            },
+        }
+    }
+
+    fn place(&mut self, affine: &Affine) -> Place {
+        let axes: BTreeSet<usize> = affine.strides.keys().copied().collect();
+        let band = self.lane_band(&axes);
+        let is_lane = |axis: usize| band.is_some() && self.home[axis] == band;
+        let scalars =
+            affine.strides.iter().filter(|(axis, _)| !is_lane(**axis)).map(|(&axis, &by)| (axis, by)).collect();
+        let lanes = band.map_or(Lanes::Same, |band| self.lanes(affine, band));
+        Place { base: affine.base, scalars, lanes }
+    }
+
+    fn lanes(&mut self, affine: &Affine, (scope, band): (usize, usize)) -> Lanes {
+        let band = &mut self.scopes[scope][band];
+        let strides: Vec<i64> = band.axes.iter().map(|&axis| affine.stride(axis)).collect();
+        if let Some(stride) = linear(&band.extents, &strides) {
+            return Lanes::Linear(stride);
+        }
+        if let Some((table, _)) = band.tables.iter().find(|(_, known)| *known == strides) {
+            return Lanes::Table(*table);
+        }
+        band.tables.push((self.tables, strides));
+        self.tables += 1;
+        Lanes::Table(self.tables - 1)
+    }
+
+    fn splat(&self, varies: &Vec<bool>, scope_of: &[usize]) -> Vec<bool> {
+        let mut splat = vec![false; varies.len()];
+        let sides = |scope: usize| self.scopes[scope].iter().any(|band| band.lanes);
+        for (id, term) in self.of.terms.iter().enumerate().filter(|(id, _)| self.needed[*id]) {
+            if varies[id] || (scope_of[id] > 0 && sides(scope_of[id])) {
+                term.reads().iter().filter(|read| !varies[read.0]).for_each(|read| splat[read.0] = true);
+            }
+        }
+        let result = self.of.result.0;
+        splat[result] |= sides(0) && !varies[result];
+        splat
+    }
+}
+
+/// The axes that each term depends on.
+fn dependencies(of: &Loop) -> Vec<BTreeSet<usize>> {
+    let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(of.terms.len());
+    for term in &of.terms {
+        let mut axes: BTreeSet<usize> = term.reads().iter().flat_map(|read| all[read.0].iter().copied()).collect();
+        match &term.kind {
+            TermKind::Axis(axis) => drop(axes.insert(*axis)),
+            TermKind::Reduce { axes: reduced, .. } => axes.retain(|axis| !reduced.contains(axis)),
+            _ => {}
+        }
+        all.push(axes);
+    }
+    all
+}
+
+/// Whether each term is read as a value; what only affine indices read is not.
+fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
+    let mut needed = vec![false; of.terms.len()];
+    needed[of.result.0] = true;
+    for (id, term) in of.terms.iter().enumerate().rev() {
+        if !needed[id] {
+            continue;
+        }
+        match &term.kind {
+            TermKind::Load { index, guard, .. } => {
+                needed[index.0] |= affine[index.0].is_none();
+                guard.iter().for_each(|guard| (needed[guard.condition.0], needed[guard.otherwise.0]) = (true, true));
+            }
+            _ if affine[id].is_some() => {}
+            _ => term.reads().iter().for_each(|read| needed[read.0] = true),
+        }
+    }
+    needed
+}

@@ -1,0 +1,142 @@
+//! Computing operations and graphs.
+
+use super::eval;
+use super::hand;
+use super::ir::Loop;
+use super::lower::{Lowered, lower};
+use crate::error::Error;
+use crate::graph::{Constant, Graph, Node, Op, Origin, Tensor, ValueId, ValueType};
+
+/// What an operation writes.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, Op, Tensor, ValueType}, loops};
+/// let [a, b] = [Tensor::of(&[3], &[1_i32, 2, 3]), Tensor::of(&[], &[10_i32])];
+/// let sum = Op::Map(Expr::arg(0) + Expr::arg(1));
+/// let sums = loops::compute(&sum, &[Some(&a), Some(&b)], &[ValueType::new(Dtype::I32, &[3])])?;
+/// assert_eq!(sums[0].elems::<i32>(), [11, 12, 13]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Graph`] if the operation does not take these operands or writes other types than `outputs`,
+/// [`Error::OutOfMemory`] if there is no room for them.
+pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Result<Vec<Tensor>, Error> {
+    let types: Vec<Option<&ValueType>> = inputs.iter().map(|input| input.map(Tensor::value_type)).collect();
+    let wrong = |what: String| Error::graph(op.kind(), what);
+    let written = op.infer(&types, outputs.len()).map_err(wrong)?;
+    if written != outputs {
+        return Err(wrong(format!("it writes {}, not {}", list(&written), list(outputs))));
+    }
+    match lower(op, &types, outputs) {
+        Lowered::Loops(loops) => {
+            let operands: Vec<&Tensor> = inputs.iter().copied().flatten().collect();
+            loops.iter().zip(outputs).map(|(of, output)| eval::run(of, &operands, output.clone())).collect()
+        }
+        Lowered::ByHand => hand::compute(op, inputs, outputs),
+    }
+}
+
+/// What a loop writes, as a value of the type `to`.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] if there is no room for it.
+///
+/// # Panics
+/// If operands are of other types than the loop's, `to` has another type or number of elements than the loop writes, or
+/// a load leaves its operand.
+pub fn run(of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
+    eval::run(of, operands, to)
+}
+
+/// What a graph writes. `weight` gives weights by their names, in the types that the graph has them in. A value is
+/// dropped when nobody reads it any more.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, GraphBuilder, Tensor}, loops};
+/// let mut g = GraphBuilder::new();
+/// let [x, w] = [g.input("x", Dtype::F32, &[2]), g.weight("w", Dtype::F32, &[2])];
+/// let y = g.map("scale", Expr::arg(0) * Expr::arg(1), &[x, w]);
+/// g.output("y", y);
+/// let x = Tensor::of(&[2], &[3.0_f32, 4.0]);
+/// let y = loops::evaluate(&g.finish()?, &mut |_, _| Ok(Tensor::of(&[2], &[0.5_f32, -1.0])), &[x])?;
+/// assert_eq!(y[0].elems::<f32>(), [1.5, -4.0]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Option`] if `inputs` are not what the graph asks for, [`Error::Graph`] if a weight is not of its type,
+/// [`Error::OutOfMemory`], or what `weight` answers.
+pub fn evaluate(
+    graph: &Graph,
+    weight: &mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
+    inputs: &[Tensor],
+) -> Result<Vec<Tensor>, Error> {
+    check_inputs(graph, inputs)?;
+    let mut values: Vec<Option<Tensor>> = vec![None; graph.values.len()];
+    let mut readers: Vec<usize> = graph.readers().iter().map(Vec::len).collect();
+    graph.outputs.iter().for_each(|port| readers[port.value.0] += 1);
+    for node in &graph.nodes {
+        for id in node.inputs.iter().flatten().filter(|id| values[id.0].is_none()).collect::<Vec<_>>() {
+            values[id.0] = Some(source(graph, *id, weight, inputs)?);
+        }
+        for (id, value) in node.outputs.iter().zip(computed(graph, node, &values)?) {
+            values[id.0] = Some(value).filter(|_| readers[id.0] > 0);
+        }
+        for id in node.inputs.iter().flatten() {
+            readers[id.0] -= 1;
+            if readers[id.0] == 0 {
+                values[id.0] = None;
+            }
+        }
+    }
+    let mut shown = |id: ValueId| match &values[id.0] {
+        Some(value) => Ok(value.clone()),
+        None => source(graph, id, weight, inputs),
+    };
+    graph.outputs.iter().map(|port| shown(port.value)).collect()
+}
+
+fn check_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<(), Error> {
+    let expected: Vec<&ValueType> = graph.inputs.iter().map(|port| graph.value(port.value)).collect();
+    let found: Vec<&ValueType> = inputs.iter().map(Tensor::value_type).collect();
+    match expected == found {
+        true => Ok(()),
+        false => Err(Error::option("inputs", list(&found), list(&expected))),
+    }
+}
+
+fn list(types: &[impl ToString]) -> String {
+    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A value that no node writes.
+fn source(
+    graph: &Graph,
+    id: ValueId,
+    weight: &mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
+    inputs: &[Tensor],
+) -> Result<Tensor, Error> {
+    let of = graph.value(id);
+    match &graph.values[id.0].origin {
+        Origin::Input(number) => Ok(inputs[*number].clone()),
+        Origin::Constant(Constant::Bytes(bytes)) => Ok(Tensor::from_bytes(of.clone(), bytes)),
+        Origin::Constant(Constant::Weight(name)) => {
+            let found = weight(name, of)?;
+            match found.value_type() == of {
+                true => Ok(found),
+                false => Err(Error::graph(name, format!("expected {of}, found {}", found.value_type()))),
+            }
+        }
+        Origin::Node(node, _) => unreachable!("nodes are in order, and node {} comes before its readers", node.0),
+    }
+}
+
+fn computed(graph: &Graph, node: &Node, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
+    let inputs: Vec<Option<&Tensor>> = node.inputs.iter().map(|id| id.and_then(|id| values[id.0].as_ref())).collect();
+    let outputs: Vec<ValueType> = node.outputs.iter().map(|&id| graph.value(id).clone()).collect();
+    compute(&node.op, &inputs, &outputs).map_err(|error| match error {
+        Error::Graph { what, .. } => Error::graph(&node.name, format!("{}: {what}", node.op.kind())),
+        other => other,
+    })
+}

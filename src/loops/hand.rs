@@ -1,0 +1,178 @@
+//! Operations that are no loops: their elements are sorted, or written in an order that matters.
+
+use std::cmp::Ordering;
+
+use half::{bf16, f16};
+
+use super::scalar::{Convert, typed};
+use crate::error::Error;
+use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType};
+
+/// What an operation writes that is computed by hand.
+///
+/// # Panics
+/// If it is none of these, or does not take these operands.
+pub(super) fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Result<Vec<Tensor>, Error> {
+    let input = |number: usize| inputs[number].expect("an operand that was checked to be there");
+    let x = input(0);
+    match op {
+        Op::TopK(of) => typed!(x.value_type().dtype, T => top_k::<T>(of, x, outputs)),
+        Op::Cumulate(of) => typed!(x.value_type().dtype, T => cumulate::<T>(of, x)),
+        Op::ScatterElements(axis, how) => {
+            let places = element_places(*axis, x.value_type(), input(1));
+            typed!(x.value_type().dtype, T => scatter::<T>(*how, x, &places, 1, input(2)))
+        }
+        Op::ScatterNd(how) => {
+            let (places, run) = slice_places(x.value_type(), input(1));
+            typed!(x.value_type().dtype, T => scatter::<T>(*how, x, &places, run, input(2)))
+        }
+        other => unreachable!("{} is a loop", other.kind()),
+    }
+}
+
+/// A type whose elements are compared and combined, floats of 16 bits as f32.
+trait Number: Element + PartialOrd + Convert<Self::Inner> {
+    type Inner: Copy + PartialOrd + Convert<Self>;
+    const ZERO: Self::Inner;
+    const ONE: Self::Inner;
+    fn plus(a: Self::Inner, b: Self::Inner) -> Self::Inner;
+    fn times(a: Self::Inner, b: Self::Inner) -> Self::Inner;
+}
+
+macro_rules! numbers {
+    ($($T:ident as $Inner:ident: $add:ident, $mul:ident);* $(;)?) => {$(
+        impl Number for $T {
+            type Inner = $Inner;
+            const ZERO: $Inner = 0 as $Inner;
+            const ONE: $Inner = 1 as $Inner;
+            fn plus(a: $Inner, b: $Inner) -> $Inner { a.$add(b) }
+            fn times(a: $Inner, b: $Inner) -> $Inner { a.$mul(b) }
+        }
+    )*};
+    (integers $($T:ident),*) => {
+        numbers! { $($T as $T: wrapping_add, wrapping_mul);* }
+    };
+}
+
+use std::ops::{Add, Mul};
+
+numbers! { integers u8, u16, u32, u64, i8, i16, i32, i64 }
+numbers! { f16 as f32: add, mul; bf16 as f32: add, mul; f32 as f32: add, mul; f64 as f64: add, mul }
+
+fn is_nan<T: PartialOrd>(x: &T) -> bool {
+    x.partial_cmp(x).is_none()
+}
+
+/// Ascending, NaN behind every number.
+fn order<T: PartialOrd>(a: &T, b: &T) -> Ordering {
+    a.partial_cmp(b).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))
+}
+
+/// Elements before, along and behind an axis.
+fn around(dims: &[usize], axis: usize) -> [usize; 3] {
+    [dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product()]
+}
+
+fn top_k<T: Number>(of: &TopK, x: &Tensor, outputs: &[ValueType]) -> Result<Vec<Tensor>, Error> {
+    let [outer, size, inner] = around(&x.value_type().dims, of.axis);
+    let (mut values, mut indices) = (Tensor::zeros(outputs[0].clone())?, Tensor::zeros(outputs[1].clone())?);
+    let elems = x.elems::<T>();
+    let mut sorted: Vec<usize> = Vec::with_capacity(size);
+    for (row, column) in (0..outer).flat_map(|row| (0..inner).map(move |column| (row, column))) {
+        let at = |i: usize| &elems[(row * size + i) * inner + column];
+        sorted.clear();
+        sorted.extend(0..size);
+        match of.largest {
+            true => sorted.sort_by(|&a, &b| order(at(b), at(a))), // stable: of equal ones the first comes first
+            false => sorted.sort_by(|&a, &b| order(at(a), at(b))),
+        }
+        for (place, &i) in sorted[..of.k].iter().enumerate() {
+            let to = (row * of.k + place) * inner + column;
+            values.elems_mut::<T>()[to] = *at(i);
+            indices.elems_mut::<i64>()[to] = i as i64;
+        }
+    }
+    Ok(vec![values, indices])
+}
+
+fn cumulate<T: Number>(of: &Cumulate, x: &Tensor) -> Result<Vec<Tensor>, Error> {
+    let [outer, size, inner] = around(&x.value_type().dims, of.axis);
+    let mut result = Tensor::zeros(x.value_type().clone())?;
+    let (from, to) = (x.elems::<T>(), result.elems_mut::<T>());
+    for (row, column) in (0..outer).flat_map(|row| (0..inner).map(move |column| (row, column))) {
+        let (mut sofar, combine): (T::Inner, fn(T::Inner, T::Inner) -> T::Inner) = match of.op {
+            ReduceOp::Prod => (T::ONE, T::times),
+            _ => (T::ZERO, T::plus),
+        };
+        for step in 0..size {
+            let i = if of.reverse { size - 1 - step } else { step };
+            let at = (row * size + i) * inner + column;
+            let with = combine(sofar, from[at].convert());
+            to[at] = if of.exclusive { sofar } else { with }.convert();
+            sofar = with;
+        }
+    }
+    Ok(vec![result])
+}
+
+/// An index of an axis of this size: negative ones count from the end; what is out of range then is the nearest.
+fn place(index: i64, size: usize) -> usize {
+    let size = size as i64;
+    let index = if index < 0 { index.saturating_add(size) } else { index };
+    index.clamp(0, (size - 1).max(0)) as usize
+}
+
+fn indices(of: &Tensor) -> Vec<i64> {
+    of.to_i64s().expect("indices that were checked to be whole")
+}
+
+fn strides(dims: &[usize]) -> Vec<usize> {
+    (0..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect()
+}
+
+/// Where each element of updates goes, which have the dimensions of `at`.
+fn element_places(axis: usize, x: &ValueType, at: &Tensor) -> Vec<usize> {
+    let (from, to) = (strides(&at.value_type().dims), strides(&x.dims));
+    let of = |(number, index): (usize, i64)| {
+        let coordinate =
+            |i: usize| if i == axis { place(index, x.dims[axis]) } else { number / from[i] % at.value_type().dims[i] };
+        (0..x.rank()).map(|i| coordinate(i) * to[i]).sum()
+    };
+    indices(at).into_iter().enumerate().map(of).collect()
+}
+
+/// Where each slice of updates goes, and its elements.
+fn slice_places(x: &ValueType, at: &Tensor) -> (Vec<usize>, usize) {
+    let len = at.value_type().dims[at.value_type().rank() - 1];
+    let to = strides(&x.dims);
+    let run = x.dims[len..].iter().product();
+    let rows =
+        at.value_type().elems().checked_div(len).unwrap_or_else(|| at.value_type().dims.iter().rev().skip(1).product());
+    let all = indices(at);
+    let of = |row: usize| (0..len).map(|i| place(all[row * len + i], x.dims[i]) * to[i]).sum();
+    ((0..rows).map(of).collect(), run)
+}
+
+/// The first operand with runs of elements combined with those of updates, in their order.
+fn scatter<T: Number>(
+    how: Scatter,
+    x: &Tensor,
+    places: &[usize],
+    run: usize,
+    updates: &Tensor,
+) -> Result<Vec<Tensor>, Error> {
+    let mut result = x.clone();
+    let to = result.elems_mut::<T>();
+    for (number, &new) in updates.elems::<T>().iter().enumerate() {
+        let old = &mut to[places[number / run] + number % run];
+        *old = match how {
+            Scatter::Replace => new,
+            Scatter::Add => T::plus(old.convert(), new.convert()).convert(),
+            Scatter::Mul => T::times(old.convert(), new.convert()).convert(),
+            Scatter::Min if new < *old || is_nan(&new) => new,
+            Scatter::Max if new > *old || is_nan(&new) => new,
+            Scatter::Min | Scatter::Max => *old,
+        };
+    }
+    Ok(vec![result])
+}

@@ -1,0 +1,141 @@
+//! What a loop is: axes, terms, and the one value that they write.
+
+use crate::graph::{Binary, Unary, ValueType};
+use crate::tensor::Dtype;
+
+/// Index of a term in [`Loop::terms`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TermId(pub usize);
+
+/// A loop writes one dense value: an element for each point of its first `rank` axes, the last of them innermost.
+///
+/// Its terms are in topological order and no two are equal. Arithmetic is on bools, integers, f32 and f64; f16 and bf16
+/// are loaded, converted, chosen between and written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loop {
+    /// What it reads.
+    pub operands: Vec<ValueType>,
+    /// Points along each axis: first the axes of the result, then those that its reductions run over, each of which
+    /// belongs to one reduction.
+    pub axes: Vec<usize>,
+    /// Axes of the result. The value that is written has as many elements in the same order, and perhaps other axes.
+    pub rank: usize,
+    /// Everything that is computed.
+    pub terms: Vec<Term>,
+    /// What is written.
+    pub result: TermId,
+}
+
+/// One scalar that is computed at each point.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Term {
+    /// Its type.
+    pub dtype: Dtype,
+    /// How it is computed.
+    pub kind: TermKind,
+}
+
+/// How a term is computed. Functions mean what they mean in an [`Expr`](crate::graph::Expr).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TermKind {
+    /// The index along this axis: i64.
+    Axis(usize),
+    /// The number of these bits, the lowest first; bits that its type does not have are 0.
+    Const(u64),
+    /// An element of an operand.
+    Load {
+        /// The operand.
+        operand: usize,
+        /// The element's number: i64.
+        index: TermId,
+        /// Where it is read at all.
+        guard: Option<Guard>,
+    },
+    /// The same number in the term's type.
+    Cast(TermId),
+    /// A function of one number.
+    Unary(Unary, TermId),
+    /// A function of two numbers.
+    Binary(Binary, [TermId; 2]),
+    /// The second where the first holds, else the third. Both are computed.
+    Select([TermId; 3]),
+    /// All values that a body takes while axes run, combined.
+    Reduce {
+        /// How.
+        op: Monoid,
+        /// The axes, the last running fastest.
+        axes: Vec<usize>,
+        /// What is combined; of [`Monoid::Arg`] the value and the index (i64).
+        body: Vec<TermId>,
+    },
+}
+
+/// Where a load reads; elsewhere it does not form the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Guard {
+    /// Whether it reads here.
+    pub condition: TermId,
+    /// What it is elsewhere.
+    pub otherwise: TermId,
+}
+
+/// How a reduction combines values. The order of sums and products is not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Monoid {
+    /// The sum, of nothing 0; integers wrap around.
+    Sum,
+    /// The product, of nothing 1.
+    Prod,
+    /// The smallest, NaN if one is; of nothing the type's largest.
+    Min,
+    /// The largest, NaN if one is; of nothing the type's smallest.
+    Max,
+    /// The index that is told beside the extreme value, of nothing 0. NaN is more extreme than any number.
+    Arg {
+        /// Whether the largest is looked for, or the smallest.
+        largest: bool,
+        /// Whether the last of equal ones is taken, or the first.
+        last: bool,
+    },
+}
+
+impl Loop {
+    /// Elements that it writes.
+    pub fn elems(&self) -> usize {
+        self.axes[..self.rank].iter().product()
+    }
+
+    /// The type of what it writes.
+    pub fn dtype(&self) -> Dtype {
+        self.term(self.result).dtype
+    }
+
+    pub(super) fn term(&self, id: TermId) -> &Term {
+        &self.terms[id.0]
+    }
+}
+
+impl Term {
+    /// The terms that it reads.
+    ///
+    /// ```
+    /// use trefoil::{Dtype, loops::LoopBuilder, graph::Unary};
+    /// let mut b = LoopBuilder::new(&[], &[4]);
+    /// let i = b.axis(0);
+    /// let x = b.cast(Dtype::F32, i);
+    /// let root = b.unary(Unary::Sqrt, x);
+    /// let of = b.finish(root);
+    /// assert_eq!(of.terms[root.0].reads(), [x]);
+    /// ```
+    pub fn reads(&self) -> Vec<TermId> {
+        match &self.kind {
+            TermKind::Axis(_) | TermKind::Const(_) => Vec::new(),
+            TermKind::Load { index, guard: None, .. } => vec![*index],
+            TermKind::Load { index, guard: Some(guard), .. } => vec![*index, guard.condition, guard.otherwise],
+            TermKind::Cast(of) | TermKind::Unary(_, of) => vec![*of],
+            TermKind::Binary(_, of) => of.to_vec(),
+            TermKind::Select(of) => of.to_vec(),
+            TermKind::Reduce { body, .. } => body.clone(),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Each operation as loops.
+
+mod index;
+mod place;
+mod pointwise;
+mod resize;
+mod rows;
+mod window;
+
+use super::build::LoopBuilder;
+use super::ir::{Loop, TermId};
+use crate::graph::{Number, Op, ValueType};
+use crate::tensor::Dtype;
+
+/// How an operation is computed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lowered {
+    /// By one loop for each output. Their operands are those of the operation that are there, in its order.
+    Loops(Vec<Loop>),
+    /// By a function over values, for it is no loop: its elements are sorted, or written in an order that matters.
+    ByHand,
+}
+
+/// How an operation that reads values of these types and writes values of those is computed.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Op, TopK, ValueType}, loops::{Lowered, lower}};
+/// let [x, y] = [[2, 3], [3, 2]].map(|dims| ValueType::new(Dtype::U8, &dims));
+/// let Lowered::Loops(loops) = lower(&Op::Transpose(vec![1, 0]), &[Some(&x)], &[y.clone()]) else { panic!() };
+/// assert_eq!((&loops[0].operands[..], loops[0].elems()), (&[x.clone()][..], 6));
+/// let outputs = [x.clone(), ValueType::new(Dtype::I64, &[2, 3])];
+/// assert_eq!(lower(&Op::TopK(TopK { axis: 1, k: 3, largest: true }), &[Some(&x)], &outputs), Lowered::ByHand);
+/// ```
+///
+/// # Panics
+/// If it does not take these operands, or writes values of other types: [`Op::infer`] tells.
+pub fn lower(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> Lowered {
+    let of = Operation { inputs, to: &outputs[0] };
+    Lowered::Loops(vec![match op {
+        Op::Cumulate(_) | Op::ScatterElements(..) | Op::ScatterNd(_) | Op::TopK(_) => return Lowered::ByHand,
+        Op::Pool(pool) => return Lowered::Loops(of.pool(pool, outputs.len() == 2)),
+        Op::Map(expr) => of.map(expr),
+        Op::Reduce(reduce) => of.reduce(reduce),
+        Op::ArgReduce(reduce) => of.arg_reduce(reduce),
+        Op::Softmax { axis, log } => of.softmax(*axis, *log),
+        Op::Norm(norm) => of.norm(norm),
+        Op::Reshape(_) => of.reshape(),
+        Op::Transpose(order) => of.transpose(order),
+        Op::Slice(slice) => of.slice(slice),
+        Op::Broadcast(_) => of.broadcast(),
+        Op::Pad(pad) => of.pad(pad),
+        Op::Concat(axis) => of.concat(*axis),
+        Op::Gather(axis) => of.gather(*axis),
+        Op::GatherElements(axis) => of.gather_elements(*axis),
+        Op::GatherNd(batch) => of.gather_nd(*batch),
+        Op::Contract(contract) => of.contract(contract),
+        Op::Conv(conv) => of.conv(conv),
+        Op::ConvTranspose(conv, _) => of.conv_transpose(conv),
+        Op::Resize(resize) => of.resize(resize),
+        Op::Quantize { dtype, axis } => of.quantize(*dtype, *axis),
+        Op::Dequantize { axis } => of.dequantize(*axis),
+    }])
+}
+
+/// What an operation reads, and its first output.
+struct Operation<'a> {
+    inputs: &'a [Option<&'a ValueType>],
+    to: &'a ValueType,
+}
+
+impl<'a> Operation<'a> {
+    fn input(&self, number: usize) -> Option<&'a ValueType> {
+        self.inputs.get(number).copied().flatten()
+    }
+
+    /// An operand that is there.
+    fn operand(&self, number: usize) -> &'a ValueType {
+        self.input(number).expect("an operand that was checked to be there")
+    }
+
+    /// A loop over these extents.
+    fn over(&self, extents: &[usize]) -> LoopBuilder {
+        let operands: Vec<ValueType> = self.inputs.iter().copied().flatten().cloned().collect();
+        LoopBuilder::new(&operands, extents)
+    }
+
+    /// A loop over the elements that it writes.
+    fn each(&self) -> LoopBuilder {
+        self.over(&self.to.dims)
+    }
+
+    /// The element of an operand of this number, whose axes of 1 and missing outer axes stay where they are, at a point.
+    fn broadcast_load(&self, b: &mut LoopBuilder, number: usize, point: &[TermId]) -> TermId {
+        let dims = &self.operand(number).dims;
+        let zero = b.index(0);
+        let last = &point[point.len() - dims.len()..];
+        let at: Vec<TermId> = dims.iter().zip(last).map(|(&dim, &i)| if dim == 1 { zero } else { i }).collect();
+        let operand = self.inputs[..number].iter().flatten().count();
+        b.load(operand, &at)
+    }
+}
+
+/// The type in which floats of these types are combined.
+fn wide(dtypes: &[Dtype]) -> Dtype {
+    if dtypes.contains(&Dtype::F64) { Dtype::F64 } else { Dtype::F32 }
+}
+
+/// The lowest number of a type.
+fn lowest(dtype: Dtype) -> Number {
+    match dtype {
+        _ if dtype.is_float() => Number::Float(f64::NEG_INFINITY),
+        _ if dtype.is_signed() => Number::Int(-1 << (8 * dtype.bytes() - 1)),
+        _ => Number::Int(0),
+    }
+}
+
+/// 0 of a type.
+fn zero(dtype: Dtype) -> Number {
+    if dtype.is_float() { Number::Float(0.0) } else { Number::Int(0) }
+}

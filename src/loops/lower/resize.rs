@@ -1,0 +1,201 @@
+//! Interpolation.
+//!
+//! Along each axis an element is a weighted sum of taps around a place. Places and weights are computed in f64.
+
+use super::{Operation, wide};
+use crate::graph::{Binary, Nearest, Resize, ResizeCoordinates, ResizeMode, Unary};
+use crate::loops::build::LoopBuilder;
+use crate::loops::ir::{Loop, Monoid, TermId};
+use crate::tensor::Dtype;
+
+/// An axis that is interpolated, at one point.
+struct Axis {
+    axis: usize,
+    size: usize,
+    /// The place, and the whole number that is not above it.
+    place: TermId,
+    floor: TermId,
+    /// Taps, and the number of the first from the whole number on.
+    taps: usize,
+    first: i64,
+    /// Distances between taps are so much shorter to the filter.
+    scale: f64,
+}
+
+impl Operation<'_> {
+    pub fn resize(&self, of: &Resize) -> Loop {
+        let x = self.operand(0);
+        let mut b = self.each();
+        let mut point = b.point();
+        let (mut axes, mut outside) = (Vec::new(), Vec::new());
+        for axis in (0..x.rank()).filter(|&axis| !stays(of, axis, x.dims[axis])) {
+            let size = x.dims[axis];
+            let place = place(&mut b, of, axis, size, point[axis]);
+            if of.coordinates == ResizeCoordinates::Crop {
+                outside.push(leaves(&mut b, place, size));
+            }
+            match of.mode {
+                ResizeMode::Nearest(nearest) => point[axis] = rounded(&mut b, nearest, place, size),
+                ResizeMode::Linear => axes.push(taps(&mut b, of, axis, size, place, 1)),
+                ResizeMode::Cubic(_) => axes.push(taps(&mut b, of, axis, size, place, 2)),
+            }
+        }
+        let mut result = match axes.is_empty() {
+            true => b.load(0, &point),
+            false => self.weighted(&mut b, of, &axes, &point),
+        };
+        if let Some(value) = of.outside {
+            let value = b.float(Dtype::F64, value);
+            let value = b.cast(x.dtype, value);
+            for outside in outside {
+                result = b.select(outside, value, result);
+            }
+        }
+        b.finish(result)
+    }
+
+    /// The weighted sum over the taps of all axes, the weights of each adding up to 1.
+    fn weighted(&self, b: &mut LoopBuilder, of: &Resize, axes: &[Axis], point: &[TermId]) -> TermId {
+        let dtype = self.operand(0).dtype;
+        let inner = if dtype.is_integer() { Dtype::F64 } else { wide(&[dtype]) };
+        let sum = self.sum(b, of, axes, &mut point.to_vec(), inner);
+        match dtype.is_integer() {
+            true => {
+                let rounded = b.unary(Unary::Round, sum);
+                b.cast(dtype, rounded)
+            }
+            false => b.cast(dtype, sum),
+        }
+    }
+
+    fn sum(&self, b: &mut LoopBuilder, of: &Resize, axes: &[Axis], point: &mut Vec<TermId>, inner: Dtype) -> TermId {
+        let Some((along, rest)) = axes.split_first() else {
+            let x = b.load(0, point);
+            return b.cast(inner, x);
+        };
+        let sum = b.reduce(Monoid::Sum, &[along.taps], |b, tap| {
+            let (weight, index) = weight(b, of, along, tap[0]);
+            point[along.axis] = b.clamped(index, along.size);
+            let x = self.sum(b, of, rest, point, inner);
+            let weight = b.cast(inner, weight);
+            b.binary(Binary::Mul, weight, x)
+        });
+        if !(of.antialias || of.exclude_outside) {
+            return sum;
+        }
+        let weights = b.reduce(Monoid::Sum, &[along.taps], |b, tap| weight(b, of, along, tap[0]).0);
+        let weights = b.cast(inner, weights);
+        b.binary(Binary::Div, sum, weights)
+    }
+}
+
+/// Whether each element along an axis is that of the operand.
+fn stays(of: &Resize, axis: usize, size: usize) -> bool {
+    let whole = of.coordinates != ResizeCoordinates::Crop || of.crop[axis] == [0.0, 1.0];
+    of.dims[axis] == size && of.scales[axis] == 1.0 && whole
+}
+
+/// The place along an axis that an index of the result stands for: (index + shift) x times / over + offset.
+fn place(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, index: TermId) -> TermId {
+    let (scale, size, dim) = (of.scales[axis], size as f64, of.dims[axis]);
+    let (last, resized) = (size - 1.0, scale * size);
+    let [from, to] = of.crop[axis];
+    let [shift, times, over, offset] = match of.coordinates {
+        ResizeCoordinates::PytorchHalfPixel if dim == 1 => [0.0, 0.0, 1.0, 0.0],
+        ResizeCoordinates::HalfPixel | ResizeCoordinates::PytorchHalfPixel => [0.5, 1.0, scale, -0.5],
+        ResizeCoordinates::HalfPixelSymmetric => [0.5, 1.0, scale, size / 2.0 * (1.0 - dim as f64 / resized) - 0.5],
+        ResizeCoordinates::AlignCorners if resized == 1.0 => [0.0, 0.0, 1.0, 0.0],
+        ResizeCoordinates::AlignCorners => [0.0, last, resized - 1.0, 0.0],
+        ResizeCoordinates::Asymmetric => [0.0, 1.0, scale, 0.0],
+        ResizeCoordinates::Crop if dim == 1 => [0.0, 0.0, 1.0, (from + to) * last / 2.0],
+        ResizeCoordinates::Crop => [0.0, (to - from) * last, dim as f64 - 1.0, from * last],
+    };
+    let index = b.cast(Dtype::F64, index);
+    let [shift, times, over, offset] = [shift, times, over, offset].map(|number| b.float(Dtype::F64, number));
+    let shifted = b.binary(Binary::Add, index, shift);
+    let scaled = b.binary(Binary::Mul, shifted, times);
+    let scaled = b.binary(Binary::Div, scaled, over);
+    b.binary(Binary::Add, scaled, offset)
+}
+
+/// Whether a place is before the first element or behind the last.
+fn leaves(b: &mut LoopBuilder, place: TermId, size: usize) -> TermId {
+    let [first, last] = [0.0, size as f64 - 1.0].map(|bound| b.float(Dtype::F64, bound));
+    let before = b.binary(Binary::Less, place, first);
+    let behind = b.binary(Binary::Less, last, place);
+    b.binary(Binary::Or, before, behind)
+}
+
+/// The index of the element nearest to a place.
+fn rounded(b: &mut LoopBuilder, nearest: Nearest, place: TermId, size: usize) -> TermId {
+    let (shift, round) = match nearest {
+        Nearest::PreferFloor => (-0.5, Unary::Ceil),
+        Nearest::PreferCeil => (0.5, Unary::Floor),
+        Nearest::Floor => (0.0, Unary::Floor),
+        Nearest::Ceil => (0.0, Unary::Ceil),
+    };
+    let shift = b.float(Dtype::F64, shift);
+    let shifted = b.binary(Binary::Add, place, shift);
+    let whole = b.unary(round, shifted);
+    let index = b.cast(Dtype::I64, whole);
+    b.clamped(index, size)
+}
+
+/// The taps around a place of a filter that reaches so far on either side.
+fn taps(b: &mut LoopBuilder, of: &Resize, axis: usize, size: usize, place: TermId, reach: i64) -> Axis {
+    let scale = if of.antialias { of.scales[axis].min(1.0) } else { 1.0 };
+    let first = (-reach as f64 / scale).floor() as i64 + 1;
+    let floor = b.unary(Unary::Floor, place);
+    let floor = b.cast(Dtype::I64, floor);
+    Axis { axis, size, place, floor, taps: (2 - 2 * first) as usize, first, scale }
+}
+
+/// The weight of a tap, and the index of its element, which may be outside.
+fn weight(b: &mut LoopBuilder, of: &Resize, along: &Axis, tap: TermId) -> (TermId, TermId) {
+    let index = b.binary(Binary::Add, along.floor, tap);
+    let index = b.shifted(index, along.first);
+    let at = b.cast(Dtype::F64, index);
+    let distance = b.binary(Binary::Sub, at, along.place);
+    let distance = b.unary(Unary::Abs, distance);
+    let scale = b.float(Dtype::F64, along.scale);
+    let distance = b.binary(Binary::Mul, distance, scale);
+    let weight = match of.mode {
+        ResizeMode::Cubic(a) => cubic(b, a, distance),
+        ResizeMode::Linear | ResizeMode::Nearest(_) => linear(b, distance),
+    };
+    match b.within(index, along.size) {
+        Some(inside) if of.exclude_outside => {
+            let nothing = b.float(Dtype::F64, 0.0);
+            (b.select(inside, weight, nothing), index)
+        }
+        _ => (weight, index),
+    }
+}
+
+/// 1 - x, but not below 0.
+fn linear(b: &mut LoopBuilder, x: TermId) -> TermId {
+    let [zero, one] = [0.0, 1.0].map(|number| b.float(Dtype::F64, number));
+    let weight = b.binary(Binary::Sub, one, x);
+    b.binary(Binary::Max, weight, zero)
+}
+
+/// (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5a x^2 + 8a x - 4a up to 2, then 0.
+fn cubic(b: &mut LoopBuilder, a: f64, x: TermId) -> TermId {
+    let [one, two, zero] = [1.0, 2.0, 0.0].map(|number| b.float(Dtype::F64, number));
+    let near = polynomial(b, x, &[a + 2.0, -(a + 3.0), 0.0, 1.0]);
+    let far = polynomial(b, x, &[a, -5.0 * a, 8.0 * a, -4.0 * a]);
+    let [is_near, is_far] = [b.binary(Binary::LessEqual, x, one), b.binary(Binary::Less, x, two)];
+    let beyond = b.select(is_far, far, zero);
+    b.select(is_near, near, beyond)
+}
+
+/// A polynomial of these coefficients, the highest first.
+fn polynomial(b: &mut LoopBuilder, x: TermId, coefficients: &[f64]) -> TermId {
+    let mut sum = b.float(Dtype::F64, coefficients[0]);
+    for &coefficient in &coefficients[1..] {
+        let coefficient = b.float(Dtype::F64, coefficient);
+        let product = b.binary(Binary::Mul, sum, x);
+        sum = b.binary(Binary::Add, product, coefficient);
+    }
+    sum
+}

@@ -1,0 +1,32 @@
+//! Any operation as loops over elements, and their evaluation on the CPU.
+//!
+//! A [`Loop`] is one description of what an operation computes: for each point of an iteration space a scalar, made of
+//! loads at indices that are terms themselves, functions, and reductions over further axes. [`lower`] gives that of each
+//! operation of a [`Graph`](crate::graph::Graph); [`compute`] and [`evaluate`] compute one operation and a whole graph.
+//! What is in no loop, because elements depend on one another in an order or on how they compare, is a function over
+//! values: [`Lowered::ByHand`].
+//!
+//! ```
+//! use trefoil::{Dtype, graph::{Op, Tensor, ValueType}, loops};
+//! let x = Tensor::of(&[2, 2], &[0.0_f32, 0.0, 1.0, 1.0]);
+//! let softmax = Op::Softmax { axis: 1, log: false };
+//! let y = loops::compute(&softmax, &[Some(&x)], &[ValueType::new(Dtype::F32, &[2, 2])])?;
+//! assert_eq!(y[0].elems::<f32>(), [0.5; 4]);
+//! # Ok::<(), trefoil::Error>(())
+//! ```
+
+mod build;
+mod eval;
+mod evaluate;
+mod hand;
+mod ir;
+mod lower;
+mod scalar;
+
+pub use build::LoopBuilder;
+pub use evaluate::{compute, evaluate, run};
+pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+pub use lower::{Lowered, lower};
+
+#[cfg(test)]
+mod tests;
