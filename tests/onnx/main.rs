@@ -3,6 +3,7 @@
 mod elements;
 mod external;
 mod hostile;
+mod import;
 mod memory;
 mod mutations;
 mod oracle;
