@@ -12,6 +12,8 @@ use std::time::Duration;
 pub use class::FaultClass;
 pub use printable::printable;
 
+use crate::onnx::{Problem, Problems};
+
 /// Everything that can go wrong in the library.
 ///
 /// Cheap to clone: a latched fault answers many requests with the same error.
@@ -68,6 +70,13 @@ pub enum Error {
         node: String,
         /// What is wrong.
         what: String,
+    },
+    /// Nodes of a model's file that cannot be imported.
+    Import {
+        /// The file.
+        path: PathBuf,
+        /// Every node concerned, and why.
+        problems: Arc<[Problem]>,
     },
     /// An option or argument is out of its range.
     Option {
@@ -274,6 +283,7 @@ impl fmt::Display for Message<'_> {
                 write!(f, "{}: unknown architecture `{found}`; known are {}", path.display(), known.join(", "))
             }
             Error::Graph { node, what } => write!(f, "node `{node}`: {what}"),
+            Error::Import { path, problems } => write!(f, "{}: {}", path.display(), Problems(problems)),
             Error::Option { option, value, expected } => write!(f, "{option} is {value}: expected {expected}"),
             Error::Unsupported { what, instead } => write!(f, "{what} is not supported: {instead}"),
             Error::NoDevice { target, why } => write!(f, "no device for `{target}`: {why}"),

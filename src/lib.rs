@@ -65,7 +65,8 @@
 //! | `TREFOIL_REQUIRE_GPU` | the tests | `1`: a missing GPU is a failure instead of a skip; `2`: a missing second one too |
 //! | `TREFOIL_REQUIRE_C` | the tests | `1`: a missing C compiler or valgrind is a failure instead of a skip |
 //! | `TREFOIL_REQUIRE_BROWSER` | the tests | `1`: a missing Chromium is a failure instead of a skip |
-//! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans and call logs anew |
+//! | `TREFOIL_BLESS` | the tests | `1`: write the kept plans, call logs and the list of ONNX's node tests anew |
+//! | `TREFOIL_ONNX_NODES` | the tests | the folder that `tests/onnx/nodes.py` wrote ONNX's node tests to |
 //! | `TREFOIL_SAMPLE` | the tests | how many of each kernel's cases run on a GPU; default all |
 //! | `TREFOIL_SCHEDULES` | the tests | how many different schedules of the ring are played |
 //! | `TREFOIL_SCHEDULE_SEED` | the tests | plays the schedule of this seed alone |

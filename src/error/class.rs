@@ -8,7 +8,7 @@ use super::Error;
 ///
 /// | class | variants of [`Error`] |
 /// |---|---|
-/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Option`, `Unsupported`, `OutOfMemory`, `Thread`, `Timeout`, `Deadline`, `Full`, `Output`, `Image`, `Closed` |
+/// | request | `Io`, `Format`, `Tensor`, `UnknownArchitecture`, `Graph`, `Import`, `Option`, `Unsupported`, `OutOfMemory`, `Thread`, `Timeout`, `Deadline`, `Full`, `Output`, `Image`, `Closed` |
 /// | device | `NoDevice`, `Hazard`, `Internal` |
 /// | by the driver's status | `Driver`, see below |
 /// | its cause's, at least device | `Fault` |
@@ -79,6 +79,7 @@ impl Error {
             | Self::Tensor { .. }
             | Self::UnknownArchitecture { .. }
             | Self::Graph { .. }
+            | Self::Import { .. }
             | Self::Option { .. }
             | Self::Unsupported { .. }
             | Self::OutOfMemory { .. }

@@ -163,6 +163,7 @@ impl From<Error> for Failure {
             | Error::Tensor { .. }
             | Error::UnknownArchitecture { .. }
             | Error::Graph { .. }
+            | Error::Import { .. }
             | Error::Image { .. } => status::Format,
             Error::Option { .. } => status::InvalidArgument,
             Error::Unsupported { .. } => status::Unsupported,

@@ -5,8 +5,7 @@ use std::ops;
 use crate::tensor::Dtype;
 
 /// An expression of the elements that a map reads at one place. It is typed: both sides of an operation have one type,
-/// and nothing is converted unless [`cast`](Self::cast) says so. Operations on f16 and bf16 are computed in f32, and each
-/// is rounded.
+/// and nothing is converted unless [`cast`](Self::cast) says so.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Unary}};
@@ -50,7 +49,7 @@ pub enum Unary {
     Neg,
     /// |x|; integers wrap around.
     Abs,
-    /// -1, 0 or 1; NaN stays NaN. Of -0 it is 0.
+    /// -1, 0 or 1; NaN stays NaN.
     Sign,
     /// The largest whole number that is not above x.
     Floor,
@@ -113,7 +112,7 @@ pub enum Binary {
     Rem,
     /// What is left of a / b rounded down, with the sign of b; of integers 0 where b is 0.
     Mod,
-    /// a to the power of b; of integers truncated towards 0, and 0 where a is 0 and b below.
+    /// a to the power of b.
     Pow,
     /// The smaller; NaN if one is.
     Min,
@@ -171,6 +170,22 @@ impl Expr {
     /// `then` where it holds, else `otherwise`.
     pub fn select(self, then: Self, otherwise: Self) -> Self {
         Self::Select(Box::new([self, then, otherwise]))
+    }
+
+    /// The same of these expressions in the place of its operands.
+    ///
+    /// # Panics
+    /// If it reads an operand that is not among them.
+    pub fn with_args(self, args: &[Self]) -> Self {
+        let each = |of: Self| of.with_args(args);
+        match self {
+            Self::Arg(number) => args[number].clone(),
+            Self::Axis(_) | Self::Const(..) => self,
+            Self::Cast(dtype, of) => each(*of).cast(dtype),
+            Self::Unary(op, of) => each(*of).unary(op),
+            Self::Binary(op, of) => Self::Binary(op, Box::new((*of).map(each))),
+            Self::Select(of) => Self::Select(Box::new((*of).map(each))),
+        }
     }
 
     /// Its type where the operands have these.

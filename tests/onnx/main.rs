@@ -4,6 +4,7 @@ mod classifier;
 mod elements;
 mod external;
 mod hostile;
+mod import;
 mod memory;
 mod mutations;
 mod oracle;

@@ -1,0 +1,246 @@
+//! The graph that is being made of a model.
+
+use std::collections::{HashMap, HashSet};
+
+use super::problem::Problem;
+use crate::error::Error;
+use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
+use crate::loops;
+use crate::onnx::{DataType, File, Function};
+use crate::tensor::Dtype;
+
+/// Why something cannot be imported, as the end of a sentence.
+pub(in crate::onnx) type Outcome<T> = Result<T, String>;
+
+/// What a name of the model stands for.
+#[derive(Clone, Debug)]
+pub(in crate::onnx) enum Item {
+    Tensor(ValueId),
+    Sequence(Vec<ValueId>),
+    /// An optional that is empty.
+    Nothing,
+    /// What a node would have written that cannot be imported.
+    Broken,
+}
+
+impl From<ValueId> for Item {
+    fn from(value: ValueId) -> Self {
+        Self::Tensor(value)
+    }
+}
+
+/// The graph so far, and what is known of its values.
+pub(in crate::onnx) struct Context<'m> {
+    pub file: &'m File,
+    pub builder: GraphBuilder,
+    pub functions: HashMap<[&'m str; 3], &'m Function>,
+    pub problems: Vec<Problem>,
+    /// What values are that hold the bits of a type which no graph has.
+    pub stored: HashMap<ValueId, DataType>,
+    /// The node that is being imported, with the functions and bodies around it.
+    pub path: String,
+    names: HashSet<String>,
+}
+
+/// Most bytes of a constant that is computed here; a larger one is left to the graph.
+const FOLDED_BYTES: usize = 16 << 20;
+
+/// Most bytes of a weight that is read here, because a shape depends on it.
+const READ_BYTES: usize = 64 << 20;
+
+/// Most bytes of any value.
+const VALUE_BYTES: usize = 1 << 36;
+
+/// Most nodes of a graph: what loops are unrolled to.
+const NODES: usize = 1 << 20;
+
+impl<'m> Context<'m> {
+    pub fn new(file: &'m File) -> Self {
+        let functions = &file.model().functions;
+        let key = |function: &'m Function| [&function.domain, &function.name, &function.overload].map(|s| s.as_str());
+        Self {
+            file,
+            builder: GraphBuilder::new(),
+            functions: functions.iter().map(|function| (key(function), function)).collect(),
+            problems: Vec::new(),
+            stored: HashMap::new(),
+            path: String::new(),
+            names: HashSet::new(),
+        }
+    }
+
+    pub fn finish(self) -> Result<Graph, Error> {
+        self.builder.finish()
+    }
+
+    pub fn of(&self, value: ValueId) -> &ValueType {
+        self.builder.value(value)
+    }
+
+    pub fn dims(&self, value: ValueId) -> Vec<usize> {
+        self.of(value).dims.clone()
+    }
+
+    pub fn dtype(&self, value: ValueId) -> Dtype {
+        self.of(value).dtype
+    }
+
+    pub fn rank(&self, value: ValueId) -> usize {
+        self.of(value).rank()
+    }
+
+    /// A value that is known, without reading weights.
+    fn folded(&self, value: ValueId) -> Option<Tensor> {
+        match self.builder.graph().constant(value)? {
+            Constant::Bytes(bytes) => Some(Tensor::from_bytes(self.of(value).clone(), bytes)),
+            Constant::Weight(_) => None,
+        }
+    }
+
+    /// A value that is the same for all requests, if it is one.
+    pub fn known(&self, value: ValueId) -> Outcome<Option<Tensor>> {
+        match self.builder.graph().constant(value) {
+            Some(Constant::Weight(name)) if self.of(value).bytes() <= READ_BYTES => {
+                self.file.weight(name).map(Some).map_err(|e| e.to_string())
+            }
+            _ => Ok(self.folded(value)),
+        }
+    }
+
+    /// The elements of a value that the shape of others depends on.
+    pub fn ints(&self, value: ValueId, what: &str) -> Outcome<Vec<i64>> {
+        let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
+        let known = self.known(value)?.ok_or_else(unknown)?;
+        known.to_i64s().ok_or_else(|| format!("{what}: expected whole numbers, found {}", self.of(value)))
+    }
+
+    /// The elements of a value that attributes are made of.
+    pub fn floats(&self, value: ValueId, what: &str) -> Outcome<Vec<f64>> {
+        let unknown = || format!("{what} has to be known here, but depends on the inputs: bind them as constants");
+        Ok(self.known(value)?.ok_or_else(unknown)?.to_f64s())
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, value: &Tensor) -> ValueId {
+        let of = value.value_type().clone();
+        self.builder.constant(of.dtype, &of.dims, value.bytes())
+    }
+
+    /// A constant of integers in one dimension.
+    pub fn vector(&mut self, elems: &[i64]) -> ValueId {
+        self.constant(&Tensor::of(&[elems.len()], elems))
+    }
+
+    /// A number of a type.
+    pub fn scalar(&mut self, dtype: Dtype, value: f64) -> Outcome<ValueId> {
+        self.filled(dtype, &[], value)
+    }
+
+    /// A number everywhere.
+    pub fn filled(&mut self, dtype: Dtype, dims: &[usize], value: f64) -> Outcome<ValueId> {
+        let one = self.constant(&Tensor::of(&[], &[0_u8]));
+        let number = self.op(Op::Map(number(dtype, value)), &[one])?;
+        self.broadcast(number, dims)
+    }
+
+    /// An operation of one output whose operands are all there.
+    pub fn op(&mut self, op: Op, inputs: &[ValueId]) -> Outcome<ValueId> {
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        Ok(self.emit(op, &inputs, 1)?[0])
+    }
+
+    /// An operation: its first operand where it changes nothing, a constant where everything is known, or a node.
+    pub fn emit(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Outcome<Vec<ValueId>> {
+        let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.of(id))).collect();
+        let written = op.infer(&types, outputs).map_err(|what| format!("{}: {what}", op.kind()))?;
+        if let Some(huge) = written.iter().find(|of| of.bytes() > VALUE_BYTES) {
+            return Err(format!("{huge} is larger than {VALUE_BYTES} bytes"));
+        }
+        if let (true, [Some(only)]) = (changes_nothing(&op, types.first().copied().flatten(), &written[0]), inputs) {
+            return Ok(vec![*only]);
+        }
+        if written.iter().map(ValueType::bytes).sum::<usize>() <= FOLDED_BYTES {
+            let known: Option<Vec<_>> =
+                inputs.iter().map(|id| id.map_or(Some(None), |id| self.folded(id).map(Some))).collect();
+            if let Some(known) = known {
+                return self.fold(&op, &known, &written);
+            }
+        }
+        self.push(op, inputs, outputs)
+    }
+
+    fn fold(&mut self, op: &Op, known: &[Option<Tensor>], written: &[ValueType]) -> Outcome<Vec<ValueId>> {
+        let known: Vec<_> = known.iter().map(Option::as_ref).collect();
+        let values = loops::compute(op, &known, written).map_err(|e| e.to_string())?;
+        Ok(values.iter().map(|value| self.constant(value)).collect())
+    }
+
+    fn push(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Outcome<Vec<ValueId>> {
+        if self.builder.graph().nodes.len() >= NODES {
+            return Err(format!("the graph has more than {NODES} nodes"));
+        }
+        let (op, inputs) = match op {
+            Op::Map(expr) => self.with_numbers(expr, inputs),
+            op => (op, inputs.to_vec()),
+        };
+        let name = self.fresh();
+        Ok(self.builder.node_with(&name, op, &inputs, outputs))
+    }
+
+    /// A map whose operands of one known element are numbers in its expression.
+    fn with_numbers(&self, expr: Expr, inputs: &[Option<ValueId>]) -> (Op, Vec<Option<ValueId>>) {
+        let rank = inputs.iter().flatten().filter(|id| self.of(**id).elems() != 1).map(|id| self.rank(*id)).max();
+        let number = |id: &Option<ValueId>| {
+            let value = id.filter(|id| self.of(*id).elems() == 1 && Some(self.rank(*id)) <= rank)?;
+            let value = self.folded(value)?;
+            Some(Expr::Const(value.value_type().dtype, element(&value)?))
+        };
+        let (mut kept, mut args) = (Vec::new(), Vec::new());
+        for id in inputs {
+            args.push(number(id).unwrap_or_else(|| {
+                kept.push(*id);
+                Expr::arg(kept.len() - 1)
+            }));
+        }
+        (Op::Map(expr.with_args(&args)), kept)
+    }
+
+    /// A name for a node that no other has.
+    fn fresh(&mut self) -> String {
+        let mut name = self.path.clone();
+        let mut count = 1;
+        while !self.names.insert(name.clone()) {
+            name = format!("{}#{count}", self.path);
+            count += 1;
+        }
+        name
+    }
+}
+
+/// A constant of a type in an expression: what it is truncated to, of a whole type.
+pub(in crate::onnx) fn number(dtype: Dtype, value: f64) -> Expr {
+    if dtype.is_float() { Expr::float(dtype, value) } else { Expr::int(dtype, value as i128) }
+}
+
+/// The first element.
+fn element(value: &Tensor) -> Option<Number> {
+    match value.value_type().dtype {
+        Dtype::U64 => value.elems::<u64>().first().map(|&elem| Number::Int(elem.into())),
+        dtype if dtype.is_float() => value.to_f64s().first().map(|&elem| Number::Float(elem)),
+        _ => value.to_i64s()?.first().map(|&elem| Number::Int(elem.into())),
+    }
+}
+
+/// Whether an operation of one operand gives that operand.
+fn changes_nothing(op: &Op, operand: Option<&ValueType>, written: &ValueType) -> bool {
+    let same = operand == Some(written);
+    match op {
+        Op::Reshape(_) | Op::Broadcast(_) | Op::Concat(_) => same,
+        Op::Transpose(order) => order.iter().copied().eq(0..order.len()),
+        Op::Slice(slice) => same && slice.step.iter().all(|&step| step == 1),
+        Op::Pad(pad) => same && pad.before.iter().chain(&pad.after).all(|&n| n == 0),
+        Op::Map(expr) => *expr == Expr::arg(0),
+        Op::Reduce(reduce) => reduce.axes.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,153 @@
+//! A model's file as a graph of values.
+//!
+//! Sizes are bound first, so that every dimension is a number and what a model computes of shapes is known here. Functions
+//! are inlined, loops unrolled, branches on what is known are taken; each operator becomes a few operations of the graph,
+//! with the attributes of the version that the model uses. Whatever cannot be imported is one error with all nodes
+//! concerned.
+
+mod call;
+mod context;
+mod problem;
+mod scope;
+mod shapes;
+mod sizes;
+mod weights;
+
+use std::collections::HashMap;
+
+pub(super) use call::Call;
+pub(super) use context::{Context, Item, Outcome, number};
+pub use problem::Problem;
+pub(crate) use problem::Problems;
+use scope::{Frame, Scope};
+pub(super) use shapes::{axes_of, axis_of, size_of_dim};
+pub use sizes::Sizes;
+pub(super) use weights::{dtype_of, is_storage};
+
+use super::{Dim, File, ValueInfo, ValueType};
+use crate::error::Error;
+use crate::graph::{Graph, ValueId};
+
+impl File {
+    /// The model as a graph at these sizes of its free dimensions. Its weights have the names of the file's initializers.
+    ///
+    /// # Errors
+    /// [`Error::Option`] with every dimension whose size is missing, or a size or constant that the model has no use for or
+    /// that does not fit; [`Error::Import`] with every node that cannot be imported.
+    ///
+    /// ```
+    /// use trefoil::onnx::{File, Sizes};
+    /// let file = File::open("tests/data/onnx/graph.onnx")?;
+    /// assert!(file.graph(&Sizes::new()).unwrap_err().to_string().contains("`N`"));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn graph(&self, sizes: &Sizes) -> Result<Graph, Error> {
+        let model = self.model();
+        self.check(sizes)?;
+        let mut cx = Context::new(self);
+        let frame = Frame { opsets: &model.opsets, attributes: HashMap::new(), depth: 0 };
+        let mut scope = Scope { names: HashMap::new(), outer: None, frame: &frame };
+        for tensor in &model.graph.initializers {
+            let fail = |what| Error::graph(&tensor.name, what);
+            scope.names.insert(&tensor.name, cx.initializer(tensor).map_err(fail)?.into());
+        }
+        for input in &model.graph.inputs {
+            if sizes.value(&input.name).is_some() || !scope.names.contains_key(input.name.as_str()) {
+                let value = bind(&mut cx, input, sizes)?;
+                scope.names.insert(&input.name, value.into());
+            }
+        }
+        scope.run(&mut cx, &model.graph.nodes);
+        for output in &model.graph.outputs {
+            match scope.find(&output.name) {
+                Some(Item::Tensor(value)) => cx.builder.output(&output.name, *value),
+                Some(Item::Broken) => {}
+                Some(_) => return Err(Error::graph(&output.name, "an output that is no tensor")),
+                None => return Err(Error::graph(&output.name, "an output that nothing writes")),
+            }
+        }
+        if cx.problems.is_empty() {
+            return cx.finish();
+        }
+        Err(Error::Import { path: self.path().to_owned(), problems: cx.problems.into() })
+    }
+
+    /// Every free dimension has a size, and every size a dimension.
+    fn check(&self, sizes: &Sizes) -> Result<(), Error> {
+        let inputs = self.free_inputs().filter(|input| sizes.value(&input.name).is_none());
+        let missing: Vec<String> = inputs
+            .flat_map(|input| dims(input).unwrap_or_default())
+            .filter_map(|dim| dim.err())
+            .filter(|name| sizes.get(name).is_none())
+            .map(|name| format!("`{name}`"))
+            .collect();
+        if !missing.is_empty() {
+            return Err(Error::option("sizes", "without some", format!("a size of each of {}", missing.join(", "))));
+        }
+        let all = self.model().graph.inputs.iter();
+        let known: Vec<String> = all
+            .flat_map(|input| {
+                let free = dims(input).unwrap_or_default().into_iter().filter_map(Result::err);
+                free.chain([input.name.clone()])
+            })
+            .collect();
+        match sizes.names().find(|name| !known.iter().any(|known| known == name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::option("sizes", name, format!("one of the model's {}", known.join(", ")))),
+        }
+    }
+
+    /// Inputs without a default.
+    fn free_inputs(&self) -> impl Iterator<Item = &ValueInfo> {
+        let graph = &self.model().graph;
+        let constants: std::collections::HashSet<&str> =
+            graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
+        graph.inputs.iter().filter(move |input| !constants.contains(input.name.as_str()))
+    }
+}
+
+/// Dimensions of an input: their sizes, or names.
+fn dims(input: &ValueInfo) -> Option<Vec<Result<usize, String>>> {
+    let ValueType::Tensor { dims: Some(dims), .. } = &input.kind else { return None };
+    let dim = |(axis, dim): (usize, &Dim)| match dim {
+        Dim::Fixed(size) => Ok(*size),
+        Dim::Named(name) if name != "?" => Err(name.clone()),
+        Dim::Named(_) | Dim::Unknown => Err(format!("{}:{axis}", input.name)),
+    };
+    Some(dims.iter().enumerate().map(dim).collect())
+}
+
+/// An input of the graph, or the constant that it is bound to.
+fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueId, Error> {
+    let fail = |what: &str| Error::graph(&input.name, format!("an input {what}"));
+    let ValueType::Tensor { dtype: Some(stored), .. } = &input.kind else {
+        return Err(fail("that is no tensor, or of a type that the file does not tell"));
+    };
+    let dtype = dtype_of(*stored).ok_or_else(|| fail(&format!("of {stored}, which no graph has")))?;
+    let bound = sizes.value(&input.name);
+    let expected = dims(input);
+    if let Some(bound) = bound {
+        let of = bound.value_type();
+        let fits = |dims: &Vec<Result<usize, String>>| {
+            dims.len() == of.rank()
+                && dims.iter().zip(&of.dims).all(|(dim, size)| !matches!(dim, Ok(dim) if dim != size))
+        };
+        if of.dtype != dtype || !expected.as_ref().is_none_or(fits) {
+            return Err(Error::option("sizes", format!("{of} for `{}`", input.name), "the type that the model tells"));
+        }
+    }
+    let value = match bound {
+        Some(bound) => cx.constant(bound),
+        None => {
+            let dims = expected.ok_or_else(|| fail("of unknown rank: bind it as a constant"))?;
+            let dims: Vec<usize> = dims
+                .into_iter()
+                .map(|dim| dim.or_else(|name| sizes.get(&name).ok_or(name)))
+                .collect::<Result<_, _>>()
+                .map_err(|name| Error::option("sizes", "without some", format!("a size of `{name}`")))?;
+            cx.builder.input(&input.name, dtype, &dims)
+        }
+    };
+    cx.store(value, *stored);
+    Ok(value)
+}

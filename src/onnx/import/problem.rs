@@ -1,0 +1,72 @@
+//! What cannot be imported.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A node that cannot be imported, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// The node's name, or that of its first output where it has none.
+    pub node: String,
+    /// The domain of its operator; empty for the standard one.
+    pub domain: String,
+    /// Its operator.
+    pub operator: String,
+    /// The version of the operators of that domain.
+    pub version: i64,
+    /// Types and dimensions of what it reads: `"f32[1,3], i64[2]"`.
+    pub operands: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl Problem {
+    fn kind(&self) -> String {
+        match &self.domain[..] {
+            "" => format!("{} (version {})", self.operator, self.version),
+            domain => format!("{domain}.{} (version {})", self.operator, self.version),
+        }
+    }
+}
+
+/// All problems of a model, grouped by operator.
+pub(crate) struct Problems<'a>(pub &'a [Problem]);
+
+impl fmt::Display for Problems<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut groups = BTreeMap::<String, Vec<&Problem>>::new();
+        self.0.iter().for_each(|problem| groups.entry(problem.kind()).or_default().push(problem));
+        write!(f, "{} nodes cannot be imported", self.0.len())?;
+        for (kind, problems) in groups {
+            write!(f, "\n{kind}:")?;
+            for Problem { node, operands, reason, .. } in problems {
+                write!(f, "\n  `{node}` of {operands}: {reason}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_are_grouped_by_operator() {
+        let problem = |node: &str, domain: &str, operator: &str| Problem {
+            node: node.into(),
+            domain: domain.into(),
+            operator: operator.into(),
+            version: 3,
+            operands: "f32[2]".into(),
+            reason: "because".into(),
+        };
+        let all = [problem("a", "", "Odd"), problem("b", "org", "Strange"), problem("c", "", "Odd")];
+        assert_eq!(
+            Problems(&all).to_string(),
+            "3 nodes cannot be imported\nOdd (version 3):\n  `a` of f32[2]: because\n  `c` of f32[2]: because\n\
+             org.Strange (version 3):\n  `b` of f32[2]: because"
+        );
+    }
+}

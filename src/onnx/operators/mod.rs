@@ -1,0 +1,121 @@
+//! Operators of ONNX, by families: one table from a domain and a name to what imports it.
+//!
+//! A function reads its node's attributes as the version says that the model uses; there is no conversion between versions.
+
+mod activation;
+mod attention;
+mod cast;
+mod control;
+mod conv;
+mod image;
+mod index;
+mod linear_attention;
+mod make;
+mod math;
+mod norm;
+mod pool;
+mod product;
+mod quantize;
+mod recurrent;
+mod reduce;
+mod sample;
+mod sequence;
+mod shape;
+mod signal;
+mod storage;
+
+use super::import::{Call, Item, Outcome};
+use crate::graph::{Binary, Unary, ValueId};
+use crate::onnx::DataType;
+
+/// How an operator is imported.
+pub(super) enum Operator {
+    /// A function of one number.
+    Unary(Unary),
+    /// A function of two numbers.
+    Binary(Binary),
+    /// One output.
+    One(fn(&mut Call<'_, '_>) -> Outcome<ValueId>),
+    /// Several outputs.
+    Many(fn(&mut Call<'_, '_>) -> Outcome<Vec<ValueId>>),
+    /// Something else than tensors goes in or comes out.
+    Items(fn(&mut Call<'_, '_>) -> Outcome<Vec<Item>>),
+    /// One output, of operands whose bits are not computed with: types that are only stored are fine.
+    Moves(fn(&mut Call<'_, '_>) -> Outcome<ValueId>),
+}
+
+/// Operators of a family, by name.
+type Table = &'static [(&'static str, Operator)];
+
+const STANDARD: [Table; 20] = [
+    activation::TABLE,
+    attention::TABLE,
+    cast::TABLE,
+    control::TABLE,
+    conv::TABLE,
+    image::TABLE,
+    index::TABLE,
+    linear_attention::TABLE,
+    make::TABLE,
+    math::TABLE,
+    norm::TABLE,
+    pool::TABLE,
+    product::TABLE,
+    quantize::TABLE,
+    recurrent::TABLE,
+    reduce::TABLE,
+    sample::TABLE,
+    sequence::TABLE,
+    shape::TABLE,
+    signal::TABLE,
+];
+
+/// Versions of the standard operators that are known.
+const VERSIONS: std::ops::RangeInclusive<i64> = 7..=28;
+
+/// The operator of this domain and name.
+pub(super) fn find(domain: &str, name: &str, version: i64) -> Outcome<&'static Operator> {
+    let tables: &[Table] = match domain {
+        "" => &STANDARD,
+        "ai.onnx.preview" => &[attention::PREVIEW],
+        _ => &[],
+    };
+    let found = tables.iter().flat_map(|table| table.iter()).find(|(known, _)| *known == name);
+    let (_, operator) = found.ok_or("this operator is not known")?;
+    match domain.is_empty() && !VERSIONS.contains(&version) {
+        true => Err(format!("version {version} of the operators: expected {} to {}", VERSIONS.start(), VERSIONS.end())),
+        false => Ok(operator),
+    }
+}
+
+impl Operator {
+    pub fn import(&self, call: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
+        if let Self::Items(import) = self {
+            return import(call);
+        }
+        let stored = call.inputs.iter().find_map(|input| match input {
+            Some(Item::Tensor(value)) => call.stored.get(value).copied(),
+            _ => None,
+        });
+        let written = match (self, stored) {
+            (Self::Moves(import), Some(stored)) => return moved(*import, call, stored),
+            (_, Some(stored)) => return Err(format!("{stored} is only stored: cast it first")),
+            (Self::Unary(op), _) => vec![math::unary(call, *op)?],
+            (Self::Binary(op), _) => vec![math::binary(call, *op)?],
+            (Self::One(import) | Self::Moves(import), _) => vec![import(call)?],
+            (Self::Many(import), _) => import(call)?,
+            (Self::Items(_), _) => unreachable!("answered above"),
+        };
+        Ok(written.into_iter().map(Item::from).collect())
+    }
+}
+
+fn moved(
+    import: fn(&mut Call<'_, '_>) -> Outcome<ValueId>,
+    call: &mut Call<'_, '_>,
+    stored: DataType,
+) -> Outcome<Vec<Item>> {
+    let value = import(call)?;
+    call.store(value, stored);
+    Ok(vec![value.into()])
+}

@@ -1,0 +1,123 @@
+//! Pooling.
+
+use super::Operator::{Many, One};
+use super::activation::wide;
+use super::conv::{Sliding, sliding, spatial};
+use super::{Outcome, Table};
+use crate::graph::{Binary, Expr, Number, Op, Pad, PadMode, Pool, PoolOp, ReduceOp, Unary, ValueId, Window};
+use crate::onnx::import::{Call, number};
+use crate::tensor::Dtype;
+
+pub(super) const TABLE: Table = &[
+    ("MaxPool", Many(max)),
+    ("AveragePool", One(average)),
+    ("LpPool", One(lp)),
+    ("GlobalAveragePool", One(global_average)),
+    ("GlobalMaxPool", One(global_max)),
+    ("GlobalLpPool", One(global_lp)),
+];
+
+/// The window with padding behind as far as the last place reaches, which rounding up adds.
+fn window(c: &Call<'_, '_>, dims: &[usize]) -> Outcome<Window> {
+    let Sliding { mut window, ceil } = sliding(c, dims, None)?;
+    for (axis, &size) in dims.iter().enumerate().filter(|_| ceil) {
+        let (stride, [before, behind]) = (window.stride[axis], window.pad[axis]);
+        let reach = (window.size[axis] - 1) * window.dilation[axis] + 1;
+        let room = (size + before + behind).saturating_sub(reach);
+        let mut places = room.div_ceil(stride) + 1;
+        if (places - 1) * stride >= size + before {
+            places -= 1; // a window that would begin in the padding behind is left out
+        }
+        let needed = (places - 1) * stride + reach;
+        window.pad[axis][1] = needed.saturating_sub(size + before);
+    }
+    Ok(window)
+}
+
+fn max(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
+    let x = c.x(0)?;
+    let dims = spatial(c, x)?;
+    let window = window(c, &dims)?;
+    let inner = c.channels_last(x)?;
+    let pool = Op::Pool(Pool { op: PoolOp::Max, window });
+    let outputs = c.cx.emit(pool, &[Some(inner)], if c.wants(1) { 2 } else { 1 })?;
+    let y = c.channels_first(outputs[0])?;
+    let Some(&at) = outputs.get(1) else { return Ok(vec![y]) };
+    let at = c.channels_first(at)?;
+    Ok(vec![y, indices(c, x, at, &dims)?])
+}
+
+/// Indices within a plane as indices within the whole operand, whose planes are row by row or column by column.
+fn indices(c: &mut Call<'_, '_>, x: ValueId, mut at: ValueId, dims: &[usize]) -> Outcome<ValueId> {
+    let int = |value: usize| Expr::int(Dtype::I64, value as i128);
+    if let (1, [h, w]) = (c.int_or("storage_order", 0), dims) {
+        let row = Expr::arg(0) / int(*w);
+        let column = Expr::arg(0).binary(Binary::Rem, int(*w));
+        at = c.map(column * int(*h) + row, &[at])?;
+    }
+    let (channels, plane) = (c.dims(x)[1], dims.iter().product());
+    c.map(Expr::arg(0) + (Expr::Axis(0) * int(channels) + Expr::Axis(1)) * int(plane), &[at])
+}
+
+/// The number of what is counted in each window: taps in the operand, or also those in the padding that the node tells.
+fn average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let x = c.x(0)?;
+    let dims = spatial(c, x)?;
+    let wanted = window(c, &dims)?;
+    let inner = c.channels_last(x)?;
+    if !c.flag("count_include_pad") {
+        let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window: wanted }), &[inner])?;
+        return c.channels_first(y);
+    }
+    // Zeros that are counted are put there; what rounding up adds behind them is not counted.
+    let told = sliding(c, &dims, None)?.window.pad;
+    let mut window = wanted;
+    let (mut before, mut after) = (vec![0], vec![0]);
+    for (pad, told) in window.pad.iter_mut().zip(&told) {
+        let counted = pad[1].min(told[1]);
+        before.push(pad[0] as isize);
+        after.push(counted as isize);
+        *pad = [0, pad[1] - counted];
+    }
+    before.push(0);
+    after.push(0);
+    let mode = PadMode::Constant(Number::Float(0.0));
+    let padded = c.op(Op::Pad(Pad { before, after, mode }), &[inner])?;
+    let y = c.op(Op::Pool(Pool { op: PoolOp::Mean, window }), &[padded])?;
+    c.channels_first(y)
+}
+
+/// (sum |x|^p)^(1/p) over windows.
+fn lp(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let x = c.x(0)?;
+    let dims = spatial(c, x)?;
+    let (window, p) = (window(c, &dims)?, c.int_or("p", 2) as f64);
+    let power = wide(c, x, |x, k| x().unary(Unary::Abs).binary(Binary::Pow, k(p)))?;
+    let inner = c.channels_last(power)?;
+    let sum = c.op(Op::Pool(Pool { op: PoolOp::Sum, window }), &[inner])?;
+    let root = wide(c, sum, |x, k| x().binary(Binary::Pow, k(1.0 / p)))?;
+    c.channels_first(root)
+}
+
+fn global(c: &mut Call<'_, '_>, op: ReduceOp) -> Outcome<ValueId> {
+    let x = c.x(0)?;
+    let axes: Vec<usize> = (2..c.rank(x)).collect();
+    c.reduce(x, op, &axes, true)
+}
+
+fn global_average(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    global(c, ReduceOp::Mean)
+}
+
+fn global_max(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    global(c, ReduceOp::Max)
+}
+
+fn global_lp(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let (x, p) = (c.x(0)?, c.int_or("p", 2) as f64);
+    let axes: Vec<usize> = (2..c.rank(x)).collect();
+    let dtype = c.dtype(x);
+    let power = c.map(Expr::arg(0).unary(Unary::Abs).binary(Binary::Pow, number(dtype, p)), &[x])?;
+    let sum = c.reduce(power, ReduceOp::Sum, &axes, true)?;
+    c.map(Expr::arg(0).binary(Binary::Pow, number(dtype, 1.0 / p)), &[sum])
+}

@@ -1,0 +1,169 @@
+//! Products of matrices, and of tensors.
+
+use super::Operator::One;
+use super::{Outcome, Table};
+use crate::graph::{Contract, Expr, Op, ReduceOp, ValueId};
+use crate::onnx::import::{Call, Context, number};
+
+pub(super) const TABLE: Table =
+    &[("MatMul", One(matmul)), ("Gemm", One(gemm)), ("Einsum", One(einsum)), ("Det", One(det))];
+
+fn matmul(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let (a, b) = (c.x(0)?, c.x(1)?);
+    matrices(c, a, b)
+}
+
+/// A product of matrices, none of whose operands is a scalar.
+pub(super) fn matrices(c: &mut Context<'_>, a: ValueId, b: ValueId) -> Outcome<ValueId> {
+    if c.rank(a) == 0 || c.rank(b) == 0 {
+        return Err("expected operands with axes, found a scalar".into());
+    }
+    c.matmul(a, b)
+}
+
+/// alpha x A x B + beta x C, where A and B may be turned.
+fn gemm(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let (a, b) = (c.x(0)?, c.x(1)?);
+    let labels = |turned, [row, column]: [usize; 2]| if turned { vec![column, row] } else { vec![row, column] };
+    let contract = Contract {
+        left: labels(c.flag("transA"), [0, 2]),
+        right: labels(c.flag("transB"), [2, 1]),
+        result: vec![0, 1],
+    };
+    let product = c.op(Op::Contract(contract), &[a, b])?;
+    let product = c.cx.scaled(product, c.float_or("alpha", 1.0))?;
+    match c.maybe(2) {
+        None => Ok(product),
+        Some(bias) => {
+            let bias = c.cx.scaled(bias, c.float_or("beta", 1.0))?;
+            c.add(product, bias)
+        }
+    }
+}
+
+/// Labels of a term's axes; an ellipsis is so many labels behind all letters, the last ones.
+fn labels(term: &str, rank: usize) -> Outcome<Vec<usize>> {
+    let letters: Vec<char> = term.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let dots = letters.iter().position(|&letter| letter == '.');
+    let label = |&letter: &char| match letter.is_ascii_alphabetic() {
+        true => Ok(letter as usize),
+        false => Err(format!("equation: expected letters and one ellipsis, found `{term}`")),
+    };
+    let Some(at) = dots else {
+        let all: Vec<usize> = letters.iter().map(label).collect::<Outcome<_>>()?;
+        return match all.len() == rank {
+            true => Ok(all),
+            false => Err(format!("equation: `{term}` for an operand of {rank} axes")),
+        };
+    };
+    if letters.get(at..at + 3) != Some(&['.'; 3]) || letters.len() - 3 > rank {
+        return Err(format!("equation: `{term}` for an operand of {rank} axes"));
+    }
+    let left = letters[..at].iter().map(label).collect::<Outcome<Vec<_>>>()?;
+    let right = letters[at + 3..].iter().map(label).collect::<Outcome<Vec<_>>>()?;
+    let outer = rank - left.len() - right.len();
+    Ok([left, (0..outer).map(|axis| ELLIPSIS - outer + axis).collect(), right].concat())
+}
+
+/// Labels of an ellipsis's axes end here, behind all letters.
+const ELLIPSIS: usize = 1000;
+
+/// Operands are contracted one after the other, each label for as long as a later operand or the result has it.
+fn einsum(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let equation = c.text_or("equation", "");
+    let (terms, result) = match equation.split_once("->") {
+        Some((terms, result)) => (terms, Some(result)),
+        None => (equation, None),
+    };
+    let all = c.all()?;
+    let terms: Vec<&str> = terms.split(',').collect();
+    if terms.len() != all.len() || all.is_empty() {
+        return Err(format!("equation: `{equation}` for {} operands", all.len()));
+    }
+    let mut operands = Vec::new();
+    for (&value, term) in all.iter().zip(&terms) {
+        let labels = labels(term, c.rank(value))?;
+        operands.push(diagonal(c, value, labels)?);
+    }
+    let result = result_labels(result, &operands)?;
+    let (mut value, mut of) = operands.remove(0);
+    while !operands.is_empty() {
+        let (next, right) = operands.remove(0);
+        let later = |label: &usize| result.contains(label) || operands.iter().any(|(_, labels)| labels.contains(label));
+        let mut kept = of.clone();
+        kept.extend(right.iter().filter(|label| !of.contains(label)));
+        kept.retain(later);
+        let contract = Contract { left: of, right, result: kept.clone() };
+        value = c.op(Op::Contract(contract), &[value, next])?;
+        of = kept;
+    }
+    let summed: Vec<usize> = (0..of.len()).filter(|&axis| !result.contains(&of[axis])).collect();
+    let value = c.reduce(value, ReduceOp::Sum, &summed, false)?;
+    of.retain(|label| result.contains(label));
+    let order = result.iter().map(|label| of.iter().position(|l| l == label)).collect::<Option<Vec<_>>>();
+    let order = order.ok_or_else(|| format!("equation: `{equation}` has a result that no operand gives"))?;
+    c.transpose(value, &order)
+}
+
+/// Labels of the result; without one all that occur once, in alphabetical order, behind those of the ellipsis.
+fn result_labels(result: Option<&str>, operands: &[(ValueId, Vec<usize>)]) -> Outcome<Vec<usize>> {
+    let mut all: Vec<usize> = operands.iter().flat_map(|(_, labels)| labels.iter().copied()).collect();
+    all.sort_unstable();
+    let is_letter = |label: &usize| *label < 256;
+    let mut outer: Vec<usize> = all.iter().copied().filter(|label| !is_letter(label)).collect();
+    outer.dedup();
+    match result {
+        Some(result) => {
+            let letters = result.chars().filter(char::is_ascii_alphabetic).count();
+            let dots = if result.contains('.') { outer.len() } else { 0 };
+            labels(result, letters + dots)
+        }
+        None => {
+            let once = |label: &usize| is_letter(label) && all.iter().filter(|other| *other == label).count() == 1;
+            Ok(outer.iter().copied().chain(all.iter().copied().filter(once)).collect())
+        }
+    }
+}
+
+/// An operand with each label once: of a repeated one the diagonal.
+fn diagonal(c: &mut Context<'_>, mut value: ValueId, mut labels: Vec<usize>) -> Outcome<(ValueId, Vec<usize>)> {
+    use crate::graph::Binary::Equal;
+    while let Some(second) = (1..labels.len()).find(|&axis| labels[..axis].contains(&labels[axis])) {
+        let first = labels.iter().position(|label| *label == labels[second]).expect("it was just found");
+        let dtype = c.dtype(value);
+        let on = Expr::Axis(first).binary(Equal, Expr::Axis(second));
+        let kept = c.map(on.select(Expr::arg(0), number(dtype, 0.0)), &[value])?;
+        value = c.reduce(kept, ReduceOp::Sum, &[second], false)?;
+        labels.remove(second);
+    }
+    Ok((value, labels))
+}
+
+/// The determinant by cofactors of the first row: of matrices up to 4 x 4.
+fn det(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
+    let x = c.x(0)?;
+    let dims = c.dims(x);
+    let [outer @ .., rows, columns] = &dims[..] else { return Err(format!("expected matrices, found {}", c.of(x))) };
+    if rows != columns || *rows == 0 || *rows > 4 {
+        return Err(format!("expected square matrices up to 4 x 4, found {rows} x {columns}"));
+    }
+    let size = *rows;
+    let mut elems = Vec::new();
+    for at in 0..size * size {
+        let row = c.at(x, outer.len(), at / size)?;
+        elems.push(c.at(row, outer.len(), at % size)?);
+    }
+    let columns: Vec<usize> = (0..size).collect();
+    let y = c.map(cofactors(size, 0, &columns), &elems)?;
+    Ok(y)
+}
+
+fn cofactors(size: usize, row: usize, columns: &[usize]) -> Expr {
+    let term = |(index, &column): (usize, &usize)| {
+        let elem = Expr::arg(row * size + column);
+        let elem = if index % 2 == 1 { -elem } else { elem };
+        let rest: Vec<usize> = columns.iter().copied().filter(|&other| other != column).collect();
+        if rest.is_empty() { elem } else { elem * cofactors(size, row + 1, &rest) }
+    };
+    columns.iter().enumerate().map(term).reduce(|sum, next| sum + next).expect("a matrix has columns")
+}

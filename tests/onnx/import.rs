@@ -1,0 +1,230 @@
+//! Models as graphs: sizes, names, functions, bodies, and what is refused.
+
+use trefoil::graph::{Graph, Tensor};
+use trefoil::onnx::{File, Problem, Sizes};
+use trefoil::{Error, loops};
+
+use super::write::{attribute, bytes, int, message, model};
+
+const FLOAT: i64 = 1;
+const INT64: i64 = 7;
+const BOOL: i64 = 9;
+
+/// A size, or the name of one.
+enum Dim {
+    Fixed(i64),
+    Named(&'static str),
+}
+
+fn port(field: u32, name: &str, dtype: i64, dims: &[Dim]) -> Vec<u8> {
+    let dim = |dim: &Dim| match dim {
+        Dim::Fixed(size) => message(1, &[int(1, *size)]),
+        Dim::Named(name) => message(1, &[bytes(2, name)]),
+    };
+    let shape = message(2, &dims.iter().map(dim).collect::<Vec<_>>());
+    message(field, &[bytes(1, name), message(2, &[message(1, &[int(1, dtype), shape])])])
+}
+
+fn input(name: &str, dtype: i64, dims: &[Dim]) -> Vec<u8> {
+    port(11, name, dtype, dims)
+}
+
+fn output(name: &str) -> Vec<u8> {
+    port(12, name, FLOAT, &[])
+}
+
+/// A node called after its first output.
+fn node(op_type: &str, inputs: &[&str], outputs: &[&str], more: &[Vec<u8>]) -> Vec<u8> {
+    node_in(1, op_type, inputs, outputs, more)
+}
+
+fn node_in(field: u32, op_type: &str, inputs: &[&str], outputs: &[&str], more: &[Vec<u8>]) -> Vec<u8> {
+    let names = |number, names: &[&str]| names.iter().map(|name| bytes(number, name)).collect::<Vec<_>>().concat();
+    message(field, &[names(1, inputs), names(2, outputs), bytes(4, op_type), more.concat()])
+}
+
+fn ints(name: &str, values: &[i64]) -> Vec<u8> {
+    attribute(name, &[int(20, 7), values.iter().map(|&value| int(8, value)).collect::<Vec<_>>().concat()])
+}
+
+fn body(name: &str, graph: &[Vec<u8>]) -> Vec<u8> {
+    attribute(name, &[int(20, 5), message(6, graph)])
+}
+
+fn opened(graph: &[Vec<u8>], more: &[Vec<u8>]) -> File {
+    let opset = message(8, &[int(2, 18)]);
+    File::from_bytes([model(graph), opset, more.concat()].concat()).expect("it is well-formed")
+}
+
+fn imported(graph: &[Vec<u8>]) -> Graph {
+    opened(graph, &[]).graph(&Sizes::new()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn problems(graph: &[Vec<u8>]) -> Vec<Problem> {
+    match opened(graph, &[]).graph(&Sizes::new()) {
+        Err(Error::Import { problems, .. }) => problems.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn evaluated(graph: &Graph, inputs: &[Tensor]) -> Vec<f32> {
+    let outputs = loops::evaluate(graph, &mut |name, _| panic!("no weight `{name}`"), inputs).expect("it is sound");
+    outputs[0].elems::<f32>().to_vec()
+}
+
+fn x() -> Vec<u8> {
+    input("x", FLOAT, &[Dim::Fixed(2)])
+}
+
+#[test]
+fn every_problem_is_told_at_once() {
+    let found = problems(&[
+        x(),
+        node("Odd", &["x"], &["a"], &[]),
+        node("Relu", &["a"], &["not a problem of its own"], &[]),
+        node("Reshape", &["x", "x"], &["b"], &[]),
+        node("Relu", &["nowhere"], &["c"], &[]),
+        node("Abs", &["x"], &["d"], &[bytes(7, "org.example")]),
+        output("a"),
+    ]);
+    let said: Vec<_> = found.iter().map(|p| (&p.node[..], &p.operator[..], p.version, &p.operands[..])).collect();
+    assert_eq!(
+        said,
+        [
+            ("a", "Odd", 18, "f32[2]"),
+            ("b", "Reshape", 18, "f32[2], f32[2]"),
+            ("c", "Relu", 18, "nothing"),
+            ("d", "Abs", 0, "f32[2]"),
+        ]
+    );
+    let reasons = ["not known", "has to be known here", "reads `nowhere`, which nothing writes", "`org.example`"];
+    for (problem, reason) in found.iter().zip(reasons) {
+        assert!(problem.reason.contains(reason), "{problem:?}");
+    }
+}
+
+#[test]
+fn cycles_and_second_definitions_are_problems() {
+    let cycle = [x(), node("Add", &["x", "b"], &["a"], &[]), node("Relu", &["a"], &["b"], &[]), output("b")];
+    let found = problems(&cycle);
+    assert_eq!(found.iter().map(|p| &p.node[..]).collect::<Vec<_>>(), ["a", "b"]);
+    assert!(found[0].reason.contains("cycle"), "{found:?}");
+    let twice = [x(), node("Abs", &["x"], &["a"], &[]), node("Relu", &["x"], &["a"], &[]), output("a")];
+    assert!(problems(&twice)[0].reason.contains("`a`, which is written already"));
+}
+
+#[test]
+fn sizes_are_bound_by_name() {
+    let input = input("x", FLOAT, &[Dim::Named("batch"), Dim::Named("?"), Dim::Fixed(3)]);
+    let file = opened(&[input, node("Flatten", &["x"], &["y"], &[]), output("y")], &[]);
+    let said = |sizes: &Sizes| file.graph(sizes).unwrap_err().to_string();
+    assert!(said(&Sizes::new()).contains("`batch`, `x:1`"));
+    let all = Sizes::new().dim("batch", 4).dim("x:1", 5);
+    assert!(said(&all.clone().dim("height", 1)).contains("sizes is height: expected one of the model's batch, x:1, x"));
+    assert!(said(&all.clone().constant("x", Tensor::of(&[1], &[1_f32]))).contains("f32[1] for `x`"));
+    let graph = file.graph(&all).unwrap();
+    assert_eq!(graph.value(graph.outputs[0].value).dims, [4, 15]);
+}
+
+#[test]
+fn nodes_may_stand_before_what_they_read() {
+    let graph = imported(&[x(), node("Abs", &["a"], &["y"], &[]), node("Neg", &["x"], &["a"], &[]), output("y")]);
+    assert_eq!(evaluated(&graph, &[Tensor::of(&[2], &[3_f32, -4.0])]), [3.0, 4.0]);
+}
+
+#[test]
+fn what_is_computed_of_shapes_is_folded() {
+    let graph = imported(&[
+        input("x", FLOAT, &[Dim::Fixed(2), Dim::Fixed(6)]),
+        node("Shape", &["x"], &["shape"], &[]),
+        node("Slice", &["shape", "one", "two"], &["last"], &[]),
+        node("Constant", &[], &["one"], &[ints("value_ints", &[1])]),
+        node("Constant", &[], &["two"], &[ints("value_ints", &[i64::MAX])]),
+        node("Concat", &["last", "rest"], &["new"], &[attribute("axis", &[int(20, 2), int(3, 0)])]),
+        node("Constant", &[], &["rest"], &[ints("value_ints", &[-1])]),
+        node("Reshape", &["x", "new"], &["y"], &[]),
+        output("y"),
+    ]);
+    assert_eq!((graph.nodes.len(), &graph.value(graph.outputs[0].value).dims[..]), (1, &[6, 2][..]));
+}
+
+#[test]
+fn functions_are_inlined_with_the_callers_attributes() {
+    let reference = |name: &str, to: &str| attribute(name, &[bytes(21, to), int(20, 1)]);
+    let function = message(
+        25,
+        &[
+            bytes(1, "Twice"),
+            bytes(10, "org.example"),
+            bytes(4, "in"),
+            bytes(5, "out"),
+            bytes(6, "slope"),
+            node_in(7, "LeakyRelu", &["in"], &["a"], &[reference("alpha", "slope")]),
+            node_in(7, "LeakyRelu", &["a"], &["out"], &[reference("alpha", "slope")]),
+            message(9, &[int(2, 16)]),
+        ],
+    );
+    let half = attribute("slope", &[int(20, 1), [&[0x15][..], &0.5_f32.to_le_bytes()].concat()]);
+    let call = node("Twice", &["x"], &["y"], &[bytes(7, "org.example"), half]);
+    let example = message(8, &[bytes(1, "org.example"), int(2, 1)]);
+    let graph = opened(&[x(), call, output("y")], &[function, example]).graph(&Sizes::new()).unwrap();
+    assert_eq!(graph.nodes.iter().map(|node| &node.name[..]).collect::<Vec<_>>(), ["y/a", "y/out"]);
+    assert_eq!(evaluated(&graph, &[Tensor::of(&[2], &[8_f32, -8.0])]), [8.0, -2.0]);
+}
+
+#[test]
+fn loops_are_unrolled_and_see_names_around_them() {
+    let inside = body(
+        "body",
+        &[
+            input("trip", INT64, &[]),
+            input("go", BOOL, &[]),
+            input("sum", FLOAT, &[Dim::Fixed(2)]),
+            node("Add", &["sum", "x"], &["more"], &[]),
+            node("Identity", &["go"], &["on"], &[]),
+            node("Identity", &["more"], &["shown"], &[]),
+            output("on"),
+            output("more"),
+            output("shown"),
+        ],
+    );
+    let trips = |count: i64| {
+        [
+            x(),
+            node("Constant", &[], &["trips"], &[attribute("value_int", &[int(20, 2), int(3, count)])]),
+            node("Loop", &["trips", "", "x"], &["last", "each"], std::slice::from_ref(&inside)),
+            output("each"),
+        ]
+    };
+    let graph = imported(&trips(3));
+    assert_eq!(graph.value(graph.outputs[0].value).dims, [3, 2]);
+    assert_eq!(evaluated(&graph, &[Tensor::of(&[2], &[1_f32, 10.0])]), [2.0, 20.0, 3.0, 30.0, 4.0, 40.0]);
+    assert!(problems(&trips(i64::MAX))[0].reason.contains("more than 4096 trips"));
+}
+
+#[test]
+fn branches_are_selected_where_the_condition_is_not_known() {
+    let branch = |name: &str, operator: &str| body(name, &[node(operator, &["x"], &["inner"], &[]), output("inner")]);
+    let both = [branch("then_branch", "Neg"), branch("else_branch", "Abs")];
+    let file = opened(&[x(), input("c", BOOL, &[]), node("If", &["c"], &["y"], &both), output("y")], &[]);
+    let truth = |holds: u8| Tensor::from_bytes(trefoil::graph::ValueType::new(trefoil::Dtype::Bool, &[]), &[holds]);
+    let x = Tensor::of(&[2], &[-3_f32, 4.0]);
+    let open = file.graph(&Sizes::new()).unwrap();
+    for (holds, expected) in [(1, [3.0, -4.0]), (0, [3.0, 4.0])] {
+        assert_eq!(evaluated(&open, &[x.clone(), truth(holds)]), expected);
+        let known = file.graph(&Sizes::new().constant("c", truth(holds))).unwrap();
+        assert_eq!((known.nodes.len(), evaluated(&known, &[x.clone()])), (1, expected.to_vec()));
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let shape = node("Constant", &[], &["shape"], &[ints("value_ints", &[1 << 40, 1 << 10])]);
+    let found = problems(&[shape, node("ConstantOfShape", &["shape"], &["y"], &[]), output("y")]);
+    assert!(found[0].reason.contains("is larger than"), "{found:?}");
+    let number =
+        |name: &str, value| node("Constant", &[], &[name], &[attribute("value_int", &[int(20, 2), int(3, value)])]);
+    let range = node("Range", &["a", "b", "c"], &["y"], &[]);
+    let found = problems(&[number("a", 0), number("b", i64::MAX), number("c", 1), range, output("y")]);
+    assert!(found[0].reason.contains("elements at most"), "{found:?}");
+}

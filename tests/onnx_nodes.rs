@@ -1,0 +1,181 @@
+//! The node tests of ONNX, which `tests/onnx/nodes.py` writes into the folder that `TREFOIL_ONNX_NODES` names.
+//!
+//! Each is a model of one node, or of a function's, that is imported and evaluated on the CPU. What it feeds that shapes
+//! depend on is bound as a constant: first integers in one dimension at most, then everything. `tests/onnx/left_out.tsv`
+//! lists the tests that do not pass, and why; one that is listed and passes is a failure. With `TREFOIL_BLESS=1` the list
+//! is written anew.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use trefoil::graph::{Graph, Tensor};
+use trefoil::onnx::{File, Sizes};
+use trefoil::{Dtype, loops};
+
+const VARIABLE: &str = "TREFOIL_ONNX_NODES";
+const LEFT_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/onnx/left_out.tsv");
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let Some(root) = std::env::var_os(VARIABLE).map(PathBuf::from) else {
+        let name = format!("node tests of ONNX (none without a folder in {VARIABLE})");
+        let trial = Trial::test(name, || Ok(())).with_ignored_flag(true);
+        libtest_mimic::run(&arguments, vec![trial]).exit();
+    };
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(&root)
+        .unwrap_or_else(|e| panic!("{VARIABLE}={}: {e}", root.display()))
+        .map(|entry| entry.expect("the folder is readable").path())
+        .collect();
+    folders.sort();
+    if std::env::var("TREFOIL_BLESS").is_ok_and(|value| value == "1") {
+        return bless(&folders);
+    }
+    let left_out = left_out();
+    let trial = |folder: PathBuf| {
+        let name = name_of(&folder);
+        let listed = left_out.get(&name).cloned();
+        Trial::test(name, move || judge(run(&folder), listed))
+    };
+    libtest_mimic::run(&arguments, folders.into_iter().map(trial).collect()).exit();
+}
+
+fn name_of(folder: &Path) -> String {
+    folder.file_name().expect("a folder in a folder").to_string_lossy().into_owned()
+}
+
+/// Tests that do not pass, and why.
+fn left_out() -> BTreeMap<String, String> {
+    let lines = std::fs::read_to_string(LEFT_OUT).expect("it is in the repository");
+    lines.lines().filter_map(|line| line.split_once('\t')).map(|(name, why)| (name.into(), why.into())).collect()
+}
+
+fn judge(result: Result<Bound, String>, listed: Option<String>) -> Result<(), Failed> {
+    match (result, listed) {
+        (Ok(_), None) | (Err(_), Some(_)) => Ok(()),
+        (Err(why), None) => Err(why.into()),
+        (Ok(_), Some(why)) => Err(format!("it passes, but is listed as left out: {why}").into()),
+    }
+}
+
+/// Writes the list of tests that do not pass anew.
+fn bless(folders: &[PathBuf]) {
+    let (mut lines, mut passed) = (String::new(), BTreeMap::<Bound, usize>::new());
+    for folder in folders {
+        match run(folder) {
+            Ok(bound) => *passed.entry(bound).or_default() += 1,
+            Err(why) => lines += &format!("{}\t{}\n", name_of(folder), one_line(&why)),
+        }
+    }
+    std::fs::write(LEFT_OUT, &lines).expect("the list is writable");
+    println!("{} tests, {passed:?} pass, {} do not", folders.len(), lines.lines().count());
+}
+
+fn one_line(why: &str) -> String {
+    let words: Vec<&str> = why.split_whitespace().collect();
+    words.join(" ").chars().take(240).collect()
+}
+
+/// Which inputs were bound as constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Bound {
+    Nothing,
+    Integers,
+    Everything,
+}
+
+/// Whether a test passes.
+fn run(folder: &Path) -> Result<Bound, String> {
+    let all = AssertUnwindSafe(|| {
+        let file = File::open(folder.join("model.onnx")).map_err(|e| e.to_string())?;
+        let inputs = values(folder, "input", file.model().graph.inputs.len())?;
+        let wanted = values(folder, "output", file.model().graph.outputs.len())?;
+        let mut why = String::new();
+        for bound in [Bound::Nothing, Bound::Integers, Bound::Everything] {
+            match answers(&file, &inputs, bound) {
+                Ok(found) => return compare(&found, &wanted).map(|()| bound),
+                Err(said) if why.is_empty() => why = said,
+                Err(_) => {}
+            }
+        }
+        Err(why)
+    });
+    catch_unwind(all).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(format!("a panic: {}", said.unwrap_or("of another kind")))
+    })
+}
+
+/// The tensors of a kind that a folder has.
+fn values(folder: &Path, kind: &str, count: usize) -> Result<Vec<Tensor>, String> {
+    let value = |index: usize| {
+        let path = folder.join(format!("{kind}_{index}.pb"));
+        let bytes = std::fs::read(&path).map_err(|_| format!("{kind} {index} is no tensor"))?;
+        let file = File::from_bytes(alone(&bytes)).map_err(|e| e.to_string())?;
+        file.elements(&file.model().graph.initializers[0]).map_err(|e| e.to_string())
+    };
+    (0..count).map(value).collect()
+}
+
+/// The file of a model that has one tensor, an initializer of its graph.
+fn alone(tensor: &[u8]) -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| {
+        let mut all = vec![number << 3 | 2];
+        let mut length = bytes.len();
+        while length >= 0x80 {
+            all.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        all.push(length as u8);
+        [&all, bytes].concat()
+    };
+    let named = [tensor, &field(8, b"value")].concat();
+    [&[0x08, 10][..], &field(7, &field(5, &named)), &field(8, &[0x10, 20])].concat()
+}
+
+fn is_bound(value: &Tensor, bound: Bound) -> bool {
+    let of = value.value_type();
+    match bound {
+        Bound::Nothing => false,
+        Bound::Integers => of.rank() < 2 && (of.dtype.is_integer() || of.dtype == Dtype::Bool),
+        Bound::Everything => true,
+    }
+}
+
+/// What a model answers.
+fn answers(file: &File, inputs: &[Tensor], bound: Bound) -> Result<Vec<Tensor>, String> {
+    let ports = &file.model().graph.inputs;
+    let constants = ports.iter().zip(inputs).filter(|(_, value)| is_bound(value, bound));
+    let sizes = constants.fold(Sizes::new(), |sizes, (port, value)| sizes.constant(&port.name, value.clone()));
+    let graph: Graph = file.graph(&sizes).map_err(|e| e.to_string())?;
+    let fed: Vec<Tensor> = inputs.iter().filter(|value| !is_bound(value, bound)).cloned().collect();
+    let mut weight = |name: &str, _: &trefoil::graph::ValueType| file.weight(name);
+    loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())
+}
+
+/// The tolerance of ONNX's own runner.
+fn compare(found: &[Tensor], wanted: &[Tensor]) -> Result<(), String> {
+    if found.len() != wanted.len() {
+        return Err(format!("{} outputs: expected {}", found.len(), wanted.len()));
+    }
+    for (output, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+        if found.value_type() != wanted.value_type() {
+            return Err(format!("output {output} is {}: expected {}", found.value_type(), wanted.value_type()));
+        }
+        let relative = if found.value_type().dtype == Dtype::Bf16 { 0.015_625 } else { 1e-3 };
+        let close =
+            |(a, b): (f64, f64)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-7 + relative * b.abs();
+        let pairs = found.to_f64s().into_iter().zip(wanted.to_f64s());
+        let wrong: Vec<_> = pairs.enumerate().filter(|(_, pair)| !close(*pair)).collect();
+        if let Some((at, (a, b))) = wrong.first() {
+            let worst = wrong.iter().map(|(_, (a, b))| (a - b).abs()).fold(0.0, f64::max);
+            return Err(format!(
+                "output {output}: {} of {} differ, by {worst:e} at most; element {at} is {a}: expected {b}",
+                wrong.len(),
+                found.value_type()
+            ));
+        }
+    }
+    Ok(())
+}
