@@ -22,7 +22,8 @@ pub(crate) use problem::Problems;
 use scope::{Frame, Scope};
 pub(super) use shapes::{axes_of, axis_of, size_of_dim};
 pub use sizes::Sizes;
-pub(super) use weights::{dtype_of, is_storage};
+pub(crate) use weights::dtype_of;
+pub(super) use weights::is_storage;
 
 use super::{Dim, File, ValueInfo, ValueType};
 use crate::error::Error;

@@ -81,7 +81,7 @@ impl Context<'_> {
 const SMALL_BYTES: usize = 4096;
 
 /// The type that a graph has for a type of ONNX: one of as many bits, or a byte of fewer.
-pub(in crate::onnx) fn dtype_of(dtype: DataType) -> Option<Dtype> {
+pub(crate) fn dtype_of(dtype: DataType) -> Option<Dtype> {
     Some(match dtype {
         DataType::Float => Dtype::F32,
         DataType::Uint8 => Dtype::U8,
