@@ -280,7 +280,7 @@ impl fmt::Display for Message<'_> {
                 write!(f, "{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())
             }
             Error::UnknownArchitecture { path, found, known } => {
-                write!(f, "{}: unknown architecture `{found}`; known are {}", path.display(), known.join(", "))
+                write!(f, "{}: unknown architecture `{found}`; known: {}", path.display(), known.join(", "))
             }
             Error::Graph { node, what } => write!(f, "node `{node}`: {what}"),
             Error::Import { path, problems } => write!(f, "{}: {}", path.display(), Problems(problems)),
@@ -312,24 +312,24 @@ impl fmt::Display for Message<'_> {
             }
             Error::Thread { name, source } => write!(
                 f,
-                "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`, of a container the \
-                 limit of its processes), or ask for fewer"
+                "cannot start the thread {name}: {source}; raise the limit of threads (`ulimit -u`; in a \
+                 container, its limit of processes), or use fewer threads"
             ),
             Error::Timeout { operation, waited, credits } => {
-                write!(f, "{operation} gave up after {:.3} s: {credits}", waited.as_secs_f64())?;
+                write!(f, "{operation} timed out after {:.3} s: {credits}", waited.as_secs_f64())?;
                 if credits.unread > 0 && credits.unread + credits.in_flight + credits.filling >= credits.results {
                     write!(f, "; wait for or drop the unread tickets and outputs, or ask for more results")?;
                 }
                 Ok(())
             }
             Error::Deadline { late } => {
-                write!(f, "the deadline passed in the queue, {:.3} ms ago; not uploaded", late.as_secs_f64() * 1e3)
+                write!(f, "the row was not uploaded: its deadline passed {:.3} ms ago", late.as_secs_f64() * 1e3)
             }
             Error::Full { rows } => {
-                write!(f, "all {rows} rows of the batcher are taken; try again later, wait, or ask for more rows")
+                write!(f, "all {rows} rows of the batcher are taken; try again later, wait, or build it with more rows")
             }
             Error::Output { row, what } => {
-                write!(f, "row {row} of the result is no answer: {what}; check the model's weights and preprocessing")
+                write!(f, "row {row} of the result is invalid: {what}; check the model's weights and preprocessing")
             }
             Error::Image { path, what } => write!(f, "{}: {what}", path.display()),
             Error::Closed => write!(f, "the engine or batcher is closed"),

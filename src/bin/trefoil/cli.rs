@@ -12,7 +12,7 @@ use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
 use crate::trace::TraceArgs;
 
-/// Classifies photos, looks at models and measures, on an NVIDIA GPU or the CPU.
+/// Classifies photos, inspects models and measures speed, on an NVIDIA GPU or the CPU.
 ///
 /// Without a command it runs a demonstration: three photos and a throughput run.
 #[derive(Parser, Debug)]
@@ -27,9 +27,9 @@ Examples:
   trefoil classify photos/ --top 3
   trefoil trace --batch 64 --html trace.html
 
-Ctrl-C has a run end early and report what was done; a second one quits.
+The first Ctrl-C ends a run early, with a report of what was done; the second one quits.
 Environment: TREFOIL_WEIGHTS (a folder with models, or a model), RUST_LOG (warn), NO_COLOR.
-Exit codes: 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, \
+Exit codes: 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, \
 130 interrupted."
 )]
 pub struct Cli {
@@ -79,17 +79,17 @@ pub fn wrong(command: &[&str], what: String) -> clap::Error {
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Says what photos show
+    /// Classifies photos
     Classify(ClassifyArgs),
     /// Prints a model's graph and its plan for a device
     Inspect(InspectArgs),
-    /// Measures copies, compute, and all of it end to end; or overlap, many clients, a server's load
+    /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load
     Bench(BenchArgs),
-    /// Predicts throughput and latency for a link and a model of given speeds; needs neither
+    /// Predicts throughput and latency from the speeds of a link and a model; needs neither GPU nor model
     Simulate(SimulateArgs),
-    /// Records a run: when each stage of each batch was under way, and how much of it overlapped
+    /// Records a run: when each stage of each batch ran, and how much of it overlapped
     Trace(TraceArgs),
-    /// Looks at this machine: driver, GPUs, link, memory; says what is wrong and what to do
+    /// Checks this machine: driver, GPUs, link, memory; says what is wrong and what to do
     Doctor(DoctorArgs),
     /// Prints a script that lets a shell complete the command line
     Completions(CompletionsArgs),
@@ -128,11 +128,11 @@ fn on_or_off() -> impl TypedValueParser<Value = bool> {
 /// Whether kernels are chosen by measurement.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tune {
-    /// No: what the planner's model finds best
+    /// No: the planner's model chooses
     Off,
-    /// By what was measured on such a GPU before
+    /// By earlier measurements on a GPU of this kind
     Cached,
-    /// And what was not is measured now, and kept: some seconds for each batch size
+    /// By measurements: missing ones are made now and kept, in some seconds for each batch size
     Full,
 }
 
@@ -144,7 +144,7 @@ Example:
 
 JPEG and PNG are read. A photo that cannot be read is reported, and the others are classified (exit code 2).")]
 pub struct ClassifyArgs {
-    /// Photos, and folders, which are searched to any depth for files named like a JPEG or PNG
+    /// Photos, and folders that are searched recursively for files named like a JPEG or PNG
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
@@ -184,7 +184,7 @@ pub struct InspectArgs {
     /// The device to plan for: auto, cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
-    /// Plan for this GPU, which need not be there
+    /// Plan for this GPU, which the machine need not have
     #[arg(long = "for", value_name = "GPU", conflicts_with_all = ["device", "tune"])]
     pub gpu: Option<KnownGpu>,
     /// The batch to plan for
@@ -192,10 +192,10 @@ pub struct InspectArgs {
     pub batch: usize,
     #[command(flatten)]
     pub kernels: Kernels,
-    /// Runs that each step is timed in
+    /// Runs in which each step is timed
     #[arg(long, value_name = "N", default_value = "40", value_parser = count::<100_000>)]
     pub runs: usize,
-    /// Also print what else each step might run in, with the times that are predicted
+    /// Also print the candidates of each step, with their predicted times
     #[arg(long)]
     pub candidates: bool,
     /// Print the steps with all figures as a JSON object, and nothing else
@@ -233,25 +233,25 @@ Example:
   trefoil simulate --compute 32=1263,256=9200 --rows 32 --producers 8 --fill 400
   trefoil simulate --compute 1=159,8=332,32=667 --batcher --producers 16 --fill 20
 
-The program's own ring runs on a simulated device, in virtual time: copies and compute take as long as said, and the \
-same options give the same answer. Take the times of compute from `trefoil bench --only compute`.")]
+The program's own ring runs on a simulated device, in virtual time: copies and compute take the given times, and the \
+same options give the same result. `trefoil bench --only compute` measures the times of compute.")]
 pub struct SimulateArgs {
-    /// What the model takes alone: batch sizes, ascending, with microseconds
+    /// Times of the model alone: batch sizes, ascending, each with microseconds
     #[arg(long, value_name = "N=US,..", required = true, value_delimiter = ',', value_parser = batch_time)]
     pub compute: Vec<(usize, f64)>,
-    /// Rows of the batches submitted, over and over [default: the largest batch size]
+    /// Rows of the submitted batches, in turn [default: the largest batch size]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
     pub rows: Vec<usize>,
-    /// Host to device alone, GB/s
+    /// Rate from host to device alone, GB/s
     #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
     pub h2d: f64,
-    /// Device to host alone, GB/s
+    /// Rate from device to host alone, GB/s
     #[arg(long, value_name = "GB/S", default_value = "55", value_parser = rate)]
     pub d2h: f64,
-    /// Each direction while both move bytes, GB/s
+    /// Rate of each direction while both move bytes, GB/s
     #[arg(long, value_name = "GB/S", default_value = "49", value_parser = rate)]
     pub duplex: f64,
-    /// What a copy takes before its first byte moves, microseconds
+    /// Time of a copy before its first byte moves, microseconds
     #[arg(long, value_name = "US", default_value = "2", value_parser = microseconds)]
     pub copy_overhead: f64,
     /// Bytes of an input row
@@ -275,13 +275,13 @@ pub struct SimulateArgs {
     /// Submissions that a producer leaves unanswered while it fills the next batch
     #[arg(long, value_name = "N", default_value = "1", value_parser = ahead)]
     pub ahead: usize,
-    /// What filling a batch takes, microseconds
+    /// Time to fill a batch, microseconds
     #[arg(long, value_name = "US", default_value = "0", value_parser = microseconds)]
     pub fill: f64,
-    /// When batches are asked for
+    /// When batches arrive
     #[arg(long, value_name = "ARRIVAL", default_value = "closed")]
     pub arrival: SimArrival,
-    /// Images a second asked for, for poisson and periodic
+    /// Arrival rate in images per second, for poisson and periodic
     #[arg(
         long, value_name = "IMAGES/S", value_parser = rate,
         required_if_eq_any = [("arrival", "poisson"), ("arrival", "periodic")]
@@ -293,16 +293,16 @@ pub struct SimulateArgs {
     /// Batches in all; with --batcher, rows
     #[arg(long, value_name = "N", default_value = "1000", value_parser = count::<1_000_000>)]
     pub batches: usize,
-    /// Producers have single rows, which a batcher makes batches of
+    /// Producers have single rows, of which a batcher forms batches
     #[arg(long, conflicts_with_all = ["rows", "ahead"])]
     pub batcher: bool,
-    /// How long the batcher's batch that is not full waits at most while the device is busy, microseconds
+    /// Longest wait of a batch that is not full while the device is busy, microseconds
     #[arg(long, value_name = "US", default_value = "5000", value_parser = microseconds, requires = "batcher")]
     pub max_delay: f64,
     /// Batches that the batcher hands to the ring at once [default: slots + 1]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>, requires = "batcher")]
     pub in_flight: Option<usize>,
-    /// What a sleeping thread takes to wake, microseconds
+    /// Time that a sleeping thread takes to wake up, microseconds
     #[arg(long, value_name = "US", default_value = "10", value_parser = microseconds, requires = "batcher")]
     pub wake: f64,
     /// Print a JSON object
@@ -315,9 +315,9 @@ pub struct SimulateArgs {
 pub enum SimArrival {
     /// As soon as a producer is free
     Closed,
-    /// At random, --rate in the mean
+    /// At random, at --rate on average
     Poisson,
-    /// At equal distances, --rate
+    /// At equal intervals, at --rate
     Periodic,
 }
 

@@ -12,7 +12,7 @@
 //!
 //! # Exit codes
 //!
-//! 0 all good, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, 130 interrupted by Ctrl-C.
+//! 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
 mod bench;
 mod classify;

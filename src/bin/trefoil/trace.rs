@@ -35,8 +35,8 @@ Example:
   trefoil trace --seconds 5 --out trace.json --json
 
 Threads fill batches with random bytes, submit them and wait. The files are timelines of streams, slots and threads:
---html a page for any browser, with nothing but itself; --out the trace event format, for https://ui.perfetto.dev. The \
-report says how busy each stage was, in all and in the middle half of the run, and how much of the copying lay under \
+--html writes a self-contained page for any browser, --out the trace event format, for https://ui.perfetto.dev. The \
+report says how busy each stage was, in all and in the middle half of the run, and how much of the copy time lay under \
 compute.")]
 pub struct TraceArgs {
     #[command(flatten)]
@@ -50,10 +50,10 @@ pub struct TraceArgs {
     /// Threads that fill batches [default: 4, or as many as there are cores]
     #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
     producers: Option<usize>,
-    /// Run so many batches
+    /// Batches to run
     #[arg(long, value_name = "N", value_parser = count::<MOST_BATCHES>, conflicts_with = "seconds")]
     batches: Option<usize>,
-    /// Run so long, and keep the last 4096 batches [default: 2]
+    /// Seconds to run; the last 4096 batches are kept [default: 2]
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
     /// The timeline for Perfetto [default: trace.json, unless there is --html]

@@ -17,7 +17,7 @@ Example:
   trefoil bench --batch 1,32,256 --only end-to-end --producers 8
   trefoil bench overlap --record r.json --plot r.svg
 
-Without a subcommand, every stage runs on random bytes, after a warm-up; the probabilities that come out are checked. \
+Without a subcommand, every stage runs on random bytes, after a warm-up; the resulting probabilities are checked. \
 Times are for one batch: the median, and the 10th to the 90th percentile."
 )]
 pub struct BenchArgs {
@@ -30,15 +30,15 @@ pub struct BenchArgs {
 /// What to measure.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
-    /// How close the ring comes to its slowest engine, by slots, regime and batch, and to what `simulate` predicts
+    /// Compares the ring with its slowest engine and with the prediction of `simulate`, by slots, regime and batch
     Overlap(OverlapArgs),
-    /// Threads with f32 NCHW batches in ordinary memory: five orders of locking, and the ring as it is meant to be used
+    /// Compares five orders of locking with the intended use of the ring, for f32 NCHW batches in ordinary memory
     Forum(ForumArgs),
-    /// Many threads with single images through a batcher, each waiting for its answer
+    /// Measures a batcher with many threads that submit single images, each waiting for its answer
     Clients(ClientsArgs),
-    /// Images that arrive at random: the highest rate whose p99 latency keeps a limit
+    /// Finds the highest rate of random arrivals whose p99 latency stays within a limit
     Server(ServerArgs),
-    /// From the start of a process to its first result, phase after phase
+    /// Measures the start of a process up to its first result, phase by phase
     Cold(ColdArgs),
 }
 
@@ -74,7 +74,7 @@ pub struct ReportArgs {
     /// Write a plot to this file, as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// The commit that the record names [default: TREFOIL_COMMIT, or that of the checkout the program lies in]
+    /// The commit that the record names [default: TREFOIL_COMMIT, or that of the checkout that contains the program]
     #[arg(long, value_name = "ID")]
     pub commit: Option<String>,
     /// Small defaults for a first look, as on the CPU
@@ -126,11 +126,12 @@ pub enum BenchStage {
 Example:
   trefoil bench overlap --batch 8,128 --regime balanced --record r.json
 
-The networks are made for it: f32 features as large as the f32 input, so that a download takes as long as an upload, and \
-as many convolutions as make compute a quarter of a copy, as long, or four times as long. An engine alone is its stage \
-back to back with no host wait, the other two running beside it as in the run. The prediction is that of `simulate` \
-from the times of the engines alone, with no parameter for a configuration. On the CPU, whose cores copy and compute, \
-neither is there: it shows what the stages take and the gain over one slot.")]
+The networks are made for this benchmark. Their f32 features are as large as the f32 input, so that a download takes as \
+long as an upload, and the number of convolutions makes compute a quarter of a copy, as long, or four times as long. An \
+engine alone is its stage back to back with no host wait, with the other two stages running beside it as in the run. \
+The prediction is that of `simulate` from the times of the engines alone, with no parameter for a configuration. On the \
+CPU, whose cores copy and compute, an engine alone is no bound and nothing is predicted: the benchmark shows the times \
+of the stages and the gain over one slot.")]
 pub struct OverlapArgs {
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
@@ -164,7 +165,7 @@ pub enum Regime {
     ComputeBound,
     /// Compute takes a quarter of a copy
     CopyBound,
-    /// Both copies and compute take as long
+    /// Both copies and compute take equally long
     Balanced,
 }
 
@@ -175,9 +176,9 @@ Example:
   trefoil bench forum --model resnet50 --record r.json
 
 Every thread has a batch of f32 NCHW pixels in ordinary memory, copies it into page-locked memory, submits it and waits. \
-Five orders differ in what happens under one lock; the sixth is the ring as it is meant to be used: no lock, and a \
-thread fills its next batch while the last one is computed. Every answer is compared with that of a run of one batch at \
-a time. benches/peers/forum/run.py runs the same five orders in libtorch beside it.")]
+Five orders differ in what happens under one lock; the sixth is the intended use of the ring: no lock, and a thread \
+fills its next batch while the previous one is computed. Every answer is compared with that of a run of one batch at a \
+time. benches/peers/forum/run.py also runs the same five orders in libtorch.")]
 pub struct ForumArgs {
     #[command(flatten)]
     pub place: Place,
@@ -190,7 +191,7 @@ pub struct ForumArgs {
     /// Batches on the device at once
     #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
     pub slots: usize,
-    /// Rounds: each row once in each, in rotating order; medians count [default: 3 on a GPU, 1 on the CPU]
+    /// Rounds, each with every row once, in rotating order; medians count [default: 3 on a GPU, 1 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<1000>)]
     pub rounds: Option<usize>,
     /// Seconds of each row in each round [default: 2 on a GPU, 0.5 on the CPU]
@@ -209,7 +210,7 @@ pub struct BatcherArgs {
     /// Batches on the device at once
     #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
     pub slots: usize,
-    /// How long a batch that is not full waits at most while the device is busy, milliseconds [default: the library's]
+    /// Longest wait of a batch that is not full while the device is busy, milliseconds [default: the library's]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub max_delay: Option<f64>,
 }
@@ -244,7 +245,7 @@ Example:
   trefoil bench server --limit 15 --record r.json
 
 Images arrive at random (Poisson) whether or not earlier ones are answered, and are copied from ordinary memory into the \
-batcher. Latency is from when an image was due to its answer, so that a sender that falls behind counts.")]
+batcher. Latency is from the time when an image was due to its answer, so it includes the delay of a late sender.")]
 pub struct ServerArgs {
     #[command(flatten)]
     pub place: Place,
@@ -275,9 +276,9 @@ pub struct ServerArgs {
 Example:
   trefoil bench cold --model resnet50 --runs 9
 
-Starts this program over and over, each time until it has classified one image, and prints what each phase took in the \
-start that took the middle time. `driver` is cuInit, `context` the creation of the GPU's primary context: these are the \
-driver's, and the last line leaves them out. The first start ever may compile kernels, which the driver keeps.")]
+Starts this program repeatedly, each time until it has classified one image, and prints the phases of the start with \
+the median time. `driver` is cuInit, `context` the creation of the GPU's primary context: both are the driver's part, \
+and the last line leaves them out. The very first start may compile kernels, which the driver keeps.")]
 pub struct ColdArgs {
     #[command(flatten)]
     pub place: Place,

@@ -21,13 +21,13 @@ Example:
   trefoil doctor
   trefoil doctor --device cuda:1 --json
 
-Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; what is to be \
-done follows. On a GPU a small network runs, its answers are checked, and the copies of its batches are timed.")]
+Each line has a verdict: ok, warn (it works, and could be better), or bad, which makes the exit code 1; advice follows. \
+On a GPU a small network runs, its answers are checked, and the copies of its batches are timed.")]
 pub struct DoctorArgs {
-    /// Look at this device: auto (every GPU), cuda:N or cpu
+    /// Check this device: auto (every GPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: Target,
-    /// Look for this model, as elsewhere, instead of the one that is found without it
+    /// Check this model, as for --model elsewhere, instead of the default one
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Print a JSON object: {"ok", "checks": [{"check", "verdict", "found", "advice"}]}
