@@ -279,6 +279,7 @@ impl Random {
             nth: 1 + random.up_to(20),
             effect: Effect::DelayUs(random.between(0.0, 1000.0)),
         };
+        let compute_streams = 1 + self.up_to(2);
         SimSpec {
             h2d_gbps,
             d2h_gbps,
@@ -286,7 +287,9 @@ impl Random {
             copy_overhead_us: if self.up_to(1) == 0 { 0.0 } else { self.between(0.0, 20.0) },
             input_bytes_per_row: 1 + self.up_to(200_000),
             output_bytes_per_row: 1 + self.up_to(most_out),
-            slots: 1 + self.up_to(4),
+            slots: compute_streams * (1 + self.up_to(4)),
+            compute_streams,
+            side_by_side: self.between(1.0, 2.0),
             staging: 1 + self.up_to(6),
             results: producers * ahead + 1 + self.up_to(8),
             producers,

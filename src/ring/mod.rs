@@ -42,8 +42,12 @@
 //! again; but where results stay on the device, a result may be in use again while compute waits for its `done`: in the
 //! order of copy-out, and so never too short, but with fewer results than slots longer than need be. The ring sees devices and programs only; it runs the same on every device.
 //!
-//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on a
-//! stream of its own, and successive batches overlap there too.
+//! A program may have several compute streams, which the slots take in turn: slot i computes on number i modulo their
+//! count, and has of the program's memory what belongs to that stream alone. So no edge is added: what orders two batches is
+//! of their slot or of the copies, whose streams are one each, and downloads stay in the order of submission.
+//!
+//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on
+//! streams of its own, and successive batches overlap there too.
 
 mod acquire;
 mod batch;
@@ -302,6 +306,11 @@ impl Core {
     /// Slots.
     pub fn slots(&self) -> usize {
         self.runners[0].program.slots()
+    }
+
+    /// Streams that batches are computed on in turn.
+    pub fn compute_streams(&self) -> usize {
+        self.runners[0].streams()
     }
 
     /// What it is made of.

@@ -7,11 +7,13 @@ use crate::trace::{Trace, TraceStage};
 
 fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
-    let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance: false });
+    let (sim, info) =
+        Sim::new(SimOptions { link: spec.link(), side_by_side: spec.side_by_side(), injections, polls_advance: false });
     let sim = Arc::new(sim);
     let (device, recorder) = install(&Device::new(Kind::Sim(sim.clone()), info).checked(), 64, Vec::new()).unwrap();
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
-    let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots).unwrap());
+    let program = SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots).unwrap();
+    let program = Arc::new(program.on_streams(&device, spec.compute_streams).unwrap());
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
     let ring = RingSpec {
         staging: spec.staging,

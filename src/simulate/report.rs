@@ -84,7 +84,8 @@ pub struct SimLatency {
 pub struct SimStage {
     /// What a batch takes with everything else idle, in microseconds; the mean over the submissions.
     pub alone_us: f64,
-    /// What a batch takes with the other copy engine busy as long as a batch's copy takes there, in microseconds.
+    /// What a batch takes in a run, in microseconds: a copy with the other copy engine busy as long as a batch's copy takes
+    /// there; compute by what batches side by side take together.
     pub loaded_us: f64,
     /// How long it worked, in seconds.
     pub busy_s: f64,
@@ -176,11 +177,16 @@ fn times(spec: &SimSpec, rows: usize) -> ([f64; 3], [f64; 3]) {
     let [in_duplex, out_duplex] = [in_alone, out_alone].map(|alone| alone.min(spec.duplex_gbps * 1e3));
     let both = (bytes_in / in_duplex).min(bytes_out / out_duplex);
     let loaded = |bytes: f64, duplex: f64, alone: f64| both + (bytes - both * duplex).max(0.0) / alone;
-    let compute = spec.compute_us.iter().find(|size| size.0 >= rows).map_or(0.0, |size| size.1);
+    let size = spec.compute_us.iter().find(|size| size.0 >= rows);
+    let compute = size.map_or(0.0, |size| size.1);
+    let rate = |size: &(usize, f64)| size.0 as f64 / size.1.max(1e-9);
+    let part = size.map_or(1.0, rate) / spec.compute_us.iter().map(rate).fold(1e-9, f64::max);
+    let streams = spec.compute_streams;
+    let at_once = streams as f64 * spec.side_by_side().speed(streams, streams as f64 * part);
     let overhead = spec.copy_overhead_us;
     let alone = [overhead + bytes_in / in_alone, compute, overhead + bytes_out / out_alone];
     let copy_in = overhead + loaded(bytes_in, in_duplex, in_alone);
-    (alone, [copy_in, compute, overhead + loaded(bytes_out, out_duplex, out_alone)])
+    (alone, [copy_in, compute / at_once, overhead + loaded(bytes_out, out_duplex, out_alone)])
 }
 
 /// Images a second from answer `under_way` to the same from the end, or from the start to the end.
