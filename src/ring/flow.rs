@@ -65,6 +65,15 @@ impl Runner {
         self.readers.is_empty()
     }
 
+    /// Has the next run on a slot wait for that on the slot before it, where its stream does not.
+    pub fn wait_for_turn(&self, slot: usize) -> Result<(), Error> {
+        if self.streams() == 1 {
+            return Ok(());
+        }
+        let before = slot.checked_sub(1).unwrap_or(self.computed.len() - 1);
+        self.stream(slot).wait(&self.computed[before])
+    }
+
     /// Enqueues a run between the others, behind `uploaded` and, where the slot's output is downloaded, behind the `last`
     /// download of it.
     pub fn enqueue(&self, all: &[Self], run: Run, uploaded: &Event, last: Option<&Event>) -> Result<(), Error> {

@@ -17,6 +17,7 @@
 //! | compute | wait `uploaded` of the staging, or `computed` of the slot of each program that it reads | the input is there |
 //! | compute | wait `computed` of the slot of each program that reads it | the slot's last reader of its output is done |
 //! | compute | wait `done` of the slot's last result, if its use has not ended, unless programs read it | the slot's device output has been read |
+//! | compute | on several compute streams, for a batch in turn: wait `computed` of the slot before | nothing: see [`Batch::compute_in_turn`] |
 //! | compute | launch the program on the slot | |
 //! | compute | record `computed` of the slot | |
 //! | copy-out | wait `computed` of the slot, of each program that no other reads | the output is there |
@@ -390,7 +391,7 @@ impl Core {
     }
 
     fn enqueue(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
-        let &Submission { staging, lent, rows, to_device, .. } = submission;
+        let &Submission { staging, lent, rows, to_device, in_turn, .. } = submission;
         let slot = order.next_slot;
         let last = order.before(self.slots()).filter(|last| {
             let current = last.to_device || lock(&self.state).is_current(last.lent);
@@ -410,6 +411,9 @@ impl Core {
 
         let last = last.map(|last| &self.results[last.lent.result].done);
         for runner in &self.runners {
+            if in_turn {
+                runner.wait_for_turn(slot)?;
+            }
             runner.enqueue(&self.runners, Run { slot, size, rows }, &staging.uploaded, last)?;
         }
 
