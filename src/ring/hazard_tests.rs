@@ -345,7 +345,7 @@ fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>
 fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, Result<Arc<Core>, Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
-    let side_by_side = SideBySide { most: 2, gain: 1.3 };
+    let side_by_side = SideBySide { most: 2, gain: 0.5 };
     let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections: Vec::new(), polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();

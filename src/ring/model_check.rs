@@ -55,7 +55,7 @@ fn peers(small: [Small; 2]) -> Arc<Peers> {
 fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
-    let side_by_side = SideBySide { most: small.streams, gain: 1.3 };
+    let side_by_side = SideBySide { most: small.streams, gain: 0.5 };
     let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections: small.injections, polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);

@@ -165,9 +165,20 @@ impl Costs {
             alone_us.iter_mut().zip(alone).for_each(|(sum, us)| *sum += us);
             loaded_us.iter_mut().zip(loaded).for_each(|(sum, us)| *sum += us);
         }
+        loaded_us[Stage::Compute as usize] /= at_once(spec, submitted);
         let mean = |sum: f64| sum / submitted.len().max(1) as f64;
         Self { rows: mean(rows), alone_us: alone_us.map(mean), loaded_us: loaded_us.map(mean) }
     }
+}
+
+/// What batches side by side do at most, as a multiple of one after the other: what those do that leave most of the device.
+fn at_once(spec: &SimSpec, submitted: &[usize]) -> f64 {
+    let rate = |size: &(usize, f64)| size.0 as f64 / size.1.max(1e-9);
+    let highest = spec.compute_us.iter().map(rate).fold(1e-9, f64::max);
+    let used = |rows: &usize| spec.compute_us.iter().find(|size| size.0 >= *rows).map_or(1.0, rate);
+    let least = submitted.iter().map(used).fold(highest, f64::min) / highest;
+    let streams = spec.compute_streams;
+    streams as f64 * spec.side_by_side().speed(streams, streams as f64 * least)
 }
 
 /// What a batch of `rows` takes on each engine, in microseconds: alone, and with the other copy engine loaded.
@@ -177,16 +188,11 @@ fn times(spec: &SimSpec, rows: usize) -> ([f64; 3], [f64; 3]) {
     let [in_duplex, out_duplex] = [in_alone, out_alone].map(|alone| alone.min(spec.duplex_gbps * 1e3));
     let both = (bytes_in / in_duplex).min(bytes_out / out_duplex);
     let loaded = |bytes: f64, duplex: f64, alone: f64| both + (bytes - both * duplex).max(0.0) / alone;
-    let size = spec.compute_us.iter().find(|size| size.0 >= rows);
-    let compute = size.map_or(0.0, |size| size.1);
-    let rate = |size: &(usize, f64)| size.0 as f64 / size.1.max(1e-9);
-    let part = size.map_or(1.0, rate) / spec.compute_us.iter().map(rate).fold(1e-9, f64::max);
-    let streams = spec.compute_streams;
-    let at_once = streams as f64 * spec.side_by_side().speed(streams, streams as f64 * part);
+    let compute = spec.compute_us.iter().find(|size| size.0 >= rows).map_or(0.0, |size| size.1);
     let overhead = spec.copy_overhead_us;
     let alone = [overhead + bytes_in / in_alone, compute, overhead + bytes_out / out_alone];
     let copy_in = overhead + loaded(bytes_in, in_duplex, in_alone);
-    (alone, [copy_in, compute / at_once, overhead + loaded(bytes_out, out_duplex, out_alone)])
+    (alone, [copy_in, compute, overhead + loaded(bytes_out, out_duplex, out_alone)])
 }
 
 /// Images a second from answer `under_way` to the same from the end, or from the start to the end.

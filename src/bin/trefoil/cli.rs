@@ -279,9 +279,9 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value = "4000", value_parser = count::<MAX_ROW_BYTES>)]
     pub output_bytes: usize,
     #[command(flatten)]
-    pub device: SlotsArgs,
-    /// What batches side by side gain over one after the other, while they do not fill the device
-    #[arg(long, value_name = "TIMES", default_value = "1.3", value_parser = rate)]
+    pub on_device: SlotsArgs,
+    /// What batches side by side gain over one after the other, as a part of what one alone leaves of the highest rate
+    #[arg(long, value_name = "PART", default_value = "0.5", value_parser = rate)]
     pub side_by_side: f64,
     /// Input buffers [default: producers + slots]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]

@@ -71,10 +71,10 @@ pub fn run(args: &SimulateArgs) -> Result<Outcome> {
 fn spec(args: &SimulateArgs) -> SimSpec {
     let images_per_s = args.rate.unwrap_or_default();
     let filled_at_once = if args.batcher { 1 } else { args.producers };
-    let staging = args.staging.unwrap_or(filled_at_once + args.device.slots());
+    let staging = args.staging.unwrap_or(filled_at_once + args.on_device.slots());
     let batcher = SimBatcher {
         max_delay_us: args.max_delay,
-        in_flight: args.in_flight.unwrap_or(args.device.slots() + 1),
+        in_flight: args.in_flight.unwrap_or(args.on_device.slots() + 1),
         wake_us: args.wake,
     };
     SimSpec {
@@ -84,8 +84,8 @@ fn spec(args: &SimulateArgs) -> SimSpec {
         copy_overhead_us: args.copy_overhead,
         input_bytes_per_row: args.input_bytes,
         output_bytes_per_row: args.output_bytes,
-        slots: args.device.slots(),
-        compute_streams: args.device.compute_streams,
+        slots: args.on_device.slots(),
+        compute_streams: args.on_device.compute_streams,
         side_by_side: args.side_by_side,
         staging,
         results: args.results.unwrap_or((4 * staging).max(args.producers * args.ahead + 1)),

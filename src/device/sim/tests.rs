@@ -139,7 +139,7 @@ fn one_program_at_a_time_high_priority_first() {
 /// The first has run alone for 2 ms when the second comes: 4 ms of work are left of each, at a speed of 0.8.
 #[test]
 fn programs_side_by_side_slow_each_other_down() {
-    let setup = Setup::with(SideBySide { most: 2, gain: 1.6 }, link(), Vec::new());
+    let setup = Setup::with(SideBySide { most: 2, gain: 1.2 }, link(), Vec::new());
     let streams = [(); 3].map(|()| setup.stream(Priority::Normal));
     let done = [(); 3].map(|()| setup.event());
     // Of the highest rate the first has half: two of them do not fill the device.
@@ -164,7 +164,7 @@ fn programs_side_by_side_slow_each_other_down() {
 
 #[test]
 fn programs_side_by_side_are_no_faster_than_a_full_device() {
-    let setup = Setup::with(SideBySide { most: 2, gain: 1.6 }, link(), Vec::new());
+    let setup = Setup::with(SideBySide { most: 2, gain: 1.2 }, link(), Vec::new());
     let streams = [(); 2].map(|()| setup.stream(Priority::Normal));
     let program = setup.program(2 * MS);
     streams.iter().for_each(|stream| stream.launch(&program, RUN).unwrap());

@@ -135,7 +135,7 @@ impl World {
         let link =
             Link { in_alone: bytes_per_us, in_duplex: duplex, out_alone: bytes_per_us, out_duplex: duplex, overhead };
         let (injections, polls_advance) = (injections(&mut dice, faults), dice.once_in(3));
-        let side_by_side = SideBySide { most: 1 + dice.roll(2) as usize, gain: dice.pick(&[1.0, 1.3, 2.0]) };
+        let side_by_side = SideBySide { most: 1 + dice.roll(2) as usize, gain: dice.pick(&[0.0, 0.5, 1.0]) };
         let options = SimOptions { link, side_by_side, injections, polls_advance };
         let (sim, info) = Sim::new(options);
         let sim = Arc::new(sim);
