@@ -164,7 +164,8 @@ impl<'a> EngineBuilder<'a> {
     /// small batch leaves much of a GPU idle, and two of them fill it better; batches that fill it alone gain nothing, and
     /// each of them takes longer. The number of slots is a multiple of it. Each stream takes memory for activations of its
     /// own. Results are the same bit by bit, and are ready in the order of submission all the same. On the CPU a batch
-    /// keeps every thread busy, so that there is one stream whatever this is. Default 1.
+    /// keeps every thread busy, so that there is one stream whatever this is. A [`Batcher`](crate::Batcher) computes side by
+    /// side what pays, and full batches in turn. Default 1.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
