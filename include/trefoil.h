@@ -367,6 +367,8 @@ typedef struct trefoil_engine_options {
     uint32_t device_results;
     /* Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none. */
     size_t trace_batches;
+    /* Batches that are computed side by side, of which `slots` is a multiple. Default 1. */
+    size_t compute_streams;
 } trefoil_engine_options;
 
 /* A model on a device behind a ring. */

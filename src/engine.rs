@@ -112,6 +112,11 @@ impl Engine {
         self.core.slots()
     }
 
+    /// Streams that each model computes on, which [`EngineBuilder::compute_streams`] asks for.
+    pub fn compute_streams(&self) -> usize {
+        self.core.compute_streams()
+    }
+
     /// Rows that producers write.
     pub fn input(&self) -> TensorSpec {
         self.core.spec().input

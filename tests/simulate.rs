@@ -279,6 +279,7 @@ impl Random {
             nth: 1 + random.up_to(20),
             effect: Effect::DelayUs(random.between(0.0, 1000.0)),
         };
+        let compute_streams = 1 + self.up_to(2);
         SimSpec {
             h2d_gbps,
             d2h_gbps,
@@ -286,7 +287,9 @@ impl Random {
             copy_overhead_us: if self.up_to(1) == 0 { 0.0 } else { self.between(0.0, 20.0) },
             input_bytes_per_row: 1 + self.up_to(200_000),
             output_bytes_per_row: 1 + self.up_to(most_out),
-            slots: 1 + self.up_to(4),
+            slots: compute_streams * (1 + self.up_to(4)),
+            compute_streams,
+            side_by_side: self.between(0.0, 1.0),
             staging: 1 + self.up_to(6),
             results: producers * ahead + 1 + self.up_to(8),
             producers,
@@ -416,6 +419,32 @@ fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
         let arrival = Arrival::Poisson { images_per_s: part * capacity, seed: 1 };
         let random = simulate(&SimSpec { arrival, ..spec.clone() }).unwrap();
         assert!(random.latency.p99_us < p99_us, "{part} of capacity: {:?}", random.latency);
+    }
+}
+
+/// Two compute streams answer more of few clients, whose batches leave the device half idle; one client waits no longer,
+/// and full batches, which are computed in turn, lose nothing.
+#[test]
+fn two_compute_streams_serve_few_clients_better_and_no_others_worse() {
+    let sizes = vec![(1, 160.0), (2, 200.0), (4, 255.0), (8, 330.0), (16, 465.0), (32, 667.0)];
+    let clients = |producers, compute_streams| {
+        let batcher = SimBatcher { in_flight: 5, ..SimBatcher::default() };
+        let spec = SimSpec {
+            producers,
+            compute_streams,
+            slots: 4,
+            fill_us: 20.0,
+            copy_overhead_us: 10.0,
+            batches: 5_000,
+            batcher: Some(batcher),
+            ..SimSpec::new(sizes.clone())
+        };
+        simulate(&spec).unwrap()
+    };
+    assert_eq!(clients(1, 1).latency, clients(1, 2).latency);
+    for (producers, gain) in [(4, 1.0), (8, 1.05), (16, 1.15), (32, 1.05), (64, 0.99), (256, 0.99)] {
+        let [one, two] = [1, 2].map(|streams| clients(producers, streams).images_per_s);
+        assert!(two > gain * one, "{producers} clients: {two} images/s, on one stream {one}");
     }
 }
 

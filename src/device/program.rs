@@ -20,6 +20,11 @@ pub(crate) struct Run {
 pub(crate) trait Program: Send + Sync {
     /// Slots it was built for.
     fn slots(&self) -> usize;
+    /// Compute streams it was built for, of which slot i runs on number i modulo their count. Runs on different ones share
+    /// nothing that either writes.
+    fn streams(&self) -> usize {
+        1
+    }
     /// Batch sizes it was built for, ascending.
     fn batch_sizes(&self) -> &[usize];
     /// A slot's device input: rows of the input spec's pitch.

@@ -35,7 +35,8 @@ pub struct EngineBuilder<'a> {
     pub(super) average: bool,
     pub(super) device: Option<Device>,
     pub(super) batch_sizes: Option<Vec<usize>>,
-    pub(super) slots: usize,
+    pub(super) slots: Option<usize>,
+    pub(super) compute_streams: usize,
     pub(super) staging: Option<usize>,
     pub(super) results: Option<usize>,
     pub(super) input: InputFormat,
@@ -70,7 +71,8 @@ impl<'a> EngineBuilder<'a> {
             average: false,
             device: None,
             batch_sizes: None,
-            slots: 3,
+            slots: None,
+            compute_streams: 1,
             staging: None,
             results: None,
             input: InputFormat::default(),
@@ -151,9 +153,31 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// Slots: batches on the device at once. Default 3; 1 is the serial baseline.
+    /// Slots: batches on the device at once. Default 3; of several compute streams the smallest multiple of their
+    /// number that exceeds it by two or more. 1 is the serial baseline.
     pub fn slots(mut self, slots: usize) -> Self {
-        self.slots = slots;
+        self.slots = Some(slots);
+        self
+    }
+
+    /// Streams that each model computes on: slots take them in turn, so that so many batches are computed side by side. A
+    /// small batch leaves much of a GPU idle, and two of them fill it better; batches that fill it alone gain nothing, and
+    /// each of them takes longer. The number of slots is a multiple of it. Each stream takes memory for activations of its
+    /// own. Results are the same bit by bit, and are ready in the order of submission all the same. On the CPU a batch
+    /// keeps every thread busy, so that there is one stream whatever this is. A [`Batcher`](crate::Batcher) computes side by
+    /// side what pays, and full batches in turn. Default 1.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Engine, Target, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// # let cpu = Device::open(Target::Cpu)?;
+    /// let engine = Engine::builder(&model).on(&cpu).compute_streams(2).build()?;
+    /// assert_eq!(engine.slots(), 4);
+    /// assert!(Engine::builder(&model).on(&cpu).compute_streams(2).slots(3).build().is_err());
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn compute_streams(mut self, streams: usize) -> Self {
+        self.compute_streams = streams;
         self
     }
 
@@ -262,7 +286,7 @@ impl<'a> EngineBuilder<'a> {
     /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count; what [`Device::open`] and the model's weights give;
+    /// [`Error::Option`] for a zero count, and for slots that are no multiple of the compute streams; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
     pub fn build(self) -> Result<Engine, Error> {
         self.build_ring(&self.device_or_default()?, 1, None)
@@ -277,8 +301,8 @@ impl<'a> EngineBuilder<'a> {
     ) -> Result<Engine, Error> {
         let spec = self.build_spec()?;
         // Where staging is kept until the answer is there, every batch on the device has one.
-        let on_device = if freed.is_some() { self.slots } else { 0 };
-        let staging = self.staging.unwrap_or(self.slots + on_device + 3);
+        let on_device = if freed.is_some() { spec.slots } else { 0 };
+        let staging = self.staging.unwrap_or(spec.slots + on_device + 3);
         // Should the others fail, one holds the results of all.
         let results = self.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
         within("staging", staging, 1 << 16)?;
@@ -339,8 +363,19 @@ impl<'a> EngineBuilder<'a> {
         names.iter().enumerate().map(name).collect()
     }
 
+    fn checked_slots(&self) -> Result<usize, Error> {
+        let streams = self.compute_streams;
+        within("compute_streams", streams, 1 << 6)?;
+        let slots = self.slots.unwrap_or((streams + 2).next_multiple_of(streams));
+        within("slots", slots, 1 << 10)?;
+        if !slots.is_multiple_of(streams) {
+            return Err(Error::option("slots", slots, format!("a multiple of the {streams} compute streams")));
+        }
+        Ok(slots)
+    }
+
     pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {
-        within("slots", self.slots, 1 << 10)?;
+        let slots = self.checked_slots()?;
         if let Some(sizes) = &self.batch_sizes {
             if sizes.is_empty() {
                 return Err(Error::option("batch", "empty", "at least one batch size"));
@@ -352,7 +387,8 @@ impl<'a> EngineBuilder<'a> {
         }
         Ok(BuildSpec {
             batch_sizes: self.batch_sizes.clone().unwrap_or_default(),
-            slots: self.slots,
+            slots,
+            streams: self.compute_streams,
             input: self.input,
             output: self.output,
             choices: self.choices.clone(),

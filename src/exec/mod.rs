@@ -29,6 +29,9 @@ pub(crate) struct BuildSpec {
     pub batch_sizes: Vec<usize>,
     /// Slots: each gets a device input and a device output.
     pub slots: usize,
+    /// Compute streams, which slots take in turn: on a GPU each gets an arena.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU computes one batch at a time"))]
+    pub streams: usize,
     /// What producers write.
     pub input: InputFormat,
     /// What they get.

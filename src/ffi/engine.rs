@@ -62,6 +62,7 @@ unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Ans
         (options.staging, EngineBuilder::staging),
         (options.results, EngineBuilder::results),
         (options.trace_batches, EngineBuilder::trace_batches),
+        (options.compute_streams, EngineBuilder::compute_streams),
     ] {
         if count > 0 {
             builder = set(builder, count);

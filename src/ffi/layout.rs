@@ -220,6 +220,8 @@ pub struct trefoil_engine_options {
     pub device_results: u32,
     /// Batches that the recorder remembers, for trefoil_trace_write(); 0: there is none.
     pub trace_batches: usize,
+    /// Batches that are computed side by side, of which `slots` is a multiple. Default 1.
+    pub compute_streams: usize,
 }
 
 /// Rows in device memory, and the stream whose work so far writes them.
@@ -394,7 +396,8 @@ growing! {
         waiting: 96,
         device_results: 100,
         trace_batches: 104,
-    } 112
+        compute_streams: 112,
+    } 120
     trefoil_device_rows {
         size: 0,
         address: 8,

@@ -42,6 +42,8 @@ pub struct Batch {
     member: Option<Member>,
     /// Where its rows are, if not in the page-locked memory.
     elsewhere: Option<DeviceRows>,
+    /// Whether it is computed when the batch before it is, and not beside it.
+    in_turn: bool,
 }
 
 /// Bytes from one row of a caller's to the next: what any GPU's copies of rows take.
@@ -55,6 +57,8 @@ pub(super) struct Submission<'a> {
     pub from: Source<'a>,
     /// Whether the result stays on the device.
     pub to_device: bool,
+    /// Whether it is computed when the batch before it is.
+    pub in_turn: bool,
 }
 
 /// Where its rows are.
@@ -70,7 +74,7 @@ pub(super) enum Source<'a> {
 
 impl Batch {
     pub(super) fn new(core: Arc<Core>, staging: usize, lent: Lent) -> Self {
-        Self { core, held: Some((staging, lent)), member: None, elsewhere: None }
+        Self { core, held: Some((staging, lent)), member: None, elsewhere: None, in_turn: false }
     }
 
     /// The same as one of several rings'.
@@ -259,7 +263,7 @@ impl Batch {
             Some(there) => Source::Device(there),
         };
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        let submission = Submission { staging, lent, rows, from, to_device };
+        let submission = Submission { staging, lent, rows, from, to_device, in_turn: self.in_turn };
         let submitted = self.core.submit(&submission);
         Ok((submission, submitted))
     }
@@ -277,6 +281,12 @@ impl Batch {
         }
     }
 
+    /// Has it computed when the batch before it is, also where there are several compute streams: for batches that fill the
+    /// device, which gain nothing side by side, and of which both would take longer.
+    pub(crate) fn compute_in_turn(&mut self, in_turn: bool) {
+        self.in_turn = in_turn;
+    }
+
     /// Like [`Batch::submit`], with the rows uploaded from elsewhere; the staging buffer stays as it is, its credit
     /// bounds the uploads.
     ///
@@ -287,7 +297,8 @@ impl Batch {
         let rows = from.runs.iter().map(ExactSizeIterator::len).sum();
         assert!((1..=self.capacity()).contains(&rows), "{rows} rows gathered for a batch of {}", self.capacity());
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        let submission = Submission { staging, lent, rows, from: Source::Gathered(from), to_device: false };
+        let (from, in_turn) = (Source::Gathered(from), self.in_turn);
+        let submission = Submission { staging, lent, rows, from, to_device: false, in_turn };
         let number = self.core.submit(&submission)?;
         Ok(Ticket::new(self.core.clone(), lent, number, rows))
     }

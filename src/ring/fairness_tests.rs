@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Core, RingSpec, Ticket, Waiting};
-use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
+use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Device, Kind, Priority};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
 
@@ -40,7 +40,12 @@ impl Setup {
         let (rate_in, rate_out) = (ROW_ALIGN as f64 * 1e3, ROW_ALIGN as f64 * 1e9);
         let link =
             Link { in_alone: rate_in, in_duplex: rate_in, out_alone: rate_out, out_duplex: rate_out, overhead: 0 };
-        let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: false });
+        let (sim, info) = Sim::new(SimOptions {
+            link,
+            side_by_side: SideBySide::default(),
+            injections: Vec::new(),
+            polls_advance: false,
+        });
         let sim = Arc::new(sim);
         let device = Device::new(Kind::Sim(sim.clone()), info).checked();
         Self { sim, device }

@@ -15,7 +15,8 @@ pub(crate) struct Node {
 /// A program with what a ring has for it.
 pub(super) struct Runner {
     pub program: Arc<dyn Program>,
-    pub stream: Stream,
+    /// As many as the program was built for; successive slots take them in turn.
+    streams: Vec<Stream>,
     /// Of each slot: what its last run reads has been read, and what it writes is there.
     pub computed: Vec<Event>,
     pub reads: Vec<usize>,
@@ -35,10 +36,23 @@ impl Runner {
                 "programs in order, of one ring"
             );
             let name = if index == 0 { "trefoil-compute".into() } else { format!("trefoil-compute-{index}") };
+            let name = |turn| if turn == 0 { name.clone() } else { format!("{name}.{turn}") };
+            let streams = (0..program.streams()).map(|turn| Stream::new(device, priority, &name(turn)));
+            let streams = streams.collect::<Result<_, _>>()?;
             let computed = (0..slots).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
-            Ok(Self { program, stream: Stream::new(device, priority, &name)?, computed, reads, readers })
+            Ok(Self { program, streams, computed, reads, readers })
         };
         nodes.into_iter().zip(readers).enumerate().map(runner).collect()
+    }
+
+    /// Streams that it computes on.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// The stream that a slot computes on.
+    pub fn stream(&self, slot: usize) -> &Stream {
+        &self.streams[slot % self.streams.len()]
     }
 
     /// Whether it reads the rows that were uploaded.
@@ -51,20 +65,30 @@ impl Runner {
         self.readers.is_empty()
     }
 
+    /// Has the next run on a slot wait for that on the slot before it, where its stream does not.
+    pub fn wait_for_turn(&self, slot: usize) -> Result<(), Error> {
+        if self.streams() == 1 {
+            return Ok(());
+        }
+        let before = slot.checked_sub(1).unwrap_or(self.computed.len() - 1);
+        self.stream(slot).wait(&self.computed[before])
+    }
+
     /// Enqueues a run between the others, behind `uploaded` and, where the slot's output is downloaded, behind the `last`
     /// download of it.
     pub fn enqueue(&self, all: &[Self], run: Run, uploaded: &Event, last: Option<&Event>) -> Result<(), Error> {
+        let stream = self.stream(run.slot);
         if self.reads_upload() {
-            self.stream.wait(uploaded)?;
+            stream.wait(uploaded)?;
         }
         for &other in self.reads.iter().chain(&self.readers) {
-            self.stream.wait(&all[other].computed[run.slot])?;
+            stream.wait(&all[other].computed[run.slot])?;
         }
         if let Some(last) = last.filter(|_| self.is_downloaded()) {
-            self.stream.wait(last)?;
+            stream.wait(last)?;
         }
-        self.stream.launch(&self.program, run)?;
-        self.computed[run.slot].record(&self.stream)
+        stream.launch(&self.program, run)?;
+        self.computed[run.slot].record(stream)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{BatcherBuilder, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
-use crate::device::sim::{Link, Sim, SimOptions, SimProgram};
+use crate::device::sim::{Link, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceRows, Inputs, Kind, Note};
 use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, Stream};
 use crate::error::Error;
@@ -29,6 +29,8 @@ const COPY_IN: &str = "trefoil-copy-in";
 const COPY_OUT: &str = "trefoil-copy-out";
 const COMPUTE: &str = "trefoil-compute";
 
+/// The second stream of the first program.
+const BESIDE: &str = "trefoil-compute.1";
 const SECOND: &str = "trefoil-compute-1";
 const THIRD: &str = "trefoil-compute-2";
 
@@ -42,6 +44,13 @@ const EDGES: [Edge; 9] = [
     Edge::Record(COPY_OUT),  // `done`
     Edge::Seen(COPY_IN),     // `uploaded`: the staging is free
     Edge::Seen(COPY_OUT),    // `done`: the result is there
+];
+
+/// Those of the second compute stream of a ring that has two, beside [`EDGES`]: each has every other batch.
+const BESIDE_EDGES: [Edge; 3] = [
+    Edge::Wait(BESIDE, 0), // `uploaded`
+    Edge::Wait(BESIDE, 1), // `done`
+    Edge::Record(BESIDE),  // `computed`
 ];
 
 /// Those of a ring of three programs: the second reads what the first gives, the third what the first reads.
@@ -134,7 +143,7 @@ struct Seen {
 impl Without {
     /// Whether the edge that `make` makes of a stream's name is the one that is left out.
     fn leaves_out(&self, state: &Seen, stream: u64, make: impl FnOnce(&'static str) -> Edge) -> bool {
-        let known = [COPY_IN, COPY_OUT, COMPUTE, SECOND, THIRD, WRITER, READER];
+        let known = [COPY_IN, COPY_OUT, COMPUTE, BESIDE, SECOND, THIRD, WRITER, READER];
         let name = known.into_iter().find(|name| state.names[&stream] == *name);
         name.is_some_and(|name| self.edge == Some(make(name)))
     }
@@ -281,6 +290,10 @@ const SPEC: fn() -> TensorSpec = || TensorSpec::new(Dtype::U8, Shape::vector(ROW
 #[derive(Clone, Copy, Debug)]
 enum Programs {
     One,
+    /// On two compute streams.
+    SideBySide,
+    /// The same with memory of the program that both streams write.
+    OneArena,
     /// Of a ring that is one of several.
     OneOfAFleet,
     /// As [`FLOW_EDGES`] has them.
@@ -332,17 +345,22 @@ fn ring(edge: Option<Edge>, results: usize) -> (Device, Result<Arc<Core>, Error>
 fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, Result<Arc<Core>, Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
-    let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: true });
+    let side_by_side = SideBySide { most: 2, gain: 0.5 };
+    let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections: Vec::new(), polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
     let device = device.wrapped(|inner| Arc::new(Without { inner, edge, state: Mutex::default() }));
     let program = || SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, 2).unwrap();
-    let first: Arc<dyn Program> = Arc::new(program());
+    let first: Arc<dyn Program> = Arc::new(match programs {
+        Programs::SideBySide => program().on_streams(&device, 2).unwrap(),
+        Programs::OneArena => program().on_streams(&device, 2).unwrap().with_one_arena(),
+        _ => program(),
+    });
     let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
     let after = || program().reading(Inputs::After(first.clone()));
     let beside = || -> Arc<dyn Program> { Arc::new(program().reading(Inputs::Beside(first.clone()))) };
     match programs {
-        Programs::One | Programs::OneOfAFleet => {}
+        Programs::One | Programs::SideBySide | Programs::OneArena | Programs::OneOfAFleet => {}
         Programs::Flow => {
             nodes.push(Node { program: Arc::new(after()), reads: vec![0] });
             nodes.push(Node { program: beside(), reads: Vec::new() });
@@ -395,7 +413,7 @@ fn use_ring(core: &Arc<Core>) -> Result<bool, Error> {
 
 #[test]
 fn the_ring_has_no_hazard() {
-    for programs in [Programs::One, Programs::OneOfAFleet, Programs::Flow, Programs::Mean] {
+    for programs in [Programs::One, Programs::SideBySide, Programs::OneOfAFleet, Programs::Flow, Programs::Mean] {
         let (device, core) = ring_of(None, 6, programs);
         assert!(use_ring(&core.unwrap()).unwrap(), "{programs:?}");
         assert!(device.fault().is_none(), "{programs:?}: {:?}", device.fault());
@@ -408,6 +426,8 @@ fn each_edge_is_missed_when_it_is_left_out() {
     let of_a_fleet = EDGES.into_iter().filter(|edge| *edge != Edge::Seen(COPY_IN));
     let with = |programs| move |edge| (edge, programs);
     let edges = EDGES.into_iter().map(with(Programs::One));
+    let beside = EDGES.into_iter().chain(BESIDE_EDGES);
+    let edges = edges.chain(beside.map(with(Programs::SideBySide)));
     let edges = edges.chain(of_a_fleet.map(with(Programs::OneOfAFleet)));
     let edges = edges.chain(FLOW_EDGES.into_iter().map(with(Programs::Flow)));
     for (edge, programs) in edges.chain(MEAN_EDGES.into_iter().map(with(Programs::Mean))) {
@@ -418,6 +438,15 @@ fn each_edge_is_missed_when_it_is_left_out() {
         let Error::Fault { cause, .. } = &fault else { panic!("{fault:?}") };
         assert!(matches!(**cause, Error::Hazard { .. }), "{edge:?} of {programs:?}: {fault}");
     }
+}
+
+/// What two compute streams share nothing orders, so that each needs memory of its own.
+#[test]
+fn an_arena_that_two_compute_streams_share_is_a_hazard() {
+    let (device, core) = ring_of(None, 6, Programs::OneArena);
+    let used = use_ring(&core.unwrap());
+    let fault = device.fault().unwrap_or_else(|| panic!("not found: {used:?}")).to_string();
+    assert!(fault.contains("a write by launch on trefoil-compute.1 after a write by launch"), "{fault}");
 }
 
 /// Of a ring that is one of several: the event behind the answer is what frees the staging, not that behind the upload.

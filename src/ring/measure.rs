@@ -40,11 +40,11 @@ impl Core {
         let marks = (0..=repetitions).map(|_| Event::with_timing(&self.device)).collect::<Result<Vec<_>, _>>()?;
         let stream = self.stream_of(stage);
         for warm_up in 0..self.slots() {
-            self.run_stage(stage, buffers, warm_up, size, stream)?;
+            self.run_stage(stage, buffers, self.measured_slot(warm_up), size, stream)?;
         }
         marks[0].record(stream)?;
         for (index, mark) in marks[1..].iter().enumerate() {
-            self.run_stage(stage, buffers, index % self.slots(), size, stream)?;
+            self.run_stage(stage, buffers, self.measured_slot(index), size, stream)?;
             mark.record(stream)?;
         }
         marks[repetitions].wait()?;
@@ -129,9 +129,15 @@ impl Core {
     fn stream_of(&self, stage: Stage) -> &Stream {
         match stage {
             Stage::CopyIn => &self.copy_in,
-            Stage::Compute => &self.runners[0].stream,
+            Stage::Compute => self.runners[0].stream(0),
             Stage::CopyOut => &self.copy_out,
         }
+    }
+
+    /// The slots in turn, those of the first compute stream: a stage is measured alone.
+    fn measured_slot(&self, index: usize) -> usize {
+        let streams = self.compute_streams();
+        index % self.slots().div_ceil(streams) * streams
     }
 
     /// All batches at once: afterwards nothing is in flight and nobody else can submit.
@@ -192,8 +198,8 @@ impl Core {
                 self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.spec.outputs[0].row_pitch)
             },
             Stage::Compute => {
-                let slot = index % self.slots();
-                self.runners[0].stream.launch(&self.runners[0].program, Run { slot, size: prepared.size, rows })
+                let slot = self.measured_slot(index);
+                self.runners[0].stream(slot).launch(&self.runners[0].program, Run { slot, size: prepared.size, rows })
             }
         }
     }

@@ -56,12 +56,13 @@ impl Core {
             self.copy_in.copy_in(self.runners[0].program.input(slot), &staging.buffer, bytes)?;
         }
         staging.uploaded.record(&self.copy_in)?;
-        self.runners[0].stream.wait(&staging.uploaded)?;
+        let stream = self.runners[0].stream(slot);
+        stream.wait(&staging.uploaded)?;
         if used {
-            self.runners[0].stream.wait(&result.done)?;
+            stream.wait(&result.done)?;
         }
-        self.runners[0].stream.launch(&self.runners[0].program, run)?;
-        computed.record(&self.runners[0].stream)?;
+        stream.launch(&self.runners[0].program, run)?;
+        computed.record(stream)?;
         self.copy_out.wait(computed)?;
         // SAFETY: as above.
         unsafe {

@@ -17,6 +17,7 @@
 //! | compute | wait `uploaded` of the staging, or `computed` of the slot of each program that it reads | the input is there |
 //! | compute | wait `computed` of the slot of each program that reads it | the slot's last reader of its output is done |
 //! | compute | wait `done` of the slot's last result, if its use has not ended, unless programs read it | the slot's device output has been read |
+//! | compute | on several compute streams, for a batch in turn: wait `computed` of the slot before | nothing: see [`Batch::compute_in_turn`] |
 //! | compute | launch the program on the slot | |
 //! | compute | record `computed` of the slot | |
 //! | copy-out | wait `computed` of the slot, of each program that no other reads | the output is there |
@@ -42,8 +43,12 @@
 //! again; but where results stay on the device, a result may be in use again while compute waits for its `done`: in the
 //! order of copy-out, and so never too short, but with fewer results than slots longer than need be. The ring sees devices and programs only; it runs the same on every device.
 //!
-//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on a
-//! stream of its own, and successive batches overlap there too.
+//! A program may have several compute streams, which the slots take in turn: slot i computes on number i modulo their
+//! count, and has of the program's memory what belongs to that stream alone. So no edge is added: what orders two batches is
+//! of their slot or of the copies, whose streams are one each, and downloads stay in the order of submission.
+//!
+//! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on
+//! streams of its own, and successive batches overlap there too.
 
 mod acquire;
 mod batch;
@@ -304,6 +309,11 @@ impl Core {
         self.runners[0].program.slots()
     }
 
+    /// Streams that batches are computed on in turn.
+    pub fn compute_streams(&self) -> usize {
+        self.runners[0].streams()
+    }
+
     /// What it is made of.
     pub fn spec(&self) -> &RingSpec {
         &self.spec
@@ -381,7 +391,7 @@ impl Core {
     }
 
     fn enqueue(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
-        let &Submission { staging, lent, rows, to_device, .. } = submission;
+        let &Submission { staging, lent, rows, to_device, in_turn, .. } = submission;
         let slot = order.next_slot;
         let last = order.before(self.slots()).filter(|last| {
             let current = last.to_device || lock(&self.state).is_current(last.lent);
@@ -401,6 +411,9 @@ impl Core {
 
         let last = last.map(|last| &self.results[last.lent.result].done);
         for runner in &self.runners {
+            if in_turn {
+                runner.wait_for_turn(slot)?;
+            }
             runner.enqueue(&self.runners, Run { slot, size, rows }, &staging.uploaded, last)?;
         }
 

@@ -12,7 +12,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::{check_dfs, check_pct, check_random, future, thread};
 
 use super::{BatcherBuilder, Close, Core, Peers, RingSpec, Ticket, Waiting};
-use crate::device::sim::{Effect, Injection, Link, Sim, SimOptions, SimProgram, Unit};
+use crate::device::sim::{Effect, Injection, Link, SideBySide, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Device, Kind, Priority, Signal};
 use crate::error::Error;
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -27,13 +27,15 @@ const PREEMPTIONS: usize = 4;
 #[derive(Clone)]
 struct Small {
     slots: usize,
+    streams: usize,
     staging: usize,
     results: usize,
     waiting: Waiting,
     injections: Vec<Injection>,
 }
 
-const SMALL: Small = Small { slots: 1, staging: 1, results: 2, waiting: Waiting::Block, injections: Vec::new() };
+const SMALL: Small =
+    Small { slots: 1, streams: 1, staging: 1, results: 2, waiting: Waiting::Block, injections: Vec::new() };
 
 fn ring(small: Small) -> Arc<Core> {
     ring_and_device(small).0
@@ -53,7 +55,8 @@ fn peers(small: [Small; 2]) -> Arc<Peers> {
 fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
-    let (sim, info) = Sim::new(SimOptions { link, injections: small.injections, polls_advance: true });
+    let side_by_side = SideBySide { most: small.streams, gain: 0.5 };
+    let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections: small.injections, polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);
     // A hazard checker has a thread's knowledge in a place of the thread's own, and here all tasks are one thread: with two
@@ -61,6 +64,7 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     let device = if freed.is_some() { device } else { device.checked() };
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
     let program = SimProgram::new(&device, &sim, &[(2, 1_000_000)], ROW_ALIGN, small.slots).unwrap();
+    let program = program.on_streams(&device, small.streams).unwrap();
     let spec = RingSpec {
         staging: small.staging,
         results: small.results,
@@ -153,6 +157,19 @@ fn two_producers_share_one_staging() {
             all_home(&core);
         });
     }
+}
+
+#[test]
+fn two_producers_share_two_compute_streams() {
+    explore(|| {
+        let core = ring(Small { slots: 2, streams: 2, staging: 2, ..SMALL });
+        two(&core, |core, first| {
+            for number in first..first + 2 {
+                answered(number, submit(core, number).unwrap().wait());
+            }
+        });
+        all_home(&core);
+    });
 }
 
 /// Nobody reads a result meanwhile, so nothing else wakes a producer.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Batch, Close, Core, DeviceOutput, RingSpec, Ticket, Waiting};
-use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
+use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{CallerStream, Device, DeviceRows, Event, HostBuffer, Kind, Priority, Stream};
 use crate::error::Error;
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
@@ -31,7 +31,8 @@ fn setup(staging: usize, results: usize, polls_advance: bool) -> Setup {
 fn setup_with(slots: usize, staging: usize, results: usize, polls_advance: bool) -> Setup {
     let (rate_in, rate_out) = (ROW_ALIGN as f64 * 1e3, ROW_ALIGN as f64 * 5e2);
     let link = Link { in_alone: rate_in, in_duplex: rate_in, out_alone: rate_out, out_duplex: rate_out, overhead: 0 };
-    let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance });
+    let (sim, info) =
+        Sim::new(SimOptions { link, side_by_side: SideBySide::default(), injections: Vec::new(), polls_advance });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
     let core = ring(&device, &sim, [slots, staging, results], Waiting::Block);

@@ -75,7 +75,7 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
         core,
         arrivals: Arrivals::new(spec),
         is_closed,
-        books: Books::new(rows, core.batch_sizes()),
+        books: Books::new(rows, core.batch_sizes(), core.compute_streams()),
         bounds: Bounds { full: core.capacity(), in_flight: batcher.in_flight, max_delay },
         fill: picos(spec.fill_us * 1e-6),
         wake: picos(batcher.wake_us * 1e-6),
@@ -194,6 +194,7 @@ impl Player<'_> {
             stamp(batch.row_mut(index), row.entry);
         }
         let measures_upload = is_measured && self.core.would_upload_at_once(last);
+        batch.compute_in_turn(self.books.is_in_turn(rows.len()));
         let ticket = batch.submit(rows.len())?;
         self.log.submitted.push(rows.len());
         let sent = self.sim.now();

@@ -8,7 +8,7 @@ mod report;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::sim::{self, Link, Picos, Sim, SimOptions, SimProgram, Unit, picos};
+use crate::device::sim::{self, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit, picos};
 use crate::device::{Device, HOST_MEMORY, Kind, Priority};
 use crate::error::Error;
 use crate::ring::{Core, RingSpec, Stage, Waiting};
@@ -44,6 +44,12 @@ pub struct SimSpec {
     pub output_bytes_per_row: usize,
     /// Slots: batches on the device at once.
     pub slots: usize,
+    /// [`EngineBuilder::compute_streams`](crate::EngineBuilder::compute_streams): batches that are computed side by side.
+    /// `slots` is a multiple of it.
+    pub compute_streams: usize,
+    /// What batches that are computed side by side gain over one after the other, as a part of what one of them leaves of the
+    /// highest rate in `compute_us`: with 0.5, batches that have half of that rate alone have 1.25 times as much together.
+    pub side_by_side: f64,
     /// Staging buffers.
     pub staging: usize,
     /// Result buffers; more than producers x ahead, or all could be unread while every producer waits for one.
@@ -174,7 +180,7 @@ pub enum Effect {
 }
 
 impl SimSpec {
-    /// A ring of three slots and four producers on a PCIe 5 x16 link, 224 x 224 RGB images in and a thousand f32 out,
+    /// A ring of three slots, one compute stream and four producers on a PCIe 5 x16 link, 224 x 224 RGB images in and a thousand f32 out,
     /// for a model that takes `compute_us` microseconds at each batch size.
     pub fn new(compute_us: Vec<(usize, f64)>) -> Self {
         Self {
@@ -186,6 +192,8 @@ impl SimSpec {
             input_bytes_per_row: 224 * 224 * 3,
             output_bytes_per_row: 4_000,
             slots: 3,
+            compute_streams: 1,
+            side_by_side: 0.5,
             staging: 7,
             results: 28,
             producers: 4,
@@ -216,6 +224,7 @@ impl SimSpec {
             ("input_bytes_per_row", self.input_bytes_per_row),
             ("output_bytes_per_row", self.output_bytes_per_row),
             ("slots", self.slots),
+            ("compute_streams", self.compute_streams),
             ("staging", self.staging),
             ("producers", self.producers),
             ("batches", self.batches),
@@ -224,6 +233,11 @@ impl SimSpec {
                 return Err(Error::option(option, value, "at least 1"));
             }
         }
+        if !self.slots.is_multiple_of(self.compute_streams) {
+            let expected = format!("a multiple of the {} compute streams", self.compute_streams);
+            return Err(Error::option("slots", self.slots, expected));
+        }
+        in_range("side_by_side", self.side_by_side, 0.0, 64.0, "times what is left")?;
         let held = if self.batcher.is_some() { 0 } else { self.producers.saturating_mul(self.ahead) };
         if self.results <= held {
             let expected = format!("more than producers x ahead, {held}: a blocked producer keeps its tickets");
@@ -368,13 +382,15 @@ const HANDLE_BYTES: u64 = 512;
 /// The simulated device and a ring on it.
 fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<Core>), Error> {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
-    let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance });
+    let side_by_side = spec.side_by_side();
+    let (sim, info) = Sim::new(SimOptions { link: spec.link(), side_by_side, injections, polls_advance });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info);
     afford(spec, &device)?;
     let device = if spec.checked { device.checked() } else { device };
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
-    let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?);
+    let program = SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?;
+    let program = program.on_streams(&device, spec.compute_streams)?;
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
     let ring = RingSpec {
         staging: spec.staging,
@@ -389,7 +405,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
         device_results: false,
         freed: None,
     };
-    let core = Core::build(&device, program, ring)?;
+    let core = Core::build(&device, Arc::new(program), ring)?;
     Ok((sim, device, core))
 }
 
@@ -397,6 +413,10 @@ impl SimSpec {
     /// Bytes of a row as they pass the link.
     fn pitches(&self) -> [f64; 2] {
         [self.input_bytes_per_row, self.output_bytes_per_row].map(|bytes| bytes.next_multiple_of(ROW_ALIGN) as f64)
+    }
+
+    fn side_by_side(&self) -> SideBySide {
+        SideBySide { most: self.compute_streams, gain: self.side_by_side }
     }
 
     fn link(&self) -> Link {

@@ -7,11 +7,13 @@ use crate::trace::{Trace, TraceStage};
 
 fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
     let injections = spec.injections.iter().map(Injection::on_device).collect();
-    let (sim, info) = Sim::new(SimOptions { link: spec.link(), injections, polls_advance: false });
+    let (sim, info) =
+        Sim::new(SimOptions { link: spec.link(), side_by_side: spec.side_by_side(), injections, polls_advance: false });
     let sim = Arc::new(sim);
     let (device, recorder) = install(&Device::new(Kind::Sim(sim.clone()), info).checked(), 64, Vec::new()).unwrap();
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
-    let program = Arc::new(SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots).unwrap());
+    let program = SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots).unwrap();
+    let program = Arc::new(program.on_streams(&device, spec.compute_streams).unwrap());
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
     let ring = RingSpec {
         staging: spec.staging,
@@ -70,6 +72,23 @@ fn intervals_are_those_of_the_schedule() {
     assert_eq!(slots, [0, 1, 2, 0, 1]);
     let waits: Vec<f64> = ms(TraceStage::Wait).iter().map(|wait| wait.1).collect();
     assert_eq!(waits, [5.5, 9.5, 13.5, 17.5, 21.5]);
+}
+
+/// Two streams compute, each with a row of its own in the timeline; neither batch fills the device.
+#[test]
+fn batches_side_by_side_are_in_two_rows() {
+    let compute_us = vec![(1, 4_000.0), (2, 4_000.0)];
+    let spec = SimSpec { slots: 4, compute_streams: 2, side_by_side: 2.0, compute_us, ..spec() };
+    let (_sim, core, recorder) = recorded(&spec);
+    let trace = run(&core, &recorder, 5);
+    let ms = |seconds: f64| (seconds * 1e9).round() / 1e6;
+    let computed = trace.stage(TraceStage::Compute).map(|interval| (ms(interval.begin), ms(interval.end)));
+    let computed: Vec<(f64, f64)> = computed.collect();
+    assert_eq!(computed, [(1.0, 5.0), (2.0, 6.0), (5.0, 9.0), (6.0, 10.0), (9.0, 13.0)]);
+    let timeline = trace.to_chrome_json();
+    assert!(timeline.contains(r#""trefoil-compute""#) && timeline.contains(r#""trefoil-compute.1""#), "{timeline}");
+    assert!(!timeline.contains("trefoil-compute (2)"), "no two intervals of a stream overlap");
+    assert_eq!(trace.report().slowest, TraceStage::Compute);
 }
 
 #[test]

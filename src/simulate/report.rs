@@ -84,7 +84,8 @@ pub struct SimLatency {
 pub struct SimStage {
     /// What a batch takes with everything else idle, in microseconds; the mean over the submissions.
     pub alone_us: f64,
-    /// What a batch takes with the other copy engine busy as long as a batch's copy takes there, in microseconds.
+    /// What a batch takes in a run, in microseconds: a copy with the other copy engine busy as long as a batch's copy takes
+    /// there; compute by what batches side by side take together.
     pub loaded_us: f64,
     /// How long it worked, in seconds.
     pub busy_s: f64,
@@ -164,9 +165,20 @@ impl Costs {
             alone_us.iter_mut().zip(alone).for_each(|(sum, us)| *sum += us);
             loaded_us.iter_mut().zip(loaded).for_each(|(sum, us)| *sum += us);
         }
+        loaded_us[Stage::Compute as usize] /= at_once(spec, submitted);
         let mean = |sum: f64| sum / submitted.len().max(1) as f64;
         Self { rows: mean(rows), alone_us: alone_us.map(mean), loaded_us: loaded_us.map(mean) }
     }
+}
+
+/// What batches side by side do at most, as a multiple of one after the other: what those do that leave most of the device.
+fn at_once(spec: &SimSpec, submitted: &[usize]) -> f64 {
+    let rate = |size: &(usize, f64)| size.0 as f64 / size.1.max(1e-9);
+    let highest = spec.compute_us.iter().map(rate).fold(1e-9, f64::max);
+    let used = |rows: &usize| spec.compute_us.iter().find(|size| size.0 >= *rows).map_or(1.0, rate);
+    let least = submitted.iter().map(used).fold(highest, f64::min) / highest;
+    let streams = spec.compute_streams;
+    streams as f64 * spec.side_by_side().speed(streams, streams as f64 * least)
 }
 
 /// What a batch of `rows` takes on each engine, in microseconds: alone, and with the other copy engine loaded.

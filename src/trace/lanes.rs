@@ -31,7 +31,8 @@ pub(super) fn lanes(trace: &Trace) -> Vec<Lane> {
             let number = threads.binary_search(&thread).expect("every name is listed");
             rows.entry((Group::Threads, number, thread.to_owned())).or_default().push(place);
         } else if let Some(number) = trace.streams.iter().position(|on| (on.stage, &on.model) == (*stage, model)) {
-            let name = &trace.streams[number].name;
+            let names = &trace.streams[number].names;
+            let name = &names[slot % names.len()];
             let name = model.as_ref().map_or_else(|| name.clone(), |model| format!("{name}: {model}"));
             rows.entry((Group::Streams, number, name)).or_default().push(place);
             rows.entry((Group::Slots, *slot, format!("slot {slot}"))).or_default().push(place);

@@ -45,13 +45,14 @@ pub struct Trace {
     model: TracedModel,
 }
 
-/// A stream, and what a batch does on it.
+/// What a batch does on the device, and its stream or streams.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TracedStream {
     pub stage: TraceStage,
     /// Of several models: which.
     pub model: Option<Arc<str>>,
-    pub name: String,
+    /// Slots take them in turn.
+    pub names: Vec<String>,
 }
 
 /// What ran, as far as it is known: for readers of a timeline.

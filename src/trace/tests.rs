@@ -24,7 +24,7 @@ fn batch(number: u64, stages: [(f64, f64); 3]) -> Vec<TraceInterval> {
 
 fn trace(batches: &[[(f64, f64); 3]]) -> Trace {
     let intervals = batches.iter().zip(0..).flat_map(|(stages, number)| batch(number, *stages)).collect();
-    let stream = |(stage, name): (_, &str)| TracedStream { stage, model: None, name: name.into() };
+    let stream = |(stage, name): (_, &str)| TracedStream { stage, model: None, names: vec![name.into()] };
     let streams = TraceStage::DEVICE.into_iter().zip(["in", "compute", "out"]).map(stream).collect();
     Trace::new(intervals, "sim".into(), streams, 0)
 }
@@ -86,7 +86,11 @@ fn two_models() -> Trace {
     trace.intervals.extend(of_second);
     trace.intervals.sort_by_key(|interval| (interval.batch, interval.stage));
     let [upload, compute, download] = <[TracedStream; 3]>::try_from(trace.streams).unwrap();
-    let of = |name: &Arc<str>, on: &str| TracedStream { model: Some(name.clone()), name: on.into(), ..compute.clone() };
+    let of = |name: &Arc<str>, on: &str| TracedStream {
+        model: Some(name.clone()),
+        names: vec![on.into()],
+        ..compute.clone()
+    };
     trace.streams = vec![upload, of(&names[0], "compute"), of(&names[1], "compute-1"), download];
     trace
 }

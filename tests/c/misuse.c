@@ -360,6 +360,9 @@ int main(int argc, char **argv)
     if (trefoil_last_error_class() != TREFOIL_FAULT_CLASS_REQUEST)
         wrong++, printf("a wrong argument puts nothing out of use\n");
     options.device_results = 0;
+    options.slots = 3, options.compute_streams = 2;
+    EXPECT(trefoil_engine_build(model, &options, &engine), INVALID_ARGUMENT, "a multiple of the 2 compute streams");
+    options.slots = options.compute_streams = 0;
     options.batch_size_count = 1;
     EXPECT(trefoil_engine_build(model, &options, &engine), NULL_POINTER, "batch_sizes is null");
     const size_t sizes[] = {2, 1};

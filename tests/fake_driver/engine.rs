@@ -284,6 +284,35 @@ fn memory_that_runs_out_says_what_would_fit() {
     assert!(calls.iter().all(|call| !call.contains("Alloc")), "refused before anything is allocated: {calls:?}");
 }
 
+/// Successive batches are launched on two streams in turn, and what both compute in is counted before it is allocated.
+#[test]
+fn two_compute_streams_take_turns_and_have_memory_each() {
+    let scenario = Scenario::new("engine::two_compute_streams_take_turns_and_have_memory_each", || {
+        let (device, model) = (Device::open(Target::Cuda(0)).unwrap(), small_model());
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 4]).slots(4).check(true);
+        let build = |streams| builder.clone().compute_streams(streams).build();
+        let one = build(1).unwrap();
+        let (of_one, arena) = (device.memory_use().device_bytes, one.plans().last().unwrap().arena_bytes as u64);
+        drop(one);
+        device.limit_memory(of_one + arena - 1);
+        assert!(matches!(build(2), Err(Error::OutOfMemory { .. })));
+        device.limit_memory(of_one + arena);
+        let two = build(2).unwrap();
+        assert_eq!((device.memory_use().device_bytes, two.compute_streams()), (of_one + arena, 2));
+        mark("batches");
+        for rows in [3, 1, 4, 1] {
+            let output = two.acquire().unwrap().submit(rows).unwrap().wait().unwrap();
+            assert!(output.values(0).iter().all(|&value| value == POISON));
+        }
+        mark("end");
+    });
+    let report = scenario.run(&[]);
+    report.assert_clean();
+    let launches = report.between("batches", "end").into_iter().filter(|call| call.starts_with("cuGraphLaunch"));
+    let streams: Vec<&str> = launches.filter_map(|call| call.split(' ').next_back()).collect();
+    assert!(matches!(streams[..], [a, b, c, d] if a == c && b == d && a != b), "{streams:?}");
+}
+
 /// A batcher whose rows are refused: by the budget, which says how many there could be, and by the driver, which has its
 /// own reasons.
 #[test]

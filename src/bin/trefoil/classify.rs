@@ -58,6 +58,7 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let ring = Ring {
         sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
         slots: args.slots,
+        compute_streams: 1,
         producers: threads,
         output: if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities },
         kernels: args.place.kernels,

@@ -136,6 +136,24 @@ pub enum Tune {
     Full,
 }
 
+/// What a device does at once.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SlotsArgs {
+    /// Batches on the device at once, a multiple of the compute streams [default: 3, or two more than compute streams]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_SLOTS>)]
+    slots: Option<usize>,
+    /// Batches that are computed side by side
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_STREAMS>)]
+    pub compute_streams: usize,
+}
+
+impl SlotsArgs {
+    /// Batches on the device at once.
+    pub fn slots(&self) -> usize {
+        self.slots.unwrap_or((self.compute_streams + 2).next_multiple_of(self.compute_streams))
+    }
+}
+
 /// Arguments of `classify`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -260,9 +278,11 @@ pub struct SimulateArgs {
     /// Bytes of an output row
     #[arg(long, value_name = "N", default_value = "4000", value_parser = count::<MAX_ROW_BYTES>)]
     pub output_bytes: usize,
-    /// Batches on the device at once
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
-    pub slots: usize,
+    #[command(flatten)]
+    pub on_device: SlotsArgs,
+    /// What batches side by side gain over one after the other, as a part of what one alone leaves of the highest rate
+    #[arg(long, value_name = "PART", default_value = "0.5", value_parser = rate)]
+    pub side_by_side: f64,
     /// Input buffers [default: producers + slots]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BUFFERS>)]
     pub staging: Option<usize>,
@@ -325,6 +345,7 @@ const MAX_ROW_BYTES: usize = 1 << 30;
 const MAX_BUFFERS: usize = 65_536;
 pub const MAX_BATCH: usize = 65_536;
 pub const MAX_SLOTS: usize = 64;
+pub const MAX_STREAMS: usize = 64;
 pub const MAX_THREADS: usize = 1_024;
 
 /// A number from 1 to MOST.

@@ -35,7 +35,14 @@ pub fn run(args: &Place) -> Result<Outcome> {
     let gpu = !setup::is_cpu(&device);
     let producers = if gpu { setup::cores().min(8) } else { 2 };
     let sizes = if gpu { Sizes::UpTo(GPU_BATCH) } else { Sizes::Default };
-    let ring = Ring { sizes, slots: SLOTS, producers, output: OutputKind::Probabilities, kernels: args.kernels };
+    let ring = Ring {
+        sizes,
+        slots: SLOTS,
+        compute_streams: 1,
+        producers,
+        output: OutputKind::Probabilities,
+        kernels: args.kernels,
+    };
     let engine = setup::build_engine(&model, &device, &ring)?;
 
     let (rows, outcome) = show_photos(&model, &engine, &path)?;

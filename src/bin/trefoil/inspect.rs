@@ -114,6 +114,7 @@ fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
     let ring = Ring {
         sizes: Sizes::Exactly(vec![args.batch]),
         slots: 1,
+        compute_streams: 1,
         producers: 1,
         output: OutputKind::Probabilities,
         kernels: args.kernels,

@@ -33,6 +33,8 @@ pub struct Ring {
     pub sizes: Sizes,
     /// Batches on the device at once.
     pub slots: usize,
+    /// Of them, those that are computed side by side.
+    pub compute_streams: usize,
     /// Threads that fill batches.
     pub producers: usize,
     /// What comes out.
@@ -98,6 +100,7 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
     let builder = Engine::builder(model)
         .on(device)
         .slots(ring.slots)
+        .compute_streams(ring.compute_streams)
         .staging(ring.producers + ring.slots)
         .output(ring.output)
         .acquire_limit(ACQUIRE_LIMIT);

@@ -16,6 +16,7 @@ use crate::report::time;
 struct Figures {
     batches: usize,
     slots: usize,
+    compute_streams: usize,
     staging: usize,
     results: usize,
     producers: usize,
@@ -70,10 +71,10 @@ pub fn run(args: &SimulateArgs) -> Result<Outcome> {
 fn spec(args: &SimulateArgs) -> SimSpec {
     let images_per_s = args.rate.unwrap_or_default();
     let filled_at_once = if args.batcher { 1 } else { args.producers };
-    let staging = args.staging.unwrap_or(filled_at_once + args.slots);
+    let staging = args.staging.unwrap_or(filled_at_once + args.on_device.slots());
     let batcher = SimBatcher {
         max_delay_us: args.max_delay,
-        in_flight: args.in_flight.unwrap_or(args.slots + 1),
+        in_flight: args.in_flight.unwrap_or(args.on_device.slots() + 1),
         wake_us: args.wake,
     };
     SimSpec {
@@ -83,7 +84,9 @@ fn spec(args: &SimulateArgs) -> SimSpec {
         copy_overhead_us: args.copy_overhead,
         input_bytes_per_row: args.input_bytes,
         output_bytes_per_row: args.output_bytes,
-        slots: args.slots,
+        slots: args.on_device.slots(),
+        compute_streams: args.on_device.compute_streams,
+        side_by_side: args.side_by_side,
         staging,
         results: args.results.unwrap_or((4 * staging).max(args.producers * args.ahead + 1)),
         producers: args.producers,
@@ -118,6 +121,7 @@ fn usage(error: &Error) -> clap::Error {
                 "max_delay_us" => "max-delay",
                 "wake_us" => "wake",
                 "in_flight" => "in-flight",
+                "side_by_side" => "side-by-side",
                 same => same,
             };
             format!("invalid value '{value}' for '--{option}': expected {expected}")
@@ -140,6 +144,7 @@ impl Figures {
         Self {
             batches: report.submitted,
             slots: spec.slots,
+            compute_streams: spec.compute_streams,
             staging: spec.staging,
             results: spec.results,
             producers: spec.producers,

@@ -13,7 +13,7 @@ use trefoil::model::Model;
 use trefoil::trace::TraceReport;
 use trefoil::{Engine, Error, OutputKind, Ticket, Trace, files};
 
-use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, seconds};
+use crate::cli::{MAX_BATCH, MAX_THREADS, Place, SlotsArgs, count, seconds};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::run_all;
 use crate::{Outcome, models, report, stop, throughput};
@@ -44,9 +44,8 @@ pub struct TraceArgs {
     /// Rows of a batch [default: 32 on a GPU, 8 on the CPU]
     #[arg(long, value_name = "N", value_parser = count::<MAX_BATCH>)]
     batch: Option<usize>,
-    /// Batches on the device at once
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
-    slots: usize,
+    #[command(flatten)]
+    on_device: SlotsArgs,
     /// Threads that fill batches [default: 4, or as many as there are cores]
     #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
     producers: Option<usize>,
@@ -81,6 +80,7 @@ struct Figures<'a> {
     device_name: &'a str,
     batch: usize,
     slots: usize,
+    compute_streams: usize,
     producers: usize,
     out: Option<String>,
     html: Option<String>,
@@ -97,7 +97,8 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     let files = Files::of(args);
     files.check()?; // before the run, which may be long
     let (sizes, kernels) = (Sizes::Exactly(vec![batch]), args.place.kernels);
-    let ring = Ring { sizes, slots: args.slots, producers, output, kernels };
+    let (slots, compute_streams) = (args.on_device.slots(), args.on_device.compute_streams);
+    let ring = Ring { sizes, slots, compute_streams, producers, output, kernels };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::build(setup::engine_builder(&model, &device, &ring).trace_batches(remembered))?;
     let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);
@@ -150,12 +151,14 @@ struct Run<'a> {
 impl Run<'_> {
     fn print(&self, report: &TraceReport) -> Result<()> {
         let Self { args, engine, model, batch, producers, .. } = *self;
-        let (info, slots, mut out) = (engine.device().info(), args.slots, io::stdout());
+        let (info, mut out) = (engine.device().info(), io::stdout());
+        let (slots, compute_streams) = (engine.slots(), engine.compute_streams());
         if args.json {
             let name = |path: Option<&Path>| path.map(|path| path.display().to_string());
             let (out_file, html) = (name(self.files.perfetto), name(self.files.html));
             let (model, device_name) = (model.name(), &*info.name);
-            let figures = Figures { model, device_name, batch, slots, producers, out: out_file, html, report };
+            let figures =
+                Figures { model, device_name, batch, slots, compute_streams, producers, out: out_file, html, report };
             writeln!(out, "{}", serde_json::to_string(&figures)?)?;
         } else {
             writeln!(out, "device  {}", setup::describe(info))?;

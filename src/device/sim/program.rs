@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::units::Moves;
 use super::{Picos, Sim};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
@@ -10,10 +11,14 @@ use crate::error::Error;
 pub(crate) struct SimProgram {
     sim: Arc<Sim>,
     batch_sizes: Vec<usize>,
-    durations: Vec<Picos>,
+    /// Of each batch size, with the part of the highest rate that it has.
+    durations: Vec<(Picos, f64)>,
     row_bytes: usize,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
+    /// What runs on a compute stream have for themselves.
+    arenas: Vec<DeviceBuffer>,
+    streams: usize,
 }
 
 impl SimProgram {
@@ -26,15 +31,34 @@ impl SimProgram {
         slots: usize,
     ) -> Result<Self, Error> {
         let bytes = row_bytes * sizes.last().expect("a program has a batch size").0;
+        let rate = |&(rows, took): &(usize, Picos)| rows as f64 / took.max(1) as f64;
+        let highest = sizes.iter().map(rate).fold(0.0, f64::max);
         let buffers = || (0..slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
         Ok(Self {
             sim: sim.clone(),
             batch_sizes: sizes.iter().map(|size| size.0).collect(),
-            durations: sizes.iter().map(|size| size.1).collect(),
+            durations: sizes.iter().map(|size| (size.1, rate(size) / highest)).collect(),
             row_bytes,
             inputs: Inputs::Own(buffers()?),
             outputs: buffers()?,
+            arenas: vec![DeviceBuffer::new(device, ARENA_BYTES)?],
+            streams: 1,
         })
+    }
+
+    /// The same on several compute streams, each with an arena.
+    pub fn on_streams(mut self, device: &Device, streams: usize) -> Result<Self, Error> {
+        while self.arenas.len() < streams {
+            self.arenas.push(DeviceBuffer::new(device, ARENA_BYTES)?);
+        }
+        Ok(Self { streams, ..self })
+    }
+
+    /// The same with one arena for all compute streams, which is wrong.
+    #[cfg(test)]
+    pub fn with_one_arena(mut self) -> Self {
+        self.arenas.truncate(1);
+        self
     }
 
     /// The same with the rows of another program for its input.
@@ -44,9 +68,16 @@ impl SimProgram {
     }
 }
 
+/// Bytes of an arena: nothing is computed in it.
+const ARENA_BYTES: usize = 1;
+
 impl Program for SimProgram {
     fn slots(&self) -> usize {
         self.outputs.len()
+    }
+
+    fn streams(&self) -> usize {
+        self.streams
     }
 
     fn batch_sizes(&self) -> &[usize] {
@@ -63,17 +94,19 @@ impl Program for SimProgram {
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
         let bytes = run.rows * self.row_bytes;
+        let arena = &self.arenas[run.slot % self.arenas.len()];
         vec![
+            (arena.span_of(ARENA_BYTES), Access::Write),
             (self.inputs.at(run.slot).span_of(bytes), Access::Read),
             (self.outputs[run.slot].span_of(bytes), Access::Write),
         ]
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
-        let (dst, src, bytes) =
-            (self.outputs[run.slot].addr(), self.inputs.at(run.slot).addr(), run.rows * self.row_bytes);
+        let [dst, src] = [&self.outputs[run.slot], self.inputs.at(run.slot)].map(|buffer| buffer.addr() as usize);
+        let moves = Moves { dst, src, bytes: run.rows * self.row_bytes };
         // SAFETY: rows fit the batch, so both buffers hold `bytes`. They live as long as the ring, which waits for the
         // run through an event behind it; other work on the slot is ordered by the ring's events.
-        unsafe { self.sim.launch(stream, self.durations[run.size], dst, src, bytes) }
+        unsafe { self.sim.launch(stream, self.durations[run.size], moves) }
     }
 }

@@ -25,7 +25,11 @@ struct Setup {
 
 impl Setup {
     fn new(link: Link, injections: Vec<Injection>) -> Self {
-        let (sim, info) = Sim::new(SimOptions { link, injections, polls_advance: false });
+        Self::with(SideBySide::default(), link, injections)
+    }
+
+    fn with(side_by_side: SideBySide, link: Link, injections: Vec<Injection>) -> Self {
+        let (sim, info) = Sim::new(SimOptions { link, side_by_side, injections, polls_advance: false });
         let sim = Arc::new(sim);
         let device = Device::new(Kind::Sim(sim.clone()), info);
         let (host, back) = (HostBuffer::new(&device, BYTES).unwrap(), HostBuffer::new(&device, BYTES).unwrap());
@@ -130,6 +134,42 @@ fn one_program_at_a_time_high_priority_first() {
     low_done.wait().unwrap();
     assert_eq!(setup.sim.now(), 6 * MS);
     setup.sim.drain();
+}
+
+/// The first has run alone for 2 ms when the second comes: 4 ms of work are left of each, at a speed of 0.8.
+#[test]
+fn programs_side_by_side_slow_each_other_down() {
+    let setup = Setup::with(SideBySide { most: 2, gain: 1.2 }, link(), Vec::new());
+    let streams = [(); 3].map(|()| setup.stream(Priority::Normal));
+    let done = [(); 3].map(|()| setup.event());
+    // Of the highest rate the first has half: two of them do not fill the device.
+    let sizes = [(1, 6 * MS), (2, 6 * MS)];
+    let program: Arc<dyn Program> = Arc::new(SimProgram::new(&setup.device, &setup.sim, &sizes, 256, 1).unwrap());
+    streams[0].launch(&program, RUN).unwrap();
+    done[0].record(&streams[0]).unwrap();
+    setup.sim.advance_to(2 * MS);
+    for index in 1..3 {
+        streams[index].launch(&program, RUN).unwrap();
+        done[index].record(&streams[index]).unwrap();
+    }
+    let ends = done.map(|done| {
+        done.wait().unwrap();
+        setup.sim.now() / 1_000_000
+    });
+    // The third begins when the first is over; then 2 ms are left of the second, which take 2.5 ms beside the third.
+    assert_eq!(ends, [7_000, 9_500, 13_500]);
+    assert_eq!(setup.sim.busy(Unit::Compute), 13_500_000_000, "time in which two ran counts once");
+    setup.sim.drain();
+}
+
+#[test]
+fn programs_side_by_side_are_no_faster_than_a_full_device() {
+    let setup = Setup::with(SideBySide { most: 2, gain: 1.2 }, link(), Vec::new());
+    let streams = [(); 2].map(|()| setup.stream(Priority::Normal));
+    let program = setup.program(2 * MS);
+    streams.iter().for_each(|stream| stream.launch(&program, RUN).unwrap());
+    setup.sim.drain();
+    assert_eq!(setup.sim.now(), 4 * MS);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::units::{Active, Transfer, UNITS, UnitState, Work, injected, share_link};
-use super::{Effect, Injection, Link, Picos, Unit};
+use super::units::{Active, Progress, UNITS, UnitState, Work, injected, share_compute, share_link};
+use super::{Effect, Injection, Link, Picos, SideBySide, Unit};
 use crate::device::{Priority, Signal};
 use crate::error::Error;
 
@@ -12,6 +12,7 @@ use crate::error::Error;
 pub(super) struct Timeline {
     now: Picos,
     link: Link,
+    side_by_side: SideBySide,
     injections: Vec<Injection>,
     /// Counts handles and ready operations.
     next: u64,
@@ -48,10 +49,11 @@ struct EventState {
 }
 
 impl Timeline {
-    pub fn new(link: Link, injections: Vec<Injection>) -> Self {
+    pub fn new(link: Link, side_by_side: SideBySide, injections: Vec<Injection>) -> Self {
         Self {
             now: 0,
             link,
+            side_by_side,
             injections,
             next: 0,
             streams: BTreeMap::new(),
@@ -163,7 +165,7 @@ impl Timeline {
 
     /// When the next thing happens.
     pub fn next_step(&self) -> Option<Picos> {
-        self.units.iter().filter_map(|unit| unit.active.as_ref()).map(|active| active.until).min()
+        self.units.iter().flat_map(|unit| &unit.active).map(|active| active.until).min()
     }
 
     /// Lets everything up to `time` happen.
@@ -179,13 +181,14 @@ impl Timeline {
         let Some(next) = self.next_step() else { return false };
         self.now = next;
         for unit in UNITS {
-            let state = &mut self.units[unit as usize];
-            let Some(active) = state.active.take_if(|active| active.until == next) else { continue };
-            if unit != Unit::Compute && active.transfer.is_none() {
-                let transfer = Transfer { left: active.work.moves.bytes as f64, rate: 0.0, since: next };
-                state.active = Some(Active { transfer: Some(transfer), ..active });
-            } else {
-                self.finish(&active);
+            let ended = self.units[unit as usize].active.extract_if(.., |active| active.until == next);
+            for active in ended.collect::<Vec<_>>() {
+                if active.progress.is_none() {
+                    let progress = Progress { left: active.work.moves.bytes as f64, rate: 0.0, since: next };
+                    self.units[unit as usize].active.push(Active { progress: Some(progress), ..active });
+                } else {
+                    self.finish(&active);
+                }
             }
         }
         self.settle();
@@ -194,9 +197,7 @@ impl Timeline {
 
     /// Ends an operation.
     fn finish(&mut self, active: &Active) {
-        let unit = &mut self.units[active.work.unit as usize];
-        unit.busy += self.now - active.started;
-        unit.finished += 1;
+        self.units[active.work.unit as usize].ended(active, self.now);
         if let Some(nth) = active.work.fails {
             self.broken = Some(injected(active.work.unit, nth));
             return;
@@ -211,15 +212,14 @@ impl Timeline {
     /// Does all that takes no time: records, waits that are over, work that can start, sharing the link.
     pub fn settle(&mut self) {
         if self.broken.is_some() {
-            self.units.iter_mut().for_each(|unit| unit.active = None);
+            self.units.iter_mut().for_each(|unit| unit.active.clear());
             self.streams.values_mut().for_each(|queue| queue.ops.clear());
             return;
         }
         while self.pass_events() {}
-        for unit in 0..UNITS.len() {
-            self.start(unit);
-        }
+        UNITS.into_iter().for_each(|unit| self.start(unit));
         share_link(&mut self.units, self.link, self.now);
+        share_compute(&mut self.units, self.side_by_side, self.now);
         self.streams.retain(|_, queue| !queue.closed || !queue.ops.is_empty());
     }
 
@@ -255,16 +255,19 @@ impl Timeline {
         reached
     }
 
-    /// Starts the first of a unit's ready operations, if it is idle: high priority first, then who was ready first.
-    fn start(&mut self, unit: usize) {
-        let state = &mut self.units[unit];
-        let first = (0..state.ready.len()).min_by_key(|&index| state.ready[index]);
-        let (None, Some(first)) = (&state.active, first) else { return };
-        let (_, _, stream) = state.ready.remove(first);
-        if let Some(&Op::Work(work)) = self.streams.get(&stream).and_then(|queue| queue.ops.front()) {
+    /// Starts a unit's ready operations, as many as it does at once: high priority first, then who was ready first.
+    fn start(&mut self, unit: Unit) {
+        let state = &mut self.units[unit as usize];
+        let most = if unit == Unit::Compute { self.side_by_side.most } else { 1 };
+        while state.active.len() < most {
+            let Some(first) = (0..state.ready.len()).min_by_key(|&index| state.ready[index]) else { return };
+            let (_, _, stream) = state.ready.remove(first);
+            let Some(&Op::Work(work)) = self.streams.get(&stream).and_then(|queue| queue.ops.front()) else { continue };
             work.moves.first_half();
+            let left = work.fixed as f64 * 1e-12;
+            let progress = (unit == Unit::Compute).then_some(Progress { left, rate: 1.0, since: self.now });
             let until = self.now + work.fixed;
-            state.active = Some(Active { stream, work, started: self.now, until, transfer: None });
+            state.active.push(Active { stream, work, started: self.now, until, progress });
         }
     }
 }

@@ -28,8 +28,9 @@ pub(super) struct Book {
     last_events: HashMap<u64, u64>,
     /// Names of the streams that are alive.
     streams: HashMap<u64, String>,
-    /// Those of the parts of a batch, as they were last used: the upload, each program, the download.
-    part_streams: Vec<Option<u64>>,
+    /// Those of the parts of a batch: of the upload and of the download the one that was used last, of each program all, in
+    /// the order of their first use, which is that of the slots.
+    part_streams: Vec<Vec<u64>>,
     threads: Threads,
     closed: bool,
 }
@@ -98,7 +99,7 @@ impl Book {
             buffers: HashMap::new(),
             last_events: HashMap::new(),
             streams: HashMap::new(),
-            part_streams: vec![None; programs + 2],
+            part_streams: vec![Vec::new(); programs + 2],
             threads: Threads::default(),
             closed: false,
         }
@@ -218,7 +219,13 @@ impl Book {
         };
         current.open = Some((part, stream));
         let sequence = current.sequence;
-        self.part_streams[part] = Some(stream);
+        let streams = &mut self.part_streams[part];
+        if part == 0 || part == last {
+            streams.clear();
+        }
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
         self.next_mark(sequence, 2 * part)
     }
 
@@ -286,10 +293,10 @@ impl Book {
         self.next.saturating_sub(self.entries.len() as u64)
     }
 
-    /// Names of the parts' streams.
-    pub fn stream_names(&self) -> Vec<String> {
-        let name = |stream: Option<u64>| stream.and_then(|stream| self.streams.get(&stream)).cloned();
-        self.part_streams.iter().map(|stream| name(*stream).unwrap_or_default()).collect()
+    /// Names of the streams of each part.
+    pub fn stream_names(&self) -> Vec<Vec<String>> {
+        let name = |stream: &u64| self.streams.get(stream).cloned().unwrap_or_default();
+        self.part_streams.iter().map(|streams| streams.iter().map(name).collect()).collect()
     }
 
     pub fn thread_names(&self) -> Vec<Arc<str>> {

@@ -39,7 +39,7 @@ impl Recorder {
         let streams: Vec<TracedStream> = streams
             .into_iter()
             .zip(self.parts())
-            .map(|(name, (stage, model))| TracedStream { stage, model, name })
+            .map(|(names, (stage, model))| TracedStream { stage, model, names })
             .collect();
         let mut intervals = Vec::with_capacity(finished.len() * (TraceStage::ALL.len() + self.programs.len()));
         for batch in &finished {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::device::sim::{Link, Picos, Sim, SimOptions, SimProgram};
+use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Access, DeviceBuffer, Event, HostBuffer, Kind, Stream};
 use crate::trace::{Trace, TraceStage};
 
@@ -28,7 +28,12 @@ impl Setup {
     fn new(batches: usize) -> Self {
         let rate = BYTES as f64 * 1e3;
         let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 0 };
-        let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: false });
+        let (sim, info) = Sim::new(SimOptions {
+            link,
+            side_by_side: SideBySide::default(),
+            injections: Vec::new(),
+            polls_advance: false,
+        });
         let sim = Arc::new(sim);
         sim.advance_to(7 * MS);
         let (device, recorder) = install(&Device::new(Kind::Sim(sim.clone()), info), batches, Vec::new()).unwrap();

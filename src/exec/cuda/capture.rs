@@ -1,22 +1,17 @@
 //! From a plan's launches to a graph: each lane is a stream, forked and joined by events.
 
 use super::launch::Launch;
-use super::{Kernels, Material};
+use super::{Kernels, Material, Memory};
 use crate::device::cuda::Graph;
-use crate::device::{Backend, DeviceBuffer, Event, Stream};
+use crate::device::{Backend, Event, Stream};
 use crate::error::Error;
 use crate::plan::{Plan, Step};
 
 impl Material {
-    /// The graph of one of the plans on a slot's input and output. `marks`, if there are any, are recorded in it: one
+    /// The graph of one of the plans on some memory. `marks`, if there are any, are recorded in it: one
     /// before each step, and the rest behind the last; the steps are then in one lane, so that each is by itself.
-    pub(super) fn capture(
-        &mut self,
-        plan: &Plan,
-        rows: (&DeviceBuffer, &DeviceBuffer),
-        marks: &[Event],
-    ) -> Result<Graph, Error> {
-        let mut launches = self.launches(plan, rows)?;
+    pub(super) fn capture(&mut self, plan: &Plan, memory: Memory<'_>, marks: &[Event]) -> Result<Graph, Error> {
+        let mut launches = self.launches(plan, memory)?;
         self.kernels.load(&launches)?;
         self.kernels.encode(&mut launches)?;
         match marks {

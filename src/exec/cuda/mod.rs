@@ -82,8 +82,8 @@ struct CudaProgram {
     _kernels: UntilFault<Kernels>,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    /// One for all slots and sizes: the compute stream runs one graph at a time.
-    arena: DeviceBuffer,
+    /// One for each compute stream, for all its slots and sizes: a stream runs one graph at a time.
+    arenas: Vec<DeviceBuffer>,
     weights: Arc<Uploaded>,
 }
 
@@ -94,7 +94,7 @@ struct Uploaded {
     buffer: DeviceBuffer,
 }
 
-/// What graphs of some plans of one model are made of: weights on the device, an arena, and loaded kernels.
+/// What graphs of some plans of one model are made of: weights on the device, and loaded kernels.
 struct Material {
     device: Device,
     stream: Stream,
@@ -102,8 +102,15 @@ struct Material {
     beside: Vec<Stream>,
     priority: Priority,
     weights: Arc<Uploaded>,
-    arena: DeviceBuffer,
     kernels: UntilFault<Kernels>,
+}
+
+/// The memory that a graph runs on, beside the weights.
+#[derive(Clone, Copy)]
+struct Memory<'a> {
+    input: &'a DeviceBuffer,
+    output: &'a DeviceBuffer,
+    arena: &'a DeviceBuffer,
 }
 
 /// The modules and kernels that a program needs, loaded.
@@ -125,32 +132,38 @@ pub(super) fn build(
 ) -> Result<Arc<dyn Program>, Error> {
     plans.iter().try_for_each(Plan::check)?;
     let largest = plans.last().expect("a spec has a batch size");
+    let arenas = (0..spec.streams).map(|_| arena(device, plans)).collect::<Result<Vec<_>, _>>()?;
+    watch.lap("device memory");
     let mut material = Material::new(model, device, cuda, spec.priority, plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
     let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
+    let memory = |slot: usize| {
+        let arena = &arenas[slot % arenas.len()];
+        Memory { input: inputs.at(slot), output: &outputs[slot], arena }
+    };
     for plan in plans {
-        let launches = material.launches(plan, (inputs.at(0), &outputs[0]))?;
+        let launches = material.launches(plan, memory(0))?;
         material.kernels.load(&launches)?;
     }
     watch.lap("kernels loaded");
     let mut graphs = Vec::with_capacity(spec.slots);
-    for (slot, output) in outputs.iter().enumerate() {
+    for slot in 0..spec.slots {
         let of_slot = plans.iter().map(|plan| {
             let _named = cuda.range(format_args!("graph (slot {slot}, batch {})", plan.batch));
-            material.capture(plan, (inputs.at(slot), output), &[])
+            material.capture(plan, memory(slot), &[])
         });
         graphs.push(of_slot.collect::<Result<Vec<_>, _>>()?);
     }
     watch.lap("graphs");
-    let Material { weights, arena, kernels, .. } = material;
+    let Material { weights, kernels, .. } = material;
     let program = CudaProgram {
         batch_sizes: spec.batch_sizes.clone(),
         graphs: UntilFault::new(device, graphs),
         _kernels: kernels,
         inputs,
         outputs,
-        arena,
+        arenas,
         weights,
     };
     Ok(Arc::new(program))
@@ -173,12 +186,18 @@ pub(super) fn needs(
     let input = if before.is_empty() { tensors[0].bytes as u64 } else { 0 };
     let output = tensors.last().expect("a plan has an output").bytes as u64;
     let rows = (spec.slots as u64).saturating_mul(input.saturating_add(output));
-    Ok(Needs { device: rows.saturating_add(weights + arena_bytes(plans) as u64), host: 0, passing: weights })
+    let arenas = (spec.streams as u64).saturating_mul(arena_bytes(plans) as u64);
+    Ok(Needs { device: rows.saturating_add(weights).saturating_add(arenas), host: 0, passing: weights })
 }
 
 /// Bytes of the arena of a program of `plans`.
 fn arena_bytes(plans: &[Plan]) -> usize {
     plans.iter().map(|plan| plan.arena_bytes).max().unwrap_or(0)
+}
+
+/// An arena for `plans`.
+fn arena(device: &Device, plans: &[Plan]) -> Result<DeviceBuffer, Error> {
+    DeviceBuffer::new(device, arena_bytes(plans))
 }
 
 /// The mean of the outputs of `programs`, whose rows are all `rows`.
@@ -241,7 +260,7 @@ impl Uploaded {
 }
 
 impl Material {
-    /// For `plans`: their weights uploaded, and room for their tensors.
+    /// For `plans`: their weights uploaded.
     fn new(
         model: &Model,
         device: &Device,
@@ -251,17 +270,15 @@ impl Material {
         watch: &mut Stopwatch,
     ) -> Result<Self, Error> {
         let stream = Stream::new(device, priority, "trefoil-build")?;
-        let arena = DeviceBuffer::new(device, arena_bytes(plans))?;
-        watch.lap("device memory");
         let weights = upload(model, device, plans, &stream, watch)?;
         let kernels = UntilFault::new(device, Kernels::new(cuda));
-        Ok(Self { device: device.clone(), stream, beside: Vec::new(), priority, weights, arena, kernels })
+        Ok(Self { device: device.clone(), stream, beside: Vec::new(), priority, weights, kernels })
     }
 
-    /// The launches of one of the plans on a slot's input and output.
-    fn launches(&self, plan: &Plan, (input, output): (&DeviceBuffer, &DeviceBuffer)) -> Result<Vec<Launch>, Error> {
-        let (input, output) = (input.addr(), output.addr());
-        let (arena, weights) = (self.arena.addr(), self.weights.buffer.addr());
+    /// The launches of one of the plans on some memory.
+    fn launches(&self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
+        let [input, output, arena] = [memory.input, memory.output, memory.arena].map(DeviceBuffer::addr);
+        let weights = self.weights.buffer.addr();
         steps::launches(plan, &self.weights.layout, &Addresses { input, output, arena, weights })
     }
 }
@@ -332,6 +349,10 @@ impl Program for CudaProgram {
         self.outputs.len()
     }
 
+    fn streams(&self) -> usize {
+        self.arenas.len()
+    }
+
     fn batch_sizes(&self) -> &[usize] {
         &self.batch_sizes
     }
@@ -350,17 +371,18 @@ impl Program for CudaProgram {
             let largest = *self.batch_sizes.last().expect("a program has a batch size");
             buffer.span_of(buffer.len() / largest * self.batch_sizes[run.size])
         };
+        let arena = &self.arenas[run.slot % self.arenas.len()];
         vec![
             (rows(self.inputs.at(run.slot)), Access::Read),
             (rows(&self.outputs[run.slot]), Access::Write),
-            (self.arena.span_of(self.arena.len()), Access::Write),
+            (arena.span_of(arena.len()), Access::Write),
             (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
         ]
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
         let graph = &self.graphs[run.slot][run.size];
-        // SAFETY: the stream is live, and a ring launches all graphs of its program on its one compute stream.
+        // SAFETY: the stream is live, and a ring launches all graphs that address an arena on the same stream.
         unsafe { graph.launch(stream) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{BuildSpec, Material, UntilFault};
+use super::{BuildSpec, Material, Memory, UntilFault};
 use crate::device::cuda::{Cuda, Graph};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note};
 use crate::error::Error;
@@ -14,6 +14,7 @@ use crate::plan::Plan;
 pub(in crate::exec) struct Trial {
     device: Device,
     material: Material,
+    arena: DeviceBuffer,
     /// Those that were captured last; nothing of them is under way between two calls.
     graphs: UntilFault<Vec<Graph>>,
     input: DeviceBuffer,
@@ -34,6 +35,7 @@ impl Trial {
         spec: &BuildSpec,
         plans: &[Plan],
     ) -> Result<Self, Error> {
+        let arena = super::arena(device, plans)?;
         let material = Material::new(model, device, cuda, spec.priority, plans, &mut Stopwatch::start())?;
         let plan = &plans[0];
         let (rows, output) = (&plan.tensors[0], plan.tensors.last().expect("a plan has an output"));
@@ -51,7 +53,7 @@ impl Trial {
         uploaded.record(&material.stream)?;
         uploaded.wait()?;
         let graphs = UntilFault::new(device, Vec::new());
-        Ok(Self { device: device.clone(), material, graphs, input, output })
+        Ok(Self { device: device.clone(), material, arena, graphs, input, output })
     }
 
     /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
@@ -105,10 +107,11 @@ impl Trial {
     }
 
     fn capture(&mut self, plan: &Plan, marks: &[Event]) -> Result<Graph, Error> {
-        if plan.arena_bytes > self.material.arena.len() {
+        if plan.arena_bytes > self.arena.len() {
             return Err(Error::Internal { what: "plans of one trial differ in more than kernels".into() });
         }
-        self.material.capture(plan, (&self.input, &self.output), marks)
+        let Self { material, input, output, arena, .. } = self;
+        material.capture(plan, Memory { input, output, arena }, marks)
     }
 
     fn run(&self, graph: usize) -> Result<(), Error> {

@@ -111,7 +111,7 @@ impl BatcherBuilder {
             when_full: self.when_full,
             places: rows,
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
-            state: Mutex::new(State::new(rows, self.core.batch_sizes())),
+            state: Mutex::new(State::new(rows, self.core.batch_sizes(), self.core.compute_streams())),
             work: Condvar::new(),
             flown: Condvar::new(),
             room: Condvar::new(),

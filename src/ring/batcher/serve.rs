@@ -109,14 +109,15 @@ impl Shared {
 
     /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
     /// `last_upload` is the staging of the batch before, whose upload may be under way.
-    fn send(&self, batch: Batch, runs: &mut Vec<Range<usize>>, last_upload: &mut Option<usize>) {
-        let (rows, is_measured, sent) = self.told(|state, wakes| {
+    fn send(&self, mut batch: Batch, runs: &mut Vec<Range<usize>>, last_upload: &mut Option<usize>) {
+        let (rows, in_turn, is_measured, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
             let rows = state.pick(&self.bounds, now);
             runs_of(&rows, runs);
             let is_measured = !rows.is_empty() && state.sent(&rows, runs.len(), now);
-            (rows, is_measured, now)
+            let in_turn = state.is_in_turn(rows.len());
+            (rows, in_turn, is_measured, now)
         });
         if rows.is_empty() {
             self.room.notify_all();
@@ -127,6 +128,7 @@ impl Shared {
         let last = last_upload.replace(staging);
         let is_measured = is_measured && self.core.would_upload_at_once(last);
         let from = Gathered { buffer: &self.rows, runs };
+        batch.compute_in_turn(in_turn);
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
         // thread holds until then; Shared's drop leaves it to the device where no result came.

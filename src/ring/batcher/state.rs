@@ -85,10 +85,6 @@ pub(crate) struct Bounds {
     pub max_delay: Duration,
 }
 
-/// Batches in flight behind which a batch that is not full does not queue: one is computed and one is uploaded. What
-/// queues longer can as well gather.
-const AHEAD: usize = 2;
-
 /// What is to be done with the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -137,8 +133,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Books for so many page-locked rows and these batch sizes, ascending.
-    pub fn new(rows: usize, sizes: &[usize]) -> Self {
+    /// Books for so many page-locked rows, these batch sizes, ascending, and so many compute streams.
+    pub fn new(rows: usize, sizes: &[usize], streams: usize) -> Self {
         let capacity = *sizes.last().expect("a program has a batch size");
         Self {
             free: Places::new(rows),
@@ -148,7 +144,7 @@ impl State {
             flights: VecDeque::new(),
             spare: Vec::new(),
             in_flight: 0,
-            pace: Pace::new(sizes),
+            pace: Pace::new(sizes, streams),
             waiting_high: 0,
             closed: None,
             ended: false,
@@ -215,7 +211,8 @@ impl State {
     pub fn is_news(&self, before: usize, bounds: &Bounds) -> bool {
         let queued = self.queued();
         let grown = before < bounds.full && self.pace.size_of(queued) > self.pace.size_of(before);
-        queued > before && (before == 0 || grown || (before < bounds.full && queued >= bounds.full))
+        let pays = self.pace.pays_beside(queued) && !self.pace.pays_beside(before);
+        queued > before && (before == 0 || grown || pays || (before < bounds.full && queued >= bounds.full))
     }
 
     pub fn queued(&self) -> usize {
@@ -227,7 +224,8 @@ impl State {
     pub fn next(&self, bounds: &Bounds, now: Instant) -> Next {
         let queued = self.queued();
         let is_full = queued >= bounds.full || self.is_closed();
-        let may_leave = self.in_flight < if is_full { bounds.in_flight } else { bounds.in_flight.min(AHEAD) };
+        let may_leave =
+            self.in_flight < if is_full { bounds.in_flight } else { bounds.in_flight.min(self.pace.ahead()) };
         if queued > 0 && is_full && may_leave {
             return Next::Leave;
         }
@@ -298,6 +296,11 @@ impl State {
         self.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs);
         self.in_flight += 1;
         self.pace.sent(rows.len(), now)
+    }
+
+    /// Whether a batch of so many rows is to be computed when the one before it is.
+    pub fn is_in_turn(&self, rows: usize) -> bool {
+        self.pace.is_in_turn(rows)
     }
 
     /// The batching thread woke so long after the time of [`Next::LookAt`].

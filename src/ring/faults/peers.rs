@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::device::sim::{Effect, Injection, Link, Picos, Sim, SimOptions, SimProgram, Unit};
+use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Kind, Target};
 use crate::ring::Peers;
 
@@ -30,7 +30,8 @@ fn cpu(panics_at: usize) -> (Device, Arc<dyn Program>) {
 /// A simulated device to which something happens.
 fn sim(injections: Vec<Injection>) -> (Device, Arc<dyn Program>) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 1000 };
-    let (sim, info) = Sim::new(SimOptions { link, injections, polls_advance: true });
+    let (sim, info) =
+        Sim::new(SimOptions { link, side_by_side: SideBySide::default(), injections, polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
     let program = SimProgram::new(&device, &sim, &[(ROWS, 1_000_000)], ROW_ALIGN, SLOTS).unwrap();
@@ -178,7 +179,12 @@ const MS: Picos = 1_000_000_000;
 fn at_speeds(models: [Picos; 2]) -> (Arc<Peers>, [Arc<Sim>; 2]) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 0 };
     let devices = models.map(|model| {
-        let (sim, info) = Sim::new(SimOptions { link, injections: Vec::new(), polls_advance: false });
+        let (sim, info) = Sim::new(SimOptions {
+            link,
+            side_by_side: SideBySide::default(),
+            injections: Vec::new(),
+            polls_advance: false,
+        });
         let sim = Arc::new(sim);
         let device = Device::new(Kind::Sim(sim.clone()), info).checked();
         let program = SimProgram::new(&device, &sim, &[(ROWS, model)], ROW_ALIGN, SLOTS).unwrap();

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::device::Kind;
-use crate::device::sim::{Effect, Injection, Link, Sim, SimOptions, SimProgram, Unit};
+use crate::device::sim::{Effect, Injection, Link, SideBySide, Sim, SimOptions, SimProgram, Unit};
 
 /// Runs a ring's whole use with one injection; what moves the time on while everybody sleeps is a thread of its own.
 fn play(injections: Vec<Injection>, waiting: Waiting) -> (Arc<Core>, Vec<Error>) {
     let rate = 1e9;
     let link = Link { in_alone: rate, in_duplex: rate, out_alone: rate, out_duplex: rate, overhead: 1000 };
-    let (sim, info) = Sim::new(SimOptions { link, injections, polls_advance: true });
+    let (sim, info) =
+        Sim::new(SimOptions { link, side_by_side: SideBySide::default(), injections, polls_advance: true });
     let sim = Arc::new(sim);
     let device = Device::new(Kind::Sim(sim.clone()), info).checked();
     let program = SimProgram::new(&device, &sim, &[(1, 1_000_000), (ROWS, 2_000_000)], ROW_ALIGN, SLOTS).unwrap();

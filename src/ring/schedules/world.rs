@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::producer::Producer;
 use super::{LEAST_PRODUCERS, LEAST_SLOTS, LEAST_SUBMISSIONS};
-use crate::device::sim::{Effect, Injection, Link, Picos, Sim, SimOptions, SimProgram, Unit};
+use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Device, Kind, Priority};
 use crate::ring::completion::Completion;
 use crate::ring::{Close, Core, Node, RingSpec, Waiting};
@@ -134,7 +134,9 @@ impl World {
         let overhead = dice.pick(&[0, 1, 20]) * US;
         let link =
             Link { in_alone: bytes_per_us, in_duplex: duplex, out_alone: bytes_per_us, out_duplex: duplex, overhead };
-        let options = SimOptions { link, injections: injections(&mut dice, faults), polls_advance: dice.once_in(3) };
+        let (injections, polls_advance) = (injections(&mut dice, faults), dice.once_in(3));
+        let side_by_side = SideBySide { most: 1 + dice.roll(2) as usize, gain: dice.pick(&[0.0, 0.5, 1.0]) };
+        let options = SimOptions { link, side_by_side, injections, polls_advance };
         let (sim, info) = Sim::new(options);
         let sim = Arc::new(sim);
         let device = Device::new(Kind::Sim(sim.clone()), info).checked();
@@ -274,6 +276,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
     let sizes = dice.pick(&[&sizes[..1], &sizes[1..], sizes]);
     let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
     let program = SimProgram::new(device, sim, sizes, ROW_ALIGN, slots).unwrap();
+    let program = program.on_streams(device, 1 + dice.roll(2) as usize).unwrap();
     let spec = RingSpec {
         staging: 1 + dice.roll(2 * slots as u64) as usize,
         // A producer holds three tickets and an output at most; one more, or it might wait for itself.

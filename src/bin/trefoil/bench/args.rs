@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use trefoil::Target;
 
-use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, count, rate, seconds};
+use crate::cli::{MAX_BATCH, MAX_SLOTS, MAX_THREADS, Place, SlotsArgs, count, rate, seconds};
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -93,9 +93,8 @@ pub struct StagesArgs {
     /// Only this stage
     #[arg(long, value_name = "STAGE")]
     pub only: Option<BenchStage>,
-    /// Batches on the device at once
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
-    pub slots: usize,
+    #[command(flatten)]
+    pub on_device: SlotsArgs,
     /// Threads that fill batches, for end-to-end [default: 4, or as many as there are cores]
     #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
     pub producers: Option<usize>,
@@ -207,9 +206,8 @@ pub struct BatcherArgs {
     /// Images in the largest batch, or all batch sizes [default: 32 on a GPU, 8 on the CPU]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = count::<MAX_BATCH>)]
     pub batch: Vec<usize>,
-    /// Batches on the device at once
-    #[arg(long, value_name = "N", default_value = "3", value_parser = count::<MAX_SLOTS>)]
-    pub slots: usize,
+    #[command(flatten)]
+    pub on_device: SlotsArgs,
     /// Longest wait of a batch that is not full while the device is busy, milliseconds [default: the library's]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub max_delay: Option<f64>,

@@ -17,7 +17,7 @@ use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use super::sources::Images;
-use crate::cli::Kernels;
+use crate::cli::{Kernels, SlotsArgs};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::Load;
 use crate::{Outcome, models, report, stop};
@@ -93,7 +93,8 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
     let seconds = args.seconds.unwrap_or(if small { 1.0 } else { 10.0 });
     let batch = batch_of(&args.batcher, &device);
     let options = json!({
-        "threads": threads, "seconds": seconds, "batch": batch, "slots": args.batcher.slots,
+        "threads": threads, "seconds": seconds, "batch": batch, "slots": args.batcher.on_device.slots(),
+        "compute_streams": args.batcher.on_device.compute_streams,
         "max_delay_ms": args.batcher.max_delay, "images": IMAGES,
     });
     let mut record = Record::start("clients", &device, Some(model.name()), options, &args.report)?;
@@ -134,7 +135,9 @@ impl Served {
             [] | [_] => Sizes::UpTo(batch),
             all => Sizes::Exactly(all.to_vec()),
         };
-        let ring = Ring { sizes, slots: args.slots, producers, output: OutputKind::Probabilities, kernels };
+        let SlotsArgs { compute_streams, .. } = args.on_device;
+        let (slots, output) = (args.on_device.slots(), OutputKind::Probabilities);
+        let ring = Ring { sizes, slots, compute_streams, producers, output, kernels };
         let engine = setup::build_engine(model, device, &ring)?;
         let images = Images::learn(&engine, IMAGES)?;
         let limit = Duration::from_secs_f64(seconds);

@@ -122,6 +122,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
     let ring = Ring {
         sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
         slots: 3,
+        compute_streams: 1,
         producers: 1,
         output: OutputKind::Probabilities,
         kernels: args.place.kernels,

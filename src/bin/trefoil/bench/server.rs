@@ -88,7 +88,8 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
     let senders = SENDERS.min(setup::cores());
     let options = json!({
         "limit_ms": args.limit, "seconds": seconds, "steps": steps, "most": args.most, "seed": args.seed,
-        "senders": senders, "batch": batch_of(&args.batcher, &device), "slots": args.batcher.slots,
+        "senders": senders, "batch": batch_of(&args.batcher, &device), "slots": args.batcher.on_device.slots(),
+        "compute_streams": args.batcher.on_device.compute_streams,
         "max_delay_ms": args.batcher.max_delay,
     });
     let mut record = Record::start("server", &device, Some(model.name()), options, &args.report)?;

@@ -36,6 +36,7 @@ struct Figure<'a> {
     stage: &'static str,
     batch: usize,
     slots: usize,
+    compute_streams: usize,
     producers: Option<usize>,
     /// What a sample is the mean of.
     batches_per_sample: usize,
@@ -71,7 +72,9 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
         let mut out = io::stdout();
         writeln!(out, "device  {}", setup::describe(device.info()))?;
         writeln!(out, "model   {} from {}, input {}", model.name(), report::path(&path), model.preprocessing().input)?;
-        writeln!(out, "        {} slots; times of one batch: median (10th to 90th percentile)", args.slots)?;
+        let (slots, streams) = (args.on_device.slots(), args.on_device.compute_streams);
+        let what = "times of one batch: median (10th to 90th percentile)";
+        writeln!(out, "        {slots} slots, {streams} computed side by side; {what}")?;
     }
     let wanted = STAGES.iter().filter(|stage| args.only.is_none_or(|only| only == **stage)).count();
     let bar = report::progress_bar((batches.len() * wanted) as u64, "bench    {pos} of {len}, {eta} left, {msg}");
@@ -96,7 +99,8 @@ impl Bench<'_> {
         self.bar.set_message(format!("batch {batch}: building"));
         let ring = Ring {
             sizes: Sizes::Exactly(vec![batch]),
-            slots: self.args.slots,
+            slots: self.args.on_device.slots(),
+            compute_streams: self.args.on_device.compute_streams,
             producers: self.producers,
             output: OutputKind::Probabilities,
             kernels: self.args.place.kernels,
@@ -151,6 +155,7 @@ impl Bench<'_> {
             stage: name(stage),
             batch,
             slots: engine.slots(),
+            compute_streams: engine.compute_streams(),
             producers: (stage == BenchStage::EndToEnd).then_some(self.producers),
             batches_per_sample,
             samples: spread.samples,

@@ -7,7 +7,7 @@ const BOUNDS: Bounds = Bounds { full: 4, in_flight: 3, max_delay: Duration::from
 
 /// Books of a device that takes 10 ms for a run, which is known.
 fn books(start: Instant) -> State {
-    let mut state = State::new(16, &[1, 4]);
+    let mut state = State::new(16, &[1, 4], 1);
     for at in [start, start + MS(50)] {
         send(&mut state, 1, at);
         done(&mut state, at + MS(10));
@@ -65,7 +65,7 @@ fn a_row_that_may_not_wait_goes_along() {
     let now = start + MS(1_000);
     // Nine rows, of which the last has a deadline; 16 take nine times as long as 8.
     let picked = |after: Duration| {
-        let mut state = State::new(64, &[8, 16]);
+        let mut state = State::new(64, &[8, 16], 1);
         for (rows, run) in [(8, 10), (16, 90)] {
             (0..rows).for_each(|_| commit(&mut state, None, start));
             let rows = state.take_rows(rows);
@@ -83,7 +83,7 @@ fn a_row_that_may_not_wait_goes_along() {
 #[test]
 fn a_full_batch_queues_deeper_than_another() {
     let now = Instant::now();
-    let mut state = State::new(16, &[1, 4]);
+    let mut state = State::new(16, &[1, 4], 1);
     send(&mut state, 1, now);
     send(&mut state, 1, now);
     commit(&mut state, None, now);
@@ -98,7 +98,7 @@ fn a_full_batch_queues_deeper_than_another() {
 #[test]
 fn news_is_what_changes_when_a_batch_leaves() {
     let now = Instant::now();
-    let mut state = State::new(16, &[1, 4, 8]);
+    let mut state = State::new(16, &[1, 4, 8], 1);
     let bounds = Bounds { full: 6, ..BOUNDS };
     let news: Vec<bool> = (0..8)
         .map(|before| {
