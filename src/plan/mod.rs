@@ -20,6 +20,7 @@ mod lower;
 mod op;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
+mod product;
 mod tensors;
 pub(crate) mod work;
 
@@ -36,6 +37,9 @@ pub use floor::{Floor, Rates};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
 pub use op::{Joined, StepOp};
+#[cfg(feature = "cuda")]
+pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
+pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
 
 /// What a plan is asked for.
 ///
