@@ -10,12 +10,6 @@ constexpr float kMostWeight = 32768.0f;
 // Sums below this are right, and so is a row's of four threads.
 constexpr float kMostSum = 0x1p120f;
 
-TREFOIL_DEVICE float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Over the four lanes that share a row.
 TREFOIL_DEVICE float row_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));

@@ -160,3 +160,16 @@ TREFOIL_DEVICE float min_or_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
   return d;
 }
+
+// 2^x and 1 / x, off by about two units of the last place; subnormal numbers are zeros.
+TREFOIL_DEVICE float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+TREFOIL_DEVICE float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

@@ -149,6 +149,11 @@ TREFOIL_DEVICE void copy_box_2d(uint32_t shared_dst, const TensorMap *map, uint3
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
+// Brings such a box into the L2 cache.
+TREFOIL_DEVICE void prefetch_box_2d(const TensorMap *map, int32_t x, int32_t y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" :: "l"(map), "r"(x), "r"(y) : "memory");
+}
+
 TREFOIL_DEVICE void copy_box_3d(uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x, int32_t y,
                                 int32_t z) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"

@@ -111,7 +111,9 @@ pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
-pub use exec::{AttentionOperands, AttentionRun, HeadsAt};
+pub use exec::{
+    AttentionOperands, AttentionRun, HeadsAt, ProductOperands, ProductRun, RowNormOperands, RowNormRun, RowsAt,
+};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{

@@ -68,7 +68,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         }
     }
     #[cfg(feature = "cuda")]
-    attention(device, &limits, &mut of_kernels);
+    alone(device, &limits, &mut of_kernels);
     let sample = std::env::var("TREFOIL_SAMPLE").ok().and_then(|count| count.parse().ok());
     for (_, cases) in of_kernels {
         match sample {
@@ -79,21 +79,29 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Attention alone, which no network has yet, with each kernel.
+/// Attention, matrix products and norms of rows alone, which no network has yet, with each kernel.
 #[cfg(feature = "cuda")]
-fn attention(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
+fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in support::attention::all() {
         for kernel in problem.kernels(limits) {
-            let (problem, device) = (problem.clone(), device.cloned());
-            let (values, ignored) = (problem.values(), device.is_none());
+            let (problem, values) = (problem.clone(), problem.values());
             let name = format!("attention, {}, {:?}, {kernel}", problem.name, problem.sizes);
-            let test = move || match device {
-                Some(device) => problem.run(&device, kernel).map_err(Failed::from),
-                None => Err("no CUDA device".into()),
-            };
-            let trial = Trial::test(name, test).with_ignored_flag(ignored);
+            let trial = on_device(name, device, move |device| problem.run(device, kernel));
             of_kernels.entry(format!("attention {}", kernel.tile)).or_default().push((values, trial));
         }
+    }
+    for problem in support::product::all() {
+        for kernel in problem.kernels(limits) {
+            let (problem, values) = (problem.clone(), problem.values());
+            let name = format!("product, {problem}, {kernel}");
+            let trial = on_device(name, device, move |device| problem.run(device, kernel));
+            of_kernels.entry(kernel.to_string()).or_default().push((values, trial));
+        }
+    }
+    for problem in support::row_norm::all().into_iter().filter(|_| limits.has_sm90_kernels()) {
+        let (name, values) = (format!("norm of rows, {problem:?}"), problem.values());
+        let trial = on_device(name, device, move |device| problem.run(device));
+        of_kernels.entry("norm of rows".into()).or_default().push((values, trial));
     }
 }
 
@@ -107,10 +115,19 @@ fn sampled(mut cases: Vec<(usize, Trial)>, count: usize) -> impl Iterator<Item =
 }
 
 fn trial(name: String, case: std::sync::Arc<Case>, choices: Choices, device: Option<&Device>) -> Trial {
+    on_device(name, device, move |device| case.run(device, choices))
+}
+
+/// A test of a device, ignored where there is none.
+fn on_device(
+    name: String,
+    device: Option<&Device>,
+    run: impl FnOnce(&Device) -> Result<(), String> + Send + 'static,
+) -> Trial {
     let ignored = device.is_none();
     let device = device.cloned();
     let test = move || match device {
-        Some(device) => case.run(&device, choices).map_err(Failed::from),
+        Some(device) => run(&device).map_err(Failed::from),
         None => Err("no CUDA device".into()),
     };
     Trial::test(name, test).with_ignored_flag(ignored)

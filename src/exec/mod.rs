@@ -17,7 +17,9 @@ use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 #[cfg(feature = "cuda")]
-pub use cuda::{AttentionOperands, AttentionRun, HeadsAt};
+pub use cuda::{
+    AttentionOperands, AttentionRun, HeadsAt, ProductOperands, ProductRun, RowNormOperands, RowNormRun, RowsAt,
+};
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};

@@ -19,6 +19,7 @@ mod lower;
 mod op;
 #[cfg(feature = "cuda")]
 pub(crate) mod packing;
+mod product;
 mod roofline;
 pub(crate) mod rows;
 mod tensors;
@@ -36,6 +37,9 @@ pub use choices::Choices;
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
 pub use op::{Joined, StepOp};
+#[cfg(feature = "cuda")]
+pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
+pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
 pub use roofline::{Rates, Roofline};
 
 /// What a plan is asked for.

@@ -5,6 +5,10 @@
 pub mod attention;
 pub mod operations;
 pub mod problem;
+#[cfg(feature = "cuda")]
+pub mod product;
 pub mod random;
 pub mod reference;
+#[cfg(feature = "cuda")]
+pub mod row_norm;
 pub mod tolerance;

@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention};
+use super::{LAUNCHERS, mean, sm90_attention, sm90_product, sm90_row_norm};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -46,10 +46,12 @@ impl Entry {
     }
 }
 
-/// All entry points: those of steps, that of the mean of several models, and those of attention by itself.
+/// All entry points: those of steps, that of the mean of several models, and those of attention, products and
+/// norms by themselves.
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
-    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).chain(sm90_attention::entries()).collect()
+    let alone = sm90_attention::entries().into_iter().chain(sm90_product::entries()).chain(sm90_row_norm::entries());
+    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).chain(alone).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -100,7 +102,12 @@ pub(super) mod tests {
         let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
         let attention =
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cu", "Sm90AttentionArgs", fields);
-        of_steps.chain([("mean", mean), ("sm90_attention", attention)]).collect()
+        let fields = sm90_product::Sm90ProductArgs::FIELDS;
+        let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
+        let fields = sm90_row_norm::RowNormArgs::FIELDS;
+        let norm = Arguments::of::<sm90_row_norm::RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", fields);
+        let alone = [("sm90_attention", attention), ("sm90_product", product), ("sm90_row_norm", norm)];
+        of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
 
     /// Bytes of each module's argument.
@@ -224,7 +231,7 @@ pub(super) mod tests {
                     _ if line.contains('*') => (8, 8),
                     "FastDivide" => (8, 4),
                     "int32_t" | "uint32_t" => (4, 4),
-                    "uint64_t" => (8, 8),
+                    "int64_t" | "uint64_t" => (8, 8),
                     "float" => (4, 4),
                     "TensorMap" => (128, 64),
                     // A part, of words.

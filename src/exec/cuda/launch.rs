@@ -79,6 +79,15 @@ impl std::fmt::Debug for ArgBytes {
     }
 }
 
+/// Where the rows of a matrix of halves are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    /// Address of the first value.
+    pub(crate) address: u64,
+    /// Halves from one row to the next, a multiple of 8.
+    pub(crate) pitch: usize,
+}
+
 /// Declares an argument struct as a kernel has it: `repr(C)` without padding, its size asserted, and its fields listed
 /// for the comparison with the kernel's source.
 macro_rules! kernel_args {

@@ -1,0 +1,65 @@
+// Matrix product with a transformer's epilogues, on Hopper.
+#include "product_epilogue.cuh"
+#include "sm90_product.cuh"
+#include "sm90_product_split.cuh"
+
+// The tiles. A test compares these lines with the table in sm90_product.rs.
+//                                 in turns  rows  stages
+using Tile128x192 = ProductTile<true, 192, 4>;
+using Tile128x128 = ProductTile<true, 128, 5>;
+using Tile128x64 = ProductTile<true, 64, 6>;
+using Tile192x192 = ProductTile<false, 192, 3>;
+//                           slabs  rows  stages
+using Split64x64 = SplitTile<1, 64, 6>;
+using Split128x64 = SplitTile<2, 64, 4>;
+
+// Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
+// Operands   x         read   halves [m][k], rows at a distance, by its map
+//            w         read   halves [n][k], by its map
+//            bias      read   floats [n], null: zeros
+//            scale     read   floats [n], null: ones
+//            residual  read   halves [m][n], rows residual_pitch apart, by its map; null: zeros. Disjoint from y
+//            y         write  halves [m][n], rows y_pitch apart, by its map, disjoint from x
+//            Matrices are at multiples of 16 bytes, n, k and pitches multiples of 8. The maps swizzle by 128 bytes and
+//            fill with zeros; their boxes are those that Sm90ProductArgs names.
+// Arithmetic half products, float sums in a fixed order, float bias, activation, scale and residual, one rounding to
+//            half at the end (overflow becomes infinity). The activation is of the entry's kind, as
+//            product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), erf (GELU by
+//            erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN but by those that are
+//            clamped.
+// Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
+//            two warpgroups in turns, or all three together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
+//            ceil(n / kTileN). One block on a multiprocessor.
+//            Split*: clusters of 1, 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block sums a
+//            part of the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
+//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes. Compute capability 9.0 exactly.
+// Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps': nothing outside the operands
+//            is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
+//            sums in their order.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
+//            writes y, only after griddepcontrol.wait; w, bias and scale before.
+// Source     warpgroups in turns as in CUTLASS (Thakkar et al., 2017-2024, "ping-pong"); wgmma, tensor maps, mbarrier:
+//            PTX ISA 9.0.
+#define TREFOIL_SM90_PRODUCT(tile, kind, Activation)                                                              \
+  extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, 1)                                           \
+      sm90_product_##tile##_##kind(const __grid_constant__ Sm90ProductArgs args) {                                \
+    sm90_product<Tile##tile, Activation>(args);                                                                   \
+  }
+
+#define TREFOIL_SM90_PRODUCT_SPLIT(tile, kind, Activation)                                                        \
+  extern "C" __global__ void __launch_bounds__(Split##tile::kThreads, Split##tile::kMinBlocks)                    \
+      sm90_product_split_##tile##_##kind(const __grid_constant__ Sm90ProductArgs args) {                          \
+    sm90_product_split<Split##tile, Activation>(args);                                                            \
+  }
+
+#define TREFOIL_SM90_PRODUCTS(kind, Activation)                                                                   \
+  TREFOIL_SM90_PRODUCT(128x192, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x128, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT(128x64, kind, Activation)                                                                  \
+  TREFOIL_SM90_PRODUCT(192x192, kind, Activation)                                                                 \
+  TREFOIL_SM90_PRODUCT_SPLIT(64x64, kind, Activation)                                                             \
+  TREFOIL_SM90_PRODUCT_SPLIT(128x64, kind, Activation)
+
+TREFOIL_SM90_PRODUCTS(clamped, Clamped)
+TREFOIL_SM90_PRODUCTS(sigmoid, Sigmoid)
+TREFOIL_SM90_PRODUCTS(erf, Erf)

@@ -1,0 +1,315 @@
+// A matrix product on Hopper: the kernel body of sm90_product.cu, for many rows.
+//
+//   Y[m][n] = act(sum over k of X[m][k] * W[n][k] + bias[n]) * scale[n] + residual[m][n]
+//
+// Output channels n lie on the rows of the warpgroup product, 64 to a slab, rows m on its columns: then neither operand
+// is transposed, and bias and scale are a few numbers of a thread. One thread copies operands through a ring of stages
+// and runs ahead into the next tile. Two warpgroups multiply in turns, each a whole tile: while one multiplies, which
+// takes hardly an instruction, the other has the instructions for its epilogue. Or three have a tile together, a slab
+// each: a larger one then, that is copied less often, and fills the multiprocessors where that of turns does not.
+#pragma once
+
+#include "common.cuh"
+#include "sm90_ptx.cuh"
+
+// The one argument of every entry point. Mirrored in sm90_product.rs.
+struct Sm90ProductArgs {
+  TensorMap w;         // halves {K, N}, box {64, channels of the tile}
+  TensorMap x;         // halves {K, M}, box {64, rows of the tile}
+  TensorMap residual;  // halves {N, M}, box {64, 64}
+  TensorMap y;         // halves {N, M}, box {64, 64}
+  const float *bias;   // [n]; null: zeros
+  const float *scale;  // [n]; null: ones
+  const __half *residual_values;  // what its map is of; null: there is none
+  __half *y_values;               // what its map is of
+  int32_t m;
+  int32_t n;
+  int32_t steps;  // ceil(K / 64)
+  int32_t tiles;
+  int32_t n_tiles;
+  int32_t residual_pitch;  // halves from one row to the next
+  int32_t y_pitch;
+  float activation_a;  // the two numbers of the activation's kind
+  float activation_b;
+  FastDivide by_n_tiles;
+  int32_t padding[13];
+};
+static_assert(sizeof(Sm90ProductArgs) == 640 && offsetof(Sm90ProductArgs, m) == 544, "mirrored in sm90_product.rs");
+
+constexpr int kStepK = 64;              // of one stage: 128 bytes, the copy engine's widest swizzle
+constexpr int kRowBytes = kStepK * 2;   // of a channel and of a row in a stage, and of 64 channels of a row of y
+constexpr int kSlabN = 64;              // channels of a warpgroup product
+constexpr int kSlabBytes = kSlabN * kRowBytes;
+
+// Everything that follows from a tile's shape: whole slabs of channels, and a whole number of chunks of rows.
+template <bool kInTurns_, int kTileM_, int kStages_> struct ProductTile {
+  static constexpr bool kInTurns = kInTurns_;
+  static constexpr int kTileM = kTileM_, kStages = kStages_;
+  static constexpr int kGroups = kInTurns ? 2 : 3, kThreads = 128 * (1 + kGroups);
+  static constexpr int kSlabs = kInTurns ? 2 : 3, kTileN = kSlabs * kSlabN;
+  static constexpr int kGroupSlabs = kInTurns ? kSlabs : 1;   // that a warpgroup has of a tile
+  static constexpr int kTileGroups = kInTurns ? 1 : kGroups;  // warpgroups that have a tile together
+  static constexpr int kTurns = kInTurns ? kGroups : 1;       // tiles of a block from one of a warpgroup to its next
+  static constexpr int kLoadRegisters = 24, kProductRegisters = kInTurns ? 240 : 160;
+
+  // A stage: channels, then rows.
+  static constexpr int kWBytes = kSlabs * kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
+
+  // The residual comes, and the output goes, a slab of some rows at a time, in the same place: kBuffers for each
+  // warpgroup.
+  static constexpr int kChunkM = 64, kChunkBytes = kChunkM * kRowBytes, kBuffers = 3;
+  static constexpr int kSlabChunks = kTileM / kChunkM, kChunks = kGroupSlabs * kSlabChunks;
+
+  static constexpr int kChunksAt = kStages * kStageBytes;
+  static constexpr int kBarriersAt = kChunksAt + kGroups * kBuffers * kChunkBytes;
+  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + kGroups * kBuffers);
+
+  static_assert(kTileM % kChunkM == 0 && kTileM <= 256, "whole chunks, and a box");
+  static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
+};
+
+// Shared memory: stages, chunks, barriers. Stages and chunks are counted over all tiles.
+template <class Tile> struct Shared {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t w(uint32_t at) const { return base + at % Tile::kStages * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t x(uint32_t at) const { return w(at) + Tile::kWBytes; }
+  __device__ __forceinline__ uint32_t full(uint32_t at) const {
+    return base + Tile::kBarriersAt + at % Tile::kStages * 16;
+  }
+  __device__ __forceinline__ uint32_t empty(uint32_t at) const { return full(at) + 8; }
+  static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
+
+  __device__ __forceinline__ uint32_t buffer(uint32_t group, uint32_t chunk) const {
+    return base + Tile::kChunksAt + (group * Tile::kBuffers + chunk % Tile::kBuffers) * Tile::kChunkBytes;
+  }
+  __device__ __forceinline__ uint32_t ready(uint32_t group, uint32_t chunk) const {
+    return base + Tile::kBarriersAt + 8 * (2 * Tile::kStages + group * Tile::kBuffers + chunk % Tile::kBuffers);
+  }
+  static __device__ __forceinline__ uint32_t ready_parity(uint32_t chunk) { return chunk / Tile::kBuffers & 1; }
+};
+
+// The first channel and row of a tile. Channel tiles of the same rows follow each other, so that all but the first read
+// the rows from the L2 cache.
+struct ProductOrigin {
+  int32_t n, m;
+};
+
+template <class Tile> TREFOIL_DEVICE ProductOrigin product_origin(const Sm90ProductArgs &args, int32_t tile) {
+  const int32_t m_tile = divide(tile, args.by_n_tiles);
+  return {(tile - m_tile * args.n_tiles) * Tile::kTileN, m_tile * Tile::kTileM};
+}
+
+// ---- load: one thread --------------------------------------------------------------------------------------------
+
+// Expects a stage's bytes, and copies its channels.
+template <class Tile>
+TREFOIL_DEVICE void load_channels(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, int32_t step,
+                                  int32_t n) {
+  barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
+  copy_box_2d(shared.w(at), &args.w, shared.full(at), step * kStepK, n);
+}
+
+template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, const Shared<Tile> &shared) {
+  allow_next_launch();
+  // Channels depend on no launch: those of the first stages come while earlier launches end.
+  const uint32_t ahead = min(args.steps, Tile::kStages);
+  const int32_t first_n = product_origin<Tile>(args, blockIdx.x).n;
+  for (uint32_t at = 0; at < ahead; ++at) load_channels(args, shared, at, at, first_n);
+  wait_for_earlier_launches();
+  uint32_t at = 0;
+  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
+    const ProductOrigin origin = product_origin<Tile>(args, tile);
+    for (int32_t step = 0; step < args.steps; ++step, ++at) {
+      if (at >= ahead) {
+        barrier_wait(shared.empty(at), shared.parity(at) ^ 1);
+        load_channels(args, shared, at, step, origin.n);
+      }
+      copy_box_2d(shared.x(at), &args.x, shared.full(at), step * kStepK, origin.m);
+    }
+  }
+}
+
+// ---- multiply: a warpgroup ---------------------------------------------------------------------------------------
+
+// Gives a stage back, once for each warp.
+template <class Tile> TREFOIL_DEVICE void release(const Shared<Tile> &shared, uint32_t at) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(shared.empty(at));
+}
+
+// The sums of a tile whose steps begin at stage `at`, from one of its slabs on; ends when all products are under way.
+template <class Tile>
+TREFOIL_DEVICE void multiply(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t at, uint32_t slab,
+                             float (&d)[Tile::kGroupSlabs][Tile::kTileM / 2]) {
+  for (int32_t step = 0; step < args.steps; ++step, ++at) {
+    barrier_wait(shared.full(at), shared.parity(at));
+    const uint64_t a = wgmma_operand(shared.w(at) + slab * kSlabBytes), b = wgmma_operand(shared.x(at));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStepK / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < Tile::kGroupSlabs; ++i)
+        Wgmma<Tile::kTileM>::multiply(d[i], a + i * (kSlabBytes >> 4) + 2 * k, b + 2 * k, step + k > 0);
+    }
+    wgmma_commit();
+    // One group stays in flight; the one before it has read its stage.
+    wgmma_wait<1>();
+    if (step > 0) release(shared, at - 1);
+  }
+}
+
+// ---- epilogue: a warpgroup ---------------------------------------------------------------------------------------
+
+// A chunk of a warpgroup's tiles, in the order in which they are stored.
+template <class Tile> struct ProductChunk {
+  int32_t tile, index;  // which of the tile's
+  uint32_t count;       // those before it
+
+  __device__ __forceinline__ int32_t n() const { return index / Tile::kSlabChunks * kSlabN; }
+  __device__ __forceinline__ int32_t m() const { return index % Tile::kSlabChunks * Tile::kChunkM; }
+  __device__ __forceinline__ void advance() {
+    ++count;
+    if (++index == Tile::kChunks) index = 0, tile += Tile::kTurns * gridDim.x;
+  }
+};
+
+// One thread: says that a chunk's buffer, which is free, is ready, with the residual in it if there is one. The
+// warpgroup's channels begin at `first_n` of its tiles.
+template <class Tile>
+TREFOIL_DEVICE void prepare(const Sm90ProductArgs &args, const Shared<Tile> &shared, uint32_t group, int32_t first_n,
+                            ProductChunk<Tile> &chunk) {
+  if (chunk.tile >= args.tiles) return;
+  const uint32_t ready = shared.ready(group, chunk.count);
+  if (args.residual_values != nullptr) {
+    const ProductOrigin origin = product_origin<Tile>(args, chunk.tile);
+    barrier_arrive_expect(ready, Tile::kChunkBytes);
+    copy_box_2d(shared.buffer(group, chunk.count), &args.residual, ready, origin.n + first_n + chunk.n(),
+                origin.m + chunk.m());
+  } else {
+    barrier_arrive(ready);
+  }
+  chunk.advance();
+}
+
+// This thread's channel of the row of sums, and eight more: bias and scale.
+struct OfChannels {
+  float bias[2], scale[2];
+
+  __device__ __forceinline__ OfChannels(const Sm90ProductArgs &args, int32_t n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool inside = n + 8 * i < args.n;
+      bias[i] = inside && args.bias != nullptr ? __ldg(args.bias + n + 8 * i) : 0.0f;
+      scale[i] = inside && args.scale != nullptr ? __ldg(args.scale + n + 8 * i) : 1.0f;
+    }
+  }
+};
+
+// Sixteen rows of a slab: from sums to halves, in the place of the residual, which lies where the result will.
+template <class Activation>
+TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const Activation &activation,
+                                   bool has_residual, bool is_plain, uint32_t smem) {
+  float sums[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sums[i] = activation(d[i] + of.bias[i / 2 % 2]);
+  if (!is_plain) {
+    uint32_t add[4] = {};
+    if (has_residual) ldmatrix_x4_trans(add, smem);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const float2 residual = unpack_half2(add[q]);
+      sums[q * 2] = fmaf(sums[q * 2], of.scale[q % 2], residual.x);
+      sums[q * 2 + 1] = fmaf(sums[q * 2 + 1], of.scale[q % 2], residual.y);
+    }
+  }
+  uint32_t out[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) out[q] = pack_half2(sums[q * 2], sums[q * 2 + 1]);
+  stmatrix_x4_trans(smem, out);
+}
+
+template <class Tile, class Activation>
+TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared<Tile> &shared,
+                                       uint32_t group) {
+  const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const bool stores = threadIdx.x % 128 == 0;
+  // Barriers of the block: a warpgroup's turn to multiply, which the other gives it; and all of its chunk written.
+  const uint32_t my_turn = 1 + group % 2, other_turn = 2 - group % 2, written = 3 + group;
+  // This lane's row of the four 8x8 matrices of 16 rows: row, and 8 channels, swizzled like a tensor map's box.
+  const uint32_t row = lane / 16 * 8 + lane % 8, eight = warp * 2 + lane / 8 % 2;
+  const uint32_t lane_offset = row * kRowBytes + (eight ^ lane % 8) * 16;
+  const Activation activation(args.activation_a, args.activation_b);
+  const bool has_residual = args.residual_values != nullptr, is_plain = !has_residual && args.scale == nullptr;
+
+  const uint32_t slab = Tile::kInTurns ? 0 : group, turn = Tile::kInTurns ? group : 0;
+  const int32_t first = blockIdx.x + turn * gridDim.x, first_n = slab * kSlabN;
+  ProductChunk<Tile> ahead{first, 0, 0};
+  if (stores) {
+    wait_for_earlier_launches();
+    for (int i = 0; i < Tile::kBuffers - 1; ++i) prepare(args, shared, group, first_n, ahead);
+  }
+  if (turn == 1) barrier_pass(other_turn, 256);
+  uint32_t at = turn * args.steps, count = 0;
+  for (int32_t tile = first; tile < args.tiles; tile += Tile::kTurns * gridDim.x, at += Tile::kTurns * args.steps) {
+    float d[Tile::kGroupSlabs][Tile::kTileM / 2];
+    if constexpr (Tile::kInTurns) barrier_sync(my_turn, 256);
+    multiply(args, shared, at, slab, d);
+    if (Tile::kInTurns && tile + static_cast<int32_t>(gridDim.x) < args.tiles) barrier_pass(other_turn, 256);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < Tile::kGroupSlabs; ++i) wgmma_use(d[i]);
+    release(shared, at + args.steps - 1);
+
+    const ProductOrigin origin = product_origin<Tile>(args, tile);
+#pragma unroll
+    for (int i = 0; i < Tile::kGroupSlabs; ++i) {
+      const int32_t n = origin.n + first_n + i * kSlabN;
+      const OfChannels of(args, n + warp * 16 + lane / 4);
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kSlabChunks; ++chunk, ++count) {
+        const uint32_t smem_chunk = shared.buffer(group, count);
+        barrier_wait(shared.ready(group, count), shared.ready_parity(count));
+#pragma unroll
+        for (int j = 0; j < Tile::kChunkM / 16; ++j)
+          finish_sixteen(d[i] + (chunk * (Tile::kChunkM / 16) + j) * 8, of, activation, has_residual,
+                         is_plain, smem_chunk + lane_offset + j * 16 * kRowBytes);
+        fence_shared_for_copies();
+        barrier_sync(written, 128);
+        if (stores) {
+          store_box_2d(&args.y, n, origin.m + chunk * Tile::kChunkM, smem_chunk);
+          // The chunk before this one has left its buffer: the chunk after the next one's.
+          wait_stores_read<1>();
+          prepare(args, shared, group, first_n, ahead);
+        }
+      }
+    }
+  }
+  if (stores) wait_stores_read<0>();
+}
+
+// The kernel body.
+template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product(const Sm90ProductArgs &args) {
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  const Shared<Tile> shared{shared_address(shared_bytes)};
+  if (threadIdx.x == 0) {
+    if (shared.base % 1024 != 0) __trap();  // the swizzle is of addresses
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      barrier_init(shared.full(stage), 1);
+      barrier_init(shared.empty(stage), 4 * Tile::kTileGroups);
+    }
+    for (int group = 0; group < Tile::kGroups; ++group)
+      for (int buffer = 0; buffer < Tile::kBuffers; ++buffer) barrier_init(shared.ready(group, buffer), 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  // The same for all lanes, and the compiler knows it.
+  const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (group == 0) {
+    give_registers_up<Tile::kLoadRegisters>();
+    if (threadIdx.x == 0) load(args, shared);
+  } else {
+    take_registers<Tile::kProductRegisters>();
+    multiply_and_store<Tile, Activation>(args, shared, group - 1);
+  }
+}

@@ -1,0 +1,119 @@
+// LayerNorm and RMSNorm of rows of halves, on Hopper: a warp has two rows in registers.
+#include "common.cuh"
+#include "sm90_ptx.cuh"
+
+struct RowNormArgs {
+  const uint4 *x;       // chunks of 8 halves
+  uint4 *y;
+  const float *weight;  // [columns]
+  const float *bias;    // [columns]; null: zeros
+  int64_t x_pitch;      // chunks from one row to the next
+  int64_t y_pitch;
+  int32_t rows;
+  int32_t chunks;       // of a row
+  int32_t centred;      // 0: the mean is left as it is
+  float epsilon;
+  float per_column;     // 1 / columns
+  int32_t padding;
+};
+static_assert(sizeof(RowNormArgs) == 72 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
+
+constexpr int kNormThreads = 256;
+constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
+constexpr int kNormRows = kNormThreads / 32 * kWarpRows;  // of a block
+
+TREFOIL_DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+  return x;
+}
+
+// Takes the mean of a row from its values, if told, and gives what they are to be multiplied by. A lane has every 32nd
+// chunk of the row, kChunks at most; those behind it are zeros.
+template <int kChunks> TREFOIL_DEVICE float centre(const RowNormArgs &args, Chunk (&values)[kChunks]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (float value : values[i].v) sum += value;
+  }
+  const float mean = args.centred ? warp_sum(sum) * args.per_column : 0.0f;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const bool inside = static_cast<int32_t>(threadIdx.x % 32) + 32 * i < args.chunks;
+#pragma unroll
+    for (float &value : values[i].v) {
+      value -= mean;
+      if (inside) squares = fmaf(value, value, squares);
+    }
+  }
+  return rsqrtf(warp_sum(squares) * args.per_column + args.epsilon);
+}
+
+// The kernel body.
+template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
+  const int32_t row = blockIdx.x * kNormRows + threadIdx.x / 32 * kWarpRows, lane = threadIdx.x % 32;
+  allow_next_launch();
+  wait_for_earlier_launches();
+  uint4 bits[kWarpRows][kChunks];
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      bits[r][i] = load_written_or_zero(args.x + (row + r) * args.x_pitch + lane + 32 * i,
+                                        row + r < args.rows && lane + 32 * i < args.chunks);
+  }
+  Chunk values[kWarpRows][kChunks];
+  float scale[kWarpRows];
+#pragma unroll
+  for (int r = 0; r < kWarpRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) values[r][i] = unpack_chunk(bits[r][i]);
+    scale[r] = centre(args, values[r]);
+  }
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int32_t chunk = lane + 32 * i;
+    if (chunk >= args.chunks) break;
+    const Chunk weight = load_chunk_f32(args.weight + chunk * kChunkElems);
+    const Chunk bias = args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
+#pragma unroll
+    for (int r = 0; r < kWarpRows; ++r) {
+      if (row + r >= args.rows) break;
+#pragma unroll
+      for (int j = 0; j < kChunkElems; ++j)
+        values[r][i].v[j] = fmaf(values[r][i].v[j] * scale[r], weight.v[j], bias.v[j]);
+      args.y[(row + r) * args.y_pitch + chunk] = pack_chunk(values[r][i]);
+    }
+  }
+}
+
+// Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
+//            the row (LayerNorm); centred 0: mean 0 (RMSNorm)
+// Operands   x         read   halves [rows][columns], rows x_pitch chunks of 8 apart
+//            weight    read   floats [columns]
+//            bias      read   floats [columns], null: zeros
+//            y         write  halves [rows][columns], rows y_pitch chunks apart; may be x
+//            All at multiples of 16 bytes; columns a multiple of 8.
+// Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to half at the end
+//            (overflow becomes infinity). A row with NaN or infinity becomes NaN.
+// Launch     grid ceil(rows / kNormRows), block kNormThreads, no dynamic shared memory. The entry's number is
+//            ceil(columns / 256). Compute capability 9.0 exactly.
+// Limits     columns up to 2048; rows below 2^31 - 16.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
+//            after griddepcontrol.wait.
+// Source     Ba et al., Layer Normalization (2016); Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
+#define TREFOIL_SM90_ROW_NORM(chunks)                                                                             \
+  extern "C" __global__ void __launch_bounds__(kNormThreads) sm90_row_norm_##chunks(const RowNormArgs args) {     \
+    row_norm<chunks>(args);                                                                                       \
+  }
+
+TREFOIL_SM90_ROW_NORM(1)
+TREFOIL_SM90_ROW_NORM(2)
+TREFOIL_SM90_ROW_NORM(3)
+TREFOIL_SM90_ROW_NORM(4)
+TREFOIL_SM90_ROW_NORM(5)
+TREFOIL_SM90_ROW_NORM(6)
+TREFOIL_SM90_ROW_NORM(7)
+TREFOIL_SM90_ROW_NORM(8)

@@ -1,0 +1,137 @@
+//! An operation apart from any model, on operands that the caller brings: what tests and benchmarks of it run.
+
+use half::f16;
+
+use super::launch::{Launch, Rows};
+use super::{Kernels, UntilFault};
+use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Kind, Priority, Stream};
+use crate::error::Error;
+
+/// Where the rows of an operand are: the first value, and values from one row to the next.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsAt {
+    /// Of the first value.
+    pub first: usize,
+    /// From one row to the next.
+    pub pitch: usize,
+}
+
+impl RowsAt {
+    /// One behind the last value of so many rows, if there can be so many.
+    pub(super) fn end(self, rows: usize, columns: usize) -> Option<usize> {
+        let last = rows.saturating_sub(1).checked_mul(self.pitch)?;
+        last.checked_add(self.first)?.checked_add(columns)
+    }
+
+    /// The rows of halves in a buffer of this address.
+    pub(super) fn on(self, address: u64) -> Rows {
+        Rows { address: address + 2 * self.first as u64, pitch: self.pitch }
+    }
+}
+
+/// One launch, ready to run: several copies of its operands in turns, so that none stays in a cache.
+pub(super) struct Alone {
+    kernels: UntilFault<Kernels>,
+    launches: Vec<Launch>,
+    /// Each operand's copies, the result's last.
+    operands: Vec<Vec<DeviceBuffer>>,
+    stream: Stream,
+    device: Device,
+}
+
+impl Alone {
+    /// Uploads `copies` of the operands, one or more, of which the last is the result, and loads the kernel of what
+    /// `launch` makes of their addresses.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device cannot; those of `launch`; any of the device.
+    pub(super) fn new<const OPERANDS: usize>(
+        device: &Device,
+        what: &str,
+        operands: [&[u8]; OPERANDS],
+        copies: usize,
+        launch: impl Fn([u64; OPERANDS]) -> Result<Launch, Error>,
+    ) -> Result<Self, Error> {
+        let Kind::Cuda(cuda) = device.kind() else {
+            let what = format!("{what} alone on {}", device.info().target);
+            return Err(Error::Unsupported { what, instead: "run it on a GPU".into() });
+        };
+        let stream = Stream::new(device, Priority::default(), "trefoil-alone")?;
+        let mut kernels = UntilFault::new(device, Kernels::new(cuda));
+        let copies = copies.max(1);
+        let uploads = operands.into_iter().map(|bytes| uploaded(device, &stream, bytes, copies));
+        let operands = uploads.collect::<Result<Vec<_>, _>>()?;
+        let launches = (0..copies).map(|copy| launch(std::array::from_fn(|i| operands[i][copy].addr())));
+        let mut launches = launches.collect::<Result<Vec<_>, _>>()?;
+        kernels.load(&launches)?;
+        kernels.encode(&mut launches)?;
+        Ok(Self { kernels, launches, operands, stream, device: device.clone() })
+    }
+
+    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    ///
+    /// # Safety
+    /// The launches stay within the operands that were uploaded.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) unsafe fn run(&mut self, times: usize) -> Result<f64, Error> {
+        let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
+        start.record(&self.stream)?;
+        for launch in self.launches.iter().cycle().take(times) {
+            // SAFETY: the stream and all buffers live in self; the launches stay within them by the caller; runs are in
+            // the order of the stream.
+            self.device.latch(unsafe { self.kernels.launch(launch, self.stream.raw()) })?;
+        }
+        end.record(&self.stream)?;
+        end.wait()?;
+        Ok(1e-3 * f64::from(end.ms_since(&start)?))
+    }
+
+    /// The first copy's result.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) fn result(&self) -> Result<Vec<f16>, Error> {
+        let result = &self.operands.last().expect("an operation has a result")[0];
+        let host = HostBuffer::new(&self.device, result.len())?;
+        let copied = Event::new(&self.device)?;
+        // SAFETY: both buffers outlive the copy, whose event is waited for; the stream orders it behind the runs.
+        unsafe { self.stream.copy_out(&host, result, result.len())? };
+        copied.record(&self.stream)?;
+        copied.wait()?;
+        // SAFETY: the copy is done, nobody else knows the buffer.
+        Ok(bytemuck::cast_slice(unsafe { host.bytes() }).to_vec())
+    }
+}
+
+/// An error unless each operand, of so many values, is as long as it has to be; none: longer than there can be.
+pub(super) fn check_lengths<const OPERANDS: usize>(
+    operands: [(&'static str, usize, Option<usize>); OPERANDS],
+) -> Result<(), Error> {
+    match operands.into_iter().find(|(_, len, end)| end.is_none_or(|end| end > *len)) {
+        Some((what, len, end)) => {
+            let needed =
+                end.map_or("more than there can be".to_owned(), |end| format!("{end}, as its sizes and pitches say"));
+            Err(Error::option(what, format!("{len} values"), needed))
+        }
+        None => Ok(()),
+    }
+}
+
+/// So many device buffers with these bytes at their beginning.
+fn uploaded(device: &Device, stream: &Stream, bytes: &[u8], copies: usize) -> Result<Vec<DeviceBuffer>, Error> {
+    let host = HostBuffer::new(device, bytes.len())?;
+    // SAFETY: the buffer was just made, nothing else refers to it yet.
+    let begin = &mut unsafe { host.bytes_mut() }[..bytes.len()];
+    begin.copy_from_slice(bytes);
+    let buffers = (0..copies).map(|_| DeviceBuffer::new(device, bytes.len())).collect::<Result<Vec<_>, _>>()?;
+    let copied = Event::new(device)?;
+    for buffer in &buffers {
+        // SAFETY: both buffers outlive the copy, whose event is waited for.
+        unsafe { stream.copy_in(buffer, &host, bytes.len())? };
+    }
+    copied.record(stream)?;
+    copied.wait()?;
+    Ok(buffers)
+}

@@ -1,0 +1,110 @@
+//! A matrix product apart from any model, on operands that the caller brings: what its tests and its benchmark run.
+
+use half::f16;
+
+use super::alone::{Alone, RowsAt, check_lengths};
+use super::sm90_product::{ProductProblem, launch};
+use crate::device::Device;
+use crate::error::Error;
+use crate::plan::{ProductActivation, ProductKernel, ProductSizes};
+
+/// A matrix product and its operands, in host memory.
+#[derive(Clone, Debug)]
+pub struct ProductOperands<'a> {
+    /// How much of it there is.
+    pub sizes: ProductSizes,
+    /// What is applied to sums and biases.
+    pub activation: ProductActivation,
+    /// What has the left operand, and where in it.
+    pub x: (&'a [f16], RowsAt),
+    /// The right operand, [n][k].
+    pub w: &'a [f16],
+    /// n numbers that are added to the sums, if any.
+    pub bias: Option<&'a [f32]>,
+    /// n numbers that the activations are multiplied by, if any.
+    pub scale: Option<&'a [f32]>,
+    /// What is added last, if anything, and where in it.
+    pub residual: Option<(&'a [f16], RowsAt)>,
+    /// What the result is written into, and where in it.
+    pub result: (&'a [f16], RowsAt),
+}
+
+/// A matrix product on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
+pub struct ProductRun(Alone);
+
+impl ProductRun {
+    /// Uploads `copies` of the operands, one or more, and loads the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
+    /// long as its sizes; any of the device.
+    pub fn new(
+        device: &Device,
+        operands: &ProductOperands<'_>,
+        kernel: ProductKernel,
+        copies: usize,
+    ) -> Result<Self, Error> {
+        operands.check()?;
+        let bytes = [
+            bytemuck::cast_slice(operands.x.0),
+            bytemuck::cast_slice(operands.w),
+            bytemuck::cast_slice(operands.bias.unwrap_or_default()),
+            bytemuck::cast_slice(operands.scale.unwrap_or_default()),
+            bytemuck::cast_slice(operands.residual.map_or(&[] as &[f16], |(values, _)| values)),
+            bytemuck::cast_slice(operands.result.0),
+        ];
+        let units = device.info().units;
+        let launched = |addresses| launch(&operands.problem(addresses), kernel, units);
+        Alone::new(device, "a matrix product", bytes, copies, launched).map(Self)
+    }
+
+    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn run(&mut self, times: usize) -> Result<f64, Error> {
+        // SAFETY: `check` and the launcher held the sizes and pitches against the operands.
+        unsafe { self.0.run(times) }
+    }
+
+    /// The buffer that the first copy's result is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn result(&self) -> Result<Vec<f16>, Error> {
+        self.0.result()
+    }
+}
+
+impl ProductOperands<'_> {
+    /// An error unless every operand is as long as what is read or written of it.
+    fn check(&self) -> Result<(), Error> {
+        let ProductSizes { m, n, k } = self.sizes;
+        check_lengths([
+            ("x", self.x.0.len(), self.x.1.end(m, k)),
+            ("w", self.w.len(), n.checked_mul(k)),
+            ("bias", self.bias.map_or(n, <[f32]>::len), Some(n)),
+            ("scale", self.scale.map_or(n, <[f32]>::len), Some(n)),
+            (
+                "residual",
+                self.residual.map_or(0, |(values, _)| values.len()),
+                self.residual.map_or(Some(0), |(_, at)| at.end(m, n)),
+            ),
+            ("result", self.result.0.len(), self.result.1.end(m, n)),
+        ])
+    }
+
+    /// The product on a copy at these addresses.
+    fn problem(&self, [x, w, bias, scale, residual, result]: [u64; 6]) -> ProductProblem {
+        ProductProblem {
+            sizes: self.sizes,
+            activation: self.activation,
+            x: self.x.1.on(x),
+            w,
+            bias: self.bias.map(|_| bias),
+            scale: self.scale.map(|_| scale),
+            residual: self.residual.map(|(_, at)| at.on(residual)),
+            y: self.result.1.on(result),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! LayerNorm and RMSNorm apart from any model, on operands that the caller brings: what tests and benchmarks run.
+
+use half::f16;
+
+use super::alone::{Alone, RowsAt, check_lengths};
+use super::sm90_row_norm::{RowNormProblem, launch};
+use crate::device::Device;
+use crate::error::Error;
+
+/// A LayerNorm or RMSNorm and its operands, in host memory.
+#[derive(Clone, Debug)]
+pub struct RowNormOperands<'a> {
+    /// Rows, and values of each: a multiple of 8 up to 2048.
+    pub sizes: [usize; 2],
+    /// Whether the mean is subtracted: LayerNorm.
+    pub centred: bool,
+    /// What is added to the variance; positive.
+    pub epsilon: f32,
+    /// What has the rows, and where in it.
+    pub x: (&'a [f16], RowsAt),
+    /// A number for each column.
+    pub weight: &'a [f32],
+    /// A number for each column, if there is a bias.
+    pub bias: Option<&'a [f32]>,
+    /// What the result is written into, and where in it.
+    pub result: (&'a [f16], RowsAt),
+}
+
+/// LayerNorm or RMSNorm on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
+pub struct RowNormRun(Alone);
+
+impl RowNormRun {
+    /// Uploads `copies` of the operands, one or more, and loads the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as
+    /// long as its sizes; any of the device.
+    pub fn new(device: &Device, operands: &RowNormOperands<'_>, copies: usize) -> Result<Self, Error> {
+        operands.check()?;
+        let bytes = [
+            bytemuck::cast_slice(operands.x.0),
+            bytemuck::cast_slice(operands.weight),
+            bytemuck::cast_slice(operands.bias.unwrap_or_default()),
+            bytemuck::cast_slice(operands.result.0),
+        ];
+        Alone::new(device, "a norm of rows", bytes, copies, |addresses| launch(&operands.problem(addresses))).map(Self)
+    }
+
+    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn run(&mut self, times: usize) -> Result<f64, Error> {
+        // SAFETY: `check` and the launcher held the sizes and pitches against the operands.
+        unsafe { self.0.run(times) }
+    }
+
+    /// The buffer that the first copy's result is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn result(&self) -> Result<Vec<f16>, Error> {
+        self.0.result()
+    }
+}
+
+impl RowNormOperands<'_> {
+    /// An error unless every operand is as long as what is read or written of it.
+    fn check(&self) -> Result<(), Error> {
+        let [rows, columns] = self.sizes;
+        check_lengths([
+            ("x", self.x.0.len(), self.x.1.end(rows, columns)),
+            ("weight", self.weight.len(), Some(columns)),
+            ("bias", self.bias.map_or(columns, <[f32]>::len), Some(columns)),
+            ("result", self.result.0.len(), self.result.1.end(rows, columns)),
+        ])
+    }
+
+    /// The operation on a copy at these addresses.
+    fn problem(&self, [x, weight, bias, result]: [u64; 4]) -> RowNormProblem {
+        RowNormProblem {
+            sizes: self.sizes,
+            centred: self.centred,
+            epsilon: self.epsilon,
+            x: self.x.1.on(x),
+            weight,
+            bias: self.bias.map(|_| bias),
+            y: self.result.1.on(result),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Launches of `kernels/sm90_product.cu`.
+
+use bytemuck::Zeroable;
+
+use super::entries::Entry;
+use super::launch::{
+    ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, product,
+    unsupported,
+};
+use super::sm90_conv2d_fprop::MapBytes;
+use crate::device::cuda::TensorMap;
+use crate::error::Error;
+use crate::plan::{
+    ActivationKind, CHUNK_ROWS, ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, SLAB, STEP_K,
+};
+
+kernel_args! {
+    /// `Sm90ProductArgs`; the maps are encoded before the launch.
+    Sm90ProductArgs, 640 bytes {
+        w: MapBytes,
+        x: MapBytes,
+        residual: MapBytes,
+        y: MapBytes,
+        bias: u64,
+        scale: u64,
+        residual_values: u64,
+        y_values: u64,
+        m: i32,
+        n: i32,
+        steps: i32,
+        tiles: i32,
+        n_tiles: i32,
+        residual_pitch: i32,
+        y_pitch: i32,
+        activation_a: f32,
+        activation_b: f32,
+        by_n_tiles: FastDivide,
+        padding: [i32; 13],
+    }
+}
+
+/// The kernels of each tile: those of a lower bound, of a sigmoid, and of GELU by erf.
+const ENTRIES: [(ProductTile, [&str; 3]); ProductTile::ALL.len()] = [
+    (
+        ProductTile { n: 128, m: 192, way: ProductWay::InTurns },
+        ["sm90_product_128x192_clamped", "sm90_product_128x192_sigmoid", "sm90_product_128x192_erf"],
+    ),
+    (
+        ProductTile { n: 128, m: 128, way: ProductWay::InTurns },
+        ["sm90_product_128x128_clamped", "sm90_product_128x128_sigmoid", "sm90_product_128x128_erf"],
+    ),
+    (
+        ProductTile { n: 128, m: 64, way: ProductWay::InTurns },
+        ["sm90_product_128x64_clamped", "sm90_product_128x64_sigmoid", "sm90_product_128x64_erf"],
+    ),
+    (
+        ProductTile { n: 192, m: 192, way: ProductWay::Together },
+        ["sm90_product_192x192_clamped", "sm90_product_192x192_sigmoid", "sm90_product_192x192_erf"],
+    ),
+    (
+        ProductTile { n: 64, m: 64, way: ProductWay::Split },
+        ["sm90_product_split_64x64_clamped", "sm90_product_split_64x64_sigmoid", "sm90_product_split_64x64_erf"],
+    ),
+    (
+        ProductTile { n: 128, m: 64, way: ProductWay::Split },
+        ["sm90_product_split_128x64_clamped", "sm90_product_split_128x64_sigmoid", "sm90_product_split_128x64_erf"],
+    ),
+];
+
+/// Its entry points.
+pub(super) fn entries() -> Vec<Entry> {
+    let of_tile = |(tile, names): (ProductTile, [&'static str; 3])| {
+        let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
+        let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
+        names.map(|name| Entry { module: "sm90_product", name, threads, shared_bytes, cluster })
+    };
+    ENTRIES.into_iter().flat_map(of_tile).collect()
+}
+
+/// A product and its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductProblem {
+    /// How much of it there is.
+    pub(crate) sizes: ProductSizes,
+    /// What is applied to sums and biases.
+    pub(crate) activation: ProductActivation,
+    /// The left operand.
+    pub(crate) x: Rows,
+    /// Address of the right operand, [n][k].
+    pub(crate) w: u64,
+    /// Address of n floats that are added to the sums, if any.
+    pub(crate) bias: Option<u64>,
+    /// Address of n floats that the activations are multiplied by, if any.
+    pub(crate) scale: Option<u64>,
+    /// Halves that are added last, if any.
+    pub(crate) residual: Option<Rows>,
+    /// The result; overlaps nothing.
+    pub(crate) y: Rows,
+}
+
+/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
+pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usize) -> Result<Launch, Error> {
+    let ProductProblem { sizes, activation, x, w, bias, scale, residual, y } = *problem;
+    let ProductSizes { m, n, k } = sizes;
+    let ProductKernel { tile, parts } = kernel;
+    sizes.check(kernel)?;
+    let (kind, [activation_a, activation_b]) = activation.kind();
+    let entry = entry(tile, kind)?;
+    let (n_tiles, m_tiles, steps) = (n.div_ceil(tile.n), m.div_ceil(tile.m), k.div_ceil(STEP_K));
+    let tiles = product("tiles", &[n_tiles, m_tiles])?;
+    product("steps of all tiles", &[tiles as usize, steps])?;
+    let args = Sm90ProductArgs {
+        bias: bias.map_or(Ok(0), |address| aligned("bias", address, 4))?,
+        scale: scale.map_or(Ok(0), |address| aligned("scale", address, 4))?,
+        residual_values: residual.map_or(0, |residual| residual.address),
+        y_values: y.address,
+        m: in_range("rows", m, 1, INDEX_LIMIT - 256)?,
+        n: in_range("columns", n, 1, INDEX_LIMIT - 256)?,
+        steps: steps as i32,
+        tiles: tiles as i32,
+        n_tiles: n_tiles as i32,
+        residual_pitch: residual.map_or(Ok(0), |residual| pitch(residual.pitch, n))?,
+        y_pitch: pitch(y.pitch, n)?,
+        activation_a,
+        activation_b,
+        by_n_tiles: FastDivide::by(n_tiles as u32),
+        ..Zeroable::zeroed()
+    };
+    // Without a residual its map is there, and is not used.
+    let maps = vec![
+        boxes("w", Rows { address: w, pitch: k }, [k, n], tile.n)?,
+        boxes("x", x, [k, m], tile.m)?,
+        boxes("residual", residual.unwrap_or(y), [n, m], CHUNK_ROWS)?,
+        boxes("y", y, [n, m], CHUNK_ROWS)?,
+    ];
+    let grid =
+        if tile.is_split() { product("blocks", &[tiles as usize, parts])? } else { tiles.min(units.max(1) as u32) };
+    Ok(Launch {
+        entry,
+        grid: [grid, 1, 1],
+        cluster: parts as u32,
+        block: [tile.threads() as u32, 1, 1],
+        shared_bytes: tile.shared_bytes() as u32,
+        args: ArgBytes::new(&args),
+        maps,
+        waits_itself: true,
+    })
+}
+
+/// The kernel of a tile that computes this kind of activation.
+fn entry(tile: ProductTile, kind: ActivationKind) -> Result<&'static str, Error> {
+    let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names);
+    let of_kind = |[clamped, sigmoid, erf]: &[&'static str; 3]| match kind {
+        ActivationKind::Clamped => *clamped,
+        ActivationKind::Sigmoid => *sigmoid,
+        ActivationKind::Erf => *erf,
+    };
+    names.map(of_kind).ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
+}
+
+/// Boxes of 64 columns, `box_rows` rows at a time, of a matrix of [columns, rows].
+fn boxes(what: &'static str, at: Rows, dims: [usize; 2], box_rows: usize) -> Result<TensorMap, Error> {
+    chunks_of("columns of an operand", dims[0])?;
+    pitch(at.pitch, dims[0])?;
+    Ok(TensorMap::Matrix {
+        address: aligned(what, at.address, 16)?,
+        dims: dims.map(|dim| dim as u64),
+        pitch: at.pitch as u64,
+        box_dims: [SLAB as u32, box_rows as u32],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entries::tests::read;
+    use super::*;
+
+    const SIZES: ProductSizes = ProductSizes { m: 1000, n: 328, k: 136 };
+    const PROBLEM: ProductProblem = ProductProblem {
+        sizes: SIZES,
+        activation: ProductActivation::Silu,
+        x: Rows { address: 0x100, pitch: 144 },
+        w: 0x200,
+        bias: Some(0x304),
+        scale: Some(0x408),
+        residual: Some(Rows { address: 0x500, pitch: 336 }),
+        y: Rows { address: 0x600, pitch: 344 },
+    };
+    const IN_TURNS: ProductKernel =
+        ProductKernel { tile: ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, parts: 1 };
+    const SPLIT: ProductKernel =
+        ProductKernel { tile: ProductTile { n: 128, m: 64, way: ProductWay::Split }, parts: 4 };
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_product.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("using ")?.strip_suffix(">;"));
+        let listed = ENTRIES.map(|(tile, names)| {
+            let (ProductTile { n, m, way }, stages) = (tile, tile.stages());
+            let (stem, line) = match way {
+                ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{}, {m}, {stages}", n / SLAB)),
+                _ => ("", format!("Tile{n}x{m} = ProductTile<{}, {m}, {stages}", way == ProductWay::InTurns)),
+            };
+            assert_eq!(names, ["clamped", "sigmoid", "erf"].map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}")));
+            line
+        });
+        assert!(found.eq(listed));
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), ProductTile::ALL);
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let of = launch(&PROBLEM, IN_TURNS, 13).unwrap();
+        let args: Sm90ProductArgs = of.args.read();
+        assert_eq!([args.bias, args.scale, args.residual_values, args.y_values], [0x304, 0x408, 0x500, 0x600]);
+        assert_eq!([args.m, args.n, args.steps, args.tiles, args.n_tiles], [1000, 328, 3, 18, 3]);
+        assert_eq!([args.residual_pitch, args.y_pitch], [336, 344]);
+        assert_eq!([args.activation_a, args.activation_b], [-std::f32::consts::LOG2_E, -0.0]);
+        assert_eq!(args.by_n_tiles.divide(17), 5);
+        let map = |address, dims, pitch, box_rows| TensorMap::Matrix { address, dims, pitch, box_dims: [64, box_rows] };
+        let maps = [
+            map(0x200, [136, 328], 136, 128),
+            map(0x100, [136, 1000], 144, 192),
+            map(0x500, [328, 1000], 336, 64),
+            map(0x600, [328, 1000], 344, 64),
+        ];
+        assert_eq!(of.maps, maps);
+        assert_eq!((of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
+        assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_104, true));
+        let of = launch(&PROBLEM, SPLIT, 13).unwrap();
+        assert_eq!((of.entry, of.grid, of.cluster), ("sm90_product_split_128x64_sigmoid", [192, 1, 1], 4));
+        assert_eq!((of.block, of.shared_bytes), ([288, 1, 1], 98_376));
+    }
+
+    #[test]
+    fn without_bias_scale_and_residual() {
+        let problem = ProductProblem { bias: None, scale: None, residual: None, ..PROBLEM };
+        let args: Sm90ProductArgs = launch(&problem, IN_TURNS, 132).unwrap().args.read();
+        assert_eq!([args.bias, args.scale, args.residual_values], [0; 3]);
+    }
+
+    #[test]
+    fn every_activation_has_its_kernel_and_numbers() {
+        let of = |activation| {
+            let launch = launch(&ProductProblem { activation, ..PROBLEM }, IN_TURNS, 132).unwrap();
+            let args: Sm90ProductArgs = launch.args.read();
+            (launch.entry, args.activation_a, args.activation_b)
+        };
+        assert_eq!(of(ProductActivation::None), ("sm90_product_128x192_clamped", f32::NEG_INFINITY, 0.0));
+        assert_eq!(of(ProductActivation::Relu), ("sm90_product_128x192_clamped", 0.0, 0.0));
+        assert_eq!(of(ProductActivation::Gelu).0, "sm90_product_128x192_erf");
+        // 2 sqrt(2 / pi) log2(e), and 0.044715 of it.
+        assert_eq!(of(ProductActivation::GeluTanh), ("sm90_product_128x192_sigmoid", -2.302_208_3, -0.102_943_24));
+        assert_eq!(of(ProductActivation::QuickGelu).1, -2.455_467);
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let refused = |problem: ProductProblem| launch(&problem, IN_TURNS, 132).is_err();
+        let sized = |sizes: ProductSizes| refused(ProductProblem { sizes, ..PROBLEM });
+        assert!(!refused(PROBLEM));
+        assert!(sized(ProductSizes { m: 0, ..SIZES }) && sized(ProductSizes { m: 1 << 31, ..SIZES }));
+        assert!(sized(ProductSizes { n: 324, ..SIZES }) && sized(ProductSizes { n: 0, ..SIZES }));
+        assert!(sized(ProductSizes { k: 132, ..SIZES }) && sized(ProductSizes { k: 0, ..SIZES }));
+        assert!(sized(ProductSizes { m: 1 << 30, n: 128, k: 1 << 20 }));
+        assert!(refused(ProductProblem { x: Rows { address: 0x108, pitch: 144 }, ..PROBLEM }));
+        assert!(refused(ProductProblem { x: Rows { address: 0x100, pitch: 140 }, ..PROBLEM }));
+        assert!(refused(ProductProblem { w: 0x204, ..PROBLEM }));
+        assert!(refused(ProductProblem { bias: Some(0x302), ..PROBLEM }));
+        assert!(refused(ProductProblem { residual: Some(Rows { address: 0x500, pitch: 320 }), ..PROBLEM }));
+        assert!(refused(ProductProblem { y: Rows { address: 0, pitch: 344 }, ..PROBLEM }));
+        let by = |kernel| launch(&PROBLEM, kernel, 132).is_ok();
+        assert!(by(SPLIT) && !by(ProductKernel { parts: 3, ..SPLIT }) && !by(ProductKernel { parts: 2, ..IN_TURNS }));
+    }
+}

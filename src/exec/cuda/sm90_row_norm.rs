@@ -1,0 +1,155 @@
+//! Launches of `kernels/sm90_row_norm.cu`.
+
+use bytemuck::Zeroable;
+
+use super::entries::Entry;
+use super::launch::{
+    ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, unsupported,
+};
+use crate::error::Error;
+
+kernel_args! {
+    /// `RowNormArgs`.
+    RowNormArgs, 72 bytes {
+        x: u64,
+        y: u64,
+        weight: u64,
+        bias: u64,
+        x_pitch: i64,
+        y_pitch: i64,
+        rows: i32,
+        chunks: i32,
+        centred: i32,
+        epsilon: f32,
+        per_column: f32,
+        padding: i32,
+    }
+}
+
+/// The kernel of each number of chunks that a lane has at most.
+const ENTRIES: [&str; 8] = [
+    "sm90_row_norm_1",
+    "sm90_row_norm_2",
+    "sm90_row_norm_3",
+    "sm90_row_norm_4",
+    "sm90_row_norm_5",
+    "sm90_row_norm_6",
+    "sm90_row_norm_7",
+    "sm90_row_norm_8",
+];
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Rows of a block, two for each warp.
+const BLOCK_ROWS: usize = 16;
+/// Columns of a chunk of each lane.
+const LANE_COLUMNS: usize = 32 * CHUNK;
+
+/// Its entry points.
+pub(super) fn entries() -> Vec<Entry> {
+    Entry::flat("sm90_row_norm", &ENTRIES, THREADS)
+}
+
+/// A LayerNorm or RMSNorm and its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowNormProblem {
+    /// Rows, and values of each.
+    pub(crate) sizes: [usize; 2],
+    /// Whether the mean is subtracted: LayerNorm.
+    pub(crate) centred: bool,
+    /// What is added to the variance; positive.
+    pub(crate) epsilon: f32,
+    /// The operand.
+    pub(crate) x: Rows,
+    /// Address of a float for each column.
+    pub(crate) weight: u64,
+    /// Address of a float for each column, if there is a bias.
+    pub(crate) bias: Option<u64>,
+    /// The result; may be x.
+    pub(crate) y: Rows,
+}
+
+/// The launch of `problem`.
+pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
+    let RowNormProblem { sizes: [rows, columns], centred, epsilon, x, weight, bias, y } = *problem;
+    let chunks = chunks_of("columns", columns)?;
+    let entry = ENTRIES.get(columns.div_ceil(LANE_COLUMNS) - 1);
+    let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
+    if !(epsilon.is_finite() && epsilon > 0.0) {
+        return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
+    }
+    let chunk_pitch = |at: Rows| pitch(at.pitch, columns).map(|pitch| i64::from(pitch) / CHUNK as i64);
+    let args = RowNormArgs {
+        x: aligned("x", x.address, 16)?,
+        y: aligned("y", y.address, 16)?,
+        weight: aligned("weight", weight, 16)?,
+        bias: bias.map_or(Ok(0), |address| aligned("bias", address, 16))?,
+        x_pitch: chunk_pitch(x)?,
+        y_pitch: chunk_pitch(y)?,
+        rows: in_range("rows", rows, 1, INDEX_LIMIT - BLOCK_ROWS)?,
+        chunks: chunks as i32,
+        centred: i32::from(centred),
+        epsilon,
+        per_column: (columns as f32).recip(),
+        ..Zeroable::zeroed()
+    };
+    Ok(Launch {
+        entry,
+        grid: [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1],
+        cluster: 1,
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        args: ArgBytes::new(&args),
+        maps: Vec::new(),
+        waits_itself: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entries::tests::read;
+    use super::*;
+
+    const PROBLEM: RowNormProblem = RowNormProblem {
+        sizes: [1001, 776],
+        centred: true,
+        epsilon: 1e-6,
+        x: Rows { address: 0x100, pitch: 784 },
+        weight: 0x200,
+        bias: Some(0x300),
+        y: Rows { address: 0x400, pitch: 792 },
+    };
+
+    #[test]
+    fn kernels_agree_with_the_source() {
+        let source = read("sm90_row_norm.cu");
+        let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ROW_NORM(")?.strip_suffix(')'));
+        assert!(found.map(|chunks| format!("sm90_row_norm_{chunks}")).eq(ENTRIES));
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let of = launch(&PROBLEM).unwrap();
+        let args: RowNormArgs = of.args.read();
+        assert_eq!([args.x, args.weight, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
+        assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1001, 97, 1]));
+        assert_eq!([args.epsilon, args.per_column], [1e-6, 1.0 / 776.0]);
+        assert_eq!((of.entry, of.grid, of.block), ("sm90_row_norm_4", [63, 1, 1], [256, 1, 1]));
+        let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
+        let args: RowNormArgs = of.args.read();
+        assert_eq!((args.bias, args.centred), (0, 0));
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let refused = |problem: RowNormProblem| launch(&problem).is_err();
+        let wide = Rows { address: 0x100, pitch: 4096 };
+        let sized = |rows, columns| refused(RowNormProblem { sizes: [rows, columns], x: wide, y: wide, ..PROBLEM });
+        assert!(!sized(1, 2048) && !sized(1, 8) && sized(1, 2056) && sized(1, 12) && sized(1, 0) && sized(0, 8));
+        assert!(
+            refused(RowNormProblem { epsilon: 0.0, ..PROBLEM }) && refused(RowNormProblem { weight: 8, ..PROBLEM })
+        );
+        assert!(refused(RowNormProblem { epsilon: f32::NAN, ..PROBLEM }));
+        assert!(refused(RowNormProblem { x: Rows { address: 0x100, pitch: 768 }, ..PROBLEM }));
+        assert!(refused(RowNormProblem { y: Rows { address: 0x108, pitch: 776 }, ..PROBLEM }));
+    }
+}

@@ -1,0 +1,281 @@
+//! Matrix products with a transformer's epilogues: what they compute, their kernels, and which is taken.
+
+#[cfg(feature = "cuda")]
+use std::f64::consts::{FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
+use std::fmt;
+
+use super::Limits;
+use crate::error::Error;
+
+/// The sizes of a matrix product: Y[m][n] from X[m][k] and W[n][k].
+///
+/// ```
+/// use trefoil::plan::{Limits, ProductSizes};
+/// let fc1 = ProductSizes { m: 25_216, n: 3072, k: 768 };
+/// assert_eq!(fc1.kernel(&Limits::h200())?.to_string(), "sm90 product 128x192");
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductSizes {
+    /// Rows of X and Y.
+    pub m: usize,
+    /// Rows of W, columns of Y; a multiple of 8.
+    pub n: usize,
+    /// Columns of X and W; a multiple of 8.
+    pub k: usize,
+}
+
+/// What is applied to a product's sums and biases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ProductActivation {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(x, 0).
+    Relu,
+    /// x times the part of a normal distribution below x.
+    Gelu,
+    /// GELU with that part approximated by tanh.
+    GeluTanh,
+    /// x * sigmoid(1.702 x).
+    QuickGelu,
+    /// x * sigmoid(x).
+    Silu,
+}
+
+/// How a kernel computes an activation.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ActivationKind {
+    /// A lower bound.
+    Clamped,
+    /// x / (1 + 2^(x * (linear + cubic x^2))).
+    Sigmoid,
+    /// GELU by erf.
+    Erf,
+}
+
+/// What a block of a product's kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductTile {
+    /// Columns of Y.
+    pub n: usize,
+    /// Rows of Y.
+    pub m: usize,
+    /// Who computes it.
+    pub way: ProductWay,
+}
+
+/// Who computes a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProductWay {
+    /// One warpgroup, while another stores one and loads what is added to the next.
+    InTurns,
+    /// All warpgroups of a block.
+    Together,
+    /// The blocks of a cluster, each for a part of k.
+    Split,
+}
+
+/// A kernel of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductKernel {
+    /// Its tile.
+    pub tile: ProductTile,
+    /// Parts of k.
+    pub parts: usize,
+}
+
+impl ProductActivation {
+    /// Every activation.
+    pub const ALL: [Self; 6] = [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu];
+
+    /// How a kernel computes it, with the two numbers that this leaves open.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(self) -> (ActivationKind, [f32; 2]) {
+        let sigmoid = |linear: f64, cubic: f64| {
+            (ActivationKind::Sigmoid, [linear, cubic].map(|factor| (-factor * LOG2_E) as f32))
+        };
+        match self {
+            Self::None => (ActivationKind::Clamped, [f32::NEG_INFINITY, 0.0]),
+            Self::Relu => (ActivationKind::Clamped, [0.0; 2]),
+            Self::Gelu => (ActivationKind::Erf, [0.0; 2]),
+            // (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+            Self::GeluTanh => sigmoid(SQRT_2 * FRAC_2_SQRT_PI, SQRT_2 * FRAC_2_SQRT_PI * 0.044_715),
+            Self::QuickGelu => sigmoid(1.702, 0.0),
+            Self::Silu => sigmoid(1.0, 0.0),
+        }
+    }
+}
+
+impl ProductTile {
+    /// Every tile.
+    pub const ALL: [Self; 6] = [
+        Self { n: 128, m: 192, way: ProductWay::InTurns },
+        Self { n: 128, m: 128, way: ProductWay::InTurns },
+        Self { n: 128, m: 64, way: ProductWay::InTurns },
+        Self { n: 192, m: 192, way: ProductWay::Together },
+        Self { n: 64, m: 64, way: ProductWay::Split },
+        Self { n: 128, m: 64, way: ProductWay::Split },
+    ];
+
+    /// Stages of shared memory that its operands come through. As `kernels/sm90_product.cu` has it, like what follows.
+    pub(crate) const fn stages(self) -> usize {
+        match (self.way, self.n, self.m) {
+            (ProductWay::Together, ..) => 3,
+            (ProductWay::InTurns, _, 192) | (ProductWay::Split, 128, _) => 4,
+            (ProductWay::InTurns, _, 128) => 5,
+            _ => 6,
+        }
+    }
+
+    /// Warpgroups that multiply.
+    const fn groups(self) -> usize {
+        match self.way {
+            ProductWay::InTurns => 2,
+            ProductWay::Together | ProductWay::Split => self.n / SLAB,
+        }
+    }
+
+    /// Threads of a block: its warpgroups that multiply, and a warpgroup or a warp that loads.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn threads(self) -> usize {
+        self.groups() * 128 + if self.is_split() { 32 } else { 128 }
+    }
+
+    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup, barriers.
+    pub(crate) const fn shared_bytes(self) -> usize {
+        let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
+        let chunks = if self.is_split() { 0 } else { 3 * self.groups() };
+        let barriers = 2 * self.stages() + if self.is_split() { 1 } else { chunks };
+        stages + chunks * CHUNK_ROWS * ROW_BYTES + 8 * barriers
+    }
+
+    /// The parts that k may be in.
+    pub(crate) const fn part_counts(self) -> &'static [usize] {
+        if self.is_split() { &[1, 2, 4, 8] } else { &[1] }
+    }
+
+    /// Whether a cluster of blocks has a tile.
+    pub(crate) const fn is_split(self) -> bool {
+        matches!(self.way, ProductWay::Split)
+    }
+
+    /// What a step takes: its products, or the way of its operands into and out of shared memory, 128 bytes a clock.
+    fn step_clocks(self) -> f64 {
+        let (products, slabs) = (self.n * self.m / 32, self.n / SLAB);
+        let operands = self.n + self.m + 4 * slabs * (16 + self.m / 4);
+        products.max(operands) as f64
+    }
+}
+
+/// Channels of a warpgroup's product.
+pub(crate) const SLAB: usize = 64;
+/// Columns of X and W that a stage has.
+pub(crate) const STEP_K: usize = 64;
+/// Rows of the result that are stored together, 64 channels of them.
+pub(crate) const CHUNK_ROWS: usize = 64;
+/// Clocks that a block takes to store a value of its tile, by one warpgroup or by three.
+const STORE: f64 = 0.15;
+/// How much longer a step takes where two blocks have a multiprocessor, and the clocks of a round of them besides.
+const SPLIT_STEP: f64 = 1.25;
+const SPLIT_ROUND: f64 = 5500.0;
+/// Bytes of a row of a stage.
+const ROW_BYTES: usize = 2 * STEP_K;
+
+impl fmt::Display for ProductKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ProductTile { n, m, way } = self.tile;
+        write!(f, "sm90 product {n}x{m}")?;
+        if way == ProductWay::Split { write!(f, ", k in {}", self.parts) } else { Ok(()) }
+    }
+}
+
+impl ProductSizes {
+    /// The kernel that is done first.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is none: on hardware without sm90 kernels, or for columns that are no multiple
+    /// of 8.
+    pub fn kernel(&self, limits: &Limits) -> Result<ProductKernel, Error> {
+        self.kernels(limits).into_iter().next().ok_or_else(|| Error::Unsupported {
+            what: format!("a matrix product of {self:?} on {limits}"),
+            instead: "use n and k that are multiples of 8, on compute capability 9.0".into(),
+        })
+    }
+
+    /// Every kernel that computes it, those first that are predicted to be done first.
+    pub fn kernels(&self, limits: &Limits) -> Vec<ProductKernel> {
+        let tiles = ProductTile::ALL.into_iter();
+        let tiles = tiles.filter(|tile| limits.has_sm90_kernels() && tile.shared_bytes() <= limits.shared_bytes);
+        let of_tile = |tile: ProductTile| tile.part_counts().iter().map(move |&parts| ProductKernel { tile, parts });
+        let mut kernels: Vec<_> = tiles.flat_map(of_tile).filter(|kernel| self.check(*kernel).is_ok()).collect();
+        kernels.sort_by(|a, b| self.clocks(*a, limits).total_cmp(&self.clocks(*b, limits)));
+        kernels
+    }
+
+    /// An error where the kernel does not compute it.
+    pub(crate) fn check(&self, kernel: ProductKernel) -> Result<(), Error> {
+        let eights = |columns: usize| columns > 0 && columns.is_multiple_of(8);
+        let ProductKernel { tile, parts } = kernel;
+        let is_one = ProductTile::ALL.contains(&tile) && tile.part_counts().contains(&parts);
+        if is_one && self.m > 0 && eights(self.n) && eights(self.k) {
+            return Ok(());
+        }
+        let instead = "use one of ProductSizes::kernels, with n and k that are multiples of 8".into();
+        Err(Error::Unsupported { what: format!("a matrix product of {self:?} by {kernel}"), instead })
+    }
+
+    /// Of the multiprocessor that has the most tiles, as 22 products on an H200 have it.
+    fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
+        let ProductKernel { tile, parts } = kernel;
+        let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
+        let rounds = tiles.div_ceil(limits.units.max(1)) as f64;
+        let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
+        let store = STORE * (tile.n * tile.m) as f64;
+        match tile.way {
+            ProductWay::InTurns => rounds * products + store,
+            ProductWay::Together => rounds * (products + store),
+            ProductWay::Split => rounds * (SPLIT_STEP * products + SPLIT_ROUND) + SPLIT_ROUND,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(m: usize, n: usize, k: usize) -> ProductSizes {
+        ProductSizes { m, n, k }
+    }
+
+    #[test]
+    fn shared_memory_is_what_the_source_takes() {
+        let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
+        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 98_408, 98_376]);
+        assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
+    }
+
+    #[test]
+    fn the_faster_kernel_is_taken() {
+        let chosen = |m, n, k| {
+            let ProductKernel { tile, parts } = sizes(m, n, k).kernel(&Limits::h200()).unwrap();
+            (tile.n, tile.m, parts)
+        };
+        let layers = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
+        assert_eq!(layers.map(|(n, k)| chosen(25_216, n, k)), [(128, 192, 1); 4]);
+        assert_eq!(layers.map(|(n, k)| chosen(6304, n, k).0), [128, 192, 128, 192]);
+        assert_eq!(layers[..3].iter().map(|&(n, k)| chosen(197, n, k)).collect::<Vec<_>>(), [(128, 64, 1); 3]);
+        assert!(chosen(197, 768, 3072).2 > 1);
+    }
+
+    #[test]
+    fn what_no_kernel_computes_is_refused() {
+        let h200 = Limits::h200();
+        let refused = |sizes: ProductSizes| matches!(sizes.kernel(&h200), Err(Error::Unsupported { .. }));
+        assert!(refused(sizes(1, 12, 8)) && refused(sizes(1, 8, 12)) && refused(sizes(0, 8, 8)));
+        assert!(refused(sizes(1, 0, 8)) && refused(sizes(1, 8, 0)));
+        assert!(sizes(1, 8, 8).kernel(&Limits::a100()).is_err());
+        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 4 + 2 * 4);
+    }
+}
