@@ -1,6 +1,6 @@
 //! An operation apart from any model, on operands that the caller brings: what tests and benchmarks of it run.
 
-use half::f16;
+use bytemuck::Pod;
 
 use super::launch::{Launch, Rows};
 use super::{Kernels, UntilFault};
@@ -29,10 +29,12 @@ impl RowsAt {
     }
 }
 
-/// One launch, ready to run: several copies of its operands in turns, so that none stays in a cache.
+/// Launches of one operation by several kernels, ready to run: copies of the operands in turns, so that none stays in a
+/// cache.
 pub(super) struct Alone {
     kernels: UntilFault<Kernels>,
-    launches: Vec<Launch>,
+    /// `[kernel][copy]`.
+    launches: Vec<Vec<Launch>>,
     /// Each operand's copies, the result's last.
     operands: Vec<Vec<DeviceBuffer>>,
     stream: Stream,
@@ -40,17 +42,17 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    /// Uploads `copies` of the operands, one or more, of which the last is the result, and loads the kernel of what
-    /// `launch` makes of their addresses.
+    /// Uploads `copies` of the operands, one or more, of which the last is the result, and loads the kernels whose launches
+    /// `launches` makes of their addresses.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device cannot; those of `launch`; any of the device.
+    /// [`Error::Unsupported`] where the device cannot; those of `launches`; any of the device.
     pub(super) fn new<const OPERANDS: usize>(
         device: &Device,
         what: &str,
         operands: [&[u8]; OPERANDS],
         copies: usize,
-        launch: impl Fn([u64; OPERANDS]) -> Result<Launch, Error>,
+        launches: impl Fn([u64; OPERANDS]) -> Result<Vec<Launch>, Error>,
     ) -> Result<Self, Error> {
         let Kind::Cuda(cuda) = device.kind() else {
             let what = format!("{what} alone on {}", device.info().target);
@@ -61,24 +63,28 @@ impl Alone {
         let copies = copies.max(1);
         let uploads = operands.into_iter().map(|bytes| uploaded(device, &stream, bytes, copies));
         let operands = uploads.collect::<Result<Vec<_>, _>>()?;
-        let launches = (0..copies).map(|copy| launch(std::array::from_fn(|i| operands[i][copy].addr())));
-        let mut launches = launches.collect::<Result<Vec<_>, _>>()?;
-        kernels.load(&launches)?;
-        kernels.encode(&mut launches)?;
-        Ok(Self { kernels, launches, operands, stream, device: device.clone() })
+        let mut of_kernels = Vec::<Vec<Launch>>::new();
+        for copy in 0..copies {
+            let mut launches = launches(std::array::from_fn(|i| operands[i][copy].addr()))?;
+            kernels.load(&launches)?;
+            kernels.encode(&mut launches)?;
+            of_kernels.resize_with(launches.len(), Vec::new);
+            of_kernels.iter_mut().zip(launches).for_each(|(of_kernel, launch)| of_kernel.push(launch));
+        }
+        Ok(Self { kernels, launches: of_kernels, operands, stream, device: device.clone() })
     }
 
-    /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
+    /// Runs a kernel so many times, on one copy after the other, and waits; the seconds that all took.
     ///
     /// # Safety
     /// The launches stay within the operands that were uploaded.
     ///
     /// # Errors
     /// Any of the device.
-    pub(super) unsafe fn run(&mut self, times: usize) -> Result<f64, Error> {
+    pub(super) unsafe fn run(&mut self, kernel: usize, times: usize) -> Result<f64, Error> {
         let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
         start.record(&self.stream)?;
-        for launch in self.launches.iter().cycle().take(times) {
+        for launch in self.launches[kernel].iter().cycle().take(times) {
             // SAFETY: the stream and all buffers live in self; the launches stay within them by the caller; runs are in
             // the order of the stream.
             self.device.latch(unsafe { self.kernels.launch(launch, self.stream.raw()) })?;
@@ -92,7 +98,7 @@ impl Alone {
     ///
     /// # Errors
     /// Any of the device.
-    pub(super) fn result(&self) -> Result<Vec<f16>, Error> {
+    pub(super) fn result<T: Pod>(&self) -> Result<Vec<T>, Error> {
         let result = &self.operands.last().expect("an operation has a result")[0];
         let host = HostBuffer::new(&self.device, result.len())?;
         let copied = Event::new(&self.device)?;

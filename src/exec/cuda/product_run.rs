@@ -54,7 +54,7 @@ impl ProductRun {
             bytemuck::cast_slice(operands.result.0),
         ];
         let units = device.info().units;
-        let launched = |addresses| launch(&operands.problem(addresses), kernel, units);
+        let launched = |addresses| Ok(vec![launch(&operands.problem(addresses), kernel, units)?]);
         Alone::new(device, "a matrix product", bytes, copies, launched).map(Self)
     }
 
@@ -64,7 +64,7 @@ impl ProductRun {
     /// Any of the device.
     pub fn run(&mut self, times: usize) -> Result<f64, Error> {
         // SAFETY: `check` and the launcher held the sizes and pitches against the operands.
-        unsafe { self.0.run(times) }
+        unsafe { self.0.run(0, times) }
     }
 
     /// The buffer that the first copy's result is written into.

@@ -43,7 +43,8 @@ impl RowNormRun {
             bytemuck::cast_slice(operands.bias.unwrap_or_default()),
             bytemuck::cast_slice(operands.result.0),
         ];
-        Alone::new(device, "a norm of rows", bytes, copies, |addresses| launch(&operands.problem(addresses))).map(Self)
+        Alone::new(device, "a norm of rows", bytes, copies, |addresses| Ok(vec![launch(&operands.problem(addresses))?]))
+            .map(Self)
     }
 
     /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
@@ -52,7 +53,7 @@ impl RowNormRun {
     /// Any of the device.
     pub fn run(&mut self, times: usize) -> Result<f64, Error> {
         // SAFETY: `check` and the launcher held the sizes and pitches against the operands.
-        unsafe { self.0.run(times) }
+        unsafe { self.0.run(0, times) }
     }
 
     /// The buffer that the first copy's result is written into.
