@@ -1,4 +1,6 @@
 //! Operations that are no loops: their elements are sorted, or written in an order that matters.
+//!
+//! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so.
 
 use std::cmp::Ordering;
 
