@@ -107,7 +107,7 @@ pub use engine::{Engine, EngineBuilder, Fleet};
 pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
-pub use exec::{AttentionOperands, AttentionRun, HeadsAt};
+pub use exec::{AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, S8Operands};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{

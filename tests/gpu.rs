@@ -68,7 +68,10 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         }
     }
     #[cfg(feature = "cuda")]
-    attention(device, &limits, &mut of_kernels);
+    {
+        attention(device, &limits, &mut of_kernels);
+        bytes(device, &limits, &mut of_kernels);
+    }
     let sample = std::env::var("TREFOIL_SAMPLE").ok().and_then(|count| count.parse().ok());
     for (_, cases) in of_kernels {
         match sample {
@@ -93,6 +96,24 @@ fn attention(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap
             };
             let trial = Trial::test(name, test).with_ignored_flag(ignored);
             of_kernels.entry(format!("attention {}", kernel.tile)).or_default().push((values, trial));
+        }
+    }
+}
+
+/// Convolutions of bytes alone, which no network has yet, with each kernel.
+#[cfg(feature = "cuda")]
+fn bytes(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
+    for problem in support::conv_s8::all() {
+        for kernel in problem.kernels(limits) {
+            let (problem, device) = (problem.clone(), device.cloned());
+            let (values, ignored) = (problem.values(), device.is_none());
+            let name = format!("bytes, {}, {}, {kernel}", problem.name, problem.describe());
+            let test = move || match device {
+                Some(device) => problem.run(&device, kernel).map_err(Failed::from),
+                None => Err("no CUDA device".into()),
+            };
+            let trial = Trial::test(name, test).with_ignored_flag(ignored);
+            of_kernels.entry(kernel.to_string()).or_default().push((values, trial));
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::plan::{Choices, Limits, Plan, Request, plan};
 use crate::tensor::{InputFormat, OutputKind, TensorSpec};
 
 #[cfg(feature = "cuda")]
-pub use cuda::{AttentionOperands, AttentionRun, HeadsAt};
+pub use cuda::{AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, S8Operands};
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};

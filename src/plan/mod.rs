@@ -10,6 +10,7 @@ mod check;
 mod choices;
 mod concat;
 mod context;
+mod conv_s8;
 mod cover;
 mod display;
 mod floor;
@@ -32,6 +33,9 @@ pub(crate) use attention::TILE_ROWS;
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use choices::Choices;
+#[cfg(feature = "cuda")]
+pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
+pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use floor::{Floor, Rates};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};

@@ -2,10 +2,9 @@
 
 use half::f16;
 
-use super::launch::Launch;
+use super::alone::Alone;
 use super::sm90_attention::{AttentionProblem, Heads, Mask, launch};
-use super::{Kernels, UntilFault};
-use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Kind, Priority, Stream};
+use crate::device::{Device, DeviceBuffer};
 use crate::error::Error;
 use crate::plan::{AttentionKernel, AttentionSizes};
 
@@ -43,18 +42,11 @@ pub struct HeadsAt {
 
 /// Attention on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
 pub struct AttentionRun {
-    kernels: UntilFault<Kernels>,
-    launches: Vec<Launch>,
-    copies: Vec<OnDevice>,
-    stream: Stream,
-    device: Device,
+    alone: Alone,
 }
 
-/// Values, lengths, mask and result on the device.
-struct OnDevice {
-    operands: [DeviceBuffer; 3],
-    result: DeviceBuffer,
-}
+/// Where the result is among the operands of [`Alone`], behind values, lengths and mask.
+const RESULT: usize = 3;
 
 impl AttentionRun {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
@@ -68,20 +60,16 @@ impl AttentionRun {
         kernel: AttentionKernel,
         copies: usize,
     ) -> Result<Self, Error> {
-        let Kind::Cuda(cuda) = device.kind() else {
-            let what = format!("attention alone on {}", device.info().target);
-            return Err(Error::Unsupported { what, instead: "run it on a GPU".into() });
-        };
         operands.check()?;
-        let stream = Stream::new(device, Priority::default(), "trefoil-attention")?;
-        let mut kernels = UntilFault::new(device, Kernels::new(cuda));
-        let copies =
-            (0..copies.max(1)).map(|_| OnDevice::new(device, &stream, operands)).collect::<Result<Vec<_>, _>>()?;
-        let launches = copies.iter().map(|copy| launch(&copy.problem(operands), kernel, device.info().units));
-        let mut launches = launches.collect::<Result<Vec<_>, _>>()?;
-        kernels.load(&launches)?;
-        kernels.encode(&mut launches)?;
-        Ok(Self { kernels, launches, copies, stream, device: device.clone() })
+        let units = device.info().units;
+        let bytes: [&[u8]; RESULT + 1] = [
+            bytemuck::cast_slice(operands.values),
+            bytemuck::cast_slice(operands.lengths.unwrap_or_default()),
+            bytemuck::cast_slice(operands.mask.map_or(&[] as &[f16], |(values, _)| values)),
+            bytemuck::cast_slice(operands.result),
+        ];
+        let launches = |copy: &[DeviceBuffer]| Ok(vec![launch(&operands.problem(copy), kernel, units)?]);
+        Ok(Self { alone: Alone::new(device, "attention", &bytes, copies, launches)? })
     }
 
     /// Runs it so many times, on one copy after the other, and waits; the seconds that all took.
@@ -89,16 +77,7 @@ impl AttentionRun {
     /// # Errors
     /// Any of the device.
     pub fn run(&mut self, times: usize) -> Result<f64, Error> {
-        let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
-        start.record(&self.stream)?;
-        for launch in self.launches.iter().cycle().take(times) {
-            // SAFETY: the stream and all buffers live in self; `check` and the launcher hold the addresses and sizes
-            // against the buffers; runs are in the order of the stream.
-            self.device.latch(unsafe { self.kernels.launch(launch, self.stream.raw()) })?;
-        }
-        end.record(&self.stream)?;
-        end.wait()?;
-        Ok(1e-3 * f64::from(end.ms_since(&start)?))
+        self.alone.run(0, times)
     }
 
     /// The buffer that the first copy's result is written into.
@@ -106,15 +85,8 @@ impl AttentionRun {
     /// # Errors
     /// Any of the device.
     pub fn result(&self) -> Result<Vec<f16>, Error> {
-        let result = &self.copies[0].result;
-        let host = HostBuffer::new(&self.device, result.len())?;
-        let copied = Event::new(&self.device)?;
-        // SAFETY: both buffers outlive the copy, whose event is waited for; the stream orders it behind the runs.
-        unsafe { self.stream.copy_out(&host, result, result.len())? };
-        copied.record(&self.stream)?;
-        copied.wait()?;
-        // SAFETY: the copy is done, nobody else knows the buffer.
-        Ok(bytemuck::cast_slice(unsafe { host.bytes() }).to_vec())
+        let bytes = self.alone.download(RESULT)?;
+        Ok(bytes.chunks_exact(2).map(|half| f16::from_le_bytes([half[0], half[1]])).collect())
     }
 }
 
@@ -152,53 +124,24 @@ impl AttentionOperands<'_> {
             None => Ok(()),
         }
     }
-}
 
-impl OnDevice {
-    fn new(device: &Device, stream: &Stream, operands: &AttentionOperands<'_>) -> Result<Self, Error> {
-        let upload = |bytes: &[u8]| uploaded(device, stream, bytes);
-        Ok(Self {
-            operands: [
-                upload(bytemuck::cast_slice(operands.values))?,
-                upload(bytemuck::cast_slice(operands.lengths.unwrap_or_default()))?,
-                upload(bytemuck::cast_slice(operands.mask.map_or(&[] as &[f16], |(values, _)| values)))?,
-            ],
-            result: upload(bytemuck::cast_slice(operands.result))?,
-        })
-    }
-
-    fn problem(&self, operands: &AttentionOperands<'_>) -> AttentionProblem {
-        let [values, lengths, mask] = &self.operands;
+    /// The same on the device.
+    fn problem(&self, copy: &[DeviceBuffer]) -> AttentionProblem {
         let heads = |buffer: &DeviceBuffer, at: HeadsAt| Heads {
             address: buffer.addr() + 2 * at.first as u64,
             pitches: at.pitches,
         };
-        let [q, k, v] = operands.qkv.map(|at| heads(values, at));
+        let [q, k, v] = self.qkv.map(|at| heads(&copy[0], at));
         AttentionProblem {
-            sizes: operands.sizes,
-            scale: operands.scale,
-            ahead: operands.ahead,
+            sizes: self.sizes,
+            scale: self.scale,
+            ahead: self.ahead,
             q,
             k,
             v,
-            out: heads(&self.result, operands.out),
-            lengths: operands.lengths.map(|_| lengths.addr()),
-            mask: operands.mask.map(|(_, pitches)| Mask { address: mask.addr(), pitches }),
+            out: heads(&copy[RESULT], self.out),
+            lengths: self.lengths.map(|_| copy[1].addr()),
+            mask: self.mask.map(|(_, pitches)| Mask { address: copy[2].addr(), pitches }),
         }
     }
-}
-
-/// A device buffer with these bytes at its beginning.
-fn uploaded(device: &Device, stream: &Stream, bytes: &[u8]) -> Result<DeviceBuffer, Error> {
-    let host = HostBuffer::new(device, bytes.len())?;
-    // SAFETY: the buffer was just made, nothing else refers to it yet.
-    let begin = &mut unsafe { host.bytes_mut() }[..bytes.len()];
-    begin.copy_from_slice(bytes);
-    let buffer = DeviceBuffer::new(device, bytes.len())?;
-    let copied = Event::new(device)?;
-    // SAFETY: both buffers outlive the copy, whose event is waited for.
-    unsafe { stream.copy_in(&buffer, &host, bytes.len())? };
-    copied.record(stream)?;
-    copied.wait()?;
-    Ok(buffer)
 }

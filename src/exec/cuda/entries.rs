@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention};
+use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -46,10 +46,12 @@ impl Entry {
     }
 }
 
-/// All entry points: those of steps, that of the mean of several models, and those of attention by itself.
+/// All entry points: those of steps, that of the mean of several models, and those of attention and of convolutions of
+/// bytes by themselves.
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
-    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).chain(sm90_attention::entries()).collect()
+    let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
+    of_steps.chain(of_mean).chain(sm90_attention::entries()).chain(sm90_conv2d_s8::entries()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -100,7 +102,10 @@ pub(super) mod tests {
         let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
         let attention =
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cu", "Sm90AttentionArgs", fields);
-        of_steps.chain([("mean", mean), ("sm90_attention", attention)]).collect()
+        let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
+        let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
+        let alone = [("mean", mean), ("sm90_attention", attention), ("sm90_conv2d_s8", of_bytes)];
+        of_steps.chain(alone).collect()
     }
 
     /// Bytes of each module's argument.

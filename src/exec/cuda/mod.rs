@@ -1,10 +1,12 @@
 //! A plan on an NVIDIA GPU: weights uploaded, and one captured graph for each slot and batch size.
 
 mod add;
+mod alone;
 mod attention_run;
 mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
+mod conv_run;
 mod emit;
 mod entries;
 mod global_avg_pool;
@@ -20,6 +22,7 @@ mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
+mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
@@ -43,6 +46,7 @@ use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::tensor::TensorSpec;
 pub use attention_run::{AttentionOperands, AttentionRun, HeadsAt};
+pub use conv_run::{ConvRun, HalfOperands, S8Operands};
 use entries::Launcher;
 use launch::Launch;
 use mean::MeanProgram;
