@@ -47,6 +47,12 @@ pub struct S8Tile {
 }
 
 /// A tile, and whether two blocks share the filters of two.
+///
+/// ```
+/// use trefoil::plan::{S8Kernel, S8Tile};
+/// let kernel = S8Kernel { tile: S8Tile { pixels: 128, channels: 64, row_bytes: 128 }, pair: true };
+/// assert_eq!(kernel.to_string(), "sm90 s8 conv 128x64/128, pairs");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct S8Kernel {
     /// What a block computes.
