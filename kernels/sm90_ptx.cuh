@@ -182,6 +182,12 @@ TREFOIL_DEVICE void copy_box_2d_to(uint16_t mask, uint32_t shared_dst, const Ten
                :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask) : "memory");
 }
 
+TREFOIL_DEVICE void copy_box_3d_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t x,
+                                   int32_t y, int32_t z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;"
+               :: "r"(shared_dst), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask) : "memory");
+}
+
 TREFOIL_DEVICE void copy_im2col_to(uint16_t mask, uint32_t shared_dst, const TensorMap *map, uint32_t barrier, int32_t c,
                                    int32_t w, int32_t h, int32_t n, uint16_t offset_w, uint16_t offset_h) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;"

@@ -79,7 +79,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Attention, matrix products and norms of rows alone, which no network has yet, with each kernel.
+/// Attention, matrix products, norms of rows and convolutions of bytes alone, which no network has yet, with each kernel.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in support::attention::all() {
@@ -102,6 +102,14 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let (name, values) = (format!("norm of rows, {problem:?}"), problem.values());
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry("norm of rows".into()).or_default().push((values, trial));
+    }
+    for problem in support::conv_s8::all() {
+        for kernel in problem.kernels(limits) {
+            let (problem, values) = (problem.clone(), problem.values());
+            let name = format!("bytes, {}, {}, {kernel}", problem.name, problem.describe());
+            let trial = on_device(name, device, move |device| problem.run(device, kernel));
+            of_kernels.entry(kernel.to_string()).or_default().push((values, trial));
+        }
     }
 }
 

@@ -10,6 +10,7 @@ mod check;
 mod choices;
 mod concat;
 mod context;
+mod conv_s8;
 mod cover;
 mod display;
 pub(crate) mod kernels;
@@ -34,6 +35,9 @@ pub(crate) use attention::TILE_ROWS;
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use choices::Choices;
+#[cfg(feature = "cuda")]
+pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
+pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
 pub use op::{Joined, StepOp};

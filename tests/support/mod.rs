@@ -3,6 +3,8 @@
 
 #[cfg(feature = "cuda")]
 pub mod attention;
+#[cfg(feature = "cuda")]
+pub mod conv_s8;
 pub mod operations;
 pub mod problem;
 #[cfg(feature = "cuda")]

@@ -8,8 +8,8 @@ use super::driver::cu;
 use crate::error::Error;
 
 /// A tensor of halves, its innermost dimension first, without gaps but where it has pitches, and what one copy takes of
-/// it. Boxes are swizzled in shared memory in rows of 128 bytes, but where they say otherwise; what lies outside the
-/// tensor reads as zeros and is not written.
+/// it. Boxes are swizzled in shared memory in rows of 128 bytes, or of 64 if they are no wider, but where they say
+/// otherwise; what lies outside the tensor reads as zeros and is not written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TensorMap {
     /// Boxes of a matrix whose rows are `pitch` halves apart.
@@ -33,6 +33,11 @@ pub(crate) enum Swizzle {
 }
 
 impl Swizzle {
+    /// Of boxes so many halves wide.
+    fn of_width(halves: u32) -> Self {
+        if halves <= 32 { Self::Rows64 } else { Self::Rows128 }
+    }
+
     fn raw(self) -> sys::CUtensorMapSwizzle {
         match self {
             Self::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -66,10 +71,12 @@ impl Cuda {
         let mut raw = sys::CUtensorMap { opaque: [0; 16] };
         let encoded = match map {
             TensorMap::Matrix { address, dims, pitch, box_dims } => {
-                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, [2 * pitch; 2], box_dims)
+                let swizzle = Swizzle::of_width(box_dims[0]);
+                self.encode_tiled(&mut raw, swizzle, *address, dims, [2 * pitch; 2], box_dims)
             }
             TensorMap::Blocks { address, dims, box_dims } => {
-                self.encode_tiled(&mut raw, Swizzle::Rows128, *address, dims, strides(dims[0], dims), box_dims)
+                let swizzle = Swizzle::of_width(box_dims[0]);
+                self.encode_tiled(&mut raw, swizzle, *address, dims, strides(dims[0], dims), box_dims)
             }
             TensorMap::Images { address, dims, pitch, box_dims, swizzle } => {
                 self.encode_tiled(&mut raw, *swizzle, *address, dims, strides(*pitch, dims), box_dims)
@@ -142,7 +149,7 @@ impl Cuda {
                     *pixels,
                     steps.as_ptr(),
                     sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    Swizzle::Rows128.raw(),
+                    Swizzle::of_width(*channels).raw(),
                     sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
                 )

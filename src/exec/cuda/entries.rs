@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention, sm90_product, sm90_row_norm};
+use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8, sm90_product, sm90_row_norm};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -46,12 +46,13 @@ impl Entry {
     }
 }
 
-/// All entry points: those of steps, that of the mean of several models, and those of attention, products and
-/// norms by themselves.
+/// All entry points: those of steps, that of the mean of several models, and those of operations by themselves.
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
-    let alone = sm90_attention::entries().into_iter().chain(sm90_product::entries()).chain(sm90_row_norm::entries());
-    of_steps.chain(Entry::flat("mean", &[mean::ENTRY], mean::THREADS)).chain(alone).collect()
+    let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
+    let alone =
+        [sm90_attention::entries(), sm90_conv2d_s8::entries(), sm90_product::entries(), sm90_row_norm::entries()];
+    of_steps.chain(of_mean).chain(alone.into_iter().flatten()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -102,11 +103,18 @@ pub(super) mod tests {
         let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
         let attention =
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cu", "Sm90AttentionArgs", fields);
+        let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
+        let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
         let fields = sm90_product::Sm90ProductArgs::FIELDS;
         let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
         let fields = sm90_row_norm::RowNormArgs::FIELDS;
         let norm = Arguments::of::<sm90_row_norm::RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", fields);
-        let alone = [("sm90_attention", attention), ("sm90_product", product), ("sm90_row_norm", norm)];
+        let alone = [
+            ("sm90_attention", attention),
+            ("sm90_conv2d_s8", of_bytes),
+            ("sm90_product", product),
+            ("sm90_row_norm", norm),
+        ];
         of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
 

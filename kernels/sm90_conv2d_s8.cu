@@ -1,0 +1,63 @@
+// Convolution of bytes, forward, on Hopper.
+#include "sm90_conv2d_s8.cuh"
+
+// The tiles, named by pixels, output channels, and bytes of input channels in a step. A test compares these lines with the
+// table in plan/conv_s8.rs.
+//                            groups  slabs  channels  row bytes  stages  blocks an SM
+using Tile192x128x128 = S8Tile<3, 1, 128, 128, 4, 1>;
+using Tile128x256x128 = S8Tile<2, 1, 256, 128, 4, 1>;
+using Tile256x128x128 = S8Tile<2, 2, 128, 128, 4, 1>;
+using Tile128x128x128 = S8Tile<2, 1, 128, 128, 2, 2>;
+using Tile128x64x128 = S8Tile<2, 1, 64, 128, 4, 2>;
+using Tile128x128x64 = S8Tile<2, 1, 128, 64, 5, 2>;
+using Tile256x64x64 = S8Tile<2, 2, 64, 64, 4, 2>;
+
+// Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
+//                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
+//            f = float(sum) * scale[n]; f = fma(residual[i][p][q][n], residual_scale, f) if there is a residual
+//            y[i][p][q][n] = the integer nearest to f, the even one of two, but not below `lowest` or above `highest`;
+//            x is zero outside the image.
+// Operands   x         read   bytes [images][height][width][C], by its map; unsigned, of entry points _s8 signed
+//            filter    read   signed bytes [k_stored][filter_h][filter_w][C], by its map; of each 16 output channels in the
+//                             order 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15
+//            bias      read   int32 [k_stored]
+//            scale     read   floats [k_stored], finite
+//            residual  read   bytes like y, by its map; has_residual 0: not read. Disjoint from y. Signed if
+//                             residual_flip says so
+//            y         write  bytes [images][P][Q][k_stored], by its map, disjoint from x. `lowest` and `highest` are
+//                             integers from -128 to 255: they say whether it is signed, and they are its ReLU
+//            All are row-major without gaps, at multiples of 16 bytes; channel counts are multiples of 16. The maps are of
+//            pairs of bytes, swizzle by the bytes of a row in shared memory (128 or 64) and fill with zeros; their boxes are
+//            those that Sm90ConvS8Args names.
+// Arithmetic exact products and sums in 32 bits, which wrap; then floats, each operation rounded to nearest: the sum to a
+//            float, the product with the scale, the fused product and sum with a residual. A result is the same whatever
+//            the tile.
+// Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Or clusters of
+//            2, up to `tiles` of them, which take two pixel tiles at a time; filter's box is then half as many channels.
+//            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
+//            tiles = ceil(m_pixels / kPixels / blocks of a cluster) * channel_tiles,
+//            channel_tiles = ceil(k_stored / kChannels). compute capability 9.0 exactly.
+// Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
+//            filter_h * filter_w * C up to 2^16, so that sums without a bias do not wrap. Tails in pixels, channels and k
+//            are the maps': nothing outside the operands is read or written. The launcher checks all of it. Deterministic,
+//            no atomics.
+// Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
+//            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
+// Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;
+//            quantisation with scales of each channel as in Jacob et al., 2018.
+#define TREFOIL_SM90_CONV2D_S8(tile, kind, is_signed)                                                           \
+  extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                    \
+      sm90_conv2d_##kind##_##tile(const __grid_constant__ Sm90ConvS8Args args) {                                \
+    sm90_conv2d_s8<Tile##tile, is_signed>(args);                                                                \
+  }
+#define TREFOIL_SM90_CONV2D_S8_BOTH(tile)                                                                       \
+  TREFOIL_SM90_CONV2D_S8(tile, u8, false)                                                                       \
+  TREFOIL_SM90_CONV2D_S8(tile, s8, true)
+
+TREFOIL_SM90_CONV2D_S8_BOTH(192x128x128)
+TREFOIL_SM90_CONV2D_S8_BOTH(128x256x128)
+TREFOIL_SM90_CONV2D_S8_BOTH(256x128x128)
+TREFOIL_SM90_CONV2D_S8_BOTH(128x128x128)
+TREFOIL_SM90_CONV2D_S8_BOTH(128x64x128)
+TREFOIL_SM90_CONV2D_S8_BOTH(128x128x64)
+TREFOIL_SM90_CONV2D_S8_BOTH(256x64x64)

@@ -1,0 +1,49 @@
+// Inline PTX in tiny named wrappers: warpgroup products of bytes.
+#pragma once
+
+#include "sm90_ptx.cuh"
+
+// Where a matrix of rows of 128 or 64 bytes lies, in the copy engine's swizzle of as many bytes. 32 columns on, the address
+// is 32 more: add 2 to the descriptor.
+template <int kRowBytes> TREFOIL_DEVICE uint64_t wgmma_operand_bytes(uint32_t shared_src) {
+  static_assert(kRowBytes == 128 || kRowBytes == 64, "a swizzle");
+  constexpr uint64_t kGroupBytes = 8 * kRowBytes, kSwizzle = kRowBytes == 128 ? 1 : 2;
+  return (shared_src & 0x3ffff) >> 4 | 1ull << 16 | (kGroupBytes >> 4) << 32 | kSwizzle << 62;
+}
+
+// Keeps the compiler from reading the sums before the wait that precedes it.
+template <int kCount> TREFOIL_DEVICE void wgmma_use(int32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i]) :: "memory");
+}
+
+// d[64][kN] += a[64][32] * b[kN][32]: bytes in, b signed, exact sums; `add` false: d is overwritten. The sums lie as
+// those of Wgmma.
+template <int kN, bool kSigned> struct WgmmaBytes;
+
+#define TREFOIL_EIGHT_SUMS(i)                                                                                   \
+  "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]),    \
+      "+r"(d[i + 7])
+#define TREFOIL_32_SUMS(i)                                                                                      \
+  TREFOIL_EIGHT_SUMS(i), TREFOIL_EIGHT_SUMS(i + 8), TREFOIL_EIGHT_SUMS(i + 16), TREFOIL_EIGHT_SUMS(i + 24)
+#define TREFOIL_SUM_REFS_64 TREFOIL_32_SUMS(0)
+#define TREFOIL_SUM_REFS_128 TREFOIL_SUM_REFS_64, TREFOIL_32_SUMS(32)
+#define TREFOIL_SUM_REFS_256 TREFOIL_SUM_REFS_128, TREFOIL_32_SUMS(64), TREFOIL_32_SUMS(96)
+
+// `sums` names them in the instruction; the operands that follow are %a, %b, %add.
+#define TREFOIL_WGMMA_BYTES(n, kind, is_signed, sums, a_operand, b_operand, add_operand)                        \
+  template <> struct WgmmaBytes<n, is_signed> {                                                                 \
+    static __device__ __forceinline__ void multiply(int32_t (&d)[n / 2], uint64_t a, uint64_t b, bool add) {    \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32." #kind ".s8 {" sums                         \
+                   "}, " a_operand ", " b_operand ", add;\n}"                                                   \
+                   : TREFOIL_SUM_REFS_##n : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));                    \
+    }                                                                                                           \
+  };
+
+TREFOIL_WGMMA_BYTES(64, u8, false, TREFOIL_SUMS_3, "%32", "%33", "%34")
+TREFOIL_WGMMA_BYTES(64, s8, true, TREFOIL_SUMS_3, "%32", "%33", "%34")
+TREFOIL_WGMMA_BYTES(128, u8, false, TREFOIL_SUMS_7, "%64", "%65", "%66")
+TREFOIL_WGMMA_BYTES(128, s8, true, TREFOIL_SUMS_7, "%64", "%65", "%66")
+TREFOIL_WGMMA_BYTES(256, u8, false, TREFOIL_SUMS_15, "%128", "%129", "%130")
+TREFOIL_WGMMA_BYTES(256, s8, true, TREFOIL_SUMS_15, "%128", "%129", "%130")

@@ -1,0 +1,186 @@
+//! Convolutions apart from any model, of bytes or of halves, on operands that the caller brings: what the tests and the
+//! benchmark of the kernel of bytes run.
+
+use half::f16;
+
+use super::alone::Alone;
+use super::conv2d_fprop::{ConvPointers, ConvProblem};
+use super::launch::Launch;
+use super::sm90_conv2d_fprop::{self, Tiling};
+use super::sm90_conv2d_s8::{S8Problem, S8Residual, launch, packed};
+use crate::device::Device;
+use crate::error::Error;
+use crate::plan::{S8Conv, S8Kernel, Sm90Tile};
+use crate::tensor::Activation;
+
+/// A convolution of bytes and its operands, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct S8Operands<'a> {
+    /// What is computed.
+    pub conv: S8Conv,
+    /// Pixels, [batch][H][W][C], and whether they are signed.
+    pub x: (&'a [u8], bool),
+    /// [K][R][S][C].
+    pub filter: &'a [i8],
+    /// Added to the sums of each output channel.
+    pub bias: &'a [i32],
+    /// What these are multiplied by.
+    pub scale: &'a [f32],
+    /// Added to that: values like the result, whether they are signed, and what they are multiplied by.
+    pub residual: Option<(&'a [u8], bool, f32)>,
+    /// What the result is written into, and whether it is signed.
+    pub result: (&'a [u8], bool),
+    /// Where in it, a multiple of 16.
+    pub result_at: usize,
+    /// Whether negative results become 0.
+    pub relu: bool,
+}
+
+/// A convolution of halves and its operands, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct HalfOperands<'a> {
+    /// What is computed, of halves.
+    pub conv: S8Conv,
+    /// Pixels, [batch][H][W][C].
+    pub x: &'a [f16],
+    /// [K][R][S][C].
+    pub filter: &'a [f16],
+    /// Of each output channel.
+    pub bias: &'a [f32],
+    /// Values like the result, added to it.
+    pub residual: Option<&'a [f16]>,
+    /// What the result is written into.
+    pub result: &'a [f16],
+    /// Whether negative results become 0.
+    pub relu: bool,
+}
+
+/// A convolution on a GPU, ready to run by some kernels: several copies of its operands in turns, so that none stays in a
+/// cache.
+pub struct ConvRun(Alone);
+
+impl ConvRun {
+    /// Uploads `copies` of the operands, one or more, and loads the kernels.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device or a kernel cannot; [`Error::Option`] where an operand is not as
+    /// long as its sizes; any of the device.
+    pub fn of_bytes(
+        device: &Device,
+        operands: &S8Operands<'_>,
+        kernels: &[S8Kernel],
+        copies: usize,
+    ) -> Result<Self, Error> {
+        let S8Operands { conv, x, filter, bias, scale, residual, result, result_at, relu } = *operands;
+        conv.check()?;
+        let residual_values = residual.map(|(values, _, _)| values);
+        check(
+            &conv,
+            [x.0.len(), filter.len(), bias.len(), result.0.len()],
+            residual_values.map(<[u8]>::len),
+            result_at,
+        )?;
+        check_length("scale", scale.len(), conv.output.channels)?;
+        let filter = packed(filter, conv.products());
+        let bytes: [&[u8]; 6] = [
+            x.0,
+            bytemuck::cast_slice(&filter),
+            bytemuck::cast_slice(bias),
+            bytemuck::cast_slice(scale),
+            residual_values.unwrap_or_default(),
+            result.0,
+        ];
+        let units = device.info().units;
+        let x_signed = x.1;
+        let launches = |[x, filter, bias, factor, added, y]: [u64; 6]| -> Result<Vec<Launch>, Error> {
+            let problem = S8Problem {
+                conv,
+                x,
+                x_signed,
+                filter,
+                bias,
+                scale: factor,
+                residual: residual.map(|(_, signed, scale)| S8Residual { address: added, signed, scale }),
+                y: y + result_at as u64,
+                y_signed: result.1,
+                relu,
+            };
+            kernels.iter().map(|&kernel| launch(&problem, kernel, units)).collect()
+        };
+        Alone::new(device, "a convolution of bytes", bytes, copies, launches).map(Self)
+    }
+
+    /// The same of halves, by tiles of the kernel of halves in clusters of so many blocks.
+    ///
+    /// # Errors
+    /// As [`ConvRun::of_bytes`].
+    pub fn of_halves(
+        device: &Device,
+        operands: &HalfOperands<'_>,
+        kernels: &[(Sm90Tile, usize)],
+        copies: usize,
+    ) -> Result<Self, Error> {
+        let HalfOperands { conv, x, filter, bias, residual, result, relu } = *operands;
+        conv.check()?;
+        check(&conv, [x.len(), filter.len(), bias.len(), result.len()], residual.map(<[f16]>::len), 0)?;
+        let bytes: [&[u8]; 6] = [
+            bytemuck::cast_slice(x),
+            bytemuck::cast_slice(filter),
+            bytemuck::cast_slice(bias),
+            &[],
+            bytemuck::cast_slice(residual.unwrap_or_default()),
+            bytemuck::cast_slice(result),
+        ];
+        let units = device.info().units;
+        let S8Conv { batch, input, output, window } = conv;
+        let activation = if relu { Activation::Relu } else { Activation::None };
+        let problem = ConvProblem { batch, input, output, y_pitch: output.channels, window, activation };
+        let launches = |[x, filter, bias, _, added, y]: [u64; 6]| -> Result<Vec<Launch>, Error> {
+            let pointers = ConvPointers { x, filter, bias, residual: residual.map(|_| added), y };
+            let tilings = kernels.iter().map(|&(tile, cluster)| Tiling { tile, cluster, units, backward: false });
+            tilings.map(|tiling| sm90_conv2d_fprop::launch(&problem, None, &tiling, &pointers)).collect()
+        };
+        Alone::new(device, "a convolution of halves", bytes, copies, launches).map(Self)
+    }
+
+    /// Runs a kernel so many times, on one copy after the other, and waits; the seconds that all took.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn run(&mut self, kernel: usize, times: usize) -> Result<f64, Error> {
+        // SAFETY: the lengths of all operands were checked against the sizes that the launchers keep to.
+        unsafe { self.0.run(kernel, times) }
+    }
+
+    /// The bytes of the buffer that the first copy's result is written into.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub fn result(&self) -> Result<Vec<u8>, Error> {
+        self.0.result()
+    }
+}
+
+/// An error unless pixels, filters, bias, residual and result are as long as what is read or written of them.
+fn check(
+    conv: &S8Conv,
+    [x, filter, bias, result]: [usize; 4],
+    residual: Option<usize>,
+    result_at: usize,
+) -> Result<(), Error> {
+    let pixels = conv.batch * conv.output.pixels();
+    let values = pixels * conv.output.channels;
+    check_length("x", x, conv.batch * conv.input.elems())?;
+    check_length("filter", filter, conv.output.channels * conv.products())?;
+    check_length("bias", bias, conv.output.channels)?;
+    check_length("residual", residual.unwrap_or(values), values)?;
+    check_length("result", result.saturating_sub(result_at), values)
+}
+
+fn check_length(what: &'static str, length: usize, needed: usize) -> Result<(), Error> {
+    if length < needed {
+        let needed = format!("{needed}, as its sizes say");
+        return Err(Error::option(what, format!("{length} values"), needed));
+    }
+    Ok(())
+}

@@ -1,0 +1,376 @@
+//! Launches of `kernels/sm90_conv2d_s8.cu`.
+
+use bytemuck::Zeroable;
+
+use super::entries::Entry;
+use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, unsupported};
+use super::sm90_conv2d_fprop::{MapBytes, int};
+use crate::device::cuda::{TensorMap, Windows};
+use crate::error::Error;
+use crate::plan::{FILTER_ORDER, S8Conv, S8Kernel, S8Tile, WARP_PIXELS};
+
+kernel_args! {
+    /// `Sm90ConvS8Args`; the maps are encoded before the launch.
+    Sm90ConvS8Args, 640 bytes {
+        filter: MapBytes,
+        x: MapBytes,
+        residual: MapBytes,
+        y: MapBytes,
+        bias: u64,
+        scale: u64,
+        k_stored: i32,
+        tiles: i32,
+        channel_tiles: i32,
+        out_pixels: i32,
+        out_width: i32,
+        steps: i32,
+        by_channel_tiles: FastDivide,
+        by_out_pixels: FastDivide,
+        by_out_width: FastDivide,
+        filter_w: i32,
+        c_bytes: i32,
+        stride_h: i32,
+        stride_w: i32,
+        pad_top: i32,
+        pad_left: i32,
+        dilation_h: i32,
+        dilation_w: i32,
+        by_windows: i32,
+        has_residual: i32,
+        residual_scale: f32,
+        residual_flip: u32,
+        residual_base: f32,
+        lowest: f32,
+        highest: f32,
+        padding: i32,
+    }
+}
+
+/// The kernels of each tile: of unsigned pixels, and of signed ones.
+pub(super) const ENTRIES: [(S8Tile, [&str; 2]); S8Tile::ALL.len()] = [
+    (tile(192, 128, 128), ["sm90_conv2d_u8_192x128x128", "sm90_conv2d_s8_192x128x128"]),
+    (tile(128, 256, 128), ["sm90_conv2d_u8_128x256x128", "sm90_conv2d_s8_128x256x128"]),
+    (tile(256, 128, 128), ["sm90_conv2d_u8_256x128x128", "sm90_conv2d_s8_256x128x128"]),
+    (tile(128, 128, 128), ["sm90_conv2d_u8_128x128x128", "sm90_conv2d_s8_128x128x128"]),
+    (tile(128, 64, 128), ["sm90_conv2d_u8_128x64x128", "sm90_conv2d_s8_128x64x128"]),
+    (tile(128, 128, 64), ["sm90_conv2d_u8_128x128x64", "sm90_conv2d_s8_128x128x64"]),
+    (tile(256, 64, 64), ["sm90_conv2d_u8_256x64x64", "sm90_conv2d_s8_256x64x64"]),
+];
+
+const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
+    S8Tile { pixels, channels, row_bytes }
+}
+
+/// Its entry points.
+pub(super) fn entries() -> Vec<Entry> {
+    let of_tile = |(tile, names): (S8Tile, [&'static str; 2])| {
+        let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
+        let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
+        names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster: 2 })
+    };
+    ENTRIES.into_iter().flat_map(of_tile).collect()
+}
+
+/// A convolution of bytes and its operands, by their addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct S8Problem {
+    /// What is computed.
+    pub(crate) conv: S8Conv,
+    /// Bytes [batch][H][W][C].
+    pub(crate) x: u64,
+    /// Whether they are signed.
+    pub(crate) x_signed: bool,
+    /// Signed bytes [K][R][S][C], in the order that [`packed`] gives them.
+    pub(crate) filter: u64,
+    /// `i32` [K].
+    pub(crate) bias: u64,
+    /// `f32` [K], finite.
+    pub(crate) scale: u64,
+    /// Added before the result is rounded.
+    pub(crate) residual: Option<S8Residual>,
+    /// Bytes [batch][P][Q][K].
+    pub(crate) y: u64,
+    /// Whether they are signed.
+    pub(crate) y_signed: bool,
+    /// Whether negative results become 0.
+    pub(crate) relu: bool,
+}
+
+/// Bytes like the result, and the scale that they are added with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct S8Residual {
+    /// Of the first.
+    pub(crate) address: u64,
+    /// Whether they are signed.
+    pub(crate) signed: bool,
+    /// Finite.
+    pub(crate) scale: f32,
+}
+
+/// Filters [K][R][S][C], of so many bytes a channel, in the order of output channels that the kernel takes them in.
+pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
+    let groups = filter.chunks_exact(FILTER_ORDER.len() * channel_bytes);
+    let ordered = groups.flat_map(|group| FILTER_ORDER.map(|from| &group[from * channel_bytes..][..channel_bytes]));
+    ordered.flatten().copied().collect()
+}
+
+/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
+pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Result<Launch, Error> {
+    let S8Problem { conv, x_signed, residual, y_signed, relu, .. } = *problem;
+    let S8Kernel { tile, pair } = kernel;
+    conv.check()?;
+    let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[usize::from(x_signed)]);
+    let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
+        return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));
+    };
+    let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
+    if let Some(scale) = residual.map(|residual| residual.scale).filter(|scale| !scale.is_finite()) {
+        return Err(unsupported("scale of a residual", scale, "it is finite"));
+    }
+    let blocks = if pair { 2 } else { 1 };
+    let S8Conv { batch, input, output, window } = conv;
+    let channel_tiles = output.channels.div_ceil(tile.channels);
+    let tiles = (batch * output.pixels()).div_ceil(tile.pixels * blocks) * channel_tiles;
+    let c_steps = input.channels.div_ceil(tile.row_bytes);
+    let [signed_flip, signed_base] = [0x8080_8080_u32, 0x4b00_0080];
+    let residual_signed = residual.is_some_and(|residual| residual.signed);
+    let (lowest, highest) = if y_signed { (-128.0, 127.0) } else { (0.0, 255.0) };
+    let args = Sm90ConvS8Args {
+        bias: aligned("bias", problem.bias, 16)?,
+        scale: aligned("scale", problem.scale, 16)?,
+        k_stored: int(output.channels),
+        tiles: in_range("tiles", tiles, 1, INDEX_LIMIT / 2)?,
+        channel_tiles: int(channel_tiles),
+        out_pixels: int(output.pixels()),
+        out_width: int(output.width),
+        steps: int(window.size.iter().product::<usize>() * c_steps),
+        by_channel_tiles: FastDivide::by(channel_tiles as u32),
+        by_out_pixels: FastDivide::by(output.pixels() as u32),
+        by_out_width: FastDivide::by(output.width as u32),
+        filter_w: int(window.size[1]),
+        c_bytes: int(c_steps * tile.row_bytes),
+        stride_h: int(window.stride[0]),
+        stride_w: int(window.stride[1]),
+        pad_top: int(window.pad.top),
+        pad_left: int(window.pad.left),
+        dilation_h: int(window.dilation[0]),
+        dilation_w: int(window.dilation[1]),
+        by_windows: i32::from(!conv.shape().is_matrix()),
+        has_residual: i32::from(residual.is_some()),
+        residual_scale: residual.map_or(0.0, |residual| residual.scale),
+        residual_flip: if residual_signed { signed_flip } else { 0 },
+        residual_base: f32::from_bits(if residual_signed { signed_base } else { 0x4b00_0000 }),
+        lowest: if relu { 0.0 } else { lowest },
+        highest,
+        ..Zeroable::zeroed()
+    };
+    // A pair copies filters by halves. Without a residual its map is there, and is not used.
+    let residual = residual.map_or(problem.y, |residual| residual.address);
+    let maps = vec![
+        filter_map(problem, tile, tile.channels / blocks)?,
+        x_map(problem, tile)?,
+        result_map("residual", residual, &conv, tile, tile.pixels)?,
+        result_map("y", problem.y, &conv, tile, WARP_PIXELS)?,
+    ];
+    Ok(Launch {
+        entry,
+        grid: [(tiles.min((units * pipeline.blocks / blocks).max(1)) * blocks) as u32, 1, 1],
+        cluster: blocks as u32,
+        block: [threads as u32, 1, 1],
+        shared_bytes: shared_bytes as u32,
+        args: ArgBytes::new(&args),
+        maps,
+        waits_itself: true,
+    })
+}
+
+// Maps are of halves: pairs of bytes, whose number is a multiple of 8 like theirs.
+
+fn filter_map(problem: &S8Problem, tile: S8Tile, channels: usize) -> Result<TensorMap, Error> {
+    let S8Conv { input, output, window, .. } = problem.conv;
+    let taps = window.size.iter().product::<usize>();
+    Ok(TensorMap::Blocks {
+        address: aligned("filter", problem.filter, 16)?,
+        dims: [input.channels / 2, taps, output.channels].map(|value| value as u64),
+        box_dims: [tile.row_bytes as u32 / 2, 1, channels as u32],
+    })
+}
+
+fn x_map(problem: &S8Problem, tile: S8Tile) -> Result<TensorMap, Error> {
+    let S8Conv { batch, input, window, .. } = problem.conv;
+    let (address, channels, pixels) = (aligned("x", problem.x, 16)?, tile.row_bytes as u32 / 2, tile.pixels as u32);
+    if problem.conv.shape().is_matrix() {
+        let dims = [input.channels as u64 / 2, (batch * input.pixels()) as u64];
+        return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
+    }
+    let reach = |axis: usize| int((window.size[axis] - 1) * window.dilation[axis]);
+    Ok(TensorMap::Windows(Windows {
+        address,
+        dims: [input.channels / 2, input.width, input.height, batch].map(|value| value as u64),
+        lower: [-int(window.pad.left), -int(window.pad.top)],
+        upper: [int(window.pad.right) - reach(1), int(window.pad.bottom) - reach(0)],
+        strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
+        channels,
+        pixels,
+    }))
+}
+
+/// Of the result or what is like it, `pixels` at a time.
+fn result_map(
+    what: &'static str,
+    address: u64,
+    conv: &S8Conv,
+    tile: S8Tile,
+    pixels: usize,
+) -> Result<TensorMap, Error> {
+    let dims = [conv.output.channels as u64 / 2, (conv.batch * conv.output.pixels()) as u64];
+    let box_dims = [tile.out_row_bytes() as u32 / 2, pixels as u32];
+    Ok(TensorMap::Matrix { address: aligned(what, address, 16)?, dims, pitch: dims[0], box_dims })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entries::tests::read;
+    use super::*;
+    use crate::model::{Pad, Window};
+    use crate::tensor::Shape;
+
+    const KERNEL: S8Kernel = S8Kernel { tile: tile(128, 256, 128), pair: false };
+
+    fn problem() -> S8Problem {
+        let pad = Pad { top: 2, left: 1, bottom: 16, right: 32 };
+        let conv = S8Conv {
+            batch: 3,
+            input: Shape::new(30, 40, 144),
+            output: Shape::new(11, 19, 272),
+            window: Window { size: [5, 7], stride: [3, 2], pad, dilation: [4, 6] },
+        };
+        S8Problem {
+            conv,
+            x: 0x100,
+            x_signed: false,
+            filter: 0x200,
+            bias: 0x300,
+            scale: 0x400,
+            residual: Some(S8Residual { address: 0x500, signed: true, scale: 0.25 }),
+            y: 0x600,
+            y_signed: true,
+            relu: false,
+        }
+    }
+
+    #[test]
+    fn tiles_agree_with_the_source() {
+        let source = read("sm90_conv2d_s8.cu");
+        let parse = |line: &str| -> Option<Vec<usize>> {
+            let (name, rest) = line.strip_prefix("using Tile")?.split_once(" = S8Tile<")?;
+            let numbers = name.split('x').chain(rest.strip_suffix(">;")?.split(", "));
+            Some(numbers.map(|number| number.parse().expect("a number")).collect())
+        };
+        let found: Vec<_> = source.lines().filter_map(parse).collect();
+        let listed = ENTRIES.map(|(tile, names)| {
+            let S8Tile { pixels, channels, row_bytes } = tile;
+            assert_eq!(names, ["u8", "s8"].map(|of| format!("sm90_conv2d_{of}_{pixels}x{channels}x{row_bytes}")));
+            let pipeline = tile.pipeline().unwrap();
+            let more = [pipeline.groups, pipeline.slabs, channels, row_bytes, pipeline.stages, pipeline.blocks];
+            [[pixels, channels, row_bytes].as_slice(), &more].concat()
+        });
+        assert_eq!(found, listed);
+        assert_eq!(ENTRIES.map(|(tile, _)| tile), S8Tile::ALL);
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&problem(), KERNEL, 4).unwrap();
+        let args: Sm90ConvS8Args = launch.args.read();
+        assert_eq!([args.bias, args.scale], [0x300, 0x400]);
+        assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 10, 2, 70]);
+        assert_eq!([args.out_pixels, args.out_width, args.filter_w, args.c_bytes], [209, 19, 7, 256]);
+        assert_eq!((args.by_channel_tiles.divide(9), args.by_out_pixels.divide(626)), (4, 2));
+        assert_eq!(args.by_out_width.divide(56), 2);
+        assert_eq!([args.stride_h, args.stride_w, args.pad_top, args.pad_left], [3, 2, 2, 1]);
+        assert_eq!([args.dilation_h, args.dilation_w, args.by_windows, args.has_residual], [4, 6, 1, 1]);
+        assert_eq!((args.residual_scale, args.residual_flip, args.residual_base), (0.25, 0x8080_8080, 8_388_736.0));
+        assert_eq!([args.lowest, args.highest], [-128.0, 127.0]);
+        let result =
+            |address, pixels| TensorMap::Matrix { address, dims: [136, 627], pitch: 136, box_dims: [64, pixels] };
+        let maps = [
+            TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [64, 1, 256] },
+            TensorMap::Windows(Windows {
+                address: 0x100,
+                dims: [72, 40, 30, 3],
+                lower: [-1, -2],
+                upper: [32 - 36, 16 - 16],
+                strides: [2, 3],
+                channels: 64,
+                pixels: 128,
+            }),
+            result(0x500, 128),
+            result(0x600, 16),
+        ];
+        assert_eq!(launch.maps, maps);
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [288, 1, 1], 229_440));
+        assert_eq!((launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_128x256x128", 1, true));
+    }
+
+    #[test]
+    fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
+        let kernel = S8Kernel { tile: tile(256, 64, 64), pair: true };
+        let launch = launch(&S8Problem { x_signed: true, ..problem() }, kernel, 4).unwrap();
+        let args: Sm90ConvS8Args = launch.args.read();
+        assert_eq!([args.tiles, args.channel_tiles, args.steps, args.c_bytes], [10, 5, 105, 192]);
+        assert_eq!((launch.grid, launch.cluster, launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_256x64x64"));
+        let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [32, 1, 32] };
+        assert_eq!(launch.maps[0], filter);
+        assert!(matches!(&launch.maps[1], TensorMap::Windows(Windows { channels: 32, pixels: 256, .. })));
+        assert!(matches!(&launch.maps[3], TensorMap::Matrix { box_dims: [32, 16], .. }));
+    }
+
+    #[test]
+    fn a_matrix_without_a_residual() {
+        let shape = Shape::new(60, 20, 32);
+        let conv = S8Conv { batch: 3, input: shape, output: shape, window: Window::square(1, 1, 0) };
+        let problem = S8Problem { conv, residual: None, y_signed: false, ..problem() };
+        let plain = launch(&problem, KERNEL, 132).unwrap();
+        let args: Sm90ConvS8Args = plain.args.read();
+        assert_eq!([args.by_windows, args.has_residual, args.tiles], [0, 0, 29]);
+        assert_eq!((args.residual_flip, args.residual_base, args.lowest, args.highest), (0, 8_388_608.0, 0.0, 255.0));
+        let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 128] };
+        assert_eq!((&plain.maps[1], plain.grid), (&x, [29, 1, 1]));
+        let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, KERNEL, 132).unwrap();
+        let args: Sm90ConvS8Args = signed.args.read();
+        assert_eq!([args.lowest, args.highest], [0.0, 127.0]);
+    }
+
+    #[test]
+    fn filters_are_packed_by_sixteen_channels() {
+        let filter: Vec<i8> = (0..96).collect(); // 32 channels of 3 bytes
+        let packed = packed(&filter, 3);
+        assert_eq!(packed[..9], [0, 1, 2, 3, 4, 5, 12, 13, 14]);
+        assert_eq!(packed[24..27], [6, 7, 8]);
+        assert_eq!(packed[48..54], [48, 49, 50, 51, 52, 53]);
+        let mut sorted = packed.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, filter);
+    }
+
+    #[test]
+    fn what_no_kernel_does_is_refused() {
+        let refused = |problem: S8Problem| launch(&problem, KERNEL, 132).is_err();
+        let good = problem();
+        assert!(!refused(good));
+        assert!(refused(S8Problem { conv: S8Conv { batch: 0, ..good.conv }, ..good }));
+        assert!(refused(S8Problem { conv: S8Conv { input: Shape::new(30, 40, 24), ..good.conv }, ..good }));
+        for at in 0..6 {
+            let mut addresses = [good.x, good.filter, good.bias, good.scale, 0x500, good.y];
+            addresses[at] += 8;
+            let [x, filter, bias, scale, residual, y] = addresses;
+            let residual = good.residual.map(|of| S8Residual { address: residual, ..of });
+            assert!(refused(S8Problem { x, filter, bias, scale, residual, y, ..good }), "operand {at}");
+        }
+        let infinite = good.residual.map(|of| S8Residual { scale: f32::INFINITY, ..of });
+        assert!(refused(S8Problem { residual: infinite, ..good }));
+        let other = S8Kernel { tile: tile(64, 64, 128), pair: false };
+        assert!(matches!(launch(&good, other, 132), Err(Error::Unsupported { .. })));
+    }
+}

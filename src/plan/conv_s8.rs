@@ -1,0 +1,228 @@
+//! Convolutions of bytes: what they compute, the tiles of their kernel, and the order in which it wants filters.
+
+use std::fmt;
+
+use super::Limits;
+use super::kernels::{ConvShape, check_sm90};
+use crate::error::Error;
+use crate::model::Window;
+use crate::tensor::Shape;
+
+/// A dense convolution of bytes, its sums brought back to bytes by a scale of each output channel.
+///
+/// ```
+/// use trefoil::{Shape, model::Window, plan::{Limits, S8Conv}};
+/// let shape = Shape::new(28, 28, 128);
+/// let conv = S8Conv { batch: 8, input: shape, output: shape, window: Window::square(3, 1, 1) };
+/// let kernels = conv.kernels(&Limits::h200());
+/// assert_eq!(kernels[0].to_string(), "sm90 s8 conv 192x128/128");
+/// assert!(conv.kernels(&Limits::a100()).is_empty());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct S8Conv {
+    /// Images.
+    pub batch: usize,
+    /// H, W and C, a multiple of 16.
+    pub input: Shape,
+    /// P, Q and K, a multiple of 16.
+    pub output: Shape,
+    /// Size, stride, padding and dilation.
+    pub window: Window,
+}
+
+/// The tile of the kernel: pixels x output channels of a block, and how many input channels it takes in a step.
+///
+/// ```
+/// use trefoil::plan::S8Tile;
+/// assert_eq!(S8Tile::ALL[0].to_string(), "192x128/128");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct S8Tile {
+    /// Output pixels.
+    pub pixels: usize,
+    /// Output channels.
+    pub channels: usize,
+    /// Input channels of a step: bytes of a row in shared memory.
+    pub row_bytes: usize,
+}
+
+/// A tile, and whether two blocks share the filters of two.
+///
+/// ```
+/// use trefoil::plan::{S8Kernel, S8Tile};
+/// let kernel = S8Kernel { tile: S8Tile { pixels: 128, channels: 64, row_bytes: 128 }, pair: true };
+/// assert_eq!(kernel.to_string(), "sm90 s8 conv 128x64/128, pairs");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct S8Kernel {
+    /// What a block computes.
+    pub tile: S8Tile,
+    /// Whether two blocks with neighbouring pixels each copy half of their filters for both.
+    pub pair: bool,
+}
+
+/// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_s8.cu` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct S8Pipeline {
+    /// Warpgroups that multiply.
+    pub(crate) groups: usize,
+    /// Times 64 pixels of each.
+    pub(crate) slabs: usize,
+    /// Stages in flight.
+    pub(crate) stages: usize,
+    /// Blocks that a multiprocessor has room for.
+    pub(crate) blocks: usize,
+}
+
+impl S8Tile {
+    /// Every tile that the kernel is compiled for.
+    pub const ALL: [Self; 7] = [
+        Self { pixels: 192, channels: 128, row_bytes: 128 },
+        Self { pixels: 128, channels: 256, row_bytes: 128 },
+        Self { pixels: 256, channels: 128, row_bytes: 128 },
+        Self { pixels: 128, channels: 128, row_bytes: 128 },
+        Self { pixels: 128, channels: 64, row_bytes: 128 },
+        Self { pixels: 128, channels: 128, row_bytes: 64 },
+        Self { pixels: 256, channels: 64, row_bytes: 64 },
+    ];
+
+    /// How the kernel walks through this tile; `None` if it is not compiled for it.
+    pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
+        let (groups, slabs, stages, blocks) = match (self.pixels, self.channels, self.row_bytes) {
+            (192, 128, 128) => (3, 1, 4, 1),
+            (128, 256, 128) => (2, 1, 4, 1),
+            (256, 128, 128) => (2, 2, 4, 1),
+            (128, 128, 128) => (2, 1, 2, 2),
+            (128, 64, 128) => (2, 1, 4, 2),
+            (128, 128, 64) => (2, 1, 5, 2),
+            (256, 64, 64) => (2, 2, 4, 2),
+            _ => return None,
+        };
+        Some(S8Pipeline { groups, slabs, stages, blocks })
+    }
+
+    /// Threads of a block: the warpgroups that multiply, and a warp that copies.
+    pub(crate) const fn threads(self) -> Option<usize> {
+        match self.pipeline() {
+            Some(pipeline) => Some(pipeline.groups * 128 + 32),
+            None => None,
+        }
+    }
+
+    /// Bytes of a pixel's results that are stored together.
+    pub(crate) const fn out_row_bytes(self) -> usize {
+        if self.channels < 128 { self.channels } else { 128 }
+    }
+
+    /// Dynamic shared memory of a block: stages with two barriers each, and two chunks of 16 pixels for each warp.
+    pub(crate) const fn shared_bytes(self) -> Option<usize> {
+        let stage = (self.channels + self.pixels) * self.row_bytes;
+        match self.pipeline() {
+            Some(S8Pipeline { groups, stages, .. }) => {
+                Some(stages * (stage + 16) + 4 * groups * 2 * WARP_PIXELS * self.out_row_bytes())
+            }
+            None => None,
+        }
+    }
+}
+
+/// Pixels that a warp stores at once.
+pub(crate) const WARP_PIXELS: usize = 16;
+
+impl fmt::Display for S8Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}/{}", self.pixels, self.channels, self.row_bytes)
+    }
+}
+
+impl fmt::Display for S8Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm90 s8 conv {}{}", self.tile, if self.pair { ", pairs" } else { "" })
+    }
+}
+
+impl S8Conv {
+    /// Every kernel that computes it.
+    pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
+        let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(|bytes| bytes <= limits.shared_bytes);
+        let is_one = limits.has_sm90_kernels() && self.check().is_ok();
+        let tiles = S8Tile::ALL.into_iter().filter(|tile| is_one && fits(tile));
+        tiles.flat_map(|tile| [false, true].map(|pair| S8Kernel { tile, pair })).collect()
+    }
+
+    /// Products of an output value.
+    pub(crate) fn products(&self) -> usize {
+        self.window.size.iter().product::<usize>() * self.input.channels
+    }
+
+    /// The same in the kernels' terms.
+    pub(crate) fn shape(&self) -> ConvShape {
+        let Self { batch, input, output, window } = *self;
+        ConvShape { batch, input, output, window }
+    }
+
+    /// An error that names what the kernel cannot do, if anything.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        check_sm90(&self.shape())?;
+        let sizes = [
+            ("input channels", self.input.channels, self.input.channels.is_multiple_of(16), "a multiple of 16"),
+            ("output channels", self.output.channels, self.output.channels.is_multiple_of(16), "a multiple of 16"),
+            ("products of a value", self.products(), self.products() <= MOST_PRODUCTS, "up to 65536"),
+        ];
+        match sizes.into_iter().find(|(_, _, takes, _)| !takes) {
+            Some((what, value, _, takes)) => Err(Error::Unsupported {
+                what: format!("{what} = {value}"),
+                instead: format!("the sm90 kernel of bytes takes {takes}"),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// So that sums of bytes fit 32 bits.
+const MOST_PRODUCTS: usize = 1 << 16;
+
+/// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of columns 2t, 2t + 1, and
+/// eight more, and wants four channels that follow each other.
+pub(crate) const FILTER_ORDER: [usize; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tile_fits_the_device() {
+        for tile in S8Tile::ALL {
+            let pipeline = tile.pipeline().unwrap();
+            assert_eq!(pipeline.groups * pipeline.slabs * 64, tile.pixels);
+            // A block takes 1 KiB more than it asks for.
+            let (granted, taken) = (Limits::h200().shared_bytes + 1024, tile.shared_bytes().unwrap() + 1024);
+            assert!(pipeline.blocks * taken <= granted, "{tile}");
+        }
+        let other = S8Tile { pixels: 64, channels: 64, row_bytes: 128 };
+        assert!(other.pipeline().is_none() && other.threads().is_none() && other.shared_bytes().is_none());
+    }
+
+    #[test]
+    fn a_thread_has_four_channels_that_follow_each_other() {
+        for quarter in 0..4 {
+            let places = [2 * quarter, 2 * quarter + 1, 2 * quarter + 8, 2 * quarter + 9];
+            assert_eq!(places.map(|place| FILTER_ORDER[place]), [0, 1, 2, 3].map(|i| 4 * quarter + i));
+        }
+    }
+
+    #[test]
+    fn what_no_kernel_computes_is_refused() {
+        let shape = Shape::new(14, 14, 256);
+        let conv = S8Conv { batch: 2, input: shape, output: shape, window: Window::square(3, 1, 1) };
+        let refused = |conv: S8Conv| {
+            assert!(conv.kernels(&Limits::h200()).is_empty());
+            matches!(conv.check(), Err(Error::Unsupported { .. }))
+        };
+        let channels = |channels| Shape { channels, ..shape };
+        assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == 2 * S8Tile::ALL.len());
+        assert!(refused(S8Conv { input: channels(24), ..conv }) && refused(S8Conv { output: channels(24), ..conv }));
+        assert!(refused(S8Conv { input: channels(7296), ..conv }) && refused(S8Conv { batch: 0, ..conv }));
+        assert!(refused(S8Conv { window: Window::square(3, 2, 1), ..conv }));
+    }
+}

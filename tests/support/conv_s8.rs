@@ -1,0 +1,262 @@
+//! Convolutions of bytes by plain loops, whose result a kernel has to equal in every byte, and problems of it.
+
+use std::sync::{Arc, OnceLock};
+
+use trefoil::model::{Pad, Window};
+use trefoil::plan::{Limits, S8Conv, S8Kernel};
+use trefoil::{ConvRun, Device, S8Operands, Shape};
+
+use super::random::Random;
+
+/// One convolution on random operands.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub name: &'static str,
+    pub conv: S8Conv,
+    x_signed: bool,
+    /// Whether there is one that is signed, or that is not.
+    residual: Option<bool>,
+    y_signed: bool,
+    relu: bool,
+    values: Values,
+    /// Made by the first kernel that is compared with it.
+    expected: Arc<OnceLock<Vec<u8>>>,
+}
+
+/// What the operands are like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Values {
+    /// All bytes, and scales that leave most results inside their range.
+    All,
+    /// Results are far outside of their range, in both directions.
+    Saturating,
+    /// Sums are above 2^24, which floats round.
+    Large,
+    /// Half of the results lie just between two integers.
+    Ties,
+}
+
+/// What is written, and what a result may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    pub lowest: f32,
+    pub highest: f32,
+}
+
+/// Every problem.
+pub fn all() -> Vec<Problem> {
+    let (single, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
+    let pad = Pad { top: 1, left: 0, bottom: 2, right: 3 };
+    let odd = Window { size: [3, 5], stride: [2, 3], pad, dilation: [2, 1] };
+    let dilated = Window { dilation: [2; 2], ..Window::square(3, 1, 2) };
+    let of = |name, batch, [height, width, channels]: [usize; 3], out_channels, window| {
+        let input = Shape::new(height, width, channels);
+        let conv = S8Conv { batch, input, output: output(input, out_channels, &window), window };
+        let expected = Arc::default();
+        let values = Values::All;
+        Problem { name, conv, x_signed: false, residual: None, y_signed: false, relu: true, values, expected }
+    };
+    let mut all = vec![
+        of("one pixel", 1, [1, 1, 16], 16, single),
+        of("a matrix", 2, [14, 14, 64], 256, single),
+        of("tails everywhere", 3, [13, 11, 80], 272, single),
+        of("a matrix of many steps", 1, [7, 9, 1040], 144, single),
+        of("3x3", 2, [14, 13, 64], 64, three),
+        of("3x3 of 128 channels", 3, [9, 10, 128], 128, three),
+        of("3x3, tails in channels", 2, [11, 12, 144], 208, three),
+        of("3x3, stride 2", 3, [15, 18, 96], 96, Window::square(3, 2, 1)),
+        of("1x1, stride 2", 2, [17, 16, 112], 256, Window::square(1, 2, 0)),
+        of("dilation 2", 2, [12, 15, 48], 80, dilated),
+        of("all sides apart", 2, [21, 25, 32], 48, odd),
+        of("7x7, stride 2", 1, [30, 28, 16], 64, Window::square(7, 2, 3)),
+        of("pads larger than the image", 2, [3, 2, 32], 32, Window::square(5, 1, 4)),
+        of("many tiles", 4, [97, 95, 16], 64, single),
+        of("many tiles of several steps", 2, [130, 128, 16], 48, three),
+        of("many tiles in both directions", 1, [60, 59, 32], 1040, single),
+    ];
+    for x_signed in [false, true] {
+        for y_signed in [false, true] {
+            for relu in [false, true] {
+                for residual in [None, Some(false), Some(true)] {
+                    let problem = of("types", 2, [9, 15, 80], 176, three);
+                    all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
+                }
+            }
+        }
+    }
+    for values in [Values::Saturating, Values::Large, Values::Ties] {
+        for y_signed in [false, true] {
+            for residual in [None, Some(!y_signed)] {
+                let problem = of("values", 2, [10, 12, 144], 96, three);
+                all.push(Problem { x_signed: y_signed, y_signed, relu: false, residual, values, ..problem });
+            }
+        }
+    }
+    let many = of("many tiles and a residual", 3, [97, 95, 16], 80, single);
+    all.push(Problem { residual: Some(true), relu: true, ..many });
+    all
+}
+
+fn output(input: Shape, channels: usize, window: &Window) -> Shape {
+    let Window { size, stride, pad, dilation } = *window;
+    let along = |axis: usize, length: usize, pads: usize| {
+        (length + pads - (size[axis] - 1) * dilation[axis] - 1) / stride[axis] + 1
+    };
+    Shape::new(along(0, input.height, pad.top + pad.bottom), along(1, input.width, pad.left + pad.right), channels)
+}
+
+/// What a problem is computed on; bytes as they lie in memory.
+struct Operands {
+    x: Vec<u8>,
+    filter: Vec<i8>,
+    bias: Vec<i32>,
+    scale: Vec<f32>,
+    residual: Option<(Vec<u8>, bool, f32)>,
+}
+
+impl Problem {
+    /// Every kernel that there is for it on `limits`.
+    pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
+        self.conv.kernels(limits)
+    }
+
+    /// Values that are computed.
+    pub fn values(&self) -> usize {
+        self.conv.batch * self.conv.output.elems()
+    }
+
+    /// Its sizes and types.
+    pub fn describe(&self) -> String {
+        let S8Conv { batch, input, output, window } = self.conv;
+        let [x, y] = [self.x_signed, self.y_signed].map(kind);
+        let residual = self.residual.map_or(String::new(), |signed| format!(" + {}", kind(signed)));
+        let relu = if self.relu { ", ReLU" } else { "" };
+        let Window { size: [r, s], stride: [down, right], .. } = window;
+        format!("{batch} x {input} {x} {r}x{s}/{down}x{right}{residual} -> {output} {y}{relu}, {:?}", self.values)
+    }
+
+    /// Runs it, into a buffer of other bytes that is longer than the result, and compares.
+    pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
+        let operands = self.operands();
+        let poisoned = vec![POISON; self.values() + 2 * GUARD];
+        let brought = S8Operands {
+            conv: self.conv,
+            x: (&operands.x, self.x_signed),
+            filter: &operands.filter,
+            bias: &operands.bias,
+            scale: &operands.scale,
+            residual: operands.residual.as_ref().map(|(values, signed, scale)| (&values[..], *signed, *scale)),
+            result: (&poisoned, self.y_signed),
+            result_at: GUARD,
+            relu: self.relu,
+        };
+        let mut run = ConvRun::of_bytes(device, &brought, &[kernel], 1).map_err(|error| error.to_string())?;
+        run.run(0, 2).map_err(|error| error.to_string())?;
+        let result = run.result().map_err(|error| error.to_string())?;
+        let (before, rest) = result.split_at(GUARD);
+        let (actual, after) = rest.split_at(self.values());
+        if before.iter().chain(&after[..GUARD]).any(|byte| *byte != POISON) {
+            return Err("bytes outside of the result were written".into());
+        }
+        let expected = self.expected.get_or_init(|| self.expected(&operands));
+        let wrong = |at: &usize| actual[*at] != expected[*at];
+        let Some(first) = (0..self.values()).find(wrong) else { return Ok(()) };
+        let (pixel, channel) = (first / self.conv.output.channels, first % self.conv.output.channels);
+        let count = (first..self.values()).filter(wrong).count();
+        let [is, should_be] = [actual[first], expected[first]];
+        Err(format!(
+            "{count} values are wrong; the first, pixel {pixel}, channel {channel}: {is} instead of {should_be}"
+        ))
+    }
+
+    fn operands(&self) -> Operands {
+        let mut random = Random::new(&format!("{} {}", self.name, self.describe()));
+        let S8Conv { batch, input, output, .. } = self.conv;
+        let products = self.conv.window.size.iter().product::<usize>() * input.channels;
+        let (pixels, weights) = (batch * input.elems(), output.channels * products);
+        let mut bytes = |count: usize, low: i32, high: i32| -> Vec<u8> {
+            let span = (high - low) as usize;
+            (0..count).map(|_| (low + random.between(0, span) as i32) as u8).collect()
+        };
+        let lowest = if self.x_signed { -128 } else { 0 };
+        let (x, filter) = match self.values {
+            Values::All | Values::Saturating => (bytes(pixels, lowest, lowest + 255), bytes(weights, -128, 127)),
+            Values::Large => (bytes(pixels, lowest + 245, lowest + 255), bytes(weights, 110, 127)),
+            Values::Ties => (bytes(pixels, 0, 2), bytes(weights, -1, 1)),
+        };
+        let residual = self.residual.map(|signed| {
+            let low = if signed { -128 } else { 0 };
+            (bytes(self.values(), low, low + 255), signed, if self.values == Values::Ties { 0.5 } else { 0.37 })
+        });
+        // Of a sum: bytes of an even distribution have a deviation of 74, or of 148 around 0 where they are unsigned.
+        let usual = (products as f64).sqrt() * 74.0 * if self.x_signed { 74.0 } else { 148.0 };
+        let largest = products as f64 * f64::from(lowest + 255) * 127.0;
+        let (scale, most_bias) = match self.values {
+            Values::All => (60.0 / usual, usual as usize),
+            Values::Saturating => (4000.0 / usual, usual as usize),
+            Values::Large => (140.0 / largest, 1000),
+            Values::Ties => (0.5, 20),
+        };
+        let bias = (0..output.channels).map(|_| random.between(0, 2 * most_bias) as i32 - most_bias as i32).collect();
+        let mut of_channel = |_| match self.values {
+            Values::Ties => scale as f32,
+            _ => (scale * (1.0 + 0.5 * random.signed())) as f32,
+        };
+        let scale = (0..output.channels).map(&mut of_channel).collect();
+        let filter = filter.into_iter().map(|byte| byte as i8).collect();
+        Operands { x, filter, bias, scale, residual }
+    }
+
+    fn expected(&self, operands: &Operands) -> Vec<u8> {
+        let Operands { x, filter, bias, scale, residual } = operands;
+        let S8Conv { batch, input, output, window } = self.conv;
+        let low = if self.y_signed && !self.relu { -128.0 } else { 0.0 };
+        let range = Range { lowest: low, highest: if self.y_signed { 127.0 } else { 255.0 } };
+        let x: Vec<i32> = x.iter().map(|byte| value_of(*byte, self.x_signed)).collect();
+        let taps = window.size[0] * window.size[1];
+        let mut result = Vec::with_capacity(self.values());
+        for pixel in 0..batch * output.pixels() {
+            let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
+            let seen = (0..taps).filter_map(|tap| {
+                let (r, s) = (tap / window.size[1], tap % window.size[1]);
+                let h = (p * window.stride[0] + r * window.dilation[0]).checked_sub(window.pad.top)?;
+                let w = (q * window.stride[1] + s * window.dilation[1]).checked_sub(window.pad.left)?;
+                let at = ((image * input.height + h) * input.width + w) * input.channels;
+                (h < input.height && w < input.width).then(|| (tap, &x[at..at + input.channels]))
+            });
+            let seen: Vec<_> = seen.collect();
+            for k in 0..output.channels {
+                let of_tap = |(tap, x): &(usize, &[i32])| -> i64 {
+                    let filter = &filter[(k * taps + tap) * input.channels..][..input.channels];
+                    x.iter().zip(filter).map(|(x, f)| i64::from(*x) * i64::from(*f)).sum()
+                };
+                let sum = i64::from(bias[k]) + seen.iter().map(of_tap).sum::<i64>();
+                let add =
+                    residual.as_ref().map(|(values, signed, scale)| (value_of(values[result.len()], *signed), *scale));
+                result.push(requantised(sum, scale[k], add, range));
+            }
+        }
+        result
+    }
+}
+
+fn kind(signed: bool) -> &'static str {
+    if signed { "s8" } else { "u8" }
+}
+
+fn value_of(byte: u8, signed: bool) -> i32 {
+    if signed { i32::from(byte as i8) } else { i32::from(byte) }
+}
+
+/// A sum with its bias as a byte: each step rounded to f32, then to the nearest integer, the even one of two.
+pub fn requantised(sum: i64, scale: f32, residual: Option<(i32, f32)>, range: Range) -> u8 {
+    let sum = i32::try_from(sum).expect("problems stay inside 32 bits");
+    let scaled = sum as f32 * scale;
+    let value = residual.map_or(scaled, |(value, scale)| (value as f32).mul_add(scale, scaled));
+    value.round_ties_even().clamp(range.lowest, range.highest) as i32 as u8
+}
+
+/// Bytes before and behind the result that nothing writes.
+const GUARD: usize = 1024;
+/// What is there before.
+const POISON: u8 = 0xa5;
