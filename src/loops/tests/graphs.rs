@@ -107,7 +107,7 @@ fn a_graph_is_its_operations_one_after_the_other() {
             assert_eq!((name, of.to_string().as_str()), ("w", "f32[20,9]"));
             Ok(w.clone())
         },
-        &[x.clone()],
+        std::slice::from_ref(&x),
     )
     .unwrap();
     let y = output(&norm, &[&output(&product, &[&x, &w])]);
@@ -141,7 +141,7 @@ fn views_in_any_order_move_each_element_once() {
             let (op, dims) = match dice.below(3) {
                 0 => {
                     let flat = dims.iter().product::<usize>();
-                    let by = [1, 2].into_iter().filter(|by| flat % by == 0).last().unwrap();
+                    let by = [1, 2].into_iter().rfind(|by| flat % by == 0).unwrap();
                     (Op::Reshape(vec![by, flat / by, 1]), vec![by, flat / by, 1])
                 }
                 1 => {

@@ -240,7 +240,7 @@ fn interpolation_is_that_of_its_formulas() {
 #[test]
 fn interpolation_of_two_axes_is_that_of_one_after_the_other() {
     let x = counted(&[3, 4, 2]);
-    let x = output(&Op::Map(crate::graph::Expr::arg(0).cast(crate::Dtype::F32)), &[&x]);
+    let x = output(&Op::Map(crate::graph::Expr::arg(0).cast(crate::tensor::Dtype::F32)), &[&x]);
     let both = Resize {
         dims: vec![6, 6, 2],
         scales: vec![2.0, 1.5, 1.0],
