@@ -64,8 +64,9 @@ impl Alone {
         let uploads = operands.into_iter().map(|bytes| uploaded(device, &stream, bytes, copies));
         let operands = uploads.collect::<Result<Vec<_>, _>>()?;
         let mut of_kernels = Vec::<Vec<Launch>>::new();
-        for copy in 0..copies {
-            let mut launches = launches(std::array::from_fn(|i| operands[i][copy].addr()))?;
+        let addresses = |copy: usize| std::array::from_fn(|operand| operands[operand][copy].addr());
+        for addresses in (0..copies).map(addresses) {
+            let mut launches = launches(addresses)?;
             kernels.load(&launches)?;
             kernels.encode(&mut launches)?;
             of_kernels.resize_with(launches.len(), Vec::new);

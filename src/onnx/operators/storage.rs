@@ -161,7 +161,7 @@ fn finished(format: &Format, saturate: bool) -> Expr {
         Specials::InfinityAndNan => int(last + 1),
         Specials::Nan | Specials::MinusZero => int(format.nan().unwrap_or(last)),
     };
-    let even = last % 2 == 0;
+    let even = last.is_multiple_of(2);
     let size = || x().unary(Unary::Abs);
     let beyond = if even { k(above).binary(Binary::Less, size()) } else { k(above).binary(Binary::LessEqual, size()) };
     let code = beyond.select(too_large.clone(), Expr::arg(1));
