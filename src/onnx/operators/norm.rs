@@ -84,7 +84,7 @@ fn in_groups(
     by_group: bool,
 ) -> Outcome<ValueId> {
     let dims = c.dims(x);
-    if dims.len() < 2 || dims[1] % groups.max(1) != 0 {
+    if dims.len() < 2 || !dims[1].is_multiple_of(groups.max(1)) {
         return Err(format!("{groups} groups of {}", c.of(x)));
     }
     let grouped = [&[dims[0], groups, dims[1] / groups.max(1)], &dims[2..]].concat();

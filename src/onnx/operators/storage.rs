@@ -83,7 +83,9 @@ impl Format {
         match self.specials {
             Specials::None => None,
             Specials::MinusZero => Some(self.codes()),
-            Specials::Nan | Specials::InfinityAndNan => Some(self.codes() - 1),
+            Specials::Nan => Some(self.codes() - 1),
+            // The quiet one: the mantissa's highest bit.
+            Specials::InfinityAndNan => Some(self.codes() - (1 << (self.mantissa - 1))),
         }
     }
 
@@ -160,7 +162,7 @@ fn finished(format: &Format, saturate: bool) -> Expr {
         Specials::InfinityAndNan => int(last + 1),
         Specials::Nan | Specials::MinusZero => int(format.nan().unwrap_or(last)),
     };
-    let even = last % 2 == 0;
+    let even = last.is_multiple_of(2);
     let size = || x().unary(Unary::Abs);
     let beyond = if even { k(above).binary(Binary::Less, size()) } else { k(above).binary(Binary::LessEqual, size()) };
     let code = beyond.select(too_large.clone(), Expr::arg(1));
