@@ -135,7 +135,7 @@ impl GraphBuilder {
             self.mistake("", "the graph has no output");
         }
         let Some(((node, first), rest)) = self.mistakes.split_first() else { return Ok(self.graph) };
-        let rest = rest.iter().map(|(node, what)| format!("\nnode `{node}`: {what}")).collect::<String>();
+        let rest = rest.iter().map(|(node, what)| format!("; node `{node}`: {what}")).collect::<String>();
         Err(Error::graph(node, format!("{first}{rest}")))
     }
 
@@ -163,5 +163,77 @@ impl GraphBuilder {
 
     fn mistake(&mut self, node: &str, what: &str) {
         self.mistakes.push((node.to_owned(), what.to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Binary, Unary};
+
+    fn told(g: GraphBuilder) -> Vec<String> {
+        g.finish().unwrap_err().to_string().split("; ").map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_mistake_is_told_once_and_none_of_what_is_built_on_it() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[2, 3]);
+        let y = g.input("y", Dtype::F16, &[3]);
+        let broken = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
+        let after = g.node("after", Op::Transpose(vec![7]), &[broken]);
+        let twice = g.map("twice", Expr::arg(0).unary(Unary::Not), &[after]);
+        g.node("split", Op::Concat(2), &[x]);
+        g.output("z", twice);
+        let lines = told(g);
+        assert_eq!(lines.len(), 2, "{lines:#?}");
+        assert!(lines[0].contains("`sum`") && lines[0].contains("f32 and f16"), "{lines:#?}");
+        assert!(lines[1].contains("`split`") && lines[1].contains("axis 2"), "{lines:#?}");
+    }
+
+    #[test]
+    fn names_bytes_strangers_and_outputs_are_checked() {
+        let mut other = GraphBuilder::new();
+        let strange = (0..9).map(|_| other.weight("w", Dtype::F32, &[1])).last().expect("nine");
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::I32, &[2]);
+        g.input("x", Dtype::I32, &[2]);
+        g.constant(Dtype::I32, &[2], [0_u8; 7]);
+        g.map("a", Expr::arg(0), &[x]);
+        g.map("a", Expr::arg(0), &[x]);
+        g.map("b", Expr::arg(0), &[strange]);
+        g.output("y", strange);
+        let lines = told(g);
+        let expected = ["two inputs", "expected 8 bytes", "two nodes", "another graph", "another graph", "no output"];
+        assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+        assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:#?}");
+    }
+
+    #[test]
+    fn expressions_are_typed() {
+        let both = [Dtype::F32, Dtype::I32];
+        let compared = Expr::arg(0).binary(Binary::Less, Expr::arg(0));
+        assert_eq!(compared.clone().dtype(&both), Ok(Dtype::Bool));
+        assert_eq!(compared.clone().select(Expr::arg(1), Expr::Axis(0).cast(Dtype::I32)).dtype(&both), Ok(Dtype::I32));
+        for (wrong, part) in [
+            (Expr::arg(2), "operand 2 of 2"),
+            (Expr::arg(0) + Expr::arg(1), "f32 and i32"),
+            (Expr::arg(1).unary(Unary::Exp), "takes floats"),
+            (Expr::arg(0).unary(Unary::Not), "bools and integers"),
+            (Expr::arg(1).binary(Binary::ShiftLeft, Expr::arg(1)), "unsigned integers"),
+            (Expr::arg(0).binary(Binary::And, Expr::arg(0)), "bools and integers"),
+            (compared.clone() + compared.clone(), "takes numbers"),
+            (compared.clone().select(Expr::arg(0), Expr::arg(1)), "found bool, f32 and i32"),
+            (Expr::arg(0).select(Expr::arg(0), Expr::arg(0)), "expected a bool"),
+            (Expr::int(Dtype::U8, 256), "expected 0 to 255"),
+            (Expr::int(Dtype::I8, -129), "expected -128 to 127"),
+            (Expr::int(Dtype::F32, 1), "expected a float"),
+            (Expr::float(Dtype::I32, 1.0), "expected a whole number"),
+        ] {
+            let told = wrong.dtype(&both).unwrap_err();
+            assert!(told.contains(part), "{wrong:?}: {told}");
+        }
+        assert_eq!((Expr::Axis(3) + Expr::Axis(1)).axes(), 4);
+        assert!(Expr::int(Dtype::U64, u64::MAX.into()).dtype(&[]).is_ok());
     }
 }

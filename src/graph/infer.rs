@@ -537,3 +537,7 @@ fn dequantize(axis: Option<usize>, inputs: &[Option<&ValueType>]) -> Result<Valu
         _ => Ok(ValueType::new(scale.dtype, &x.dims)),
     }
 }
+
+#[cfg(test)]
+#[path = "infer_tests.rs"]
+mod tests;

@@ -65,8 +65,8 @@ pub enum Op {
     Pool(Pool),
     /// Interpolation of axes to other sizes.
     Resize(Resize),
-    /// Integers of a type that stand for the operand: round(x / scale) + zero point, saturated, NaN being 0. The second operand is the
-    /// scale, the third, optional, the zero point; a vector of them goes along `axis`.
+    /// Integers of a type that stand for the operand: round(x / scale) + zero point, saturated, NaN being 0. The second
+    /// operand is the scale, the third, optional, the zero point; a vector of them goes along `axis`.
     Quantize {
         /// The type.
         dtype: Dtype,

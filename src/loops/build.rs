@@ -203,8 +203,13 @@ impl LoopBuilder {
         self.of.term(of).dtype
     }
 
+    /// The loop as far as it is built.
+    pub(super) const fn so_far(&self) -> &Loop {
+        &self.of
+    }
+
     /// New axes, and the indices along them.
-    fn run(&mut self, extents: &[usize]) -> (Vec<usize>, Vec<TermId>) {
+    pub(super) fn run(&mut self, extents: &[usize]) -> (Vec<usize>, Vec<TermId>) {
         let axes: Vec<usize> = (self.of.axes.len()..).take(extents.len()).collect();
         self.of.axes.extend(extents);
         let at = axes.iter().map(|&axis| self.axis(axis)).collect();
@@ -219,7 +224,7 @@ impl LoopBuilder {
         }
     }
 
-    fn term(&mut self, dtype: Dtype, kind: TermKind) -> TermId {
+    pub(super) fn term(&mut self, dtype: Dtype, kind: TermKind) -> TermId {
         let term = Term { dtype, kind };
         if let Some(&known) = self.known.get(&term) {
             return known;

@@ -1,4 +1,6 @@
 //! Operations that are no loops: their elements are sorted, or written in an order that matters.
+//!
+//! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so.
 
 use std::cmp::Ordering;
 
@@ -95,12 +97,14 @@ fn top_k<T: Number>(of: &TopK, x: &Tensor, outputs: &[ValueType]) -> Result<Vec<
     Ok(vec![values, indices])
 }
 
+type Combine<T> = fn(T, T) -> T;
+
 fn cumulate<T: Number>(of: &Cumulate, x: &Tensor) -> Result<Vec<Tensor>, Error> {
     let [outer, size, inner] = around(&x.value_type().dims, of.axis);
     let mut result = Tensor::zeros(x.value_type().clone())?;
     let (from, to) = (x.elems::<T>(), result.elems_mut::<T>());
     for (row, column) in (0..outer).flat_map(|row| (0..inner).map(move |column| (row, column))) {
-        let (mut sofar, combine): (T::Inner, fn(T::Inner, T::Inner) -> T::Inner) = match of.op {
+        let (mut sofar, combine): (T::Inner, Combine<T::Inner>) = match of.op {
             ReduceOp::Prod => (T::ONE, T::times),
             _ => (T::ZERO, T::plus),
         };

@@ -1,5 +1,7 @@
 //! What a loop is: axes, terms, and the one value that they write.
 
+use std::collections::BTreeSet;
+
 use crate::graph::{Binary, Unary, ValueType};
 use crate::tensor::Dtype;
 
@@ -108,6 +110,21 @@ impl Loop {
     /// The type of what it writes.
     pub fn dtype(&self) -> Dtype {
         self.term(self.result).dtype
+    }
+
+    /// The axes that each term depends on, without those that it reduces.
+    pub(super) fn dependencies(&self) -> Vec<BTreeSet<usize>> {
+        let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(self.terms.len());
+        for term in &self.terms {
+            let mut axes: BTreeSet<usize> = term.reads().iter().flat_map(|read| all[read.0].iter().copied()).collect();
+            match &term.kind {
+                TermKind::Axis(axis) => drop(axes.insert(*axis)),
+                TermKind::Reduce { axes: reduced, .. } => axes.retain(|axis| !reduced.contains(axis)),
+                _ => {}
+            }
+            all.push(axes);
+        }
+        all
     }
 
     pub(super) fn term(&self, id: TermId) -> &Term {

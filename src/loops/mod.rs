@@ -15,16 +15,20 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 
+mod affine;
 mod build;
 mod eval;
 mod evaluate;
+mod fuse;
 mod hand;
 mod ir;
 mod lower;
+mod rewrite;
 mod scalar;
 
 pub use build::LoopBuilder;
 pub use evaluate::{compute, evaluate, run};
+pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 pub use lower::{Lowered, lower};
 

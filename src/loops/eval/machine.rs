@@ -1,8 +1,10 @@
 //! Running a prepared loop.
 
-use super::affine::{Lanes, step, tabulate};
+use std::ops::Range;
+
 use super::column::{Column, LANES};
 use super::fold::{self, Extreme};
+use super::lanes::{Lanes, step, tabulate};
 use super::ops;
 use super::program::{Address, Band, Place, Program, Step};
 use crate::graph::{Element, Tensor};
@@ -11,20 +13,19 @@ use crate::loops::ir::{Guard, Monoid, TermId, TermKind};
 /// Writes the elements of a loop.
 pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8]) {
     let mut machine = Machine::new(program, operands);
-    let size = program.of.dtype().bytes();
     let (rank, extents) = (program.of.rank, &program.of.axes);
     let stride = |axis: usize| extents[axis + 1..rank].iter().product::<usize>();
     let bands = &program.scopes[0];
-    let scalars: Vec<(usize, usize)> =
-        bands.iter().filter(|band| !band.lanes).flat_map(|band| &band.axes).map(|&axis| (axis, stride(axis))).collect();
+    let one_by_one = bands.iter().filter(|band| !band.lanes).flat_map(|band| &band.axes);
+    let scalars: Vec<(usize, usize)> = one_by_one.map(|&axis| (axis, stride(axis))).collect();
     machine.points(bands, &mut |machine| {
         let row: usize = scalars.iter().map(|&(axis, stride)| machine.at[axis] * stride).sum();
-        let result = &machine.columns[program.of.result.0].bytes()[..machine.len * size];
-        to[(row + machine.start) * size..][..result.len()].copy_from_slice(result);
+        machine.write(row + machine.start, to);
     });
 }
 
-struct Machine<'a> {
+/// What is computed of a loop so far.
+pub(super) struct Machine<'a> {
     program: &'a Program<'a>,
     operands: &'a [&'a Tensor],
     /// What each term is.
@@ -40,7 +41,7 @@ struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    fn new(program: &'a Program, operands: &'a [&'a Tensor]) -> Self {
+    pub fn new(program: &'a Program, operands: &'a [&'a Tensor]) -> Self {
         let of = program.of;
         let column = |(step, id): (&Option<Step>, usize)| match step {
             Some(_) => Column::new(of.terms[id].dtype),
@@ -67,14 +68,7 @@ impl<'a> Machine<'a> {
         let Some((band, inner)) = bands.split_first() else { return then(self) };
         let total: usize = band.extents.iter().product();
         if band.lanes {
-            let outside = (self.len, self.start);
-            for start in (0..total).step_by(LANES) {
-                (self.len, self.start) = (LANES.min(total - start), start);
-                self.tabulate(band);
-                self.compute(band);
-                self.points(inner, then);
-            }
-            (self.len, self.start) = outside;
+            self.blocks(band, 0..total, &mut |machine| machine.points(inner, then));
         } else if total > 0 {
             let mut at = vec![0; band.axes.len()];
             loop {
@@ -86,6 +80,39 @@ impl<'a> Machine<'a> {
                 }
             }
         }
+    }
+
+    /// Goes through some points of a band of lanes, in blocks.
+    fn blocks(&mut self, band: &'a Band, points: Range<usize>, then: &mut dyn FnMut(&mut Self)) {
+        let outside = (self.len, self.start);
+        for start in points.clone().step_by(LANES) {
+            (self.len, self.start) = (LANES.min(points.end - start), start);
+            self.tabulate(band);
+            self.compute(band);
+            then(self);
+        }
+        (self.len, self.start) = outside;
+    }
+
+    /// Writes the elements of these numbers of a loop that has no reductions, so that all its points are side by side.
+    pub fn part(&mut self, points: Range<usize>, to: &mut [u8]) {
+        let first = points.start;
+        for band in &self.program.scopes[0] {
+            match band.lanes {
+                true => self.blocks(band, points.clone(), &mut |machine| machine.write(machine.start - first, to)),
+                false => self.compute(band),
+            }
+        }
+        if self.program.of.elems() == 1 {
+            self.write(0, to);
+        }
+    }
+
+    /// Writes the results of a block, from the element of this number on.
+    fn write(&self, at: usize, to: &mut [u8]) {
+        let size = self.program.of.dtype().bytes();
+        let result = &self.columns[self.program.of.result.0].bytes()[..self.len * size];
+        to[at * size..][..result.len()].copy_from_slice(result);
     }
 
     fn tabulate(&mut self, band: &Band) {

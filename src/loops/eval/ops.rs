@@ -287,7 +287,7 @@ pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usiz
 
 /// A function of the first `n` elements of two, which are of this type.
 pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], y: &mut Column, n: usize) {
-    fn both<'c, T: crate::graph::Element>([a, b]: [&'c Column; 2], n: usize) -> [&'c [T]; 2] {
+    fn both<T: crate::graph::Element>([a, b]: [&Column; 2], n: usize) -> [&[T]; 2] {
         [&a.elems()[..n], &b.elems()[..n]]
     }
     match (dtype, op) {

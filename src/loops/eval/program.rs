@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::affine::{Affine, Lanes, affine, linear};
+use super::lanes::{Lanes, linear};
+use crate::loops::affine::{Affine, affine};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 
 /// Fewer points than these are not worth being computed side by side, where something else is.
@@ -79,7 +80,7 @@ pub(super) struct Place {
 impl<'l> Program<'l> {
     pub fn new(of: &'l Loop) -> Self {
         let affine = affine(of);
-        let (needed, deps) = (needed(of, &affine), dependencies(of));
+        let (needed, deps) = (needed(of, &affine), of.dependencies());
         let mut planner = Planner { of, affine, deps, needed, scopes: Vec::new(), home: Vec::new(), tables: 0 };
         planner.home = vec![None; of.axes.len()];
         planner.program()
@@ -118,7 +119,7 @@ impl<'l> Planner<'l> {
             let (scope, band) = self.deps[id].iter().filter_map(|&axis| self.home[axis]).max().unwrap_or((0, 0));
             self.scopes[scope][band].terms.push(id);
         }
-        let varies = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
+        let varies: Vec<bool> = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
         let splat = self.splat(&varies, &scope_of);
         Program { of: self.of, steps, varies, splat, scopes: self.scopes, tables: self.tables }
     }
@@ -253,7 +254,7 @@ impl<'l> Planner<'l> {
         Lanes::Table(self.tables - 1)
     }
 
-    fn splat(&self, varies: &Vec<bool>, scope_of: &[usize]) -> Vec<bool> {
+    fn splat(&self, varies: &[bool], scope_of: &[usize]) -> Vec<bool> {
         let mut splat = vec![false; varies.len()];
         let sides = |scope: usize| self.scopes[scope].iter().any(|band| band.lanes);
         for (id, term) in self.of.terms.iter().enumerate().filter(|(id, _)| self.needed[*id]) {
@@ -265,21 +266,6 @@ impl<'l> Planner<'l> {
         splat[result] |= sides(0) && !varies[result];
         splat
     }
-}
-
-/// The axes that each term depends on.
-fn dependencies(of: &Loop) -> Vec<BTreeSet<usize>> {
-    let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(of.terms.len());
-    for term in &of.terms {
-        let mut axes: BTreeSet<usize> = term.reads().iter().flat_map(|read| all[read.0].iter().copied()).collect();
-        match &term.kind {
-            TermKind::Axis(axis) => drop(axes.insert(*axis)),
-            TermKind::Reduce { axes: reduced, .. } => axes.retain(|axis| !reduced.contains(axis)),
-            _ => {}
-        }
-        all.push(axes);
-    }
-    all
 }
 
 /// Whether each term is read as a value; what only affine indices read is not.

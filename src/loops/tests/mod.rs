@@ -1,5 +1,7 @@
 //! Each operation against results by hand, and by plain loops over single elements.
 
+mod fused;
+mod graphs;
 mod moves;
 mod numbers;
 mod windows;

@@ -73,7 +73,8 @@ fn floats_follow_ieee_and_nan_wins_an_extreme() {
 
 #[test]
 fn transcendental_functions_are_those_of_doubles_rounded() {
-    let of: [(Unary, fn(f64) -> f64); 16] = [
+    type Known = (Unary, fn(f64) -> f64);
+    let of: [Known; 16] = [
         (Unary::Exp, f64::exp),
         (Unary::Log, f64::ln),
         (Unary::Sin, f64::sin),

@@ -96,6 +96,8 @@ fn convolutions_of_any_window_are_those_of_plain_loops() {
         (vec![1, 4, 5, 3, 2], 3, 1, window(&[2, 3, 1], &[1, 1, 1], &[1, 1, 2], &[[0, 1], [1, 1], [0, 0]])),
         (vec![2, 6, 6, 17], 19, 1, window(&[1, 1], &[1, 1], &[1, 1], &[[0, 0], [0, 0]])),
         (vec![2, 3, 4], 2, 1, window(&[1], &[1], &[1], &[[0, 0]])),
+        (vec![2, 7, 6, 8], 14, 2, window(&[3, 3], &[1, 1], &[1, 1], &[[1, 1], [1, 1]])),
+        (vec![1, 5, 5, 150], 9, 1, window(&[2, 2], &[1, 1], &[1, 1], &[[0, 1], [1, 0]])),
     ] {
         let x = signed(&xs, 7);
         let filter = signed(&[&[k, xs[xs.len() - 1] / groups], &of.size[..]].concat(), 8);
@@ -238,7 +240,7 @@ fn interpolation_is_that_of_its_formulas() {
 #[test]
 fn interpolation_of_two_axes_is_that_of_one_after_the_other() {
     let x = counted(&[3, 4, 2]);
-    let x = output(&Op::Map(crate::graph::Expr::arg(0).cast(crate::Dtype::F32)), &[&x]);
+    let x = output(&Op::Map(crate::graph::Expr::arg(0).cast(crate::tensor::Dtype::F32)), &[&x]);
     let both = Resize {
         dims: vec![6, 6, 2],
         scales: vec![2.0, 1.5, 1.0],
