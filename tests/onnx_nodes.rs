@@ -73,7 +73,8 @@ fn bless(folders: &[PathBuf]) {
 }
 
 fn one_line(why: &str) -> String {
-    let words: Vec<&str> = why.split_whitespace().collect();
+    let said = why.split_once("model.onnx: ").map_or(why, |(_, said)| said);
+    let words: Vec<&str> = said.split_whitespace().collect();
     words.join(" ").chars().take(240).collect()
 }
 

@@ -1,6 +1,6 @@
 //! The graph that is being made of a model.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::problem::Problem;
 use crate::error::Error;
@@ -39,7 +39,8 @@ pub(in crate::onnx) struct Context<'m> {
     pub stored: HashMap<ValueId, DataType>,
     /// The node that is being imported, with the functions and bodies around it.
     pub path: String,
-    names: HashSet<String>,
+    /// Names of nodes, and how often each was asked for.
+    names: HashMap<String, usize>,
 }
 
 /// Most bytes of a constant that is computed here; a larger one is left to the graph.
@@ -65,7 +66,7 @@ impl<'m> Context<'m> {
             problems: Vec::new(),
             stored: HashMap::new(),
             path: String::new(),
-            names: HashSet::new(),
+            names: HashMap::new(),
         }
     }
 
@@ -207,13 +208,18 @@ impl<'m> Context<'m> {
 
     /// A name for a node that no other has.
     fn fresh(&mut self) -> String {
-        let mut name = self.path.clone();
-        let mut count = 1;
-        while !self.names.insert(name.clone()) {
-            name = format!("{}#{count}", self.path);
-            count += 1;
+        loop {
+            let count = self.names.entry(self.path.clone()).or_default();
+            *count += 1;
+            if *count == 1 {
+                return self.path.clone();
+            }
+            let name = format!("{}#{}", self.path, *count - 1);
+            if !self.names.contains_key(&name) {
+                self.names.insert(name.clone(), 1);
+                return name;
+            }
         }
-        name
     }
 }
 

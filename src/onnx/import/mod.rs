@@ -59,18 +59,17 @@ impl File {
             }
         }
         scope.run(&mut cx, &model.graph.nodes);
+        if !cx.problems.is_empty() {
+            return Err(Error::Import { path: self.path().to_owned(), problems: cx.problems.into() });
+        }
         for output in &model.graph.outputs {
             match scope.find(&output.name) {
                 Some(Item::Tensor(value)) => cx.builder.output(&output.name, *value),
-                Some(Item::Broken) => {}
                 Some(_) => return Err(Error::graph(&output.name, "an output that is no tensor")),
                 None => return Err(Error::graph(&output.name, "an output that nothing writes")),
             }
         }
-        if cx.problems.is_empty() {
-            return cx.finish();
-        }
-        Err(Error::Import { path: self.path().to_owned(), problems: cx.problems.into() })
+        cx.finish()
     }
 
     /// Every free dimension has a size, and every size a dimension.

@@ -39,9 +39,9 @@ impl fmt::Display for Problems<'_> {
         self.0.iter().for_each(|problem| groups.entry(problem.kind()).or_default().push(problem));
         write!(f, "{} nodes cannot be imported", self.0.len())?;
         for (kind, problems) in groups {
-            write!(f, "\n{kind}:")?;
-            for Problem { node, operands, reason, .. } in problems {
-                write!(f, "\n  `{node}` of {operands}: {reason}")?;
+            write!(f, "; {kind}:")?;
+            for (index, Problem { node, operands, reason, .. }) in problems.into_iter().enumerate() {
+                write!(f, "{} `{node}` of {operands}: {reason}", if index > 0 { "," } else { "" })?;
             }
         }
         Ok(())
@@ -65,8 +65,8 @@ mod tests {
         let all = [problem("a", "", "Odd"), problem("b", "org", "Strange"), problem("c", "", "Odd")];
         assert_eq!(
             Problems(&all).to_string(),
-            "3 nodes cannot be imported\nOdd (version 3):\n  `a` of f32[2]: because\n  `c` of f32[2]: because\n\
-             org.Strange (version 3):\n  `b` of f32[2]: because"
+            "3 nodes cannot be imported; Odd (version 3): `a` of f32[2]: because, `c` of f32[2]: because; \
+             org.Strange (version 3): `b` of f32[2]: because"
         );
     }
 }

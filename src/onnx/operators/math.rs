@@ -113,11 +113,33 @@ fn greater_or_equal(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     c.cx.binary(Binary::LessEqual, b, a)
 }
 
+/// Signed integers keep their sign when they are shifted right.
 fn bit_shift(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
-    match c.text_or("direction", "") {
-        "LEFT" => binary(c, Binary::ShiftLeft),
-        "RIGHT" => binary(c, Binary::ShiftRight),
-        other => Err(format!("direction: expected LEFT or RIGHT, found `{other}`")),
+    let (a, b) = (c.x(0)?, c.x(1)?);
+    let dtype = c.dtype(a);
+    let bits = unsigned(dtype);
+    let shift = |op, of: Expr| of.cast(bits).binary(op, Expr::arg(1).cast(bits)).cast(dtype);
+    let shifted = match (c.text_or("direction", ""), dtype.is_signed()) {
+        ("LEFT", _) => shift(Binary::ShiftLeft, Expr::arg(0)),
+        ("RIGHT", false) => shift(Binary::ShiftRight, Expr::arg(0)),
+        ("RIGHT", true) => {
+            let negative = Expr::arg(0).binary(Binary::Less, number(dtype, 0.0));
+            let below = shift(Binary::ShiftRight, Expr::arg(0).unary(Unary::Not)).unary(Unary::Not);
+            negative.select(below, shift(Binary::ShiftRight, Expr::arg(0)))
+        }
+        (other, _) => return Err(format!("direction: expected LEFT or RIGHT, found `{other}`")),
+    };
+    c.map(shifted, &[a, b])
+}
+
+/// The type of as many bits without a sign.
+fn unsigned(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::I8 => Dtype::U8,
+        Dtype::I16 => Dtype::U16,
+        Dtype::I32 => Dtype::U32,
+        Dtype::I64 => Dtype::U64,
+        other => other,
     }
 }
 

@@ -132,6 +132,9 @@ fn quantize(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     if !is_storage(to) {
         return Ok(vec![c.cast(scaled, graph_type(to)?)?.into()]);
     }
+    if let Some([low, high]) = integer_range(to).map(|range| range.map(|bound| number(Dtype::F32, bound as f64))) {
+        scaled = c.map(Expr::arg(0).binary(Binary::Max, low).binary(Binary::Min, high), &[scaled])?;
+    }
     let saturate = c.int_or("saturate", 1) != 0;
     let y = encode(c, scaled, to, saturate)?;
     c.store(y, to);

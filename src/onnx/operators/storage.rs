@@ -2,7 +2,7 @@
 
 use crate::graph::{Binary, Expr, Op, Tensor, Unary, ValueId};
 use crate::onnx::DataType;
-use crate::onnx::import::{Context, Outcome, number};
+use crate::onnx::import::{Context, Outcome};
 use crate::tensor::Dtype;
 
 /// A floating-point type of few bits: a sign, if it has one, then exponent and mantissa.
@@ -83,7 +83,9 @@ impl Format {
         match self.specials {
             Specials::None => None,
             Specials::MinusZero => Some(self.codes()),
-            Specials::Nan | Specials::InfinityAndNan => Some(self.codes() - 1),
+            Specials::Nan => Some(self.codes() - 1),
+            // The quiet one: the mantissa's highest bit.
+            Specials::InfinityAndNan => Some(self.codes() - (1 << (self.mantissa - 1))),
         }
     }
 
@@ -140,8 +142,7 @@ pub(super) fn encode(c: &mut Context<'_>, x: ValueId, to: DataType, saturate: bo
     while bit > 0 {
         let next = c.map(Expr::arg(0) + Expr::int(Dtype::I32, bit as i128 - 1), &[code])?;
         let step = c.op(Op::Gather(0), &[table, next])?;
-        let passes = Expr::arg(1).binary(Binary::LessEqual, Expr::arg(2));
-        let passes = passes.binary(Binary::And, Expr::arg(1).unary(Unary::IsInf).unary(Unary::Not));
+        let passes = Expr::arg(2).binary(Binary::LessEqual, Expr::arg(1));
         let taken = passes.select(Expr::arg(0) + Expr::int(Dtype::I32, bit as i128), Expr::arg(0));
         code = c.map(taken, &[code, size, step])?;
         bit /= 2;
@@ -191,16 +192,9 @@ fn finished(format: &Format, saturate: bool) -> Expr {
     code.cast(Dtype::U8)
 }
 
-/// Floats rounded to whole numbers within bounds; of integers the lowest bits.
+/// The lowest bits of whole numbers; of floats those of what they are truncated to.
 fn integers(c: &mut Context<'_>, x: ValueId, [low, high]: [i64; 2]) -> Outcome<ValueId> {
-    let dtype = c.dtype(x);
     let to = if low < 0 { Dtype::I8 } else { Dtype::U8 };
-    if dtype.is_float() {
-        let whole = Expr::arg(0).unary(Unary::Round);
-        let whole =
-            whole.binary(Binary::Max, number(dtype, low as f64)).binary(Binary::Min, number(dtype, high as f64));
-        return c.map(whole.cast(to), &[x]);
-    }
     let int = |value: i64| Expr::int(Dtype::I64, value.into());
     let wrapped = (Expr::arg(0).cast(Dtype::I64) - int(low)).binary(Binary::Mod, int(high - low + 1)) + int(low);
     c.map(wrapped.cast(to), &[x])
