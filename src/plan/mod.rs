@@ -10,6 +10,7 @@ mod check;
 mod choices;
 mod concat;
 mod context;
+#[cfg(feature = "cuda")]
 mod conv_s8;
 mod cover;
 mod display;
@@ -37,6 +38,7 @@ pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]
 pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
+#[cfg(feature = "cuda")]
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};

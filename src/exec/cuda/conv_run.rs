@@ -18,9 +18,9 @@ use crate::tensor::Activation;
 pub struct S8Operands<'a> {
     /// What is computed.
     pub conv: S8Conv,
-    /// Pixels, [batch][H][W][C], and whether they are signed.
+    /// Pixels, `[batch][H][W][C]`, and whether they are signed.
     pub x: (&'a [u8], bool),
-    /// [K][R][S][C].
+    /// `[K][R][S][C]`.
     pub filter: &'a [i8],
     /// Added to the sums of each output channel.
     pub bias: &'a [i32],
@@ -41,9 +41,9 @@ pub struct S8Operands<'a> {
 pub struct HalfOperands<'a> {
     /// What is computed, of halves.
     pub conv: S8Conv,
-    /// Pixels, [batch][H][W][C].
+    /// Pixels, `[batch][H][W][C]`.
     pub x: &'a [f16],
-    /// [K][R][S][C].
+    /// `[K][R][S][C]`.
     pub filter: &'a [f16],
     /// Of each output channel.
     pub bias: &'a [f32],
