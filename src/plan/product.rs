@@ -7,7 +7,7 @@ use std::fmt;
 use super::Limits;
 use crate::error::Error;
 
-/// The sizes of a matrix product: Y[m][n] from X[m][k] and W[n][k].
+/// The sizes of a matrix product: `Y[m][n]` from `X[m][k]` and `W[n][k]`.
 ///
 /// ```
 /// use trefoil::plan::{Limits, ProductSizes};

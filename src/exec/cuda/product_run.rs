@@ -17,7 +17,7 @@ pub struct ProductOperands<'a> {
     pub activation: ProductActivation,
     /// What has the left operand, and where in it.
     pub x: (&'a [f16], RowsAt),
-    /// The right operand, [n][k].
+    /// The right operand, `[n][k]`.
     pub w: &'a [f16],
     /// n numbers that are added to the sums, if any.
     pub bias: Option<&'a [f32]>,
