@@ -45,6 +45,7 @@
 //! | several GPUs | [`Fleet`] |
 //! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
 //! | how fast it would be elsewhere | [`mod@simulate`] |
+//! | ONNX files; any network, on the CPU | [`onnx`], [`graph`], [`loops`] |
 //! | networks built in code; kernels, their times and rooflines | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
 //!
 //! # Versions
@@ -100,6 +101,10 @@ pub mod trace;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/adding-a-model-family.md")]
 struct Guides;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/onnx.md")]
+struct OnnxGuide;
 
 /// Those in the README compile.
 #[cfg(all(doctest, feature = "image"))]
