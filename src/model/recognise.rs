@@ -41,9 +41,13 @@ pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Networ
         }
     }
     let refused = least.unwrap_or_default();
+    let (count, nodes) = (refused.len(), refused.join("; "));
     Err(Error::Unsupported {
-        what: format!("{} nodes of other networks than those of images:\n{}", refused.len(), refused.join("\n")),
-        instead: "convolutions, batch norms, relu, sums, pools, concatenations, a linear layer and softmax".into(),
+        what: format!("a model with {count} nodes that no kernel for images computes ({nodes})"),
+        instead:
+            "use one of convolutions, batch norms, ReLU, sums, pools, concatenations, a linear layer and softmax, \
+                  or evaluate it on the CPU by `trefoil::loops`"
+                .into(),
     })
 }
 
