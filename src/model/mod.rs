@@ -3,7 +3,6 @@
 //! A [`Model`] is opened from files or made from a graph built in code. [`optimize`] and [`infer`] are what a planner
 //! asks of its graph; [`fold_conv`] reads the weights of a convolution as kernels want them.
 
-mod affine;
 mod builder;
 mod config;
 mod families;

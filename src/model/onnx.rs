@@ -30,7 +30,8 @@ pub(super) fn open(path: &Path) -> Result<Model, Error> {
         false => (Vec::new(), Preprocessing::new(network.graph.input)),
     };
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let model = Model::new(network.graph, weights.with(network.computed)?, preprocessing, labels)?;
+    let weights = weights.with(network.computed)?.with_views(network.views)?;
+    let model = Model::new(network.graph, weights, preprocessing, labels)?;
     Ok(model.with_name(&printable(&name, MOST_OF_A_NAME)))
 }
 

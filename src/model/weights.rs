@@ -141,6 +141,24 @@ impl Weights {
         Ok(all)
     }
 
+    /// These weights, some of them under other names and in other dimensions too: (new name, name, dimensions).
+    pub(super) fn with_views(
+        &self,
+        views: impl IntoIterator<Item = (String, String, Vec<usize>)>,
+    ) -> Result<Self, Error> {
+        let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
+        for (name, of, dims) in views {
+            let Some(entry) = self.header.tensors.get(&of) else { return Err(self.missing(&of, format!("{dims:?}"))) };
+            if dims.iter().product::<usize>() != entry.elems {
+                return Err(self.error(&of, format!("{dims:?}"), format!("{:?}", entry.dims)));
+            }
+            if all.header.tensors.insert(name.clone(), Entry { dims, ..entry.clone() }).is_some() {
+                return Err(self.error(&name, "one tensor of this name", "two"));
+            }
+        }
+        Ok(all)
+    }
+
     fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let of = tensor.value_type();
         let entry = Entry {

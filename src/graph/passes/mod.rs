@@ -128,8 +128,8 @@ mod tests {
         g.output("a", a);
         g.output("b", b);
         let graph = simplify(&g.finish().unwrap());
-        assert_eq!(graph.nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["a", "channels", "b"]);
-        let Op::Conv(conv) = &graph.nodes[0].op else { panic!("{:?}", graph.nodes[0]) };
+        assert_eq!(graph.nodes.iter().map(|node| &*node.name).collect::<Vec<_>>(), ["channels", "a", "b"]);
+        let Op::Conv(conv) = &graph.nodes[1].op else { panic!("{:?}", graph.nodes[1]) };
         assert_eq!(conv.window.pad, [[0, 1]; 2]);
     }
 

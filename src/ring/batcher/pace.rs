@@ -417,11 +417,7 @@ mod tests {
         assert_eq!(leaves(&pace, 1), Duration::ZERO, "the device is idle");
         pace.sent(8, at);
         let pays = [1, 5, 7, 8, 9, 12].map(|rows| leaves(&pace, rows).is_zero());
-        assert_eq!(
-            pays,
-            [false, false, false, true, true, true],
-            "as many rows as run, and a size that is nearly full"
-        );
+        assert_eq!(pays, [false, false, false, true, true, false], "as many rows as run, and a full size");
         assert_eq!(leaves(&pace, 1), US(300), "when the device is idle");
         pace.sent(8, at + US(100));
         assert_eq!(

@@ -1,0 +1,122 @@
+//! Layers: convolutions, pools, means, concatenations, linear layers, and the softmax behind them.
+
+use super::{Failed, Recogniser, read};
+use crate::graph::{self as values, PoolOp, ReduceOp, ValueId, ValueType};
+use crate::loops;
+use crate::model::graph::{Conv2d, Linear, NodeId, Op, Pad, Pool, Window};
+
+impl Recogniser<'_> {
+    pub(super) fn conv(&mut self, node: &values::Node, conv: &values::Conv, x: NodeId) -> Result<NodeId, Failed> {
+        let [_, filter, ..] = node.inputs[..] else { return Err("it has no filter".into()) };
+        let filter = filter.filter(|&id| self.is_constant(id)).ok_or(Failed::Why("its filter is no constant"))?;
+        let bias = node.inputs.get(2).copied().flatten();
+        if bias.is_some_and(|id| !self.is_constant(id)) {
+            return Err("its bias is no constant".into());
+        }
+        let op = Op::Conv2d(Conv2d {
+            groups: conv.groups,
+            filter: self.named(node, "filter", filter)?,
+            bias: bias.map(|bias| self.named(node, "bias", bias)).transpose()?,
+            ..Conv2d::named(&node.name, self.from.value(filter).dims[0], window(&conv.window)?)
+        });
+        Ok(self.push(node, op, vec![x]))
+    }
+
+    pub(super) fn pool(&mut self, node: &values::Node, pool: &values::Pool, x: NodeId) -> Result<NodeId, Failed> {
+        let window = window(&pool.window)?;
+        if node.outputs.len() > 1 {
+            return Err("the places of its maxima are asked for".into());
+        }
+        let is_even = pool.window.pad.iter().all(|[before, behind]| before == behind);
+        let op = match pool.op {
+            PoolOp::Max => Op::MaxPool(Pool { window, count_pad: false }),
+            PoolOp::Mean => Op::AvgPool(Pool { window, count_pad: false }),
+            PoolOp::MeanOfTaps if is_even => Op::AvgPool(Pool { window, count_pad: true }),
+            PoolOp::MeanOfTaps | PoolOp::Sum => return Err("no kernel computes such windows".into()),
+        };
+        Ok(self.push(node, op, vec![x]))
+    }
+
+    pub(super) fn mean(&mut self, node: &values::Node, of: &values::Reduce, x: NodeId) -> Result<NodeId, Failed> {
+        match (of.op, &of.axes[..], self.from.value(read(node)).rank()) {
+            (ReduceOp::Mean, [1, 2], 4) => Ok(self.push(node, Op::GlobalAvgPool, vec![x])),
+            _ => Err("it is no mean over all pixels".into()),
+        }
+    }
+
+    pub(super) fn concat(&mut self, node: &values::Node, axis: usize, images: &[NodeId]) -> Result<NodeId, Failed> {
+        if images.len() != node.inputs.len() || axis + 1 != self.from.value(read(node)).rank() || axis == 0 {
+            return Err("it does not put channels beside channels".into());
+        }
+        Ok(self.push(node, Op::Concat, images.to_vec()))
+    }
+
+    pub(super) fn linear(
+        &mut self,
+        node: &values::Node,
+        of: &values::Contract,
+        images: &[NodeId],
+    ) -> Result<NodeId, Failed> {
+        let (&[x], [_, Some(weight)]) = (images, &node.inputs[..]) else {
+            return Err("it has no constant operand".into());
+        };
+        let (out_features, weight) = self.linear_weight(node, of, *weight)?;
+        Ok(self.push(node, Op::Linear(Linear { out_features, weight, bias: None }), vec![x]))
+    }
+
+    /// Outputs of a linear layer, and the name of its weight `[out, in]`.
+    pub(super) fn linear_weight(
+        &mut self,
+        node: &values::Node,
+        of: &values::Contract,
+        weight: ValueId,
+    ) -> Result<(usize, String), Failed> {
+        let is_product =
+            of.result.len() == 2 && of.left.len() == 2 && of.right.len() == 2 && of.left[0] == of.result[0];
+        if !is_product || !self.is_constant(weight) {
+            return Err("it is no linear layer".into());
+        }
+        let (k, c, dims) = (of.result[1], of.left[1], self.from.value(weight).dims.clone());
+        if of.right[..] == [k, c] {
+            return Ok((dims[0], self.named(node, "weight", weight)?));
+        }
+        if of.right[..] != [c, k] {
+            return Err("it is no linear layer".into());
+        }
+        let tensor = self.tensor(weight)?;
+        let turned = ValueType::new(tensor.value_type().dtype, &[dims[1], dims[0]]);
+        let turn = values::Op::Transpose(vec![1, 0]);
+        let tensor = loops::compute(&turn, &[Some(&tensor)], &[turned])?.remove(0);
+        Ok((dims[1], self.keep(node, "weight", tensor)))
+    }
+
+    /// A vector seen as an image of one pixel, or the other way round.
+    pub(super) fn reshape(&mut self, node: &values::Node, x: NodeId) -> Result<NodeId, Failed> {
+        let long = |of: &ValueType| of.dims.iter().copied().filter(|&dim| dim != 1).collect::<Vec<_>>();
+        let [from, to] = [read(node), node.outputs[0]].map(|id| self.from.value(id));
+        let ends = |of: &ValueType| of.dims.last().copied();
+        if long(from).len() > 1 || ends(from) != ends(to) {
+            return Err("it makes channels of pixels".into());
+        }
+        Ok(x)
+    }
+
+    pub(super) fn end(&mut self, node: &values::Node, axis: usize, x: NodeId) -> Result<NodeId, Failed> {
+        let of = self.from.value(read(node));
+        let is_last = node.outputs[0] == self.from.outputs[0].value && axis + 1 == of.rank();
+        if !is_last || of.elems() != of.dims[axis] {
+            return Err("it is no softmax of the result".into());
+        }
+        self.softmax = Some(read(node));
+        Ok(x)
+    }
+}
+
+fn window(window: &values::Window) -> Result<Window, Failed> {
+    let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| Failed::Why("its window has other axes than two"));
+    let [size, stride, dilation] = [pair(&window.size)?, pair(&window.stride)?, pair(&window.dilation)?];
+    let [[top, bottom], [left, right]] = window.pad[..] else {
+        return Err("its window has other axes than two".into());
+    };
+    Ok(Window { size, stride, dilation, pad: Pad { top, bottom, left, right } })
+}

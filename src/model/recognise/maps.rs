@@ -1,0 +1,138 @@
+//! Expressions: sums, activations, and scales of channels.
+
+use super::affine::affine;
+use super::{Failed, Recogniser};
+use crate::graph::{self as values, Binary, Expr, Number, Tensor, ValueId, ValueType};
+use crate::loops;
+use crate::model::graph::{BatchNorm, Conv2d, Linear, Node, NodeId, Op, Window};
+use crate::tensor::{Activation, Dtype};
+
+impl Recogniser<'_> {
+    pub(super) fn map(&mut self, node: &values::Node, expr: &Expr, images: &[NodeId]) -> Result<NodeId, Failed> {
+        if let ([a, b], true) = (images, is_sum(expr)) {
+            let types = node.inputs.iter().flatten().map(|&id| self.from.value(id));
+            let same = types.clone().all(|of| *of == *self.from.value(node.outputs[0]));
+            return if same {
+                Ok(self.push(node, Op::Add(Activation::None), vec![*a, *b]))
+            } else {
+                Err("its operands differ in shape".into())
+            };
+        }
+        let &[x] = images else { return Err("no kernel computes it of several images".into()) };
+        let at =
+            node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
+        if let Some(bound) = self.bound(node, expr, at)? {
+            return self.activation(node, bound, x);
+        }
+        let (slope, offset) = affine(expr, at).ok_or(Failed::Why("no kernel computes this expression"))?;
+        let [slope, offset] = [self.vector(node, &slope)?, self.vector(node, &offset)?];
+        self.scaled(node, slope, offset, x)
+    }
+
+    /// The bound that an expression of one image is, if it is one: whether from above, and where.
+    fn bound(&mut self, node: &values::Node, expr: &Expr, at: usize) -> Result<Option<(bool, f64)>, Failed> {
+        let Expr::Binary(op @ (Binary::Max | Binary::Min), of) = expr else { return Ok(None) };
+        let limit = match (&of[0], &of[1]) {
+            (Expr::Arg(x), limit) | (limit, Expr::Arg(x)) if *x == at => limit,
+            _ => return Ok(None),
+        };
+        let limit = match limit {
+            Expr::Const(_, Number::Float(limit)) => *limit,
+            Expr::Arg(other) => {
+                let id = node.inputs[*other].expect("an expression reads what is there");
+                match self.from.value(id).elems() {
+                    1 => self.tensor(id)?.to_f64s()[0],
+                    _ => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some((*op == Binary::Min, limit)))
+    }
+
+    fn activation(&mut self, node: &values::Node, bound: (bool, f64), x: NodeId) -> Result<NodeId, Failed> {
+        match (bound, &self.nodes[x.0]) {
+            ((false, 0.0), _) => Ok(self.push(node, Op::Activation(Activation::Relu), vec![x])),
+            ((true, 6.0), Node { op: Op::Activation(Activation::Relu), inputs, .. }) => {
+                let inputs = inputs.clone();
+                Ok(self.push(node, Op::Activation(Activation::Relu6), inputs))
+            }
+            _ => Err("it bounds its operand by other numbers than 0 and 6".into()),
+        }
+    }
+
+    /// slope * x + offset, for each channel: a layer's bias, a convolution's batch norm, or a depthwise convolution of one
+    /// tap.
+    fn scaled(&mut self, node: &values::Node, slope: Tensor, offset: Tensor, x: NodeId) -> Result<NodeId, Failed> {
+        let is_read_once = self.readers(x) == 1;
+        let is_added = slope.elems::<f32>().iter().all(|&slope| slope == 1.0);
+        match &self.nodes[x.0].op {
+            Op::Linear(Linear { bias: None, .. }) | Op::Conv2d(Conv2d { bias: None, .. })
+                if is_added && is_read_once =>
+            {
+                let name = self.keep(node, "bias", offset);
+                if let Op::Linear(Linear { bias, .. }) | Op::Conv2d(Conv2d { bias, .. }) = &mut self.nodes[x.0].op {
+                    *bias = Some(name);
+                }
+                Ok(x)
+            }
+            Op::Conv2d(_) if is_read_once => {
+                let channels = offset.value_type().dims[0];
+                let constant = |value: f32| Tensor::of(&[channels], &vec![value; channels]);
+                let norm = BatchNorm {
+                    gamma: self.keep(node, "slope", slope),
+                    beta: self.keep(node, "offset", offset),
+                    mean: self.keep(node, "mean", constant(0.0)),
+                    var: self.keep(node, "variance", constant(1.0)),
+                    eps: 0.0,
+                };
+                Ok(self.push(node, Op::BatchNorm(norm), vec![x]))
+            }
+            _ => {
+                let channels = offset.value_type().dims[0];
+                let filter = slope.cast(ValueType::new(Dtype::F32, &[channels, 1, 1, 1]));
+                let conv = Conv2d {
+                    groups: channels,
+                    filter: self.keep(node, "slope", filter),
+                    bias: Some(self.keep(node, "offset", offset)),
+                    ..Conv2d::named(&node.name, channels, Window::square(1, 1, 0))
+                };
+                Ok(self.push(node, Op::Conv2d(conv), vec![x]))
+            }
+        }
+    }
+
+    /// How often an image is read, or shown, by what is no view of it.
+    fn readers(&self, of: NodeId) -> usize {
+        let is_it = |id: &ValueId| self.of_value.get(id) == Some(&of);
+        let is_view = |node: &values::Node| is_it(&node.outputs[0]) && matches!(node.op, values::Op::Reshape(_));
+        let nodes = self.from.nodes.iter().filter(|node| node.inputs.iter().flatten().any(is_it) && !is_view(node));
+        nodes.count() + self.from.outputs.iter().filter(|port| is_it(&port.value)).count()
+    }
+
+    /// An expression of a map's constants, f64, as one f32 for each channel.
+    fn vector(&mut self, node: &values::Node, expr: &Expr) -> Result<Tensor, Failed> {
+        let of = self.from.value(node.outputs[0]);
+        let channels = *of.dims.last().ok_or(Failed::Why("it has no channels"))?;
+        let mut tensors = Vec::new();
+        for id in &node.inputs {
+            let id = id.expect("an expression reads what is there");
+            // The image itself is in neither expression.
+            tensors.push(if self.is_constant(id) { self.tensor(id)? } else { Tensor::of(&[], &[0.0_f32]) });
+        }
+        let per_channel = |tensor: &Tensor| tensor.value_type().dims.iter().rev().skip(1).all(|&dim| dim == 1);
+        if !tensors.iter().all(per_channel) {
+            return Err("its constants differ between pixels".into());
+        }
+        let dims = vec![1; of.rank() - 1].into_iter().chain([channels]).collect::<Vec<_>>();
+        let spread = Tensor::of(&dims, &vec![0.0_f64; channels]);
+        let all: Vec<Option<&Tensor>> = tensors.iter().chain([&spread]).map(Some).collect();
+        let whole = (expr.clone() + Expr::arg(tensors.len())).cast(Dtype::F32);
+        let result = loops::compute(&values::Op::Map(whole), &all, &[ValueType::new(Dtype::F32, &dims)])?.remove(0);
+        Ok(result.cast(ValueType::new(Dtype::F32, &[channels])))
+    }
+}
+
+fn is_sum(expr: &Expr) -> bool {
+    matches!(expr, Expr::Binary(Binary::Add, of) if matches!(&**of, [Expr::Arg(0), Expr::Arg(1)] | [Expr::Arg(1), Expr::Arg(0)]))
+}

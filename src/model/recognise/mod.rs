@@ -1,0 +1,279 @@
+//! A network of images, recognised in a graph of values: convolutions, batch norms, activations, sums, pools and linear
+//! layers, in whatever pieces they were written.
+
+mod affine;
+mod layers;
+mod maps;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use super::graph::{Conv2d, Graph, Node, NodeId, Op, Window};
+use super::shape::infer;
+use super::weights::Weights;
+use crate::error::Error;
+use crate::graph::{self as values, Constant, Origin, Tensor, ValueId};
+use crate::loops;
+use crate::tensor::{Dtype, Shape};
+
+/// A network of images that computes what a graph of values does.
+pub(super) struct Network {
+    /// The network, without softmax.
+    pub graph: Graph,
+    /// Weights that are computed from those of the graph, by new names.
+    pub computed: Vec<(String, Tensor)>,
+    /// Weights that are also read in other dimensions: the new name, the name, the dimensions.
+    pub views: Vec<(String, String, Vec<usize>)>,
+}
+
+/// The order that makes pixels of planes.
+const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
+
+/// The network of images that `graph`, of one image, computes.
+///
+/// # Errors
+/// [`Error::Unsupported`] with every node that is none of a network of images; [`Error::Tensor`] and [`Error::Io`] for
+/// weights that cannot be read.
+pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Network, Error> {
+    let mut least: Option<Vec<String>> = None;
+    // What is done to planes before the first convolution can as well be done to pixels.
+    for graph in [values::simplify(graph), values::simplify(&of_pixels(graph))] {
+        match Recogniser::new(&graph, weights)?.run()? {
+            Ok(network) => return Ok(network),
+            Err(refused) if least.as_ref().is_none_or(|least| refused.len() < least.len()) => least = Some(refused),
+            Err(_) => {}
+        }
+    }
+    let refused = least.unwrap_or_default();
+    let (count, nodes) = (refused.len(), refused.join("; "));
+    Err(Error::Unsupported {
+        what: format!("a model with {count} nodes that no kernel for images computes ({nodes})"),
+        instead:
+            "use one of convolutions, batch norms, ReLU, sums, pools, concatenations, a linear layer and softmax, \
+                  or evaluate it on the CPU by `trefoil::loops`"
+                .into(),
+    })
+}
+
+/// The graph that reads pixels in place of planes, where its input may be planes.
+fn of_pixels(graph: &values::Graph) -> values::Graph {
+    let [port] = &graph.inputs[..] else { return graph.clone() };
+    if graph.value(port.value).rank() != TO_PIXELS.len() {
+        return graph.clone();
+    }
+    graph.with_input_transposed(&TO_PIXELS)
+}
+
+struct Recogniser<'a> {
+    from: &'a values::Graph,
+    weights: &'a Weights,
+    nodes: Vec<Node>,
+    /// The node that computes each value.
+    of_value: HashMap<ValueId, NodeId>,
+    /// Values that are an image as planes, in any dimensions: only a linear layer can read them.
+    planes: HashMap<ValueId, NodeId>,
+    computed: Vec<(String, Tensor)>,
+    views: Vec<(String, String, Vec<usize>)>,
+    softmax: Option<ValueId>,
+    input: Shape,
+}
+
+/// Why a node is none of a network of images.
+type Why = &'static str;
+
+/// What a node of the graph is.
+type Found = Result<Option<NodeId>, Failed>;
+
+enum Failed {
+    Why(Why),
+    Error(Error),
+}
+
+impl From<Why> for Failed {
+    fn from(why: Why) -> Self {
+        Self::Why(why)
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl<'a> Recogniser<'a> {
+    fn new(from: &'a values::Graph, weights: &'a Weights) -> Result<Self, Error> {
+        let refused =
+            |what: String| Error::Unsupported { what, instead: "one input of f32 images and one output".into() };
+        let ([input], [_]) = (&from.inputs[..], &from.outputs[..]) else {
+            return Err(refused(format!(
+                "a network of {} inputs and {} outputs",
+                from.inputs.len(),
+                from.outputs.len()
+            )));
+        };
+        let of = from.value(input.value);
+        let turned = from.nodes.iter().find(|node| {
+            node.inputs[..] == [Some(input.value)] && node.op == values::Op::Transpose(TO_PIXELS.to_vec())
+        });
+        let first = turned.map_or(input.value, |node| node.outputs[0]);
+        let [1, height, width, channels] = from.value(first).dims[..] else {
+            return Err(refused(format!("input `{}` of {of}", input.name)));
+        };
+        if of.dtype != Dtype::F32 {
+            return Err(refused(format!("input `{}` of {of}", input.name)));
+        }
+        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new() };
+        Ok(Self {
+            from,
+            weights,
+            nodes: vec![node],
+            of_value: HashMap::from([(first, NodeId(0))]),
+            planes: HashMap::new(),
+            computed: Vec::new(),
+            views: Vec::new(),
+            softmax: None,
+            input: Shape::new(height, width, channels),
+        })
+    }
+
+    /// The network, or the nodes that are none of one.
+    fn run(mut self) -> Result<Result<Network, Vec<String>>, Error> {
+        let mut refused = Vec::new();
+        for node in &self.from.nodes {
+            if self.of_value.contains_key(&node.outputs[0]) || node.outputs.iter().all(|&id| self.is_constant(id)) {
+                continue;
+            }
+            match self.recognise(node) {
+                Ok(Some(id)) => drop(self.of_value.insert(node.outputs[0], id)),
+                Ok(None) => {} // what it reads was refused
+                Err(Failed::Error(error)) => return Err(error),
+                Err(Failed::Why(why)) => {
+                    let of = self.from.value(node.outputs[0]);
+                    refused.push(format!("node `{}` ({} to {of}): {why}", node.name, node.op.kind()));
+                }
+            }
+        }
+        let last = self.from.outputs[0].value;
+        let Some(&output) = self.of_value.get(&self.softmax.unwrap_or(last)).filter(|_| refused.is_empty()) else {
+            return Ok(Err(refused));
+        };
+        let mut graph = Graph { nodes: self.nodes, output, input: self.input }.cut(output);
+        let channels: Vec<usize> = infer(&graph)?.iter().map(|shape| shape.channels).collect();
+        let last = graph.output.0;
+        for (index, node) in graph.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
+            // Only the last layer is followed by nothing that kernels do in the same launch.
+            if let Op::Linear(linear) = &node.op {
+                let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
+                let filter = format!("{} (1x1)", linear.weight);
+                self.views.push((filter.clone(), linear.weight.clone(), dims.to_vec()));
+                let window = Window::square(1, 1, 0);
+                let conv = Conv2d { filter, bias: linear.bias.clone(), ..Conv2d::named(&node.name, dims[0], window) };
+                node.op = Op::Conv2d(conv);
+                debug_assert!(index > 0, "the first node is the input");
+            }
+        }
+        Ok(Ok(Network { graph, computed: self.computed, views: self.views }))
+    }
+
+    fn recognise(&mut self, node: &values::Node) -> Found {
+        let runs = node.inputs.iter().flatten().filter(|id| !self.is_constant(**id));
+        let images: Option<Vec<NodeId>> = runs.map(|id| self.of_value.get(id).copied()).collect();
+        let Some(images) = images else { return self.of_planes(node) };
+        if let Some(id) = self.softmax
+            && node
+                .inputs
+                .iter()
+                .flatten()
+                .any(|&input| self.from.values[input.0].origin == self.from.values[id.0].origin)
+        {
+            return Err("something reads the softmax's operand too".into());
+        }
+        match &node.op {
+            values::Op::Conv(conv) => self.conv(node, conv, images[0]).map(Some),
+            values::Op::Pool(pool) => self.pool(node, pool, images[0]).map(Some),
+            values::Op::Reduce(of) => self.mean(node, of, images[0]).map(Some),
+            values::Op::Map(expr) => self.map(node, expr, &images).map(Some),
+            values::Op::Concat(axis) => self.concat(node, *axis, &images).map(Some),
+            values::Op::Contract(of) => self.linear(node, of, &images).map(Some),
+            values::Op::Reshape(_) => self.reshape(node, images[0]).map(Some),
+            values::Op::Softmax { axis, log: false } => self.end(node, *axis, images[0]).map(Some),
+            values::Op::Transpose(order) if order[..] == [0, 3, 1, 2] => {
+                self.planes.insert(node.outputs[0], images[0]);
+                Ok(None)
+            }
+            values::Op::Transpose(_) => Err("it moves pixels between channels".into()),
+            _ => Err("no kernel computes it".into()),
+        }
+    }
+
+    /// What reads an image as planes: a view of them, or a linear layer on all of them, which is a convolution by a window of
+    /// the image's size.
+    fn of_planes(&mut self, node: &values::Node) -> Found {
+        let Some(&x) = node.inputs.first().copied().flatten().and_then(|id| self.planes.get(&id)) else {
+            return if node.inputs.iter().flatten().any(|id| self.planes.contains_key(id)) {
+                Err("it reads an image as planes".into())
+            } else {
+                Ok(None) // what it reads was refused
+            };
+        };
+        match (&node.op, &node.inputs[..]) {
+            (values::Op::Reshape(_), _) => {
+                self.planes.insert(node.outputs[0], x);
+                Ok(None)
+            }
+            (values::Op::Contract(of), [_, Some(weight)]) if self.is_constant(*weight) => {
+                let (out_features, weight) = self.linear_weight(node, of, *weight)?;
+                let image = infer(&Graph { nodes: self.nodes.clone(), output: x, input: self.input })?[x.0];
+                let name = format!("{weight} (planes)");
+                let shape = vec![out_features, image.channels, image.height, image.width];
+                self.views.push((name.clone(), weight, shape));
+                let window = Window { size: [image.height, image.width], ..Window::square(1, 1, 0) };
+                let conv = Conv2d { filter: name, ..Conv2d::named(&node.name, out_features, window) };
+                Ok(Some(self.push(node, Op::Conv2d(conv), vec![x])))
+            }
+            _ => Err("it reads an image as planes".into()),
+        }
+    }
+
+    fn is_constant(&self, id: ValueId) -> bool {
+        match self.from.values[id.0].origin {
+            Origin::Input(_) => false,
+            Origin::Constant(_) => true,
+            Origin::Node(node, _) => self.from.nodes[node.0].inputs.iter().flatten().all(|&id| self.is_constant(id)),
+        }
+    }
+
+    /// The name of a constant among the weights; one that is computed is kept under a new one.
+    fn named(&mut self, node: &values::Node, part: &str, id: ValueId) -> Result<String, Failed> {
+        match self.from.constant(id) {
+            Some(Constant::Weight(name)) => Ok(name.clone()),
+            _ => {
+                let tensor = self.tensor(id)?;
+                Ok(self.keep(node, part, tensor))
+            }
+        }
+    }
+
+    fn keep(&mut self, node: &values::Node, part: &str, tensor: Tensor) -> String {
+        let name = format!("{} ({part})", node.name);
+        self.computed.push((name.clone(), tensor));
+        name
+    }
+
+    fn tensor(&self, id: ValueId) -> Result<Tensor, Error> {
+        let outputs = vec![values::Port { name: "constant".into(), value: id }];
+        let alone = values::simplify(&values::Graph { inputs: Vec::new(), outputs, ..self.from.clone() });
+        Ok(loops::evaluate(&alone, &mut |name, of| self.weights.read_as(name, of), &[])?.remove(0))
+    }
+
+    fn push(&mut self, node: &values::Node, op: Op, inputs: Vec<NodeId>) -> NodeId {
+        self.nodes.push(Node { name: node.name.clone(), op, inputs });
+        NodeId(self.nodes.len() - 1)
+    }
+}
+
+fn read(node: &values::Node) -> ValueId {
+    node.inputs[0].expect("its first operand is there")
+}

@@ -1,0 +1,124 @@
+use super::*;
+use crate::graph::{Binary, Contract, Conv, Expr, GraphBuilder, PoolOp, Reduce, ReduceOp, Unary, ValueType};
+use crate::model::interpreter::{Tensors, Xorshift, evaluate};
+
+const F32: Dtype = Dtype::F32;
+const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
+
+/// A convolution as importers of planes write it.
+fn conv(g: &mut GraphBuilder, name: &str, x: ValueId, [k, c, r]: [usize; 3], groups: usize) -> ValueId {
+    let filter = g.weight(&format!("{name}.weight"), F32, &[k, c, r, r]);
+    let pixels = g.node(&format!("{name}.in"), values::Op::Transpose(TO_PIXELS.to_vec()), &[x]);
+    let window = values::Window::all(2, r, 1, r / 2);
+    let y = g.node(name, values::Op::Conv(Conv { window, groups }), &[pixels, filter]);
+    g.node(&format!("{name}.out"), values::Op::Transpose(TO_PLANES.to_vec()), &[y])
+}
+
+fn scalar(g: &mut GraphBuilder, value: f32) -> ValueId {
+    g.constant(F32, &[], value.to_le_bytes().to_vec())
+}
+
+fn bounded(g: &mut GraphBuilder, name: &str, x: ValueId, (op, at): (Binary, f32)) -> ValueId {
+    let at = scalar(g, at);
+    g.map(name, Expr::arg(1).binary(op, Expr::arg(0)), &[x, at])
+}
+
+/// (x - mean) / sqrt(var + eps) * gamma + beta, of planes.
+fn batch_norm(g: &mut GraphBuilder, name: &str, x: ValueId, channels: usize) -> ValueId {
+    let vector = |part: &str| (format!("{name}.{part}"), format!("{name}.{part}.column"));
+    let mut inputs = vec![x];
+    for part in ["mean", "var", "gamma", "beta"] {
+        let (name, column) = vector(part);
+        let weight = g.weight(&name, F32, &[channels]);
+        inputs.push(g.node(&column, values::Op::Reshape(vec![channels, 1, 1]), &[weight]));
+    }
+    let [x, mean, var, gamma, beta] = [0, 1, 2, 3, 4].map(Expr::arg);
+    let spread = (var + Expr::float(F32, 1e-5)).unary(Unary::Sqrt);
+    g.map(name, (x - mean) / spread * gamma + beta, &inputs)
+}
+
+/// A network with everything that is recognised.
+fn network_of_planes() -> values::Graph {
+    let mut g = GraphBuilder::new();
+    let image = g.input("image", F32, &[1, 3, 9, 7]);
+    let half = scalar(&mut g, 0.5);
+    let x = g.map("centred", Expr::arg(0) - Expr::arg(1), &[image, half]);
+    let x = conv(&mut g, "stem", x, [8, 3, 3], 1);
+    let x = batch_norm(&mut g, "bn", x, 8);
+    let x = bounded(&mut g, "relu", x, (Binary::Max, 0.0));
+    let x = bounded(&mut g, "six", x, (Binary::Min, 6.0));
+    let y = conv(&mut g, "depthwise", x, [8, 1, 3], 8);
+    let y = g.map("relu2", Expr::arg(0).binary(Binary::Max, Expr::float(F32, 0.0)), &[y]);
+    let y = conv(&mut g, "pointwise", y, [8, 8, 1], 1);
+    let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
+    let pixels = g.node("pool.in", values::Op::Transpose(TO_PIXELS.to_vec()), &[sum]);
+    let window = values::Window::all(2, 3, 2, 1);
+    let pool = values::Pool { op: PoolOp::Max, window };
+    let pooled = g.node("pool", values::Op::Pool(pool), &[pixels]);
+    let planes = g.node("pool.out", values::Op::Transpose(TO_PLANES.to_vec()), &[pooled]);
+    let both = g.node("both", values::Op::Concat(1), &[planes, planes]);
+    let mean = Reduce { op: ReduceOp::Mean, axes: vec![2, 3], keep: true };
+    let mean = g.node("mean", values::Op::Reduce(mean), &[both]);
+    let flat = g.node("flat", values::Op::Reshape(vec![1, 16]), &[mean]);
+    let weight = g.weight("fc.weight", F32, &[16, 5]);
+    let bias = g.weight("fc.bias", F32, &[5]);
+    let fc = g.node("fc", values::Op::Contract(Contract::matmul(2, 2)), &[flat, weight]);
+    let logits = g.map("logits", Expr::arg(0) + Expr::arg(1), &[fc, bias]);
+    let result = g.node("softmax", values::Op::Softmax { axis: 1, log: false }, &[logits]);
+    g.output("probabilities", result);
+    g.finish().unwrap()
+}
+
+fn random_weights(graph: &values::Graph, random: &mut Xorshift) -> Weights {
+    let named = graph.values.iter().filter_map(|value| match &value.origin {
+        Origin::Constant(Constant::Weight(name)) => Some((name.clone(), value.of.clone())),
+        _ => None,
+    });
+    let values = named.map(|(name, of)| {
+        let var = name.ends_with("var");
+        let value = |_| if var { 0.5 + random.signed().abs() } else { random.signed() } as f32;
+        (name, of.dims.clone(), (0..of.elems()).map(value).collect())
+    });
+    Weights::from_tensors(values.collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn a_network_of_planes_in_pieces_is_one_of_images() {
+    let graph = network_of_planes();
+    let mut random = Xorshift(9);
+    let weights = random_weights(&graph, &mut random);
+    let found = network(&graph, &weights).unwrap();
+    let kinds: Vec<_> = found.graph.nodes.iter().map(|node| node.op.kind()).collect();
+    let of = |kind| kinds.iter().filter(|found| **found == kind).count();
+    assert_eq!((of("conv2d"), of("batch_norm"), of("activation"), of("add"), of("linear")), (4, 1, 2, 1, 1));
+
+    let pixels: Vec<f32> = (0..9 * 7 * 3).map(|_| random.signed() as f32).collect();
+    let turned = values::Op::Transpose(TO_PLANES.to_vec());
+    let planes = ValueType::new(F32, &[1, 3, 9, 7]);
+    let x = loops::compute(&turned, &[Some(&Tensor::of(&[1, 9, 7, 3], &pixels))], &[planes]).unwrap();
+    let expected = loops::evaluate(&graph, &mut |name, of| weights.read_as(name, of), &x).unwrap();
+
+    let weights = weights.with(found.computed).unwrap().with_views(found.views).unwrap();
+    let all: Tensors = weights.names().map(|name| (name.to_owned(), weights.read(name).unwrap().to_f64s())).collect();
+    let pixels: Vec<f64> = pixels.into_iter().map(f64::from).collect();
+    let logits = evaluate(&found.graph, &all, &pixels)[found.graph.output.0].clone();
+    let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+    for (logit, expected) in logits.iter().zip(expected[0].to_f64s()) {
+        assert!((logit.exp() / sum - expected).abs() < 1e-5, "{logits:?}, {expected}");
+    }
+}
+
+#[test]
+fn everything_that_is_not_of_a_network_of_images_is_told_at_once() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("image", F32, &[1, 3, 8, 8]);
+    let x = conv(&mut g, "stem", x, [4, 3, 3], 1);
+    let a = g.map("erf", Expr::arg(0).unary(Unary::Erf), &[x]);
+    let b = bounded(&mut g, "five", x, (Binary::Min, 5.0));
+    let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[a, b]);
+    g.output("y", sum);
+    let graph = g.finish().unwrap();
+    let weights = random_weights(&graph, &mut Xorshift(1));
+    let error = network(&graph, &weights).err().unwrap().to_string();
+    assert!(error.contains("`erf`") && error.contains("`five`") && !error.contains("`sum`"), "{error}");
+}
