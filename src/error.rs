@@ -2,6 +2,7 @@
 
 mod class;
 mod printable;
+mod problem;
 
 use std::fmt;
 use std::io;
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 pub use class::FaultClass;
 pub use printable::printable;
-
-use crate::onnx::{Problem, Problems};
+pub use problem::Problem;
+use problem::Problems;
 
 /// Everything that can go wrong in the library.
 ///

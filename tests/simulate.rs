@@ -354,7 +354,9 @@ fn no_ring_beats_its_slowest_engine_and_many_reach_it() {
         };
         let report = sound(&spec);
         let part = report.images_per_s / report.bound.images_per_s;
-        assert!(part < 1.001, "{part}: {report:#?}\n{spec:#?}");
+        // Of batches side by side all but one may be partly done at either end of what is measured.
+        let partly_done = (spec.compute_streams - 1) as f64 / (0.75 * spec.batches as f64);
+        assert!(part < 1.001 + partly_done, "{part}: {report:#?}\n{spec:#?}");
         most = most.max(part);
         reached += usize::from(part > 0.97);
     }

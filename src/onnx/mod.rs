@@ -40,13 +40,14 @@ mod tensor;
 mod value;
 mod wire;
 
+pub use crate::error::Problem;
 pub use attribute::{Attribute, AttributeValue};
 pub use data_type::DataType;
 pub use file::{File, MEMORY_BYTES};
 pub use function::Function;
 pub use graph::Graph;
-pub use import::{Problem, Sizes};
-pub(crate) use import::{Problems, dtype_of};
+pub use import::Sizes;
+pub(crate) use import::dtype_of;
 pub use model::{Model, Opsets};
 pub use node::Node;
 pub use tensor::Tensor;

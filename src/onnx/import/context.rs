@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::problem::Problem;
 use crate::error::Error;
+use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
 use crate::loops;
 use crate::onnx::{DataType, File, Function};

@@ -7,7 +7,6 @@
 
 mod call;
 mod context;
-mod problem;
 mod scope;
 mod shapes;
 mod sizes;
@@ -17,8 +16,6 @@ use std::collections::HashMap;
 
 pub(super) use call::Call;
 pub(super) use context::{Context, Item, Outcome, number};
-pub use problem::Problem;
-pub(crate) use problem::Problems;
 use scope::{Frame, Scope};
 pub(super) use shapes::{axes_of, axis_of, size_of_dim};
 pub use sizes::Sizes;

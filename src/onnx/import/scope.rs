@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::call::Call;
 use super::context::{Context, Item, Outcome};
-use super::problem::Problem;
+use crate::error::Problem;
 use crate::onnx::operators;
 use crate::onnx::{AttributeValue, Function, Graph, Node, Opsets};
 

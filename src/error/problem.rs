@@ -1,4 +1,4 @@
-//! What cannot be imported.
+//! Nodes of a model's file that cannot be imported.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ impl Problem {
 }
 
 /// All problems of a model, grouped by operator.
-pub(crate) struct Problems<'a>(pub &'a [Problem]);
+pub(super) struct Problems<'a>(pub &'a [Problem]);
 
 impl fmt::Display for Problems<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
