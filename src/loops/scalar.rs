@@ -5,11 +5,11 @@ use half::{bf16, f16};
 use crate::graph::{Element, Number};
 use crate::tensor::Dtype;
 
-/// Runs `$body` with `$T` as the host's type of elements of `$dtype`; bools are `u8`.
-macro_rules! typed {
+/// Runs `$body` with `$T` as the host's type of integers of `$dtype`.
+macro_rules! integers {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::tensor::Dtype::Bool | $crate::tensor::Dtype::U8 => {
+            $crate::tensor::Dtype::U8 => {
                 type $T = u8;
                 $body
             }
@@ -41,6 +41,28 @@ macro_rules! typed {
                 type $T = i64;
                 $body
             }
+            other => unreachable!("{other} is no type of integers"),
+        }
+    };
+}
+pub(super) use integers;
+
+/// Runs `$body` with `$T` as the host's type of elements of `$dtype`; bools are `u8`.
+macro_rules! typed {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::Dtype::Bool => {
+                type $T = u8;
+                $body
+            }
+            integer @ ($crate::tensor::Dtype::U8
+            | $crate::tensor::Dtype::U16
+            | $crate::tensor::Dtype::U32
+            | $crate::tensor::Dtype::U64
+            | $crate::tensor::Dtype::I8
+            | $crate::tensor::Dtype::I16
+            | $crate::tensor::Dtype::I32
+            | $crate::tensor::Dtype::I64) => $crate::loops::scalar::integers!(integer, $T => $body),
             $crate::tensor::Dtype::F16 => {
                 type $T = half::f16;
                 $body

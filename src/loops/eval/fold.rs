@@ -3,6 +3,7 @@
 use super::column::Column;
 use crate::graph::Element;
 use crate::loops::ir::Monoid;
+use crate::loops::scalar::integers;
 use crate::tensor::Dtype;
 
 /// A type whose values are combined. Bools are bytes, of which only the extremes are looked for.
@@ -49,41 +50,22 @@ folds! {
     f64: add, mul, f64::NEG_INFINITY, f64::INFINITY, f64::is_nan;
 }
 
+/// Runs `$body` with `$T` as the host's type that values of `$dtype` are combined in.
 macro_rules! folded {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            Dtype::Bool | Dtype::U8 => {
+            Dtype::Bool => {
                 type $T = u8;
                 $body
             }
-            Dtype::U16 => {
-                type $T = u16;
-                $body
-            }
-            Dtype::U32 => {
-                type $T = u32;
-                $body
-            }
-            Dtype::U64 => {
-                type $T = u64;
-                $body
-            }
-            Dtype::I8 => {
-                type $T = i8;
-                $body
-            }
-            Dtype::I16 => {
-                type $T = i16;
-                $body
-            }
-            Dtype::I32 => {
-                type $T = i32;
-                $body
-            }
-            Dtype::I64 => {
-                type $T = i64;
-                $body
-            }
+            integer @ (Dtype::U8
+            | Dtype::U16
+            | Dtype::U32
+            | Dtype::U64
+            | Dtype::I8
+            | Dtype::I16
+            | Dtype::I32
+            | Dtype::I64) => integers!(integer, $T => $body),
             Dtype::F32 => {
                 type $T = f32;
                 $body

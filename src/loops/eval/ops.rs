@@ -5,7 +5,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::column::Column;
 use crate::graph::{Binary, Unary};
-use crate::loops::scalar::{Convert, typed};
+use crate::loops::scalar::{Convert, integers, typed};
 use crate::tensor::Dtype;
 
 fn map<T: Copy, U>(from: &[T], to: &mut [U], of: impl Fn(T) -> U) {
@@ -28,47 +28,6 @@ pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize)
             map(&x.elems::<T>()[..n], y.elems_mut::<U>(), |x| x.convert())
         })),
     }
-}
-
-/// Runs `$body` with `$T` as the host's type of integers of `$dtype`.
-macro_rules! integers {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            Dtype::U8 => {
-                type $T = u8;
-                $body
-            }
-            Dtype::U16 => {
-                type $T = u16;
-                $body
-            }
-            Dtype::U32 => {
-                type $T = u32;
-                $body
-            }
-            Dtype::U64 => {
-                type $T = u64;
-                $body
-            }
-            Dtype::I8 => {
-                type $T = i8;
-                $body
-            }
-            Dtype::I16 => {
-                type $T = i16;
-                $body
-            }
-            Dtype::I32 => {
-                type $T = i32;
-                $body
-            }
-            Dtype::I64 => {
-                type $T = i64;
-                $body
-            }
-            other => unreachable!("arithmetic on {other}"),
-        }
-    };
 }
 
 macro_rules! float_functions {
