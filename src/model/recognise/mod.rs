@@ -73,6 +73,8 @@ struct Recogniser<'a> {
     of_value: HashMap<ValueId, NodeId>,
     /// Values that are an image as planes, in any dimensions: only a linear layer can read them.
     planes: HashMap<ValueId, NodeId>,
+    /// Of each value whether it is the same for all requests.
+    is_constant: Vec<bool>,
     computed: Vec<(String, Tensor)>,
     views: Vec<(String, String, Vec<usize>)>,
     softmax: Option<ValueId>,
@@ -131,6 +133,7 @@ impl<'a> Recogniser<'a> {
             nodes: vec![node],
             of_value: HashMap::from([(first, NodeId(0))]),
             planes: HashMap::new(),
+            is_constant: constants(from),
             computed: Vec::new(),
             views: Vec::new(),
             softmax: None,
@@ -238,11 +241,7 @@ impl<'a> Recogniser<'a> {
     }
 
     fn is_constant(&self, id: ValueId) -> bool {
-        match self.from.values[id.0].origin {
-            Origin::Input(_) => false,
-            Origin::Constant(_) => true,
-            Origin::Node(node, _) => self.from.nodes[node.0].inputs.iter().flatten().all(|&id| self.is_constant(id)),
-        }
+        self.is_constant[id.0]
     }
 
     /// The name of a constant among the weights; one that is computed is kept under a new one.
@@ -272,6 +271,17 @@ impl<'a> Recogniser<'a> {
         self.nodes.push(Node { name: node.name.clone(), op, inputs });
         NodeId(self.nodes.len() - 1)
     }
+}
+
+/// Of each value whether it is a constant, or computed from constants alone.
+fn constants(graph: &values::Graph) -> Vec<bool> {
+    let given = |value: &values::Value| matches!(value.origin, Origin::Constant(_));
+    let mut is_constant: Vec<bool> = graph.values.iter().map(given).collect();
+    for node in &graph.nodes {
+        let all = node.inputs.iter().flatten().all(|input| is_constant[input.0]);
+        node.outputs.iter().for_each(|output| is_constant[output.0] = all);
+    }
+    is_constant
 }
 
 fn read(node: &values::Node) -> ValueId {

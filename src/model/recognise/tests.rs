@@ -122,3 +122,19 @@ fn everything_that_is_not_of_a_network_of_images_is_told_at_once() {
     let error = network(&graph, &weights).err().unwrap().to_string();
     assert!(error.contains("`erf`") && error.contains("`five`") && !error.contains("`sum`"), "{error}");
 }
+
+/// Each constant is the sum of the one before it and itself: to follow both operands back would take 2^64 steps.
+#[test]
+fn constants_that_share_operands_are_looked_at_once() {
+    let mut g = GraphBuilder::new();
+    let image = g.input("image", F32, &[1, 8, 8, 4]);
+    let mut sum = g.weight("weight", F32, &[4]);
+    for index in 0..64 {
+        sum = g.map(&format!("sum{index}"), Expr::arg(0) * Expr::float(F32, 0.5) + Expr::arg(1), &[sum, sum]);
+    }
+    let y = g.map("scaled", Expr::arg(0) + Expr::arg(1), &[image, sum]);
+    g.output("y", y);
+    let graph = g.finish().unwrap();
+    let weights = Weights::from_tensors([("weight", vec![4], vec![0.0; 4])]).unwrap();
+    assert_eq!(network(&graph, &weights).unwrap().graph.nodes.len(), 2);
+}
