@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::op::Op;
-use crate::graph::value::{Graph, Node, NodeId, Origin, Value, ValueId, ValueType};
+use crate::graph::value::{Graph, Node, NodeId, Origin, Port, Value, ValueId, ValueType};
 
 /// An operation on values of the new graph.
 #[derive(Clone, Debug)]
@@ -54,18 +54,7 @@ impl<'a> Rebuild<'a> {
                 self.graph.values[new.0].quantization = from.values[old.0].quantization.clone();
             }
         }
-        let now = |old: ValueId| stands_for[old.0].expect("nodes are in order");
-        for value in &mut self.graph.values {
-            if let Some(quantization) = &mut value.quantization {
-                quantization.scale = now(quantization.scale);
-                quantization.zero_point = quantization.zero_point.map(now);
-            }
-        }
-        for (old, new) in [(&from.inputs, &mut self.graph.inputs), (&from.outputs, &mut self.graph.outputs)] {
-            *new = old.clone();
-            new.iter_mut().for_each(|port| port.value = now(port.value));
-        }
-        self.graph
+        renumbered(self.graph, from, |old| stands_for[old.0].expect("nodes are in order"))
     }
 
     /// The same graph without what no output needs; inputs stay.
@@ -88,25 +77,15 @@ impl<'a> Rebuild<'a> {
             new_ids[index] = ValueId(graph.values.len());
             graph.values.push(value.clone());
         }
-        let renumbered = |id: ValueId| new_ids[id.0];
+        let new_id = |id: ValueId| new_ids[id.0];
         for node in from.nodes.iter().filter(|node| needed[node.outputs[0].0]) {
             let id = NodeId(graph.nodes.len());
-            let inputs = node.inputs.iter().map(|input| input.map(renumbered)).collect();
-            let outputs: Vec<ValueId> = node.outputs.iter().copied().map(renumbered).collect();
+            let inputs = node.inputs.iter().map(|input| input.map(new_id)).collect();
+            let outputs: Vec<ValueId> = node.outputs.iter().copied().map(new_id).collect();
             outputs.iter().enumerate().for_each(|(i, output)| graph.values[output.0].origin = Origin::Node(id, i));
             graph.nodes.push(Node { inputs, outputs, ..node.clone() });
         }
-        for value in &mut graph.values {
-            if let Some(quantization) = &mut value.quantization {
-                quantization.scale = renumbered(quantization.scale);
-                quantization.zero_point = quantization.zero_point.map(renumbered);
-            }
-        }
-        for (old, new) in [(&from.inputs, &mut graph.inputs), (&from.outputs, &mut graph.outputs)] {
-            *new = old.clone();
-            new.iter_mut().for_each(|port| port.value = renumbered(port.value));
-        }
-        graph
+        renumbered(graph, from, new_id)
     }
 
     /// Adds an operation, unless an equal one is there: the values that it writes.
@@ -162,15 +141,27 @@ impl<'a> Rebuild<'a> {
 
     /// Whether a value is a constant, or a view of one.
     pub fn is_constant(&self, id: ValueId) -> bool {
-        match self.writer(id) {
-            Some((Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_), from)) => self.is_constant(from),
-            Some(_) => false,
-            None => matches!(self.graph.values[id.0].origin, Origin::Constant(_)),
+        let mut seen = id;
+        while let Some((Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_), from)) = self.writer(seen)
+        {
+            seen = from;
         }
+        matches!(self.graph.values[seen.0].origin, Origin::Constant(_))
     }
 
     fn value(&mut self, value: Value) -> ValueId {
         self.graph.values.push(value);
         ValueId(self.graph.values.len() - 1)
     }
+}
+
+/// The graph with the ports of `from`, and with what its values' quantisation refers to, by their new numbers.
+fn renumbered(mut graph: Graph, from: &Graph, new: impl Fn(ValueId) -> ValueId) -> Graph {
+    for quantization in graph.values.iter_mut().filter_map(|value| value.quantization.as_mut()) {
+        quantization.scale = new(quantization.scale);
+        quantization.zero_point = quantization.zero_point.map(&new);
+    }
+    let ports = |ports: &[Port]| ports.iter().map(|port| Port { value: new(port.value), ..port.clone() }).collect();
+    let (inputs, outputs) = (ports(&from.inputs), ports(&from.outputs));
+    Graph { inputs, outputs, ..graph }
 }
