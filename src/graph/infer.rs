@@ -1,4 +1,6 @@
 //! What an operation writes, by what it reads; and with that the check of its attributes.
+//!
+//! The file is long because it has one function for each operation, in the order of [`Op`], and little else.
 
 use super::expr::Expr;
 use super::op::{
