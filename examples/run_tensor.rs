@@ -134,8 +134,8 @@ impl Job<'_> {
         }
         let (input, output) = (engine.input(), engine.output());
         if self.pixels.is_empty() || !self.pixels.len().is_multiple_of(input.row_bytes) {
-            let (bytes, row, shape) = (self.pixels.len(), input.row_bytes, input.shape);
-            return Err(format!("the input has {bytes} bytes, expected rows of {row} (u8, {shape})").into());
+            let (bytes, row, shape) = (self.pixels.len(), input.row_bytes, input);
+            return Err(format!("the input has {bytes} bytes, expected rows of {row} ({shape})").into());
         }
         let rows = self.pixels.len() / input.row_bytes;
         let mut sink = Sink { file: BufWriter::new(File::create(path)?), rows: 0, not_finite: 0 };
@@ -153,7 +153,7 @@ impl Job<'_> {
         in_flight.into_iter().try_for_each(|ticket| sink.write(ticket))?;
         sink.file.flush()?;
         assert_eq!(sink.rows, rows, "each row is answered once");
-        eprintln!("{rows} rows of {} -> {}, {} not finite", output.shape, path.display(), sink.not_finite);
+        eprintln!("{rows} rows of {} -> {}, {} not finite", output, path.display(), sink.not_finite);
         Ok(())
     }
 }

@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::phases::Phase;
 use crate::plan::{Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, Stage};
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use builder::EngineBuilder;
 pub use fleet::Fleet;
@@ -118,13 +118,13 @@ impl Engine {
     }
 
     /// Rows that producers write.
-    pub fn input(&self) -> TensorSpec {
-        self.core.spec().input
+    pub fn input(&self) -> &RowSpec {
+        &self.core.spec().input
     }
 
     /// Rows that consumers read; of an engine of several models, those of its first output.
-    pub fn output(&self) -> TensorSpec {
-        self.core.spec().outputs[0]
+    pub fn output(&self) -> &RowSpec {
+        &self.core.spec().outputs[0]
     }
 
     /// The plans, one for each batch size in order; a CPU has one, for an image. Those of several models follow one

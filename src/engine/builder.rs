@@ -335,7 +335,7 @@ impl<'a> EngineBuilder<'a> {
             acquire_limit: self.acquire_limit,
             waiting: self.waiting,
             output_kind: self.output,
-            input: flow.input(),
+            input: flow.input().clone(),
             outputs: flow.outputs(),
             classes: flow.classes(),
             device_results: self.device_results,

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::ring::{Batch, Close, DeviceStats, Peers};
 use crate::sync;
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 
 /// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
 /// taken out.
@@ -122,12 +122,12 @@ impl Fleet {
     }
 
     /// Rows that producers write.
-    pub fn input(&self) -> TensorSpec {
+    pub fn input(&self) -> &RowSpec {
         self.engines[0].input()
     }
 
     /// Rows that consumers read.
-    pub fn output(&self) -> TensorSpec {
+    pub fn output(&self) -> &RowSpec {
         self.engines[0].output()
     }
 

@@ -11,7 +11,7 @@ use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::ring::Node;
-use crate::tensor::{InputFormat, OutputKind, TensorSpec};
+use crate::tensor::{InputFormat, OutputKind, RowSpec};
 
 /// Models on a device, checked to fit together.
 pub(super) struct Flow<'a> {
@@ -27,8 +27,8 @@ struct Stage {
     after: Option<usize>,
     /// Whether no other reads its output.
     is_last: bool,
-    input: TensorSpec,
-    output: TensorSpec,
+    input: RowSpec,
+    output: RowSpec,
 }
 
 impl<'a> Flow<'a> {
@@ -46,12 +46,17 @@ impl<'a> Flow<'a> {
                 _ => model.clone(),
             };
             let (input, output) = exec::rows(&model, device, &spec)?;
-            let given =
-                after.map_or_else(|| stages.first().map(|first| first.input), |before| Some(stages[before].output));
-            if let Some(given) = given.filter(|given| *given != input) {
+            let given = match after {
+                Some(before) => Some(&stages[before].output),
+                None => stages.first().map(|first| &first.input),
+            };
+            if let Some(given) = given.filter(|given| !given.is_like(&input)) {
                 let option = if after.is_some() { "then" } else { "beside" };
-                let reads = format!("a model that reads {} of {}", input.shape, input.dtype);
-                return Err(Error::option(option, reads, format!("one that reads {} of {}", given.shape, given.dtype)));
+                return Err(Error::option(
+                    option,
+                    format!("a model that reads {input}"),
+                    format!("one that reads {given}"),
+                ));
             }
             stages.push(Stage { model, spec, after, is_last, input, output });
         }
@@ -64,7 +69,7 @@ impl<'a> Flow<'a> {
         let mut last = self.last();
         let first = last.next().expect("one model is the last");
         let is_pairs = matches!(first.spec.output, OutputKind::TopK(_));
-        if !self.average || (!is_pairs && last.all(|other| other.output == first.output)) {
+        if !self.average || (!is_pairs && last.all(|other| other.output.is_like(&first.output))) {
             return Ok(());
         }
         let what = if is_pairs { "pairs of the most probable classes" } else { "outputs of different shapes" };
@@ -81,13 +86,13 @@ impl<'a> Flow<'a> {
     }
 
     /// Rows that producers write.
-    pub fn input(&self) -> TensorSpec {
-        self.stages[0].input
+    pub fn input(&self) -> &RowSpec {
+        &self.stages[0].input
     }
 
     /// Rows that consumers read.
-    pub fn outputs(&self) -> Vec<TensorSpec> {
-        let outputs = self.last().map(|stage| stage.output);
+    pub fn outputs(&self) -> Vec<RowSpec> {
+        let outputs = self.last().map(|stage| stage.output.clone());
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
@@ -155,7 +160,7 @@ impl<'a> Flow<'a> {
         if self.average {
             let reads: Vec<usize> = (0..nodes.len()).filter(|&index| self.stages[index].is_last).collect();
             let programs: Vec<Arc<dyn Program>> = reads.iter().map(|&index| nodes[index].program.clone()).collect();
-            let program = exec::mean(self.device, programs, self.outputs()[0])?;
+            let program = exec::mean(self.device, programs, &self.outputs()[0])?;
             nodes.push(Node { program, reads });
         }
         Ok(nodes)

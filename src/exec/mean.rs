@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::device::{Access, Device, DeviceBuffer, Program, Span};
 use crate::error::Error;
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 
 /// Programs, which it keeps alive, and where the mean of their outputs goes.
 pub(super) struct Averaged {
@@ -16,7 +16,7 @@ pub(super) struct Averaged {
 
 impl Averaged {
     /// For programs whose rows are all `rows`.
-    pub fn new(device: &Device, programs: Vec<Arc<dyn Program>>, rows: TensorSpec) -> Result<Self, Error> {
+    pub fn new(device: &Device, programs: Vec<Arc<dyn Program>>, rows: &RowSpec) -> Result<Self, Error> {
         let most = *programs[0].batch_sizes().last().expect("a program has a batch size");
         let output = |_| DeviceBuffer::new(device, most * rows.row_pitch);
         let outputs = (0..programs[0].slots()).map(output).collect::<Result<_, _>>()?;

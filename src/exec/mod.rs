@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::{self, Choices, Limits, Plan, Request};
-use crate::tensor::{InputFormat, OutputKind, TensorSpec};
+use crate::tensor::{InputFormat, OutputKind, RowSpec};
 
 #[cfg(feature = "cuda")]
 pub use cuda::{
@@ -86,7 +86,7 @@ pub(crate) fn build(
 pub(crate) fn mean(
     device: &Device,
     programs: Vec<Arc<dyn Program>>,
-    rows: TensorSpec,
+    rows: &RowSpec,
 ) -> Result<Arc<dyn Program>, Error> {
     match device.kind() {
         Kind::Cpu(cpu) => cpu::mean(device, cpu, programs, rows),
@@ -213,14 +213,8 @@ pub(crate) fn needs(
 }
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
-pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(TensorSpec, TensorSpec), Error> {
+pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
     plan::rows::specs(model.graph(), &limits(device.info(), device.kind()), (spec.input, spec.output))
-}
-
-/// The rows that a plan reads and writes.
-fn row_specs(plan: &Plan) -> (TensorSpec, TensorSpec) {
-    let spec = |tensor: &plan::Tensor| TensorSpec::new(tensor.dtype, tensor.shape);
-    (spec(&plan.tensors[0]), spec(plan.tensors.last().expect("a plan has an output")))
 }
 
 /// The hardware limits that a device's plans keep to.

@@ -156,9 +156,9 @@ pub unsafe extern "C" fn trefoil_engine_device(engine: trefoil_engine, device: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_engine_input(engine: trefoil_engine, tensor: *mut trefoil_tensor) -> trefoil_status {
     guard(|| {
-        let spec = shared::<Arc<Engine>>(engine)?.input();
+        let engine = shared::<Arc<Engine>>(engine)?;
         // SAFETY: by the caller.
-        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
+        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, engine.input()))) }
     })
 }
 
@@ -169,9 +169,9 @@ pub unsafe extern "C" fn trefoil_engine_input(engine: trefoil_engine, tensor: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_engine_output(engine: trefoil_engine, tensor: *mut trefoil_tensor) -> trefoil_status {
     guard(|| {
-        let spec = shared::<Arc<Engine>>(engine)?.output();
+        let engine = shared::<Arc<Engine>>(engine)?;
         // SAFETY: by the caller.
-        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, spec))) }
+        unsafe { growing::write(tensor, "tensor", |size| Ok(trefoil_tensor::new(size, engine.output()))) }
     })
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use super::growing::growing;
 use super::handles::trefoil_device;
-use crate::tensor::{Dtype, Shape, TensorSpec};
+use crate::tensor::{Dtype, RowSpec};
 
 /// The type of one tensor element.
 #[repr(u32)]
@@ -456,9 +456,13 @@ growing! {
 const _: () = assert!(size_of::<trefoil_scored_class>() == 8 && std::mem::offset_of!(trefoil_scored_class, index) == 4);
 
 impl trefoil_tensor {
-    pub(super) fn new(size: usize, spec: TensorSpec) -> Self {
-        let dtype = trefoil_dtype::from(spec.dtype);
-        let Shape { height, width, channels } = spec.shape;
+    pub(super) fn new(size: usize, spec: &RowSpec) -> Self {
+        let port = &spec.ports()[0];
+        let dtype = trefoil_dtype::from(port.dtype);
+        let [height, width, channels] = match port.dims[..] {
+            [height, width, channels] => [height, width, channels],
+            _ => [1, 1, port.elems()],
+        };
         let [height, width, channels] = [height, width, channels].map(narrow);
         Self {
             size,

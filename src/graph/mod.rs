@@ -27,6 +27,7 @@ mod passes;
 mod tensor;
 mod value;
 
+pub(crate) use crate::tensor::Element;
 pub use builder::GraphBuilder;
 pub use expr::{Binary, Expr, Number, Unary};
 pub use op::{
@@ -34,5 +35,5 @@ pub use op::{
     ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
 pub use passes::simplify;
-pub use tensor::{Element, Tensor};
+pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

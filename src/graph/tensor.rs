@@ -1,11 +1,10 @@
 //! Values in memory.
 
-use bytemuck::Pod;
 use half::{bf16, f16};
 
 use super::value::ValueType;
 use crate::error::Error;
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, Element};
 
 /// A value of a graph in the host's memory: its elements, dense, the last dimension innermost.
 ///
@@ -20,25 +19,6 @@ pub struct Tensor {
     of: ValueType,
     /// Its bytes, and zeros up to a whole word, so that elements of each type are aligned.
     words: Vec<u64>,
-}
-
-/// A type of the host that elements have: `bool` is `u8`.
-pub trait Element: Pod {
-    /// The type of the elements, or several that look alike.
-    const DTYPES: &'static [Dtype];
-}
-
-macro_rules! elements {
-    ($($of:ty => $($dtype:ident)|+),* $(,)?) => {$(
-        impl Element for $of {
-            const DTYPES: &'static [Dtype] = &[$(Dtype::$dtype),+];
-        }
-    )*};
-}
-
-elements! {
-    u8 => U8 | Bool, u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64,
-    f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
 }
 
 impl Tensor {

@@ -5,7 +5,7 @@ use super::work::{Operand, Work};
 use super::{Kernel, Limits, Request, StepOp, kernels, rows};
 use crate::error::Error;
 use crate::model::{Conv2d, Graph, Node, NodeId, Op};
-use crate::tensor::Shape;
+use crate::tensor::{Dtype, Shape};
 
 /// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
 pub(crate) struct Context<'a> {
@@ -110,14 +110,12 @@ impl<'a> Context<'a> {
 
     /// The input rows.
     pub(super) fn input_rows(&self) -> Operand {
-        let rows = rows::input(self.shapes[0], self.request.input);
-        Operand::rows(rows.shape, rows.dtype)
+        Operand::rows(self.shapes[0], self.request.input.dtype())
     }
 
     /// The output rows.
     fn output_rows(&self) -> Operand {
-        let rows = rows::output(self.shapes[self.graph.output.0], self.request.output);
-        Operand::rows(rows.shape, rows.dtype)
+        Operand::rows(rows::result(self.shapes[self.graph.output.0], self.request.output), Dtype::F32)
     }
 
     /// What a kernel sees of a match.
@@ -139,7 +137,7 @@ impl<'a> Context<'a> {
         let op = match &node.op {
             Op::Input => {
                 let [mean, std] = [&self.request.preprocessing.mean, &self.request.preprocessing.std].map(Clone::clone);
-                StepOp::Normalize { mean, std }
+                StepOp::Normalize { format: self.request.input, mean, std }
             }
             Op::Conv2d(conv) => self.conv(node, conv)?,
             Op::Linear(linear) => StepOp::Linear(linear.clone()),

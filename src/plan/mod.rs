@@ -29,7 +29,7 @@ pub(crate) mod work;
 
 use crate::error::Error;
 use crate::model::{Graph, Preprocessing};
-use crate::tensor::{Dtype, InputFormat, OutputKind, Shape};
+use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
 #[cfg(feature = "cuda")]
 pub(crate) use attention::TILE_ROWS;
@@ -120,10 +120,10 @@ pub struct Plan {
     pub limits: Limits,
     /// Rows computed by one run.
     pub batch: usize,
-    /// What a run reads.
-    pub input: InputFormat,
-    /// What a run writes.
-    pub output: OutputKind,
+    /// The rows that a run reads.
+    pub input: RowSpec,
+    /// The rows that a run writes.
+    pub output: RowSpec,
     /// The launches, in order.
     pub steps: Vec<Step>,
     /// The tensors between them.

@@ -3,7 +3,7 @@
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
 use crate::model::{Conv2d, Linear, Pool, Window};
-use crate::tensor::{Activation, OutputKind, Shape};
+use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
 
 /// What a step computes.
 ///
@@ -16,6 +16,8 @@ use crate::tensor::{Activation, OutputKind, Shape};
 pub enum StepOp {
     /// Input rows → normalised activations, channels padded to the family's alignment.
     Normalize {
+        /// What the rows hold.
+        format: InputFormat,
         /// Subtracted from each channel, in units of the input's full scale (0-1).
         mean: Vec<f32>,
         /// Divides each channel after that.

@@ -3,7 +3,7 @@
 use super::{Family, Limits};
 use crate::error::Error;
 use crate::model::{Graph, Op, infer};
-use crate::tensor::{Dtype, InputFormat, OutputKind, Shape, TensorSpec};
+use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
 /// The input and output rows of a graph.
 ///
@@ -13,24 +13,34 @@ pub(crate) fn specs(
     graph: &Graph,
     limits: &Limits,
     (format, kind): (InputFormat, OutputKind),
-) -> Result<(TensorSpec, TensorSpec), Error> {
+) -> Result<(RowSpec, RowSpec), Error> {
     let shapes = infer(graph)?;
     check(graph, &shapes, limits.family, kind)?;
     Ok((input(graph.input, format), output(shapes[graph.output.0], kind)))
 }
 
 /// The rows of images of a shape.
-pub(super) fn input(image: Shape, format: InputFormat) -> TensorSpec {
-    TensorSpec::new(format.dtype(), image)
+pub(super) fn input(image: Shape, format: InputFormat) -> RowSpec {
+    RowSpec::image("image", format.dtype(), image)
 }
 
-/// The rows of results of a shape. Top-k pairs count as two f32-sized channels each.
-pub(super) fn output(result: Shape, kind: OutputKind) -> TensorSpec {
-    let shape = match kind {
-        OutputKind::TopK(k) => Shape::vector(2 * k),
-        OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => result,
+/// The rows of results of a shape.
+pub(super) fn output(shape: Shape, kind: OutputKind) -> RowSpec {
+    let name = match kind {
+        OutputKind::Logits => "logits",
+        OutputKind::Probabilities => "probabilities",
+        OutputKind::TopK(_) => "top_k",
+        OutputKind::Features => "features",
     };
-    TensorSpec::new(Dtype::F32, shape)
+    RowSpec::image(name, Dtype::F32, result(shape, kind))
+}
+
+/// The shape of what is written of results of a shape. Top-k pairs count as two f32-sized channels each.
+pub(super) const fn result(shape: Shape, kind: OutputKind) -> Shape {
+    match kind {
+        OutputKind::TopK(k) => Shape::vector(2 * k),
+        OutputKind::Logits | OutputKind::Probabilities | OutputKind::Features => shape,
+    }
 }
 
 /// The type in which a node's value is kept.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::concat::Part;
 use super::context::{Context, Match};
+use super::rows;
 use super::work::Operand;
 use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::model::NodeId;
-use crate::tensor::TensorSpec;
+use crate::tensor::ROW_ALIGN;
 
 /// A step without its name, and without tensors.
 pub(super) struct Draft {
@@ -45,8 +46,8 @@ impl<'a> Growing<'a> {
         let plan = Plan {
             limits: request.limits.clone(),
             batch: request.batch,
-            input: request.input,
-            output: request.output,
+            input: rows::input(context.shapes[0], request.input),
+            output: rows::output(context.shapes[context.graph.output.0], request.output),
             steps: Vec::new(),
             tensors: vec![input],
             arena_bytes: 0,
@@ -153,5 +154,5 @@ fn tensor(of: Operand, bytes: usize) -> Tensor {
 
 /// Bytes of a batch of input or output rows.
 fn rows_bytes(batch: usize, rows: Operand) -> usize {
-    batch * TensorSpec::new(rows.dtype, rows.shape).row_pitch
+    batch * (rows.shape.elems() * rows.dtype.bytes()).next_multiple_of(ROW_ALIGN)
 }

@@ -9,7 +9,7 @@ use super::{Core, DeviceOutput, Ticket};
 use crate::device::{DeviceBuffer, DeviceRows, HostBuffer, Note, Stream};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::tensor::TensorSpec;
+use crate::tensor::{Element, PortKey, RowSpec};
 
 /// A batch being filled: exclusive access to rows of page-locked memory. Dropped without [`Batch::submit`], it gives
 /// its credits back and nothing is computed.
@@ -89,9 +89,9 @@ impl Batch {
         self.core.capacity()
     }
 
-    /// Shape, type and size of a row.
-    pub fn spec(&self) -> TensorSpec {
-        self.core.spec.input
+    /// What a row holds.
+    pub fn spec(&self) -> &RowSpec {
+        &self.core.spec.input
     }
 
     /// The bytes of row `index`. They hold what an earlier batch left there, zeros at first.
@@ -99,14 +99,33 @@ impl Batch {
     /// # Panics
     /// If `index` is not below the capacity.
     pub fn row_mut(&mut self, index: usize) -> &mut [u8] {
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        let &RowSpec { row_bytes, row_pitch, .. } = self.spec();
         assert!(index < self.capacity(), "row {index} of a batch of {}", self.capacity());
         &mut self.bytes_mut()[index * row_pitch..][..row_bytes]
     }
 
+    /// The elements of one port of row `index`, by its name or its number, see [`RowSpec`].
+    ///
+    /// ```no_run
+    /// # fn f(engine: trefoil::Engine, tokens: &[i64]) -> Result<(), trefoil::Error> {
+    /// let mut batch = engine.acquire()?;
+    /// batch.port_mut::<i64>(0, "input_ids")?.copy_from_slice(tokens);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is no such port, or its elements are of another type.
+    ///
+    /// # Panics
+    /// If `index` is not below the capacity.
+    pub fn port_mut<T: Element>(&mut self, index: usize, port: impl PortKey) -> Result<&mut [T], Error> {
+        let core = self.core.clone();
+        core.spec.input.port(port)?.elems_of_mut(self.row_mut(index))
+    }
+
     /// All rows, in order; disjoint, so they can be filled by several threads.
     pub fn rows_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        let &RowSpec { row_bytes, row_pitch, .. } = self.spec();
         self.bytes_mut().chunks_exact_mut(row_pitch).map(move |row| &mut row[..row_bytes])
     }
 
@@ -164,7 +183,7 @@ impl Batch {
     /// let engine = Engine::builder(&model).on(&device).device_results(true).build()?;
     /// let mut output = engine.acquire()?.submit_to_device(1)?;
     /// output.wait_on(stream)?; // what is enqueued there from now on finds the result
-    /// println!("{} floats at {:#x}", output.spec().shape.elems(), output.addr());
+    /// println!("{} floats at {:#x}", output.spec().row_bytes / 4, output.addr());
     /// output.read_on(stream)?; // what was enqueued there reads it: it is not overwritten before that is done
     /// # Ok::<(), trefoil::Error>(())
     /// ```

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Core, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Device, Kind, Priority};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 const MS: Picos = 1_000_000_000;
 const BULK_UPLOAD: Picos = 8 * MS;
@@ -53,7 +53,7 @@ impl Setup {
 
     fn ring(&self, load: Load) -> Ring {
         let program = SimProgram::new(&self.device, &self.sim, &[(load.rows, load.model)], ROW_ALIGN, 3).unwrap();
-        let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+        let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
         let spec = RingSpec {
             staging: 6,
             results: 12,
@@ -61,7 +61,7 @@ impl Setup {
             acquire_limit: Duration::ZERO,
             waiting: Waiting::Callback,
             output_kind: OutputKind::Features,
-            input: row,
+            input: row.clone(),
             outputs: vec![row],
             classes: vec![0],
             device_results: false,

@@ -102,7 +102,7 @@ mod tests {
     use crate::device::cpu::Work;
     use crate::device::{Access, DeviceBuffer, Inputs, Kind, Span, Target};
     use crate::ring::{Core, RingSpec, Waiting};
-    use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+    use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn ring(device: &Device, nodes: Vec<Node>, outputs: usize) -> Arc<Core> {
-        let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+        let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
         let spec = RingSpec {
             staging: 4,
             results: 4,
@@ -169,7 +169,7 @@ mod tests {
             acquire_limit: LONG,
             waiting: Waiting::Block,
             output_kind: OutputKind::Features,
-            input: row,
+            input: row.clone(),
             outputs: vec![row; outputs],
             classes: vec![0; outputs],
             device_results: false,

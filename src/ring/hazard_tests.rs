@@ -12,7 +12,7 @@ use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceR
 use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, Stream};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 /// Something that orders one access before another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -284,7 +284,7 @@ impl Backend for Without {
 }
 
 const ROWS: usize = 4;
-const SPEC: fn() -> TensorSpec = || TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+const SPEC: fn() -> RowSpec = || RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
 
 /// What a ring is of.
 #[derive(Clone, Copy, Debug)]

@@ -101,7 +101,9 @@ impl Core {
         let mut held = self.acquire_all()?;
         let mut noise = Noise::new();
         for row in held[0].rows_mut() {
-            noise.fill(row, self.spec.input.dtype);
+            for port in self.spec.input.ports() {
+                noise.fill(&mut row[port.range()], port.dtype);
+            }
         }
         let buffers = held[0].buffers();
         let staging = self.staging[buffers.0].buffer.span();

@@ -87,7 +87,7 @@ use std::time::{Duration, Instant};
 use crate::device::{Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Signal, Stream, during};
 use crate::error::{Credits, Error};
 use crate::sync::{Condvar, Mutex, lock, thread};
-use crate::tensor::{OutputKind, TensorSpec};
+use crate::tensor::{OutputKind, RowSpec};
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
@@ -142,9 +142,9 @@ pub(crate) struct RingSpec {
     pub waiting: Waiting,
     pub output_kind: OutputKind,
     /// Rows that producers write.
-    pub input: TensorSpec,
+    pub input: RowSpec,
     /// Rows that consumers read, of each program whose output is downloaded.
-    pub outputs: Vec<TensorSpec>,
+    pub outputs: Vec<RowSpec>,
     /// Classes that a pair of one of these rows may name.
     pub classes: Vec<usize>,
     /// Whether results can stay on the device.

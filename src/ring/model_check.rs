@@ -15,7 +15,7 @@ use super::{BatcherBuilder, Close, Core, Peers, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Effect, Injection, Link, SideBySide, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Device, Kind, Priority, Signal};
 use crate::error::Error;
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 const LONG: Duration = Duration::from_secs(1 << 20);
 
@@ -62,7 +62,7 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
     // A hazard checker has a thread's knowledge in a place of the thread's own, and here all tasks are one thread: with two
     // checkers, two tasks may be at it.
     let device = if freed.is_some() { device } else { device.checked() };
-    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+    let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
     let program = SimProgram::new(&device, &sim, &[(2, 1_000_000)], ROW_ALIGN, small.slots).unwrap();
     let program = program.on_streams(&device, small.streams).unwrap();
     let spec = RingSpec {
@@ -72,7 +72,7 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
         acquire_limit: LONG,
         waiting: small.waiting,
         output_kind: OutputKind::Features,
-        input: row,
+        input: row.clone(),
         outputs: vec![row],
         classes: vec![0],
         device_results: false,

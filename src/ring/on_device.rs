@@ -8,7 +8,7 @@ use super::{Close, Core};
 use crate::device::{CallerStream, Device, DeviceBuffer, DeviceRows, Event, Note, RowCopy, Span};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 
 /// A result buffer on the device. Written by copy-out until the result's `done`, then read by callers' streams until
 /// `read`.
@@ -65,9 +65,9 @@ impl DeviceOutput {
         self.rows
     }
 
-    /// Shape, type, size and pitch of a row; of an engine of several models, of the first one's.
-    pub fn spec(&self) -> TensorSpec {
-        self.core.spec.outputs[0]
+    /// What a row holds, and its pitch; of an engine of several models, of the first one's.
+    pub fn spec(&self) -> &RowSpec {
+        &self.core.spec.outputs[0]
     }
 
     /// Where the first row begins: a `CUdeviceptr`; on the CPU an address of host memory. Rows are the spec's `row_pitch`
@@ -85,8 +85,8 @@ impl DeviceOutput {
     ///
     /// # Panics
     /// If `index` is not below [`DeviceOutput::parts`].
-    pub fn part(&self, index: usize) -> (u64, TensorSpec) {
-        let spec = self.core.spec.outputs[index];
+    pub fn part(&self, index: usize) -> (u64, &RowSpec) {
+        let spec = &self.core.spec.outputs[index];
         (self.there().buffer.addr() + self.core.spec.output_at(index, self.core.capacity()) as u64, spec)
     }
 
@@ -207,7 +207,7 @@ impl Core {
         for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
             runner.computed[slot].hold_up(from.stream)?;
         }
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec.input;
+        let RowSpec { row_bytes, row_pitch, .. } = self.spec.input;
         // SAFETY: the slot input lives as long as self, which whoever has the result holds until `done`; its last reader is
         // ordered before by `computed`. What is read is there by the contract of `Batch::read_from`.
         unsafe {

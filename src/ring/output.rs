@@ -6,7 +6,7 @@ use super::Core;
 use crate::device::Note;
 use crate::error::Error;
 use crate::sync::lock;
-use crate::tensor::{OutputKind, TensorSpec};
+use crate::tensor::{Element, OutputKind, PortKey, RowSpec};
 
 /// The result of a submission: rows of page-locked memory, read in place. Dropping it frees them for a later batch.
 ///
@@ -35,9 +35,9 @@ impl Output {
         self.rows
     }
 
-    /// Shape, type and size of a row; of an engine of several models, of the first one's.
-    pub fn spec(&self) -> TensorSpec {
-        self.core.spec.outputs[0]
+    /// What a row holds; of an engine of several models, of the first one's.
+    pub fn spec(&self) -> &RowSpec {
+        &self.core.spec.outputs[0]
     }
 
     /// Outputs of a row: one, or as many as the engine has models whose outputs nobody else reads.
@@ -50,7 +50,7 @@ impl Output {
     /// # Panics
     /// If `index` is not below [`Output::parts`].
     pub fn part(&self, index: usize) -> OutputPart<'_> {
-        let spec = self.core.spec.outputs[index];
+        let spec = &self.core.spec.outputs[index];
         let at = self.core.spec.output_at(index, self.core.capacity());
         // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
         // and nothing writes it before self is dropped.
@@ -71,6 +71,23 @@ impl Output {
     /// If `index` is not below [`Output::rows`].
     pub fn row(&self, index: usize) -> &[u8] {
         self.part(0).row(index)
+    }
+
+    /// The elements of one port of row `index`, by its name or its number, see [`RowSpec`].
+    ///
+    /// ```no_run
+    /// # fn f(output: trefoil::Output) -> Result<(), trefoil::Error> {
+    /// let boxes: &[f32] = output.port(0, "boxes")?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is no such port, or its elements are of another type.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Output::rows`].
+    pub fn port<T: Element>(&self, index: usize, port: impl PortKey) -> Result<&[T], Error> {
+        self.part(0).port(index, port)
     }
 
     /// The numbers of row `index` as the device wrote them, whatever they are: logits or probabilities by class, or
@@ -113,7 +130,7 @@ pub struct OutputPart<'a> {
     /// From its first row on.
     bytes: &'a [u8],
     rows: usize,
-    spec: TensorSpec,
+    spec: &'a RowSpec,
     kind: OutputKind,
     /// Of its model.
     classes: usize,
@@ -123,8 +140,8 @@ pub struct OutputPart<'a> {
 const MOST_PROBABLE: f32 = 1.0 + 1e-5;
 
 impl<'a> OutputPart<'a> {
-    /// Shape, type and size of a row.
-    pub fn spec(&self) -> TensorSpec {
+    /// What a row holds.
+    pub fn spec(&self) -> &'a RowSpec {
         self.spec
     }
 
@@ -134,8 +151,19 @@ impl<'a> OutputPart<'a> {
     /// As there.
     pub fn row(&self, index: usize) -> &'a [u8] {
         assert!(index < self.rows, "row {index} of {}", self.rows);
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec;
+        let &RowSpec { row_bytes, row_pitch, .. } = self.spec;
         &self.bytes[index * row_pitch..][..row_bytes]
+    }
+
+    /// As [`Output::port`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn port<T: Element>(&self, index: usize, port: impl PortKey) -> Result<&'a [T], Error> {
+        self.spec.port(port)?.elems_of(self.row(index))
     }
 
     /// As [`Output::values`].

@@ -11,7 +11,7 @@ use super::{Batch, Close, Core, DeviceOutput, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{CallerStream, Device, DeviceRows, Event, HostBuffer, Kind, Priority, Stream};
 use crate::error::Error;
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 const MS: Picos = 1_000_000_000;
 const MODEL: Picos = 10 * MS;
@@ -58,7 +58,7 @@ fn ring_of(
     waiting: Waiting,
 ) -> Arc<Core> {
     let program = SimProgram::new(device, sim, &[(1, model)], ROW_ALIGN, slots).unwrap();
-    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+    let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
     let spec = RingSpec {
         staging,
         results,
@@ -66,7 +66,7 @@ fn ring_of(
         acquire_limit: SOON,
         waiting,
         output_kind: OutputKind::Features,
-        input: row,
+        input: row.clone(),
         outputs: vec![row],
         classes: vec![0],
         device_results: true,

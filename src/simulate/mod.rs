@@ -12,7 +12,7 @@ use crate::device::sim::{self, Link, Picos, SideBySide, Sim, SimOptions, SimProg
 use crate::device::{Device, HOST_MEMORY, Kind, Priority};
 use crate::error::Error;
 use crate::ring::{Core, RingSpec, Stage, Waiting};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 pub use report::{SimBound, SimLatency, SimReport, SimStage};
 
@@ -391,7 +391,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
     let program = SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots)?;
     let program = program.on_streams(&device, spec.compute_streams)?;
-    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
+    let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_BYTES])]);
     let ring = RingSpec {
         staging: spec.staging,
         results: spec.results,
@@ -399,7 +399,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
         acquire_limit: Duration::from_secs(10),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: row,
+        input: row.clone(),
         outputs: vec![row],
         classes: vec![0],
         device_results: false,

@@ -14,7 +14,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
     let sizes: Vec<(usize, Picos)> = spec.compute_us.iter().map(|&(size, us)| (size, picos(us * 1e-6))).collect();
     let program = SimProgram::new(&device, &sim, &sizes, ROW_BYTES, spec.slots).unwrap();
     let program = Arc::new(program.on_streams(&device, spec.compute_streams).unwrap());
-    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_BYTES));
+    let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_BYTES])]);
     let ring = RingSpec {
         staging: spec.staging,
         results: spec.results,
@@ -22,7 +22,7 @@ fn recorded(spec: &SimSpec) -> (Arc<Sim>, Arc<Core>, Arc<Recorder>) {
         acquire_limit: Duration::from_secs(10),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: row,
+        input: row.clone(),
         outputs: vec![row],
         classes: vec![0],
         device_results: false,

@@ -36,7 +36,7 @@ use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 
 /// Makes `model` ready to run on the CPU by its plan for one image.
 pub(crate) fn build(
@@ -48,17 +48,17 @@ pub(crate) fn build(
     inputs: Option<Inputs>,
     watch: &mut Stopwatch,
 ) -> Result<Arc<dyn Program>, Error> {
-    let (input, output) = super::row_specs(plan);
+    let (input, output) = (plan.input.clone(), plan.output.clone());
     let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
-    let bytes = |spec: TensorSpec| {
+    let bytes = |spec: &RowSpec| {
         let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
         spec.row_pitch.checked_mul(most).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_large)
     };
-    let buffer = |spec: TensorSpec| DeviceBuffer::new(device, bytes(spec)?);
+    let buffer = |spec: &RowSpec| DeviceBuffer::new(device, bytes(spec)?);
     let slots = spec.slots;
     let rows = |spec| (0..slots).map(|_| buffer(spec)).collect::<Result<Vec<_>, Error>>();
-    let inputs = inputs.map_or_else(|| rows(input).map(Inputs::Own), Ok)?;
-    let outputs = rows(output)?;
+    let inputs = inputs.map_or_else(|| rows(&input).map(Inputs::Own), Ok)?;
+    let outputs = rows(&output)?;
     watch.lap("device memory");
     let ready = device.share(
         |there: &Ready| there.is_of(model, plan),
@@ -89,7 +89,7 @@ pub(crate) fn build(
 /// What [`build`] will take.
 pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device: &Device, spec: &BuildSpec) -> Needs {
     let plan = &plans[0];
-    let (input, output) = super::row_specs(plan);
+    let (input, output) = (&plan.input, &plan.output);
     let row = output.row_pitch as u64 + if before.is_empty() { input.row_pitch as u64 } else { 0 };
     let rows = spec.slots as u64 * spec.batch_sizes.last().map_or(0, |&most| most as u64);
     let is_there = device.shares(|there: &Ready| there.is_of(model, plan))
@@ -104,7 +104,7 @@ pub(crate) fn mean(
     device: &Device,
     cpu: &Arc<Cpu>,
     programs: Vec<Arc<dyn Program>>,
-    rows: TensorSpec,
+    rows: &RowSpec,
 ) -> Result<Arc<dyn Program>, Error> {
     let averaged = Averaged::new(device, programs, rows)?;
     Ok(Arc::new(MeanProgram::new(cpu, averaged)))
@@ -117,8 +117,8 @@ pub(crate) struct CpuProgram {
     /// Of each slot, for the largest batch.
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    input: TensorSpec,
-    output: TensorSpec,
+    input: RowSpec,
+    output: RowSpec,
     ready: Arc<Ready>,
     pool: Pool,
     /// One for each of the pool's workers. Locked by that worker alone, so never contended.
@@ -158,7 +158,7 @@ impl Program for CpuProgram {
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
         let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
-        let bytes = |spec: &TensorSpec| run.rows * spec.row_pitch;
+        let bytes = |spec: &RowSpec| run.rows * spec.row_pitch;
         vec![(input.span_of(bytes(&self.input)), Access::Read), (output.span_of(bytes(&self.output)), Access::Write)]
     }
 

@@ -150,7 +150,7 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.output.0].shape);
     let target = target(plan, step.output);
     Ok(match &step.op {
-        StepOp::Normalize { mean, std } => Kernel::Normalize(Normalize::new(plan.input, y, mean, std)),
+        StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, x.channels)?;

@@ -4,7 +4,7 @@
 use super::entries::Arguments;
 use super::entries::{Entry, Launcher};
 use super::launch::{FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
-use super::steps::{Operands, row_pitch};
+use super::steps::Operands;
 use crate::error::Error;
 use crate::plan::StepOp;
 use crate::tensor::{Dtype, OutputKind};
@@ -46,7 +46,7 @@ impl Launcher for Emit {
             pixels: source.shape.pixels(),
             channels: source.shape.channels,
             stored_channels: source.stored_channels,
-            row_pitch: row_pitch(step.y()),
+            row_pitch: step.output_rows().row_pitch,
         };
         launch(&problem, &EmitPointers { x, y })
     }

@@ -48,7 +48,7 @@ use crate::error::Error;
 use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 pub use alone::RowsAt;
 pub use attention_run::{AttentionOperands, AttentionRun, HeadsAt};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
@@ -216,7 +216,7 @@ pub(super) fn mean(
     device: &Device,
     cuda: &Arc<Cuda>,
     programs: Vec<Arc<dyn Program>>,
-    rows: TensorSpec,
+    rows: &RowSpec,
 ) -> Result<Arc<dyn Program>, Error> {
     let averaged = Averaged::new(device, programs, rows)?;
     Ok(Arc::new(MeanProgram::new(device, cuda, averaged)?))

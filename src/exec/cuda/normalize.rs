@@ -4,7 +4,7 @@
 use super::entries::Arguments;
 use super::entries::{Entry, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
-use super::steps::{Operands, row_pitch};
+use super::steps::Operands;
 use crate::error::Error;
 use crate::plan::StepOp;
 use crate::tensor::{InputFormat, Shape};
@@ -37,14 +37,14 @@ impl Launcher for Normalize {
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let StepOp::Normalize { mean, std } = step.op() else { return Err(step.wrong_kernel()) };
+        let StepOp::Normalize { format, mean, std } = step.op() else { return Err(step.wrong_kernel()) };
         let ((x, _, y), rows) = (step.pointers(), step.x());
         let problem = NormalizeProblem {
             batch: step.batch(),
-            format: step.format(),
+            format: *format,
             shape: rows.shape,
             c_stored: step.y().stored_channels,
-            row_pitch: row_pitch(rows),
+            row_pitch: step.input_rows().row_pitch,
             mean,
             std,
         };

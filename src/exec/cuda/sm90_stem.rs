@@ -7,7 +7,7 @@ use super::entries::Arguments;
 use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported};
 use super::normalize::{self, MAX_MEANS};
-use super::steps::{Operands, row_pitch, stored};
+use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::plan::kernels::StemLayers;
 use crate::plan::{Kernel, Stem, StemTile, StepOp};
@@ -63,7 +63,7 @@ impl Launcher for Sm90Stem {
         };
         let ((x, _, y), rows) = (step.pointers(), step.x());
         let (input, output) = (rows.shape, stored(step.y()));
-        let problem = StemProblem { batch: step.batch(), input, output, row_pitch: row_pitch(rows), stem };
+        let problem = StemProblem { batch: step.batch(), input, output, row_pitch: step.input_rows().row_pitch, stem };
         launch(&problem, tile, &StemPointers { x, filter: step.filter(step.name()), y })
     }
 

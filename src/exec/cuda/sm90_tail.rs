@@ -6,7 +6,7 @@ use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
-use super::steps::{Operands, row_pitch, stored};
+use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::plan::kernels::{TAIL_THREADS, TAIL_UNIT, TailShape};
 use crate::plan::{Kernel, StepOp, TailTile};
@@ -60,7 +60,7 @@ impl Launcher for Sm90Tail {
             input: stored(step.x()),
             channels: tail.linear.out_features,
             output: tail.output,
-            row_pitch: row_pitch(step.y()),
+            row_pitch: step.output_rows().row_pitch,
         };
         launch(&problem, tile, &TailPointers { x, filter, bias, y })
     }

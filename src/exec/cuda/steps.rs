@@ -6,7 +6,7 @@ use super::pack::Layout;
 use crate::error::Error;
 use crate::plan::work::Work;
 use crate::plan::{Kernel, Limits, Place, Plan, Step, StepOp, Tensor, TensorId, kernels};
-use crate::tensor::{InputFormat, Shape, TensorSpec};
+use crate::tensor::{RowSpec, Shape};
 
 /// Where a slot's buffers start.
 #[derive(Clone, Copy, Debug)]
@@ -82,9 +82,14 @@ impl Operands<'_> {
         &self.plan.limits
     }
 
-    /// What rows are laid out as that the step reads.
-    pub fn format(&self) -> InputFormat {
-        self.plan.input
+    /// The rows that the plan reads.
+    pub fn input_rows(&self) -> &RowSpec {
+        &self.plan.input
+    }
+
+    /// The rows that it writes.
+    pub fn output_rows(&self) -> &RowSpec {
+        &self.plan.output
     }
 
     pub fn op(&self) -> &StepOp {
@@ -144,17 +149,12 @@ pub(super) fn stored(tensor: &Tensor) -> Shape {
     Shape { channels: tensor.stored_channels, ..tensor.shape }
 }
 
-/// Distance of two rows of input or output, in bytes.
-pub(super) fn row_pitch(rows: &Tensor) -> usize {
-    TensorSpec::new(rows.dtype, rows.shape).row_pitch
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::Model;
     use crate::plan::{Choices, Request, TailTile, plan};
-    use crate::tensor::OutputKind;
+    use crate::tensor::{InputFormat, OutputKind};
 
     const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
 

@@ -41,7 +41,7 @@ use super::{Close, Core};
 use crate::device::{HostBuffer, Note, Span};
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex, lock, wait, wait_until};
-use crate::tensor::TensorSpec;
+use crate::tensor::RowSpec;
 
 pub use builder::{BatcherBuilder, WhenFull};
 pub use row::{Request, Row};
@@ -147,8 +147,8 @@ impl Batcher {
     }
 
     /// Shape, type and size of a row.
-    pub fn input(&self) -> TensorSpec {
-        self.shared.core.spec.input
+    pub fn input(&self) -> &RowSpec {
+        &self.shared.core.spec.input
     }
 
     /// Rows of its largest batch.

@@ -8,7 +8,7 @@ use super::{RowTicket, Shared};
 use crate::device::{Access, Note};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::tensor::TensorSpec;
+use crate::tensor::{Element, PortKey, RowSpec};
 
 /// A row of page-locked memory being written. Dropped without [`Row::submit`], it gives its memory back and nothing is
 /// computed; until then it delays nobody, however long it is held.
@@ -70,10 +70,19 @@ impl Row {
     /// The bytes, to be written. They hold what an earlier row left there, zeros at first.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let row = self.place();
-        let TensorSpec { row_bytes, row_pitch, .. } = self.spec();
+        let &RowSpec { row_bytes, row_pitch, .. } = self.spec();
         // SAFETY: self holds the claim of this row, which no other Row and no batch has; the borrow of self makes the
         // slice unique.
         unsafe { self.shared.rows.range_mut(row * row_pitch, row_bytes) }
+    }
+
+    /// The elements of one of its ports, by its name or its number, see [`RowSpec`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is no such port, or its elements are of another type.
+    pub fn port_mut<T: Element>(&mut self, port: impl PortKey) -> Result<&mut [T], Error> {
+        let shared = self.shared.clone();
+        shared.core.spec.input.port(port)?.elems_of_mut(self.bytes_mut())
     }
 
     /// Where it is among the page-locked rows.
@@ -87,9 +96,9 @@ impl Row {
         shared.core.device.fill(self.bytes_mut(), pixels);
     }
 
-    /// Shape, type and size of the row.
-    pub fn spec(&self) -> TensorSpec {
-        self.shared.core.spec.input
+    /// What the row holds.
+    pub fn spec(&self) -> &RowSpec {
+        &self.shared.core.spec.input
     }
 
     /// Sets how long after [`Row::submit`] the row may be in the queue; past that it is answered with

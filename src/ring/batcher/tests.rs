@@ -10,13 +10,15 @@ use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, 
 use crate::error::Credits;
 use crate::ring::{RingSpec, Waiting};
 use crate::sync::{Condvar, Mutex, lock, wait};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN};
 
 const SLOTS: usize = 2;
 const CAPACITY: usize = 4;
 const LONG: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3600);
-const SPEC: TensorSpec = TensorSpec::new(Dtype::U8, Shape::vector(8));
+fn spec() -> RowSpec {
+    RowSpec::new([("bytes", Dtype::U8, vec![8])])
+}
 
 /// Gives back what it gets, one run for each permit, and remembers the first byte of each row.
 struct Held {
@@ -56,14 +58,14 @@ impl Work for Held {
         }
         assert!(!gate.panics, "told to");
         gate.permits -= 1;
-        let bytes = run.rows * SPEC.row_pitch;
+        let bytes = run.rows * ROW_ALIGN;
         let (input, output) = (self.inputs[run.slot].addr() as *const u8, self.outputs[run.slot].addr() as *mut u8);
         // SAFETY: the slot's buffers hold CAPACITY rows in host memory, and this stream alone accesses them now.
         let rows = unsafe {
             std::ptr::copy_nonoverlapping(input, output, bytes);
             std::slice::from_raw_parts(input, bytes)
         };
-        gate.seen.push(rows.chunks(SPEC.row_pitch).map(|row| row[0]).collect());
+        gate.seen.push(rows.chunks(ROW_ALIGN).map(|row| row[0]).collect());
     }
 }
 
@@ -85,7 +87,7 @@ impl Program for Held {
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        let bytes = run.rows * SPEC.row_pitch;
+        let bytes = run.rows * ROW_ALIGN;
         let (input, output) = (&self.inputs[run.slot], &self.outputs[run.slot]);
         vec![(input.span_of(bytes), Access::Read), (output.span_of(bytes), Access::Write)]
     }
@@ -110,8 +112,8 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         acquire_limit: Duration::from_millis(200),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: SPEC,
-        outputs: vec![SPEC],
+        input: spec(),
+        outputs: vec![spec()],
         classes: vec![0],
         device_results: false,
         freed: None,

@@ -13,7 +13,7 @@ use crate::ring::Output;
 use crate::sync::{lock, thread};
 #[cfg(feature = "ffi")]
 use crate::tensor::OutputKind;
-use crate::tensor::TensorSpec;
+use crate::tensor::{Element, PortKey, RowSpec};
 
 /// A row that is queued or in flight: wait for it, look at it, or await it.
 ///
@@ -203,8 +203,16 @@ impl RowOutput {
         self.output.row(self.index)
     }
 
-    /// Shape, type and size of the row.
-    pub fn spec(&self) -> TensorSpec {
+    /// The elements of one of its ports, by its name or its number, see [`RowSpec`].
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is no such port, or its elements are of another type.
+    pub fn port<T: Element>(&self, port: impl PortKey) -> Result<&[T], Error> {
+        self.output.port(self.index, port)
+    }
+
+    /// What the row holds.
+    pub fn spec(&self) -> &RowSpec {
         self.output.spec()
     }
 }

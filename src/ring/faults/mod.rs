@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 use super::{BatcherBuilder, Close, Core, Output, RingSpec, Ticket, Waiting};
 use crate::device::{Device, Priority, Program};
 use crate::error::{Error, FaultClass};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 const LONG: Duration = Duration::from_secs(20);
 const ROWS: usize = 4;
 const SLOTS: usize = 2;
 const WAYS: [Waiting; 3] = [Waiting::Block, Waiting::Callback, Waiting::Spin];
 
-fn row() -> TensorSpec {
-    TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN))
+fn row() -> RowSpec {
+    RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])])
 }
 
 fn ring(device: &Device, program: Arc<dyn Program>, waiting: Waiting) -> Arc<Core> {

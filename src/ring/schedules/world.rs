@@ -11,7 +11,7 @@ use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOpt
 use crate::device::{Device, Kind, Priority};
 use crate::ring::completion::Completion;
 use crate::ring::{Close, Core, Node, RingSpec, Waiting};
-use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, Shape, TensorSpec};
+use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 /// What happened in a schedule, or in many.
 #[derive(Clone, Copy, Debug, Default)]
@@ -274,7 +274,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
     let took = dice.pick(&[1, 10, 100]) * US;
     let sizes: &[(usize, Picos)] = &[(1, took), (3, 2 * took)];
     let sizes = dice.pick(&[&sizes[..1], &sizes[1..], sizes]);
-    let row = TensorSpec::new(Dtype::U8, Shape::vector(ROW_ALIGN));
+    let row = RowSpec::new([("bytes", Dtype::U8, vec![ROW_ALIGN])]);
     let program = SimProgram::new(device, sim, sizes, ROW_ALIGN, slots).unwrap();
     let program = program.on_streams(device, 1 + dice.roll(2) as usize).unwrap();
     let spec = RingSpec {
@@ -285,7 +285,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
         acquire_limit: Duration::from_secs(1),
         waiting: dice.pick(&[Waiting::Block, Waiting::Callback]),
         output_kind: OutputKind::Features,
-        input: row,
+        input: row.clone(),
         outputs: vec![row],
         classes: vec![0],
         device_results: false,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, bail, ensure};
-use trefoil::{Batch, Dtype, Engine, Output, TensorSpec};
+use trefoil::{Batch, Dtype, Engine, Output, RowSpec};
 
 use crate::stop;
 
@@ -173,12 +173,13 @@ fn first_bytes(bytes: &[u8]) -> [u8; ID_BYTES] {
 }
 
 /// Rows of any bytes, or of floats in [-1, 1). The rows are one random row, turned round by some pixels.
-fn random_batch(spec: TensorSpec, rows: usize, seed: u64) -> Vec<u8> {
+fn random_batch(spec: &RowSpec, rows: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
-    let elem_bytes = spec.dtype.bytes();
+    let port = &spec.ports()[0];
+    let elem_bytes = port.dtype.bytes();
     let mut row: Vec<u8> = Vec::with_capacity(spec.row_bytes);
-    for _ in 0..spec.shape.elems() {
-        match spec.dtype {
+    for _ in 0..port.elems() {
+        match port.dtype {
             // The upper half of an f32 would be a bf16; sign, a small exponent and random bits make a half below 1.
             Dtype::F16 => row.extend((0x3000 | (random.next() as u16 & 0x8bff)).to_le_bytes()),
             Dtype::Bf16 => row.extend(&random.unit().to_le_bytes()[2..]),
@@ -233,8 +234,8 @@ mod tests {
     #[test]
     fn batches_are_random_and_differ() {
         for dtype in [Dtype::U8, Dtype::F16, Dtype::F32] {
-            let spec = TensorSpec::new(dtype, Shape::new(9, 7, 3));
-            let (one, two) = (random_batch(spec, 3, 1), random_batch(spec, 3, 2));
+            let spec = RowSpec::image("image", dtype, Shape::new(9, 7, 3));
+            let (one, two) = (random_batch(&spec, 3, 1), random_batch(&spec, 3, 2));
             assert_eq!(one.len(), 3 * spec.row_bytes);
             assert!(first_bytes(&one) != first_bytes(&two));
             assert!(one.chunks(spec.row_bytes).collect::<Vec<_>>().windows(2).all(|pair| pair[0] != pair[1]));

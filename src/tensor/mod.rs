@@ -1,6 +1,12 @@
-//! Element types, image shapes, and what goes into and comes out of an engine.
+//! Element types, image shapes, rows, and what goes into and comes out of an engine.
+
+mod element;
+mod row;
 
 use std::fmt;
+
+pub use element::Element;
+pub use row::{PortKey, ROW_ALIGN, RowPort, RowSpec};
 
 /// The type of one tensor element.
 ///
@@ -198,42 +204,6 @@ pub enum OutputKind {
     TopK(usize),
     /// The features before the classifier, or the node that the model was cut at: f32, NHWC.
     Features,
-}
-
-/// Shape and type of the rows on one side of an engine.
-///
-/// ```
-/// use trefoil::{Dtype, Shape, TensorSpec};
-/// let rows = TensorSpec::new(Dtype::U8, Shape::new(28, 28, 1));
-/// assert_eq!((rows.row_bytes, rows.row_pitch), (784, 1024));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Element type.
-    pub dtype: Dtype,
-    /// Height, width, channels of one row.
-    pub shape: Shape,
-    /// Bytes of one row, without padding.
-    pub row_bytes: usize,
-    /// Distance of two rows in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
-    pub row_pitch: usize,
-}
-
-/// Rows of page-locked and device input and output buffers start at multiples of this many bytes.
-///
-/// ```
-/// use trefoil::{Dtype, ROW_ALIGN, Shape, TensorSpec};
-/// let logits = TensorSpec::new(Dtype::F32, Shape::vector(1000));
-/// assert_eq!(logits.row_pitch, 4000_usize.next_multiple_of(ROW_ALIGN));
-/// ```
-pub const ROW_ALIGN: usize = 256;
-
-impl TensorSpec {
-    /// The spec of rows of `shape` and `dtype`.
-    pub const fn new(dtype: Dtype, shape: Shape) -> Self {
-        let row_bytes = shape.elems() * dtype.bytes();
-        Self { dtype, shape, row_bytes, row_pitch: row_bytes.next_multiple_of(ROW_ALIGN) }
-    }
 }
 
 /// What happens to a sum before it is stored.

@@ -1,0 +1,186 @@
+//! Rows: what one request brings or gets.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Dtype, Element, Shape};
+use crate::error::Error;
+
+/// Rows of page-locked and device input and output buffers start at multiples of this many bytes.
+///
+/// ```
+/// use trefoil::{Dtype, ROW_ALIGN, RowSpec};
+/// let logits = RowSpec::new([("logits", Dtype::F32, vec![1000])]);
+/// assert_eq!(logits.row_pitch, 4000_usize.next_multiple_of(ROW_ALIGN));
+/// ```
+pub const ROW_ALIGN: usize = 256;
+
+/// Ports start at multiples of this many bytes of their row.
+const PORT_ALIGN: usize = 16;
+
+/// What a row holds: one or several ports, each a dense value with a name, one behind the other. Cheap to clone.
+///
+/// ```
+/// use trefoil::{Dtype, RowSpec};
+/// let text = RowSpec::new([("ids", Dtype::I64, vec![7]), ("mask", Dtype::Bool, vec![7])]);
+/// assert_eq!((text.row_bytes, text.row_pitch), (64 + 7, 256));
+/// let mask = text.port("mask")?;
+/// assert_eq!((mask.offset, mask.bytes(), mask.to_string()), (64, 7, "`mask` of bool[7]".to_string()));
+/// assert!(text.port("segments").unwrap_err().to_string().contains("`ids`"));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowSpec {
+    ports: Arc<[RowPort]>,
+    /// Bytes of one row, from its first port to the end of its last.
+    pub row_bytes: usize,
+    /// Distance of two rows in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
+    pub row_pitch: usize,
+}
+
+/// A value in a row.
+///
+/// ```
+/// use trefoil::{Dtype, RowSpec, Shape};
+/// let rows = RowSpec::image("image", Dtype::U8, Shape::new(28, 28, 1));
+/// let image = &rows.ports()[0];
+/// assert_eq!((&image.dims[..], image.elems(), image.bytes()), (&[28, 28, 1][..], 784, 784));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowPort {
+    /// Its name, which no other port of the row has.
+    pub name: Arc<str>,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Elements along each axis, the last one innermost; none for one number. The batch is not among them.
+    pub dims: Vec<usize>,
+    /// Where it begins in a row, in bytes.
+    pub offset: usize,
+}
+
+/// How a port is named: by its name, or by its number in the order of the row.
+pub trait PortKey {
+    /// The port of a row.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if the row has no such port, with those that it has.
+    fn find<'a>(&self, spec: &'a RowSpec) -> Result<&'a RowPort, Error>;
+}
+
+impl PortKey for usize {
+    fn find<'a>(&self, spec: &'a RowSpec) -> Result<&'a RowPort, Error> {
+        spec.ports.get(*self).ok_or_else(|| spec.no_port(self.to_string()))
+    }
+}
+
+impl PortKey for &str {
+    fn find<'a>(&self, spec: &'a RowSpec) -> Result<&'a RowPort, Error> {
+        spec.ports.iter().find(|port| &*port.name == *self).ok_or_else(|| spec.no_port(format!("`{self}`")))
+    }
+}
+
+impl RowSpec {
+    /// Rows of these ports, in order: names, types of elements, dimensions.
+    ///
+    /// # Panics
+    /// If two have the same name, or a row would have more bytes than an address can tell.
+    pub fn new<N: Into<Arc<str>>>(ports: impl IntoIterator<Item = (N, Dtype, Vec<usize>)>) -> Self {
+        let mut end = 0_usize;
+        let mut placed: Vec<RowPort> = Vec::new();
+        for (name, dtype, dims) in ports {
+            let port = RowPort { name: name.into(), dtype, dims, offset: end.next_multiple_of(PORT_ALIGN) };
+            assert!(placed.iter().all(|other| other.name != port.name), "two ports called `{}`", port.name);
+            end = port.checked_bytes().and_then(|bytes| port.offset.checked_add(bytes)).expect("a row that fits");
+            placed.push(port);
+        }
+        let row_pitch = end.checked_next_multiple_of(ROW_ALIGN).expect("a row that fits");
+        Self { ports: placed.into(), row_bytes: end, row_pitch }
+    }
+
+    /// Rows of one image, channels innermost, or of one vector.
+    pub fn image(name: &str, dtype: Dtype, shape: Shape) -> Self {
+        let dims = match shape {
+            Shape { height: 1, width: 1, channels } => vec![channels],
+            Shape { height, width, channels } => vec![height, width, channels],
+        };
+        Self::new([(name, dtype, dims)])
+    }
+
+    /// What a row holds.
+    pub fn ports(&self) -> &[RowPort] {
+        &self.ports
+    }
+
+    /// The port of this name or number.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is no such port, with those that there are.
+    pub fn port(&self, key: impl PortKey) -> Result<&RowPort, Error> {
+        key.find(self)
+    }
+
+    /// Whether rows of the other spec hold the same values in the same places, whatever their names.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let place = |port: &RowPort| (port.dtype, port.dims.clone(), port.offset);
+        self.ports.iter().map(place).eq(other.ports.iter().map(place))
+    }
+
+    fn no_port(&self, found: String) -> Error {
+        let known: Vec<String> = self.ports.iter().map(|port| format!("`{}`", port.name)).collect();
+        Error::option("port", found, format!("one of {}, or its number from 0 on", known.join(", ")))
+    }
+}
+
+impl fmt::Display for RowSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ports: Vec<String> = self.ports.iter().map(RowPort::to_string).collect();
+        f.write_str(&ports.join(", "))
+    }
+}
+
+impl RowPort {
+    /// Elements.
+    pub fn elems(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.elems() * self.dtype.bytes()
+    }
+
+    /// Its bytes in a row.
+    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.bytes()
+    }
+
+    /// Its elements in a row.
+    pub(crate) fn elems_of<'a, T: Element>(&self, row: &'a [u8]) -> Result<&'a [T], Error> {
+        self.check::<T>().map(|()| bytemuck::cast_slice(&row[self.range()]))
+    }
+
+    /// Its elements in a row, to be written.
+    pub(crate) fn elems_of_mut<'a, T: Element>(&self, row: &'a mut [u8]) -> Result<&'a mut [T], Error> {
+        self.check::<T>().map(|()| bytemuck::cast_slice_mut(&mut row[self.range()]))
+    }
+
+    fn check<T: Element>(&self) -> Result<(), Error> {
+        if T::DTYPES.contains(&self.dtype) {
+            return Ok(());
+        }
+        let types: Vec<String> = T::DTYPES.iter().map(Dtype::to_string).collect();
+        Err(Error::option("port", self, format!("elements of {}", types.join(" or "))))
+    }
+
+    fn checked_bytes(&self) -> Option<usize> {
+        let all = self.dims.iter().try_fold(self.dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim));
+        all.filter(|&bytes| bytes <= isize::MAX as usize)
+    }
+}
+
+impl fmt::Display for RowPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(usize::to_string).collect();
+        write!(f, "`{}` of {}[{}]", self.name, self.dtype, dims.join(","))
+    }
+}
