@@ -16,9 +16,9 @@ pub fn main() -> Result<(), Error> {
     let model = model()?;
     let (limits, input, output, choices) =
         (Limits::h200(), InputFormat::U8Nhwc, OutputKind::Probabilities, Choices::new());
-    let preprocessing = model.preprocessing();
+    let preprocessing = model.preprocessing()?;
     let request = Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices };
-    let planned = plan(model.graph(), &request)?;
+    let planned = plan(model.graph()?, &request)?;
     assert_eq!((planned.lanes(), planned.clone().with_lanes(false).lanes()), (4, 1));
     planned.check()?; // whatever the lanes' speeds, nothing is read too early or overwritten too soon
 

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             } else {
                 let mut batch = engine.acquire()?; // page-locked memory
                 for (pixels, photo) in batch.rows_mut().zip(photos) {
-                    image::load(photo, model.preprocessing(), pixels)?;
+                    image::load(photo, model.preprocessing()?, pixels)?;
                 }
                 Some((batch.submit(photos.len())?, photos)) // never waits for the GPU
             };

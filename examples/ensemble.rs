@@ -63,5 +63,5 @@ fn turned(model: &Model, by: usize) -> Result<Model, Error> {
     };
     let floats = weights.names().filter(|name| !name.ends_with("num_batches_tracked"));
     let weights = Weights::from_tensors(floats.map(read).collect::<Result<Vec<_>, Error>>()?)?;
-    Model::new(model.graph().clone(), weights, model.preprocessing().clone(), Vec::new())
+    Model::new(model.graph()?.clone(), weights, model.preprocessing()?.clone(), Vec::new())
 }

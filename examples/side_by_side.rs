@@ -232,7 +232,7 @@ impl Run<'_> {
             near[producer % near.len()].place_thread();
             let mut tickets = std::collections::VecDeque::<Ticket>::new();
             let pixels =
-                (0..self.model.preprocessing().input.elems()).map(|i| (i * 31 % 251) as u8).collect::<Vec<_>>();
+                (0..self.model.preprocessing()?.input.elems()).map(|i| (i * 31 % 251) as u8).collect::<Vec<_>>();
             while !stop.load(Ordering::Relaxed) {
                 let mut batch = acquire(producer)?;
                 batch.rows_mut().for_each(|row| row.copy_from_slice(&pixels));

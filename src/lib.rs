@@ -7,7 +7,7 @@
 //! let engine = Engine::builder(&model).build()?; // a GPU if there is one, else the CPU
 //! let mut batch = engine.acquire()?; // page-locked memory
 //! # #[cfg(feature = "image")]
-//! trefoil::image::load("cat.jpg", model.preprocessing(), batch.row_mut(0))?;
+//! trefoil::image::load("cat.jpg", model.preprocessing()?, batch.row_mut(0))?;
 //! for (class, p) in batch.submit(1)?.wait()?.top_k(0, 5)? {
 //!     println!("{:5.1} % {}", 100.0 * p, model.label(class));
 //! }

@@ -267,9 +267,9 @@ fn documented_commands() -> Outcome {
 /// A photo as a PPM of the model's size.
 fn ppm(photo: &str) -> Result<PathBuf, Failed> {
     let model = Model::open(root().join("weights/efficientnet-lite0"))?;
-    let input = model.preprocessing().input;
+    let input = model.preprocessing().unwrap().input;
     let mut pixels = vec![0; input.elems()];
-    image::load(root().join("weights/photos").join(photo), model.preprocessing(), &mut pixels)?;
+    image::load(root().join("weights/photos").join(photo), model.preprocessing().unwrap(), &mut pixels)?;
     let path = work().join(photo).with_extension("ppm");
     let head = format!("P6\n{} {}\n255\n", input.width, input.height);
     fs::write(&path, [head.as_bytes(), &pixels].concat())?;

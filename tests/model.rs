@@ -32,7 +32,7 @@ fn model() -> Model {
 }
 
 fn last(model: &Model) -> &str {
-    &model.graph().nodes[model.graph().output.0].name
+    &model.graph().unwrap().nodes[model.graph().unwrap().output.0].name
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn a_model_is_cut_at_a_node_or_module() {
         ("input", "input", INPUT),
     ] {
         let features = model.features_at(name).unwrap();
-        assert_eq!((last(&features), features.output()), (node, output));
+        assert_eq!((last(&features), features.output().unwrap()), (node, output));
         assert_eq!(features.classes(), 3);
         assert_eq!(features.label(0), "class 0");
-        assert!(features.graph().nodes.len() < model.graph().nodes.len());
-        infer(features.graph()).unwrap();
+        assert!(features.graph().unwrap().nodes.len() < model.graph().unwrap().nodes.len());
+        infer(features.graph().unwrap()).unwrap();
     }
     assert_eq!(model.features_at("fc").unwrap().label(0), "a");
 }
@@ -108,11 +108,14 @@ fn a_node_that_is_not_there_lists_near_names() {
 fn a_model_is_split_where_one_value_passes() {
     let model = model();
     let (front, back) = model.split_at("layer1.0").unwrap();
-    let names = |model: &Model| model.graph().nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
+    let names = |model: &Model| model.graph().unwrap().nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&front).last().unwrap(), "layer1.0.relu");
     let rest = ["layer1.1.conv", "layer1.1.bn", "layer1.1.add", "layer1.1.relu", "avgpool", "fc"];
     assert_eq!(names(&back)[1..], rest);
-    assert_eq!((front.output(), back.graph().input, back.output()), (INPUT, INPUT, model.output()));
+    assert_eq!(
+        (front.output().unwrap(), back.graph().unwrap().input, back.output().unwrap()),
+        (INPUT, INPUT, model.output().unwrap())
+    );
     assert_eq!(back.labels(), model.labels());
     let error = model.split_at("layer1.1.bn").unwrap_err().to_string();
     assert_eq!(error, "node `layer1.1.add`: reads something before the place where the graph is cut");

@@ -146,7 +146,7 @@ fn a_folder_and_a_lone_file_open() {
     for path in [&folder.0, &path] {
         let model = Model::open(path).unwrap();
         assert_eq!((model.name(), model.classes(), model.label(9)), ("trefoil_convnet28", 10, "class 9"));
-        assert_eq!(model.preprocessing().resize, 28);
+        assert_eq!(model.preprocessing().unwrap().resize, 28);
     }
     // With the configuration inside, the one beside it is not asked.
     folder.write("config.json", "no JSON");
@@ -155,7 +155,7 @@ fn a_folder_and_a_lone_file_open() {
     for (metadata, height) in [(format!(r#"{{"config": "{text}"}}"#), 28), (format!("{{{flat}}}"), 32)] {
         let path = folder.write("inside.safetensors", f32_file(&convnet28(), &metadata));
         let model = Model::open(&path).unwrap();
-        assert_eq!((model.classes(), model.graph().input), (10, Shape::new(height, 28, 1)));
+        assert_eq!((model.classes(), model.graph().unwrap().input), (10, Shape::new(height, 28, 1)));
     }
     format_error(Model::open(&path), "configuration: ");
 }

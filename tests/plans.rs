@@ -14,11 +14,11 @@ fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> 
         limits,
         batch,
         input: InputFormat::U8Nhwc,
-        preprocessing: model.preprocessing(),
+        preprocessing: model.preprocessing().unwrap(),
         output,
         choices: &Choices::default(),
     };
-    plan(model.graph(), &request)
+    plan(model.graph().unwrap(), &request)
 }
 
 fn targets() -> [(&'static str, Limits); 4] {
@@ -170,10 +170,10 @@ fn candidates_are_few_and_each_can_be_chosen() {
         for batch in [1, 32, 256] {
             let planned = plan_of(&model, &limits, batch, OutputKind::Probabilities).unwrap();
             several.push(candidates_can_be_chosen(&planned, |choices| {
-                let (preprocessing, output) = (model.preprocessing(), OutputKind::Probabilities);
+                let (preprocessing, output) = (model.preprocessing().unwrap(), OutputKind::Probabilities);
                 let request =
                     Request { limits: &limits, batch, input: InputFormat::U8Nhwc, preprocessing, output, choices };
-                plan(model.graph(), &request).unwrap()
+                plan(model.graph().unwrap(), &request).unwrap()
             }));
         }
     }
@@ -473,9 +473,9 @@ fn first_layers(pooled: bool) -> Model {
 #[test]
 fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less() {
     let kinds = |model: &Model, limits: &Limits, input, choices: &Choices| -> Vec<String> {
-        let preprocessing = model.preprocessing();
+        let preprocessing = model.preprocessing().unwrap();
         let request = Request { limits, batch: 3, input, preprocessing, output: OutputKind::Features, choices };
-        let plan = plan(model.graph(), &request).unwrap();
+        let plan = plan(model.graph().unwrap(), &request).unwrap();
         plan.steps.iter().map(|step| step.op.label(step.inputs.len())).collect()
     };
     let (h200, none, u8) = (Limits::h200(), Choices::new(), InputFormat::U8Nhwc);

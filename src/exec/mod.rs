@@ -174,11 +174,11 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         limits: &limits(device.info(), device.kind()),
         batch,
         input: spec.input,
-        preprocessing: model.preprocessing(),
+        preprocessing: model.preprocessing()?,
         output: spec.output,
         choices,
     };
-    let planned = plan::plan(model.graph(), &request)?;
+    let planned = plan::plan(model.graph()?, &request)?;
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
@@ -214,7 +214,7 @@ pub(crate) fn needs(
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
 pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
-    plan::rows::specs(model.graph(), &limits(device.info(), device.kind()), (spec.input, spec.output))
+    plan::rows::specs(model.graph()?, &limits(device.info(), device.kind()), (spec.input, spec.output))
 }
 
 /// The hardware limits that a device's plans keep to.

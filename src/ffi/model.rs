@@ -50,7 +50,7 @@ pub unsafe extern "C" fn trefoil_model_cut(
 pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut trefoil_model_info) -> trefoil_status {
     guard(|| {
         let model: Model = shared(model)?;
-        let preprocessing = model.preprocessing();
+        let preprocessing = model.preprocessing()?;
         let value = |size| {
             Ok(trefoil_model_info {
                 size,

@@ -78,8 +78,8 @@ struct Picture {
 /// ```no_run
 /// use trefoil::{image, model::Model};
 /// let model = Model::open("weights/efficientnet-lite0")?;
-/// let mut row = vec![0; model.preprocessing().input.elems()];
-/// image::load("cat.jpg", model.preprocessing(), &mut row)?;
+/// let mut row = vec![0; model.preprocessing()?.input.elems()];
+/// image::load("cat.jpg", model.preprocessing()?, &mut row)?;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 ///

@@ -17,6 +17,7 @@ mod recognise;
 mod rewrite;
 mod safetensors_header;
 mod shape;
+mod values;
 mod weights;
 
 use std::fs;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use self::config::Config;
 use self::names::nearest;
 use crate::error::{Error, printable};
+use crate::onnx::Sizes;
 use crate::tensor::Shape;
 
 pub use builder::GraphBuilder;
@@ -36,6 +38,7 @@ pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, W
 pub use preprocessing::{Interpolation, Preprocessing};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
+pub(crate) use values::Values;
 pub use weights::{WeightDtype, Weights};
 
 /// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
@@ -57,11 +60,26 @@ pub use weights::{WeightDtype, Weights};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Model {
-    graph: Arc<Graph>,
+    network: Network,
     weights: Arc<Weights>,
-    preprocessing: Arc<Preprocessing>,
     labels: Arc<[String]>,
     name: Arc<str>,
+}
+
+/// What a model computes.
+#[derive(Clone, Debug)]
+pub(crate) enum Network {
+    /// Classes or features of an image, by the kernels for images.
+    Images(Images),
+    /// Any values of any values.
+    Values(Arc<Values>),
+}
+
+/// A network of images.
+#[derive(Clone, Debug)]
+pub(crate) struct Images {
+    pub graph: Arc<Graph>,
+    pub preprocessing: Arc<Preprocessing>,
     output: Shape,
     /// Whether it was cut, so that its result is the features asked for.
     is_cut: bool,
@@ -95,7 +113,7 @@ impl Model {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.extension().is_some_and(|extension| extension == "onnx") {
-            return onnx::open(path);
+            return onnx::open(path, &Sizes::new());
         }
         let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
         let (weights, config) = if about.is_dir() {
@@ -110,6 +128,21 @@ impl Model {
         let Config { architecture, num_classes, labels, preprocessing } = config;
         let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
         Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&printable(&architecture, MOST_OF_A_NAME)))
+    }
+
+    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs. The
+    /// first dimension of the inputs may stay free: it is the batch, whose sizes the engine's builder names.
+    ///
+    /// ```no_run
+    /// use trefoil::{model::Model, onnx::Sizes};
+    /// let model = Model::open_at("bert.onnx", &Sizes::new().dim("sequence", 128))?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Model::open`]; [`Error::Option`] for a size that is missing, and for one that the model has no use for.
+    pub fn open_at(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
+        onnx::open(path.as_ref(), sizes)
     }
 
     /// A model of a graph built in code. Labels are one for each class, or none.
@@ -132,15 +165,52 @@ impl Model {
             let expected = format!("one for each of {} classes, or none", output.channels);
             return Err(Error::option("labels", format_args!("a list of {}", labels.len()), expected));
         }
+        let images = Images { graph: graph.into(), preprocessing: preprocessing.into(), output, is_cut: false };
         Ok(Self {
-            graph: graph.into(),
+            network: Network::Images(images),
             weights,
-            preprocessing: preprocessing.into(),
             labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
             name: "model".into(),
-            output,
-            is_cut: false,
         })
+    }
+
+    /// A model of graphs of values, built in code: `build` gives the graph for a number of rows, which is the first dimension of
+    /// each of its inputs and outputs. An engine's rows have these as their ports, without that dimension.
+    ///
+    /// ```
+    /// use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
+    /// let weights = Weights::from_tensors([("bias", vec![3], vec![0.5, 1.0, 2.0])])?;
+    /// let model = Model::of_graphs(weights, |rows| {
+    ///     let mut g = GraphBuilder::new();
+    ///     let [x, y] = ["x", "y"].map(|name| g.input(name, Dtype::F32, &[rows, 3]));
+    ///     let bias = g.weight("bias", Dtype::F32, &[3]);
+    ///     let sum = g.map("sum", Expr::arg(0) * Expr::arg(1) + Expr::arg(2), &[x, y, bias]);
+    ///     g.output("sum", sum);
+    ///     g.finish()
+    /// })?;
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).build()?;
+    /// let mut batch = engine.acquire()?;
+    /// batch.port_mut::<f32>(0, "x")?.copy_from_slice(&[1.0, 2.0, 3.0]);
+    /// batch.port_mut::<f32>(0, "y")?.copy_from_slice(&[4.0, 5.0, 6.0]);
+    /// assert_eq!(batch.submit(1)?.wait()?.port::<f32>(0, "sum")?, [4.5, 11.0, 20.0]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What `build` answers; [`Error::Graph`] if an input's or output's dimensions behind the first depend on the number of
+    /// rows, or its first is another; [`Error::Tensor`] if a weight is missing or has other dimensions.
+    pub fn of_graphs(
+        weights: impl Into<Arc<Weights>>,
+        build: impl Fn(usize) -> Result<crate::graph::Graph, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        Self::of_values(Values::built(build)?, weights.into())
+    }
+
+    /// A model of any values, with the weights that its graphs name.
+    fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
+        values.check(&weights)?;
+        let (network, labels) = (Network::Values(values.into()), Arc::from([]));
+        Ok(Self { network, weights, labels, name: "model".into() })
     }
 
     /// The same under another name.
@@ -160,9 +230,10 @@ impl Model {
     ///
     /// As for [`Model::features_at`].
     pub fn features(&self) -> Result<Self, Error> {
-        let last = &self.graph.nodes[self.graph.output.0];
+        let Images { graph, is_cut, .. } = self.images()?;
+        let last = &graph.nodes[graph.output.0];
         match (&last.op, &last.inputs[..]) {
-            (Op::Linear(_), [NodeId(before)]) if !self.is_cut => self.features_at(&self.graph.nodes[*before].name),
+            (Op::Linear(_), [NodeId(before)]) if !is_cut => self.features_at(&graph.nodes[*before].name),
             _ => Ok(self.clone()),
         }
     }
@@ -173,15 +244,17 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if there is no such node; it tells names that are near.
+    /// [`Error::Option`] if there is no such node; it tells names that are near. [`Error::Unsupported`] for a model that
+    /// is no network of images.
     pub fn features_at(&self, node: &str) -> Result<Self, Error> {
-        let at = self.find(node)?;
-        if at == self.graph.output {
-            return Ok(Self { is_cut: true, ..self.clone() });
+        let (images, at) = (Images { is_cut: true, ..self.images()?.clone() }, self.find(node)?);
+        if at == images.graph.output {
+            return Ok(self.with(images));
         }
-        let graph = self.graph.cut(at);
+        let graph = images.graph.cut(at);
         let output = infer(&graph)?[graph.output.0];
-        Ok(Self { graph: graph.into(), labels: numbered(output.channels), output, is_cut: true, ..self.clone() })
+        let cut = self.with(Images { graph: graph.into(), output, ..images });
+        Ok(Self { labels: numbered(output.channels), ..cut })
     }
 
     /// The model cut in two at a node, of the same weights: the second reads what the first gives, see
@@ -201,27 +274,50 @@ impl Model {
     /// it.
     pub fn split_at(&self, node: &str) -> Result<(Self, Self), Error> {
         let first = self.features_at(node)?;
-        let rest = self.graph.rest(self.find(node)?, first.output)?;
-        let preprocessing = Preprocessing::new(first.output).into();
-        let second = Self { graph: rest.into(), preprocessing, ..self.clone() };
+        let between = first.output()?;
+        let graph = self.graph()?.rest(self.find(node)?, between)?.into();
+        let preprocessing = Preprocessing::new(between).into();
+        let second = self.with(Images { graph, preprocessing, ..self.images()?.clone() });
         Ok((first, second))
     }
 
     /// The node of a name, or the last one of the module of that name.
     fn find(&self, node: &str) -> Result<NodeId, Error> {
-        let nodes = &self.graph.nodes;
+        let graph = self.graph()?;
+        let nodes = &graph.nodes;
         let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
         let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
-        self.graph.find(node).or_else(last_of_module).ok_or_else(|| {
+        graph.find(node).or_else(last_of_module).ok_or_else(|| {
             let near = nearest(node, nodes.iter().map(|node| node.name.as_str()), 5);
             let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
             Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}"))
         })
     }
 
-    /// What is computed, as it was built: no rewrite has been applied.
-    pub fn graph(&self) -> &Graph {
-        &self.graph
+    fn with(&self, images: Images) -> Self {
+        Self { network: Network::Images(images), ..self.clone() }
+    }
+
+    pub(crate) const fn network(&self) -> &Network {
+        &self.network
+    }
+
+    fn images(&self) -> Result<&Images, Error> {
+        match &self.network {
+            Network::Images(images) => Ok(images),
+            Network::Values(values) => Err(Error::Unsupported {
+                what: format!("`{}`, which reads {}, as a network of images", self.name, values.input()),
+                instead: "build an engine of it, and read and write the ports of its rows".into(),
+            }),
+        }
+    }
+
+    /// What a network of images computes, as it was built: no rewrite has been applied.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that is no network of images.
+    pub fn graph(&self) -> Result<&Graph, Error> {
+        Ok(&self.images()?.graph)
     }
 
     /// Where the graph's tensors are.
@@ -230,18 +326,24 @@ impl Model {
     }
 
     /// How a picture becomes the input.
-    pub fn preprocessing(&self) -> &Preprocessing {
-        &self.preprocessing
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that is no network of images.
+    pub fn preprocessing(&self) -> Result<&Preprocessing, Error> {
+        Ok(&self.images()?.preprocessing)
     }
 
     /// The shape of the result for one image.
-    pub fn output(&self) -> Shape {
-        self.output
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that is no network of images.
+    pub fn output(&self) -> Result<Shape, Error> {
+        Ok(self.images()?.output)
     }
 
-    /// The length of the result, or its channels if it is not a vector.
+    /// The length of the result, or its channels if it is not a vector; 0 of a model that is no network of images.
     pub fn classes(&self) -> usize {
-        self.output.channels
+        self.labels.len()
     }
 
     /// One label for each class; `class 0`, `class 1`, … where none are known.

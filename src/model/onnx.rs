@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::Config;
-use super::recognise;
+use super::recognise::{self, Network};
+use super::values::Values;
 use super::weights::{Placed, Weights};
 use super::{MOST_OF_A_NAME, Model, Preprocessing};
 use crate::error::{Error, printable};
@@ -17,10 +18,25 @@ use crate::tensor::Dtype;
 ///
 /// # Errors
 /// Those of [`Model::open`].
-pub(super) fn open(path: &Path) -> Result<Model, Error> {
+pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let file = File::open(path)?;
     let weights = weights(&file)?;
-    let network = recognise::network(&file.graph(&one_image(&file))?, &weights)?;
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let batch = batch_dims(&file, sizes);
+    let values = Values::of_file(file, sizes.clone(), batch)?;
+    let model = match recognise::network(&values.graph(1)?, &weights) {
+        Ok(network) => of_images(path, network, &weights)?,
+        Err(Error::Unsupported { what, .. }) => {
+            log::info!("{}: no network of images: {what}", path.display());
+            Model::of_values(values, weights.into())?
+        }
+        Err(other) => return Err(other),
+    };
+    Ok(model.with_name(&printable(&name, MOST_OF_A_NAME)))
+}
+
+/// A model of a network of images, with what the `config.json` beside the file says.
+fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, Error> {
     let beside = path.with_file_name("config.json");
     let (labels, preprocessing) = match beside.exists() {
         true => {
@@ -29,24 +45,25 @@ pub(super) fn open(path: &Path) -> Result<Model, Error> {
         }
         false => (Vec::new(), Preprocessing::new(network.graph.input)),
     };
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let weights = weights.with(network.computed)?.with_views(network.views)?;
-    let model = Model::new(network.graph, weights, preprocessing, labels)?;
-    Ok(model.with_name(&printable(&name, MOST_OF_A_NAME)))
+    Model::new(network.graph, weights, preprocessing, labels)
 }
 
-/// The sizes for one image: 1 for the first dimension of each input, if it is free.
-fn one_image(file: &File) -> Sizes {
-    let mut sizes = Sizes::new();
+/// The names of the first dimensions of the inputs, where they are free and have no size.
+fn batch_dims(file: &File, sizes: &Sizes) -> Vec<String> {
+    let mut names = Vec::new();
     for input in &file.model().graph.inputs {
         let ValueType::Tensor { dims: Some(dims), .. } = &input.kind else { continue };
-        match dims.first() {
-            Some(Dim::Named(name)) if name != "?" => sizes = sizes.dim(name, 1),
-            Some(Dim::Named(_) | Dim::Unknown) => sizes = sizes.dim(&format!("{}:0", input.name), 1),
-            Some(Dim::Fixed(_)) | None => {}
+        let name = match dims.first() {
+            Some(Dim::Named(name)) if name != "?" => name.clone(),
+            Some(Dim::Named(_) | Dim::Unknown) => format!("{}:0", input.name),
+            Some(Dim::Fixed(_)) | None => continue,
+        };
+        if sizes.get(&name).is_none() && !names.contains(&name) {
+            names.push(name);
         }
     }
-    sizes
+    names
 }
 
 /// The initializers of the file's graph, where they lie in it; those that lie in pieces are read now. Text is left out.

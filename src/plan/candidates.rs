@@ -55,11 +55,11 @@ impl Plan {
     /// use trefoil::plan::{Choices, Limits, Request, plan};
     /// # use trefoil::{InputFormat, OutputKind, model::Model};
     /// # let model = Model::open("weights/efficientnet-lite0")?;
-    /// # let (preprocessing, output) = (model.preprocessing(), OutputKind::Logits);
+    /// # let (preprocessing, output) = (model.preprocessing()?, OutputKind::Logits);
     /// let (limits, choices) = (Limits::h200(), Choices::new());
     /// let request =
     ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
-    /// let plan = plan(model.graph(), &request)?;
+    /// let plan = plan(model.graph()?, &request)?;
     /// for (index, step) in plan.steps.iter().enumerate() {
     ///     let candidates = plan.candidates(index);
     ///     assert!(candidates.len() <= 4 && candidates.first().is_none_or(|first| first.kernel == step.kernel));

@@ -111,11 +111,11 @@ impl Plan {
     /// use trefoil::plan::{Choices, Limits, Rates, Request, plan};
     /// # use trefoil::{InputFormat, OutputKind, model::Model};
     /// # let model = Model::open("weights/efficientnet-lite0")?;
-    /// # let (preprocessing, output) = (model.preprocessing(), OutputKind::Logits);
+    /// # let (preprocessing, output) = (model.preprocessing()?, OutputKind::Logits);
     /// let (limits, choices) = (Limits::h200(), Choices::new());
     /// let request =
     ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
-    /// let plan = plan(model.graph(), &request)?;
+    /// let plan = plan(model.graph()?, &request)?;
     /// let rates = Rates::of(&limits).expect("an H200 is known");
     /// let roofline: f64 = (0..plan.steps.len()).map(|step| plan.roofline(step, &rates).seconds()).sum();
     /// assert!(roofline > 1e-4 && roofline < 1e-3, "{roofline}");

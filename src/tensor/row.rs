@@ -85,16 +85,21 @@ impl RowSpec {
     /// # Panics
     /// If two have the same name, or a row would have more bytes than an address can tell.
     pub fn new<N: Into<Arc<str>>>(ports: impl IntoIterator<Item = (N, Dtype, Vec<usize>)>) -> Self {
+        Self::checked(ports).expect("a row that memory can hold")
+    }
+
+    /// The same; none if a row would have more bytes than an address can tell.
+    pub(crate) fn checked<N: Into<Arc<str>>>(ports: impl IntoIterator<Item = (N, Dtype, Vec<usize>)>) -> Option<Self> {
         let mut end = 0_usize;
         let mut placed: Vec<RowPort> = Vec::new();
         for (name, dtype, dims) in ports {
-            let port = RowPort { name: name.into(), dtype, dims, offset: end.next_multiple_of(PORT_ALIGN) };
+            let port = RowPort { name: name.into(), dtype, dims, offset: end.checked_next_multiple_of(PORT_ALIGN)? };
             assert!(placed.iter().all(|other| other.name != port.name), "two ports called `{}`", port.name);
-            end = port.checked_bytes().and_then(|bytes| port.offset.checked_add(bytes)).expect("a row that fits");
+            end = port.offset.checked_add(port.checked_bytes()?)?;
             placed.push(port);
         }
-        let row_pitch = end.checked_next_multiple_of(ROW_ALIGN).expect("a row that fits");
-        Self { ports: placed.into(), row_bytes: end, row_pitch }
+        let row_pitch = end.checked_next_multiple_of(ROW_ALIGN).filter(|&pitch| pitch <= isize::MAX as usize)?;
+        Some(Self { ports: placed.into(), row_bytes: end, row_pitch })
     }
 
     /// Rows of one image, channels innermost, or of one vector.

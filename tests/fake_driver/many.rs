@@ -8,7 +8,7 @@ use crate::harness::{Scenario, for_each_number, mark};
 
 /// What reads the small model's features.
 pub fn head(of: &Model) -> Model {
-    let input = of.features().unwrap().output();
+    let input = of.features().unwrap().output().unwrap();
     let mut graph = GraphBuilder::new(input);
     let x = graph.linear("classifier", graph.input(), 7);
     let weights = Weights::from_tensors([

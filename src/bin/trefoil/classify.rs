@@ -147,7 +147,7 @@ impl<'a> Job<'a> {
         if let Some(problem) = &input.problem {
             return Err(format!("{}: {problem}", input.path.display()));
         }
-        let loaded = image::load(&input.path, self.model.preprocessing(), batch.row_mut(row));
+        let loaded = image::load(&input.path, self.model.preprocessing()?, batch.row_mut(row));
         loaded.map(|()| row).map_err(|error| error.to_string())
     }
 

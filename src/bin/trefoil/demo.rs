@@ -29,7 +29,7 @@ pub fn run(args: &Place) -> Result<Outcome> {
     let device = setup::open_device(args.device)?;
     let mut out = io::stdout();
     writeln!(out, "device      {}", setup::describe(device.info()))?;
-    let (name, input, classes) = (model.name(), model.preprocessing().input, model.classes());
+    let (name, input, classes) = (model.name(), model.preprocessing()?.input, model.classes());
     writeln!(out, "model       {name} from {}: input {input}, {classes} classes", report::path(&path))?;
 
     let gpu = !setup::is_cpu(&device);
@@ -80,7 +80,7 @@ fn show_photos(model: &Model, engine: &Engine, model_path: &Path) -> Result<(Vec
 /// One photo, by the shortest way through the library.
 fn classify(model: &Model, engine: &Engine, path: &PathBuf) -> Result<(Vec<u8>, Vec<Class>)> {
     let mut batch = engine.acquire()?;
-    image::load(path, model.preprocessing(), batch.row_mut(0))?;
+    image::load(path, model.preprocessing()?, batch.row_mut(0))?;
     let row = batch.row_mut(0).to_vec();
     let output = batch.submit(1)?.wait()?;
     let top = output.top_k(0, TOP).with_context(|| path.display().to_string())?;

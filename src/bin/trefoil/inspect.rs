@@ -38,7 +38,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 print_model(&model, &path)?;
             }
             match gpu {
-                Some(gpu) => planned(args, gpu, model.graph(), model.preprocessing())?,
+                Some(gpu) => planned(args, gpu, model.graph()?, model.preprocessing()?)?,
                 None => on_device(args, &model)?,
             }
         }
@@ -73,7 +73,7 @@ fn without_weights(args: &InspectArgs) -> Result<Option<(String, Graph)>> {
 
 fn print_model(model: &Model, path: &Path) -> Result<()> {
     let mut out = io::stdout();
-    let preprocessing = model.preprocessing();
+    let preprocessing = model.preprocessing()?;
     writeln!(out, "{} from {}", model.name(), report::path(path))?;
     writeln!(out, "input {}, {} classes", preprocessing.input, model.classes())?;
     writeln!(
@@ -81,7 +81,7 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
         "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
         preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
     )?;
-    print_graph(model.graph())
+    print_graph(model.graph()?)
 }
 
 /// The plan for a GPU that need not be there.

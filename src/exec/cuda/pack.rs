@@ -322,11 +322,11 @@ mod tests {
                 limits: &limits,
                 batch: 2,
                 input: InputFormat::F16Nhwc,
-                preprocessing: model.preprocessing(),
+                preprocessing: model.preprocessing().unwrap(),
                 output: OutputKind::Features,
                 choices: &choices,
             };
-            plan(model.graph(), &request).unwrap()
+            plan(model.graph().unwrap(), &request).unwrap()
         };
         let apart = Kernel::Sm80Gemm(crate::plan::ConvTile { m: 64, n: 64 });
         let plans = [of(Some(Kernel::Joined)), of(Some(apart))];
@@ -422,11 +422,11 @@ mod tests {
             limits: &Limits::a100(),
             batch: 1,
             input: InputFormat::F16Nhwc,
-            preprocessing: model.preprocessing(),
+            preprocessing: model.preprocessing().unwrap(),
             output: OutputKind::Features,
             choices: &Choices::new(),
         };
-        let plans = [plan(model.graph(), &request).unwrap()];
+        let plans = [plan(model.graph().unwrap(), &request).unwrap()];
         let layout = Layout::new(&plans).unwrap();
         let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
         assert!(error.contains("`conv`") && error.contains("70000"), "{error}");

@@ -164,11 +164,11 @@ mod tests {
             limits,
             batch,
             input: InputFormat::U8Nhwc,
-            preprocessing: model.preprocessing(),
+            preprocessing: model.preprocessing().unwrap(),
             output,
             choices: &Choices::default(),
         };
-        let plan = plan(model.graph(), &request).unwrap();
+        let plan = plan(model.graph().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         let launches = launches(&plan, &layout, &ADDRESSES).unwrap();
         (plan, launches)
@@ -222,11 +222,11 @@ mod tests {
             limits: &limits,
             batch: 1 << 20,
             input: InputFormat::U8Nhwc,
-            preprocessing: model.preprocessing(),
+            preprocessing: model.preprocessing().unwrap(),
             output: OutputKind::Logits,
             choices: &Choices::default(),
         };
-        let plan = plan(model.graph(), &request).unwrap();
+        let plan = plan(model.graph().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         match launches(&plan, &layout, &ADDRESSES) {
             Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),

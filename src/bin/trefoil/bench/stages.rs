@@ -71,7 +71,7 @@ pub fn run(args: &StagesArgs) -> Result<Outcome> {
     if !args.json {
         let mut out = io::stdout();
         writeln!(out, "device  {}", setup::describe(device.info()))?;
-        writeln!(out, "model   {} from {}, input {}", model.name(), report::path(&path), model.preprocessing().input)?;
+        writeln!(out, "model   {} from {}, input {}", model.name(), report::path(&path), model.preprocessing()?.input)?;
         let (slots, streams) = (args.on_device.slots(), args.on_device.compute_streams);
         let what = "times of one batch: median (10th to 90th percentile)";
         writeln!(out, "        {slots} slots, {streams} computed side by side; {what}")?;
