@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::ir::{Loop, TermKind};
+use super::ir::{Loop, Term, TermKind};
 use crate::graph::Binary;
 use crate::tensor::Dtype;
 
@@ -41,19 +41,41 @@ impl Affine {
 pub(super) fn affine(of: &Loop) -> Vec<Option<Affine>> {
     let mut all: Vec<Option<Affine>> = Vec::with_capacity(of.terms.len());
     for term in &of.terms {
-        let found = match &term.kind {
-            _ if term.dtype != Dtype::I64 => None,
-            TermKind::Axis(axis) => Some(Affine { base: 0, strides: BTreeMap::from([(*axis, 1)]) }),
-            TermKind::Const(bits) => Some(Affine { base: *bits as i64, strides: BTreeMap::new() }),
-            TermKind::Binary(op, [a, b]) => match (&all[a.0], &all[b.0]) {
-                (Some(a), Some(b)) => combined(*op, a, b),
-                _ => None,
-            },
-            _ => None,
-        };
+        let found = term_as_sum(term, &all);
         all.push(found);
     }
     all
+}
+
+/// A term as such a sum, if it is one, by what the terms before it are.
+pub(super) fn term_as_sum(term: &Term, before: &[Option<Affine>]) -> Option<Affine> {
+    match &term.kind {
+        _ if term.dtype != Dtype::I64 => None,
+        TermKind::Axis(axis) => Some(Affine { base: 0, strides: BTreeMap::from([(*axis, 1)]) }),
+        TermKind::Const(bits) => Some(Affine { base: *bits as i64, strides: BTreeMap::new() }),
+        TermKind::Binary(op, [a, b]) => combined(*op, before[a.0].as_ref()?, before[b.0].as_ref()?),
+        _ => None,
+    }
+}
+
+/// Whether each term is read as a value; what only affine indices read is not.
+pub(super) fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
+    let mut needed = vec![false; of.terms.len()];
+    needed[of.result.0] = true;
+    for (id, term) in of.terms.iter().enumerate().rev() {
+        if !needed[id] {
+            continue;
+        }
+        match &term.kind {
+            TermKind::Load { index, guard, .. } => {
+                needed[index.0] |= affine[index.0].is_none();
+                guard.iter().for_each(|guard| (needed[guard.condition.0], needed[guard.otherwise.0]) = (true, true));
+            }
+            _ if affine[id].is_some() => {}
+            _ => term.reads().iter().for_each(|read| needed[read.0] = true),
+        }
+    }
+    needed
 }
 
 fn combined(op: Binary, a: &Affine, b: &Affine) -> Option<Affine> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::affine::{Affine, term_as_sum};
 use super::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 use super::scalar;
 use crate::graph::{Binary, Number, Unary, ValueType};
@@ -23,13 +24,16 @@ use crate::tensor::Dtype;
 pub struct LoopBuilder {
     of: Loop,
     known: HashMap<Term, TermId>,
+    /// Each term as a sum of multiples of axes, where it is one.
+    sums: Vec<Option<Affine>>,
 }
 
 impl LoopBuilder {
     /// A loop over these extents that reads these operands.
     pub fn new(operands: &[ValueType], extents: &[usize]) -> Self {
         let (operands, axes, rank) = (operands.to_vec(), extents.to_vec(), extents.len());
-        Self { of: Loop { operands, axes, rank, terms: Vec::new(), result: TermId(0) }, known: HashMap::new() }
+        let of = Loop { operands, axes, rank, terms: Vec::new(), result: TermId(0) };
+        Self { of, known: HashMap::new(), sums: Vec::new() }
     }
 
     /// The loop, which writes this term.
@@ -81,7 +85,28 @@ impl LoopBuilder {
     /// The element of an operand that has this number.
     pub fn load_flat(&mut self, operand: usize, index: TermId, guard: Option<Guard>) -> TermId {
         let dtype = self.of.operands[operand].dtype;
+        let index = self.sums[index.0].clone().map_or(index, |sum| self.sum(&sum)); // equal ones are one term
         self.term(dtype, TermKind::Load { operand, index, guard })
+    }
+
+    /// The sum of a number and of multiples of axes.
+    pub(super) fn sum(&mut self, of: &Affine) -> TermId {
+        let base = self.index(of.base);
+        of.strides.iter().fold(base, |sum, (&axis, &by)| {
+            let index = self.axis(axis);
+            let part = self.scaled(index, by);
+            self.binary(Binary::Add, sum, part)
+        })
+    }
+
+    /// A term as a sum of multiples of axes, if it is one.
+    pub(super) fn as_sum(&self, of: TermId) -> Option<&Affine> {
+        self.sums[of.0].as_ref()
+    }
+
+    /// Points along each axis so far.
+    pub(super) fn extents(&self) -> &[usize] {
+        &self.of.axes
     }
 
     /// The number of the element of an operand at these indices.
@@ -203,11 +228,6 @@ impl LoopBuilder {
         self.of.term(of).dtype
     }
 
-    /// The loop as far as it is built.
-    pub(super) const fn so_far(&self) -> &Loop {
-        &self.of
-    }
-
     /// New axes, and the indices along them.
     pub(super) fn run(&mut self, extents: &[usize]) -> (Vec<usize>, Vec<TermId>) {
         let axes: Vec<usize> = (self.of.axes.len()..).take(extents.len()).collect();
@@ -230,6 +250,7 @@ impl LoopBuilder {
             return known;
         }
         let id = TermId(self.of.terms.len());
+        self.sums.push(term_as_sum(&term, &self.sums));
         self.of.terms.push(term.clone());
         self.known.insert(term, id);
         id

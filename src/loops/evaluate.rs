@@ -4,8 +4,9 @@ use super::eval;
 use super::hand;
 use super::ir::Loop;
 use super::lower::{Lowered, lower};
+use super::schedule::{Kernel, Step, schedule};
 use crate::error::Error;
-use crate::graph::{Constant, Graph, Node, Op, Origin, Tensor, ValueId, ValueType};
+use crate::graph::{Constant, Graph, Node, Op, Origin, Port, Tensor, ValueId, ValueType};
 
 /// What an operation writes.
 ///
@@ -50,7 +51,7 @@ pub fn run(of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Err
 }
 
 /// What a graph writes. `weight` gives weights by their names, in the types that the graph has them in. A value is
-/// dropped when nobody reads it any more.
+/// dropped when nobody reads it any more; most do not exist, as [`schedule`](super::schedule) tells.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, GraphBuilder, Tensor}, loops};
@@ -73,28 +74,36 @@ pub fn evaluate(
     inputs: &[Tensor],
 ) -> Result<Vec<Tensor>, Error> {
     check_inputs(graph, inputs)?;
+    let schedule = schedule(graph);
     let mut values: Vec<Option<Tensor>> = vec![None; graph.values.len()];
-    let mut readers: Vec<usize> = graph.readers().iter().map(Vec::len).collect();
-    graph.outputs.iter().for_each(|port| readers[port.value.0] += 1);
-    for node in &graph.nodes {
-        for id in node.inputs.iter().flatten().filter(|id| values[id.0].is_none()).collect::<Vec<_>>() {
-            values[id.0] = Some(source(graph, *id, weight, inputs)?);
+    let mut readers = vec![0_usize; graph.values.len()];
+    let shown = || graph.outputs.iter().map(|port| schedule.view_of(port.value));
+    schedule.steps.iter().flat_map(|step| step.reads.iter().copied()).chain(shown()).for_each(|id| readers[id.0] += 1);
+    for step in &schedule.steps {
+        for &id in &step.reads {
+            if values[id.0].is_none() {
+                values[id.0] = Some(source(graph, id, weight, inputs)?);
+            }
         }
-        for (id, value) in node.outputs.iter().zip(computed(graph, node, &values)?) {
+        for (id, value) in step.writes.iter().zip(computed(graph, step, &values)?) {
             values[id.0] = Some(value).filter(|_| readers[id.0] > 0);
         }
-        for id in node.inputs.iter().flatten() {
+        for id in &step.reads {
             readers[id.0] -= 1;
             if readers[id.0] == 0 {
                 values[id.0] = None;
             }
         }
     }
-    let mut shown = |id: ValueId| match &values[id.0] {
-        Some(value) => Ok(value.clone()),
-        None => source(graph, id, weight, inputs),
+    let mut answer = |port: &Port| {
+        let id = schedule.view_of(port.value);
+        let value = match &values[id.0] {
+            Some(value) => value.clone(),
+            None => source(graph, id, weight, inputs)?,
+        };
+        Ok(value.cast(graph.value(port.value).clone()))
     };
-    graph.outputs.iter().map(|port| shown(port.value)).collect()
+    graph.outputs.iter().map(|port| answer(port)).collect()
 }
 
 fn check_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<(), Error> {
@@ -132,10 +141,26 @@ fn source(
     }
 }
 
-fn computed(graph: &Graph, node: &Node, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
-    let inputs: Vec<Option<&Tensor>> = node.inputs.iter().map(|id| id.and_then(|id| values[id.0].as_ref())).collect();
+fn computed(graph: &Graph, step: &Step, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
+    let operands = step.reads.iter().map(|id| values[id.0].as_ref().expect("it was written or brought"));
+    match &step.kernel {
+        Kernel::Loop(of) => {
+            let to = graph.value(step.writes[0]).clone();
+            Ok(vec![eval::run(of, &operands.collect::<Vec<_>>(), to)?])
+        }
+        Kernel::ByHand(id) => by_hand(graph, &graph.nodes[id.0], operands),
+    }
+}
+
+fn by_hand<'v>(
+    graph: &Graph,
+    node: &Node,
+    mut operands: impl Iterator<Item = &'v Tensor>,
+) -> Result<Vec<Tensor>, Error> {
+    let mut input = |id: ValueId| operands.next().map(|value| value.clone().cast(graph.value(id).clone()));
+    let inputs: Vec<Option<Tensor>> = node.inputs.iter().map(|id| id.and_then(&mut input)).collect();
     let outputs: Vec<ValueType> = node.outputs.iter().map(|&id| graph.value(id).clone()).collect();
-    compute(&node.op, &inputs, &outputs).map_err(|error| match error {
+    compute(&node.op, &inputs.iter().map(Option::as_ref).collect::<Vec<_>>(), &outputs).map_err(|error| match error {
         Error::Graph { what, .. } => Error::graph(&node.name, format!("{}: {what}", node.op.kind())),
         other => other,
     })

@@ -1,12 +1,14 @@
 //! Loops that compute what they read.
 
-use std::collections::BTreeSet;
-
-use super::affine::{Affine, affine};
+use super::affine::{Affine, affine, needed};
 use super::build::LoopBuilder;
 use super::ir::{Loop, TermId, TermKind};
-use super::rewrite::Copier;
-use crate::graph::{Binary, Unary};
+use super::rewrite::{Copier, split};
+use super::work::Work;
+use crate::graph::ValueType;
+
+/// An axis is split so often at most, that a loop may read what has its axes otherwise.
+const MOST_SPLITS: usize = 8;
 
 /// The loop that does what `consumer` does, but computes its operand of this number where it reads it, as `producer`
 /// does, whose operands follow the consumer's own; none where that is not worth it, an index is not told by axes, or the
@@ -32,78 +34,96 @@ use crate::graph::{Binary, Unary};
 /// # Panics
 /// If the producer writes another type or number of elements than the operand has.
 pub fn inline(consumer: &Loop, operand: usize, producer: &Loop) -> Option<Loop> {
-    let read = &consumer.operands[operand];
-    assert_eq!((read.elems(), read.dtype), (producer.elems(), producer.dtype()), "what is read and what is written");
-    if producer.elems() == 0 {
-        return None;
-    }
-    let extents = &producer.axes[..producer.rank];
-    let (indices, deps, cost) = (affine(consumer), consumer.dependencies(), Cost::of(producer));
-    let mut reads = 0_usize;
-    for (term, of_load) in consumer.terms.iter().zip(&deps) {
-        let TermKind::Load { operand: found, index, .. } = term.kind else { continue };
-        if found == operand {
-            coordinates(indices[index.0].as_ref()?, &consumer.axes, extents)?;
-            reads = reads.saturating_add(computed(consumer, &deps, of_load, cost));
+    let first = consumer.operands.len();
+    let operands = [&consumer.operands[..], &producer.operands].concat();
+    let join = Join {
+        consumer,
+        operand,
+        producer,
+        numbers: [(0..first).collect(), (first..operands.len()).collect()],
+        operands,
+    };
+    let both = join.fused()?;
+    (Work::of(&both).dear() <= Work::of(consumer).dear() + Work::of(producer).dear()).then_some(both)
+}
+
+/// Two loops that are to become one.
+pub(super) struct Join<'l> {
+    pub consumer: &'l Loop,
+    /// What the consumer reads and the producer writes.
+    pub operand: usize,
+    pub producer: &'l Loop,
+    /// What both read.
+    pub operands: Vec<ValueType>,
+    /// The number there of each operand of the consumer, and of each of the producer.
+    pub numbers: [Vec<usize>; 2],
+}
+
+impl Join<'_> {
+    /// The loop that computes the operand where it reads it, however often; none where an index is not told by axes, or
+    /// the operand is empty.
+    ///
+    /// # Panics
+    /// If the producer writes another type or number of elements than the operand has.
+    pub fn fused(&self) -> Option<Loop> {
+        let (read, producer) = (&self.consumer.operands[self.operand], self.producer);
+        assert_eq!(
+            (read.elems(), read.dtype),
+            (producer.elems(), producer.dtype()),
+            "what is read and what is written"
+        );
+        if producer.elems() == 0 {
+            return None;
         }
-    }
-    (cost == Cost::Cheap || reads <= producer.elems()).then(|| {
-        let operands = [&consumer.operands[..], &producer.operands].concat();
-        let mut b = LoopBuilder::new(&operands, &consumer.axes[..consumer.rank]);
+        let splits = splits(self.consumer, self.operand, &producer.axes[..producer.rank])?;
+        let consumer = splits.as_ref().unwrap_or(self.consumer);
+        let mut b = LoopBuilder::new(&self.operands, &consumer.axes[..consumer.rank]);
         let point = b.point();
-        let numbers = (0..consumer.operands.len()).collect();
-        let mut copier = Copier::new(consumer, point.into_iter().enumerate(), numbers).inline(operand, producer);
+        let [numbers, of_producer] = self.numbers.clone();
+        let mut copier = Copier::new(consumer, point.into_iter().enumerate(), numbers);
+        copier = copier.inline(self.operand, producer, of_producer);
         let result = copier.term(&mut b, consumer.result);
-        b.finish(result)
-    })
+        Some(b.finish(result))
+    }
 }
 
-/// What it takes to compute an element again.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Cost {
-    /// About as long as to read it.
-    Cheap,
-    /// Long, but reductions alone, which are computed once for all points of axes that no reduction depends on.
-    Reductions,
-    /// Long, at every point.
-    Dear,
-}
-
-impl Cost {
-    fn of(of: &Loop) -> Self {
-        let mut cost = Self::Cheap;
-        let mut left = vec![of.result];
-        while let Some(id) = left.pop() {
-            let term = of.term(id);
-            match &term.kind {
-                TermKind::Reduce { .. } => cost = Self::Reductions,
-                kind if is_dear(kind) => return Self::Dear,
-                _ => left.extend(term.reads()),
+/// The loop with axes split so that each index of an operand tells the indices along axes of these extents; it stays as
+/// it is where it does that already. None where no splits help.
+fn splits(of: &Loop, operand: usize, extents: &[usize]) -> Option<Option<Loop>> {
+    let mut found: Option<Loop> = None;
+    for _ in 0..MOST_SPLITS {
+        let of = found.as_ref().unwrap_or(of);
+        let all = affine(of);
+        let needed = needed(of, &all);
+        let mut helpful = Vec::new();
+        for (term, _) in of.terms.iter().zip(needed).filter(|(_, needed)| *needed) {
+            let TermKind::Load { operand: read, index, .. } = term.kind else { continue };
+            let index = if read == operand { all[index.0].as_ref()? } else { continue };
+            if coordinates(index, &of.axes, extents).is_none() {
+                helpful.push(across(index, &of.axes, extents)?);
             }
         }
-        cost
+        if helpful.is_empty() {
+            return Some(found);
+        }
+        helpful.sort_unstable();
+        helpful.dedup_by_key(|(axis, _)| *axis);
+        found = Some(split(of, &helpful));
     }
+    None
 }
 
-fn is_dear(kind: &TermKind) -> bool {
-    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign};
-    match kind {
-        TermKind::Unary(op, _) => !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Not | IsNan | IsInf),
-        TermKind::Binary(op, _) => matches!(op, Binary::Pow | Binary::Div | Binary::Rem | Binary::Mod),
-        _ => false,
-    }
-}
-
-/// How often what depends on these axes is computed: at all points, if it is not a reduction that stands alone, or
-/// with others of the same axes.
-fn computed(of: &Loop, all: &[BTreeSet<usize>], deps: &BTreeSet<usize>, cost: Cost) -> usize {
-    let mut reductions = of.terms.iter().zip(all).filter(|(term, _)| matches!(term.kind, TermKind::Reduce { .. }));
-    let apart = cost == Cost::Reductions && reductions.all(|(_, other)| other == deps);
-    let runs = |axis: usize| match axis < of.rank {
-        true => !apart || deps.contains(&axis),
-        false => deps.range(of.rank..).next().is_some(),
-    };
-    (0..of.axes.len()).filter(|&axis| runs(axis)).fold(1, |points, axis| points.saturating_mul(of.axes[axis]))
+/// An axis of a loop along which an element's number leaves the innermost axes of a value of these extents, and how many
+/// of its points do not.
+fn across(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<(usize, usize)> {
+    let inner = |axis: usize| extents[axis + 1..].iter().product::<usize>();
+    index.strides.iter().find_map(|(&axis, by)| {
+        let by = by.unsigned_abs() as usize;
+        (0..extents.len()).map(inner).find_map(|run| {
+            let leaves = by < run && run < by.saturating_mul(axes[axis]);
+            (leaves && run % by == 0 && axes[axis] % (run / by) == 0).then(|| (axis, run / by))
+        })
+    })
 }
 
 /// The index along each axis of a value of these extents that an element's number stands for, as sums of multiples of
@@ -133,17 +153,7 @@ fn coordinates(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<Vec<
 impl LoopBuilder {
     /// The indices along axes of these extents that an element's number stands for.
     pub(super) fn coordinates(&mut self, index: TermId, extents: &[usize]) -> Option<Vec<TermId>> {
-        let index = affine(self.so_far())[index.0].clone()?;
-        let all = coordinates(&index, &self.so_far().axes, extents)?;
+        let all = coordinates(self.as_sum(index)?, self.extents(), extents)?;
         Some(all.iter().map(|along| self.sum(along)).collect())
-    }
-
-    fn sum(&mut self, of: &Affine) -> TermId {
-        let base = self.index(of.base);
-        of.strides.iter().fold(base, |sum, (&axis, &by)| {
-            let index = self.axis(axis);
-            let part = self.scaled(index, by);
-            self.binary(Binary::Add, sum, part)
-        })
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A [`Loop`] is one description of what an operation computes: for each point of an iteration space a scalar, made of
 //! loads at indices that are terms themselves, functions, and reductions over further axes. [`lower`] gives that of each
-//! operation of a [`Graph`](crate::graph::Graph); [`compute`] and [`evaluate`] compute one operation and a whole graph.
+//! operation of a [`Graph`](crate::graph::Graph), and [`schedule`] the few loops that compute all of it; [`compute`] and
+//! [`evaluate`] compute one operation and a whole graph.
 //! What is in no loop, because elements depend on one another in an order or on how they compare, is a function over
 //! values: [`Lowered::ByHand`].
 //!
@@ -25,12 +26,15 @@ mod ir;
 mod lower;
 mod rewrite;
 mod scalar;
+mod schedule;
+mod work;
 
 pub use build::LoopBuilder;
 pub use evaluate::{compute, evaluate, run};
 pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 pub use lower::{Lowered, lower};
+pub use schedule::{Kernel, Schedule, Step, schedule};
 
 #[cfg(test)]
 mod tests;

@@ -36,15 +36,15 @@ pub(super) struct Product<'l> {
 impl<'l> Product<'l> {
     /// The first sum of products of a loop that is worth tiles.
     pub fn find(of: &'l Loop) -> Option<Self> {
-        let deps = of.dependencies();
-        (0..of.terms.len()).find_map(|id| Self::at(of, &deps, id))
+        let (deps, reduces) = (of.dependencies(), reduces(of));
+        (0..of.terms.len()).find_map(|id| Self::at(of, &deps, &reduces, id))
     }
 
-    fn at(of: &'l Loop, deps: &[BTreeSet<usize>], id: usize) -> Option<Self> {
+    fn at(of: &'l Loop, deps: &[BTreeSet<usize>], reduces: &[bool], id: usize) -> Option<Self> {
         let TermKind::Reduce { op: Monoid::Sum, axes: summed, body } = &of.terms[id].kind else { return None };
         let TermKind::Binary(Binary::Mul, [left, right]) = of.term(body[0]).kind else { return None };
         let typed = matches!(of.terms[id].dtype, Dtype::F32 | Dtype::F64 | Dtype::I32);
-        let alone = deps[id].iter().all(|&axis| axis < of.rank) && ![left, right].iter().any(|&side| reduces(of, side));
+        let alone = deps[id].iter().all(|&axis| axis < of.rank) && ![left, right].iter().any(|side| reduces[side.0]);
         let last = deps[id].iter().next_back()?;
         let sides = if deps[right.0].contains(last) { [left, right] } else { [right, left] };
         let of_side = |side: TermId, other: TermId| -> Vec<usize> {
@@ -134,10 +134,14 @@ impl<'l> Product<'l> {
     }
 }
 
-/// Whether a term is computed from a reduction.
-fn reduces(of: &Loop, id: TermId) -> bool {
-    let term = of.term(id);
-    matches!(term.kind, TermKind::Reduce { .. }) || term.reads().iter().any(|&read| reduces(of, read))
+/// Whether each term is a reduction or computed from one.
+fn reduces(of: &Loop) -> Vec<bool> {
+    let mut all: Vec<bool> = Vec::with_capacity(of.terms.len());
+    for term in &of.terms {
+        let found = matches!(term.kind, TermKind::Reduce { .. }) || term.reads().iter().any(|read| all[read.0]);
+        all.push(found);
+    }
+    all
 }
 
 /// A type of products.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::lanes::{Lanes, linear};
-use crate::loops::affine::{Affine, affine};
+use crate::loops::affine::{Affine, affine, needed};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 
 /// Fewer points than these are not worth being computed side by side, where something else is.
@@ -266,24 +266,4 @@ impl<'l> Planner<'l> {
         splat[result] |= sides(0) && !varies[result];
         splat
     }
-}
-
-/// Whether each term is read as a value; what only affine indices read is not.
-fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
-    let mut needed = vec![false; of.terms.len()];
-    needed[of.result.0] = true;
-    for (id, term) in of.terms.iter().enumerate().rev() {
-        if !needed[id] {
-            continue;
-        }
-        match &term.kind {
-            TermKind::Load { index, guard, .. } => {
-                needed[index.0] |= affine[index.0].is_none();
-                guard.iter().for_each(|guard| (needed[guard.condition.0], needed[guard.otherwise.0]) = (true, true));
-            }
-            _ if affine[id].is_some() => {}
-            _ => term.reads().iter().for_each(|read| needed[read.0] = true),
-        }
-    }
-    needed
 }

@@ -1,0 +1,113 @@
+//! A step that may still take in others.
+
+use std::collections::BTreeSet;
+
+use crate::graph::{Graph, NodeId, ValueId, ValueType};
+use crate::loops::affine::{affine, needed};
+use crate::loops::fuse::Join;
+use crate::loops::ir::{Loop, TermKind};
+use crate::loops::rewrite::with_operands;
+use crate::loops::work::{Work, only_moves};
+
+/// Bounds of what becomes one loop.
+const MOST_TERMS: usize = 256;
+const MOST_OPERANDS: usize = 16;
+
+/// Operations that take as long as a byte that is moved.
+const OPS_OF_A_BYTE: f64 = 4.0;
+
+/// A loop whose operands are values of a graph.
+pub(super) struct Draft {
+    pub of: Loop,
+    /// Its operands, each once.
+    pub reads: Vec<ValueId>,
+    pub nodes: BTreeSet<NodeId>,
+    pub costs: Costs,
+    /// Whether a reduction reads elements of each operand more than once.
+    reuses: Vec<bool>,
+    nests: bool,
+    reduces_rows: bool,
+}
+
+/// What loops cost.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Costs {
+    /// Operations.
+    pub ops: f64,
+    /// Those among them that are not repeated.
+    pub dear: f64,
+    /// Bytes that are moved.
+    pub bytes: f64,
+}
+
+impl Costs {
+    pub fn plus(self, other: Self) -> Self {
+        Self { ops: self.ops + other.ops, dear: self.dear + other.dear, bytes: self.bytes + other.bytes }
+    }
+
+    pub fn total(self) -> f64 {
+        self.ops + OPS_OF_A_BYTE * self.bytes
+    }
+}
+
+impl Draft {
+    /// What a node computes, by a loop whose operands are these values.
+    pub fn of_node(graph: &Graph, node: NodeId, of: &Loop, operands: &[ValueId]) -> Self {
+        let needed = needed(of, &affine(of));
+        let read = |operand: usize| {
+            let loads = |(term, needed): (&crate::loops::Term, &bool)| {
+                *needed && matches!(term.kind, TermKind::Load { operand: found, .. } if found == operand)
+            };
+            of.terms.iter().zip(&needed).any(loads)
+        };
+        let mut reads = Vec::new();
+        let numbers = operands.iter().enumerate().map(|(operand, &id)| number(id, read(operand), &mut reads)).collect();
+        Self::new(with_operands(of, &types(graph, &reads), numbers), reads, BTreeSet::from([node]))
+    }
+
+    fn new(of: Loop, reads: Vec<ValueId>, nodes: BTreeSet<NodeId>) -> Self {
+        let work = Work::of(&of);
+        let costs = Costs { ops: work.ops(), dear: work.dear(), bytes: work.bytes() };
+        let reuses = (0..reads.len()).map(|operand| work.reuses(operand)).collect();
+        let (nests, reduces_rows) = (work.nests(), work.reduces_rows());
+        Self { of, reads, nodes, costs, reuses, nests, reduces_rows }
+    }
+
+    /// The loop that computes a value that it reads, as `producer` does; none where that is not possible, or makes a
+    /// loop that is worse whatever it saves.
+    pub fn with(&self, graph: &Graph, value: ValueId, producer: &Self) -> Option<Self> {
+        let operand = self.reads.iter().position(|&read| read == value)?;
+        if self.reuses[operand] && !only_moves(&producer.of) {
+            return None;
+        }
+        let mut reads = Vec::new();
+        let of_consumer = self.reads.iter().map(|&id| number(id, id != value, &mut reads)).collect();
+        let of_producer = producer.reads.iter().map(|&id| number(id, true, &mut reads)).collect();
+        if reads.len() > MOST_OPERANDS.max(self.reads.len()) {
+            return None;
+        }
+        let (operands, numbers) = (types(graph, &reads), [of_consumer, of_producer]);
+        let of = Join { consumer: &self.of, operand, producer: &producer.of, operands, numbers }.fused()?;
+        if of.terms.len() > MOST_TERMS {
+            return None;
+        }
+        let both = Self::new(of, reads, self.nodes.union(&producer.nodes).copied().collect());
+        let worse = both.nests || (self.reduces_rows && !both.reduces_rows);
+        (!worse).then_some(both)
+    }
+}
+
+fn types(graph: &Graph, ids: &[ValueId]) -> Vec<ValueType> {
+    ids.iter().map(|&id| graph.value(id).clone()).collect()
+}
+
+/// The number of a value among these, of which it becomes one if it is read.
+fn number(id: ValueId, is_read: bool, among: &mut Vec<ValueId>) -> usize {
+    let known = among.iter().position(|&other| other == id);
+    known.unwrap_or_else(|| {
+        if is_read {
+            among.push(id);
+        }
+        among.len().saturating_sub(1)
+    })
+}

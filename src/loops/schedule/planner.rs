@@ -1,0 +1,150 @@
+//! Which values exist: decided from the outputs on, so that all steps that read a value are known.
+
+use std::collections::BTreeSet;
+
+use super::draft::{Costs, Draft};
+use super::{Kernel, Schedule, Step};
+use crate::graph::{Graph, Node, NodeId, ValueId, ValueType};
+use crate::loops::lower::{Lowered, lower};
+use crate::loops::work::same_as;
+
+pub(super) struct Planner<'g> {
+    graph: &'g Graph,
+    /// The value whose bytes each value has.
+    views: Vec<ValueId>,
+    /// What writes each value by a loop: its node alone, and once it is a step, with what that took in.
+    drafts: Vec<Option<Draft>>,
+    /// Values that are written or brought whatever reads them.
+    kept: Vec<bool>,
+    /// How many loops of single nodes read each value.
+    uses: Vec<usize>,
+    /// The steps that read each value, by what they write.
+    readers: Vec<BTreeSet<ValueId>>,
+    /// Nodes that are computed by hand, and values that loops write.
+    by_hand: Vec<bool>,
+    steps: Vec<bool>,
+}
+
+impl<'g> Planner<'g> {
+    pub fn new(graph: &'g Graph) -> Self {
+        let values = graph.values.len();
+        let mut planner = Self {
+            graph,
+            views: (0..values).map(ValueId).collect(),
+            drafts: (0..values).map(|_| None).collect(),
+            kept: vec![false; values],
+            uses: vec![0; values],
+            readers: vec![BTreeSet::new(); values],
+            by_hand: vec![false; graph.nodes.len()],
+            steps: vec![false; values],
+        };
+        (0..graph.nodes.len()).map(NodeId).for_each(|node| planner.lower(node));
+        graph.outputs.iter().for_each(|port| planner.kept[planner.views[port.value.0].0] = true);
+        planner
+    }
+
+    pub fn schedule(mut self) -> Schedule {
+        for (index, node) in self.graph.nodes.iter().enumerate().rev() {
+            for &value in node.outputs.iter().rev() {
+                if self.is_needed(value) {
+                    self.place(NodeId(index), value);
+                }
+            }
+        }
+        let steps = self.graph.nodes.iter().enumerate().flat_map(|(index, node)| self.written(NodeId(index), node));
+        Schedule { steps: steps.collect(), views: self.views.clone() }
+    }
+
+    /// What a node writes, as loops or views.
+    fn lower(&mut self, id: NodeId) {
+        let node = &self.graph.nodes[id.0];
+        let types: Vec<Option<&ValueType>> = node.inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
+        let outputs: Vec<ValueType> = node.outputs.iter().map(|&id| self.graph.value(id).clone()).collect();
+        let Lowered::Loops(loops) = lower(&node.op, &types, &outputs) else { return };
+        let operands = self.inputs(node);
+        for (of, &value) in loops.iter().zip(&node.outputs) {
+            match same_as(of) {
+                Some(operand) => self.views[value.0] = operands[operand],
+                None => {
+                    let draft = Draft::of_node(self.graph, id, of, &operands);
+                    draft.reads.iter().for_each(|read| self.uses[read.0] += 1);
+                    self.drafts[value.0] = Some(draft);
+                }
+            }
+        }
+    }
+
+    /// The values whose bytes a node reads.
+    fn inputs(&self, node: &Node) -> Vec<ValueId> {
+        node.inputs.iter().flatten().map(|id| self.views[id.0]).collect()
+    }
+
+    fn is_needed(&self, id: ValueId) -> bool {
+        self.kept[id.0] || !self.readers[id.0].is_empty()
+    }
+
+    /// Decides where a value is computed.
+    fn place(&mut self, node: NodeId, value: ValueId) {
+        if self.views[value.0] != value {
+            return;
+        }
+        let Some(draft) = &self.drafts[value.0] else {
+            let inputs = self.inputs(&self.graph.nodes[node.0]);
+            inputs.iter().for_each(|id| self.kept[id.0] = true);
+            self.by_hand[node.0] = true;
+            return;
+        };
+        let reads = draft.reads.clone();
+        let steps = match self.absorbed(value, draft) {
+            None => {
+                self.steps[value.0] = true;
+                vec![value]
+            }
+            Some(fused) => fused.into_iter().map(|(step, draft)| self.replace(step, draft)).collect(),
+        };
+        reads.iter().for_each(|read| self.readers[read.0].extend(&steps));
+    }
+
+    fn replace(&mut self, step: ValueId, draft: Draft) -> ValueId {
+        self.drafts[step.0] = Some(draft);
+        step
+    }
+
+    /// The steps that read a value, with what writes it taken in, if that is worth it.
+    fn absorbed(&self, value: ValueId, producer: &Draft) -> Option<Vec<(ValueId, Draft)>> {
+        if self.kept[value.0] {
+            return None;
+        }
+        let (mut before, mut after) = (producer.costs, Costs::default());
+        let mut fused = Vec::new();
+        for &step in &self.readers[value.0] {
+            let consumer = self.drafts[step.0].as_ref().expect("a step that reads");
+            let both = consumer.with(self.graph, value, producer)?;
+            (before, after) = (before.plus(consumer.costs), after.plus(both.costs));
+            fused.push((step, both));
+        }
+        let repeats = after.ops > before.ops && self.takes_in_another(value, producer);
+        (after.dear <= before.dear && after.total() <= before.total() && !repeats).then_some(fused)
+    }
+
+    /// Whether a step of its own would take in what it reads, so that no fewer bytes are moved without it.
+    fn takes_in_another(&self, value: ValueId, producer: &Draft) -> bool {
+        let elems = |id: ValueId| self.graph.value(id).elems();
+        let alone = |id: &ValueId| self.drafts[id.0].is_some() && self.uses[id.0] == 1 && !self.kept[id.0];
+        producer.reads.iter().any(|read| alone(read) && elems(*read) >= elems(value))
+    }
+
+    /// The steps that write what a node writes.
+    fn written(&self, id: NodeId, node: &Node) -> Vec<Step> {
+        if self.by_hand[id.0] {
+            let (reads, writes) = (self.inputs(node), node.outputs.clone());
+            return vec![Step { kernel: Kernel::ByHand(id), reads, writes, nodes: vec![id] }];
+        }
+        let step = |&value: &ValueId| {
+            let draft = self.drafts[value.0].as_ref().filter(|_| self.steps[value.0])?;
+            let (reads, nodes) = (draft.reads.clone(), draft.nodes.iter().copied().collect());
+            Some(Step { kernel: Kernel::Loop(draft.of.clone()), reads, writes: vec![value], nodes })
+        };
+        node.outputs.iter().filter_map(step).collect()
+    }
+}

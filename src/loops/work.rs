@@ -1,0 +1,159 @@
+//! What a loop costs: how often each term is computed, and which bytes are moved.
+
+use std::collections::BTreeSet;
+
+use super::affine::{affine, needed};
+use super::ir::{Loop, TermId, TermKind};
+use crate::graph::{Binary, Unary};
+
+/// Operations that one dear function takes.
+const DEAR: f64 = 16.0;
+
+/// How often a loop computes each term.
+pub(super) struct Work<'l> {
+    of: &'l Loop,
+    /// The axes that each term depends on, without those that it reduces.
+    deps: Vec<BTreeSet<usize>>,
+    needed: Vec<bool>,
+    /// Points at which each term is computed.
+    times: Vec<f64>,
+    rows: BTreeSet<usize>,
+}
+
+impl<'l> Work<'l> {
+    pub fn of(of: &'l Loop) -> Self {
+        let (deps, needed) = (of.dependencies(), needed(of, &affine(of)));
+        let rows = rows(of, &deps, &needed);
+        let mut work = Self { of, deps, needed, times: vec![0.0; of.terms.len()], rows };
+        let mut owners = vec![0; of.axes.len()];
+        for (id, term) in of.terms.iter().enumerate() {
+            if let TermKind::Reduce { axes, .. } = &term.kind {
+                axes.iter().for_each(|&axis| owners[axis] = id);
+            }
+        }
+        for id in (0..of.terms.len()).rev() {
+            work.times[id] = work.points(id, &owners);
+        }
+        work
+    }
+
+    /// At how many points a term is computed; `owners` are the reductions that axes belong to.
+    fn points(&self, id: usize, owners: &[usize]) -> f64 {
+        let inner = self.deps[id].range(self.of.rank..).map(|&axis| self.runs(owners[axis]));
+        inner.reduce(f64::max).unwrap_or_else(|| match &self.deps[id] {
+            axes if axes.is_empty() => 1.0,
+            axes if axes.is_subset(&self.rows) => self.extent(&self.rows),
+            _ => self.of.axes[..self.of.rank].iter().map(|&extent| extent as f64).product(),
+        })
+    }
+
+    /// How often the body of a reduction is computed.
+    fn runs(&self, reduction: usize) -> f64 {
+        match &self.of.terms[reduction].kind {
+            TermKind::Reduce { axes, .. } => self.times[reduction] * self.extent(axes),
+            _ => 0.0,
+        }
+    }
+
+    fn extent<'a>(&self, axes: impl IntoIterator<Item = &'a usize>) -> f64 {
+        axes.into_iter().map(|&axis| self.of.axes[axis] as f64).product()
+    }
+
+    fn terms(&self) -> impl Iterator<Item = usize> {
+        (0..self.of.terms.len()).filter(|&id| self.needed[id])
+    }
+
+    /// Reductions and dear functions: what nothing is saved by computing again.
+    pub fn dear(&self) -> f64 {
+        self.terms()
+            .map(|id| if is_dear(&self.of.terms[id].kind) { DEAR * self.times[id] } else { self.runs(id) })
+            .sum()
+    }
+
+    /// All operations.
+    pub fn ops(&self) -> f64 {
+        let cheap = |id: usize| match self.of.terms[id].kind {
+            TermKind::Axis(_) | TermKind::Const(_) | TermKind::Reduce { .. } => 0.0,
+            ref kind if is_dear(kind) => 0.0,
+            _ => self.times[id],
+        };
+        self.dear() + self.terms().map(cheap).sum::<f64>()
+    }
+
+    /// Bytes that are read and written, those that are read again counted once.
+    pub fn bytes(&self) -> f64 {
+        let mut reads = vec![0.0; self.of.operands.len()];
+        self.loads().for_each(|(operand, id)| reads[operand] += self.times[id]);
+        let read =
+            |(of, reads): (&crate::graph::ValueType, &f64)| reads.min(of.elems() as f64) * of.dtype.bytes() as f64;
+        let written = self.of.elems() * self.of.dtype().bytes();
+        written as f64 + self.of.operands.iter().zip(&reads).map(read).sum::<f64>()
+    }
+
+    fn loads(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.terms().filter_map(|id| match self.of.terms[id].kind {
+            TermKind::Load { operand, .. } => Some((operand, id)),
+            _ => None,
+        })
+    }
+
+    /// Whether a reduction reads elements of an operand more than once.
+    pub fn reuses(&self, operand: usize) -> bool {
+        let elems = self.of.operands[operand].elems() as f64;
+        let within = |id: usize| self.deps[id].range(self.of.rank..).next().is_some();
+        self.loads().any(|(of, id)| of == operand && within(id) && self.times[id] > elems)
+    }
+
+    /// Whether a reduction runs within another one.
+    pub fn nests(&self) -> bool {
+        let reduces = |id: usize| matches!(self.of.terms[id].kind, TermKind::Reduce { .. });
+        self.terms().any(|id| reduces(id) && self.deps[id].range(self.of.rank..).next().is_some())
+    }
+
+    /// Whether the axes that reductions depend on are the outer ones, or all.
+    pub fn reduces_rows(&self) -> bool {
+        let axes = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1);
+        axes.map(|axis| self.rows.contains(&axis)).is_sorted_by(|outer, inner| outer >= inner)
+    }
+}
+
+/// The axes of the result that run outside of the others, so that what depends on these alone is not computed again:
+/// those that a reduction depends on, and those up to the last that a dear function depends on.
+pub(super) fn rows(of: &Loop, deps: &[BTreeSet<usize>], needed: &[bool]) -> BTreeSet<usize> {
+    let mut rows = BTreeSet::new();
+    let last = (0..of.rank).rfind(|&axis| of.axes[axis] != 1);
+    for (id, term) in of.terms.iter().enumerate().filter(|(id, _)| needed[*id]) {
+        let innermost = deps[id].iter().next_back().copied();
+        match &term.kind {
+            TermKind::Reduce { .. } => rows.extend(deps[id].range(..of.rank)),
+            kind if is_dear(kind) && innermost < last => rows.extend(0..innermost.map_or(0, |axis| axis + 1)),
+            _ => {}
+        }
+    }
+    rows.retain(|&axis| of.axes[axis] != 1);
+    rows
+}
+
+/// Whether a loop writes elements of an operand as they are, in any order.
+pub(super) fn only_moves(of: &Loop) -> bool {
+    let TermKind::Load { index, guard: None, .. } = of.term(of.result).kind else { return false };
+    affine(of)[index.0].is_some()
+}
+
+/// The operand whose elements a loop writes as they are, in their order, if it does nothing else.
+pub(super) fn same_as(of: &Loop) -> Option<usize> {
+    let TermKind::Load { operand, index: TermId(index), guard: None } = of.term(of.result).kind else { return None };
+    let sum = affine(of)[index].clone()?;
+    let stride = |axis: usize| of.axes[axis + 1..of.rank].iter().product::<usize>() as i64;
+    let in_order = (0..of.rank).all(|axis| of.axes[axis] == 1 || sum.stride(axis) == stride(axis));
+    (sum.base == 0 && in_order && of.operands[operand].elems() == of.elems()).then_some(operand)
+}
+
+fn is_dear(kind: &TermKind) -> bool {
+    use Unary::{Abs, Ceil, Floor, IsInf, IsNan, Neg, Not, Round, Sign};
+    match kind {
+        TermKind::Unary(op, _) => !matches!(op, Neg | Abs | Sign | Floor | Ceil | Round | Not | IsNan | IsInf),
+        TermKind::Binary(op, _) => matches!(op, Binary::Pow | Binary::Div | Binary::Rem | Binary::Mod),
+        _ => false,
+    }
+}
