@@ -120,7 +120,7 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             && plan.limits.has_sm90_kernels()
         {
             let Window { size: [r, s], stride: [stride, _], .. } = window;
-            let [input, output] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let [input, output] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
             let name = format!("{input} -> {output} {} dw{r}x{s}/{stride}", step.op.label(1));
             let kernels = depthwise_kernels(output, step.kernel);
             let group = groups.entry(name).or_insert(Group { steps: Vec::new(), chosen: step.kernel, kernels });
@@ -141,8 +141,8 @@ fn groups(plan: &Plan) -> BTreeMap<String, Group> {
             (None, &[_, _]) => " +res".into(),
             _ => String::new(),
         };
-        let next = step.also.map_or_else(String::new, |id| format!(" -> {}", shape(id)));
-        let name = format!("{} -> {} {}{more}{next}", shape(step.inputs[0]), shape(step.output), window(conv));
+        let next = step.outputs.get(1).map_or_else(String::new, |&id| format!(" -> {}", shape(id)));
+        let name = format!("{} -> {} {}{more}{next}", shape(step.inputs[0]), shape(step.outputs[0]), window(conv));
         let mut kernels = Kernel::of_convolutions(&plan.limits);
         kernels.extend(ChainTile::ALL.map(Kernel::Sm90Chain).into_iter().filter(|_| conv.window.size == [1; 2]));
         let has_halo = conv.window == Window::square(3, 1, 1) && shape(step.inputs[0]).channels <= 64;

@@ -313,7 +313,7 @@ impl<'a> EngineBuilder<'a> {
         device.healthy()?;
         let device = if self.check { device.checked() } else { device.clone() };
         let mut watch = Stopwatch::start();
-        let flow = Flow::new(self, &device, spec.with_default_sizes(&device))?;
+        let flow = Flow::new(self, &device, spec)?;
         let kept = if self.device_results { results } else { 0 };
         let budget = Budget { flow: &flow, device: &device, staging, results, kept };
         let mut plans = budget.plans()?;
@@ -334,7 +334,7 @@ impl<'a> EngineBuilder<'a> {
             priority: self.priority,
             acquire_limit: self.acquire_limit,
             waiting: self.waiting,
-            output_kind: self.output,
+            output_kind: flow.output_kind(),
             input: flow.input().clone(),
             outputs: flow.outputs(),
             classes: flow.classes(),

@@ -7,7 +7,7 @@ use super::builder::Member;
 use crate::device::{Device, Inputs, Program};
 use crate::error::Error;
 use crate::exec::{self, BuildSpec, Needs, Planned, Tuning};
-use crate::model::Model;
+use crate::model::{Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::ring::Node;
@@ -33,16 +33,18 @@ struct Stage {
 
 impl<'a> Flow<'a> {
     pub fn new(builder: &EngineBuilder<'_>, device: &'a Device, spec: BuildSpec) -> Result<Self, Error> {
+        let spec = spec.with_default_sizes(builder.models.iter().map(|member| member.model), device)?;
         let mut stages: Vec<Stage> = Vec::with_capacity(builder.models.len());
         for (index, &Member { model, after }) in builder.models.iter().enumerate() {
             let is_last = builder.models.iter().all(|other| other.after != Some(index));
+            let is_images = matches!(model.network(), Network::Images(_));
             let spec = BuildSpec {
                 input: if after.is_some() { InputFormat::F32Nhwc } else { spec.input },
-                output: if is_last { spec.output } else { OutputKind::Features },
+                output: if is_last && is_images { spec.output } else { OutputKind::Features },
                 ..spec.clone()
             };
             let model = match spec.output {
-                OutputKind::Features if is_last => model.features()?,
+                OutputKind::Features if is_last && is_images => model.features()?,
                 _ => model.clone(),
             };
             let (input, output) = exec::rows(&model, device, &spec)?;
@@ -94,6 +96,11 @@ impl<'a> Flow<'a> {
     pub fn outputs(&self) -> Vec<RowSpec> {
         let outputs = self.last().map(|stage| stage.output.clone());
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
+    }
+
+    /// What rows are that consumers read.
+    pub fn output_kind(&self) -> OutputKind {
+        self.last().next().expect("one model is the last").spec.output
     }
 
     /// Classes of the models whose output each of them is.

@@ -75,7 +75,7 @@ impl EngineBuilder<'_> {
     /// As for [`EngineBuilder::build`], but for memory.
     pub fn plans(self) -> Result<Vec<Plan>, Error> {
         let device = self.device_or_default()?;
-        let spec = self.build_spec()?.with_default_sizes(&device);
+        let spec = self.build_spec()?;
         let flow = Flow::new(&self, &device, spec)?;
         Ok(flow.plans(flow.sizes())?.concat())
     }
@@ -100,7 +100,7 @@ impl EngineBuilder<'_> {
         within("runs", runs, 1 << 20)?;
         let device = self.device_or_default()?;
         device.healthy()?;
-        let spec = self.build_spec()?.with_default_sizes(&device);
+        let spec = self.build_spec()?;
         let flow = Flow::new(&self, &device, spec)?;
         let (model, spec) = flow.only()?;
         if spec.tuning.mode == Tuning::Full {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
-use crate::model::Model;
+use crate::model::{Images, Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{InputFormat, OutputKind, RowSpec};
@@ -52,15 +52,33 @@ pub(crate) struct BuildSpec {
 
 impl BuildSpec {
     /// Fills in the batch sizes where the caller gave none.
-    pub fn with_default_sizes(mut self, device: &Device) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Option`] for more than one row of a model that computes one at a time.
+    pub fn with_default_sizes<'m>(
+        mut self,
+        mut models: impl Iterator<Item = &'m Model>,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        let is_batched = models.all(|model| match model.network() {
+            Network::Images(_) => true,
+            Network::Values(values) => values.is_batched(),
+        });
         if self.batch_sizes.is_empty() {
             self.batch_sizes = match device.kind() {
+                _ if !is_batched => vec![1],
                 Kind::Cpu(_) | Kind::Sim(_) => vec![8],
                 #[cfg(feature = "cuda")]
                 Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
             };
         }
-        self
+        match self.batch_sizes.last() {
+            Some(&most) if most > 1 && !is_batched => {
+                let why = "1: the model's first dimension is not free in all of its inputs and outputs";
+                Err(Error::option("batch", most, why))
+            }
+            _ => Ok(self),
+        }
     }
 }
 
@@ -170,15 +188,16 @@ pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch
 
 /// Plans `model` for one batch size with these choices.
 fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, choices: &Choices) -> Result<Plan, Error> {
-    let request = Request {
-        limits: &limits(device.info(), device.kind()),
-        batch,
-        input: spec.input,
-        preprocessing: model.preprocessing()?,
-        output: spec.output,
-        choices,
+    let limits = &limits(device.info(), device.kind());
+    let planned = match model.network() {
+        Network::Images(Images { graph, preprocessing, .. }) => {
+            let (input, output) = (spec.input, spec.output);
+            plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
+        }
+        Network::Values(values) => {
+            plan::values::plan(&values.graph(batch)?, limits, batch, [values.input(), values.output()])?
+        }
     };
-    let planned = plan::plan(model.graph()?, &request)?;
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
 }
 
@@ -214,7 +233,12 @@ pub(crate) fn needs(
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
 pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
-    plan::rows::specs(model.graph()?, &limits(device.info(), device.kind()), (spec.input, spec.output))
+    match model.network() {
+        Network::Images(Images { graph, .. }) => {
+            plan::rows::specs(graph, &limits(device.info(), device.kind()), (spec.input, spec.output))
+        }
+        Network::Values(values) => Ok((values.input().clone(), values.output().clone())),
+    }
 }
 
 /// The hardware limits that a device's plans keep to.

@@ -76,7 +76,7 @@ pub enum Origin {
 }
 
 /// A value that is known before the first request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
     /// The weight of this name. Its stored type may be another: it is converted when it is read.
     Weight(String),
@@ -162,30 +162,36 @@ impl Graph {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
     }
 
-    /// The graph whose first input has its axes in another order: axis i of the new one is axis `order[i]` of the old one.
+    /// The graph whose input of this number is a value of the type `of`, of which `ops`, one after the other, make what
+    /// the input was.
     ///
     /// # Panics
-    /// If there is no input, or `order` does not have each of its axes once.
-    pub(crate) fn with_input_transposed(&self, order: &[usize]) -> Self {
+    /// If there is no such input, or the operations do not make it of such a value.
+    pub(crate) fn with_input_made(&self, index: usize, of: ValueType, ops: &[Op]) -> Self {
         let mut graph = self.clone();
-        let input = graph.inputs[0].value;
-        let of = graph.values[input.0].of.clone();
-        let mut back = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(new, &old)| back[old] = new);
         for value in &mut graph.values {
             if let Origin::Node(node, _) = &mut value.origin {
-                node.0 += 1;
+                node.0 += ops.len();
             }
         }
-        let as_before = ValueId(graph.values.len());
-        graph.values[input.0].of.dims = order.iter().map(|&axis| of.dims[axis]).collect();
-        graph.values.push(Value { of, origin: Origin::Node(NodeId(0), 0), quantization: None });
-        let readers = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs).flatten();
-        let shown = graph.outputs.iter_mut().map(|port| &mut port.value);
-        readers.chain(shown).filter(|id| **id == input).for_each(|id| *id = as_before);
-        let name = format!("{} as before", graph.inputs[0].name);
-        let node = Node { name, op: Op::Transpose(back), inputs: vec![Some(input)], outputs: vec![as_before] };
-        graph.nodes.insert(0, node);
+        let Port { name, value: made } = graph.inputs[index].clone();
+        let mut last = ValueId(graph.values.len());
+        graph.values.push(Value { of, origin: Origin::Input(index), quantization: None });
+        graph.inputs[index].value = last;
+        for (number, op) in ops.iter().enumerate() {
+            let written = op.infer(&[Some(graph.value(last))], 1).expect("operations of such an input").remove(0);
+            let (origin, is_last) = (Origin::Node(NodeId(number), 0), number + 1 == ops.len());
+            let to = if is_last { made } else { ValueId(graph.values.len()) };
+            if is_last {
+                assert_eq!(*graph.value(made), written, "what input `{name}` was");
+                graph.values[made.0].origin = origin;
+            } else {
+                graph.values.push(Value { of: written, origin, quantization: None });
+            }
+            let name = format!("{name} ({})", op.kind());
+            graph.nodes.insert(number, Node { name, op: op.clone(), inputs: vec![Some(last)], outputs: vec![to] });
+            last = to;
+        }
         graph
     }
 

@@ -117,6 +117,14 @@ impl<'l> Work<'l> {
     }
 }
 
+impl Loop {
+    /// Arithmetic operations that it takes, where what a row shares is computed once: a function such as an exponential counts
+    /// as 16.
+    pub(crate) fn operations(&self) -> u64 {
+        Work::of(self).ops() as u64
+    }
+}
+
 /// The axes of the result that run outside of the others, so that what depends on these alone is not computed again:
 /// those that a reduction depends on, and those up to the last that a dear function depends on.
 pub(super) fn rows(of: &Loop, deps: &[BTreeSet<usize>], needed: &[bool]) -> BTreeSet<usize> {

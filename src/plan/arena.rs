@@ -49,7 +49,7 @@ fn aligned(bytes: usize) -> usize {
 fn touches(plan: &Plan) -> Vec<Vec<usize>> {
     let mut touches = vec![Vec::new(); plan.tensors.len()];
     for (index, step) in plan.steps.iter().enumerate() {
-        for id in step.inputs.iter().copied().chain(step.outputs()) {
+        for id in step.inputs.iter().copied().chain(step.outputs.iter().copied()) {
             touches[plan.whole(id).0].push(index);
         }
     }

@@ -53,14 +53,18 @@ impl Plan {
     }
 
     fn writers<'a>(&'a self, of: impl Fn(TensorId) -> bool + 'a) -> impl Iterator<Item = usize> + 'a {
-        self.steps.iter().enumerate().filter(move |(_, step)| step.outputs().any(&of)).map(|(index, _)| index)
+        self.steps
+            .iter()
+            .enumerate()
+            .filter(move |(_, step)| step.outputs.iter().copied().any(&of))
+            .map(|(index, _)| index)
     }
 
     /// Whether two tensors share a byte of the arena, each with all that it is a part of.
     fn overlap(&self, a: TensorId, b: TensorId) -> bool {
         let range = |id: TensorId| match self.tensors[self.whole(id).0].place {
             Place::Arena(offset) => Some(offset..offset + self.tensors[self.whole(id).0].bytes),
-            Place::Input | Place::Output => None,
+            Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
         };
         match (range(a), range(b)) {
             (Some(a), Some(b)) => a.start < b.end && b.start < a.end,

@@ -23,22 +23,22 @@ impl fmt::Display for Plan {
             if self.lanes() > 1 { " lane" } else { "" }
         )?;
         for (index, (step, label)) in self.steps.iter().zip(&labels).enumerate() {
-            let tensor = &self.tensors[step.output.0];
+            let tensor = &self.tensors[step.outputs[0].0];
             writeln!(
                 f,
                 "{index:>3}  {:<28} {label:<wide$} {:<27} {:>15} {:>10.2} {:>10.1}  {:<12}{}",
                 step.name,
                 self.kernel_name(step.kernel, &step.op),
-                tensor.shape.to_string(),
+                tensor.dims(),
                 step.flops as f64 / 1e6,
                 step.bytes as f64 / 1024.0,
                 place(tensor),
                 self.lane_of(step)
             )?;
-            if let (StepOp::Chain { next, .. }, Some(also)) = (&step.op, step.also) {
+            if let (StepOp::Chain { next, .. }, [_, also]) = (&step.op, &step.outputs[..]) {
                 // The second result has a row of its own, with what is not the step's.
                 let (tensor, name) = (&self.tensors[also.0], format!("> {}", next.name));
-                let (shape, blank) = (tensor.shape.to_string(), wide + 28);
+                let (shape, blank) = (tensor.dims(), wide + 28);
                 writeln!(f, "     {name:<28} {:blank$} {shape:>15} {:>21}  {}", "", "", place(tensor))?;
             }
         }
@@ -60,9 +60,19 @@ impl fmt::Display for Plan {
 /// Where a tensor lies.
 fn place(tensor: &Tensor) -> String {
     match tensor.place {
-        Place::Input => "input".into(),
-        Place::Output => "output".into(),
+        Place::Input(0) => "input".into(),
+        Place::Input(offset) => format!("input+{offset:#x}"),
+        Place::Output(0) => "output".into(),
+        Place::Output(offset) => format!("output+{offset:#x}"),
+        Place::Constant(number) => format!("constant {number}"),
         Place::Arena(offset) => format!("{offset:#x}"),
+    }
+}
+
+impl Tensor {
+    /// Its dimensions as text: of one row of an image, of a whole value.
+    pub fn dims(&self) -> String {
+        self.value.as_ref().map_or_else(|| self.shape.to_string(), ToString::to_string)
     }
 }
 

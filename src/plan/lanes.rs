@@ -54,7 +54,7 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
 /// The steps that write what a step reads.
 fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
     let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.whole(input) == plan.whole(id));
-    let writers = plan.steps.iter().enumerate().filter(|(_, writer)| writer.outputs().any(reads));
+    let writers = plan.steps.iter().enumerate().filter(|(_, writer)| writer.outputs.iter().copied().any(reads));
     writers.map(|(index, _)| index).collect()
 }
 

@@ -25,10 +25,12 @@ mod product;
 mod roofline;
 pub(crate) mod rows;
 mod tensors;
+pub(crate) mod values;
 pub(crate) mod work;
 
 use crate::error::Error;
-use crate::model::{Graph, Preprocessing};
+use crate::graph::{self, ValueType};
+use crate::model::{Graph, Preprocessing, Weights};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
 #[cfg(feature = "cuda")]
@@ -42,7 +44,7 @@ pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
-pub use op::{Joined, StepOp};
+pub use op::{HandOp, Joined, LoopOp, RowPitch, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
@@ -128,6 +130,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// The tensors between them.
     pub tensors: Vec<Tensor>,
+    /// The constants that steps read as tensors.
+    pub constants: Vec<Constant>,
     /// Bytes of the arena, tensors sharing memory where their lifetimes allow it.
     pub arena_bytes: usize,
     /// Bytes it would take if none shared.
@@ -175,8 +179,19 @@ impl Plan {
     /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, arena, inputs, outputs.
     pub fn device_bytes(&self, slots: usize) -> u64 {
         let weights: u64 = self.steps.iter().map(|step| step.weight_bytes).sum();
-        let rows: usize = self.tensors.iter().filter(|t| !matches!(t.place, Place::Arena(_))).map(|t| t.bytes).sum();
-        weights + self.arena_bytes as u64 + (slots * rows) as u64
+        let constants: usize = self.constants.iter().map(|constant| constant.of.bytes()).sum();
+        let rows = self.input_bytes() + self.output_bytes();
+        weights + (constants + self.arena_bytes + slots * rows) as u64
+    }
+
+    /// Bytes of a slot's input buffer.
+    pub(crate) fn input_bytes(&self) -> usize {
+        self.batch * self.input.row_pitch
+    }
+
+    /// Bytes of a slot's output buffer.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.batch * self.output.row_pitch
     }
 }
 
@@ -219,10 +234,8 @@ pub struct Step {
     /// What it reads; for a convolution or an addition the second is the residual, for a sum of convolutions what the
     /// joined one reads.
     pub inputs: Vec<TensorId>,
-    /// What it writes.
-    pub output: TensorId,
-    /// What a chain writes too: the second convolution's result.
-    pub also: Option<TensorId>,
+    /// What it writes: one tensor, or two of a chain, whose second is the second convolution's result.
+    pub outputs: Vec<TensorId>,
     /// How.
     pub kernel: Kernel,
     /// Steps of one lane begin in their order, each when the one before it has ended.
@@ -237,13 +250,6 @@ pub struct Step {
     pub weight_bytes: u64,
 }
 
-impl Step {
-    /// What it writes: most steps one tensor.
-    fn outputs(&self) -> impl Iterator<Item = TensorId> {
-        [Some(self.output), self.also].into_iter().flatten()
-    }
-}
-
 /// A tensor between steps.
 ///
 /// ```
@@ -253,15 +259,17 @@ impl Step {
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
-/// let tensor = &plan.tensors[plan.steps[0].output.0];
+/// let tensor = &plan.tensors[plan.steps[0].outputs[0].0];
 /// let row_elems = tensor.shape.pixels() * tensor.stored_channels;
 /// assert_eq!(tensor.bytes, plan.batch * row_elems * tensor.dtype.bytes());
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Logical shape of one row.
+    /// Logical shape of one row; of a value that is no image all its elements as one vector.
     pub shape: Shape,
+    /// Type and dimensions of a value that is no image, batch included.
+    pub value: Option<ValueType>,
     /// Channels stored: `shape.channels` rounded up to the family's alignment, the rest zeros.
     pub stored_channels: usize,
     /// Element type.
@@ -300,6 +308,25 @@ pub struct PartOf {
     pub first_channel: usize,
 }
 
+/// A value that is the same for all runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Constant {
+    /// Its type and dimensions.
+    pub of: ValueType,
+    /// Where it is from.
+    pub source: graph::Constant,
+}
+
+impl Constant {
+    /// Its elements.
+    pub(crate) fn read(&self, weights: &Weights) -> Result<graph::Tensor, Error> {
+        match &self.source {
+            graph::Constant::Weight(name) => weights.read_as(name, &self.of),
+            graph::Constant::Bytes(bytes) => Ok(graph::Tensor::from_bytes(self.of.clone(), bytes)),
+        }
+    }
+}
+
 /// Where a tensor lies.
 ///
 /// ```
@@ -310,17 +337,19 @@ pub struct PartOf {
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
-/// assert_eq!(plan.tensors[0].place, Place::Input);
+/// assert_eq!(plan.tensors[0].place, Place::Input(0));
 /// let Place::Arena(offset) = plan.tensors[1].place else { panic!() };
 /// assert!(offset + plan.tensors[1].bytes <= plan.arena_bytes);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The slot's input buffer.
-    Input,
-    /// The slot's output buffer.
-    Output,
+    /// At this byte offset in the slot's input buffer.
+    Input(usize),
+    /// At this byte offset in the slot's output buffer.
+    Output(usize),
+    /// Among the weights: the constant of this number in [`Plan::constants`].
+    Constant(usize),
     /// At this byte offset in the arena.
     Arena(usize),
 }

@@ -1,7 +1,11 @@
 //! What a step computes, on operands of any shape: its name, its nodes with weights, its work.
 
+use std::sync::Arc;
+
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
+use crate::graph::{Op, ValueType};
+use crate::loops::Loop;
 use crate::model::{Conv2d, Linear, Pool, Window};
 use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
 
@@ -66,6 +70,45 @@ pub enum StepOp {
     Tail(Tail),
     /// The last step: logits or features → output rows.
     Emit(OutputKind),
+    /// Some operations of a graph of values, as one loop.
+    Loop(LoopOp),
+    /// An operation of a graph of values that is no loop.
+    Hand(HandOp),
+}
+
+/// Operations of a graph of values that one loop computes. The loop's operands are what the step reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoopOp {
+    /// What they are: `"conv+map"`.
+    pub kinds: String,
+    /// The nodes' names, in their order.
+    pub nodes: Vec<String>,
+    /// The loop.
+    pub of: Arc<Loop>,
+    /// Where rows of the result begin, if they do not follow one another.
+    pub pitch: Option<RowPitch>,
+    /// Arithmetic operations.
+    pub flops: u64,
+}
+
+/// Rows of a result with space between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowPitch {
+    /// Elements of a row.
+    pub elems: usize,
+    /// Elements from the first of one row to the first of the next.
+    pub pitch: usize,
+}
+
+/// An operation of a graph of values that is no loop: its elements are sorted, or written in an order that matters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HandOp {
+    /// The operation.
+    pub op: Op,
+    /// The types of its operands; none where one is left out. The step reads the others.
+    pub inputs: Vec<Option<ValueType>>,
+    /// The types of its results.
+    pub outputs: Vec<ValueType>,
 }
 
 /// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
@@ -125,6 +168,8 @@ impl StepOp {
             Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
             Self::Tail(tail) => format!("mean+fc+{}", tail.rows()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
+            Self::Loop(of) => of.kinds.clone(),
+            Self::Hand(of) => of.op.kind().into(),
         }
     }
 
@@ -142,6 +187,8 @@ impl StepOp {
             Self::Add(_) => "add",
             Self::Tail(_) => "tail",
             Self::Emit(_) => "emit",
+            Self::Loop(_) => "loop",
+            Self::Hand(_) => "by hand",
         }
     }
 
@@ -156,9 +203,13 @@ impl StepOp {
             Self::Chain { conv, joined: None, .. } => window(&conv.window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(&pool.window),
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
-            Self::Normalize { .. } | Self::GlobalAvgPool | Self::Linear(_) | Self::Add(_) | Self::Emit(_) => {
-                String::new()
-            }
+            Self::Normalize { .. }
+            | Self::GlobalAvgPool
+            | Self::Linear(_)
+            | Self::Add(_)
+            | Self::Emit(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => String::new(),
         }
     }
 
@@ -193,7 +244,9 @@ impl StepOp {
             | Self::AvgPool(_)
             | Self::GlobalAvgPool
             | Self::Add(_)
-            | Self::Emit(_) => Vec::new(),
+            | Self::Emit(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => Vec::new(),
         }
     }
 
@@ -205,6 +258,7 @@ impl StepOp {
             Self::Stem(stem) => 2 * x[0].shape.elems() + stem.pool.as_ref().map_or(0, window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(pool),
             Self::GlobalAvgPool | Self::Tail(_) => x[0].shape.elems(),
+            Self::Loop(of) => of.flops as usize,
             Self::Add(Activation::None) if x.len() == 1 => 0,
             Self::Add(_) => x.len() * y[0].shape.elems(),
             Self::Conv(_)
@@ -213,7 +267,8 @@ impl StepOp {
             | Self::Depthwise(_)
             | Self::ExpandDepthwise { .. }
             | Self::Linear(_)
-            | Self::Emit(_) => 0,
+            | Self::Emit(_)
+            | Self::Hand(_) => 0,
         }
     }
 
@@ -233,7 +288,9 @@ impl StepOp {
             | Self::ConvSum { .. }
             | Self::Chain { .. }
             | Self::ExpandDepthwise { .. }
-            | Self::Tail(_) => false,
+            | Self::Tail(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => false,
         }
     }
 
@@ -249,7 +306,9 @@ impl StepOp {
             | Self::GlobalAvgPool
             | Self::Linear(_)
             | Self::Tail(_)
-            | Self::Emit(_) => false,
+            | Self::Emit(_)
+            | Self::Loop(_)
+            | Self::Hand(_) => false,
         }
     }
 }

@@ -42,7 +42,7 @@ impl<'a> Growing<'a> {
             }
         }
         let (request, rows) = (context.request, context.input_rows());
-        let input = Tensor { place: Place::Input, ..tensor(rows, rows_bytes(request.batch, rows)) };
+        let input = Tensor { place: Place::Input(0), ..tensor(rows, rows_bytes(request.batch, rows)) };
         let plan = Plan {
             limits: request.limits.clone(),
             batch: request.batch,
@@ -50,6 +50,7 @@ impl<'a> Growing<'a> {
             output: rows::output(context.shapes[context.graph.output.0], request.output),
             steps: Vec::new(),
             tensors: vec![input],
+            constants: Vec::new(),
             arena_bytes: 0,
             arena_bytes_without_reuse: 0,
         };
@@ -83,13 +84,13 @@ impl<'a> Growing<'a> {
         }
         let part = self.part_of(step.writes[0]);
         self.push_into(&step.name, draft, inputs, part);
-        let outputs: Vec<TensorId> = self.plan.steps.last().expect("just pushed").outputs().collect();
+        let outputs = self.plan.steps.last().expect("just pushed").outputs.clone();
         for (&node, output) in step.writes.iter().zip(outputs) {
             self.bind(node, output);
             if node == self.context.rows() {
                 let bytes = rows_bytes(self.plan.batch, self.context.operand(node));
                 let tensor = &mut self.plan.tensors[output.0];
-                (tensor.place, tensor.bytes) = (Place::Output, bytes);
+                (tensor.place, tensor.bytes) = (Place::Output(0), bytes);
             }
         }
     }
@@ -101,13 +102,12 @@ impl<'a> Growing<'a> {
         let read: usize = inputs.iter().map(|&id| self.plan.tensors[id.0].bytes).sum();
         let written: usize = results.iter().map(|tensor| tensor.bytes).sum();
         let bytes = draft.weight_bytes + (read + written) as u64;
-        let mut results = results.into_iter().map(|tensor| self.add_tensor(tensor)).collect::<Vec<_>>().into_iter();
+        let outputs = results.into_iter().map(|tensor| self.add_tensor(tensor)).collect();
         self.plan.steps.push(Step {
             name: name.to_owned(),
             op: draft.op,
             inputs,
-            output: results.next().expect("a step has a result"),
-            also: results.next(),
+            outputs,
             kernel: draft.kernel,
             lane: 0,
             after: Vec::new(),
@@ -149,7 +149,7 @@ impl<'a> Growing<'a> {
 fn tensor(of: Operand, bytes: usize) -> Tensor {
     let Operand { shape, stored_channels, dtype } = of;
     let (pitch, place) = (stored_channels, Place::Arena(0));
-    Tensor { shape, stored_channels, dtype, pitch, part_of: None, bytes, place, lifetime: [0, 0] }
+    Tensor { shape, value: None, stored_channels, dtype, pitch, part_of: None, bytes, place, lifetime: [0, 0] }
 }
 
 /// Bytes of a batch of input or output rows.

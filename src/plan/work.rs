@@ -158,16 +158,15 @@ impl Plan {
     /// A step by its operation and operands.
     pub(crate) fn work<'a>(&self, step: &'a Step) -> Work<'a> {
         let operand = |id: &super::TensorId| {
-            let super::Tensor { shape, stored_channels, dtype, .. } = self.tensors[id.0];
+            let &super::Tensor { shape, stored_channels, dtype, .. } = &self.tensors[id.0];
             Operand { shape, stored_channels, dtype }
         };
-        let outputs: Vec<_> = step.outputs().collect();
         Work {
             name: &step.name,
             op: &step.op,
             batch: self.batch,
             inputs: step.inputs.iter().map(operand).collect(),
-            outputs: outputs.iter().map(operand).collect(),
+            outputs: step.outputs.iter().map(operand).collect(),
         }
     }
 }

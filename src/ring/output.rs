@@ -90,12 +90,12 @@ impl Output {
         self.part(0).port(index, port)
     }
 
-    /// The numbers of row `index` as the device wrote them, whatever they are: logits or probabilities by class, or
-    /// features (NHWC).
+    /// The numbers of row `index` as the device wrote them, whatever they are: logits or probabilities by class,
+    /// features (NHWC), or the first port of a model of other values.
     ///
     /// # Panics
-    /// If `index` is not below [`Output::rows`], or for [`OutputKind::TopK`], whose rows are pairs: see
-    /// [`Output::top_k`].
+    /// If `index` is not below [`Output::rows`], for [`OutputKind::TopK`], whose rows are pairs: see [`Output::top_k`]; and
+    /// if the first port is not of f32: see [`Output::port`].
     pub fn values(&self, index: usize) -> &[f32] {
         self.part(0).values(index)
     }
@@ -105,7 +105,7 @@ impl Output {
     ///
     /// # Errors
     /// [`Error::Output`] if any value of the row is not finite or, of probabilities, not within 0 to 1, or if the model
-    /// has no such class. Another row of the batch may be sound.
+    /// has no such class. Another row of the batch may be sound. [`Error::Option`] if the row's first port is not of f32.
     ///
     /// # Panics
     /// If `index` is not below [`Output::rows`].
@@ -172,7 +172,7 @@ impl<'a> OutputPart<'a> {
     /// As there.
     pub fn values(&self, index: usize) -> &'a [f32] {
         assert!(!self.has_pairs(), "the rows of {:?} are pairs, read them with top_k", self.kind);
-        bytemuck::cast_slice(self.row(index))
+        self.port(index, 0).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// As [`Output::top_k`].
@@ -201,7 +201,7 @@ impl<'a> OutputPart<'a> {
     /// The classes of a row with their values, as they lie there, once all of them are known to be sound.
     pub(crate) fn scored(&self, index: usize) -> Result<impl Iterator<Item = (usize, f32)> + use<'a>, Error> {
         let pairs = self.has_pairs();
-        let words: &'a [u32] = bytemuck::cast_slice(self.row(index));
+        let words: &'a [u32] = bytemuck::cast_slice(self.port::<f32>(index, 0)?);
         let scored = words.chunks_exact(if pairs { 2 } else { 1 }).enumerate().map(move |(place, words)| {
             let class = if pairs { words[1] as usize } else { place };
             (class, f32::from_bits(words[0]))

@@ -147,7 +147,8 @@ impl<'a> Job<'a> {
         if let Some(problem) = &input.problem {
             return Err(format!("{}: {problem}", input.path.display()));
         }
-        let loaded = image::load(&input.path, self.model.preprocessing()?, batch.row_mut(row));
+        let preprocessing = self.model.preprocessing();
+        let loaded = preprocessing.and_then(|how| image::load(&input.path, how, batch.row_mut(row)));
         loaded.map(|()| row).map_err(|error| error.to_string())
     }
 

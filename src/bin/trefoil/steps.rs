@@ -208,16 +208,16 @@ impl Row {
         let time_us = seconds.map(|seconds| 1e6 * seconds);
         let us = |candidate: &trefoil::plan::Candidate| rates.map(|rates| 1e6 * candidate.seconds(rates));
         let candidates = plan.candidates(index);
-        let shape = |id: TensorId| plan.tensors[id.0].shape.to_string();
-        let also = match (&step.op, step.also) {
-            (StepOp::Chain { next, .. }, Some(id)) => Some(Also { node: next.name.clone(), output: shape(id) }),
+        let shape = |id: TensorId| plan.tensors[id.0].dims();
+        let also = match (&step.op, &step.outputs[..]) {
+            (StepOp::Chain { next, .. }, &[_, id]) => Some(Also { node: next.name.clone(), output: shape(id) }),
             _ => None,
         };
         Self {
             step: step.name.clone(),
             operation: step.op.label(step.inputs.len()),
             kernel: step.kernel.to_string(),
-            output: shape(step.output),
+            output: shape(step.outputs[0]),
             also,
             flops: step.flops,
             bytes: step.bytes,
@@ -262,7 +262,7 @@ mod tests {
         let rows = json["steps"].as_array().unwrap();
         let text = plan.to_string();
         let lines: Vec<&str> = text.lines().collect();
-        let chains: Vec<_> = plan.steps.iter().zip(rows).filter(|(step, _)| step.also.is_some()).collect();
+        let chains: Vec<_> = plan.steps.iter().zip(rows).filter(|(step, _)| step.outputs.len() > 1).collect();
         assert!(!chains.is_empty(), "{text}");
         for (step, row) in chains {
             let also = &row["also"];

@@ -18,21 +18,23 @@ mod simd;
 mod target;
 #[cfg(test)]
 mod tests;
+mod values;
 mod window;
 
 use std::slice;
 use std::sync::Arc;
 
 use self::mean::MeanProgram;
-use self::network::{Network, Worker};
+use self::network::{Arena, Images};
 use self::pool::Pool;
 use self::simd::Isa;
+use self::values::Values;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned};
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
 use crate::error::Error;
-use crate::model::{Model, Weights};
+use crate::model::{Model, Network, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
@@ -63,13 +65,13 @@ pub(crate) fn build(
     let ready = device.share(
         |there: &Ready| there.is_of(model, plan),
         || {
-            let network = Network::new(model, plan, Isa::detect())?;
-            Ok(Ready { from: model.weights().clone(), plan: plan.clone(), network })
+            let steps = Steps::new(model, plan)?;
+            Ok(Ready { from: model.weights().clone(), plan: plan.clone(), steps })
         },
     )?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(ready.network.worker()?));
+    let worker = |_| Ok(Mutex::new(ready.steps.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     watch.lap("workers");
     let program = CpuProgram {
@@ -94,8 +96,12 @@ pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device:
     let rows = spec.slots as u64 * spec.batch_sizes.last().map_or(0, |&most| most as u64);
     let is_there = device.shares(|there: &Ready| there.is_of(model, plan))
         || before.iter().any(|(other, plans)| Arc::ptr_eq(other.weights(), model.weights()) && plans[0] == *plan);
-    let [weights, passing] = if is_there { [0, 0] } else { network::weight_bytes(plan) };
-    let workers = (device.info().units as u64).saturating_mul(network::worker_bytes(plan));
+    let ([weights, passing], worker) = match model.network() {
+        Network::Images(_) => (network::weight_bytes(plan), network::arena_bytes(plan)),
+        Network::Values(_) => ([values::constant_bytes(plan), 0], plan.arena_bytes as u64),
+    };
+    let [weights, passing] = if is_there { [0, 0] } else { [weights, passing] };
+    let workers = (device.info().units as u64).saturating_mul(worker);
     Needs { device: rows.saturating_mul(row), host: workers.saturating_add(weights), passing }
 }
 
@@ -129,7 +135,45 @@ pub(crate) struct CpuProgram {
 struct Ready {
     from: Arc<Weights>,
     plan: Plan,
-    network: Network,
+    steps: Steps,
+}
+
+/// The steps of a plan, made ready.
+enum Steps {
+    Images(Images),
+    Values(Values),
+}
+
+/// What one worker thread computes in.
+enum Worker {
+    Images(Arena),
+    /// Values are made as they are computed.
+    Values,
+}
+
+impl Steps {
+    fn new(model: &Model, plan: &Plan) -> Result<Self, Error> {
+        match model.network() {
+            Network::Images(_) => Images::new(model, plan, Isa::detect()).map(Self::Images),
+            Network::Values(_) => Values::new(model.weights(), plan).map(Self::Values),
+        }
+    }
+
+    fn worker(&self) -> Result<Worker, Error> {
+        match self {
+            Self::Images(images) => images.arena().map(Worker::Images),
+            Self::Values(_) => Ok(Worker::Values),
+        }
+    }
+
+    /// Computes the output row of one input row.
+    fn run(&self, x: &[u8], y: &mut [u8], worker: &mut Worker) {
+        match (self, worker) {
+            (Self::Images(images), Worker::Images(arena)) => images.run(x, bytemuck::cast_slice_mut(y), arena),
+            (Self::Values(values), Worker::Values) => values.run(x, y),
+            _ => unreachable!("a worker is made by the steps that it computes"),
+        }
+    }
 }
 
 impl Ready {
@@ -181,11 +225,11 @@ impl Work for CpuProgram {
             let x =
                 unsafe { slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes) };
             // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
-            // worker, and rows are disjoint and, like the buffer, aligned to more than a word.
+            // worker, and rows are disjoint.
             let y = unsafe {
-                slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u32, self.output.row_bytes / 4)
+                slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u8, self.output.row_bytes)
             };
-            self.ready.network.run(x, y, &mut lock(&self.workers[worker]));
+            self.ready.steps.run(x, y, &mut lock(&self.workers[worker]));
         });
     }
 }

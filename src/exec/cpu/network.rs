@@ -18,7 +18,7 @@ use crate::plan::{Place, Plan, Step, StepOp, TensorId};
 use crate::tensor::OutputKind;
 
 /// A network made ready.
-pub(super) struct Network {
+pub(super) struct Images {
     steps: Vec<Ready>,
     arena_elems: usize,
     scratch_elems: usize,
@@ -45,12 +45,12 @@ enum Kernel {
 }
 
 /// What one worker thread computes in.
-pub(super) struct Worker {
-    arena: Vec<Lanes>,
+pub(super) struct Arena {
+    tensors: Vec<Lanes>,
     scratch: Vec<Lanes>,
 }
 
-impl Network {
+impl Images {
     /// Reads and repacks the weights of `plan`, which is for one image.
     pub fn new(model: &Model, plan: &Plan, isa: Isa) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs image by image");
@@ -58,20 +58,20 @@ impl Network {
         for step in &plan.steps {
             let kernel = kernel(model, plan, step, isa)?;
             let inputs = step.inputs.iter().filter_map(|&id| floats(plan, id)).collect();
-            steps.push(Ready { kernel, inputs, output: floats(plan, step.output).unwrap_or(0..0) });
+            steps.push(Ready { kernel, inputs, output: floats(plan, step.outputs[0]).unwrap_or(0..0) });
         }
         Ok(Self { steps, arena_elems: arena_elems(plan), scratch_elems: scratch_elems(plan) })
     }
 
     /// Arena and scratch for one worker thread.
-    pub fn worker(&self) -> Result<Worker, Error> {
-        Ok(Worker { arena: zeroed(self.arena_elems)?, scratch: zeroed(self.scratch_elems)? })
+    pub fn arena(&self) -> Result<Arena, Error> {
+        Ok(Arena { tensors: zeroed(self.arena_elems)?, scratch: zeroed(self.scratch_elems)? })
     }
 
     /// Computes the output row, 32-bit words, of one input row.
-    pub fn run(&self, x: &[u8], y: &mut [u32], worker: &mut Worker) {
-        let arena = bytemuck::cast_slice_mut::<Lanes, f32>(&mut worker.arena);
-        let scratch = bytemuck::cast_slice_mut::<Lanes, f32>(&mut worker.scratch);
+    pub fn run(&self, x: &[u8], y: &mut [u32], arena: &mut Arena) {
+        let scratch = bytemuck::cast_slice_mut::<Lanes, f32>(&mut arena.scratch);
+        let arena = bytemuck::cast_slice_mut::<Lanes, f32>(&mut arena.tensors);
         for step in &self.steps {
             match &step.kernel {
                 Kernel::Normalize(kernel) => kernel.run(x, &mut arena[step.output.clone()]),
@@ -109,8 +109,8 @@ impl Kernel {
     }
 }
 
-/// Bytes of one worker.
-pub(super) fn worker_bytes(plan: &Plan) -> u64 {
+/// Bytes of one worker's arena.
+pub(super) fn arena_bytes(plan: &Plan) -> u64 {
     [arena_elems(plan), scratch_elems(plan)]
         .map(|elems| (elems.div_ceil(LANES) * size_of::<Lanes>()) as u64)
         .iter()
@@ -138,7 +138,7 @@ fn arena_elems(plan: &Plan) -> usize {
 fn scratch_elems(plan: &Plan) -> usize {
     let of_step = |step: &Step| match &step.op {
         StepOp::Conv(conv) => {
-            let [x, y] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
             scratch_of(conv, x, y)
         }
         _ => 0,
@@ -147,8 +147,8 @@ fn scratch_elems(plan: &Plan) -> usize {
 }
 
 fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
-    let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.output.0].shape);
-    let target = target(plan, step.output);
+    let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.outputs[0].0].shape);
+    let target = target(plan, step.outputs[0]);
     Ok(match &step.op {
         StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
@@ -169,6 +169,7 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
         StepOp::Linear(linear) => Kernel::Linear(Linear::new(isa, read_linear(model.weights(), linear, x.channels)?)),
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
+        StepOp::Loop(_) | StepOp::Hand(_) => unreachable!("of no network of images"),
     })
 }
 
@@ -183,7 +184,7 @@ fn floats(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
             let start = offset / size_of::<f32>();
             Some(start..start + target(plan, id).elems())
         }
-        Place::Input | Place::Output => None,
+        Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
     }
 }
 

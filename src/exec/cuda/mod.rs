@@ -147,8 +147,8 @@ pub(super) fn build(
     watch.lap("device memory");
     let mut material = Material::new(model, device, cuda, spec.priority, plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
-    let inputs = inputs.map_or_else(|| rows(largest.tensors[0].bytes).map(Inputs::Own), Ok)?;
-    let outputs = rows(largest.tensors.last().expect("a plan has an output").bytes)?;
+    let inputs = inputs.map_or_else(|| rows(largest.input_bytes()).map(Inputs::Own), Ok)?;
+    let outputs = rows(largest.output_bytes())?;
     let memory = |slot: usize| {
         let arena = &arenas[slot % arenas.len()];
         Memory { input: inputs.at(slot), output: &outputs[slot], arena }
@@ -193,9 +193,9 @@ pub(super) fn needs(
         is_there |= Layout::new(plans)?.covers(&layout);
     }
     let weights = if is_there { 0 } else { layout.bytes() as u64 };
-    let tensors = &plans.last().expect("a spec has a batch size").tensors;
-    let input = if before.is_empty() { tensors[0].bytes as u64 } else { 0 };
-    let output = tensors.last().expect("a plan has an output").bytes as u64;
+    let largest = plans.last().expect("a spec has a batch size");
+    let input = if before.is_empty() { largest.input_bytes() as u64 } else { 0 };
+    let output = largest.output_bytes() as u64;
     let rows = (spec.slots as u64).saturating_mul(input.saturating_add(output));
     let arenas = (spec.streams as u64).saturating_mul(arena_bytes(plans) as u64);
     Ok(Needs { device: rows.saturating_add(weights).saturating_add(arenas), host: 0, passing: weights })

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::packing::{FilterOrder, PackedSum, Packing};
 use crate::plan::work::Weights;
-use crate::plan::{Plan, Step, kernels};
+use crate::plan::{Constant, Plan, Step, kernels};
 use crate::sync::{Mutex, lock, start};
 use crate::tensor::Dtype;
 
@@ -54,6 +54,8 @@ enum Part {
     Filter { node: String, order: FilterOrder, dtype: Dtype },
     /// The sum of some nodes' biases, one value for each stored output channel.
     Bias { nodes: Vec<String>, dtype: Dtype },
+    /// A constant that is read as it is.
+    Constant(Constant),
 }
 
 impl Part {
@@ -85,6 +87,9 @@ impl Layout {
     /// [`Error::Internal`] if plans store a layer in different ways: the kernels of one would read what another's want.
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
         let mut this = Self { places: HashMap::new(), bytes: 0 };
+        for constant in plans.iter().flat_map(|plan| &plan.constants) {
+            this.place(Part::Constant(constant.clone()), constant.of.bytes(), Vec::new())?;
+        }
         for (plan, step) in steps(plans) {
             for sum in sums(plan, step)? {
                 for filter in &sum.filters {
@@ -127,6 +132,11 @@ impl Layout {
         self.bytes
     }
 
+    /// Byte offset of a constant.
+    pub(super) fn constant(&self, constant: &Constant) -> usize {
+        self.places[&Part::Constant(constant.clone())].offset
+    }
+
     /// Byte offset of the filter of a node that a step computes.
     pub(super) fn filter(&self, plan: &Plan, step: &Step, node: &str) -> usize {
         let filters = self.sums(plan, step).into_iter().flat_map(|sum| sum.filters);
@@ -147,6 +157,11 @@ impl Layout {
     /// packed on several threads.
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
+        for constant in plans.iter().flat_map(|plan| &plan.constants) {
+            if let Some(target) = targets.remove(&Part::Constant(constant.clone())) {
+                target[..constant.of.bytes()].copy_from_slice(constant.read(model.weights())?.bytes());
+            }
+        }
         let mut filters = HashMap::new();
         let mut biases = Vec::new();
         for (plan, step) in steps(plans) {

@@ -106,13 +106,16 @@ impl Operands<'_> {
     }
 
     pub fn y(&self) -> &Tensor {
-        &self.plan.tensors[self.step.output.0]
+        &self.plan.tensors[self.step.outputs[0].0]
     }
 
     fn address(&self, id: TensorId) -> u64 {
         match self.plan.tensors[id.0].place {
-            Place::Input => self.addresses.input,
-            Place::Output => self.addresses.output,
+            Place::Input(offset) => self.addresses.input + offset as u64,
+            Place::Output(offset) => self.addresses.output + offset as u64,
+            Place::Constant(number) => {
+                self.addresses.weights + self.layout.constant(&self.plan.constants[number]) as u64
+            }
             Place::Arena(offset) => self.addresses.arena + offset as u64,
         }
     }
@@ -120,12 +123,12 @@ impl Operands<'_> {
     /// Addresses of x, of the second input if there is one, and of y.
     pub fn pointers(&self) -> (u64, Option<u64>, u64) {
         let second = self.step.inputs.get(1).map(|&id| self.address(id));
-        (self.address(self.step.inputs[0]), second, self.address(self.step.output))
+        (self.address(self.step.inputs[0]), second, self.address(self.step.outputs[0]))
     }
 
     /// Address of its second result, if there is one.
     pub fn second_output(&self) -> Option<u64> {
-        self.step.also.map(|id| self.address(id))
+        self.step.outputs.get(1).map(|&id| self.address(id))
     }
 
     /// Addresses of filter and bias.

@@ -38,18 +38,22 @@ impl Trial {
         let arena = super::arena(device, plans)?;
         let material = Material::new(model, device, cuda, spec.priority, plans, &mut Stopwatch::start())?;
         let plan = &plans[0];
-        let (rows, output) = (&plan.tensors[0], plan.tensors.last().expect("a plan has an output"));
-        let input = DeviceBuffer::new(device, rows.bytes)?;
-        let output = DeviceBuffer::new(device, output.bytes)?;
-        let noise = HostBuffer::new(device, rows.bytes)?;
+        let input = DeviceBuffer::new(device, plan.input_bytes())?;
+        let output = DeviceBuffer::new(device, plan.output_bytes())?;
+        let noise = HostBuffer::new(device, plan.input_bytes())?;
         // SAFETY: the buffer was just made, nothing else refers to it yet.
         let bytes = unsafe { noise.bytes_mut() };
         device.note(Note::Begin(noise.span(), Access::Write));
-        Noise::new().fill(&mut bytes[..rows.bytes], rows.dtype);
+        let mut random = Noise::new();
+        for row in bytes[..plan.input_bytes()].chunks_exact_mut(plan.input.row_pitch) {
+            for port in plan.input.ports() {
+                random.fill(&mut row[port.range()], port.dtype);
+            }
+        }
         device.note(Note::End(noise.span()));
         let uploaded = Event::new(device)?;
         // SAFETY: both buffers outlive the copy, whose event is waited for below.
-        unsafe { material.stream.copy_in(&input, &noise, rows.bytes)? };
+        unsafe { material.stream.copy_in(&input, &noise, plan.input_bytes())? };
         uploaded.record(&material.stream)?;
         uploaded.wait()?;
         let graphs = UntilFault::new(device, Vec::new());

@@ -29,6 +29,8 @@ pub(super) struct Network {
 
 /// The order that makes pixels of planes.
 const TO_PIXELS: [usize; 4] = [0, 2, 3, 1];
+/// The order that makes planes of pixels.
+const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 
 /// The network of images that `graph`, of one image, computes.
 ///
@@ -62,7 +64,9 @@ fn of_pixels(graph: &values::Graph) -> values::Graph {
     if graph.value(port.value).rank() != TO_PIXELS.len() {
         return graph.clone();
     }
-    graph.with_input_transposed(&TO_PIXELS)
+    let planes = graph.value(port.value);
+    let dims = TO_PIXELS.map(|axis| planes.dims[axis]);
+    graph.with_input_made(0, values::ValueType::new(planes.dtype, &dims), &[values::Op::Transpose(TO_PLANES.to_vec())])
 }
 
 struct Recogniser<'a> {
@@ -202,7 +206,7 @@ impl<'a> Recogniser<'a> {
             values::Op::Contract(of) => self.linear(node, of, &images).map(Some),
             values::Op::Reshape(_) => self.reshape(node, images[0]).map(Some),
             values::Op::Softmax { axis, log: false } => self.end(node, *axis, images[0]).map(Some),
-            values::Op::Transpose(order) if order[..] == [0, 3, 1, 2] => {
+            values::Op::Transpose(order) if order[..] == TO_PLANES => {
                 self.planes.insert(node.outputs[0], images[0]);
                 Ok(None)
             }

@@ -206,7 +206,7 @@ mod tests {
     fn products(plan: &Plan) -> Vec<(usize, [usize; 3])> {
         let of = |(index, step): (usize, &crate::plan::Step)| {
             let StepOp::Conv(conv) = &step.op else { return None };
-            let [x, y] = [step.inputs[0], step.output].map(|id| plan.tensors[id.0].shape);
+            let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
             let taps = conv.window.size.iter().product::<usize>();
             Some((index, [plan.batch * y.pixels(), y.channels, taps * x.channels]))
         };

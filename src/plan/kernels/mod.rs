@@ -116,6 +116,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::GLOBAL_AVG_POOL,
     &without_tiles::ADD,
     &without_tiles::EMIT,
+    &without_tiles::Loops,
     #[cfg(test)]
     &toy::Toy,
 ];
@@ -219,6 +220,10 @@ pub enum Kernel {
     Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
+    /// A loop: evaluated on a CPU, written as PTX for a GPU.
+    Loop,
+    /// A function over values, on a CPU.
+    Hand,
     /// One that only tests have, with images of a block.
     #[cfg(test)]
     Toy(usize),
@@ -240,6 +245,7 @@ impl Kernel {
         let name = self.to_string();
         let says = match self {
             Self::Cpu | Self::Sm80 | Self::Sm80Gemm(_) | Self::Sm90Conv { .. } | Self::Sm90Halo | Self::Joined => false,
+            Self::Loop | Self::Hand => true,
             Self::Sm90Chain(_)
             | Self::Sm90Stem(_)
             | Self::Sm90Depthwise(_)
@@ -267,6 +273,8 @@ impl fmt::Display for Kernel {
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Sm90Halo => write!(f, "sm90 halo"),
             Self::Joined => write!(f, "joined"),
+            Self::Loop => write!(f, "loop"),
+            Self::Hand => write!(f, "by hand"),
             Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),

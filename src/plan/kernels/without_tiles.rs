@@ -1,6 +1,8 @@
 //! Kernels that come in one way and have no model: those of the CPU, and what passes over memory on a GPU.
 
 use super::{Kernel, KernelDef, Variant};
+#[cfg(feature = "cuda")]
+use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
 use crate::plan::{Family, Limits, StepOp};
 use crate::tensor::Dtype;
@@ -27,6 +29,37 @@ impl KernelDef for Cpu {
 
     fn variants(&self, _work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
         vec![Variant { kernel: Kernel::Cpu, clocks: None }]
+    }
+}
+
+/// What computes graphs of values: loops anywhere, and functions over values on a CPU.
+pub(super) struct Loops;
+
+impl KernelDef for Loops {
+    fn name(&self) -> &'static str {
+        "loop"
+    }
+
+    fn runs_on(&self, _limits: &Limits) -> bool {
+        true
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        matches!(work.op, StepOp::Loop(_) | StepOp::Hand(_))
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Loop | Kernel::Hand)
+    }
+
+    fn variants(&self, work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
+        let kernel = if matches!(work.op, StepOp::Loop(_)) { Kernel::Loop } else { Kernel::Hand };
+        vec![Variant { kernel, clocks: None }]
+    }
+
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, _work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        Vec::new()
     }
 }
 

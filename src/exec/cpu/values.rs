@@ -1,0 +1,118 @@
+//! The steps of a plan of values, with their constants: loops and functions over values.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::graph::{Tensor, ValueType};
+use crate::loops::{self, Loop};
+use crate::model::Weights;
+use crate::plan::{HandOp, Place, Plan, Step, StepOp, TensorId};
+
+/// A network of values made ready.
+pub(super) struct Values {
+    steps: Vec<Ready>,
+    /// What a row brings: a tensor and where it begins.
+    inputs: Vec<(TensorId, usize)>,
+    /// By tensor; nothing for what is no constant.
+    constants: Vec<Option<Tensor>>,
+    types: Vec<ValueType>,
+}
+
+/// A step made ready.
+struct Ready {
+    kernel: Kernel,
+    reads: Vec<TensorId>,
+    writes: Vec<TensorId>,
+    /// Where what it writes begins in the output row, if it is an output.
+    to: Option<usize>,
+    /// What nobody reads behind it.
+    last_of: Vec<TensorId>,
+}
+
+enum Kernel {
+    Loop(Arc<Loop>),
+    Hand(HandOp),
+}
+
+impl Values {
+    /// Reads the constants of `plan`, which is for one row.
+    pub fn new(weights: &Weights, plan: &Plan) -> Result<Self, Error> {
+        assert_eq!(plan.batch, 1, "a CPU runs row by row");
+        let constant = |place: &Place| match place {
+            Place::Constant(number) => plan.constants[*number].read(weights).map(Some),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) => Ok(None),
+        };
+        let inputs = plan.tensors.iter().enumerate().filter_map(|(id, tensor)| match tensor.place {
+            Place::Input(offset) => Some((TensorId(id), offset)),
+            Place::Output(_) | Place::Arena(_) | Place::Constant(_) => None,
+        });
+        Ok(Self {
+            steps: plan.steps.iter().enumerate().map(|(index, step)| Ready::new(plan, index, step)).collect(),
+            inputs: inputs.collect(),
+            constants: plan.tensors.iter().map(|tensor| constant(&tensor.place)).collect::<Result<_, _>>()?,
+            types: plan.tensors.iter().map(|tensor| tensor.value.clone().expect("a tensor of a value")).collect(),
+        })
+    }
+
+    /// Computes the output row of one input row.
+    ///
+    /// # Panics
+    /// If there is no memory for a value: what all of them take was looked for when it was built.
+    pub fn run(&self, x: &[u8], y: &mut [u8]) {
+        let mut values: Vec<Option<Tensor>> = vec![None; self.types.len()];
+        for &(id, offset) in &self.inputs {
+            let of = self.types[id.0].clone();
+            values[id.0] = Some(Tensor::from_bytes(of.clone(), &x[offset..][..of.bytes()]));
+        }
+        for step in &self.steps {
+            let written = self.compute(step, &values).unwrap_or_else(|error| panic!("{error}"));
+            for (id, value) in step.writes.iter().zip(written) {
+                match step.to {
+                    Some(offset) => y[offset..][..value.bytes().len()].copy_from_slice(value.bytes()),
+                    None => values[id.0] = Some(value),
+                }
+            }
+            step.last_of.iter().for_each(|id| values[id.0] = None);
+        }
+    }
+
+    fn compute(&self, step: &Ready, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
+        let operand = |id: &TensorId| {
+            self.constants[id.0].as_ref().or(values[id.0].as_ref()).expect("steps are in an order that was checked")
+        };
+        match &step.kernel {
+            Kernel::Loop(of) => {
+                let operands: Vec<&Tensor> = step.reads.iter().map(operand).collect();
+                Ok(vec![loops::run(of, &operands, self.types[step.writes[0].0].clone())?])
+            }
+            Kernel::Hand(of) => {
+                let mut operands = step.reads.iter().map(operand);
+                let mut next = |of: &ValueType| operands.next().map(|value| value.clone().cast(of.clone()));
+                let inputs: Vec<_> = of.inputs.iter().map(|of| of.as_ref().and_then(&mut next)).collect();
+                loops::compute(&of.op, &inputs.iter().map(Option::as_ref).collect::<Vec<_>>(), &of.outputs)
+            }
+        }
+    }
+}
+
+impl Ready {
+    fn new(plan: &Plan, index: usize, step: &Step) -> Self {
+        let kernel = match &step.op {
+            StepOp::Loop(of) => Kernel::Loop(of.of.clone()),
+            StepOp::Hand(of) => Kernel::Hand(of.clone()),
+            other => unreachable!("{} in a plan of values", other.label(step.inputs.len())),
+        };
+        let to = match plan.tensors[step.outputs[0].0].place {
+            Place::Output(offset) => Some(offset),
+            Place::Input(_) | Place::Arena(_) | Place::Constant(_) => None,
+        };
+        let is_last = |id: &&TensorId| plan.tensors[id.0].lifetime[1] == index;
+        let last_of = step.inputs.iter().chain(&step.outputs).filter(is_last).copied().collect();
+        Self { kernel, reads: step.inputs.clone(), writes: step.outputs.clone(), to, last_of }
+    }
+}
+
+/// Bytes of the constants.
+pub(super) fn constant_bytes(plan: &Plan) -> u64 {
+    plan.constants.iter().map(|constant| constant.of.bytes() as u64).sum()
+}

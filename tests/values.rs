@@ -1,0 +1,131 @@
+//! Models of any values through the engine: several ports of different types, on the CPU.
+
+use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op, Reduce, ReduceOp, TopK};
+use trefoil::model::{Model, Weights};
+use trefoil::{Device, Dtype, Engine, Error, Target};
+
+const FEATURES: usize = 6;
+const K: usize = 2;
+
+/// An image and a vector of numbers joined to its features; features in f16 and the indices of the largest.
+fn joined() -> Model {
+    let filter: Vec<f32> = (0..4 * 3).map(|i| i as f32 / 8.0 - 0.5).collect();
+    let weights = Weights::from_tensors([("filter", vec![3, 4], filter)]).unwrap();
+    Model::of_graphs(weights, |rows| {
+        let mut g = GraphBuilder::new();
+        let image = g.input("image", Dtype::U8, &[rows, 5, 7, 3]);
+        let numbers = g.input("numbers", Dtype::F32, &[rows, 2]);
+        let x = g.map("scale", Expr::arg(0).cast(Dtype::F32) * Expr::float(Dtype::F32, 1.0 / 255.0), &[image]);
+        let mean = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: false };
+        let x = g.node("mean", Op::Reduce(mean), &[x]);
+        let filter = g.weight("filter", Dtype::F32, &[3, 4]);
+        let x = g.node("product", Op::Contract(Contract::matmul(2, 2)), &[x, filter]);
+        let x = g.node("join", Op::Concat(1), &[x, numbers]);
+        let best = g.node_with("best", Op::TopK(TopK { axis: 1, k: K, largest: true }), &[Some(x)], 2)[1];
+        let best = g.map("narrow", Expr::arg(0).cast(Dtype::U32), &[best]);
+        let x = g.map("half", Expr::arg(0).cast(Dtype::F16), &[x]);
+        g.output("features", x);
+        g.output("best", best);
+        g.finish()
+    })
+    .unwrap()
+}
+
+/// What `joined` gives, by plain loops.
+fn expected(image: &[u8], numbers: &[f32]) -> (Vec<f32>, Vec<u32>) {
+    let mean = |c: usize| image.chunks(3).map(|pixel| f32::from(pixel[c]) / 255.0).sum::<f32>() / 35.0;
+    let means = [mean(0), mean(1), mean(2)];
+    let sum = |k: usize| (0..3).map(|c| means[c] * ((c * 4 + k) as f32 / 8.0 - 0.5)).sum::<f32>();
+    let features: Vec<f32> = (0..4).map(sum).chain(numbers.iter().copied()).collect();
+    let mut order: Vec<u32> = (0..features.len() as u32).collect();
+    order.sort_by(|&a, &b| features[b as usize].total_cmp(&features[a as usize]));
+    (features, order[..K].to_vec())
+}
+
+fn image(seed: usize) -> Vec<u8> {
+    (0..5 * 7 * 3).map(|i| (i * 37 + seed * 101) as u8).collect()
+}
+
+fn check(features: &[half::f16], best: &[u32], seed: usize) {
+    let (wanted, order) = expected(&image(seed), &[seed as f32 / 4.0, -1.0]);
+    assert!(features.iter().zip(&wanted).all(|(found, wanted)| (found.to_f32() - wanted).abs() < 2e-3), "{features:?}");
+    assert_eq!((features.len(), best), (FEATURES, &order[..]));
+}
+
+fn cpu() -> Device {
+    Device::open(Target::Cpu).unwrap()
+}
+
+#[test]
+fn rows_have_ports_of_their_own_types() {
+    let model = joined();
+    let engine = Engine::builder(&model).on(&cpu()).batch(4).check(true).build().unwrap();
+    let names = |spec: &trefoil::RowSpec| spec.ports().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(names(engine.input()), ["`image` of u8[5,7,3]", "`numbers` of f32[2]"]);
+    assert_eq!(names(engine.output()), ["`features` of f16[6]", "`best` of u32[2]"]);
+    for rows in 1..=4 {
+        let mut batch = engine.acquire().unwrap();
+        for row in 0..rows {
+            batch.port_mut::<u8>(row, "image").unwrap().copy_from_slice(&image(row));
+            batch.port_mut::<f32>(row, 1).unwrap().copy_from_slice(&[row as f32 / 4.0, -1.0]);
+        }
+        let output = batch.submit(rows).unwrap().wait().unwrap();
+        for row in 0..rows {
+            check(output.port(row, "features").unwrap(), output.port(row, "best").unwrap(), row);
+        }
+        assert!(matches!(output.port::<f32>(0, "features"), Err(Error::Option { option: "port", .. })));
+        assert!(output.port::<f32>(0, 2).unwrap_err().to_string().contains("`best`"));
+    }
+}
+
+#[test]
+fn a_batcher_takes_single_records() {
+    let engine = Engine::builder(&joined()).on(&cpu()).build().unwrap();
+    let batcher = engine.batcher().build().unwrap();
+    let send = |seed: usize| {
+        let mut row = batcher.row().unwrap();
+        row.port_mut::<u8>("image").unwrap().copy_from_slice(&image(seed));
+        row.port_mut::<f32>("numbers").unwrap().copy_from_slice(&[seed as f32 / 4.0, -1.0]);
+        row.submit().unwrap()
+    };
+    let tickets: Vec<_> = (0..20).map(send).collect();
+    for (seed, ticket) in tickets.into_iter().enumerate() {
+        let row = ticket.wait().unwrap();
+        check(row.port("features").unwrap(), row.port("best").unwrap(), seed);
+    }
+}
+
+/// A residual MLP on tokens, then a model that reads its result on the device.
+#[test]
+fn models_read_one_another() {
+    let tokens = || {
+        let weights = [("up", 8 * 16), ("down", 16 * 8)].map(|(name, count)| {
+            let dims = if name == "up" { vec![8, 16] } else { vec![16, 8] };
+            (name, dims, (0..count).map(|i| (i % 11) as f32 / 16.0 - 0.3).collect::<Vec<_>>())
+        });
+        Model::of_graphs(Weights::from_tensors(weights).unwrap(), |rows| {
+            let mut g = GraphBuilder::new();
+            let x = g.input("tokens", Dtype::F32, &[rows, 5, 8]);
+            let [up, down] = [("up", [8, 16]), ("down", [16, 8])].map(|(name, dims)| g.weight(name, Dtype::F32, &dims));
+            let y = g.node("up", Op::Contract(Contract::matmul(3, 2)), &[x, up]);
+            let y = g.map("relu", Expr::arg(0).binary(Binary::Max, Expr::float(Dtype::F32, 0.0)), &[y]);
+            let y = g.node("down", Op::Contract(Contract::matmul(3, 2)), &[y, down]);
+            let y = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, y]);
+            g.output("tokens", y);
+            g.finish()
+        })
+        .unwrap()
+    };
+    let row: Vec<f32> = (0..40).map(|i| (i % 7) as f32 / 4.0 - 0.5).collect();
+    let run = |engine: &Engine| {
+        let mut batch = engine.acquire().unwrap();
+        batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&row);
+        batch.submit(1).unwrap().wait().unwrap().values(0).to_vec()
+    };
+    let model = tokens();
+    let twice = run(&Engine::builder(&model).then(&model).on(&cpu()).check(true).build().unwrap());
+    let engine = Engine::builder(&model).on(&cpu()).build().unwrap();
+    let mut batch = engine.acquire().unwrap();
+    batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&run(&engine));
+    assert_eq!(twice, batch.submit(1).unwrap().wait().unwrap().values(0));
+}
