@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use trefoil::graph::{Graph, Tensor};
+use trefoil::graph::{Graph, Op, Tensor, expand};
 use trefoil::onnx::{File, Sizes};
 use trefoil::{Dtype, loops};
 
@@ -95,7 +95,10 @@ fn run(folder: &Path) -> Result<Bound, String> {
         let mut why = String::new();
         for bound in [Bound::Nothing, Bound::Integers, Bound::Everything] {
             match answers(&file, &inputs, bound) {
-                Ok(found) => return compare(&found, &wanted).map(|()| bound),
+                Ok(all) => {
+                    all.iter().try_for_each(|found| compare(found, &wanted))?;
+                    return Ok(bound);
+                }
                 Err(said) if why.is_empty() => why = said,
                 Err(_) => {}
             }
@@ -144,15 +147,20 @@ fn is_bound(value: &Tensor, bound: Bound) -> bool {
     }
 }
 
-/// What a model answers.
-fn answers(file: &File, inputs: &[Tensor], bound: Bound) -> Result<Vec<Tensor>, String> {
+/// What a model answers; also with what is computed by hand as loops, if it has that.
+fn answers(file: &File, inputs: &[Tensor], bound: Bound) -> Result<Vec<Vec<Tensor>>, String> {
     let ports = &file.model().graph.inputs;
     let constants = ports.iter().zip(inputs).filter(|(_, value)| is_bound(value, bound));
     let sizes = constants.fold(Sizes::new(), |sizes, (port, value)| sizes.constant(&port.name, value.clone()));
     let graph: Graph = file.graph(&sizes).map_err(|e| e.to_string())?;
     let fed: Vec<Tensor> = inputs.iter().filter(|value| !is_bound(value, bound)).cloned().collect();
     let mut weight = |name: &str, _: &trefoil::graph::ValueType| file.weight(name);
-    loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())
+    let mut all = vec![loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())?];
+    let by_hand = |op: &Op| matches!(op, Op::TopK(_) | Op::Cumulate(_) | Op::ScatterElements(..) | Op::ScatterNd(_));
+    if graph.nodes.iter().any(|node| by_hand(&node.op)) {
+        all.push(loops::evaluate(&expand(&graph), &mut weight, &fed).expect("the same graph is evaluated"));
+    }
+    Ok(all)
 }
 
 /// The tolerance of ONNX's own runner.

@@ -4,8 +4,8 @@
 
 use super::expr::Expr;
 use super::op::{
-    ArgReduce, Contract, Conv, Cumulate, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize, Slice, TopK,
-    Window,
+    ArgReduce, Contract, Conv, Cumulate, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize, Scatter,
+    Slice, TopK, Window,
 };
 use super::value::ValueType;
 use crate::tensor::Dtype;
@@ -48,8 +48,8 @@ fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<V
         Op::Gather(axis) => vec![gather(*axis, two(inputs)?)?],
         Op::GatherElements(axis) => vec![gather_elements(*axis, two(inputs)?)?],
         Op::GatherNd(batch) => vec![gather_nd(*batch, two(inputs)?)?],
-        Op::ScatterElements(axis, _) => vec![scatter_elements(*axis, three(inputs)?)?],
-        Op::ScatterNd(_) => vec![scatter_nd(three(inputs)?)?],
+        Op::ScatterElements(axis, how) => vec![scatter_elements(*axis, *how, three(inputs)?)?],
+        Op::ScatterNd(how) => vec![scatter_nd(*how, three(inputs)?)?],
         Op::TopK(of) => top_k(of, one(inputs)?)?,
         Op::Contract(of) => vec![contract(of, two(inputs)?)?],
         Op::Conv(of) => vec![conv(of, inputs)?],
@@ -338,20 +338,27 @@ fn gather_nd(batch: usize, [x, at]: [&ValueType; 2]) -> Result<ValueType, String
     Ok(ValueType { dtype: x.dtype, dims: [&at.dims[..at.rank() - 1], &x.dims[batch + len..]].concat() })
 }
 
-fn scatter_elements(axis: usize, [x, at, from]: [&ValueType; 3]) -> Result<ValueType, String> {
+fn scatter_elements(axis: usize, how: Scatter, [x, at, from]: [&ValueType; 3]) -> Result<ValueType, String> {
     gather_elements(axis, [x, at])?;
     if from.dims != at.dims || from.dtype != x.dtype {
         return Err(format!("updates: expected {} of {:?}, found {from}", x.dtype, at.dims));
     }
-    Ok(x.clone())
+    scattered(how, x)
 }
 
-fn scatter_nd([x, at, from]: [&ValueType; 3]) -> Result<ValueType, String> {
+fn scatter_nd(how: Scatter, [x, at, from]: [&ValueType; 3]) -> Result<ValueType, String> {
     let expected = gather_nd(0, [x, at])?;
     if *from != expected {
         return Err(format!("updates: expected {expected}, found {from}"));
     }
-    Ok(x.clone())
+    scattered(how, x)
+}
+
+fn scattered(how: Scatter, x: &ValueType) -> Result<ValueType, String> {
+    match (how, x.dtype) {
+        (Scatter::Add | Scatter::Mul, Dtype::Bool) => Err(format!("expected numbers, found {x}")),
+        _ => Ok(x.clone()),
+    }
 }
 
 fn top_k(of: &TopK, x: &ValueType) -> Result<Vec<ValueType>, String> {

@@ -30,10 +30,11 @@ mod value;
 pub(crate) use crate::tensor::Element;
 pub use builder::GraphBuilder;
 pub use expr::{Binary, Expr, Number, Unary};
+pub(crate) use op::place;
 pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
     ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
-pub use passes::simplify;
+pub use passes::{expand, simplify};
 pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

@@ -178,7 +178,8 @@ pub enum PadMode {
     Wrap,
 }
 
-/// What becomes of an element that is scattered to. Places are read as those of a gather.
+/// What becomes of an element that is scattered to. Places are read as those of a gather; floats of 16 bits are combined in
+/// f32 and rounded at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scatter {
     /// It is replaced; of several the last one stays.
@@ -328,6 +329,14 @@ pub enum ResizeCoordinates {
     Asymmetric,
     /// From the crop's first to its last.
     Crop,
+}
+
+/// The place that an index of an axis of this size means: a negative one counts from the end, and what is out of range
+/// then is the nearest that is not.
+pub(crate) fn place(index: i64, size: usize) -> usize {
+    let size = size as i64;
+    let index = if index < 0 { index.saturating_add(size) } else { index };
+    index.clamp(0, (size - 1).max(0)) as usize
 }
 
 impl Contract {

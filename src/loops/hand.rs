@@ -1,6 +1,7 @@
 //! Operations that are no loops: their elements are sorted, or written in an order that matters.
 //!
-//! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so.
+//! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so. What they mean is told here;
+//! [`expand`](crate::graph::expand) writes them as loops, which take longer on the CPU.
 
 use std::cmp::Ordering;
 
@@ -8,7 +9,7 @@ use half::{bf16, f16};
 
 use super::scalar::{Convert, typed};
 use crate::error::Error;
-use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType};
+use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place};
 
 /// What an operation writes that is computed by hand.
 ///
@@ -119,13 +120,6 @@ fn cumulate<T: Number>(of: &Cumulate, x: &Tensor) -> Result<Vec<Tensor>, Error> 
     Ok(vec![result])
 }
 
-/// An index of an axis of this size: negative ones count from the end; what is out of range then is the nearest.
-fn place(index: i64, size: usize) -> usize {
-    let size = size as i64;
-    let index = if index < 0 { index.saturating_add(size) } else { index };
-    index.clamp(0, (size - 1).max(0)) as usize
-}
-
 fn indices(of: &Tensor) -> Vec<i64> {
     of.to_i64s().expect("indices that were checked to be whole")
 }
@@ -165,18 +159,19 @@ fn scatter<T: Number>(
     run: usize,
     updates: &Tensor,
 ) -> Result<Vec<Tensor>, Error> {
-    let mut result = x.clone();
-    let to = result.elems_mut::<T>();
+    let mut all: Vec<T::Inner> = x.elems::<T>().iter().map(|&elem| elem.convert()).collect();
     for (number, &new) in updates.elems::<T>().iter().enumerate() {
-        let old = &mut to[places[number / run] + number % run];
+        let (old, new): (&mut T::Inner, T::Inner) = (&mut all[places[number / run] + number % run], new.convert());
         *old = match how {
             Scatter::Replace => new,
-            Scatter::Add => T::plus(old.convert(), new.convert()).convert(),
-            Scatter::Mul => T::times(old.convert(), new.convert()).convert(),
+            Scatter::Add => T::plus(*old, new),
+            Scatter::Mul => T::times(*old, new),
             Scatter::Min if new < *old || is_nan(&new) => new,
             Scatter::Max if new > *old || is_nan(&new) => new,
             Scatter::Min | Scatter::Max => *old,
         };
     }
+    let mut result = x.clone();
+    result.elems_mut::<T>().iter_mut().zip(all).for_each(|(to, elem)| *to = elem.convert());
     Ok(vec![result])
 }

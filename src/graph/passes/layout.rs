@@ -17,7 +17,7 @@ pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<
     let inputs = inputs.collect::<Option<Vec<_>>>()?;
     let inputs = inputs.into_iter().map(|from| from.map(|from| from.make(rebuild, &node.name))).collect();
     let inner = rebuild.add(Draft { op, inputs, ..node.clone() });
-    let all = inner.into_iter().map(|value| rebuild.view(&node.name, Op::Transpose(order_of_result.clone()), value));
+    let all = inner.into_iter().map(|value| rebuild.part(&node.name, Op::Transpose(order_of_result.clone()), &[value]));
     Some(Change::Same(all.collect()))
 }
 
@@ -42,8 +42,8 @@ impl Undone {
         match self {
             Self::There(id) => id,
             Self::Back(id, dims, inverse) => {
-                let ranked = rebuild.view(node, Op::Reshape(dims), id);
-                rebuild.view(node, Op::Transpose(inverse), ranked)
+                let ranked = rebuild.part(node, Op::Reshape(dims), &[id]);
+                rebuild.part(node, Op::Transpose(inverse), &[ranked])
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Rewrites: functions from graph to graph that leave the computed values unchanged.
 
+mod expand;
 mod layout;
 mod rebuild;
 mod views;
 
+pub use self::expand::expand;
 use self::rebuild::Rebuild;
 use super::value::Graph;
 

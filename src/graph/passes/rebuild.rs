@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::op::Op;
-use crate::graph::value::{Graph, Node, NodeId, Origin, Port, Value, ValueId, ValueType};
+use crate::graph::tensor::Tensor;
+use crate::graph::value::{Constant, Graph, Node, NodeId, Origin, Port, Value, ValueId, ValueType};
 
 /// An operation on values of the new graph.
 #[derive(Clone, Debug)]
@@ -106,9 +107,10 @@ impl<'a> Rebuild<'a> {
         outputs
     }
 
-    /// Adds a view of a value that `of` reads or writes, simplified; its name is new.
-    pub fn view(&mut self, of: &str, op: Op, x: ValueId) -> ValueId {
-        let mut draft = Draft { name: String::new(), op, inputs: vec![Some(x)], outputs: 1 };
+    /// Adds an operation for the node `of`, simplified; its name is new.
+    pub fn part(&mut self, of: &str, op: Op, inputs: &[ValueId]) -> ValueId {
+        let inputs = inputs.iter().copied().map(Some).collect();
+        let mut draft = Draft { name: String::new(), op, inputs, outputs: 1 };
         while let Some(change) = super::views::simplify(self, &draft) {
             match change {
                 Change::Same(values) => return values[0],
@@ -121,6 +123,20 @@ impl<'a> Rebuild<'a> {
         draft.name = name.expect("numbers do not end");
         self.names.insert(draft.name.clone());
         self.add(draft)[0]
+    }
+
+    /// Adds a constant.
+    pub fn constant(&mut self, of: &Tensor) -> ValueId {
+        let origin = Origin::Constant(Constant::Bytes(of.bytes().into()));
+        self.value(Value { of: of.value_type().clone(), origin, quantization: None })
+    }
+
+    /// What a constant holds whose bytes are in the graph.
+    pub fn known(&self, id: ValueId) -> Option<Tensor> {
+        match self.graph.constant(id)? {
+            Constant::Bytes(bytes) => Some(Tensor::from_bytes(self.of(id).clone(), bytes)),
+            Constant::Weight(_) => None,
+        }
     }
 
     /// The type of a value of the new graph.

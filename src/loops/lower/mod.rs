@@ -18,6 +18,7 @@ pub enum Lowered {
     /// By one loop for each output. Their operands are those of the operation that are there, in its order.
     Loops(Vec<Loop>),
     /// By a function over values, for it is no loop: its elements are sorted, or written in an order that matters.
+    /// [`expand`](crate::graph::expand) makes loops of it.
     ByHand,
 }
 

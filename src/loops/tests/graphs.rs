@@ -8,15 +8,15 @@ use crate::graph::{
 use crate::loops::evaluate;
 use crate::tensor::Dtype;
 
-fn no_weight(name: &str, _: &ValueType) -> Result<Tensor, Error> {
+pub(super) fn no_weight(name: &str, _: &ValueType) -> Result<Tensor, Error> {
     panic!("{name} is no weight of this graph")
 }
 
 /// Numbers that decide, the same each time.
-struct Dice(u64);
+pub(super) struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -1,5 +1,6 @@
 //! Each operation against results by hand, and by plain loops over single elements.
 
+mod expanded;
 mod fused;
 mod graphs;
 mod moves;

@@ -1,0 +1,60 @@
+//! Sums so far along an axis, as sums over those before.
+
+use super::{Writer, inner, neutral};
+use crate::graph::expr::{Binary, Expr};
+use crate::graph::op::{Cumulate, Op, Pad, PadMode, ReduceOp, Slice};
+use crate::graph::value::ValueId;
+
+/// Elements of a block, each of which is summed with all before it in the block. The sums of blocks are summed in turn.
+const BLOCK: usize = 32;
+
+pub(super) fn expand(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
+    let dtype = w.of(x).dtype;
+    let x = w.cast(x, inner(dtype));
+    let sums = so_far(w, of, x);
+    w.cast(sums, dtype)
+}
+
+fn so_far(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
+    let (dims, axis) = (w.dims(x), of.axis);
+    if dims[axis] <= BLOCK {
+        return within(w, of, x);
+    }
+    let blocks = dims[axis].div_ceil(BLOCK);
+    let [padded, split] =
+        [&[blocks * BLOCK][..], &[blocks, BLOCK]].map(|along| [&dims[..axis], along, &dims[axis + 1..]].concat());
+    let x = pad(w, of, x, padded[axis] - dims[axis]);
+    let x = w.reshape(x, &split);
+    let own = within(w, &Cumulate { axis: axis + 1, ..*of }, x);
+    let sums = w.reduce(of.op, x, axis + 1);
+    let before = so_far(w, &Cumulate { exclusive: true, ..*of }, sums);
+    let before = w.unsqueeze(before, axis + 1);
+    let all = w.map(Expr::arg(0).binary(combine(of.op), Expr::arg(1)), &[own, before]);
+    let all = w.reshape(all, &padded);
+    w.op(Op::Slice(Slice { start: vec![0; dims.len()], step: vec![1; dims.len()], dims }), &[all])
+}
+
+const fn combine(op: ReduceOp) -> Binary {
+    if matches!(op, ReduceOp::Prod) { Binary::Mul } else { Binary::Add }
+}
+
+/// The sums of each element and all before it.
+fn within(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
+    let (axis, size, rank, dtype) = (of.axis, w.of(x).dims[of.axis], w.of(x).rank(), w.of(x).dtype);
+    let others = w.unsqueeze(x, axis);
+    let own = w.counted(size, rank - axis);
+    let (own_index, index) = (Expr::arg(1), Expr::Axis(axis + 1));
+    let (first, second) = if of.reverse { (own_index, index) } else { (index, own_index) };
+    let counts = first.binary(if of.exclusive { Binary::Less } else { Binary::LessEqual }, second);
+    let part = counts.select(Expr::arg(0), Expr::Const(dtype, neutral(of.op, dtype)));
+    let parts = w.map(part, &[others, own]);
+    w.reduce(of.op, parts, axis + 1)
+}
+
+/// With so many elements behind, which change no sum.
+fn pad(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId, elems: usize) -> ValueId {
+    let mut after = vec![0; w.of(x).rank()];
+    after[of.axis] = elems as isize;
+    let mode = PadMode::Constant(neutral(of.op, w.of(x).dtype));
+    w.op(Op::Pad(Pad { before: vec![0; after.len()], after, mode }), &[x])
+}

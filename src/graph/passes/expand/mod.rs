@@ -1,0 +1,136 @@
+//! Sorting, sums so far and scattering as comparisons of all pairs, which are loops.
+
+mod cumulate;
+mod scatter;
+mod top_k;
+
+use super::rebuild::{Draft, Rebuild};
+use crate::graph::expr::{Expr, Number};
+use crate::graph::op::{Op, Reduce, ReduceOp};
+use crate::graph::tensor::Tensor;
+use crate::graph::value::{Graph, ValueId, ValueType};
+use crate::tensor::Dtype;
+
+/// The graph in which [`Op::TopK`], [`Op::Cumulate`], [`Op::ScatterElements`] and [`Op::ScatterNd`] are other operations,
+/// each of which [lowers](crate::loops::lower) to loops. Its values are the same, but for the order of sums and products
+/// of floats, and the sign of a sum that is 0.
+///
+/// A comparison of all pairs is a map that one reduction reads, so that it needs no memory where the two are one loop. For
+/// n elements along the axis, each of them compares
+///
+/// | operation | pairs along the axis |
+/// |---|---|
+/// | top-k | n², and then n k |
+/// | cumulate | 33 n |
+/// | scatter-elements | n m, of m updates along the axis |
+/// | scatter-nd | n m, of m rows of indices to n places; with a reduction times the elements of a slice |
+/// | scatter with constant indices, few of them equal | none: the updates are gathered |
+///
+/// ```
+/// use trefoil::{Dtype, graph::{GraphBuilder, Op, Tensor, TopK, expand}, loops};
+/// let mut g = GraphBuilder::new();
+/// let x = g.input("x", Dtype::F32, &[4]);
+/// let top = g.node_with("top", Op::TopK(TopK { axis: 0, k: 2, largest: true }), &[Some(x)], 2);
+/// g.output("indices", top[1]);
+/// let graph = expand(&g.finish()?);
+/// assert!(graph.nodes.iter().all(|node| !matches!(node.op, Op::TopK(_))));
+/// let x = Tensor::of(&[4], &[2.0_f32, 5.0, f32::NAN, 5.0]);
+/// let indices = loops::evaluate(&graph, &mut |_, _| unreachable!(), &[x])?;
+/// assert_eq!(indices[0].elems::<i64>(), [2, 1]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub fn expand(graph: &Graph) -> Graph {
+    let rewritten =
+        Rebuild::new(graph).with(|rebuild, node| expanded(rebuild, &node).unwrap_or_else(|| rebuild.add(node)));
+    Rebuild::new(&rewritten).needed()
+}
+
+/// The values that stand for those of an operation, if it is one of these.
+fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
+    let input = |number: usize| node.inputs[number].expect("an operand that was checked to be there");
+    let mut writer = Writer { rebuild, name: &node.name };
+    Some(match &node.op {
+        Op::TopK(of) => top_k::expand(&mut writer, of, input(0)),
+        Op::Cumulate(of) => vec![cumulate::expand(&mut writer, of, input(0))],
+        Op::ScatterElements(axis, how) => {
+            vec![scatter::elements(&mut writer, *axis, *how, [input(0), input(1), input(2)])]
+        }
+        Op::ScatterNd(how) => vec![scatter::slices(&mut writer, *how, [input(0), input(1), input(2)])],
+        _ => return None,
+    })
+}
+
+/// Writes the operations that stand for a node.
+struct Writer<'w, 'g> {
+    rebuild: &'w mut Rebuild<'g>,
+    name: &'w str,
+}
+
+impl Writer<'_, '_> {
+    fn of(&self, x: ValueId) -> &ValueType {
+        self.rebuild.of(x)
+    }
+
+    fn dims(&self, x: ValueId) -> Vec<usize> {
+        self.of(x).dims.clone()
+    }
+
+    fn op(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
+        self.rebuild.part(self.name, op, inputs)
+    }
+
+    fn map(&mut self, expr: Expr, inputs: &[ValueId]) -> ValueId {
+        self.op(Op::Map(expr), inputs)
+    }
+
+    fn cast(&mut self, x: ValueId, dtype: Dtype) -> ValueId {
+        self.map(Expr::arg(0).cast(dtype), &[x])
+    }
+
+    fn reshape(&mut self, x: ValueId, dims: &[usize]) -> ValueId {
+        self.op(Op::Reshape(dims.to_vec()), &[x])
+    }
+
+    /// With a new axis of 1.
+    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> ValueId {
+        let mut dims = self.dims(x);
+        dims.insert(axis, 1);
+        self.reshape(x, &dims)
+    }
+
+    /// Combined along an axis, which goes.
+    fn reduce(&mut self, op: ReduceOp, x: ValueId, axis: usize) -> ValueId {
+        self.op(Op::Reduce(Reduce { op, axes: vec![axis], keep: false }), &[x])
+    }
+
+    /// 0, 1, 2, … along an axis, behind which are so many of 1.
+    fn counted(&mut self, elems: usize, behind: usize) -> ValueId {
+        let all: Vec<i64> = (0..elems as i64).collect();
+        self.rebuild.constant(&Tensor::of(&[&[elems][..], &vec![1; behind]].concat(), &all))
+    }
+}
+
+/// The type in which elements of this one are combined.
+fn inner(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::F16 | Dtype::Bf16 => Dtype::F32,
+        Dtype::Bool => Dtype::U8,
+        other => other,
+    }
+}
+
+/// A number of a type that changes nothing it is combined with.
+fn neutral(op: ReduceOp, dtype: Dtype) -> Number {
+    let bits = 8 * dtype.bytes();
+    let [low, high] = match dtype.is_signed() {
+        true => [-1 << (bits - 1), (1 << (bits - 1)) - 1],
+        false => [0, (1_i128 << bits) - 1],
+    };
+    let (float, int) = match op {
+        ReduceOp::Sum | ReduceOp::Mean => (0.0, 0),
+        ReduceOp::Prod => (1.0, 1),
+        ReduceOp::Min => (f64::INFINITY, high),
+        ReduceOp::Max => (f64::NEG_INFINITY, low),
+    };
+    if dtype.is_float() { Number::Float(float) } else { Number::Int(int) }
+}
