@@ -113,8 +113,8 @@ fn a_shortcut_s_convolution_joins_the_one_that_adds_it() {
     let last = &joined.steps[3];
     assert!(matches!(&last.op, StepOp::ConvSum { joined, .. } if joined.name == "shortcut"));
     // It reads what the shortcut reads, which lives until then.
-    assert_eq!(last.inputs, [joined.steps[2].output, joined.steps[1].output]);
-    assert_eq!(joined.tensors[joined.steps[1].output.0].lifetime, [1, 3]);
+    assert_eq!(last.inputs, [joined.steps[2].outputs[0], joined.steps[1].outputs[0]]);
+    assert_eq!(joined.tensors[joined.steps[1].outputs[0].0].lifetime, [1, 3]);
     let apart = ["input", "before", "shortcut", "first", "last", "output"];
     for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {
         assert_eq!(step_names(&plan_of_graph(&graph, &limits, &[]).unwrap()), apart);
@@ -213,7 +213,7 @@ fn shapes_of_steps_differ_where_types_do() {
     let model = Model::open("weights/efficientnet-lite0").unwrap();
     let planned = plan_of(&model, &Limits::a100(), 8, OutputKind::Probabilities).unwrap();
     for (index, step) in planned.steps.iter().enumerate() {
-        for tensor in step.inputs.iter().chain([&step.output]) {
+        for tensor in step.inputs.iter().chain([&step.outputs[0]]) {
             let mut other = planned.clone();
             let dtype = &mut other.tensors[tensor.0].dtype;
             *dtype = if *dtype == Dtype::F32 { Dtype::F16 } else { Dtype::F32 };
@@ -291,7 +291,7 @@ fn a_depthwise_convolution_computes_the_one_in_front_of_it() {
     let step = &together.steps[1];
     assert!(matches!(step.kernel, Kernel::Sm90Expand(_)));
     assert!(matches!(&step.op, StepOp::ExpandDepthwise { expand, .. } if expand.name == "expand"));
-    assert_eq!(step.inputs, [together.steps[0].output]);
+    assert_eq!(step.inputs, [together.steps[0].outputs[0]]);
     let apart = ["input", "expand", "depthwise", "project", "output"];
     let work = |plan: &Plan| plan.steps.iter().map(|step| step.flops).sum::<u64>();
     for limits in [Limits::a100(), Limits::rtx4090(), Limits::cpu(2)] {
@@ -341,7 +341,7 @@ fn a_choice_comes_before_what_would_be_computed_together() {
     assert_eq!(step_names(&chained), ["input", "project", "depthwise", "output"]);
     assert!(matches!(&chained.steps[1].op, StepOp::Chain { next, .. } if next.name == "expand"));
     assert!(matches!(chained.steps[2].op, StepOp::Depthwise(_)));
-    assert_eq!(chained.steps[2].inputs, [chained.steps[1].also.unwrap()]);
+    assert_eq!(chained.steps[2].inputs, [chained.steps[1].outputs[1]]);
 }
 
 #[test]
@@ -396,9 +396,9 @@ fn a_1x1_convolution_computes_the_one_behind_it() {
     let [before, _, wide, last] = &chained.steps[1..5] else { unreachable!("six steps") };
     assert!(matches!(wide.kernel, Kernel::Sm90Chain(_)));
     assert!(matches!(&wide.op, StepOp::Chain { next, joined: None, .. } if next.name == "next"));
-    assert_eq!(wide.inputs, [chained.steps[2].output, before.output]);
+    assert_eq!(wide.inputs, [chained.steps[2].outputs[0], before.outputs[0]]);
     // Both results are tensors of their own, until the block's last convolution has read them.
-    assert_eq!(last.inputs, [wide.also.unwrap(), wide.output]);
+    assert_eq!(last.inputs, [wide.outputs[1], wide.outputs[0]]);
     assert!(last.inputs.iter().all(|id| chained.tensors[id.0].lifetime == [3, 4]));
     let shape = "56x56x64 f16 + 56x56x256 f16 -> 56x56x256 f16 -> 56x56x64 f16, batch 64";
     assert_eq!(chained.shape_of(3).split(": ").last(), Some(shape));
