@@ -2,8 +2,10 @@
 """Regenerates kernels/ptx and kernels/cubin from kernels/*.cu with the pinned compiler, or checks that they are up to
 date.
 
-    python3 kernels/build.py            write ptx/*.ptx, cubin/*.cubin and ptx/manifest.json
+    python3 kernels/build.py            write ptx/*.ptx, cubin/*.cubin, functions/*.ptx and ptx/manifest.json
     python3 kernels/build.py --check    fail if they differ from what the sources compile to
+
+Either way the assembler takes the loops that tests keep as PTX, or this fails.
 
 Needs python3 with pip and g++. The compiler (five packages, 270 MB) is installed into .venv/ on the first run.
 """
@@ -19,7 +21,10 @@ import tempfile
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
-FOLDERS = ["ptx", "cubin"]  # of the kept files
+FOLDERS = ["ptx", "cubin", "functions"]  # of the kept files
+SOURCES = [".cu", ".cuh", ".txt"]
+# Functions that written-out loops call, and loops that tests keep.
+FUNCTIONS, LOOPS = KERNELS / "functions", KERNELS.parent / "tests" / "golden" / "ptx"
 
 # All five are pinned: a newer companion writes a newer PTX version, which older drivers refuse.
 PACKAGES = [
@@ -44,6 +49,7 @@ def main():
     binaries = install_compiler() / "nvidia" / "cu13" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         files = generate(binaries, Path(folder))
+        assemble_loops(binaries, Path(folder))
     if check:
         sys.exit(compare(files))
     for name in kept_files().keys() - files.keys():
@@ -90,7 +96,14 @@ def generate(binaries, folder):
             verify(source.name, text)
             files[f"ptx/{ptx.name}"] = text.encode()
             modules[source.stem] = entries(text, {arch: assemble(binaries, ptx, arch) for arch in ARCHITECTURES})
-    sources = {p.name: fnv1a64(p.read_bytes()) for p in sorted(KERNELS.iterdir()) if p.suffix in (".cu", ".cuh", ".txt")}
+    for source in sorted(FUNCTIONS.glob("*.cu")):
+        ptx = folder / f"{source.stem}.ptx"
+        functions_flags = (FUNCTIONS / "flags.txt").read_text().split()
+        run([binaries / "nvcc", "-Werror", "all-warnings", source.name, *functions_flags, "-o", ptx], cwd=FUNCTIONS)
+        verify(source.name, ptx.read_text())
+        files[f"functions/{ptx.name}"] = ptx.read_bytes()
+    paths = sorted(p for f in (KERNELS, FUNCTIONS) for p in f.iterdir() if p.suffix in SOURCES)
+    sources = {p.relative_to(KERNELS).as_posix(): fnv1a64(p.read_bytes()) for p in paths}
     manifest = {
         "compiler": PACKAGES,
         "flags": flags,
@@ -122,6 +135,13 @@ def verify_sm90(name, log):
 def assemble(binaries, ptx, arch):
     """What ptxas says of a PTX file."""
     return run([binaries / "ptxas", "-v", f"-arch={arch}", ptx, "-o", ptx.with_suffix(f".{arch}.cubin")])
+
+
+def assemble_loops(binaries, folder):
+    """Assembles the loops that tests keep; stops where the assembler complains."""
+    for ptx in sorted(LOOPS.glob("*.ptx")):
+        for arch in ARCHITECTURES:
+            run([binaries / "ptxas", f"-arch={arch}", ptx, "-o", folder / f"{ptx.stem}.{arch}.cubin"])
 
 
 def entries(ptx, logs):
@@ -165,7 +185,7 @@ def compare(files):
 def kept_files():
     """Contents of the kept files by name."""
     paths = [path for folder in FOLDERS if (KERNELS / folder).exists() for path in (KERNELS / folder).iterdir()]
-    return {path.relative_to(KERNELS).as_posix(): path.read_bytes() for path in paths}
+    return {p.relative_to(KERNELS).as_posix(): p.read_bytes() for p in paths if p.suffix not in SOURCES}
 
 
 def run(command, cwd=None):

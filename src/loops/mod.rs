@@ -24,6 +24,7 @@ mod fuse;
 mod hand;
 mod ir;
 mod lower;
+pub mod ptx;
 mod rewrite;
 mod scalar;
 mod schedule;

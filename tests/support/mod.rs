@@ -5,6 +5,7 @@
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+pub mod loops;
 pub mod operations;
 pub mod problem;
 #[cfg(feature = "cuda")]

@@ -60,7 +60,7 @@ macro_rules! float_functions {
                 Unary::Cosh => map(x, y, $T::cosh),
                 Unary::Tanh => map(x, y, $T::tanh),
                 Unary::Asinh => map(x, y, |x| libm::asinh(x.into()) as $T),
-                Unary::Acosh => map(x, y, |x| libm::acosh(x.into()) as $T),
+                Unary::Acosh => map(x, y, |x| if x < 1.0 { $T::NAN } else { libm::acosh(x.into()) as $T }),
                 Unary::Atanh => map(x, y, |x| libm::atanh(x.into()) as $T),
                 Unary::Erf => map(x, y, $erf),
                 Unary::Not | Unary::IsNan | Unary::IsInf => unreachable!("{op:?} of floats"),

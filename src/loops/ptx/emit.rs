@@ -1,0 +1,522 @@
+//! Terms as instructions, at the points that a thread has side by side.
+//!
+//! Along some axes a thread has several points, at offsets that are known: its lanes. A term has a register for each
+//! combination of the lanes that it depends on. Each term is computed once, in the outermost scope where all that it
+//! depends on is known.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::function::{self, Known};
+use super::memory::{self, Place, WIDEST};
+use super::nest::Nest;
+use super::number::convert;
+use super::sum::Sum;
+use super::text::{Class, Reg, Text};
+use crate::graph::Binary;
+use crate::loops::ir::{Guard, TermId, TermKind};
+use crate::tensor::Dtype;
+
+/// What a term is at the points of a thread.
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    /// The dimensions of lanes that it depends on, a bit for each.
+    pub lanes: u32,
+    /// A register for each combination of them, the last dimension running fastest.
+    pub regs: Vec<Reg>,
+}
+
+/// Points side by side along an axis.
+#[derive(Clone, Debug)]
+pub(super) struct Lanes {
+    axis: usize,
+    /// How far each is from the first, in runs of neighbours.
+    offsets: Vec<i64>,
+    /// The length of a run; the first offset of each is a multiple of it.
+    run: usize,
+    /// Whether the thread has it at all, where that is not certain.
+    valid: Vec<Option<Reg>>,
+}
+
+impl Lanes {
+    /// So many neighbours.
+    pub fn neighbours(axis: usize, count: usize) -> Self {
+        Self::runs(axis, count, count, 1)
+    }
+
+    /// So many runs of neighbours, one each `step`.
+    pub fn runs(axis: usize, run: usize, step: usize, runs: usize) -> Self {
+        let offsets = (0..runs).flat_map(|i| (0..run).map(move |j| (i * step + j) as i64));
+        Self::at(axis, offsets.collect(), run)
+    }
+
+    /// Points at these offsets, in runs of neighbours.
+    pub fn at(axis: usize, offsets: Vec<i64>, run: usize) -> Self {
+        Self { axis, run, valid: vec![None; offsets.len()], offsets }
+    }
+
+    pub fn offset(&self, lane: usize) -> i64 {
+        self.offsets[lane]
+    }
+
+    pub const fn len(&self) -> usize {
+        self.offsets.len()
+    }
+
+    pub fn valid(&self, lane: usize) -> Option<Reg> {
+        self.valid[lane]
+    }
+
+    pub fn set_valid(&mut self, lane: usize, valid: Option<Reg>) {
+        self.valid[lane] = valid;
+    }
+}
+
+/// Where a thread is along an axis.
+#[derive(Clone, Copy, Debug)]
+struct At {
+    /// The first of its points; none: 0.
+    first: Option<Reg>,
+    /// What that is a multiple of.
+    step: i64,
+    lanes: Option<usize>,
+}
+
+/// What is bound and known somewhere.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    at: Vec<Option<At>>,
+    /// Axes in the order in which they were bound.
+    bound: Vec<usize>,
+    lanes: Vec<Lanes>,
+    values: HashMap<TermId, Value>,
+    pointers: HashMap<Added, Reg>,
+}
+
+/// A pointer that is known: the parameter, and the axes that were added with their strides.
+type Added = (usize, Vec<(usize, i64)>);
+
+pub(super) struct Emitter<'n> {
+    pub nest: &'n Nest,
+    pub text: Text,
+    /// The operand of each parameter; the last parameter is the result.
+    operands: Vec<usize>,
+    state: State,
+}
+
+impl<'n> Emitter<'n> {
+    pub fn new(nest: &'n Nest) -> Self {
+        let operand = |id: TermId| match nest.term(id).kind {
+            TermKind::Load { operand, .. } => Some(operand),
+            _ => None,
+        };
+        let loaded: BTreeSet<usize> = nest.needed().filter_map(operand).collect();
+        let state = State { at: vec![None; nest.extents.len()], ..State::default() };
+        Self { nest, text: Text::default(), operands: loaded.into_iter().collect(), state }
+    }
+
+    /// The operands that are loaded, in the order of the parameters.
+    pub fn operands(&self) -> &[usize] {
+        &self.operands
+    }
+
+    /// Reads the parameters. What is read before is known everywhere.
+    pub fn parameters(&mut self) {
+        for number in 0..=self.operands.len() {
+            let raw = self.text.op(Class::Long, "ld.param.b64", &[&format!("[args+{}]", 8 * number)]);
+            let pointer = self.text.op(Class::Long, "cvta.to.global.u64", &[&raw]);
+            self.state.pointers.insert((number, Vec::new()), pointer);
+        }
+    }
+
+    /// Emits what a body does; what it computes and binds is forgotten.
+    pub fn scope<R>(&mut self, body: impl FnOnce(&mut Self) -> R) -> R {
+        let before = self.state();
+        let result = body(self);
+        self.restore(before);
+        result
+    }
+
+    /// What is bound and known here.
+    pub fn state(&self) -> State {
+        self.state.clone()
+    }
+
+    /// Binds and knows what was bound and known elsewhere, in a scope that is still open or a loop within it.
+    pub fn restore(&mut self, state: State) {
+        self.state = state;
+    }
+
+    /// Says where the thread is along an axis: at a register's index, a multiple of `step`.
+    pub fn bind(&mut self, axis: usize, first: Option<Reg>, step: i64) {
+        self.state.at[axis] = Some(At { first, step, lanes: None });
+        self.state.bound.push(axis);
+    }
+
+    /// The same, with several points from there on.
+    pub fn bind_lanes(&mut self, first: Option<Reg>, step: i64, lanes: Lanes) {
+        self.state.at[lanes.axis] = Some(At { first, step, lanes: Some(self.state.lanes.len()) });
+        self.state.bound.push(lanes.axis);
+        self.state.lanes.push(lanes);
+    }
+
+    /// What a term is.
+    pub fn value(&mut self, id: TermId) -> Value {
+        if let Some(known) = self.state.values.get(&id) {
+            return known.clone();
+        }
+        let nest = self.nest;
+        let dtype = nest.machine(id);
+        let value = match (&nest.term(id).kind, nest.linear(id)) {
+            (_, Some(sum)) => self.index(sum, dtype),
+            (TermKind::Const(_), _) => self.number(dtype, nest.constant(id).unwrap_or(0)),
+            (TermKind::Load { operand, index, guard }, _) => self.load(*operand, nest.index(*index), *guard),
+            (TermKind::Cast(of), _) => {
+                let from = nest.machine(*of);
+                self.each([*of], |text, [x]| convert(text, [from, dtype], x))
+            }
+            (TermKind::Unary(op, of), _) => {
+                let from = nest.machine(*of);
+                let inner = if nest.term(*of).dtype == Dtype::I64 { dtype } else { from };
+                self.each([*of], |text, [x]| {
+                    let x = convert(text, [from, inner], x);
+                    function::unary(text, *op, inner, x)
+                })
+            }
+            (TermKind::Binary(op, of), _) => self.binary(id, *op, *of),
+            (TermKind::Select(of), _) => {
+                let from = [nest.machine(of[1]), nest.machine(of[2])];
+                self.each(*of, |text, [condition, a, b]| {
+                    let [a, b] = [(from[0], a), (from[1], b)].map(|(from, x)| convert(text, [from, dtype], x));
+                    function::select(text, [condition, a, b])
+                })
+            }
+            (TermKind::Reduce { .. }, _) => self.reduce(id),
+            (TermKind::Axis(_), None) => unreachable!("an axis is a sum"),
+        };
+        self.state.values.insert(id, value.clone());
+        value
+    }
+
+    /// The same bits at all lanes.
+    pub fn number(&mut self, dtype: Dtype, bits: i64) -> Value {
+        Value { lanes: 0, regs: vec![self.text.number(Class::of(dtype), bits as u64)] }
+    }
+
+    /// Lets registers stand for a term.
+    pub fn set_value(&mut self, id: TermId, value: Value) {
+        self.state.values.insert(id, value);
+    }
+
+    fn binary(&mut self, id: TermId, op: Binary, of: [TermId; 2]) -> Value {
+        let (nest, to) = (self.nest, self.nest.machine(id));
+        if let Some(value) = self.unsigned(op, of) {
+            return value;
+        }
+        let from = of.map(|of| nest.machine(of));
+        let wide = from.contains(&Dtype::I64) || to == Dtype::I64;
+        let is_index = nest.term(of[0]).dtype == Dtype::I64;
+        let inner = match (is_index, wide) {
+            (true, true) => Dtype::I64,
+            (true, false) => Dtype::I32,
+            _ => from[0],
+        };
+        let known = Known { divisor: nest.constant(of[1]), positive: is_index && nest.is_positive(of[0]) };
+        let shrinks = inner == Dtype::I64 && to == Dtype::I32;
+        self.each(of, |text, [a, b]| {
+            let of = [convert(text, [from[0], inner], a), convert(text, [from[1], inner], b)];
+            let result = function::binary(text, op, inner, of, known);
+            if shrinks { convert(text, [inner, to], result) } else { result }
+        })
+    }
+
+    /// A comparison of u64s that are words as i64s.
+    fn unsigned(&mut self, op: Binary, of: [TermId; 2]) -> Option<Value> {
+        let nest = self.nest;
+        let word = |id: TermId| match nest.term(id).kind {
+            TermKind::Cast(of) if nest.term(of).dtype == Dtype::I64 && nest.machine(of) == Dtype::I32 => Some(Ok(of)),
+            TermKind::Const(bits) if bits < 1 << 31 => Some(Err(bits)),
+            _ => None,
+        };
+        let compares = matches!(op, Binary::Less | Binary::LessEqual | Binary::Equal);
+        if !compares || nest.term(of[0]).dtype != Dtype::U64 {
+            return None;
+        }
+        let [a, b] = [word(of[0])?, word(of[1])?];
+        let [a, b] = [a, b].map(|side| match side {
+            Ok(id) => self.value(id),
+            Err(bits) => self.number(Dtype::U32, bits as i64),
+        });
+        Some(self.zip([&a, &b], |text, of| function::binary(text, op, Dtype::U32, of, Known::default())))
+    }
+
+    /// What a function makes of terms, at each lane.
+    fn each<const N: usize>(&mut self, of: [TermId; N], with: impl FnMut(&mut Text, [Reg; N]) -> Reg) -> Value {
+        let of = of.map(|of| self.value(of));
+        self.zip(of.each_ref(), with)
+    }
+
+    /// What a function makes of values, at each lane.
+    pub fn zip<const N: usize>(&mut self, of: [&Value; N], mut with: impl FnMut(&mut Text, [Reg; N]) -> Reg) -> Value {
+        let lanes = of.iter().fold(0, |lanes, value| lanes | value.lanes);
+        let points = self.points(lanes);
+        let regs = points.iter().map(|at| {
+            let args = of.map(|value| value.regs[self.place(value.lanes, at)]);
+            with(&mut self.text, args)
+        });
+        Value { lanes, regs: regs.collect() }
+    }
+
+    /// Each combination of lanes: a number for each dimension, 0 for those that do not matter.
+    pub fn points(&self, lanes: u32) -> Vec<Vec<usize>> {
+        let mut all = vec![vec![0; self.state.lanes.len()]];
+        for (dim, of_dim) in self.state.lanes.iter().enumerate().filter(|(dim, _)| lanes >> dim & 1 == 1) {
+            let with = |at: &Vec<usize>, lane: usize| {
+                let mut at = at.clone();
+                at[dim] = lane;
+                at
+            };
+            all = all
+                .iter()
+                .flat_map(|at| (0..of_dim.offsets.len()).map(|lane| with(at, lane)).collect::<Vec<_>>())
+                .collect();
+        }
+        all
+    }
+
+    /// The number of a combination among those of some dimensions.
+    pub fn place(&self, lanes: u32, at: &[usize]) -> usize {
+        let dims = self.state.lanes.iter().enumerate().filter(|(dim, _)| lanes >> dim & 1 == 1);
+        dims.fold(0, |place, (dim, of_dim)| place * of_dim.offsets.len() + at[dim])
+    }
+
+    /// The register of a value at a combination of lanes.
+    pub fn pick(&self, value: &Value, at: &[usize]) -> Reg {
+        value.regs[self.place(value.lanes, at)]
+    }
+
+    /// The dimensions of lanes of these axes.
+    pub fn lanes_of<'a>(&self, axes: impl IntoIterator<Item = &'a usize>) -> u32 {
+        let of_axis = |axis: &usize| self.state.at[*axis].and_then(|at| at.lanes);
+        axes.into_iter().filter_map(of_axis).fold(0, |lanes, dim| lanes | 1 << dim)
+    }
+
+    /// Whether the thread has a combination of some dimensions of lanes; none: certainly.
+    pub fn valid(&mut self, lanes: u32, at: &[usize]) -> Option<Reg> {
+        let of_dim = |(dim, of_dim): (usize, &Lanes)| (lanes >> dim & 1 == 1).then(|| of_dim.valid[at[dim]]).flatten();
+        let all: Vec<Reg> = self.state.lanes.iter().enumerate().filter_map(of_dim).collect();
+        all.into_iter().reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]))
+    }
+
+    /// How far a combination of lanes is from the first, along the axes of a sum.
+    fn distance(&self, sum: &Sum, at: &[usize]) -> i64 {
+        let of_dim = |(dim, of_dim): (usize, &Lanes)| sum.stride(of_dim.axis).wrapping_mul(of_dim.offsets[at[dim]]);
+        self.state.lanes.iter().enumerate().map(of_dim).fold(0, i64::wrapping_add)
+    }
+
+    /// A sum as a number: i64, or i32 if it is known to fit.
+    pub fn index(&mut self, sum: &Sum, dtype: Dtype) -> Value {
+        let (class, kind) = (Class::of(dtype), super::number::kind(dtype));
+        let mut first = self.text.number(class, sum.base as u64);
+        for (&axis, stride) in &sum.axes {
+            if let Some(index) = self.state.at[axis].expect("an axis that is bound").first {
+                let index = resized(&mut self.text, index, class);
+                first = self.text.op(class, &format!("mad.lo.{kind}"), &[&index, stride, &first]);
+            }
+        }
+        let mut value = Value { lanes: 0, regs: vec![first] };
+        for (&term, stride) in &sum.terms {
+            let of = self.value(term);
+            value = self.zip([&value, &of], |text, [sum, x]| {
+                let x = resized(text, x, class);
+                text.op(class, &format!("mad.lo.{kind}"), &[&x, stride, &sum])
+            });
+        }
+        let lanes = value.lanes | self.lanes_of(sum.axes.keys());
+        let points = self.points(lanes);
+        let at_lane = |at: &Vec<usize>| match (self.distance(sum, at), self.pick(&value, at)) {
+            (0, first) => first,
+            (distance, first) => self.text.op(class, &format!("add.{kind}"), &[&first, &distance]),
+        };
+        Value { lanes, regs: points.iter().map(at_lane).collect() }
+    }
+
+    /// The address of an element, as far as it is not told by lanes of axes.
+    fn pointer(&mut self, parameter: usize, sum: &Sum, bytes: i64) -> Value {
+        let mut value = Value { lanes: 0, regs: vec![self.pointer_along(parameter, sum, bytes)] };
+        for (&term, stride) in &sum.terms {
+            let of = self.value(term);
+            value = self.zip([&value, &of], |text, [pointer, x]| advanced(text, pointer, x, stride * bytes));
+        }
+        value
+    }
+
+    /// The part of an address that axes tell that are bound.
+    fn pointer_along(&mut self, parameter: usize, sum: &Sum, bytes: i64) -> Reg {
+        let mut key = (parameter, Vec::new());
+        let mut pointer = self.state.pointers[&key];
+        for axis in self.state.bound.clone() {
+            let (stride, at) = (sum.stride(axis), self.state.at[axis].expect("it is bound"));
+            let Some(index) = at.first.filter(|_| stride != 0) else { continue };
+            key.1.push((axis, stride));
+            pointer = match self.state.pointers.get(&key) {
+                Some(&known) => known,
+                None => advanced(&mut self.text, pointer, index, stride * bytes),
+            };
+            self.state.pointers.insert(key.clone(), pointer);
+        }
+        pointer
+    }
+
+    fn load(&mut self, operand: usize, sum: &Sum, guard: Option<Guard>) -> Value {
+        let dtype = self.nest.of.operands[operand].dtype;
+        let bytes = dtype.bytes() as i64;
+        let condition = guard.map(|guard| self.value(guard.condition));
+        let otherwise = guard.map(|guard| guard.otherwise).filter(|&otherwise| !self.is_zero(otherwise));
+        let otherwise = otherwise.map(|otherwise| {
+            let from = self.nest.machine(otherwise);
+            self.each([otherwise], |text, [x]| convert(text, [from, dtype], x))
+        });
+        let pointer = self.pointer(self.parameter(operand), sum, bytes);
+        let held = pointer.lanes | condition.as_ref().map_or(0, |condition| condition.lanes);
+        let lanes = held | self.lanes_of(sum.axes.keys());
+        let run = self.access(sum, held, dtype);
+        let mut regs: Vec<Option<Reg>> = vec![None; self.points(lanes).len()];
+        for at in self.points(lanes) {
+            if regs[self.place(lanes, &at)].is_some() {
+                continue;
+            }
+            let holds = condition.as_ref().map(|condition| self.pick(condition, &at));
+            let valid = self.valid(lanes, &at);
+            let predicate =
+                [holds, valid].into_iter().flatten().reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]));
+            let offset = (sum.base + self.distance(sum, &at)) * bytes;
+            let place = Place { address: self.pick(&pointer, &at), offset };
+            let read = memory::read(&mut self.text, place, dtype, run.count, predicate);
+            for (elem, at) in read.into_iter().zip(run.lanes(&at)) {
+                regs[self.place(lanes, &at)] = Some(elem);
+            }
+        }
+        let loaded = Value { lanes, regs: regs.into_iter().flatten().collect() };
+        match (condition, otherwise) {
+            (Some(condition), Some(otherwise)) => self.zip([&condition, &loaded, &otherwise], function::select),
+            _ => loaded,
+        }
+    }
+
+    fn is_zero(&self, id: TermId) -> bool {
+        self.nest.term(id).kind == TermKind::Const(0)
+    }
+
+    fn parameter(&self, operand: usize) -> usize {
+        self.operands.iter().position(|&of| of == operand).expect("every operand that is loaded is listed")
+    }
+
+    /// Writes the result at all points of the thread, where the predicate holds.
+    pub fn store(&mut self, predicate: Option<Reg>) {
+        let (nest, dtype) = (self.nest, self.nest.of.dtype());
+        let value = self.value(nest.of.result);
+        let machine = nest.machine(nest.of.result);
+        let value = self.zip([&value], |text, [x]| convert(text, [machine, dtype], x));
+        let sum = Sum::dense(&nest.result_axes(), &nest.extents);
+        let pointer = self.pointer(self.operands.len(), &sum, dtype.bytes() as i64);
+        let lanes = self.lanes_of(sum.axes.keys());
+        let run = self.access(&sum, 0, dtype);
+        for at in self.points(lanes).into_iter().filter(|at| run.begins(at)) {
+            let valid = self.valid(lanes, &at);
+            let predicate = [predicate, valid]
+                .into_iter()
+                .flatten()
+                .reduce(|a, b| self.text.op(Class::Pred, "and.pred", &[&a, &b]));
+            let elems: Vec<Reg> = run.lanes(&at).map(|at| self.pick(&value, &at)).collect();
+            let place = Place { address: pointer.regs[0], offset: self.distance(&sum, &at) * dtype.bytes() as i64 };
+            memory::write(&mut self.text, place, dtype, &elems, predicate);
+        }
+    }
+
+    /// The lanes whose elements one access takes, where what `held` tells is the same for all of them.
+    fn access(&self, sum: &Sum, held: u32, dtype: Dtype) -> Run {
+        let one = Run { dim: 0, count: 1 };
+        let along = |(dim, of_dim): &(usize, &Lanes)| sum.stride(of_dim.axis) == 1 && held >> dim & 1 == 0;
+        let Some((dim, of_dim)) = self.state.lanes.iter().enumerate().find(along) else { return one };
+        let multiple = |count: usize, of: i64| of % count as i64 == 0;
+        let fits = |count: &usize| {
+            let aligned = |(&axis, &stride): (&usize, &i64)| {
+                let at = self.state.at[axis].expect("an axis that is bound");
+                let lanes = at
+                    .lanes
+                    .filter(|&other| other != dim)
+                    .map_or(&[][..], |other| &self.state.lanes[other].offsets[..]);
+                (at.first.is_none() || multiple(*count, stride * at.step))
+                    && lanes.iter().all(|by| multiple(*count, stride * by))
+            };
+            count * dtype.bytes() <= WIDEST
+                && of_dim.run % count == 0
+                && multiple(*count, sum.base)
+                && sum.axes.iter().all(aligned)
+                && sum.terms.values().all(|&stride| multiple(*count, stride))
+        };
+        let count = [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1);
+        Run { dim, count }
+    }
+
+    /// Computes now what a term needs and all of whose axes are bound, so that loops inside do not.
+    pub fn hoist(&mut self, id: TermId) {
+        let nest = self.nest;
+        if self.state.values.contains_key(&id) || matches!(nest.term(id).kind, TermKind::Const(_)) {
+            return;
+        }
+        if nest.deps[id.0].iter().all(|&axis| self.state.at[axis].is_some()) {
+            self.value(id);
+            return;
+        }
+        nest.reads(id).into_iter().for_each(|read| self.hoist(read));
+        if let TermKind::Load { operand, index, .. } = nest.term(id).kind {
+            let bytes = nest.of.operands[operand].dtype.bytes() as i64;
+            self.pointer_along(self.parameter(operand), nest.index(index), bytes);
+        }
+    }
+}
+
+/// Neighbouring lanes along a dimension.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    dim: usize,
+    count: usize,
+}
+
+impl Run {
+    fn begins(self, at: &[usize]) -> bool {
+        self.count == 1 || at[self.dim] % self.count == 0
+    }
+
+    /// The combinations from the first on.
+    fn lanes(self, first: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+        (0..self.count).map(move |lane| {
+            let mut at = first.to_vec();
+            if lane > 0 {
+                at[self.dim] += lane;
+            }
+            at
+        })
+    }
+}
+
+/// The low bits, or more of them, of a signed number.
+fn resized(text: &mut Text, x: Reg, class: Class) -> Reg {
+    match [x.class, class] {
+        [Class::Word, Class::Long] => text.op(Class::Long, "cvt.s64.s32", &[&x]),
+        [Class::Long, Class::Word] => text.op(Class::Word, "cvt.u32.u64", &[&x]),
+        _ => x,
+    }
+}
+
+/// A pointer, so many bytes times an index further on.
+fn advanced(text: &mut Text, pointer: Reg, index: Reg, bytes: i64) -> Reg {
+    match (index.class, i32::try_from(bytes)) {
+        (Class::Word, Ok(bytes)) => text.op(Class::Long, "mad.wide.s32", &[&index, &bytes, &pointer]),
+        _ => {
+            let index = resized(text, index, Class::Long);
+            text.op(Class::Long, "mad.lo.s64", &[&index, &bytes, &pointer])
+        }
+    }
+}

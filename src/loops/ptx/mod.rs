@@ -1,0 +1,177 @@
+//! Loops as PTX text, which a driver compiles: any operation runs on a GPU without a compiler beside it.
+//!
+//! Pure: text and numbers. [`kernel`] writes out one loop, [`module`] joins kernels and the functions that they call.
+//!
+//! # What is emitted
+//!
+//! - Directives: `.version`, `.target`, `.address_size`, `.visible .entry` with one `.param .align 8 .b8 args[N]`,
+//!   `.maxntid`, `.reg` (`.pred %c`, `.b16 %h`, `.b32 %w`, `.b64 %l`), `.shared .align 16 .b8 shared[N]`, and in
+//!   braces around a call `.param`.
+//! - Moves: `ld.param`, `st.param`, `cvta.to.global.u64`, `mov` (`.pred .b16 .b32 .b64 .u32 .f32 .f64`, of `%tid.x`,
+//!   `%ctaid.x`, numbers, and pairs of halves), `selp`, `ld.global` and `st.global` (`.u8 .s8 .u16 .s16 .b16 .b32 .b64`,
+//!   `.v2 .v4` of `.b32` and `.v2` of `.b64`, with offsets, under a predicate).
+//! - Integers (`.s32 .u32 .s64 .u64`): `add sub mul.lo mul.hi mul.wide mad.lo mad.wide div rem min max neg`,
+//!   `and or xor not shl shr`, `bfe bfi`; predicates: `setp` and `and or xor not`.
+//! - Floats (`.f32 .f64`): `add.rn sub.rn mul.rn div.rn fma.rn sqrt.rn neg abs copysign`, `min.NaN max.NaN` (f32).
+//! - `cvt` between all of them, with `.rn .rz .rzi .rmi .rpi .rni`.
+//! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b32 .b64`), `bar.sync 0`.
+//! - `bra` under predicates and without, `ret`, `call`.
+//! - What the functions of `kernels/functions/math.ptx` have, in place or called.
+
+mod emit;
+mod fold;
+mod function;
+mod math;
+mod memory;
+mod nest;
+mod number;
+mod point;
+mod product;
+mod reduce;
+mod rows;
+mod sum;
+mod team;
+mod text;
+mod unify;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ir::{Loop, Monoid, TermKind};
+use crate::error::Error;
+use crate::tensor::Dtype;
+use emit::Emitter;
+use nest::Nest;
+use product::Product;
+use rows::Rows;
+
+/// For which device kernels are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Compute capability, 8.0 or more: `.target`.
+    pub compute_capability: [u32; 2],
+    /// Multiprocessors, which are all to have work.
+    pub units: usize,
+}
+
+impl Target {
+    /// What runs on every GPU that is supported.
+    pub const ANY: Self = Self { compute_capability: [8, 0], units: 108 };
+}
+
+/// A loop as an entry point.
+///
+/// Its one argument is a struct of addresses, 8 bytes each: the operands that it loads in the order of
+/// [`operands`](Self::operands), then the result. Each is a multiple of 16. The result overlaps no operand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The name of the entry point, a hash of its text.
+    pub entry: String,
+    /// The entry point.
+    pub text: String,
+    /// The functions that it calls.
+    functions: BTreeSet<String>,
+    /// The loop's operands that it loads.
+    pub operands: Vec<usize>,
+    /// Blocks; none where there is nothing to write, and then it must not be launched.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// Writes out a loop.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Expr, Op, Unary, ValueType}, loops::{Lowered, lower, ptx}};
+/// let x = ValueType::new(Dtype::F32, &[4, 1000]);
+/// let root = Op::Map(Expr::arg(0).unary(Unary::Sqrt));
+/// let Lowered::Loops(loops) = lower(&root, &[Some(&x)], &[x.clone()]) else { panic!() };
+/// let kernel = ptx::kernel(&loops[0], &ptx::Target::ANY)?;
+/// assert_eq!((kernel.operands.as_slice(), kernel.blocks), (&[0][..], 16));
+/// assert!(ptx::module([&kernel], &ptx::Target::ANY).contains("sqrt.rn.f32"));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Unsupported`] for a loop that adds up or multiplies bools, or has more results than a GPU has threads.
+pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
+    check(of)?;
+    let (nest, schedule) = schedule(of, target.units);
+    let mut emitter = Emitter::new(&nest);
+    emitter.parameters();
+    let [blocks, threads] = match schedule {
+        Schedule::Nothing => [0, point::THREADS],
+        Schedule::Points => [point::write(&mut emitter, target.units).div_ceil(point::THREADS), point::THREADS],
+        Schedule::Rows(rows) => rows.write(&mut emitter),
+        Schedule::Product(product) => product.write(&mut emitter),
+    };
+    let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
+    let blocks =
+        blocks.ok_or_else(|| unsupported(format!("a loop of {} results", of.elems()), "divide the operation"))?;
+    Ok(finished(&emitter, blocks, threads as u32))
+}
+
+/// How threads share a loop.
+enum Schedule {
+    /// There is nothing to write.
+    Nothing,
+    /// A thread for some neighbouring results.
+    Points,
+    /// Several threads for a row of results, or for one.
+    Rows(Rows),
+    /// Blocks for tiles of results.
+    Product(Product),
+}
+
+/// How threads share a loop, and the loop as they do.
+fn schedule(of: &Loop, units: usize) -> (Nest, Schedule) {
+    let nest = Nest::new(of.clone());
+    if of.elems() == 0 {
+        return (nest, Schedule::Nothing);
+    }
+    if let Some(product) = Product::find(&nest, units) {
+        return (nest, Schedule::Product(product));
+    }
+    let unified = Nest::new(unify::unified(of));
+    match Rows::plan(&unified, units) {
+        Some(rows) => (unified, Schedule::Rows(rows)),
+        None => (nest, Schedule::Points),
+    }
+}
+
+fn check(of: &Loop) -> Result<(), Error> {
+    let adds = |kind: &TermKind| matches!(kind, TermKind::Reduce { op: Monoid::Sum | Monoid::Prod, .. });
+    match of.terms.iter().any(|term| term.dtype == Dtype::Bool && adds(&term.kind)) {
+        true => Err(unsupported("a sum or product of bools".into(), "convert them to integers first")),
+        false => Ok(()),
+    }
+}
+
+fn unsupported(what: String, instead: &str) -> Error {
+    Error::Unsupported { what, instead: instead.into() }
+}
+
+fn finished(emitter: &Emitter<'_>, blocks: u32, threads: u32) -> Kernel {
+    let bytes = 8 * (emitter.operands().len() + 1);
+    let body = format!(
+        "(\n\t.param .align 8 .b8 args[{bytes}]\n)\n.maxntid {threads}, 1, 1\n{{\n{}\tret;\n}}\n",
+        emitter.text.finish()
+    );
+    let entry = format!("loop_{:016x}", fnv1a64(body.as_bytes()));
+    let text = format!(".visible .entry {entry}{body}");
+    let (functions, operands) = (emitter.text.functions().clone(), emitter.operands().to_vec());
+    Kernel { entry, text, functions, operands, blocks, threads }
+}
+
+fn fnv1a64(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The text of a module that has these kernels, each once, and the functions that they call.
+pub fn module<'k>(kernels: impl IntoIterator<Item = &'k Kernel>, target: &Target) -> String {
+    let kernels: BTreeMap<&str, &Kernel> = kernels.into_iter().map(|kernel| (kernel.entry.as_str(), kernel)).collect();
+    let functions = kernels.values().flat_map(|kernel| kernel.functions.iter().cloned()).collect();
+    let [major, minor] = target.compute_capability;
+    let header = format!(".version 9.0\n.target sm_{major}{minor}\n.address_size 64\n\n");
+    let entries: Vec<&str> = kernels.values().map(|kernel| kernel.text.as_str()).collect();
+    header + &math::text(&functions) + &entries.join("\n")
+}

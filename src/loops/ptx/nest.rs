@@ -1,0 +1,202 @@
+//! A loop as it is written out: axes collapsed, what each term needs, depends on, and is computed in.
+
+use std::collections::BTreeSet;
+
+use super::sum::{Range, Sum, ranges, sums};
+use crate::loops::ir::{Loop, Monoid, Term, TermId, TermKind};
+use crate::tensor::Dtype;
+
+/// A loop that is prepared. Axes of one point are no axes any more.
+#[derive(Debug)]
+pub(super) struct Nest {
+    pub of: Loop,
+    /// Points along each axis; 1 where it was made part of the next one.
+    pub extents: Vec<usize>,
+    /// Terms of type i64 as sums.
+    pub sums: Vec<Option<Sum>>,
+    /// The axes that each term depends on, without those that it reduces.
+    pub deps: Vec<BTreeSet<usize>>,
+    ranges: Vec<Range>,
+    needed: Vec<bool>,
+}
+
+impl Nest {
+    pub fn new(of: Loop) -> Self {
+        Self::of(of, true)
+    }
+
+    /// The same with all axes.
+    pub fn plain(of: Loop) -> Self {
+        Self::of(of, false)
+    }
+
+    fn of(of: Loop, collapses: bool) -> Self {
+        let (extents, sums) = (of.axes.clone(), sums(&of));
+        let mut nest =
+            Self { extents, sums, deps: Vec::new(), ranges: Vec::new(), needed: vec![false; of.terms.len()], of };
+        nest.find_needed();
+        if collapses {
+            nest.collapse();
+        }
+        nest.ranges = ranges(&nest.of, &nest.extents, &nest.sums);
+        nest.find_deps();
+        nest
+    }
+
+    pub fn term(&self, id: TermId) -> &Term {
+        &self.of.terms[id.0]
+    }
+
+    /// Terms that are computed.
+    pub fn needed(&self) -> impl Iterator<Item = TermId> {
+        (0..self.of.terms.len()).filter(|&id| self.needed[id]).map(TermId)
+    }
+
+    /// Whether a term is a sum of others.
+    pub fn linear(&self, id: TermId) -> Option<&Sum> {
+        self.sums[id.0].as_ref().filter(|sum| !sum.terms.contains_key(&id))
+    }
+
+    /// An index as a sum.
+    pub fn index(&self, id: TermId) -> &Sum {
+        self.sums[id.0].as_ref().expect("an index is of type i64")
+    }
+
+    /// The type that a term is computed in: i32 for an i64 that fits.
+    pub fn machine(&self, id: TermId) -> Dtype {
+        let fits = |[low, high]: Range| low >= i128::from(i32::MIN) && high <= i128::from(i32::MAX);
+        match self.term(id).dtype {
+            Dtype::I64 if fits(self.ranges[id.0]) => Dtype::I32,
+            dtype => dtype,
+        }
+    }
+
+    /// Whether an integer is never negative.
+    pub fn is_positive(&self, id: TermId) -> bool {
+        self.ranges[id.0][0] >= 0
+    }
+
+    /// The number that an integer always is.
+    pub fn constant(&self, id: TermId) -> Option<i64> {
+        match self.term(id).kind {
+            TermKind::Const(bits) => Some(match self.term(id).dtype {
+                Dtype::I8 => i64::from(bits as i8),
+                Dtype::I16 => i64::from(bits as i16),
+                Dtype::I32 => i64::from(bits as i32),
+                _ => bits as i64,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The terms whose values a term is computed from.
+    pub fn reads(&self, id: TermId) -> Vec<TermId> {
+        if let Some(sum) = self.linear(id) {
+            return sum.terms.keys().copied().collect();
+        }
+        match &self.term(id).kind {
+            TermKind::Load { index, guard, .. } => {
+                let guard = guard.iter().flat_map(|guard| [guard.condition, guard.otherwise]);
+                self.index(*index).terms.keys().copied().chain(guard).collect()
+            }
+            _ => self.term(id).reads(),
+        }
+    }
+
+    /// The sums whose axes are told apart nowhere else.
+    fn used(&self) -> impl Iterator<Item = &Sum> {
+        self.needed().filter_map(|id| match &self.term(id).kind {
+            TermKind::Load { index, .. } if self.linear(id).is_none() => Some(self.index(*index)),
+            _ => self.linear(id),
+        })
+    }
+
+    /// The axes of more than one point that a load reads along.
+    fn axes_of(&self, id: TermId) -> BTreeSet<usize> {
+        match (&self.term(id).kind, self.linear(id)) {
+            (_, Some(sum)) => sum.axes.keys().copied().collect(),
+            (TermKind::Load { index, .. }, None) => self.index(*index).axes.keys().copied().collect(),
+            _ => BTreeSet::new(),
+        }
+    }
+
+    /// Axes of the result that have more than one point.
+    pub fn result_axes(&self) -> Vec<usize> {
+        (0..self.of.rank).filter(|&axis| self.extents[axis] != 1).collect()
+    }
+
+    /// How a reduction combines, its axes of more than one point, and what it combines.
+    pub fn reduction(&self, id: TermId) -> Option<Reduction> {
+        match &self.term(id).kind {
+            TermKind::Reduce { op, axes, body } => {
+                let axes: Vec<usize> = axes.iter().copied().filter(|&axis| self.extents[axis] != 1).collect();
+                let points = axes.iter().map(|&axis| self.extents[axis]).product();
+                Some(Reduction { id, op: *op, axes, body: body.clone(), points })
+            }
+            _ => None,
+        }
+    }
+
+    /// Reductions that are computed.
+    pub fn reductions(&self) -> impl Iterator<Item = Reduction> {
+        self.needed().filter_map(|id| self.reduction(id))
+    }
+
+    fn find_needed(&mut self) {
+        let mut left = vec![self.of.result];
+        while let Some(id) = left.pop() {
+            if !std::mem::replace(&mut self.needed[id.0], true) {
+                left.extend(self.reads(id));
+            }
+        }
+    }
+
+    /// Makes neighbouring axes one where all that reads them steps alike.
+    fn collapse(&mut self) {
+        let mut runs: Vec<Vec<usize>> = vec![(0..self.of.rank).collect()];
+        runs.extend(self.needed().filter_map(|id| match &self.term(id).kind {
+            TermKind::Reduce { axes, .. } => Some(axes.clone()),
+            _ => None,
+        }));
+        for run in runs {
+            let mut axes: Vec<usize> = run.into_iter().filter(|&axis| self.extents[axis] != 1).collect();
+            while let [.., outer, inner] = axes[..] {
+                let extent = self.extents[inner] as i64;
+                let alike = |sum: &Sum| sum.stride(outer) == sum.stride(inner).wrapping_mul(extent);
+                axes.pop();
+                let together = self.reductions().all(|of| of.axes.contains(&outer) == of.axes.contains(&inner));
+                if self.extents[outer] > 0 && extent > 0 && together && self.used().all(alike) {
+                    self.extents[inner] *= self.extents[outer];
+                    self.extents[outer] = 1;
+                    self.sums.iter_mut().flatten().for_each(|sum| sum.axes.retain(|&axis, _| axis != outer));
+                    axes.pop();
+                    axes.push(inner);
+                }
+            }
+        }
+    }
+
+    fn find_deps(&mut self) {
+        let mut all: Vec<BTreeSet<usize>> = Vec::with_capacity(self.of.terms.len());
+        for id in (0..self.of.terms.len()).map(TermId) {
+            let mut axes = self.axes_of(id);
+            axes.extend(self.reads(id).iter().flat_map(|read| all[read.0].iter().copied()));
+            if let TermKind::Reduce { axes: reduced, .. } = &self.term(id).kind {
+                axes.retain(|axis| !reduced.contains(axis));
+            }
+            all.push(axes);
+        }
+        self.deps = all;
+    }
+}
+
+/// A reduction of a nest.
+#[derive(Clone, Debug)]
+pub(super) struct Reduction {
+    pub id: TermId,
+    pub op: Monoid,
+    pub axes: Vec<usize>,
+    pub body: Vec<TermId>,
+    /// Points that it runs over.
+    pub points: usize,
+}

@@ -1,0 +1,324 @@
+//! Sums of products in tiles: a block stages a slice of both sides in shared memory, and each of its threads adds up a
+//! small tile in registers.
+//!
+//! The sides are any terms, so that a convolution gathers its operand where it stages it, and conversions and functions
+//! of operands are computed once for a tile. What is computed from the sum follows in registers.
+
+use super::emit::{Emitter, Lanes, State, Value};
+use super::nest::{Nest, Reduction};
+use super::point::unravelled;
+use super::text::{Class, Reg, Text};
+use crate::graph::Binary;
+use crate::loops::ir::{Monoid, TermId, TermKind};
+use crate::tensor::Dtype;
+
+/// Threads of a block, in rows and columns; neighbours that each reads at once.
+const SIDE: usize = 16;
+const THREADS: usize = SIDE * SIDE;
+const RUN: usize = 4;
+/// Points of the sum that are staged at a time.
+const DEPTH: usize = 16;
+
+/// A loop that is a product: `[batch, rows, summed]` by `[batch, summed, columns]`.
+#[derive(Debug)]
+pub(super) struct Product {
+    sum: Reduction,
+    sides: [Side; 2],
+    batch: Vec<usize>,
+    /// Threads' rows and columns.
+    tile: [usize; 2],
+}
+
+/// One side of a product.
+#[derive(Debug)]
+struct Side {
+    term: TermId,
+    /// Its rows or columns.
+    axes: Vec<usize>,
+    count: usize,
+    /// Whether neighbours along the sum, or along its own axes, lie side by side, so many.
+    along_sum: usize,
+    along_own: usize,
+}
+
+/// Where a side is in shared memory, and what a thread stages of it.
+struct Stage {
+    place: u32,
+    /// Elements from one point of the sum to the next.
+    pitch: usize,
+    /// What is known of each group of rows that a thread stages, and the first of them in the tile.
+    groups: Vec<(State, Reg)>,
+    /// The thread's first point of the sum, and how far the next ones are.
+    depth: Reg,
+    depths: Vec<usize>,
+    /// Whether neighbours are points of the sum, or rows.
+    is_along_sum: bool,
+    /// What was loaded: registers for each group and depth.
+    held: Vec<Vec<Reg>>,
+}
+
+impl Product {
+    /// The product that a nest is, if it is one and worth tiles.
+    pub fn find(nest: &Nest, units: usize) -> Option<Self> {
+        let mut all = nest.reductions();
+        let (sum, None) = (all.next()?, all.next()) else { return None };
+        let TermKind::Binary(Binary::Mul, [left, right]) = nest.term(*sum.body.first()?).kind else { return None };
+        let typed = sum.op == Monoid::Sum && nest.machine(sum.id) == Dtype::F32;
+        let results = nest.result_axes();
+        let of = |side: TermId, with: bool, other: TermId| -> Vec<usize> {
+            let has = |id: TermId, axis: &usize| nest.deps[id.0].contains(axis);
+            results.iter().copied().filter(|axis| has(side, axis) && has(other, axis) == with).collect()
+        };
+        let last = results.last()?;
+        let sides = if nest.deps[right.0].contains(last) { [left, right] } else { [right, left] };
+        let batch = of(left, true, right);
+        let sides = [(sides[0], sides[1]), (sides[1], sides[0])]
+            .map(|(side, other)| Side::new(nest, side, of(side, false, other), &sum));
+        let all = batch.len() + sides.iter().map(|side| side.axes.len()).sum::<usize>() == results.len();
+        let [m, n] = sides.each_ref().map(|side| side.count);
+        let fits = sum.points.max(m).max(n) < 1 << 30 && m * n < 1 << 31;
+        if !(typed && all && fits && m >= SIDE && n >= SIDE && sum.points >= DEPTH / 2) {
+            return None;
+        }
+        let blocks = |[a, b]: [usize; 2]| m.div_ceil(a * SIDE) * n.div_ceil(b * SIDE) * extent(nest, &batch);
+        let tile = [[8, 8], [8, 4]].into_iter().find(|&tile| blocks(tile) >= units * 2).unwrap_or([8, 4]);
+        let tile = if blocks(tile) >= units / 2 { tile } else { [4, 4] };
+        Some(Self { sum, sides, batch, tile })
+    }
+
+    /// Writes it out; blocks, and threads of each.
+    pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
+        let nest = emitter.nest;
+        let tiles = [0, 1].map(|i| self.sides[i].count.div_ceil(self.tile[i] * SIDE));
+        let batch: Vec<usize> = self.batch.iter().map(|&axis| nest.extents[axis]).collect();
+        let block = emitter.text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
+        let indices = unravelled(emitter, block, &[&batch[..], &tiles].concat());
+        let (batches, corner) = indices.split_at(batch.len());
+        self.batch.iter().zip(batches).for_each(|(&axis, &index)| emitter.bind(axis, Some(index), 1));
+        let corner = [0, 1].map(|i| scaled(&mut emitter.text, corner[i], self.tile[i] * SIDE));
+        let thread = emitter.text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
+        let stages = [0, 1].map(|i| self.stage(emitter, i, corner[i], thread));
+        let places = self.places(emitter, thread);
+        let sums: Vec<Reg> = (0..self.tile[0] * self.tile[1]).map(|_| emitter.text.number(Class::Word, 0)).collect();
+        let depth = emitter.text.number(Class::Word, 0);
+        stages.iter().zip(&self.sides).for_each(|(stage, side)| self.load(emitter, side, stage, depth, 0));
+        emitter.repeat(depth, DEPTH, self.sum.points, |emitter| {
+            stages.iter().for_each(|stage| stage.put(&mut emitter.text));
+            emitter.text.put(format_args!("bar.sync 0"));
+            stages.iter().zip(&self.sides).for_each(|(stage, side)| self.load(emitter, side, stage, depth, DEPTH));
+            self.multiply(&mut emitter.text, &stages, places, &sums);
+            emitter.text.put(format_args!("bar.sync 0"));
+        });
+        self.finish(emitter, corner, thread, &sums);
+        [tiles.iter().chain(&batch).product(), THREADS]
+    }
+
+    /// What a thread stages of a side: groups of rows at points of the sum, as neighbours lie.
+    fn stage(&self, emitter: &mut Emitter<'_>, number: usize, corner: Reg, thread: Reg) -> Stage {
+        let (side, size) = (&self.sides[number], self.tile[number] * SIDE);
+        let text = &mut emitter.text;
+        let (own, of_sum) = match side.along_sum > 1 {
+            true => (1, side.along_sum),
+            false => (side.along_own, 1),
+        };
+        let across = if side.along_sum > 1 { DEPTH / of_sum } else { size / own };
+        let fast = text.op(Class::Word, "and.b32", &[&thread, &(across - 1)]);
+        let slow = text.op(Class::Word, "shr.u32", &[&thread, &across.ilog2()]);
+        let (row, depth) = if side.along_sum > 1 { (slow, fast) } else { (fast, slow) };
+        let (rows, depths) = if side.along_sum > 1 { (THREADS / across, DEPTH) } else { (size, THREADS / across) };
+        let (row, depth) = (scaled(text, row, own), scaled(text, depth, of_sum));
+        let groups = (0..size / rows).map(|group| {
+            let in_tile = emitter.text.op(Class::Word, "add.s32", &[&row, &(group * rows)]);
+            let first = emitter.text.op(Class::Word, "add.s32", &[&corner, &in_tile]);
+            let state = emitter.scope(|emitter| {
+                self.bind(emitter, &side.axes, first, side.count, own);
+                emitter.hoist(side.term);
+                emitter.state()
+            });
+            (state, in_tile)
+        });
+        let groups: Vec<(State, Reg)> = groups.collect();
+        let depths: Vec<usize> = (0..DEPTH).step_by(depths).collect();
+        let count = groups.len() * depths.len();
+        let held = (0..count).map(|_| (0..own * of_sum).map(|_| emitter.text.reg(Class::Word)).collect()).collect();
+        let pitch = size + RUN;
+        let place = emitter.text.share((4 * pitch * DEPTH) as u32);
+        Stage { place, pitch, groups, depth, depths, is_along_sum: side.along_sum > 1, held }
+    }
+
+    /// Binds axes at a number of their points, or at the last where there are fewer, with neighbours along the last.
+    fn bind(&self, emitter: &mut Emitter<'_>, axes: &[usize], number: Reg, count: usize, run: usize) {
+        let extents: Vec<usize> = axes.iter().map(|&axis| emitter.nest.extents[axis]).collect();
+        let number = emitter.text.op(Class::Word, "min.s32", &[&number, &(count - run)]);
+        let indices = unravelled(emitter, number, &extents);
+        for (place, (&axis, index)) in axes.iter().zip(indices).enumerate() {
+            match place + 1 == axes.len() && run > 1 {
+                true => emitter.bind_lanes(Some(index), run as i64, Lanes::neighbours(axis, run)),
+                false => emitter.bind(axis, Some(index), 1),
+            }
+        }
+    }
+
+    /// Loads what a thread stages of a side, so far behind a point of the sum; zeros behind the last one.
+    fn load(&self, emitter: &mut Emitter<'_>, side: &Side, stage: &Stage, depth: Reg, ahead: usize) {
+        let (run, points) = (side.along_sum, self.sum.points);
+        for (place, &further) in stage.depths.iter().enumerate() {
+            let first = emitter.text.op(Class::Word, "add.s32", &[&depth, &stage.depth]);
+            let first = emitter.text.op(Class::Word, "add.s32", &[&first, &(further + ahead)]);
+            let inside = emitter.text.op(Class::Pred, "setp.lt.s32", &[&first, &points]);
+            for (group, (state, _)) in stage.groups.iter().enumerate() {
+                let held = &stage.held[group * stage.depths.len() + place];
+                emitter.scope(|emitter| {
+                    emitter.restore(state.clone());
+                    self.bind(emitter, &self.sum.axes, first, points, run);
+                    let value = emitter.value(side.term);
+                    let of = emitter.lanes_of(side.axes.iter().chain(&self.sum.axes));
+                    for (at, &to) in emitter.points(of).iter().zip(held) {
+                        let x = emitter.pick(&value, at);
+                        emitter.text.set(to, "selp.b32", &[&x, &0, &inside]);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Where in the tiles a thread reads its rows and columns.
+    fn places(&self, emitter: &mut Emitter<'_>, thread: Reg) -> [Reg; 2] {
+        let text = &mut emitter.text;
+        let base = text.op(Class::Word, "mov.u32", &[&"shared"]);
+        self.cell(text, thread).map(|first| text.op(Class::Word, "mad.lo.s32", &[&first, &4, &base]))
+    }
+
+    /// The first row and the first column of a thread in the tile.
+    fn cell(&self, text: &mut Text, thread: Reg) -> [Reg; 2] {
+        let row = text.op(Class::Word, "shr.u32", &[&thread, &SIDE.ilog2()]);
+        let column = text.op(Class::Word, "and.b32", &[&thread, &(SIDE - 1)]);
+        [row, column].map(|index| scaled(text, index, RUN))
+    }
+
+    /// Adds the products of what is staged.
+    fn multiply(&self, text: &mut Text, stages: &[Stage; 2], places: [Reg; 2], sums: &[Reg]) {
+        for depth in 0..DEPTH {
+            let [a, b] = [0, 1].map(|i| {
+                let runs = self.tile[i] / RUN;
+                let read = |run: usize| {
+                    let regs: [Reg; RUN] = std::array::from_fn(|_| text.reg(Class::Word));
+                    let offset = stages[i].place as usize + 4 * (depth * stages[i].pitch + run * RUN * SIDE);
+                    let [p, q, r, s] = regs;
+                    text.put(format_args!("ld.shared.v4.b32 {{{p}, {q}, {r}, {s}}}, [{}+{offset}]", places[i]));
+                    regs
+                };
+                (0..runs).flat_map(read).collect::<Vec<Reg>>()
+            });
+            for (i, a) in a.iter().enumerate() {
+                for (j, b) in b.iter().enumerate() {
+                    let sum = sums[i * self.tile[1] + j];
+                    text.set(sum, "fma.rn.f32", &[a, b, &sum]);
+                }
+            }
+        }
+    }
+
+    /// Computes and writes the results from the sums, row by row.
+    fn finish(&self, emitter: &mut Emitter<'_>, corner: [Reg; 2], thread: Reg, sums: &[Reg]) {
+        let cell = self.cell(&mut emitter.text, thread);
+        let first = [0, 1].map(|i| emitter.text.op(Class::Word, "add.s32", &[&corner[i], &cell[i]]));
+        let [rows, columns] = &self.sides;
+        let offset = |i: usize| i / RUN * RUN * SIDE + i % RUN;
+        for i in 0..self.tile[0] {
+            let row = emitter.text.op(Class::Word, "add.s32", &[&first[0], &offset(i)]);
+            let valid = emitter.text.op(Class::Pred, "setp.lt.s32", &[&row, &rows.count]);
+            emitter.scope(|emitter| {
+                self.bind(emitter, &rows.axes, row, rows.count, 1);
+                let sums = &sums[i * self.tile[1]..][..self.tile[1]];
+                if let [axis] = columns.axes[..] {
+                    self.finish_row(emitter, axis, first[1], valid, sums);
+                    return;
+                }
+                for (j, &sum) in sums.iter().enumerate() {
+                    let column = emitter.text.op(Class::Word, "add.s32", &[&first[1], &offset(j)]);
+                    let inside = emitter.text.op(Class::Pred, "setp.lt.s32", &[&column, &columns.count]);
+                    let both = emitter.text.op(Class::Pred, "and.pred", &[&valid, &inside]);
+                    emitter.scope(|emitter| {
+                        self.bind(emitter, &columns.axes, column, columns.count, 1);
+                        emitter.set_value(self.sum.id, Value { lanes: 0, regs: vec![sum] });
+                        emitter.store(Some(both));
+                    });
+                }
+            });
+        }
+    }
+
+    /// The results of a row whose columns are one axis, side by side.
+    fn finish_row(&self, emitter: &mut Emitter<'_>, axis: usize, first: Reg, valid: Reg, sums: &[Reg]) {
+        let count = self.sides[1].count;
+        let run = if count.is_multiple_of(RUN) { RUN } else { 1 };
+        let runs: Vec<i64> = (0..self.tile[1]).map(|j| (j / RUN * RUN * SIDE + j % RUN) as i64).collect();
+        let mut lanes = Lanes::at(axis, runs, run);
+        for lane in 0..lanes.len() {
+            let is_new = lane % run == 0;
+            let inside = match is_new {
+                true => {
+                    let end = count as i64 - lanes.offset(lane);
+                    Some(emitter.text.op(Class::Pred, "setp.lt.s32", &[&first, &end]))
+                }
+                false => lanes.valid(lane - 1),
+            };
+            lanes.set_valid(lane, inside);
+        }
+        emitter.bind_lanes(Some(first), run as i64, lanes);
+        let lanes = emitter.lanes_of(&[axis]);
+        emitter.set_value(self.sum.id, Value { lanes, regs: sums.to_vec() });
+        emitter.store(Some(valid));
+    }
+}
+
+impl Side {
+    fn new(nest: &Nest, term: TermId, axes: Vec<usize>, sum: &Reduction) -> Self {
+        let run = |axes: &[usize]| match axes.last() {
+            Some(&axis) if nest.extents[axis].is_multiple_of(RUN) && steps_by_one(nest, term, axis) => RUN,
+            _ => 1,
+        };
+        let (along_sum, along_own) = (run(&sum.axes), run(&axes));
+        Self { term, count: extent(nest, &axes), along_sum, along_own, axes }
+    }
+}
+
+/// Whether a term reads neighbouring elements along an axis.
+fn steps_by_one(nest: &Nest, term: TermId, axis: usize) -> bool {
+    match nest.term(term).kind {
+        TermKind::Load { index, .. } => nest.index(index).stride(axis) == 1,
+        _ => nest.reads(term).into_iter().any(|read| steps_by_one(nest, read, axis)),
+    }
+}
+
+impl Stage {
+    /// Writes what is held to shared memory.
+    fn put(&self, text: &mut Text) {
+        let base = text.op(Class::Word, "mov.u32", &[&"shared"]);
+        for (group, (_, row)) in self.groups.iter().enumerate() {
+            let at = text.op(Class::Word, "mad.lo.s32", &[&self.depth, &self.pitch, row]);
+            let at = text.op(Class::Word, "mad.lo.s32", &[&at, &4, &base]);
+            for (place, further) in self.depths.iter().enumerate() {
+                let held = &self.held[group * self.depths.len() + place];
+                let offset = self.place as usize + 4 * further * self.pitch;
+                match (&held[..], self.is_along_sum) {
+                    ([p, q, r, s], false) => {
+                        text.put(format_args!("st.shared.v4.b32 [{at}+{offset}], {{{p}, {q}, {r}, {s}}}"));
+                    }
+                    (held, _) => held.iter().enumerate().for_each(|(i, x)| {
+                        text.put(format_args!("st.shared.b32 [{at}+{}], {x}", offset + 4 * i * self.pitch));
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn extent(nest: &Nest, axes: &[usize]) -> usize {
+    axes.iter().map(|&axis| nest.extents[axis]).product()
+}
+
+fn scaled(text: &mut Text, x: Reg, by: usize) -> Reg {
+    text.op(Class::Word, "mul.lo.s32", &[&x, &by])
+}

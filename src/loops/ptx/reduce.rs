@@ -1,0 +1,153 @@
+//! Reductions that a thread computes by itself, and loops of instructions.
+
+use super::emit::{Emitter, Lanes, Value};
+use super::fold::Fold;
+use super::nest::Reduction;
+use super::number::convert;
+use super::sum::Sum;
+use super::text::{Class, Reg};
+use crate::graph::Binary;
+use crate::loops::ir::{Monoid, TermId, TermKind};
+use crate::tensor::Dtype;
+
+/// Points of a reduction that are computed side by side at most, and registers for them together with other lanes.
+const SIDE: usize = 8;
+const REGISTERS: usize = 64;
+
+impl Emitter<'_> {
+    /// What a reduction is at the points of the thread.
+    pub fn reduce(&mut self, id: TermId) -> Value {
+        let nest = self.nest;
+        let of = nest.reduction(id).expect("a reduction");
+        let fold = self.fold(&of);
+        if of.points == 0 {
+            let start = fold.start(&mut self.text);
+            return Value { lanes: 0, regs: vec![start[usize::from(fold.parts().len() > 1)]] };
+        }
+        of.body.iter().for_each(|&body| self.hoist(body));
+        let lanes = self.lanes_of(&nest.deps[id.0]);
+        let so_far: Vec<Vec<Reg>> = self.points(lanes).iter().map(|_| fold.start(&mut self.text)).collect();
+        let side = self.side(&of, so_far.len());
+        self.scope(|emitter| emitter.through(&of.axes, side, |emitter| emitter.combine(&of, &fold, lanes, &so_far)));
+        self.folded(&of, &so_far, lanes)
+    }
+
+    /// The value of a reduction whose parts are these at each lane.
+    pub fn folded(&mut self, of: &Reduction, so_far: &[Vec<Reg>], lanes: u32) -> Value {
+        let part = usize::from(matches!(of.op, Monoid::Arg { .. }));
+        let fold = self.fold(of);
+        let (from, to) = (fold.parts()[part], self.nest.machine(of.id));
+        Value { lanes, regs: so_far.iter().map(|parts| convert(&mut self.text, [from, to], parts[part])).collect() }
+    }
+
+    /// How a reduction combines.
+    pub fn fold(&self, of: &Reduction) -> Fold {
+        let place = if of.points < 1 << 31 { Dtype::I32 } else { Dtype::I64 };
+        match of.op {
+            Monoid::Arg { .. } => {
+                let [dtype, index] = [of.body[0], of.body[1]].map(|body| self.nest.machine(body));
+                Fold { op: of.op, dtype, index, place }
+            }
+            _ => Fold { op: of.op, dtype: self.nest.machine(of.id), index: place, place },
+        }
+    }
+
+    /// How many points of the last axis are computed side by side.
+    fn side(&self, of: &Reduction, lanes: usize) -> usize {
+        let extent = of.axes.last().map_or(1, |&axis| self.nest.extents[axis]);
+        (1..=SIDE).rev().find(|side| extent % side == 0 && side * lanes <= REGISTERS).unwrap_or(1)
+    }
+
+    /// Runs through the points of axes, so many of the last one side by side.
+    fn through(&mut self, axes: &[usize], side: usize, body: impl FnOnce(&mut Self)) {
+        let Some((&axis, inner)) = axes.split_first() else { return body(self) };
+        let extent = self.nest.extents[axis];
+        let count = if inner.is_empty() { side } else { 1 };
+        let step = |emitter: &mut Self, first: Option<Reg>| {
+            match count {
+                1 => emitter.bind(axis, first, 1),
+                _ => emitter.bind_lanes(first, count as i64, Lanes::neighbours(axis, count)),
+            }
+            emitter.through(inner, side, body);
+        };
+        if extent == count {
+            return step(self, None);
+        }
+        let index = self.counter(extent, 0);
+        self.repeat(index, count, extent, |emitter| step(emitter, Some(index)));
+    }
+
+    /// A register that counts to an extent.
+    pub fn counter(&mut self, extent: usize, first: u64) -> Reg {
+        let class = if extent < 1 << 31 { Class::Word } else { Class::Long };
+        self.text.number(class, first)
+    }
+
+    /// Repeats a body while an index, in steps, is below an end; at least once.
+    pub fn repeat(&mut self, index: Reg, step: usize, end: usize, body: impl FnOnce(&mut Self)) {
+        let top = self.text.label();
+        self.text.place(top);
+        self.scope(body);
+        let kind = if index.class == Class::Long { "s64" } else { "s32" };
+        self.text.set(index, &format!("add.{kind}"), &[&index, &step]);
+        let again = self.text.op(Class::Pred, &format!("setp.lt.{kind}"), &[&index, &end]);
+        self.text.put(format_args!("@{again} bra {top}"));
+    }
+
+    /// The same, and not at all where the index is not below the end to begin with.
+    pub fn while_below(&mut self, index: Reg, step: usize, end: usize, body: impl FnOnce(&mut Self)) {
+        let behind = self.text.label();
+        let beyond = self.text.op(Class::Pred, "setp.ge.s32", &[&index, &end]);
+        self.text.put(format_args!("@{beyond} bra {behind}"));
+        self.repeat(index, step, end, body);
+        self.text.place(behind);
+    }
+
+    /// Combines what the body is at the points that are bound with what is so far, at each lane of the result.
+    pub fn combine(&mut self, of: &Reduction, fold: &Fold, lanes: u32, so_far: &[Vec<Reg>]) {
+        if let Some(factors) = self.factors(of, fold) {
+            return self.multiply(fold.dtype, factors, lanes, so_far);
+        }
+        let mut parts: Vec<Value> = of.body.iter().map(|&body| self.value(body)).collect();
+        if parts.len() > 1 {
+            let place = Sum::dense(&of.axes, &self.nest.extents);
+            parts.push(self.index(&place, fold.place));
+        }
+        let all = self.lanes_of(&of.axes) | parts.iter().fold(lanes, |lanes, part| lanes | part.lanes);
+        let from: Vec<Dtype> = of.body.iter().map(|&body| self.nest.machine(body)).chain([fold.place]).collect();
+        for at in self.points(all) {
+            let types = from.iter().zip(fold.parts());
+            let new: Vec<Reg> = parts.iter().map(|part| self.pick(part, &at)).collect();
+            let new: Vec<Reg> = types.zip(new).map(|((&from, to), x)| convert(&mut self.text, [from, to], x)).collect();
+            let so_far = &so_far[self.place(lanes, &at)];
+            self.when_valid(all & !lanes, &at, |emitter| fold.combine(&mut emitter.text, so_far, &new));
+        }
+    }
+
+    /// Jumps over instructions where the thread does not have a combination of lanes.
+    fn when_valid(&mut self, lanes: u32, at: &[usize], body: impl FnOnce(&mut Self)) {
+        let Some(valid) = self.valid(lanes, at) else { return body(self) };
+        let behind = self.text.label();
+        self.text.put(format_args!("@!{valid} bra {behind}"));
+        body(self);
+        self.text.place(behind);
+    }
+
+    /// The two sides of what a sum of floats adds up, where that is a product that nobody else reads.
+    fn factors(&self, of: &Reduction, fold: &Fold) -> Option<[TermId; 2]> {
+        let is_float = matches!(fold.dtype, Dtype::F32 | Dtype::F64);
+        match self.nest.term(of.body[0]).kind {
+            TermKind::Binary(Binary::Mul, sides) if of.op == Monoid::Sum && is_float => Some(sides),
+            _ => None,
+        }
+    }
+
+    fn multiply(&mut self, dtype: Dtype, sides: [TermId; 2], lanes: u32, so_far: &[Vec<Reg>]) {
+        let [a, b] = sides.map(|side| self.value(side));
+        let name = format!("fma.rn.{}", super::number::kind(dtype));
+        for at in self.points(a.lanes | b.lanes | lanes) {
+            let (x, y, sum) = (self.pick(&a, &at), self.pick(&b, &at), so_far[self.place(lanes, &at)][0]);
+            self.when_valid(a.lanes | b.lanes, &at, |emitter| emitter.text.set(sum, &name, &[&x, &y, &sum]));
+        }
+    }
+}

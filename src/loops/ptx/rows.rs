@@ -1,0 +1,258 @@
+//! Several threads for each row: they compute the row's reductions together, then its elements.
+//!
+//! A row is the axes of the result that reductions depend on. Where a row has as many elements as its reductions have
+//! points, and the threads have registers for all of them, each is read once and held.
+
+use super::emit::{Emitter, Lanes};
+use super::memory::WIDEST;
+use super::nest::{Nest, Reduction};
+use super::point::unravelled;
+use super::team::{Member, Team, WARP};
+use super::text::{Class, Reg};
+use super::unify::{outermost, rows};
+use crate::loops::ir::TermKind;
+
+/// Points that a thread holds at most.
+const HELD: usize = 32;
+/// Points that a thread takes side by side where it does not hold all.
+const SIDE: usize = 8;
+/// Shorter reductions are computed by each thread for itself.
+const SHORT: usize = 16;
+
+/// Of fewer rows for each unit several threads compute each, even if they read the same.
+const FEW: usize = 64;
+
+/// How the rows of a nest are computed.
+#[derive(Debug)]
+pub(super) struct Rows {
+    rows: Vec<usize>,
+    inner: Vec<usize>,
+    tops: Vec<Reduction>,
+    team: Team,
+    /// Neighbours that a thread takes at once.
+    run: usize,
+    /// The axis all of whose points the threads of a row hold.
+    held: Option<usize>,
+}
+
+impl Rows {
+    /// How, if it is worth it.
+    pub fn plan(nest: &Nest, units: usize) -> Option<Self> {
+        let (tops, [rows, inner]) = (outermost(nest), rows(nest));
+        let extent = |axes: &[usize]| -> usize { axes.iter().map(|&axis| nest.extents[axis]).product() };
+        let longest = tops.iter().map(|of| of.points).max()?;
+        let (count, elems) = (extent(&rows), extent(&inner));
+        let fits = longest.max(count).max(elems) < 1 << 30;
+        if tops.iter().any(|of| of.points == 0) || longest < SHORT || !fits {
+            return None;
+        }
+        if count > units * FEW && tops.iter().any(|of| shares(nest, of, &rows)) {
+            return None;
+        }
+        let along =
+            tops.iter().filter_map(|of| of.axes.last()).chain(inner.last()).any(|&axis| reads_along(nest, axis));
+        let team = if along { side_by_side(count, longest, units) } else { across(count, longest, units) };
+        if team == Team::Thread && inner.is_empty() {
+            return None; // which a thread for some neighbouring results does better
+        }
+        let run = if along { run(nest, &tops, &inner, longest / team.members()) } else { 1 };
+        let held = one_axis(&tops, &inner).filter(|_| longest <= team.members() * HELD && along);
+        Some(Self { rows, inner, tops, team, run, held })
+    }
+
+    /// Writes it out; blocks, and threads of each.
+    pub fn write(&self, emitter: &mut Emitter<'_>) -> [usize; 2] {
+        let nest = emitter.nest;
+        let extents: Vec<usize> = self.rows.iter().map(|&axis| nest.extents[axis]).collect();
+        let rows: usize = extents.iter().product();
+        let member = self.team.member(&mut emitter.text, rows);
+        let indices = unravelled(emitter, member.row, &extents);
+        self.rows.iter().zip(indices).for_each(|(&axis, index)| emitter.bind(axis, Some(index), 1));
+        match self.held {
+            Some(axis) => self.hold(emitter, axis, &member),
+            None => self.pass(emitter, &member),
+        }
+        let [threads, of_block] = self.team.block();
+        [rows.div_ceil(of_block), threads]
+    }
+
+    /// Binds all points of the row at once.
+    fn hold(&self, emitter: &mut Emitter<'_>, axis: usize, member: &Member) {
+        let extent = emitter.nest.extents[axis];
+        let step = self.team.members() * self.run;
+        let first = self.first(emitter, member);
+        let mut lanes = Lanes::runs(axis, self.run, step, extent.div_ceil(step));
+        for place in 0..lanes.len() {
+            let offset = place / self.run * step;
+            if offset + step > extent {
+                let valid = match place % self.run {
+                    0 => first.map(|first| emitter.text.op(Class::Pred, "setp.lt.s32", &[&first, &(extent - offset)])),
+                    _ => lanes.valid(place - 1),
+                };
+                lanes.set_valid(place, valid);
+            }
+        }
+        emitter.bind_lanes(first, self.run as i64, lanes);
+        for of in &self.tops {
+            self.reduce(emitter, of, |emitter, combine| combine(emitter));
+        }
+        if self.inner.is_empty() { self.store_once(emitter, member) } else { emitter.store(member.valid) }
+    }
+
+    /// Goes through the row once for each reduction, then for its elements.
+    fn pass(&self, emitter: &mut Emitter<'_>, member: &Member) {
+        for of in &self.tops {
+            of.body.iter().for_each(|&body| emitter.hoist(body));
+            self.reduce(emitter, of, |emitter, combine| self.share(emitter, member, &of.axes, combine));
+        }
+        if self.inner.is_empty() {
+            return self.store_once(emitter, member);
+        }
+        emitter.hoist(emitter.nest.of.result);
+        self.share(emitter, member, &self.inner, &mut |emitter| emitter.store(member.valid));
+    }
+
+    /// Writes the one result of a row.
+    fn store_once(&self, emitter: &mut Emitter<'_>, member: &Member) {
+        let first = member.number.map(|number| emitter.text.op(Class::Pred, "setp.eq.s32", &[&number, &0]));
+        let both = [first, member.valid].into_iter().flatten();
+        let predicate = both.reduce(|a, b| emitter.text.op(Class::Pred, "and.pred", &[&a, &b]));
+        emitter.store(predicate);
+    }
+
+    /// A reduction: each thread goes through its points, then all combine what they have.
+    fn reduce<'n>(
+        &self,
+        emitter: &mut Emitter<'n>,
+        of: &Reduction,
+        through: impl FnOnce(&mut Emitter<'n>, &mut dyn FnMut(&mut Emitter<'n>)),
+    ) {
+        let fold = emitter.fold(of);
+        let parts = fold.start(&mut emitter.text);
+        let so_far = [parts];
+        through(emitter, &mut |emitter| emitter.combine(of, &fold, 0, &so_far));
+        self.team.join(emitter, &fold, &so_far[0]);
+        let value = emitter.folded(of, &so_far, 0);
+        emitter.set_value(of.id, value);
+    }
+
+    /// Goes through a thread's share of the points of axes: first several runs at a time, then one.
+    fn share<'n>(
+        &self,
+        emitter: &mut Emitter<'n>,
+        member: &Member,
+        axes: &[usize],
+        body: &mut dyn FnMut(&mut Emitter<'n>),
+    ) {
+        let extents: Vec<usize> = axes.iter().map(|&axis| emitter.nest.extents[axis]).collect();
+        let points: usize = extents.iter().product();
+        let run = if extents.last().is_some_and(|extent| extent.is_multiple_of(self.run)) { self.run } else { 1 };
+        let step = self.team.members() * run;
+        let index = emitter.text.reg(Class::Word);
+        match self.scaled(emitter, member, run) {
+            Some(first) => emitter.text.set(index, "mov.b32", &[&first]),
+            None => emitter.text.set(index, "mov.b32", &[&0]),
+        }
+        let several = if let [_] = axes { (SIDE / run).max(1) } else { 1 };
+        for runs in if several > 1 { vec![several, 1] } else { vec![1] } {
+            let Some(end) = points.checked_sub((runs - 1) * step + run - 1) else { continue };
+            emitter.while_below(index, runs * step, end, |emitter| {
+                self.bind(emitter, axes, &extents, index, run, [step, runs]);
+                body(emitter);
+            });
+        }
+    }
+
+    /// Binds axes where a thread is.
+    fn bind(
+        &self,
+        emitter: &mut Emitter<'_>,
+        axes: &[usize],
+        extents: &[usize],
+        index: Reg,
+        run: usize,
+        [step, runs]: [usize; 2],
+    ) {
+        let Some((&last, outer)) = axes.split_last() else { return };
+        let indices = unravelled(emitter, index, extents);
+        for (&axis, &index) in outer.iter().zip(&indices) {
+            emitter.bind(axis, Some(index), 1);
+        }
+        let lanes = Lanes::runs(last, run, step, runs);
+        emitter.bind_lanes(indices.last().copied(), run as i64, lanes);
+    }
+
+    fn first(&self, emitter: &mut Emitter<'_>, member: &Member) -> Option<Reg> {
+        self.scaled(emitter, member, self.run)
+    }
+
+    /// The first point of a thread.
+    fn scaled(&self, emitter: &mut Emitter<'_>, member: &Member, run: usize) -> Option<Reg> {
+        member.number.map(|number| emitter.text.op(Class::Word, "mul.lo.s32", &[&number, &run]))
+    }
+}
+
+/// The one axis of all reductions, and of the row's elements if there are any.
+fn one_axis(tops: &[Reduction], inner: &[usize]) -> Option<usize> {
+    let [axis] = tops.first()?.axes[..] else { return None };
+    let alike = tops.iter().all(|of| of.axes == [axis]) && (inner.is_empty() || inner == [axis]);
+    alike.then_some(axis)
+}
+
+/// Whether something is read along an axis from neighbouring elements.
+fn reads_along(nest: &Nest, axis: usize) -> bool {
+    nest.needed().any(|id| match nest.term(id).kind {
+        TermKind::Load { index, .. } => nest.index(index).stride(axis) == 1,
+        _ => false,
+    })
+}
+
+/// The team where rows lie in memory: a warp, or a block so large that its threads hold the row.
+fn side_by_side(rows: usize, longest: usize, units: usize) -> Team {
+    let is_enough =
+        |members: &usize| longest <= members * HELD / 2 || (rows >= units * 16 && longest <= members * HELD);
+    match [WARP, 128, 256, 512].into_iter().find(is_enough) {
+        Some(WARP) => Team::Warp,
+        Some(members) => Team::Block(members),
+        None => Team::Block(1024),
+    }
+}
+
+/// The team where neighbouring rows lie side by side: so many threads for each that all units have some.
+fn across(rows: usize, longest: usize, units: usize) -> Team {
+    let wanted = units * 1024 / rows.max(1);
+    let members = [32, 16, 8, 4].into_iter().find(|members| *members <= wanted && longest >= members * 8);
+    members.map_or(Team::Thread, Team::Columns)
+}
+
+/// Whether a reduction reads what others read again, as a product does: a thread for some neighbours reads it once.
+fn shares(nest: &Nest, of: &Reduction, rows: &[usize]) -> bool {
+    let mut left = of.body.clone();
+    while let Some(id) = left.pop() {
+        let is_load = matches!(nest.term(id).kind, TermKind::Load { .. });
+        let deps = &nest.deps[id.0];
+        if is_load && of.axes.iter().any(|axis| deps.contains(axis)) && !rows.iter().all(|axis| deps.contains(axis)) {
+            return true;
+        }
+        left.extend(nest.reads(id).into_iter().filter(|read| nest.reduction(*read).is_none()));
+    }
+    false
+}
+
+/// The neighbours that a thread takes at once: as many as the widest access holds.
+fn run(nest: &Nest, tops: &[Reduction], inner: &[usize], share: usize) -> usize {
+    let last: Vec<usize> = tops.iter().filter_map(|of| of.axes.last().copied()).chain(inner.last().copied()).collect();
+    let sizes = nest.needed().filter_map(|id| match nest.term(id).kind {
+        TermKind::Load { operand, index, .. } if last.iter().any(|&axis| nest.index(index).stride(axis) == 1) => {
+            Some(nest.of.operands[operand].dtype.bytes())
+        }
+        _ => None,
+    });
+    let bytes = sizes.min().unwrap_or(WIDEST);
+    let fits = |run: &usize| {
+        run * bytes <= WIDEST
+            && *run <= share.max(1)
+            && last.iter().all(|&axis| nest.extents[axis].is_multiple_of(*run))
+    };
+    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+}

@@ -1,0 +1,198 @@
+//! Threads that compute a row together: which they are, and how they combine what each has.
+
+use super::emit::Emitter;
+use super::fold::Fold;
+use super::text::{Class, Reg, Text};
+
+/// Threads of a warp.
+pub(super) const WARP: usize = 32;
+
+/// How the threads of a block share rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Team {
+    /// A thread for each row.
+    Thread,
+    /// A warp for each row.
+    Warp,
+    /// A block of so many threads for each row.
+    Block(usize),
+    /// So many threads for each of 32 rows side by side.
+    Columns(usize),
+}
+
+/// A thread in its team.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Its row.
+    pub row: Reg,
+    /// Its number in the team; none: 0.
+    pub number: Option<Reg>,
+    /// Whether it has a row, where that is not certain.
+    pub valid: Option<Reg>,
+}
+
+/// Threads of a block of teams that are smaller.
+const THREADS: usize = 256;
+
+impl Team {
+    /// Threads that share a row.
+    pub const fn members(self) -> usize {
+        match self {
+            Self::Thread => 1,
+            Self::Warp => WARP,
+            Self::Block(members) | Self::Columns(members) => members,
+        }
+    }
+
+    /// Threads of a block, and the rows that they compute.
+    pub const fn block(self) -> [usize; 2] {
+        match self {
+            Self::Thread => [THREADS, THREADS],
+            Self::Warp => [THREADS, THREADS / WARP],
+            Self::Block(members) => [members, 1],
+            Self::Columns(members) => [members * WARP, WARP],
+        }
+    }
+
+    /// Which thread this is. Those without a row end, unless others of the block wait for them.
+    pub fn member(self, text: &mut Text, rows: usize) -> Member {
+        let block = text.op(Class::Word, "mov.u32", &[&"%ctaid.x"]);
+        let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
+        let of_block = self.block()[1];
+        let lane = |text: &mut Text| text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
+        let warp = |text: &mut Text| text.op(Class::Word, "shr.u32", &[&thread, &WARP.ilog2()]);
+        let (slot, number) = match self {
+            Self::Thread => (thread, None),
+            Self::Warp => (warp(text), Some(lane(text))),
+            Self::Block(_) => return Member { row: block, number: Some(thread), valid: None },
+            Self::Columns(_) => (lane(text), Some(warp(text))),
+        };
+        let row = text.op(Class::Word, "mad.lo.s32", &[&block, &of_block, &slot]);
+        if rows.is_multiple_of(of_block) {
+            return Member { row, number, valid: None };
+        }
+        let valid = text.op(Class::Pred, "setp.lt.s32", &[&row, &rows]);
+        if !matches!(self, Self::Columns(_)) {
+            text.put(format_args!("@!{valid} ret"));
+            return Member { row, number, valid: None };
+        }
+        let row = text.op(Class::Word, "min.s32", &[&row, &(rows - 1)]);
+        Member { row, number, valid: Some(valid) }
+    }
+
+    /// Combines the parts of all members; each has the whole then.
+    pub fn join(self, emitter: &mut Emitter<'_>, fold: &Fold, parts: &[Reg]) {
+        let text = &mut emitter.text;
+        match self {
+            Self::Thread => {}
+            Self::Warp => shuffled(text, fold, parts, WARP),
+            Self::Block(members) => {
+                shuffled(text, fold, parts, WARP);
+                let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
+                let lane = text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
+                let warp = text.op(Class::Word, "shr.u32", &[&thread, &WARP.ilog2()]);
+                let first = text.op(Class::Pred, "setp.eq.s32", &[&lane, &0]);
+                let warps = members / WARP;
+                let read = text.op(Class::Word, "and.b32", &[&lane, &(warps - 1)]);
+                through_memory(text, parts, warps, warp, Some(first), |text, places| {
+                    for (&part, &place) in parts.iter().zip(places) {
+                        get(text, part, place, read);
+                    }
+                });
+                shuffled(text, fold, parts, warps);
+            }
+            Self::Columns(members) => {
+                let thread = text.op(Class::Word, "mov.u32", &[&"%tid.x"]);
+                let lane = text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
+                through_memory(text, parts, members * WARP, thread, None, |text, places| {
+                    for member in 0..members {
+                        let slot = text.op(Class::Word, "add.s32", &[&lane, &(member * WARP)]);
+                        let others: Vec<Reg> = parts.iter().map(|part| text.reg(part.class)).collect();
+                        for (&other, &place) in others.iter().zip(places) {
+                            get(text, other, place, slot);
+                        }
+                        match member {
+                            0 => parts.iter().zip(others).for_each(|(&part, other)| moved(text, part, other)),
+                            _ => fold.combine(text, parts, &others),
+                        }
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn moved(text: &mut Text, to: Reg, from: Reg) {
+    text.set(to, &format!("mov.{}", to.class.bits()), &[&from]);
+}
+
+/// Combines the parts of neighbouring lanes, so many: a power of two.
+fn shuffled(text: &mut Text, fold: &Fold, parts: &[Reg], lanes: usize) {
+    let mut distance = lanes / 2;
+    while distance > 0 {
+        let others: Vec<Reg> = parts.iter().map(|&part| shuffle(text, part, distance)).collect();
+        fold.combine(text, parts, &others);
+        distance /= 2;
+    }
+}
+
+/// What a lane has whose number differs by this bit.
+fn shuffle(text: &mut Text, x: Reg, bit: usize) -> Reg {
+    let word = |text: &mut Text, x: Reg| text.op(Class::Word, "shfl.sync.bfly.b32", &[&x, &bit, &31, &-1]);
+    match x.class {
+        Class::Pred => {
+            let x = text.op(Class::Word, "selp.u32", &[&1, &0, &x]);
+            let other = word(text, x);
+            text.op(Class::Pred, "setp.ne.u32", &[&other, &0])
+        }
+        Class::Long => {
+            let [low, high] = [text.reg(Class::Word), text.reg(Class::Word)];
+            text.put(format_args!("mov.b64 {{{low}, {high}}}, {x}"));
+            let [low, high] = [low, high].map(|part| word(text, part));
+            text.op(Class::Long, "mov.b64", &[&format!("{{{low}, {high}}}")])
+        }
+        _ => word(text, x),
+    }
+}
+
+/// Writes parts to new shared memory with so many slots, waits for the block, and lets it be read.
+fn through_memory(
+    text: &mut Text,
+    parts: &[Reg],
+    slots: usize,
+    slot: Reg,
+    predicate: Option<Reg>,
+    read: impl FnOnce(&mut Text, &[u32]),
+) {
+    let places: Vec<u32> = parts.iter().map(|part| text.share((slots * bytes(*part)) as u32)).collect();
+    for (&part, &place) in parts.iter().zip(&places) {
+        let part = if part.class == Class::Pred { text.op(Class::Word, "selp.u32", &[&1, &0, &part]) } else { part };
+        let address = address(text, slot, bytes(part));
+        let guard = predicate.map(|predicate| format!("@{predicate} ")).unwrap_or_default();
+        text.put(format_args!("{guard}st.shared.{} [{address}+{place}], {part}", part.class.bits()));
+    }
+    text.put(format_args!("bar.sync 0"));
+    read(text, &places);
+}
+
+/// Bytes of a part in shared memory.
+const fn bytes(part: Reg) -> usize {
+    if matches!(part.class, Class::Long) { 8 } else { 4 }
+}
+
+fn address(text: &mut Text, slot: Reg, bytes: usize) -> Reg {
+    let base = text.op(Class::Word, "mov.u32", &[&"shared"]);
+    text.op(Class::Word, "mad.lo.s32", &[&slot, &bytes, &base])
+}
+
+/// Reads a part from a slot.
+fn get(text: &mut Text, part: Reg, place: u32, slot: Reg) {
+    let address = address(text, slot, bytes(part));
+    match part.class {
+        Class::Pred => {
+            let word = text.op(Class::Word, "ld.shared.b32", &[&format!("[{address}+{place}]")]);
+            text.set(part, "setp.ne.u32", &[&word, &0]);
+        }
+        class => text.set(part, &format!("ld.shared.{}", class.bits()), &[&format!("[{address}+{place}]")]),
+    }
+}

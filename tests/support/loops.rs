@@ -1,0 +1,633 @@
+//! Loops of every operation, of every type that it takes, with operands, to be run on a device and on the CPU.
+
+use half::{bf16, f16};
+use trefoil::Dtype;
+use trefoil::graph::{
+    ArgReduce, Binary, Contract, Conv, Expr, Nearest, Norm, Number, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp,
+    Resize, ResizeCoordinates, ResizeMode, Slice, Tensor, Unary, ValueType, Window,
+};
+use trefoil::loops::{Loop, Lowered, Monoid, TermKind, inline, lower};
+
+use super::random::Random;
+
+/// A loop and what it reads.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: String,
+    pub of: Loop,
+    pub operands: Vec<Tensor>,
+    pub to: ValueType,
+    /// How large the numbers are that are added up.
+    pub scale: f64,
+}
+
+pub const DTYPES: [Dtype; 13] = [
+    Dtype::Bool,
+    Dtype::U8,
+    Dtype::U16,
+    Dtype::U32,
+    Dtype::U64,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::F16,
+    Dtype::Bf16,
+    Dtype::F32,
+    Dtype::F64,
+];
+
+const UNARIES: [Unary; 25] = [
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Sign,
+    Unary::Floor,
+    Unary::Ceil,
+    Unary::Round,
+    Unary::Sqrt,
+    Unary::Exp,
+    Unary::Log,
+    Unary::Sin,
+    Unary::Cos,
+    Unary::Tan,
+    Unary::Asin,
+    Unary::Acos,
+    Unary::Atan,
+    Unary::Sinh,
+    Unary::Cosh,
+    Unary::Tanh,
+    Unary::Asinh,
+    Unary::Acosh,
+    Unary::Atanh,
+    Unary::Erf,
+    Unary::Not,
+    Unary::IsNan,
+    Unary::IsInf,
+];
+
+const BINARIES: [Binary; 17] = [
+    Binary::Add,
+    Binary::Sub,
+    Binary::Mul,
+    Binary::Div,
+    Binary::Rem,
+    Binary::Mod,
+    Binary::Pow,
+    Binary::Min,
+    Binary::Max,
+    Binary::Equal,
+    Binary::Less,
+    Binary::LessEqual,
+    Binary::And,
+    Binary::Or,
+    Binary::Xor,
+    Binary::ShiftLeft,
+    Binary::ShiftRight,
+];
+
+/// How far results may be apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Not at all, but for the bits of NaN and the sign of 0.
+    Exact,
+    /// Roundings of so many f32 operations, of numbers as large as the largest that there is, which partly cancel, and
+    /// some of the result itself.
+    Rounded(usize),
+}
+
+impl Case {
+    /// The loops of an operation, one for each output.
+    pub fn of(name: &str, op: &Op, inputs: &[&Tensor], outputs: usize) -> Vec<Self> {
+        let types: Vec<Option<&ValueType>> = inputs.iter().map(|input| Some(input.value_type())).collect();
+        let written = op.infer(&types, outputs).unwrap_or_else(|what| panic!("{name}: {what}"));
+        Self::of_types(name, op, inputs, &types, &written)
+    }
+
+    /// The same of operands some of which are not there.
+    pub fn of_types(
+        name: &str,
+        op: &Op,
+        inputs: &[&Tensor],
+        types: &[Option<&ValueType>],
+        to: &[ValueType],
+    ) -> Vec<Self> {
+        let Lowered::Loops(loops) = lower(op, types, to) else { return Vec::new() };
+        let case = |(of, to): (Loop, &ValueType)| {
+            let operands = inputs.iter().map(|&input| input.clone()).collect();
+            let scale = if adds(&of) { inputs.iter().map(|input| largest(input)).fold(0.0, f64::max) } else { 0.0 };
+            Self { name: name.to_owned(), of, operands, to: to.clone(), scale }
+        };
+        loops.into_iter().zip(to).map(case).collect()
+    }
+
+    /// What it writes on the CPU.
+    pub fn expected(&self) -> Tensor {
+        let operands: Vec<&Tensor> = self.operands.iter().collect();
+        trefoil::loops::run(&self.of, &operands, self.to.clone()).expect("it fits into memory")
+    }
+
+    /// Sums of floats are in any order, and transcendental functions are rounded to a few units of the last place.
+    pub fn bound(&self) -> Bound {
+        let is_rounded = |term: &trefoil::loops::Term| {
+            let transcendental = match term.kind {
+                TermKind::Unary(op, _) => UNARIES.iter().skip(7).take(15).any(|&other| other == op),
+                TermKind::Binary(op, _) => op == Binary::Pow,
+                _ => false,
+            };
+            term.dtype.is_float() && transcendental
+        };
+        let points: usize = self.of.axes[self.of.rank..].iter().copied().max().unwrap_or(1);
+        match adds(&self.of) || self.of.terms.iter().any(is_rounded) {
+            true => Bound::Rounded(32 + points),
+            false => Bound::Exact,
+        }
+    }
+
+    /// Compares what a device wrote with what the CPU writes.
+    pub fn check(&self, found: &Tensor) -> Result<(), String> {
+        let (expected, bound) = (self.expected(), self.bound());
+        if bound == Bound::Exact && self.to.dtype.is_integer() {
+            let wrong = found.bytes().iter().zip(expected.bytes()).position(|(a, b)| a != b);
+            return wrong.map_or(Ok(()), |byte| Err(self.differs(byte / self.to.dtype.bytes(), found, &expected, 0.0)));
+        }
+        let [a, b] = [found.to_f64s(), expected.to_f64s()];
+        let largest = largest(&expected).max(self.scale);
+        let (unit, least) = match self.to.dtype {
+            Dtype::F16 => (f16::EPSILON.to_f64(), f16::MIN_POSITIVE.to_f64()),
+            Dtype::Bf16 => (bf16::EPSILON.to_f64(), bf16::MIN_POSITIVE.to_f64()),
+            _ => (0.0, 0.0),
+        };
+        for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
+            let off = match bound {
+                Bound::Exact => 0.0,
+                Bound::Rounded(count) => {
+                    let single = f64::from(f32::EPSILON);
+                    unit * b.abs().max(least) + (count as f64).sqrt() * single * largest + 16.0 * single * b.abs()
+                }
+            };
+            if !(a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= off) {
+                return Err(self.differs(i, found, &expected, off));
+            }
+        }
+        Ok(())
+    }
+
+    fn differs(&self, elem: usize, found: &Tensor, expected: &Tensor, off: f64) -> String {
+        let [a, b] = [found, expected].map(|of| of.to_f64s()[elem]);
+        format!("{}: element {elem} of {} is {a}: expected {b} within {off:e}", self.name, self.to)
+    }
+}
+
+/// Whether a loop adds up or multiplies floats.
+fn adds(of: &Loop) -> bool {
+    let adds = |kind: &TermKind| matches!(kind, TermKind::Reduce { op: Monoid::Sum | Monoid::Prod, .. });
+    of.terms.iter().any(|term| term.dtype.is_float() && adds(&term.kind))
+}
+
+/// The largest finite number of a value.
+fn largest(of: &Tensor) -> f64 {
+    of.to_f64s().into_iter().filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// Every case, the same each time.
+pub fn all() -> Vec<Case> {
+    let mut all = functions();
+    all.extend(casts());
+    all.extend(reductions());
+    all.extend(rows());
+    all.extend(moves());
+    all.extend(gathers());
+    all.extend(products());
+    all.extend(windows());
+    all.extend(resizes());
+    all.extend(small());
+    all.extend(fused());
+    all
+}
+
+/// Numbers of a type: special ones, then any.
+pub fn values(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
+    let mut random = Random::new(seed);
+    let specials = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -0.5,
+        1.5,
+        2.5,
+        -2.5,
+        3.0,
+        7.0,
+        -7.0,
+        31.0,
+        63.0,
+        64.0,
+        100.0,
+        -100.0,
+        127.0,
+        -128.0,
+        128.0,
+        255.0,
+        256.0,
+        32767.0,
+        -32768.0,
+        65535.0,
+        65504.0,
+        65520.0,
+        2147483647.0,
+        -2147483648.0,
+        4294967295.0,
+        1e10,
+        -1e10,
+        9.3e18,
+        -9.3e18,
+        2e19,
+        1e-6,
+        1e-30,
+        1e-40,
+        1e38,
+        1e300,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+        88.0,
+        -87.0,
+    ];
+    let count: usize = dims.iter().product();
+    let any = |i: usize, random: &mut Random| match i % 7 {
+        0 => specials[(i / 7) % specials.len()],
+        1 => random.signed() * 300.0,
+        2 => random.signed() * 70000.0,
+        _ => random.signed() * 4.0,
+    };
+    let all: Vec<f64> = (0..count).map(|i| any(i, &mut random)).collect();
+    let all = Tensor::of(dims, &all);
+    converted(&all, dtype)
+}
+
+/// Numbers from -1 to 1 of a floating-point type, whole ones of an integer type.
+pub fn signed(dtype: Dtype, dims: &[usize], seed: &str) -> Tensor {
+    let mut random = Random::new(seed);
+    let scale = if dtype.is_float() { 1.0 } else { 20.0 };
+    let all: Vec<f64> = (0..dims.iter().product()).map(|_| random.signed() * scale).collect();
+    converted(&Tensor::of(dims, &all), dtype)
+}
+
+/// As a cast has them.
+fn converted(of: &Tensor, dtype: Dtype) -> Tensor {
+    let to = ValueType::new(dtype, &of.value_type().dims);
+    trefoil::loops::compute(&Op::Map(Expr::arg(0).cast(dtype)), &[Some(of)], &[to]).expect("it fits").remove(0)
+}
+
+fn functions() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in DTYPES {
+        let [a, b] = ["a", "b"].map(|seed| values(dtype, &[3, 701], &format!("{seed} {dtype}")));
+        for op in UNARIES.into_iter().filter(|op| op.dtype(dtype).is_ok()) {
+            let of = if dtype.is_float() { &signed(dtype, &[5, 640], "x") } else { &a };
+            for (x, what) in [(&a, "any"), (of, "small")] {
+                all.extend(Case::of(&format!("{op:?} of {what} {dtype}"), &Op::Map(Expr::arg(0).unary(op)), &[x], 1));
+            }
+        }
+        let (c, d) = (signed(dtype, &[64, 64], "c"), signed(dtype, &[64, 64], "d"));
+        for op in BINARIES.into_iter().filter(|op| op.dtype(dtype).is_ok()) {
+            let map = Op::Map(Expr::arg(0).binary(op, Expr::arg(1)));
+            let is_wild = op == Binary::Pow && dtype.is_float(); // large powers of any numbers are off by a few units
+            for (x, y, what) in [(&a, &b, "any"), (&c, &d, "small")].into_iter().skip(usize::from(is_wild)) {
+                all.extend(Case::of(&format!("{op:?} of {what} {dtype}"), &map, &[x, y], 1));
+            }
+        }
+        let chosen = values(Dtype::Bool, &[3, 701], "chosen");
+        let choice = Op::Map(Expr::arg(0).select(Expr::arg(1), Expr::arg(2)));
+        all.extend(Case::of(&format!("select of {dtype}"), &choice, &[&chosen, &a, &b], 1));
+    }
+    all
+}
+
+fn casts() -> Vec<Case> {
+    let cast = |from: Dtype, to: Dtype| {
+        let x = values(from, &[2, 700], &format!("cast {from}"));
+        Case::of(&format!("cast of {from} to {to}"), &Op::Map(Expr::arg(0).cast(to)), &[&x], 1)
+    };
+    DTYPES.into_iter().flat_map(|from| DTYPES.into_iter().flat_map(move |to| cast(from, to))).collect()
+}
+
+fn reduce(op: ReduceOp, axes: &[usize]) -> Op {
+    Op::Reduce(Reduce { op, axes: axes.to_vec(), keep: false })
+}
+
+fn reductions() -> Vec<Case> {
+    let mut all = Vec::new();
+    let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Mean];
+    for dtype in DTYPES {
+        let x = signed(dtype, &[6, 35, 16], "reduced");
+        for (op, axes) in
+            ops.into_iter().flat_map(|op| [&[0][..], &[1], &[2], &[0, 2], &[0, 1, 2]].map(|axes| (op, axes)))
+        {
+            let of = reduce(op, axes);
+            if of.infer(&[Some(x.value_type())], 1).is_ok() {
+                all.extend(Case::of(&format!("{op:?} of {dtype} along {axes:?}"), &of, &[&x], 1));
+            }
+        }
+    }
+    for (dims, axes) in [
+        (&[3, 5000][..], &[1][..]),
+        (&[3, 33], &[1]),
+        (&[300, 1024], &[1]),
+        (&[4099, 40], &[0]),
+        (&[2, 1000, 64], &[1]),
+        (&[100_000], &[0]),
+        (&[7, 12, 13, 5], &[1, 2]),
+        (&[40, 17, 9], &[0, 1, 2]),
+    ] {
+        let x = signed(Dtype::F32, dims, "long");
+        all.extend(Case::of(&format!("sum of {dims:?} along {axes:?}"), &reduce(ReduceOp::Sum, axes), &[&x], 1));
+        let x = values(Dtype::F32, dims, "long");
+        all.extend(Case::of(&format!("maximum of {dims:?} along {axes:?}"), &reduce(ReduceOp::Max, axes), &[&x], 1));
+        let x = signed(Dtype::I8, dims, "long");
+        for (largest, last) in [(true, false), (true, true), (false, false), (false, true)] {
+            let of = Op::ArgReduce(ArgReduce { largest, axis: axes[0], keep: true, last });
+            all.extend(Case::of(&format!("extreme of {dims:?}, {of:?}"), &of, &[&x], 1));
+        }
+    }
+    for dtype in DTYPES.into_iter().filter(|&dtype| dtype != Dtype::Bool) {
+        let x = values(dtype, &[70, 90], "extreme");
+        for (largest, axis) in [(true, 0), (false, 1)] {
+            let of = Op::ArgReduce(ArgReduce { largest, axis, keep: false, last: axis == 0 });
+            all.extend(Case::of(&format!("extreme of {dtype}, {of:?}"), &of, &[&x], 1));
+        }
+    }
+    all
+}
+
+/// Softmax and norms: several reductions over the same row, then each of its elements.
+fn rows() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64] {
+        for dims in [&[5, 7][..], &[9, 64], &[130, 1000], &[33, 1024], &[3, 5000], &[2, 40_000], &[4, 9, 31], &[1, 1]] {
+            let x = signed(dtype, dims, "rows");
+            for (axis, log) in [(dims.len() - 1, false), (dims.len() - 1, true), (0, false)] {
+                let of = Op::Softmax { axis, log };
+                all.extend(Case::of(&format!("{of:?} of {dtype} {dims:?}"), &of, &[&x], 1));
+            }
+            for (axis, centred) in [(dims.len() - 1, true), (dims.len() - 1, false), (0, true)] {
+                let of = Op::Norm(Norm { axis, eps: 1e-5, centred });
+                let [scale, bias] = ["scale", "bias"].map(|seed| signed(dtype, &dims[axis..], seed));
+                all.extend(Case::of(&format!("{of:?} of {dtype} {dims:?}"), &of, &[&x, &scale, &bias], 1));
+            }
+        }
+    }
+    all
+}
+
+fn moves() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in DTYPES {
+        let x = values(dtype, &[4, 36, 48], "moved");
+        let mut put = |what: &str, of: Op| all.extend(Case::of(&format!("{what} of {dtype}"), &of, &[&x], 1));
+        put("reshape", Op::Reshape(vec![48, 144]));
+        put("transpose", Op::Transpose(vec![0, 2, 1]));
+        put("rotation", Op::Transpose(vec![2, 0, 1]));
+        put("reversal", Op::Transpose(vec![2, 1, 0]));
+        put("slice", Op::Slice(Slice { start: vec![3, 30, 47], step: vec![-1, -4, -3], dims: vec![4, 7, 15] }));
+        put("even slice", Op::Slice(Slice { start: vec![0, 4, 16], step: vec![1, 2, 1], dims: vec![4, 16, 32] }));
+        put("broadcast", Op::Broadcast(vec![3, 4, 36, 48]));
+        let modes = [PadMode::Reflect, PadMode::Edge, PadMode::Wrap];
+        let number = if dtype.is_float() { Number::Float(0.5) } else { Number::Int(1) };
+        for mode in modes.into_iter().chain([PadMode::Constant(number)]) {
+            put(&format!("{mode:?}"), Op::Pad(Pad { before: vec![0, 2, 1], after: vec![0, -3, 7], mode }));
+        }
+        let y = values(dtype, &[4, 3, 48], "beside");
+        all.extend(Case::of(&format!("concatenation of {dtype}"), &Op::Concat(1), &[&x, &y, &x], 1));
+        let thin = values(dtype, &[4, 1, 1], "thin");
+        all.extend(Case::of(&format!("thin broadcast of {dtype}"), &Op::Broadcast(vec![4, 20, 64]), &[&thin], 1));
+    }
+    for (dims, order) in [(&[512, 768][..], &[1, 0][..]), (&[3, 65, 97], &[1, 0, 2]), (&[2, 33, 5, 64], &[0, 2, 1, 3])]
+    {
+        for dtype in [Dtype::U8, Dtype::F16, Dtype::F32, Dtype::F64] {
+            let x = values(dtype, dims, "turned");
+            all.extend(Case::of(
+                &format!("transpose of {dtype} {dims:?} to {order:?}"),
+                &Op::Transpose(order.to_vec()),
+                &[&x],
+                1,
+            ));
+        }
+    }
+    let x = signed(Dtype::F32, &[640, 1024], "far");
+    let swish = Expr::arg(0) / (Expr::float(Dtype::F32, 1.0) + (-Expr::arg(0)).unary(Unary::Exp));
+    all.extend(Case::of("swish of a large value", &Op::Map(swish), &[&x], 1));
+    all.extend(Case::of(
+        "axes of a large value",
+        &Op::Map(Expr::Axis(0) * Expr::int(Dtype::I64, 1 << 33) + Expr::Axis(1)),
+        &[&x],
+        1,
+    ));
+    all
+}
+
+fn gathers() -> Vec<Case> {
+    let mut all = Vec::new();
+    let x = values(Dtype::F32, &[10, 9, 32], "gathered");
+    for dtype in [Dtype::I32, Dtype::I64] {
+        let at = converted(&Tensor::of(&[2, 4], &[0.0, -1.0, 8.0, 3.0, -9.0, 5.0, 2.0, 2.0]), dtype);
+        for axis in 0..3 {
+            all.extend(Case::of(&format!("gather along {axis} by {dtype}"), &Op::Gather(axis), &[&x, &at], 1));
+        }
+        let at = signed(dtype, &[10, 9, 32], "at");
+        let low = Expr::arg(0).binary(Binary::Mod, Expr::int(dtype, 9));
+        let to = at.value_type().clone();
+        let at = trefoil::loops::compute(&Op::Map(low), &[Some(&at)], &[to]).expect("it fits").remove(0);
+        all.extend(Case::of(&format!("gather of elements by {dtype}"), &Op::GatherElements(1), &[&x, &at], 1));
+        let at = converted(&Tensor::of(&[3, 2], &[0.0, -1.0, 9.0, 3.0, -10.0, 5.0]), dtype);
+        all.extend(Case::of(&format!("gather of slices by {dtype}"), &Op::GatherNd(0), &[&x, &at], 1));
+    }
+    all
+}
+
+fn products() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::F64, Dtype::I32, Dtype::U8, Dtype::I64] {
+        for (a, b) in [
+            (&[64, 64][..], &[64, 64][..]),
+            (&[9, 40], &[40, 21]),
+            (&[200, 129], &[129, 136]),
+            (&[3, 70, 16], &[3, 16, 68]),
+            (&[2, 3, 20, 33], &[33, 40]),
+            (&[1, 300], &[300, 65]),
+            (&[130, 20], &[20, 1]),
+        ] {
+            let (x, y) = (signed(dtype, a, "left"), signed(dtype, b, "right"));
+            let of = Op::Contract(Contract::matmul(a.len(), b.len()));
+            all.extend(Case::of(&format!("product of {dtype} {a:?} and {b:?}"), &of, &[&x, &y], 1));
+        }
+        let (x, y) = (signed(dtype, &[90, 40], "left"), signed(dtype, &[70, 40], "right"));
+        let of = Op::Contract(Contract { left: vec![0, 2], right: vec![1, 2], result: vec![0, 1] });
+        all.extend(Case::of(&format!("product of {dtype} with a transposed one"), &of, &[&x, &y], 1));
+        let of = Op::Contract(Contract { left: vec![0, 2], right: vec![1, 2], result: vec![1, 0] });
+        all.extend(Case::of(&format!("transposed product of {dtype}"), &of, &[&x, &y], 1));
+    }
+    all
+}
+
+fn window(size: &[usize], stride: &[usize], dilation: &[usize], pad: &[[usize; 2]]) -> Window {
+    Window { size: size.to_vec(), stride: stride.to_vec(), dilation: dilation.to_vec(), pad: pad.to_vec() }
+}
+
+fn windows() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::F64, Dtype::I32, Dtype::I8] {
+        for (dims, k, groups, of) in [
+            (&[2, 14, 13, 24][..], 40, 1, window(&[3, 3], &[1, 1], &[1, 1], &[[1, 1], [1, 1]])),
+            (&[2, 9, 8, 6], 4, 2, window(&[3, 2], &[2, 1], &[1, 2], &[[1, 0], [1, 1]])),
+            (&[1, 12, 12, 16], 16, 16, window(&[5, 5], &[1, 1], &[1, 1], &[[2, 2], [2, 2]])),
+            (&[3, 30, 8], 12, 1, window(&[4], &[3], &[2], &[[0, 3]])),
+            (&[1, 5, 6, 4, 3], 8, 1, window(&[2, 3, 2], &[1, 1, 1], &[1, 1, 1], &[[1, 0], [1, 1], [0, 0]])),
+            (&[2, 7, 7, 64], 96, 1, window(&[1, 1], &[1, 1], &[1, 1], &[[0, 0], [0, 0]])),
+            (&[1, 33, 33, 3], 32, 1, window(&[7, 7], &[2, 2], &[1, 1], &[[3, 3], [3, 3]])),
+        ] {
+            let x = signed(dtype, dims, "image");
+            let channels = dims[dims.len() - 1];
+            let filter = signed(dtype, &[&[k, channels / groups], &of.size[..]].concat(), "filter");
+            let bias = signed(dtype, &[k], "bias");
+            let name = format!("convolution of {dtype} {dims:?} by {:?}", of.size);
+            all.extend(Case::of(&name, &Op::Conv(Conv { window: of, groups }), &[&x, &filter, &bias], 1));
+        }
+        for (dims, k, groups, of, spatial) in [
+            (&[1, 4, 5, 4][..], 6, 2, window(&[3, 2], &[2, 3], &[1, 1], &[[1, 1], [0, 0]]), vec![7, 14]),
+            (&[2, 5, 8], 16, 1, window(&[4], &[1], &[2], &[[2, 1]]), vec![8]),
+        ] {
+            let x = signed(dtype, dims, "image");
+            let filter = signed(dtype, &[&[dims[dims.len() - 1], k / groups], &of.size[..]].concat(), "filter");
+            let name = format!("transposed convolution of {dtype} {dims:?} by {:?}", of.size);
+            all.extend(Case::of(&name, &Op::ConvTranspose(Conv { window: of, groups }, spatial), &[&x, &filter], 1));
+        }
+        let x = signed(dtype, &[2, 9, 11, 40], "pooled");
+        let of = window(&[3, 2], &[2, 1], &[1, 2], &[[1, 1], [0, 1]]);
+        for op in [PoolOp::Max, PoolOp::Sum, PoolOp::Mean, PoolOp::MeanOfTaps] {
+            let pool = Op::Pool(Pool { op, window: of.clone() });
+            let outputs = 1 + usize::from(op == PoolOp::Max);
+            if pool.infer(&[Some(x.value_type())], outputs).is_ok() {
+                all.extend(Case::of(&format!("{op:?} of windows of {dtype}"), &pool, &[&x], outputs));
+            }
+        }
+    }
+    all
+}
+
+fn resizes() -> Vec<Case> {
+    let mut all = Vec::new();
+    let modes = [
+        ResizeMode::Nearest(Nearest::PreferFloor),
+        ResizeMode::Nearest(Nearest::PreferCeil),
+        ResizeMode::Nearest(Nearest::Floor),
+        ResizeMode::Nearest(Nearest::Ceil),
+        ResizeMode::Linear,
+        ResizeMode::Cubic(-0.75),
+    ];
+    let coordinates = [
+        ResizeCoordinates::HalfPixel,
+        ResizeCoordinates::HalfPixelSymmetric,
+        ResizeCoordinates::PytorchHalfPixel,
+        ResizeCoordinates::AlignCorners,
+        ResizeCoordinates::Asymmetric,
+        ResizeCoordinates::Crop,
+    ];
+    let x = signed(Dtype::F32, &[1, 7, 9, 4], "resized");
+    let bytes = signed(Dtype::U8, &[1, 7, 9, 4], "resized");
+    for (mode, coordinates) in modes.into_iter().flat_map(|mode| coordinates.map(|coordinates| (mode, coordinates))) {
+        for (dims, antialias) in [([1, 15, 20, 4], false), ([1, 4, 5, 4], true)] {
+            let scales = (0..4).map(|axis| dims[axis] as f64 / x.value_type().dims[axis] as f64).collect();
+            let is_crop = coordinates == ResizeCoordinates::Crop;
+            let of = Resize {
+                mode,
+                coordinates,
+                dims: dims.to_vec(),
+                scales,
+                crop: vec![[0.0, 1.0], [-0.2, 0.9], [0.1, 1.0], [0.0, 1.0]],
+                antialias: antialias && matches!(mode, ResizeMode::Linear | ResizeMode::Cubic(_)),
+                exclude_outside: antialias && matches!(mode, ResizeMode::Cubic(_)),
+                outside: is_crop.then_some(-9.0),
+            };
+            let name = format!("{mode:?} at {coordinates:?} to {dims:?}");
+            all.extend(Case::of(&name, &Op::Resize(of.clone()), &[&x], 1));
+            all.extend(Case::of(&format!("{name} of bytes"), &Op::Resize(of), &[&bytes], 1));
+        }
+    }
+    for (dtype, axis) in [(Dtype::I8, None), (Dtype::U8, Some(1)), (Dtype::I32, None), (Dtype::U16, Some(0))] {
+        let x = values(Dtype::F32, &[30, 40], "quantised");
+        let len: Vec<usize> = axis.map(|axis| [30, 40][axis]).into_iter().collect();
+        let scale = Tensor::of(&len, &vec![0.37_f32; len.iter().product()]);
+        let zero = signed(dtype, &len, "zero");
+        all.extend(Case::of(
+            &format!("quantization to {dtype}"),
+            &Op::Quantize { dtype, axis },
+            &[&x, &scale, &zero],
+            1,
+        ));
+        let x = values(dtype, &[30, 40], "quantised");
+        all.extend(Case::of(&format!("dequantization of {dtype}"), &Op::Dequantize { axis }, &[&x, &scale, &zero], 1));
+    }
+    all
+}
+
+/// Values of no elements, of one, of no axes.
+fn small() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dims in [&[0, 5][..], &[], &[1], &[1, 1, 1], &[2, 0]] {
+        let x = signed(Dtype::F32, dims, "small");
+        all.extend(Case::of(&format!("sum of {dims:?} and itself"), &Op::Map(Expr::arg(0) + Expr::arg(0)), &[&x], 1));
+        let axes: Vec<usize> = (0..dims.len()).collect();
+        for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max] {
+            all.extend(Case::of(&format!("{op:?} of {dims:?}"), &reduce(op, &axes), &[&x], 1));
+        }
+    }
+    let x = signed(Dtype::I16, &[3, 0, 4], "small");
+    for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max] {
+        all.extend(Case::of(&format!("{op:?} of nothing"), &reduce(op, &[1]), &[&x], 1));
+    }
+    let [none, other] = [signed(Dtype::F32, &[4, 0], "none"), signed(Dtype::F32, &[0, 6], "none")];
+    all.extend(Case::of("product of nothing", &Op::Contract(Contract::matmul(2, 2)), &[&none, &other], 1));
+    let [row, column] = [signed(Dtype::F32, &[1, 50], "row"), signed(Dtype::F32, &[50, 1], "column")];
+    all.extend(Case::of("scalar product", &Op::Contract(Contract::matmul(2, 2)), &[&row, &column], 1));
+    all
+}
+
+/// Pairs of operations in one loop.
+fn fused() -> Vec<Case> {
+    let x = signed(Dtype::F32, &[4, 40, 48], "fused");
+    let firsts = [
+        Op::Map(Expr::arg(0).unary(Unary::Exp)),
+        Op::Map(Expr::arg(0) * Expr::arg(0) + Expr::Axis(1).cast(Dtype::F32)),
+        Op::Transpose(vec![0, 2, 1]),
+        Op::Slice(Slice { start: vec![0, 7, 1], step: vec![1, -1, 1], dims: vec![4, 5, 8] }),
+        Op::Pad(Pad { before: vec![0, 1, 0], after: vec![1, 0, 2], mode: PadMode::Constant(Number::Float(0.5)) }),
+        Op::Softmax { axis: 2, log: false },
+        Op::Norm(Norm { axis: 2, eps: 1e-3, centred: true }),
+        Op::Reduce(Reduce { op: ReduceOp::Sum, axes: vec![1], keep: true }),
+        reduce(ReduceOp::Mean, &[2]),
+        Op::Contract(Contract { left: vec![0, 1, 3], right: vec![0, 2, 3], result: vec![0, 1, 2] }),
+    ];
+    let mut all = Vec::new();
+    for (first, second) in firsts.iter().flat_map(|first| firsts.iter().map(move |second| (first, second))) {
+        let arity = |op: &Op| if matches!(op, Op::Contract(_)) { 2 } else { 1 };
+        let lowered = |op: &Op, of: &ValueType| {
+            let inputs = vec![Some(of); arity(op)];
+            let to = op.infer(&inputs, 1).ok()?.remove(0);
+            match lower(op, &inputs, std::slice::from_ref(&to)) {
+                Lowered::Loops(mut loops) => Some((loops.remove(0), to)),
+                Lowered::ByHand => None,
+            }
+        };
+        let Some((producer, between)) = lowered(first, x.value_type()) else { continue };
+        let Some((consumer, to)) = lowered(second, &between) else { continue };
+        let Some(of) = inline(&consumer, 0, &producer) else { continue };
+        let unused = trefoil::loops::run(&producer, &vec![&x; arity(first)], between).expect("it fits");
+        let operands = [vec![unused; arity(second)], vec![x.clone(); arity(first)]].concat();
+        // Numbers are up to 48, as axes are, and sums of products of one, or of a few after a softmax or a norm.
+        all.push(Case { name: format!("{first:?} in {second:?}"), of, operands, to, scale: 64.0 });
+    }
+    all
+}
