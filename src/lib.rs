@@ -127,5 +127,7 @@ pub use ring::{
     Prefetch, Request, Row, RowOutput, RowPriority, RowTicket, Stage, Ticket, Waiting, WhenFull, prefetch,
     prefetch_scoped,
 };
-pub use tensor::{Activation, Dtype, Element, InputFormat, OutputKind, PortKey, ROW_ALIGN, RowPort, RowSpec, Shape};
+pub use tensor::{
+    Activation, Dtype, Element, InputFormat, OutputKind, PortKey, Precision, ROW_ALIGN, RowPort, RowSpec, Shape,
+};
 pub use trace::Trace;

@@ -52,14 +52,9 @@ fn check(features: &[half::f16], best: &[u32], seed: usize) {
     assert_eq!((features.len(), best), (FEATURES, &order[..]));
 }
 
-fn cpu() -> Device {
-    Device::open(Target::Cpu).unwrap()
-}
-
-#[test]
-fn rows_have_ports_of_their_own_types() {
+fn rows_have_ports_of_their_own_types(device: &Device) {
     let model = joined();
-    let engine = Engine::builder(&model).on(&cpu()).batch(4).check(true).build().unwrap();
+    let engine = Engine::builder(&model).on(device).batch(4).check(true).build().unwrap();
     let names = |spec: &trefoil::RowSpec| spec.ports().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(names(engine.input()), ["`image` of u8[5,7,3]", "`numbers` of f32[2]"]);
     assert_eq!(names(engine.output()), ["`features` of f16[6]", "`best` of u32[2]"]);
@@ -78,9 +73,8 @@ fn rows_have_ports_of_their_own_types() {
     }
 }
 
-#[test]
-fn a_batcher_takes_single_records() {
-    let engine = Engine::builder(&joined()).on(&cpu()).build().unwrap();
+fn a_batcher_takes_single_records(device: &Device) {
+    let engine = Engine::builder(&joined()).on(device).build().unwrap();
     let batcher = engine.batcher().build().unwrap();
     let send = |seed: usize| {
         let mut row = batcher.row().unwrap();
@@ -96,8 +90,7 @@ fn a_batcher_takes_single_records() {
 }
 
 /// A residual MLP on tokens, then a model that reads its result on the device.
-#[test]
-fn models_read_one_another() {
+fn models_read_one_another(device: &Device) {
     let tokens = || {
         let weights = [("up", 8 * 16), ("down", 16 * 8)].map(|(name, count)| {
             let dims = if name == "up" { vec![8, 16] } else { vec![16, 8] };
@@ -123,9 +116,31 @@ fn models_read_one_another() {
         batch.submit(1).unwrap().wait().unwrap().values(0).to_vec()
     };
     let model = tokens();
-    let twice = run(&Engine::builder(&model).then(&model).on(&cpu()).check(true).build().unwrap());
-    let engine = Engine::builder(&model).on(&cpu()).build().unwrap();
+    let twice = run(&Engine::builder(&model).then(&model).on(device).check(true).build().unwrap());
+    let engine = Engine::builder(&model).on(device).build().unwrap();
     let mut batch = engine.acquire().unwrap();
     batch.port_mut::<f32>(0, 0).unwrap().copy_from_slice(&run(&engine));
     assert_eq!(twice, batch.submit(1).unwrap().wait().unwrap().values(0));
 }
+
+/// Each of them on the CPU, and on a GPU.
+macro_rules! on_each_device {
+    ($($case:ident),*) => {
+        mod on_the_cpu {
+            $(#[test]
+            fn $case() {
+                super::$case(&super::Device::open(super::Target::Cpu).unwrap());
+            })*
+        }
+        #[cfg(feature = "cuda")]
+        mod on_a_gpu {
+            $(#[test]
+            #[ignore = "needs a GPU"]
+            fn $case() {
+                super::$case(&super::Device::open(super::Target::Cuda(0)).unwrap());
+            })*
+        }
+    };
+}
+
+on_each_device!(rows_have_ports_of_their_own_types, a_batcher_takes_single_records, models_read_one_another);

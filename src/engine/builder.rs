@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
-use crate::tensor::{InputFormat, OutputKind};
+use crate::tensor::{InputFormat, OutputKind, Precision};
 
 /// How an [`Engine`] is to be built.
 ///
@@ -41,6 +41,7 @@ pub struct EngineBuilder<'a> {
     pub(super) results: Option<usize>,
     pub(super) input: InputFormat,
     pub(super) output: OutputKind,
+    pub(super) precision: Precision,
     pub(super) priority: Priority,
     pub(super) choices: Choices,
     pub(super) lanes: Option<bool>,
@@ -77,6 +78,7 @@ impl<'a> EngineBuilder<'a> {
             results: None,
             input: InputFormat::default(),
             output: OutputKind::default(),
+            precision: Precision::default(),
             priority: Priority::default(),
             choices: Choices::default(),
             lanes: None,
@@ -202,6 +204,12 @@ impl<'a> EngineBuilder<'a> {
     /// What consumers read. Default [`OutputKind::Probabilities`].
     pub fn output(mut self, kind: OutputKind) -> Self {
         self.output = kind;
+        self
+    }
+
+    /// What a GPU computes the layers of models of any values in. Default [`Precision::F16`].
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
         self
     }
 
@@ -391,6 +399,7 @@ impl<'a> EngineBuilder<'a> {
             streams: self.compute_streams,
             input: self.input,
             output: self.output,
+            precision: self.precision,
             choices: self.choices.clone(),
             lanes: self.lanes,
             tuning: self.tuning.anew(),

@@ -13,8 +13,9 @@ use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
 use crate::model::{Images, Model, Network};
 use crate::phases::Stopwatch;
+use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
-use crate::tensor::{InputFormat, OutputKind, RowSpec};
+use crate::tensor::{InputFormat, OutputKind, Precision, RowSpec};
 
 #[cfg(feature = "cuda")]
 pub use cuda::{
@@ -39,6 +40,8 @@ pub(crate) struct BuildSpec {
     pub input: InputFormat,
     /// What they get.
     pub output: OutputKind,
+    /// What layers of values are computed in on a GPU.
+    pub precision: Precision,
     /// Kernels that overrule the planner's.
     pub choices: Choices,
     /// Whether independent branches run side by side; none: if that was not found to be slower.
@@ -195,7 +198,8 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }
         Network::Values(values) => {
-            plan::values::plan(&values.graph(batch)?, limits, batch, [values.input(), values.output()])?
+            let (rows, precision) = ([values.input(), values.output()], spec.precision);
+            plan::values::plan(&values.graph(batch)?, &ValuesRequest { limits, batch, rows, precision, choices })?
         }
     };
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })

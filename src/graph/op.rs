@@ -356,6 +356,21 @@ impl Contract {
     }
 }
 
+impl Contract {
+    /// Whether the second operand has the summed axis first; none where this is another product than of the last axis of the
+    /// first operand by a matrix, with the other axes in their places.
+    pub(crate) fn sums_first(&self) -> Option<bool> {
+        let (&summed, outer) = self.left.split_last()?;
+        let (&last, result) = self.result.split_last()?;
+        match self.right[..] {
+            _ if outer != result || outer.contains(&last) => None,
+            [a, b] if [a, b] == [summed, last] => Some(true),
+            [a, b] if [a, b] == [last, summed] => Some(false),
+            _ => None,
+        }
+    }
+}
+
 impl Window {
     /// The same along each of so many axes.
     pub fn all(axes: usize, size: usize, stride: usize, pad: usize) -> Self {

@@ -148,7 +148,7 @@ fn computed(graph: &Graph, step: &Step, values: &[Option<Tensor>]) -> Result<Vec
             let to = graph.value(step.writes[0]).clone();
             Ok(vec![eval::run(of, &operands.collect::<Vec<_>>(), to)?])
         }
-        Kernel::ByHand(id) => by_hand(graph, &graph.nodes[id.0], operands),
+        Kernel::Apart(id) => by_hand(graph, &graph.nodes[id.0], operands),
     }
 }
 

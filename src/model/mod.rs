@@ -39,6 +39,7 @@ pub use preprocessing::{Interpolation, Preprocessing};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
 pub(crate) use values::Values;
+pub(crate) use weights::filter_of;
 pub use weights::{WeightDtype, Weights};
 
 /// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
@@ -209,6 +210,9 @@ impl Model {
     /// A model of any values, with the weights that its graphs name.
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         values.check(&weights)?;
+        let matrices = values.matrices()?;
+        let weights =
+            weights.with_filters(matrices.iter().map(|(name, transposed)| (name.as_str(), *transposed)))?.into();
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
         Ok(Self { network, weights, labels, name: "model".into() })
     }

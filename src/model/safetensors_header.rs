@@ -31,6 +31,8 @@ pub(super) struct Entry {
     pub offset: u64,
     /// Bytes.
     pub bytes: usize,
+    /// Whether what is stored is a matrix of which this is the transpose, with axes of 1 behind.
+    pub transposed: bool,
 }
 
 /// A header whose offsets have been checked against the file's size.
@@ -111,7 +113,7 @@ fn entry(info: TensorInfo, data_start: u64) -> Result<Entry, String> {
         return Err(format!("{dtype:?} of shape {dims:?}: expected {} bytes, found {found}", bits / 8));
     }
     let offset = data_start.checked_add(begin as u64).ok_or_else(|| format!("offset {begin} overflows"))?;
-    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found })
+    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found, transposed: false })
 }
 
 /// The tensors, sorted by offset, must fill the data without gap or overlap, and nothing may follow them.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::weights::Weights;
 use crate::error::Error;
-use crate::graph::{Constant, Graph, Port, ValueType, simplify};
+use crate::graph::{Constant, Graph, Node, Op, Port, ValueType, simplify};
 use crate::onnx::{File, Sizes};
 use crate::tensor::{Dtype, RowSpec};
 
@@ -74,6 +74,19 @@ impl Values {
         };
         let (input, output) = (rows(&one.inputs)?, rows(&one.outputs)?);
         Ok(Self { source, is_batched, input, output })
+    }
+
+    /// The weights that are matrices of products, each with whether the sum goes over its first axis.
+    pub(super) fn matrices(&self) -> Result<Vec<(String, bool)>, Error> {
+        let graph = self.graph(1)?;
+        let matrix = |node: &Node| {
+            let (Op::Contract(of), Some(&Some(id))) = (&node.op, node.inputs.get(1)) else { return None };
+            match graph.constant(id) {
+                Some(Constant::Weight(name)) => Some((name.clone(), of.sums_first()?)),
+                Some(Constant::Bytes(_)) | None => None,
+            }
+        };
+        Ok(graph.nodes.iter().filter_map(matrix).collect())
     }
 
     /// The graph for so many rows; only one if it [is not batched](Self::is_batched).

@@ -159,6 +159,24 @@ impl Weights {
         Ok(all)
     }
 
+    /// These weights, and of some matrices the filters of one tap that they are, under the names that [`filter_of`] gives
+    /// them: of each its name, and whether the sum goes over its first axis.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is no such matrix.
+    pub(super) fn with_filters<'n>(&self, matrices: impl IntoIterator<Item = (&'n str, bool)>) -> Result<Self, Error> {
+        let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
+        for (of, transposed) in matrices {
+            let Some(entry) = self.header.tensors.get(of) else { return Err(self.missing(of, "a matrix")) };
+            let [first, second] = entry.dims[..] else {
+                return Err(self.error(of, "a matrix", format!("{:?}", entry.dims)));
+            };
+            let dims = if transposed { vec![second, first, 1, 1] } else { vec![first, second, 1, 1] };
+            all.header.tensors.insert(filter_of(of, transposed), Entry { dims, transposed, ..entry.clone() });
+        }
+        Ok(all)
+    }
+
     fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let of = tensor.value_type();
         let entry = Entry {
@@ -168,6 +186,7 @@ impl Weights {
             source: self.sources.len(),
             offset: 0,
             bytes: of.bytes(),
+            transposed: false,
         };
         if self.header.tensors.insert(name.to_owned(), entry).is_some() {
             return Err(self.error(name, "one tensor of this name", "two"));
@@ -183,7 +202,7 @@ impl Weights {
             let known = all.sources.iter().position(|known| Arc::ptr_eq(known, &source));
             let (elems, bytes, number) = (of.elems(), of.bytes(), known.unwrap_or(all.sources.len()));
             let dtype = WeightDtype::Element(of.dtype);
-            let entry = Entry { dtype, dims: of.dims, elems, source: number, offset, bytes };
+            let entry = Entry { dtype, dims: of.dims, elems, source: number, offset, bytes, transposed: false };
             if all.header.tensors.insert(name.clone(), entry).is_some() {
                 return Err(all.error(&name, "one tensor of this name", "two"));
             }
@@ -304,6 +323,20 @@ impl Weights {
         if entry.elems != out.len() {
             return Err(self.error(name, format!("{} elements", out.len()), format!("{} elements", entry.elems)));
         }
+        if entry.transposed {
+            let mut stored = vec![0.0; entry.elems];
+            self.read_stored(name, entry, &mut stored)?;
+            let (rows, columns) = (entry.dims[1], entry.dims[0]);
+            for (column, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
+                out.iter_mut().enumerate().for_each(|(row, out)| *out = stored[row * columns + column]);
+            }
+            return Ok(());
+        }
+        self.read_stored(name, entry, out)
+    }
+
+    /// Reads all elements of an entry as f32, in the order in which they are stored.
+    fn read_stored(&self, name: &str, entry: &Entry, out: &mut [f32]) -> Result<(), Error> {
         let WeightDtype::Element(dtype) = entry.dtype else { unreachable!("checked to be floats") };
         let elem_bytes = dtype.bytes();
         let mut buffer = vec![0; CHUNK_BYTES.min(entry.bytes)];
@@ -388,6 +421,11 @@ impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Weights({}, {} tensors)", self.path.display(), self.header.tensors.len())
     }
+}
+
+/// The name of a matrix as the filter of a convolution of one tap; `transposed` if the sum goes over its first axis.
+pub(crate) fn filter_of(matrix: &str, transposed: bool) -> String {
+    format!("{matrix} ({})", if transposed { "transposed, 1x1" } else { "1x1" })
 }
 
 /// What [`Weights::read_f32`] reads.

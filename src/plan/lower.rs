@@ -43,7 +43,7 @@ fn push(context: &Context<'_>, plan: &mut Growing<'_>, step: Match) -> Result<()
 /// The kernel of a match, and its work.
 fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     let work = context.work(step);
-    let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.request), Ok)?;
+    let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.limits(), context.request.choices), Ok)?;
     let (flops, weight_bytes) = (work.flops(), work.weight_bytes(context.limits().family.dtype()));
     Ok(Draft { op: step.op.clone(), kernel, outputs: work.outputs, flops, weight_bytes })
 }

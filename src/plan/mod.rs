@@ -44,7 +44,7 @@ pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
-pub use op::{HandOp, Joined, LoopOp, RowPitch, StepOp};
+pub use op::{HandOp, Joined, LoopOp, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};

@@ -85,19 +85,8 @@ pub struct LoopOp {
     pub nodes: Vec<String>,
     /// The loop.
     pub of: Arc<Loop>,
-    /// Where rows of the result begin, if they do not follow one another.
-    pub pitch: Option<RowPitch>,
     /// Arithmetic operations.
     pub flops: u64,
-}
-
-/// Rows of a result with space between them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowPitch {
-    /// Elements of a row.
-    pub elems: usize,
-    /// Elements from the first of one row to the first of the next.
-    pub pitch: usize,
 }
 
 /// An operation of a graph of values that is no loop: its elements are sorted, or written in an order that matters.

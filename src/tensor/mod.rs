@@ -180,6 +180,19 @@ impl fmt::Display for InputFormat {
     }
 }
 
+/// What a GPU computes the layers of a model of any values in: its convolutions, and its products with weights.
+///
+/// Everything else, and everything on the CPU, is computed in the types of the model. Networks of images are computed in f16
+/// on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// Their operands are rounded to f16 and their sums are f32, on tensor cores. Numbers beyond 65,504 become infinite.
+    #[default]
+    F16,
+    /// f32.
+    F32,
+}
+
 /// What an engine hands out for each row.
 ///
 /// ```

@@ -27,25 +27,38 @@ impl Material {
 
     fn capture_lanes(&self, plan: &Plan, launches: &[Launch]) -> Result<Graph, Error> {
         let (kernels, cuda) = (&self.kernels, &self.kernels.cuda);
-        // Of each step that one in another lane waits for.
+        let of_lane = |lane: usize| plan.steps.iter().enumerate().filter(move |(_, step)| step.lane == lane);
+        let lasts: Vec<usize> = (1..plan.lanes()).filter_map(|lane| Some(of_lane(lane).next_back()?.0)).collect();
+        // Those that begin lanes and wait for no step: they wait for the graph's beginning.
+        let firsts = (1..plan.lanes()).filter_map(|lane| of_lane(lane).next());
+        let firsts: Vec<usize> = firsts.filter(|(_, step)| step.after.is_empty()).map(|(index, _)| index).collect();
         let is_awaited = |step: usize| plan.steps.iter().any(|other| other.after.contains(&step));
-        let event = |step| is_awaited(step).then(|| Event::new(&self.device)).transpose();
+        // Of each step that one in another lane, or the end, waits for.
+        let event = |step| (is_awaited(step) || lasts.contains(&step)).then(|| Event::new(&self.device)).transpose();
         let ended: Vec<Option<Event>> = (0..plan.steps.len()).map(event).collect::<Result<_, _>>()?;
+        let begun = (!firsts.is_empty()).then(|| Event::new(&self.device)).transpose()?;
+        let waits = |stream: u64, event: &Event| {
+            // SAFETY: both are live, and the event was recorded in this capture.
+            unsafe { cuda.stream_wait(stream, event.raw()) }
+        };
+        let record = |event: &Event, stream: u64| {
+            // SAFETY: both are live.
+            unsafe { cuda.event_record(event.raw(), stream) }
+        };
         Graph::capture(cuda, self.stream.raw(), || {
+            begun.iter().try_for_each(|begun| record(begun, self.stream.raw()))?;
             for (index, (step, launch)) in plan.steps.iter().zip(launches).enumerate() {
                 let stream = self.lane(step.lane).raw();
-                for event in step.after.iter().filter_map(|&source| ended[source].as_ref()) {
-                    // SAFETY: both are live, and the event was recorded in this capture. With its first wait a lane's
-                    // stream is a part of the capture; every lane's last step is one that another lane waits for.
-                    unsafe { cuda.stream_wait(stream, event.raw())? };
-                }
+                // With its first wait a lane's stream is a part of the capture.
+                let begun = begun.iter().filter(|_| firsts.contains(&index));
+                let sources = step.after.iter().filter_map(|&source| ended[source].as_ref());
+                begun.chain(sources).try_for_each(|event| waits(stream, event))?;
                 kernels.step(step, launch, stream)?;
-                if let Some(event) = &ended[index] {
-                    // SAFETY: both are live.
-                    unsafe { cuda.event_record(event.raw(), stream)? };
-                }
+                ended[index].iter().try_for_each(|event| record(event, stream))?;
             }
-            Ok(())
+            // A lane that nobody waits for is a part of the graph too.
+            let open = lasts.iter().filter(|&&last| !is_awaited(last));
+            open.filter_map(|&last| ended[last].as_ref()).try_for_each(|event| waits(self.stream.raw(), event))
         })
     }
 

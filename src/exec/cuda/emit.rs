@@ -177,7 +177,7 @@ mod tests {
         assert_eq!([args.x, args.y, args.row_pitch_bytes], [0x100, 0x200, 4096]);
         assert_eq!([args.channels, args.stored_channels, args.pixels, args.top_k], [1005, 1008, 1, 5]);
         assert_eq!(args.by_channels.divide(2010), 2);
-        assert_eq!((top.entry, top.grid), ("sm80_emit_top_k", [3, 1, 1]));
+        assert_eq!((&*top.entry, top.grid), ("sm80_emit_top_k", [3, 1, 1]));
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub(super) fn launch(
         reserved: 0,
     };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [pipeline.threads as u32, 1, 1],

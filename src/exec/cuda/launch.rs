@@ -1,5 +1,7 @@
 //! What every launcher returns, and the checks that they share. Pure: no CUDA symbol.
 
+use std::borrow::Cow;
+
 use bytemuck::{NoUninit, Zeroable};
 
 use crate::device::cuda::{TENSOR_MAP_BYTES, TensorMap};
@@ -10,7 +12,7 @@ use crate::tensor::Activation;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     /// Name of the entry point.
-    pub(crate) entry: &'static str,
+    pub(crate) entry: Cow<'static, str>,
     /// Blocks.
     pub(crate) grid: [u32; 3],
     /// Neighbours among them that run at the same time and read each other's shared memory; 1: none.
@@ -32,7 +34,16 @@ impl Launch {
     pub(crate) fn flat<A: NoUninit>(entry: &'static str, blocks: u32, threads: u32, args: &A) -> Self {
         let args = ArgBytes::new(args);
         let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-        Self { entry, grid, cluster: 1, block, shared_bytes: 0, args, maps: Vec::new(), waits_itself: false }
+        Self {
+            entry: entry.into(),
+            grid,
+            cluster: 1,
+            block,
+            shared_bytes: 0,
+            args,
+            maps: Vec::new(),
+            waits_itself: false,
+        }
     }
 }
 
@@ -50,10 +61,14 @@ impl ArgBytes {
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {
         const { assert!(size_of::<A>() <= Self::CAPACITY && align_of::<A>() <= 64) };
+        Self::of_bytes(bytemuck::bytes_of(args)).expect("as asserted")
+    }
+
+    /// Copies the bytes of a struct whose size is known at run time, if there is room for them.
+    pub(crate) fn of_bytes(source: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::CAPACITY];
-        let source = bytemuck::bytes_of(args);
-        bytes[..source.len()].copy_from_slice(source);
-        Self { bytes, len: source.len() }
+        bytes.get_mut(..source.len())?.copy_from_slice(source);
+        Some(Self { bytes, len: source.len() })
     }
 
     /// Puts an encoded tensor map in its place, among those that the struct begins with.

@@ -100,7 +100,7 @@ mod tests {
         let args: MeanArgs = launch.args.read();
         let x = [0x100, 0x200, 0x300, 0, 0, 0, 0, 0];
         assert_eq!(args, MeanArgs { x, y: 0x400, quads: 80, sources: 3 });
-        assert_eq!((launch.entry, launch.grid), (ENTRY, [1, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid), (ENTRY, [1, 1, 1]));
     }
 
     #[test]

@@ -184,7 +184,7 @@ mod tests {
         assert_eq!([args.pixels, args.channels, args.c_chunks, args.tiles], [1763, 3, 1, 2]);
         assert_eq!(args.mean, [0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(args.inv_std, [2.0, 4.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-        assert_eq!((launch.entry, launch.grid), ("sm80_normalize_u8_nhwc", [10, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid), ("sm80_normalize_u8_nhwc", [10, 1, 1]));
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
             ..problem()
         };
         let floats = launch(&NormalizeProblem { format: InputFormat::F32Nchw, ..many }, &POINTERS).unwrap();
-        assert_eq!((floats.entry, floats.grid), ("sm80_normalize_f32_nchw", [5 * 3, 1, 1]));
+        assert_eq!((&*floats.entry, floats.grid), ("sm80_normalize_f32_nchw", [5 * 3, 1, 1]));
         let halves = launch(&NormalizeProblem { format: InputFormat::F16Nhwc, ..many }, &POINTERS).unwrap();
         assert_eq!(halves.entry, "sm80_normalize_f16_nhwc");
         let floats = launch(&NormalizeProblem { format: InputFormat::F32Nhwc, ..many }, &POINTERS).unwrap();

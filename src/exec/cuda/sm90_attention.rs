@@ -144,7 +144,7 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         boxes("out", out, sizes, sizes.rows, WARP_ROWS)?,
     ];
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [blocks.min(units.max(1) as u32), 1, 1],
         cluster: 1,
         block: [threads(tile), 1, 1],
@@ -243,7 +243,7 @@ mod tests {
         ];
         assert_eq!(launch.maps, maps);
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([60, 1, 1], [512, 1, 1], 212_624));
-        assert_eq!((launch.entry, launch.waits_itself), ("sm90_attention_64_104_masked", true));
+        assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_masked", true));
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let launch = launch(&problem, wide, 132).unwrap();
         let args: Sm90AttentionArgs = launch.args.read();
         assert_eq!((args.lengths, args.mask, args.ahead), (0, 0, (1 << 28) - 1));
-        assert_eq!((launch.entry, launch.grid, launch.block), ("sm90_attention_128_112", [132, 1, 1], [384, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_attention_128_112", [132, 1, 1], [384, 1, 1]));
     }
 
     #[test]

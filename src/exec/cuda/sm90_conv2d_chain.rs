@@ -220,7 +220,7 @@ pub(super) fn launch(
     maps.push(matrix("y", pointers.y, channels)?);
     maps.push(matrix("z", pointers.z, next_channels)?);
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [tiles.min(limits.units.max(1)) as u32, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!([args.by_out_pixels.divide(627), args.by_out_width.divide(208)], [3, 10]);
         let source = |steps, stride_h, stride_w, by_windows| Sm90ChainSource { steps, stride_h, stride_w, by_windows };
         assert_eq!(args.source, [source(2, 1, 1, 0), source(4, 2, 3, 1)]);
-        assert_eq!((launch.entry, launch.grid), ("sm90_conv2d_chain_128_2", [5, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid), ("sm90_conv2d_chain_128_2", [5, 1, 1]));
         assert_eq!((launch.cluster, launch.block), (1, [384, 1, 1]));
         assert_eq!(launch.shared_bytes as usize, layout.shared_bytes);
         let matrix = |address, channels, pixels| TensorMap::Matrix {

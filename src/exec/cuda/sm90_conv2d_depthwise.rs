@@ -209,7 +209,7 @@ pub(crate) fn launch(
         swizzle: if expand.is_some() { Swizzle::Rows64 } else { Swizzle::None },
     };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [grid.threads as u32, 1, 1],

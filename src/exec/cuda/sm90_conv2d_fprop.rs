@@ -224,7 +224,7 @@ pub(crate) fn launch(
         _ => tiles.min((units * pipeline.blocks / cluster).max(1) * cluster) as u32,
     };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [blocks, 1, 1],
         cluster: cluster as u32,
         block: [pipeline.threads() as u32, 1, 1],

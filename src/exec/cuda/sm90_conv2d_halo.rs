@@ -148,7 +148,7 @@ pub(crate) fn launch(
     // A block's tiles are all of the same channels.
     let blocks = (limits.units / channel_tiles).clamp(1, pixel_tiles) * channel_tiles;
     Ok(Launch {
-        entry: ENTRY,
+        entry: ENTRY.into(),
         grid: [blocks as u32, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!([args.pad_top, args.pad_left, args.activation], [2, 0, 2]);
         assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(359)), [119; 2]);
         assert_eq!([args.by_row_tiles.divide(359), args.by_line.divide(119)], [44, 2]);
-        assert_eq!((launch.entry, launch.grid, launch.block), (ENTRY, [132, 1, 1], [384, 1, 1]));
+        assert_eq!((&*launch.entry, launch.grid, launch.block), (ENTRY, [132, 1, 1], [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 9 * 8192 + 4 * 16384 + 2 * (40 << 10) + 72);
         let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
             address,

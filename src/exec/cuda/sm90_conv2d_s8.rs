@@ -173,7 +173,7 @@ pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Res
         result_map("y", problem.y, &conv, tile, WARP_PIXELS)?,
     ];
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [(tiles.min((units * pipeline.blocks / blocks).max(1)) * blocks) as u32, 1, 1],
         cluster: blocks as u32,
         block: [threads as u32, 1, 1],
@@ -310,7 +310,7 @@ mod tests {
         ];
         assert_eq!(launch.maps, maps);
         assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [288, 1, 1], 229_440));
-        assert_eq!((launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_128x256x128", 1, true));
+        assert_eq!((&*launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_128x256x128", 1, true));
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
         let launch = launch(&S8Problem { x_signed: true, ..problem() }, kernel, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.tiles, args.channel_tiles, args.steps, args.c_bytes], [10, 5, 105, 192]);
-        assert_eq!((launch.grid, launch.cluster, launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_256x64x64"));
+        assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_256x64x64"));
         let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [32, 1, 32] };
         assert_eq!(launch.maps[0], filter);
         assert!(matches!(&launch.maps[1], TensorMap::Windows(Windows { channels: 32, pixels: 256, .. })));

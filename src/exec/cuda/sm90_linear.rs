@@ -107,7 +107,7 @@ pub(crate) fn launch(problem: &LinearProblem, tile: LinearTile, pointers: &Linea
         rows(aligned("filter", pointers.filter, 16)?, out_stored, LINEAR_OUTPUTS),
     ];
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [product("blocks", &[batch.div_ceil(tile.images), n_tiles, tile.blocks])?, 1, 1],
         cluster: tile.blocks as u32,
         block: [threads(tile), 1, 1],
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(launch.maps, [map(0x100, 70, 64), map(0x200, 1000, 80)]);
         assert_eq!((launch.grid, launch.cluster, launch.block), ([2 * 13 * 8, 1, 1], 8, [128, 1, 1]));
         assert_eq!(launch.shared_bytes, 5 * (64 + 80) * 128 + 6 * 8);
-        assert_eq!((launch.entry, launch.waits_itself), ("sm90_linear_64_8", true));
+        assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_linear_64_8", true));
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
     let grid =
         if tile.is_split() { product("blocks", &[tiles as usize, parts])? } else { tiles.min(units.max(1) as u32) };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [grid, 1, 1],
         cluster: parts as u32,
         block: [tile.threads() as u32, 1, 1],
@@ -225,10 +225,10 @@ mod tests {
             map(0x600, [328, 1000], 344, 64),
         ];
         assert_eq!(of.maps, maps);
-        assert_eq!((of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
+        assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
         assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_104, true));
         let of = launch(&PROBLEM, SPLIT, 13).unwrap();
-        assert_eq!((of.entry, of.grid, of.cluster), ("sm90_product_split_128x64_sigmoid", [192, 1, 1], 4));
+        assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_128x64_sigmoid", [192, 1, 1], 4));
         assert_eq!((of.block, of.shared_bytes), ([288, 1, 1], 98_376));
     }
 
@@ -244,13 +244,16 @@ mod tests {
         let of = |activation| {
             let launch = launch(&ProductProblem { activation, ..PROBLEM }, IN_TURNS, 132).unwrap();
             let args: Sm90ProductArgs = launch.args.read();
-            (launch.entry, args.activation_a, args.activation_b)
+            (launch.entry.into_owned(), args.activation_a, args.activation_b)
         };
-        assert_eq!(of(ProductActivation::None), ("sm90_product_128x192_clamped", f32::NEG_INFINITY, 0.0));
-        assert_eq!(of(ProductActivation::Relu), ("sm90_product_128x192_clamped", 0.0, 0.0));
+        assert_eq!(of(ProductActivation::None), ("sm90_product_128x192_clamped".into(), f32::NEG_INFINITY, 0.0));
+        assert_eq!(of(ProductActivation::Relu), ("sm90_product_128x192_clamped".into(), 0.0, 0.0));
         assert_eq!(of(ProductActivation::Gelu).0, "sm90_product_128x192_erf");
         // 2 sqrt(2 / pi) log2(e), and 0.044715 of it.
-        assert_eq!(of(ProductActivation::GeluTanh), ("sm90_product_128x192_sigmoid", -2.302_208_3, -0.102_943_24));
+        assert_eq!(
+            of(ProductActivation::GeluTanh),
+            ("sm90_product_128x192_sigmoid".into(), -2.302_208_3, -0.102_943_24)
+        );
         assert_eq!(of(ProductActivation::QuickGelu).1, -2.455_467);
     }
 

@@ -93,7 +93,7 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         ..Zeroable::zeroed()
     };
     Ok(Launch {
-        entry,
+        entry: (*entry).into(),
         grid: [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!([args.x, args.weight, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
         assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1001, 97, 1]));
         assert_eq!([args.epsilon, args.per_column], [1e-6, 1.0 / 776.0]);
-        assert_eq!((of.entry, of.grid, of.block), ("sm90_row_norm_4", [63, 1, 1], [256, 1, 1]));
+        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [63, 1, 1], [256, 1, 1]));
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!((args.bias, args.centred), (0, 0));

@@ -183,7 +183,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
         shift: std::array::from_fn(|c| -mean[c] * inv_std[c]),
     };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [product("blocks", &[batch, bands, column_tiles])?, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],

@@ -147,7 +147,7 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
         by_share_chunks: FastDivide::by(share_chunks as u32),
     };
     Ok(Launch {
-        entry,
+        entry: entry.into(),
         grid: [product("blocks", &[batch.div_ceil(tile.images), tile.blocks])?, 1, 1],
         cluster: tile.blocks as u32,
         block: [THREADS, 1, 1],
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(args.by_share_chunks.divide(159), 15);
         assert_eq!((launch.grid, launch.cluster, launch.block), ([4 * 16, 1, 1], 16, [512, 1, 1]));
         assert_eq!(launch.shared_bytes, 3 * 32768 + 32768 + 9 * 164 * 16 + 1008 * 4);
-        assert_eq!((launch.entry, launch.waits_itself), ("sm90_tail_16", true));
+        assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_tail_16", true));
     }
 
     #[test]

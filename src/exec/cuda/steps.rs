@@ -2,6 +2,7 @@
 
 use super::LAUNCHERS;
 use super::launch::Launch;
+use super::loops::Written;
 use super::pack::Layout;
 use crate::error::Error;
 use crate::plan::work::Work;
@@ -18,11 +19,16 @@ pub(super) struct Addresses {
 }
 
 /// The launches of `plan` on the buffers at `addresses`.
-pub(super) fn launches(plan: &Plan, layout: &Layout, addresses: &Addresses) -> Result<Vec<Launch>, Error> {
+pub(super) fn launches(
+    plan: &Plan,
+    layout: &Layout,
+    written: &Written,
+    addresses: &Addresses,
+) -> Result<Vec<Launch>, Error> {
     let of_step = |(index, step)| {
         // What a step wrote last the next one reads first: as much of it as may be in the L2 cache.
         let backward = index % 2 == 1;
-        Operands { plan, step, layout, addresses, backward }.launch().map_err(|error| at_step(error, step))
+        Operands { plan, step, layout, written, addresses, backward }.launch().map_err(|error| at_step(error, step))
     };
     plan.steps.iter().enumerate().map(of_step).collect()
 }
@@ -42,6 +48,7 @@ pub(super) struct Operands<'a> {
     plan: &'a Plan,
     step: &'a Step,
     layout: &'a Layout,
+    written: &'a Written,
     addresses: &'a Addresses,
     /// Whether it computes its last pixels first, where its kernel has an order.
     pub backward: bool,
@@ -126,6 +133,16 @@ impl Operands<'_> {
         (self.address(self.step.inputs[0]), second, self.address(self.step.outputs[0]))
     }
 
+    /// Address of one of the tensors that it reads.
+    pub fn input_address(&self, index: usize) -> u64 {
+        self.address(self.step.inputs[index])
+    }
+
+    /// The plan's loops as kernels.
+    pub fn written(&self) -> &Written {
+        self.written
+    }
+
     /// Address of its second result, if there is one.
     pub fn second_output(&self) -> Option<u64> {
         self.step.outputs.get(1).map(|&id| self.address(id))
@@ -173,7 +190,7 @@ mod tests {
         };
         let plan = plan(model.graph().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
-        let launches = launches(&plan, &layout, &ADDRESSES).unwrap();
+        let launches = launches(&plan, &layout, &Written::default(), &ADDRESSES).unwrap();
         (plan, launches)
     }
 
@@ -210,7 +227,7 @@ mod tests {
             for (step, other) in (0..plan.steps.len()).flat_map(|step| others.map(|other| (step, other))) {
                 let mut wrong = plan.clone();
                 wrong.steps[step].kernel = other;
-                let refused = launches(&wrong, &layout, &ADDRESSES);
+                let refused = launches(&wrong, &layout, &Written::default(), &ADDRESSES);
                 let name = &plan.steps[step].name;
                 assert!(matches!(refused, Err(Error::Internal { .. })), "{name} by {other:?}");
             }
@@ -231,7 +248,7 @@ mod tests {
         };
         let plan = plan(model.graph().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
-        match launches(&plan, &layout, &ADDRESSES) {
+        match launches(&plan, &layout, &Written::default(), &ADDRESSES) {
             Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),
             other => panic!("{:?}", other.map(|l| l.len())),
         }

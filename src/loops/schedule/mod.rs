@@ -34,8 +34,8 @@ pub struct Step {
 pub enum Kernel {
     /// By this loop.
     Loop(Loop),
-    /// By the function for this node's operation, which is [no loop](super::Lowered::ByHand).
-    ByHand(NodeId),
+    /// This node by itself: its operation is [no loop](super::Lowered::ByHand), or it was to be apart.
+    Apart(NodeId),
 }
 
 impl Schedule {
@@ -76,5 +76,10 @@ impl Schedule {
 /// # Panics
 /// If the graph is not well-formed.
 pub fn schedule(graph: &Graph) -> Schedule {
-    planner::Planner::new(graph).schedule()
+    schedule_apart(graph, &|_| false)
+}
+
+/// The steps that compute a graph, some of whose nodes are steps by themselves.
+pub(crate) fn schedule_apart(graph: &Graph, is_apart: &dyn Fn(NodeId) -> bool) -> Schedule {
+    planner::Planner::new(graph, is_apart).schedule()
 }

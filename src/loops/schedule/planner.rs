@@ -20,13 +20,14 @@ pub(super) struct Planner<'g> {
     uses: Vec<usize>,
     /// The steps that read each value, by what they write.
     readers: Vec<BTreeSet<ValueId>>,
-    /// Nodes that are computed by hand, and values that loops write.
-    by_hand: Vec<bool>,
+    /// Nodes that are steps by themselves, and values that loops write.
+    apart: Vec<bool>,
     steps: Vec<bool>,
 }
 
 impl<'g> Planner<'g> {
-    pub fn new(graph: &'g Graph) -> Self {
+    /// `is_apart` tells which nodes are steps by themselves.
+    pub fn new(graph: &'g Graph, is_apart: &dyn Fn(NodeId) -> bool) -> Self {
         let values = graph.values.len();
         let mut planner = Self {
             graph,
@@ -35,10 +36,10 @@ impl<'g> Planner<'g> {
             kept: vec![false; values],
             uses: vec![0; values],
             readers: vec![BTreeSet::new(); values],
-            by_hand: vec![false; graph.nodes.len()],
+            apart: vec![false; graph.nodes.len()],
             steps: vec![false; values],
         };
-        (0..graph.nodes.len()).map(NodeId).for_each(|node| planner.lower(node));
+        (0..graph.nodes.len()).map(NodeId).filter(|&id| !is_apart(id)).for_each(|node| planner.lower(node));
         graph.outputs.iter().for_each(|port| planner.kept[planner.views[port.value.0].0] = true);
         planner
     }
@@ -91,7 +92,7 @@ impl<'g> Planner<'g> {
         let Some(draft) = &self.drafts[value.0] else {
             let inputs = self.inputs(&self.graph.nodes[node.0]);
             inputs.iter().for_each(|id| self.kept[id.0] = true);
-            self.by_hand[node.0] = true;
+            self.apart[node.0] = true;
             return;
         };
         let reads = draft.reads.clone();
@@ -136,9 +137,9 @@ impl<'g> Planner<'g> {
 
     /// The steps that write what a node writes.
     fn written(&self, id: NodeId, node: &Node) -> Vec<Step> {
-        if self.by_hand[id.0] {
+        if self.apart[id.0] {
             let (reads, writes) = (self.inputs(node), node.outputs.clone());
-            return vec![Step { kernel: Kernel::ByHand(id), reads, writes, nodes: vec![id] }];
+            return vec![Step { kernel: Kernel::Apart(id), reads, writes, nodes: vec![id] }];
         }
         let step = |&value: &ValueId| {
             let draft = self.drafts[value.0].as_ref().filter(|_| self.steps[value.0])?;

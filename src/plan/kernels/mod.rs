@@ -21,7 +21,7 @@ use super::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use super::packing::PackedSum;
 use super::work::Work;
-use super::{Family, Limits, Request};
+use super::{Choices, Family, Limits};
 use crate::error::Error;
 use crate::model::NodeId;
 
@@ -153,9 +153,8 @@ pub(super) fn best(work: &Work<'_>, limits: &Limits) -> Option<Variant> {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if none computes it, or not the chosen one.
-pub(super) fn choose(work: &Work<'_>, request: &Request<'_>) -> Result<Kernel, Error> {
-    let limits = request.limits;
-    match request.choices.get(work.name) {
+pub(super) fn choose(work: &Work<'_>, limits: &Limits, choices: &Choices) -> Result<Kernel, Error> {
+    match choices.get(work.name) {
         Some(&kernel) if limits.family != Family::Cpu => {
             let def = of(work, kernel).filter(|def| def.runs_on(limits));
             def.ok_or_else(|| not_a_choice(work.name, kernel))?.check(work, kernel, limits).map(|()| kernel)
@@ -291,7 +290,7 @@ impl fmt::Display for Kernel {
 mod tests {
     use super::*;
     use crate::model::{Preprocessing, architecture};
-    use crate::plan::{Choices, Plan, StepOp, plan};
+    use crate::plan::{Plan, Request, StepOp, plan};
     use crate::tensor::{Dtype, InputFormat, OutputKind};
 
     fn planned(limits: &Limits, name: &str) -> Plan {

@@ -1,0 +1,111 @@
+//! Loops of a plan, written out as PTX and launched.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
+use super::launch::{ArgBytes, Launch};
+use super::steps::Operands;
+use crate::device::cuda::{Cuda, Module};
+use crate::error::Error;
+use crate::loops::Loop;
+use crate::loops::ptx::{self, Kernel, Target};
+use crate::plan::{Limits, Plan, StepOp};
+
+/// The loops of some plans as kernels. What plans have in common is written once.
+#[derive(Default)]
+pub(super) struct Written {
+    /// By the address of the loop, which the plans share with their steps.
+    kernels: HashMap<usize, Arc<Kernel>>,
+    /// The text of the module that has all of them; nothing where there are none.
+    text: Option<String>,
+}
+
+impl Written {
+    /// Writes out the loops of `plans`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with every step that cannot be written out.
+    pub fn new(plans: &[Plan]) -> Result<Self, Error> {
+        let Some(limits) = plans.first().map(|plan| &plan.limits) else { return Ok(Self::default()) };
+        let target = target(limits);
+        let (mut kernels, mut refused) = (HashMap::new(), Vec::new());
+        for step in plans.iter().flat_map(|plan| &plan.steps) {
+            match &step.op {
+                StepOp::Loop(of) => match ptx::kernel(&of.of, &target) {
+                    Ok(kernel) => drop(kernels.insert(key(&of.of), Arc::new(kernel))),
+                    Err(error) => refused.push(format!("node `{}` ({}): {error}", step.name, of.kinds)),
+                },
+                StepOp::Hand(of) => refused.push(format!("node `{}`: {} is no loop", step.name, of.op.kind())),
+                _ => {}
+            }
+        }
+        if !refused.is_empty() {
+            refused.dedup();
+            return Err(Error::Unsupported {
+                what: format!("{} operations on a GPU: {}", refused.len(), refused.join("; ")),
+                instead: "run the model with `--device cpu`".into(),
+            });
+        }
+        let text = (!kernels.is_empty()).then(|| ptx::module(kernels.values().map(|kernel| &**kernel), &target) + "\0");
+        Ok(Self { kernels, text })
+    }
+
+    /// The module of all kernels, loaded.
+    pub fn load(&self, cuda: &Arc<Cuda>) -> Result<Option<Arc<Module>>, Error> {
+        self.text.as_ref().map(|text| Module::load(cuda, "loops", text.as_bytes())).transpose()
+    }
+
+    fn kernel(&self, of: &Arc<Loop>) -> &Kernel {
+        &self.kernels[&key(of)]
+    }
+}
+
+fn key(of: &Arc<Loop>) -> usize {
+    Arc::as_ptr(of).addr()
+}
+
+fn target(limits: &Limits) -> Target {
+    Target { compute_capability: limits.compute_capability, units: limits.units }
+}
+
+/// Loops.
+pub(super) struct Loops;
+
+impl Launcher for Loops {
+    fn name(&self) -> &'static str {
+        "loop"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Vec::new() // they are written when a model is built
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::Loop(of) = step.op() else { return Err(step.wrong_kernel()) };
+        let kernel = step.written().kernel(&of.of);
+        let operands = kernel.operands.iter().map(|&operand| step.input_address(operand));
+        let addresses: Vec<u64> = operands.chain([step.pointers().2]).collect();
+        let args = ArgBytes::of_bytes(bytemuck::cast_slice(&addresses)).ok_or_else(|| Error::Unsupported {
+            what: format!("a loop of {} operands", addresses.len() - 1),
+            instead: "divide the operation into several".into(),
+        })?;
+        Ok(Launch {
+            entry: kernel.entry.clone().into(),
+            grid: [kernel.blocks, 1, 1],
+            cluster: 1,
+            block: [kernel.threads, 1, 1],
+            shared_bytes: 0,
+            args,
+            maps: Vec::new(),
+            waits_itself: false,
+        })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,271 @@
+//! The plan of a graph of values: a step for each step of its schedule, which reads and writes rows in place.
+
+mod layers;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use self::layers::{Layered, layered};
+use super::work::{Operand, Work};
+use super::{
+    Choices, Constant, Family, HandOp, Kernel, Limits, LoopOp, Place, Plan, Step, StepOp, Tensor, TensorId, kernels,
+};
+use crate::error::Error;
+use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Port, Slice, Value, ValueId, ValueType, expand};
+use crate::loops::{self, Loop, LoopBuilder, Schedule};
+use crate::tensor::{Dtype, Precision, RowSpec, Shape};
+
+/// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
+///
+/// # Errors
+/// [`Error::Unsupported`] with every operation that no kernel of the device computes.
+pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
+    let &ValuesRequest { limits, batch, rows, precision, .. } = request;
+    let on_gpu = limits.family != Family::Cpu;
+    let graph = match on_gpu {
+        true => with_rows(&expand(graph), batch, rows), // a GPU computes nothing by hand
+        false => with_rows(graph, batch, rows),
+    };
+    let of = match precision {
+        Precision::F16 if on_gpu => layered(&graph, limits, batch),
+        Precision::F16 | Precision::F32 => Layered { graph, layers: HashMap::new(), channels: HashMap::new() },
+    };
+    let apart = |id: NodeId| of.layers.contains_key(&id);
+    let schedule = loops::schedule_apart(&of.graph, &apart);
+    let mut growing = Growing::new(&of, &schedule, request);
+    schedule.steps.iter().try_for_each(|step| growing.push(step))?;
+    if !is_dense(batch, rows[1]) {
+        growing.pack(&schedule);
+    }
+    let mut plan = growing.plan;
+    plan.place(true);
+    Ok(plan)
+}
+
+/// What a plan of values is asked for.
+pub(crate) struct ValuesRequest<'a> {
+    /// The hardware.
+    pub limits: &'a Limits,
+    /// Rows of one run.
+    pub batch: usize,
+    /// What a run reads and writes.
+    pub rows: [&'a RowSpec; 2],
+    /// What layers are computed in.
+    pub precision: Precision,
+    /// Kernels that overrule the planner's.
+    pub choices: &'a Choices,
+}
+
+/// Whether the ports of so many rows are dense values where they lie.
+fn is_dense(batch: usize, rows: &RowSpec) -> bool {
+    batch == 1 || matches!(rows.ports(), [only] if only.bytes() == rows.row_pitch)
+}
+
+/// The graph with inputs as they lie in rows, and with nodes that write its outputs alone where they are dense.
+fn with_rows(graph: &Graph, batch: usize, [input, output]: [&RowSpec; 2]) -> Graph {
+    let mut graph = graph.clone();
+    for (index, port) in input.ports().iter().enumerate() {
+        let pitch = input.row_pitch / port.dtype.bytes();
+        if !is_dense(batch, input) {
+            let dense = graph.value(graph.inputs[index].value).dims.clone();
+            let cut = Slice { start: vec![0; 2], step: vec![1; 2], dims: vec![batch, port.elems()] };
+            let rows = ValueType::new(port.dtype, &[batch, pitch]);
+            graph = graph.with_input_made(index, rows, &[Op::Slice(cut), Op::Reshape(dense)]);
+        }
+    }
+    if is_dense(batch, output) {
+        (0..graph.outputs.len()).for_each(|index| copy_out(&mut graph, index));
+    }
+    graph
+}
+
+/// Lets an output be a value that nobody reads, which a node copies: whatever computes the value writes it there.
+fn copy_out(graph: &mut Graph, index: usize) {
+    let Port { name, value } = &graph.outputs[index];
+    let (name, from) = (format!("{name} (output)"), *value);
+    let (to, node) = (ValueId(graph.values.len()), NodeId(graph.nodes.len()));
+    let of = graph.value(from).clone();
+    graph.values.push(Value { of, origin: Origin::Node(node, 0), quantization: None });
+    graph.nodes.push(Node { name, op: Op::Map(Expr::arg(0)), inputs: vec![Some(from)], outputs: vec![to] });
+    graph.outputs[index].value = to;
+}
+
+/// A plan that grows by a step at a time.
+struct Growing<'a> {
+    graph: &'a Graph,
+    of: &'a Layered,
+    request: &'a ValuesRequest<'a>,
+    of_value: HashMap<ValueId, TensorId>,
+    /// The number of the output that each of these values is, where outputs are written in place.
+    outputs: HashMap<ValueId, usize>,
+    plan: Plan,
+}
+
+impl<'a> Growing<'a> {
+    fn new(of: &'a Layered, schedule: &Schedule, request: &'a ValuesRequest<'a>) -> Self {
+        let &ValuesRequest { limits, batch, rows, .. } = request;
+        let graph = &of.graph;
+        let in_place = graph.outputs.iter().filter(|_| is_dense(batch, rows[1])).enumerate();
+        let outputs = in_place.map(|(index, port)| (schedule.view_of(port.value), index));
+        let plan = Plan {
+            limits: limits.clone(),
+            batch,
+            input: rows[0].clone(),
+            output: rows[1].clone(),
+            steps: Vec::new(),
+            tensors: Vec::new(),
+            constants: Vec::new(),
+            arena_bytes: 0,
+            arena_bytes_without_reuse: 0,
+        };
+        Self { graph, of, request, of_value: HashMap::new(), outputs: outputs.collect(), plan }
+    }
+
+    fn push(&mut self, step: &loops::Step) -> Result<(), Error> {
+        if let loops::Kernel::Apart(node) = &step.kernel
+            && let Some(op) = self.of.layers.get(node)
+        {
+            return self.push_layer(*node, op);
+        }
+        let nodes: Vec<String> = step.nodes.iter().map(|id| self.graph.nodes[id.0].name.clone()).collect();
+        let name = step.nodes.iter().rev().map(|id| &self.graph.nodes[id.0].name).find(|name| !is_copy(name));
+        let name = name.or(nodes.last()).cloned().unwrap_or_default();
+        let (op, kernel, flops) = match &step.kernel {
+            loops::Kernel::Loop(of) => {
+                let flops = of.operations();
+                let of = Arc::new(of.clone());
+                (StepOp::Loop(LoopOp { kinds: self.kinds(step), nodes, of, flops }), Kernel::Loop, flops)
+            }
+            loops::Kernel::Apart(node) => (StepOp::Hand(self.by_hand(*node)), Kernel::Hand, 0),
+        };
+        let inputs: Vec<TensorId> = step.reads.iter().map(|&id| self.tensor(id)).collect();
+        let outputs: Vec<TensorId> = step.writes.iter().map(|&id| self.tensor(id)).collect();
+        self.add(name, op, kernel, inputs, outputs, flops);
+        Ok(())
+    }
+
+    /// A layer that a kernel for images computes; its weights are no tensors.
+    fn push_layer(&mut self, node: NodeId, op: &StepOp) -> Result<(), Error> {
+        let node = &self.graph.nodes[node.0];
+        let [input, output] = [node.inputs[0].expect("a layer reads"), node.outputs[0]].map(|id| self.tensor(id));
+        let &ValuesRequest { limits, choices, .. } = self.request;
+        let operand = |id: TensorId| {
+            let &Tensor { shape, stored_channels, dtype, .. } = &self.plan.tensors[id.0];
+            Operand { shape, stored_channels, dtype }
+        };
+        let (inputs, outputs) = (vec![operand(input)], vec![operand(output)]);
+        let work = Work { name: &node.name, op, batch: self.plan.batch, inputs, outputs };
+        let (kernel, flops) = (kernels::choose(&work, limits, choices)?, work.flops());
+        let weight_bytes = work.weight_bytes(Dtype::F16);
+        self.add(node.name.clone(), op.clone(), kernel, vec![input], vec![output], flops);
+        let step = self.plan.steps.last_mut().expect("just added");
+        (step.weight_bytes, step.bytes) = (weight_bytes, step.bytes + weight_bytes);
+        Ok(())
+    }
+
+    /// A step that puts the outputs into rows, word by word.
+    fn pack(&mut self, schedule: &Schedule) {
+        let rows = self.request.rows[1];
+        let inputs: Vec<TensorId> =
+            self.graph.outputs.iter().map(|port| schedule.view_of(port.value)).map(|id| self.tensor(id)).collect();
+        let of = packing(self.plan.batch, rows);
+        let words = ValueType::new(of.dtype(), &of.axes);
+        let output = self.add_tensor(words, Place::Output(0));
+        let op = LoopOp { kinds: "pack".into(), nodes: Vec::new(), of: Arc::new(of), flops: 0 };
+        self.add("output".into(), StepOp::Loop(op), Kernel::Loop, inputs, vec![output], 0);
+    }
+
+    fn add(
+        &mut self,
+        name: String,
+        op: StepOp,
+        kernel: Kernel,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+        flops: u64,
+    ) {
+        let bytes = inputs.iter().chain(&outputs).map(|id| self.plan.tensors[id.0].bytes as u64).sum();
+        let (lane, after) = (0, Vec::new());
+        self.plan.steps.push(Step { name, op, inputs, outputs, kernel, lane, after, flops, bytes, weight_bytes: 0 });
+    }
+
+    /// What the nodes of a step are, those of one kind once in a row.
+    fn kinds(&self, step: &loops::Step) -> String {
+        let of = |id: &NodeId| &self.graph.nodes[id.0];
+        let mut kinds: Vec<&str> =
+            step.nodes.iter().map(of).filter(|node| !is_copy(&node.name)).map(|node| node.op.kind()).collect();
+        kinds.dedup();
+        if kinds.is_empty() { "copy".into() } else { kinds.join("+") }
+    }
+
+    fn by_hand(&self, node: NodeId) -> HandOp {
+        let node = &self.graph.nodes[node.0];
+        let of = |id: &ValueId| self.graph.value(*id).clone();
+        let inputs = node.inputs.iter().map(|id| id.as_ref().map(of)).collect();
+        HandOp { op: node.op.clone(), inputs, outputs: node.outputs.iter().map(of).collect() }
+    }
+
+    /// The tensor that holds a value.
+    fn tensor(&mut self, id: ValueId) -> TensorId {
+        if let Some(&there) = self.of_value.get(&id) {
+            return there;
+        }
+        let of = self.graph.value(id).clone();
+        let place = match (&self.graph.values[id.0].origin, self.outputs.get(&id)) {
+            (_, Some(&output)) => Place::Output(self.request.rows[1].ports()[output].offset),
+            (Origin::Input(input), _) => Place::Input(self.request.rows[0].ports()[*input].offset),
+            (Origin::Constant(source), _) => {
+                self.plan.constants.push(Constant { of: of.clone(), source: source.clone() });
+                Place::Constant(self.plan.constants.len() - 1)
+            }
+            (Origin::Node(..), None) => Place::Arena(0),
+        };
+        let tensor = self.add_tensor(of, place);
+        if let Some(&channels) = self.of.channels.get(&id) {
+            let of = &mut self.plan.tensors[tensor.0];
+            let image = layers::image(&of.value.as_ref().expect("a tensor of a value").dims);
+            (of.stored_channels, of.pitch) = (image.channels, image.channels);
+            of.shape = Shape { channels, ..image };
+        }
+        self.of_value.insert(id, tensor);
+        tensor
+    }
+
+    fn add_tensor(&mut self, of: ValueType, place: Place) -> TensorId {
+        self.plan.tensors.push(Tensor {
+            shape: Shape::vector(of.elems()),
+            stored_channels: of.elems(),
+            dtype: of.dtype,
+            pitch: of.elems(),
+            part_of: None,
+            bytes: of.bytes(),
+            place,
+            lifetime: [0, 0],
+            value: Some(of),
+        });
+        TensorId(self.plan.tensors.len() - 1)
+    }
+}
+
+/// The loop that writes rows of dense values: words of the largest type that all ports are multiples of.
+fn packing(batch: usize, rows: &RowSpec) -> Loop {
+    let fits = |dtype: &Dtype| rows.ports().iter().all(|port| port.bytes().is_multiple_of(dtype.bytes()));
+    let word = [Dtype::U64, Dtype::U32, Dtype::U16].into_iter().find(fits).unwrap_or(Dtype::U8);
+    let words = |bytes: usize| bytes / word.bytes();
+    let operands: Vec<ValueType> =
+        rows.ports().iter().map(|port| ValueType::new(word, &[batch, words(port.bytes())])).collect();
+    let mut b = LoopBuilder::new(&operands, &[batch, words(rows.row_pitch)]);
+    let [row, at] = [0, 1].map(|axis| b.axis(axis));
+    let mut result = b.number(word, Number::Int(0));
+    for (operand, port) in rows.ports().iter().enumerate() {
+        let index = b.shifted(at, -(words(port.offset) as i64));
+        let is_inside = b.within(index, words(port.bytes()));
+        result = b.load_if(operand, &[row, index], is_inside, result);
+    }
+    b.finish(result)
+}
+
+/// Whether a node of this name only writes an output.
+fn is_copy(name: &str) -> bool {
+    name.ends_with(" (output)")
+}
