@@ -1,6 +1,8 @@
 //! The plan of a graph of values: a step for each step of its schedule, which reads and writes rows in place.
 
 mod layers;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,0 +1,79 @@
+use std::collections::HashMap;
+
+use super::*;
+use crate::graph::{Contract, Conv, GraphBuilder, Window};
+use crate::plan::Kernel;
+
+/// Rows of the ports that a graph of one row has.
+fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
+    RowSpec::new(ports.iter().map(|&(name, dtype, dims)| (name, dtype, dims.to_vec())))
+}
+
+fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Precision) -> Plan {
+    plan(graph, &ValuesRequest { limits, batch, rows, precision, choices: &Choices::new() }).unwrap()
+}
+
+/// Images of 5 channels, a convolution, a depthwise one, and a product of each pixel with a matrix.
+fn network(batch: usize) -> Graph {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", Dtype::F32, &[batch, 9, 9, 5]);
+    let [filter, bias] = [g.weight("f", Dtype::F32, &[24, 5, 3, 3]), g.weight("b", Dtype::F32, &[24])];
+    let x = g.node("conv", Op::Conv(Conv { window: Window::all(2, 3, 2, 1), groups: 1 }), &[x, filter, bias]);
+    let filter = g.weight("d", Dtype::F32, &[24, 1, 3, 3]);
+    let x = g.node("depthwise", Op::Conv(Conv { window: Window::all(2, 3, 1, 1), groups: 24 }), &[x, filter]);
+    let x = g.map("twice", Expr::arg(0) + Expr::arg(0), &[x]);
+    let matrix = g.weight("m", Dtype::F32, &[24, 7]);
+    let x = g.node("product", Op::Contract(Contract::matmul(4, 2)), &[x, matrix]);
+    g.output("y", x);
+    g.finish().unwrap()
+}
+
+fn kernels_of(plan: &Plan) -> HashMap<&str, Kernel> {
+    plan.steps.iter().map(|step| (step.name.as_str(), step.kernel)).collect()
+}
+
+#[test]
+fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
+    let [input, output] = [rows(&[("x", Dtype::F32, &[9, 9, 5])]), rows(&[("y", Dtype::F32, &[5, 5, 7])])];
+    for limits in [Limits::a100(), Limits::h200()] {
+        for batch in [1, 6] {
+            let plan = planned(&network(batch), &limits, batch, [&input, &output], Precision::F16);
+            let kernels = kernels_of(&plan);
+            for layer in ["conv", "depthwise", "product"] {
+                assert!(!matches!(kernels[layer], Kernel::Loop | Kernel::Hand), "{limits}: {layer}\n{plan}");
+            }
+            let of = |name: &str| plan.steps.iter().find(|step| step.name == name).unwrap();
+            let read = &plan.tensors[of("conv").inputs[0].0];
+            assert_eq!((read.shape, read.stored_channels, read.dtype), (Shape::new(9, 9, 5), 8, Dtype::F16));
+            assert_eq!(plan.tensors[of("product").outputs[0].0].stored_channels, 8);
+            plan.check().unwrap();
+            let loops = planned(&network(batch), &limits, batch, [&input, &output], Precision::F32);
+            assert!(loops.steps.iter().all(|step| step.kernel == Kernel::Loop), "{loops}");
+        }
+    }
+    let cpu = planned(&network(1), &Limits::cpu(2), 1, [&input, &output], Precision::F16);
+    assert!(cpu.steps.iter().all(|step| step.kernel == Kernel::Loop), "{cpu}");
+}
+
+/// Each word of each row is that of its port, and zeros are between them.
+#[test]
+fn rows_are_packed_word_by_word() {
+    let spec = rows(&[("a", Dtype::F16, &[3]), ("b", Dtype::U32, &[2]), ("c", Dtype::U8, &[5])]);
+    let of = packing(2, &spec);
+    let ports: Vec<crate::graph::Tensor> = (1..)
+        .zip(spec.ports())
+        .map(|(seed, port)| {
+            let bytes: Vec<u8> = (0..2 * port.bytes()).map(|i| (i * 7 + 50 * seed) as u8).collect();
+            crate::graph::Tensor::of(&[2, port.bytes()], &bytes)
+        })
+        .collect();
+    let to = ValueType::new(Dtype::U8, &[2, spec.row_pitch]);
+    let packed = loops::run(&of, &ports.iter().collect::<Vec<_>>(), to).unwrap();
+    for row in 0..2 {
+        let mut wanted = vec![0; spec.row_pitch];
+        for (port, value) in spec.ports().iter().zip(&ports) {
+            wanted[port.range()].copy_from_slice(&value.elems::<u8>()[row * port.bytes()..][..port.bytes()]);
+        }
+        assert_eq!(&packed.elems::<u8>()[row * spec.row_pitch..][..spec.row_pitch], wanted);
+    }
+}
