@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::ir::{Loop, Term, TermKind};
+use super::ir::{Loop, Term, TermId, TermKind};
 use crate::graph::Binary;
 use crate::tensor::Dtype;
 
@@ -18,12 +18,19 @@ impl Affine {
         self.strides.get(&axis).copied().unwrap_or(0)
     }
 
-    /// The smallest and the largest that it is, where axes have these extents.
-    pub fn range(&self, extents: &[usize]) -> [i64; 2] {
+    /// The smallest and the largest that it is, where axes are within these bounds, both included.
+    pub fn range(&self, bounds: &[[i64; 2]]) -> [i64; 2] {
         self.strides.iter().fold([self.base; 2], |[low, high], (&axis, &by)| {
-            let end = by.saturating_mul(extents[axis] as i64 - 1);
-            [low.saturating_add(end.min(0)), high.saturating_add(end.max(0))]
+            let ends = bounds[axis].map(|end| by.saturating_mul(end));
+            [low.saturating_add(ends[0].min(ends[1])), high.saturating_add(ends[0].max(ends[1]))]
         })
+    }
+
+    /// Whether it has one stride over all points of these axes, of axes of these extents.
+    pub fn runs_on(&self, axes: &[usize], extents: &[usize]) -> bool {
+        let along: Vec<usize> = axes.iter().map(|&axis| extents[axis]).collect();
+        let strides: Vec<i64> = axes.iter().map(|&axis| self.stride(axis)).collect();
+        linear(&along, &strides).is_some()
     }
 
     fn plus(mut self, other: &Self, times: i64) -> Self {
@@ -58,6 +65,20 @@ pub(super) fn term_as_sum(term: &Term, before: &[Option<Affine>]) -> Option<Affi
     }
 }
 
+/// The sums of multiples of axes that a loop reads: indices of loads, and values.
+pub(super) fn sums_read<'a>(
+    of: &'a Loop,
+    sums: &'a [Option<Affine>],
+    needed: &'a [bool],
+) -> impl Iterator<Item = &'a Affine> {
+    let read = |(id, term): (usize, &Term)| match term.kind {
+        TermKind::Load { index, .. } => index.0,
+        _ => id,
+    };
+    let terms = of.terms.iter().enumerate().filter(|(id, _)| needed[*id]);
+    terms.map(read).filter_map(|id| sums[id].as_ref())
+}
+
 /// Whether each term is read as a value; what only affine indices read is not.
 pub(super) fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
     let mut needed = vec![false; of.terms.len()];
@@ -78,6 +99,43 @@ pub(super) fn needed(of: &Loop, affine: &[Option<Affine>]) -> Vec<bool> {
     needed
 }
 
+/// The first and last index along axes of these extents where a condition holds, as far as it bounds them one by one.
+pub(super) fn bounds(
+    terms: &[Term],
+    sums: &[Option<Affine>],
+    extents: &[usize],
+    condition: Option<TermId>,
+) -> Vec<[i64; 2]> {
+    let mut all: Vec<[i64; 2]> = extents.iter().map(|&extent| [0, extent as i64 - 1]).collect();
+    let mut left: Vec<TermId> = condition.into_iter().collect();
+    while let Some(id) = left.pop() {
+        match &terms[id.0].kind {
+            TermKind::Binary(Binary::And, both) => left.extend(both),
+            TermKind::Binary(Binary::Less, [index, size]) => {
+                if let Some((axis, [first, last])) = within(terms, sums, *index, *size) {
+                    all[axis] = [all[axis][0].max(first), all[axis][1].min(last)];
+                }
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The bounds of an axis where an index, of which negative ones are large, is below a size.
+fn within(terms: &[Term], sums: &[Option<Affine>], index: TermId, size: TermId) -> Option<(usize, [i64; 2])> {
+    let (TermKind::Cast(index), TermKind::Const(size)) = (&terms[index.0].kind, &terms[size.0].kind) else {
+        return None;
+    };
+    let sum = sums[index.0].as_ref()?;
+    let (&axis, &by) = sum.strides.iter().next().filter(|(_, by)| sum.strides.len() == 1 && **by > 0)?;
+    let last = i64::try_from(*size).ok()?.checked_sub(1)?.checked_sub(sum.base)?;
+    Some((
+        axis,
+        [sum.base.checked_neg()?.div_euclid(by) + i64::from(sum.base.rem_euclid(by) != 0), last.div_euclid(by)],
+    ))
+}
+
 fn combined(op: Binary, a: &Affine, b: &Affine) -> Option<Affine> {
     match op {
         Binary::Add => Some(a.clone().plus(b, 1)),
@@ -85,5 +143,33 @@ fn combined(op: Binary, a: &Affine, b: &Affine) -> Option<Affine> {
         Binary::Mul if b.strides.is_empty() => Some(Affine::default().plus(a, b.base)),
         Binary::Mul if a.strides.is_empty() => Some(Affine::default().plus(b, a.base)),
         _ => None,
+    }
+}
+
+/// The one stride of points numbered row by row, if these strides of axes are no more than that.
+pub(super) fn linear(extents: &[usize], strides: &[i64]) -> Option<i64> {
+    let mut axes = extents.iter().zip(strides).rev().filter(|(extent, _)| **extent != 1);
+    let Some((&extent, &innermost)) = axes.next() else { return Some(0) };
+    let mut expected = innermost.wrapping_mul(extent as i64);
+    for (&extent, &stride) in axes {
+        if stride != expected {
+            return None;
+        }
+        expected = expected.wrapping_mul(extent as i64);
+    }
+    Some(innermost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_of_one_run_are_linear() {
+        assert_eq!(linear(&[2, 3, 4], &[12, 4, 1]), Some(1));
+        assert_eq!(linear(&[2, 1, 4], &[8, 99, 2]), Some(2));
+        assert_eq!(linear(&[2, 3, 4], &[0, 4, 1]), None);
+        assert_eq!(linear(&[2, 3, 4], &[0, 0, 0]), Some(0));
+        assert_eq!(linear(&[], &[]), Some(0));
     }
 }

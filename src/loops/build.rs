@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::affine::{Affine, term_as_sum};
+use super::affine::{Affine, bounds, term_as_sum};
 use super::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 use super::scalar;
 use crate::graph::{Binary, Number, Unary, ValueType};
@@ -36,9 +36,22 @@ impl LoopBuilder {
         Self { of, known: HashMap::new(), sums: Vec::new() }
     }
 
-    /// The loop, which writes this term.
+    /// The loop, which writes this term. Terms that it does not need are left out.
     pub fn finish(mut self, result: TermId) -> Loop {
-        self.of.result = result;
+        let terms = std::mem::take(&mut self.of.terms);
+        let mut needed = vec![false; terms.len()];
+        needed[result.0] = true;
+        for (id, term) in terms.iter().enumerate().rev() {
+            if needed[id] {
+                term.reads().iter().for_each(|read| needed[read.0] = true);
+            }
+        }
+        let mut numbers = vec![TermId(0); terms.len()];
+        for (id, term) in terms.into_iter().enumerate().filter(|(id, _)| needed[*id]) {
+            numbers[id] = TermId(self.of.terms.len());
+            self.of.terms.push(term.with_reads(|read| numbers[read.0]));
+        }
+        self.of.result = numbers[result.0];
         self.of
     }
 
@@ -102,6 +115,11 @@ impl LoopBuilder {
     /// A term as a sum of multiples of axes, if it is one.
     pub(super) fn as_sum(&self, of: TermId) -> Option<&Affine> {
         self.sums[of.0].as_ref()
+    }
+
+    /// The first and last index along each axis where a condition holds, as far as it bounds them.
+    pub(super) fn bounds(&self, condition: Option<TermId>) -> Vec<[i64; 2]> {
+        bounds(&self.of.terms, &self.sums, &self.of.axes, condition)
     }
 
     /// Points along each axis so far.

@@ -75,35 +75,77 @@ pub fn evaluate(
 ) -> Result<Vec<Tensor>, Error> {
     check_inputs(graph, inputs)?;
     let schedule = schedule(graph);
-    let mut values: Vec<Option<Tensor>> = vec![None; graph.values.len()];
-    let mut readers = vec![0_usize; graph.values.len()];
-    let shown = || graph.outputs.iter().map(|port| schedule.view_of(port.value));
-    schedule.steps.iter().flat_map(|step| step.reads.iter().copied()).chain(shown()).for_each(|id| readers[id.0] += 1);
-    for step in &schedule.steps {
-        for &id in &step.reads {
-            if values[id.0].is_none() {
-                values[id.0] = Some(source(graph, id, weight, inputs)?);
-            }
-        }
-        for (id, value) in step.writes.iter().zip(computed(graph, step, &values)?) {
-            values[id.0] = Some(value).filter(|_| readers[id.0] > 0);
-        }
-        for id in &step.reads {
-            readers[id.0] -= 1;
-            if readers[id.0] == 0 {
-                values[id.0] = None;
-            }
-        }
-    }
-    let mut answer = |port: &Port| {
-        let id = schedule.view_of(port.value);
-        let value = match &values[id.0] {
-            Some(value) => value.clone(),
-            None => source(graph, id, weight, inputs)?,
-        };
+    let mut readers = vec![0; graph.values.len()];
+    let shown = graph.outputs.iter().map(|port| schedule.view_of(port.value));
+    schedule.steps.iter().flat_map(|step| step.reads.iter().copied()).chain(shown).for_each(|id| readers[id.0] += 1);
+    let mut values = Values { graph, weight, inputs, there: vec![None; graph.values.len()], readers };
+    schedule.steps.iter().try_for_each(|step| values.compute(step))?;
+    let answer = |port: &Port| {
+        let value = values.taken(schedule.view_of(port.value))?;
         Ok(value.cast(graph.value(port.value).clone()))
     };
-    graph.outputs.iter().map(|port| answer(port)).collect()
+    graph.outputs.iter().map(answer).collect()
+}
+
+/// The values of a graph, as far as they are there.
+struct Values<'a> {
+    graph: &'a Graph,
+    weight: &'a mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
+    inputs: &'a [Tensor],
+    there: Vec<Option<Tensor>>,
+    /// How often each value is still read.
+    readers: Vec<usize>,
+}
+
+impl Values<'_> {
+    fn compute(&mut self, step: &Step) -> Result<(), Error> {
+        for &id in &step.reads {
+            if self.there[id.0].is_none() {
+                self.there[id.0] = Some(self.source(id)?);
+            }
+        }
+        let written = computed(self.graph, step, &self.there)?;
+        for (id, value) in step.writes.iter().zip(written) {
+            self.there[id.0] = Some(value).filter(|_| self.readers[id.0] > 0);
+        }
+        step.reads.iter().for_each(|&id| self.read(id));
+        Ok(())
+    }
+
+    /// Drops a value that nobody reads any more.
+    fn read(&mut self, id: ValueId) {
+        self.readers[id.0] -= 1;
+        if self.readers[id.0] == 0 {
+            self.there[id.0] = None;
+        }
+    }
+
+    /// A value that is shown.
+    fn taken(&mut self, id: ValueId) -> Result<Tensor, Error> {
+        let value = match &self.there[id.0] {
+            Some(value) => value.clone(),
+            None => self.source(id)?,
+        };
+        self.read(id);
+        Ok(value)
+    }
+
+    /// A value that no node writes.
+    fn source(&mut self, id: ValueId) -> Result<Tensor, Error> {
+        let of = self.graph.value(id);
+        match &self.graph.values[id.0].origin {
+            Origin::Input(number) => Ok(self.inputs[*number].clone()),
+            Origin::Constant(Constant::Bytes(bytes)) => Ok(Tensor::from_bytes(of.clone(), bytes)),
+            Origin::Constant(Constant::Weight(name)) => {
+                let found = (self.weight)(name, of)?;
+                match found.value_type() == of {
+                    true => Ok(found),
+                    false => Err(Error::graph(name, format!("expected {of}, found {}", found.value_type()))),
+                }
+            }
+            Origin::Node(node, _) => unreachable!("steps are in order, and node {} comes before its readers", node.0),
+        }
+    }
 }
 
 fn check_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<(), Error> {
@@ -117,28 +159,6 @@ fn check_inputs(graph: &Graph, inputs: &[Tensor]) -> Result<(), Error> {
 
 fn list(types: &[impl ToString]) -> String {
     types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// A value that no node writes.
-fn source(
-    graph: &Graph,
-    id: ValueId,
-    weight: &mut dyn FnMut(&str, &ValueType) -> Result<Tensor, Error>,
-    inputs: &[Tensor],
-) -> Result<Tensor, Error> {
-    let of = graph.value(id);
-    match &graph.values[id.0].origin {
-        Origin::Input(number) => Ok(inputs[*number].clone()),
-        Origin::Constant(Constant::Bytes(bytes)) => Ok(Tensor::from_bytes(of.clone(), bytes)),
-        Origin::Constant(Constant::Weight(name)) => {
-            let found = weight(name, of)?;
-            match found.value_type() == of {
-                true => Ok(found),
-                false => Err(Error::graph(name, format!("expected {of}, found {}", found.value_type()))),
-            }
-        }
-        Origin::Node(node, _) => unreachable!("nodes are in order, and node {} comes before its readers", node.0),
-    }
 }
 
 fn computed(graph: &Graph, step: &Step, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {

@@ -1,9 +1,11 @@
 //! Loops that compute what they read.
 
-use super::affine::{Affine, affine, needed};
+use std::collections::HashMap;
+
+use super::affine::{Affine, affine, bounds, needed};
 use super::build::LoopBuilder;
 use super::ir::{Loop, TermId, TermKind};
-use super::rewrite::{Copier, split};
+use super::rewrite::{Copier, with_axes};
 use super::work::Work;
 use crate::graph::ValueType;
 
@@ -95,20 +97,20 @@ fn splits(of: &Loop, operand: usize, extents: &[usize]) -> Option<Option<Loop>> 
         let of = found.as_ref().unwrap_or(of);
         let all = affine(of);
         let needed = needed(of, &all);
-        let mut helpful = Vec::new();
+        let mut helpful = HashMap::new();
         for (term, _) in of.terms.iter().zip(needed).filter(|(_, needed)| *needed) {
-            let TermKind::Load { operand: read, index, .. } = term.kind else { continue };
+            let TermKind::Load { operand: read, index, guard } = term.kind else { continue };
             let index = if read == operand { all[index.0].as_ref()? } else { continue };
-            if coordinates(index, &of.axes, extents).is_none() {
-                helpful.push(across(index, &of.axes, extents)?);
+            let bounds = bounds(&of.terms, &all, &of.axes, guard.map(|guard| guard.condition));
+            if coordinates(index, &bounds, extents).is_none() {
+                let (axis, inner) = across(index, &of.axes, extents)?;
+                helpful.insert(axis, vec![of.axes[axis] / inner, inner]);
             }
         }
         if helpful.is_empty() {
             return Some(found);
         }
-        helpful.sort_unstable();
-        helpful.dedup_by_key(|(axis, _)| *axis);
-        found = Some(split(of, &helpful));
+        found = Some(with_axes(of, helpful));
     }
     None
 }
@@ -121,14 +123,14 @@ fn across(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<(usize, u
         let by = by.unsigned_abs() as usize;
         (0..extents.len()).map(inner).find_map(|run| {
             let leaves = by < run && run < by.saturating_mul(axes[axis]);
-            (leaves && run % by == 0 && axes[axis] % (run / by) == 0).then(|| (axis, run / by))
+            (leaves && run.is_multiple_of(by) && axes[axis].is_multiple_of(run / by)).then(|| (axis, run / by))
         })
     })
 }
 
 /// The index along each axis of a value of these extents that an element's number stands for, as sums of multiples of
 /// axes, if they are that.
-fn coordinates(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<Vec<Affine>> {
+fn coordinates(index: &Affine, bounds: &[[i64; 2]], extents: &[usize]) -> Option<Vec<Affine>> {
     let mut rest = index.clone();
     let mut all = Vec::with_capacity(extents.len());
     for (axis, &extent) in extents.iter().enumerate() {
@@ -138,10 +140,10 @@ fn coordinates(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<Vec<
             let whole = |(_, by): &(&usize, &i64)| **by % stride == 0 && by.abs() >= stride;
             along.strides = rest.strides.iter().filter(whole).map(|(&axis, by)| (axis, by / stride)).collect();
             rest.strides.retain(|axis, _| !along.strides.contains_key(axis));
-            along.base = rest.range(axes)[0].div_euclid(stride);
+            along.base = rest.range(bounds)[0].div_euclid(stride);
             rest.base -= along.base * stride;
         }
-        let [low, high] = along.range(axes);
+        let [low, high] = along.range(bounds);
         if low < 0 || high >= extent as i64 {
             return None;
         }
@@ -151,9 +153,14 @@ fn coordinates(index: &Affine, axes: &[usize], extents: &[usize]) -> Option<Vec<
 }
 
 impl LoopBuilder {
-    /// The indices along axes of these extents that an element's number stands for.
-    pub(super) fn coordinates(&mut self, index: TermId, extents: &[usize]) -> Option<Vec<TermId>> {
-        let all = coordinates(self.as_sum(index)?, self.extents(), extents)?;
+    /// The indices along axes of these extents that an element's number stands for, where a condition holds.
+    pub(super) fn coordinates(
+        &mut self,
+        index: TermId,
+        extents: &[usize],
+        condition: Option<TermId>,
+    ) -> Option<Vec<TermId>> {
+        let all = coordinates(self.as_sum(index)?, &self.bounds(condition), extents)?;
         Some(all.iter().map(|along| self.sum(along)).collect())
     }
 }

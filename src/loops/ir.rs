@@ -155,4 +155,23 @@ impl Term {
             TermKind::Reduce { body, .. } => body.clone(),
         }
     }
+
+    /// The same term of others in the place of those that it reads.
+    pub(super) fn with_reads(self, new: impl Fn(TermId) -> TermId) -> Self {
+        let kind = match self.kind {
+            kind @ (TermKind::Axis(_) | TermKind::Const(_)) => kind,
+            TermKind::Load { operand, index, guard } => {
+                let guarded = |of: Guard| Guard { condition: new(of.condition), otherwise: new(of.otherwise) };
+                TermKind::Load { operand, index: new(index), guard: guard.map(guarded) }
+            }
+            TermKind::Cast(of) => TermKind::Cast(new(of)),
+            TermKind::Unary(op, of) => TermKind::Unary(op, new(of)),
+            TermKind::Binary(op, of) => TermKind::Binary(op, of.map(&new)),
+            TermKind::Select(of) => TermKind::Select(of.map(&new)),
+            TermKind::Reduce { op, axes, body } => {
+                TermKind::Reduce { op, axes, body: body.into_iter().map(&new).collect() }
+            }
+        };
+        Self { kind, ..self }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::affine::{affine, needed, sums_read};
 use super::build::LoopBuilder;
 use super::ir::{Guard, Loop, Term, TermId, TermKind};
 use crate::graph::{Binary, ValueType};
@@ -18,8 +19,8 @@ pub(super) struct Copier<'l> {
     operands: Vec<usize>,
     /// The operand that a loop stands for whose terms are copied in place of a load, and the numbers of its operands.
     inlined: Option<(usize, &'l Loop, Vec<usize>)>,
-    /// Points of the inner one of the two axes that become of an axis.
-    splits: &'l [(usize, usize)],
+    /// The extents of what becomes of axes that do not stay as they are.
+    parts: HashMap<usize, Vec<usize>>,
     /// Where anything may be read at all.
     only: Option<TermId>,
 }
@@ -28,7 +29,7 @@ impl<'l> Copier<'l> {
     /// Axes become the terms that are told, and operands those of these numbers.
     pub fn new(of: &'l Loop, axes: impl IntoIterator<Item = (usize, TermId)>, operands: Vec<usize>) -> Self {
         let axes = axes.into_iter().collect();
-        Self { of, axes, known: HashMap::new(), operands, inlined: None, splits: &[], only: None }
+        Self { of, axes, known: HashMap::new(), operands, inlined: None, parts: HashMap::new(), only: None }
     }
 
     /// Computes an operand where it is read, as this loop does, whose operands have these numbers.
@@ -88,7 +89,7 @@ impl<'l> Copier<'l> {
     fn run(&mut self, b: &mut LoopBuilder, axes: &[usize]) -> Vec<usize> {
         let mut all = Vec::new();
         for &axis in axes {
-            let (run, at) = b.run(&parts(self.of.axes[axis], axis, self.splits));
+            let (run, at) = b.run(&parts(self.of, axis, &self.parts));
             self.axes.insert(axis, number(b, &run, &at));
             all.extend(run);
         }
@@ -113,7 +114,8 @@ impl<'l> Copier<'l> {
                 b.load_flat(self.operands[operand], index, guard)
             }
             Some((_, producer, operands)) => {
-                let at = b.coordinates(index, &producer.axes[..producer.rank]).expect("checked by who inlines");
+                let at =
+                    b.coordinates(index, &producer.axes[..producer.rank], condition).expect("checked by who inlines");
                 let mut inner = Copier::new(producer, at.into_iter().enumerate(), operands.clone());
                 inner.only = condition;
                 let value = inner.term(b, producer.result);
@@ -126,20 +128,50 @@ impl<'l> Copier<'l> {
     }
 }
 
-/// The loop with some axes as two: those of these numbers, the inner one of so many points.
-pub(super) fn split(of: &Loop, splits: &[(usize, usize)]) -> Loop {
-    let extents = |axis: usize| parts(of.axes[axis], axis, splits);
+/// The loop with axes of these extents, the last running fastest, in place of some axes: the number of their point is the
+/// point of the axis that they stand for.
+pub(super) fn with_axes(of: &Loop, in_place: HashMap<usize, Vec<usize>>) -> Loop {
+    let extents = |axis: usize| parts(of, axis, &in_place);
     let mut b = LoopBuilder::new(&of.operands, &(0..of.rank).flat_map(extents).collect::<Vec<_>>());
     let point = b.point();
     let (mut axes, mut first) = (Vec::new(), 0);
     for axis in 0..of.rank {
         let run: Vec<usize> = (first..).take(extents(axis).len()).collect();
+        axes.push((axis, number(&mut b, &run, &point[first..][..run.len()])));
         first += run.len();
-        axes.push((axis, number(&mut b, &run, &point[run[0]..first])));
     }
-    let mut copier = Copier { splits, ..Copier::new(of, axes, (0..of.operands.len()).collect()) };
+    let mut copier = Copier { parts: in_place, ..Copier::new(of, axes, (0..of.operands.len()).collect()) };
     let result = copier.term(&mut b, of.result);
     b.finish(result)
+}
+
+/// The loop with neighbouring axes as one where every index runs on over them, and without axes of 1.
+pub(super) fn collapsed(of: &Loop) -> Loop {
+    let sums = affine(of);
+    let needed = needed(of, &sums);
+    let run_on = |axes: &[usize]| sums_read(of, &sums, &needed).all(|sum| sum.runs_on(axes, &of.axes));
+    let mut in_place = HashMap::new();
+    let mut collapse = |axes: &[usize], least: usize| {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for &axis in axes.iter().filter(|&&axis| of.axes[axis] != 1) {
+            match groups.last_mut() {
+                Some(group) if run_on(&[&group[..], &[axis]].concat()) => group.push(axis),
+                _ => groups.push(vec![axis]),
+            }
+        }
+        // What is read is a sum of multiples of axes, so the last of a group stands for all of it.
+        in_place.extend(axes.iter().skip(if groups.is_empty() { least } else { 0 }).map(|&axis| (axis, Vec::new())));
+        for group in groups {
+            in_place.insert(group[group.len() - 1], vec![group.iter().map(|&axis| of.axes[axis]).product()]);
+        }
+    };
+    collapse(&(0..of.rank).collect::<Vec<_>>(), 0);
+    for term in &of.terms {
+        if let TermKind::Reduce { axes, .. } = &term.kind {
+            collapse(axes, 1);
+        }
+    }
+    with_axes(of, in_place)
 }
 
 /// The loop with other operands: each has the number there that is told; those that it does not read have none.
@@ -150,12 +182,9 @@ pub(super) fn with_operands(of: &Loop, operands: &[ValueType], numbers: Vec<usiz
     b.finish(result)
 }
 
-/// The extents that become of an axis.
-fn parts(extent: usize, axis: usize, splits: &[(usize, usize)]) -> Vec<usize> {
-    match splits.iter().find(|(split, _)| *split == axis) {
-        Some(&(_, inner)) => vec![extent / inner, inner],
-        None => vec![extent],
-    }
+/// The extents of what becomes of an axis.
+fn parts(of: &Loop, axis: usize, in_place: &HashMap<usize, Vec<usize>>) -> Vec<usize> {
+    in_place.get(&axis).cloned().unwrap_or_else(|| vec![of.axes[axis]])
 }
 
 /// The number of a point of these axes, the last running fastest.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::affine::{affine, needed};
 use super::ir::{Loop, TermId, TermKind};
-use crate::graph::{Binary, Unary};
+use crate::graph::{Binary, Unary, ValueType};
 
 /// Operations that one dear function takes.
 const DEAR: f64 = 16.0;
@@ -83,11 +83,20 @@ impl<'l> Work<'l> {
     /// Bytes that are read and written, those that are read again counted once.
     pub fn bytes(&self) -> f64 {
         let mut reads = vec![0.0; self.of.operands.len()];
-        self.loads().for_each(|(operand, id)| reads[operand] += self.times[id]);
-        let read =
-            |(of, reads): (&crate::graph::ValueType, &f64)| reads.min(of.elems() as f64) * of.dtype.bytes() as f64;
+        for (operand, id) in self.loads() {
+            let TermKind::Load { index, .. } = self.of.terms[id].kind else { continue };
+            reads[operand] += self.extent(&self.deps[index.0]);
+        }
+        let read = |(of, reads): (&ValueType, &f64)| reads.min(of.elems() as f64) * of.dtype.bytes() as f64;
         let written = self.of.elems() * self.of.dtype().bytes();
         written as f64 + self.of.operands.iter().zip(&reads).map(read).sum::<f64>()
+    }
+
+    /// How many elements are read of each operand, each as often as it is.
+    pub fn reads(&self) -> Vec<f64> {
+        let mut reads = vec![0.0; self.of.operands.len()];
+        self.loads().for_each(|(operand, id)| reads[operand] += self.times[id]);
+        reads
     }
 
     fn loads(&self) -> impl Iterator<Item = (usize, usize)> {

@@ -11,20 +11,6 @@ pub(super) enum Lanes {
     Table(usize),
 }
 
-/// The one stride of points numbered row by row, if these strides of axes are no more than that.
-pub(super) fn linear(extents: &[usize], strides: &[i64]) -> Option<i64> {
-    let mut axes = extents.iter().zip(strides).rev().filter(|(extent, _)| **extent != 1);
-    let Some((&extent, &innermost)) = axes.next() else { return Some(0) };
-    let mut expected = innermost.wrapping_mul(extent as i64);
-    for (&extent, &stride) in axes {
-        if stride != expected {
-            return None;
-        }
-        expected = expected.wrapping_mul(extent as i64);
-    }
-    Some(innermost)
-}
-
 /// What the sums of strides are at consecutive points of axes, from the point of this number on.
 pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: &mut [i64]) {
     let [.., inner_extent] = extents else { return table.fill(0) };
@@ -73,14 +59,5 @@ mod tests {
             tabulate(&extents, &strides, start, &mut part);
             assert_eq!(part, expected[start..start + part.len()]);
         }
-    }
-
-    #[test]
-    fn strides_of_one_run_are_linear() {
-        assert_eq!(linear(&[2, 3, 4], &[12, 4, 1]), Some(1));
-        assert_eq!(linear(&[2, 1, 4], &[8, 99, 2]), Some(2));
-        assert_eq!(linear(&[2, 3, 4], &[0, 4, 1]), None);
-        assert_eq!(linear(&[2, 3, 4], &[0, 0, 0]), Some(0));
-        assert_eq!(linear(&[], &[]), Some(0));
     }
 }

@@ -182,6 +182,9 @@ impl<'a> Machine<'a> {
         let guard = guard
             .map(|guard| (&before[guard.condition.0].elems::<u8>()[..n], &before[guard.otherwise.0].elems::<T>()[..n]))
             .filter(|(condition, _)| condition.contains(&0));
+        if let Some((_, otherwise)) = guard.filter(|(condition, _)| !condition.contains(&1)) {
+            return to.copy_from_slice(otherwise);
+        }
         match at {
             Address::Term(index) => {
                 let index = before[*index].elems::<i64>();
@@ -190,6 +193,11 @@ impl<'a> Machine<'a> {
             Address::Affine(place) => match place.lanes {
                 Lanes::Linear(1) if guard.is_none() => {
                     to.copy_from_slice(&from[(base + self.start as i64) as usize..][..n]);
+                }
+                Lanes::Linear(by) if by > 1 && guard.is_none() => {
+                    let every = from[(base + by * self.start as i64) as usize..].iter().step_by(by as usize);
+                    assert!(every.len() >= n, "elements of a load");
+                    to.iter_mut().zip(every).for_each(|(to, &elem)| *to = elem);
                 }
                 Lanes::Same => read(from, to, guard, |_| base),
                 Lanes::Linear(by) => {

@@ -14,8 +14,8 @@ use crate::loops::ir::{Loop, Monoid, TermId, TermKind};
 use crate::loops::rewrite::Copier;
 use crate::tensor::Dtype;
 
-/// Rows and columns of a tile whose sums are in registers.
-const TILE: [usize; 2] = [4, 8];
+/// Rows of a tile whose sums are in registers.
+const ROWS: usize = 4;
 
 /// Elements of a panel of rows, and of summed products between two visits of a tile: they fit a core's caches.
 const PANEL: usize = 1 << 17;
@@ -54,7 +54,7 @@ impl<'l> Product<'l> {
         let [rows, columns] = [of_side(sides[0], sides[1]), of_side(sides[1], sides[0])];
         let product = Self { of, sum: TermId(id), sides, batch, rows, columns, summed };
         let [_, m, n, _] = product.sizes();
-        (typed && alone && m >= TILE[0] && n >= TILE[0]).then_some(product)
+        (typed && alone && m >= ROWS && n >= ROWS).then_some(product)
     }
 
     /// Sizes of batch, rows, columns, sums.
@@ -91,9 +91,9 @@ impl<'l> Product<'l> {
         let [batch, m, n, k] = self.sizes();
         let left = self.side(self.sides[0], &[&self.batch[..], &self.rows, self.summed].concat());
         let right = self.side(self.sides[1], &[&self.batch[..], self.summed, &self.columns].concat());
-        let (left, right) = (Program::new(&left), Program::new(&right));
+        let (left, right) = (Program::flat(&left), Program::flat(&right));
         let (mut left, mut right) = (Machine::new(&left, operands), Machine::new(&right, operands));
-        let most = (PANEL / k.max(1)).clamp(TILE[0], m);
+        let most = (PANEL / k.max(1)).clamp(ROWS, m);
         let mut result = Tensor::zeros(ValueType::new(dtype, &self.extents(&self.axes())))?;
         let mut panel = Tensor::zeros(ValueType::new(dtype, &[most, k]))?;
         let mut other = Tensor::zeros(ValueType::new(dtype, &[k, n]))?;
@@ -155,6 +155,7 @@ trait Factor: Element + Default {
 impl Factor for f32 {
     const ONE: Self = 1.0;
 
+    #[inline(always)]
     fn plus(self, a: Self, b: Self) -> Self {
         self + a * b
     }
@@ -163,6 +164,7 @@ impl Factor for f32 {
 impl Factor for f64 {
     const ONE: Self = 1.0;
 
+    #[inline(always)]
     fn plus(self, a: Self, b: Self) -> Self {
         self + a * b
     }
@@ -171,23 +173,38 @@ impl Factor for f64 {
 impl Factor for i32 {
     const ONE: Self = 1;
 
+    #[inline(always)]
     fn plus(self, a: Self, b: Self) -> Self {
         self.wrapping_add(a.wrapping_mul(b))
     }
 }
 
-/// Adds the product of a `[rows, k]` and b `[k, n]` to c `[rows, n]`.
-fn multiply<T: Factor>(a: &[T], b: &[T], c: &mut [T], [k, n]: [usize; 2]) {
-    let mut tile = [[T::default(); TILE[1]]; DEPTH];
+/// Adds the product of a `[rows, k]` and b `[k, n]` to c `[rows, n]`. The result is the same on every processor.
+fn multiply<T: Factor>(a: &[T], b: &[T], c: &mut [T], sizes: [usize; 2]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        #[target_feature(enable = "avx2")]
+        fn wide<T: Factor>(a: &[T], b: &[T], c: &mut [T], sizes: [usize; 2]) {
+            tiles::<T, 16>(a, b, c, sizes);
+        }
+        // SAFETY: the processor was just seen to have AVX2.
+        return unsafe { wide(a, b, c, sizes) };
+    }
+    tiles::<T, 8>(a, b, c, sizes);
+}
+
+/// The same in tiles of so many columns.
+#[inline(always)]
+fn tiles<T: Factor, const WIDE: usize>(a: &[T], b: &[T], c: &mut [T], [k, n]: [usize; 2]) {
+    let mut tile = [[T::default(); WIDE]; DEPTH];
     for depth in (0..k).step_by(DEPTH) {
         let tile = &mut tile[..DEPTH.min(k - depth)];
-        for column in (0..n).step_by(TILE[1]) {
-            let width = TILE[1].min(n - column);
+        for column in (0..n).step_by(WIDE) {
+            let width = WIDE.min(n - column);
             for (row, to) in tile.iter_mut().enumerate() {
                 to[..width].copy_from_slice(&b[(depth + row) * n + column..][..width]);
             }
-            let rows = a.chunks(TILE[0] * k).zip(c.chunks_mut(TILE[0] * n));
-            rows.for_each(|(a, c)| {
+            for (a, c) in a.chunks(ROWS * k).zip(c.chunks_mut(ROWS * n)) {
                 let row = |i: usize| &a[i * k + depth..][..tile.len()];
                 match a.len() / k {
                     4 => add(sums([0, 1, 2, 3].map(row), tile), c, n, column, width),
@@ -195,14 +212,16 @@ fn multiply<T: Factor>(a: &[T], b: &[T], c: &mut [T], [k, n]: [usize; 2]) {
                     2 => add(sums([0, 1].map(row), tile), c, n, column, width),
                     _ => add(sums([row(0)], tile), c, n, column, width),
                 }
-            });
+            }
         }
     }
 }
 
 /// The sums of a tile.
-fn sums<T: Factor, const ROWS: usize>(a: [&[T]; ROWS], b: &[[T; TILE[1]]]) -> [[T; TILE[1]]; ROWS] {
-    let mut sums = [[T::default(); TILE[1]]; ROWS];
+#[inline(always)]
+fn sums<T: Factor, const ROWS: usize, const WIDE: usize>(a: [&[T]; ROWS], b: &[[T; WIDE]]) -> [[T; WIDE]; ROWS] {
+    let mut sums = [[T::default(); WIDE]; ROWS];
+    let a = a.map(|row| &row[..b.len()]);
     for (k, b) in b.iter().enumerate() {
         for (sums, a) in sums.iter_mut().zip(a) {
             let a = a[k];
@@ -212,7 +231,14 @@ fn sums<T: Factor, const ROWS: usize>(a: [&[T]; ROWS], b: &[[T; TILE[1]]]) -> [[
     sums
 }
 
-fn add<T: Factor, const ROWS: usize>(sums: [[T; TILE[1]]; ROWS], c: &mut [T], n: usize, column: usize, width: usize) {
+#[inline(always)]
+fn add<T: Factor, const ROWS: usize, const WIDE: usize>(
+    sums: [[T; WIDE]; ROWS],
+    c: &mut [T],
+    n: usize,
+    column: usize,
+    width: usize,
+) {
     for (row, sums) in sums.iter().enumerate() {
         let to = &mut c[row * n + column..][..width];
         to.iter_mut().zip(sums).for_each(|(to, &sum)| *to = to.plus(sum, T::ONE));

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::lanes::{Lanes, linear};
-use crate::loops::affine::{Affine, affine, needed};
+use super::lanes::Lanes;
+use crate::loops::affine::{Affine, affine, linear, needed, sums_read};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+use crate::loops::work::rows;
 
 /// Fewer points than these are not worth being computed side by side, where something else is.
 const FEW: usize = 16;
+
+/// So many points side by side are worth being computed apart from others.
+const MANY: usize = 64;
 
 /// A loop that is prepared.
 ///
@@ -79,11 +83,12 @@ pub(super) struct Place {
 
 impl<'l> Program<'l> {
     pub fn new(of: &'l Loop) -> Self {
-        let affine = affine(of);
-        let (needed, deps) = (needed(of, &affine), of.dependencies());
-        let mut planner = Planner { of, affine, deps, needed, scopes: Vec::new(), home: Vec::new(), tables: 0 };
-        planner.home = vec![None; of.axes.len()];
-        planner.program()
+        Planner::new(of).program(false)
+    }
+
+    /// The same of a loop that has no reductions, with all points of its axes side by side.
+    pub fn flat(of: &'l Loop) -> Self {
+        Planner::new(of).program(true)
     }
 }
 
@@ -100,8 +105,14 @@ struct Planner<'l> {
 }
 
 impl<'l> Planner<'l> {
-    fn program(mut self) -> Program<'l> {
-        let main = self.main_bands();
+    fn new(of: &'l Loop) -> Self {
+        let affine = affine(of);
+        let (needed, deps, home) = (needed(of, &affine), of.dependencies(), vec![None; of.axes.len()]);
+        Self { of, affine, deps, needed, scopes: Vec::new(), home, tables: 0 }
+    }
+
+    fn program(mut self, flat: bool) -> Program<'l> {
+        let main = if flat { vec![Band::default(), self.band(self.result_axes(), true)] } else { self.main_bands() };
         self.add_scope(main);
         let mut scope_of = vec![0; self.of.terms.len()];
         for id in self.reductions().collect::<Vec<_>>().into_iter().rev() {
@@ -141,27 +152,59 @@ impl<'l> Planner<'l> {
         axes.iter().filter_map(|&axis| self.home[axis]).find(|&(scope, band)| self.scopes[scope][band].lanes)
     }
 
+    /// The axes of the result that have points side by side.
+    fn result_axes(&self) -> Vec<usize> {
+        (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1).collect()
+    }
+
     /// The result's points: those that reductions depend on run outside of the others, so that no reduction is computed
     /// twice for the same. The innermost axes of one kind are lanes.
     fn main_bands(&self) -> Vec<Band> {
-        let axes: Vec<usize> = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1).collect();
-        let reduced: BTreeSet<usize> = self.reductions().flat_map(|id| self.deps[id].iter().copied()).collect();
-        let last = axes.last().is_some_and(|axis| reduced.contains(axis));
-        let side_by_side = axes.iter().rev().take_while(|axis| reduced.contains(axis) == last).count();
-        let (one_by_one, mut lanes) = axes.split_at(axes.len() - side_by_side);
+        let (axes, outer) = (self.result_axes(), self.outer());
+        let last = axes.last().is_some_and(|axis| outer.contains(axis));
+        let alike = axes.iter().rev().take_while(|axis| outer.contains(axis) == last).count();
+        let mut lanes = self.side_by_side(&axes[axes.len() - alike..]);
         if last && self.rows_are_better(lanes) {
             lanes = &[];
         }
         let of = |wanted: bool| -> Vec<usize> {
-            axes.iter().copied().filter(|axis| reduced.contains(axis) == wanted && !lanes.contains(axis)).collect()
+            axes.iter().copied().filter(|axis| outer.contains(axis) == wanted && !lanes.contains(axis)).collect()
         };
-        debug_assert!(one_by_one.iter().all(|axis| !lanes.contains(axis)));
         let lanes = self.band(lanes.to_vec(), !lanes.is_empty());
         let [outer, inner] = [of(true), of(false)].map(|axes| self.band(axes, false));
         match last {
             true => vec![Band::default(), outer, lanes, inner],
             false => vec![Band::default(), outer, inner, lanes],
         }
+    }
+
+    /// The axes of the result that run outside of the others; none for dear functions alone where the others are short.
+    fn outer(&self) -> BTreeSet<usize> {
+        let rows = rows(self.of, &self.deps, &self.needed);
+        let inner: usize =
+            self.result_axes().iter().filter(|axis| !rows.contains(axis)).map(|&i| self.of.axes[i]).product();
+        if inner >= MANY {
+            return rows;
+        }
+        self.reductions().flat_map(|id| self.deps[id].range(..self.of.rank).copied()).collect()
+    }
+
+    /// The innermost of these axes, as many as are worth it, and those around them over which all indices run on.
+    fn side_by_side<'a>(&self, axes: &'a [usize]) -> &'a [usize] {
+        let mut first = axes.len();
+        while first > 0 {
+            let points: usize = axes[first..].iter().map(|&axis| self.of.axes[axis]).product();
+            if first < axes.len() && points >= MANY && !self.runs_on(&axes[first - 1..]) {
+                break;
+            }
+            first -= 1;
+        }
+        &axes[first..]
+    }
+
+    /// Whether each index has one stride over all points of these axes.
+    fn runs_on(&self, axes: &[usize]) -> bool {
+        sums_read(self.of, &self.affine, &self.needed).all(|sum| sum.runs_on(axes, &self.of.axes))
     }
 
     fn reductions(&self) -> impl Iterator<Item = usize> {

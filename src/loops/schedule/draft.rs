@@ -23,7 +23,8 @@ pub(super) struct Draft {
     pub reads: Vec<ValueId>,
     pub nodes: BTreeSet<NodeId>,
     pub costs: Costs,
-    /// Whether a reduction reads elements of each operand more than once.
+    /// How many elements it reads of each operand, and whether a reduction reads one more than once.
+    times: Vec<f64>,
     reuses: Vec<bool>,
     nests: bool,
     reduces_rows: bool,
@@ -69,8 +70,13 @@ impl Draft {
         let work = Work::of(&of);
         let costs = Costs { ops: work.ops(), dear: work.dear(), bytes: work.bytes() };
         let reuses = (0..reads.len()).map(|operand| work.reuses(operand)).collect();
-        let (nests, reduces_rows) = (work.nests(), work.reduces_rows());
-        Self { of, reads, nodes, costs, reuses, nests, reduces_rows }
+        let (times, nests, reduces_rows) = (work.reads(), work.nests(), work.reduces_rows());
+        Self { of, reads, nodes, costs, times, reuses, nests, reduces_rows }
+    }
+
+    /// How many elements it reads of a value, each as often as it does.
+    pub fn times(&self, value: ValueId) -> f64 {
+        self.reads.iter().position(|&read| read == value).map_or(0.0, |operand| self.times[operand])
     }
 
     /// The loop that computes a value that it reads, as `producer` does; none where that is not possible, or makes a

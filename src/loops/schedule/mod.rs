@@ -68,7 +68,7 @@ impl Schedule {
 /// g.output("heads", heads);
 /// let of = schedule(&g.finish()?);
 /// assert_eq!((of.steps.len(), of.steps[0].nodes.len()), (1, 3));
-/// assert_eq!((&of.steps[0].reads[..], &of.steps[0].writes[..]), (&[x, w, b][..], &[y][..]));
+/// assert_eq!((&of.steps[0].reads[..], &of.steps[0].writes[..]), (&[b, x, w][..], &[y][..]));
 /// assert_eq!(of.view_of(heads), y);
 /// # Ok::<(), trefoil::Error>(())
 /// ```

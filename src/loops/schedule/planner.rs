@@ -6,7 +6,11 @@ use super::draft::{Costs, Draft};
 use super::{Kernel, Schedule, Step};
 use crate::graph::{Graph, Node, NodeId, ValueId, ValueType};
 use crate::loops::lower::{Lowered, lower};
-use crate::loops::work::same_as;
+use crate::loops::rewrite::collapsed;
+use crate::loops::work::{only_moves, same_as};
+
+/// How many values one after the other are looked at to know whether all of them are computed where they are read.
+const MOST_FOLLOWING: usize = 8;
 
 pub(super) struct Planner<'g> {
     graph: &'g Graph,
@@ -116,23 +120,41 @@ impl<'g> Planner<'g> {
         if self.kept[value.0] {
             return None;
         }
-        let (mut before, mut after) = (producer.costs, Costs::default());
-        let mut fused = Vec::new();
-        for &step in &self.readers[value.0] {
-            let consumer = self.drafts[step.0].as_ref().expect("a step that reads");
-            let both = consumer.with(self.graph, value, producer)?;
-            (before, after) = (before.plus(consumer.costs), after.plus(both.costs));
-            fused.push((step, both));
-        }
-        let repeats = after.ops > before.ops && self.takes_in_another(value, producer);
-        (after.dear <= before.dear && after.total() <= before.total() && !repeats).then_some(fused)
+        let step = |id: &ValueId| (*id, self.drafts[id.0].as_ref().expect("a step that reads"));
+        let readers: Vec<(ValueId, &Draft)> = self.readers[value.0].iter().map(step).collect();
+        let times: f64 = readers.iter().map(|(_, reader)| reader.times(value)).sum();
+        let fused = self.joined(value, producer, &readers)?;
+        let once = only_moves(&producer.of) || times <= self.graph.value(value).elems() as f64;
+        (once || self.is_followed(value, producer, &fused, MOST_FOLLOWING)).then_some(fused)
     }
 
-    /// Whether a step of its own would take in what it reads, so that no fewer bytes are moved without it.
-    fn takes_in_another(&self, value: ValueId, producer: &Draft) -> bool {
-        let elems = |id: ValueId| self.graph.value(id).elems();
-        let alone = |id: &ValueId| self.drafts[id.0].is_some() && self.uses[id.0] == 1 && !self.kept[id.0];
-        producer.reads.iter().any(|read| alone(read) && elems(*read) >= elems(value))
+    /// Steps with what writes a value taken in, if that takes fewer operations and bytes.
+    fn joined(&self, value: ValueId, producer: &Draft, readers: &[(ValueId, &Draft)]) -> Option<Vec<(ValueId, Draft)>> {
+        let (mut before, mut after) = (producer.costs, Costs::default());
+        let mut fused = Vec::new();
+        for &(step, reader) in readers {
+            let both = reader.with(self.graph, value, producer)?;
+            (before, after) = (before.plus(reader.costs), after.plus(both.costs));
+            fused.push((step, both));
+        }
+        (after.dear <= before.dear && after.total() <= before.total()).then_some(fused)
+    }
+
+    /// Whether steps that took in a value take in what it is computed from as well, so many values far at most. Otherwise
+    /// a step of its own does, which moves no more bytes, and computes the value once.
+    fn is_followed(&self, value: ValueId, producer: &Draft, steps: &[(ValueId, Draft)], most: usize) -> bool {
+        let elems = self.graph.value(value).elems();
+        let steps: Vec<(ValueId, &Draft)> = steps.iter().map(|(step, draft)| (*step, draft)).collect();
+        let follows = |read: ValueId, draft: &Draft| {
+            let next = self.joined(read, draft, &steps).filter(|_| most > 0);
+            next.is_some_and(|next| self.is_followed(read, draft, &next, most - 1))
+        };
+        producer.reads.iter().all(|&read| match &self.drafts[read.0] {
+            Some(draft) if self.uses[read.0] == 1 && !self.kept[read.0] && self.graph.value(read).elems() >= elems => {
+                follows(read, draft) || producer.with(self.graph, read, draft).is_none()
+            }
+            _ => true,
+        })
     }
 
     /// The steps that write what a node writes.
@@ -144,7 +166,7 @@ impl<'g> Planner<'g> {
         let step = |&value: &ValueId| {
             let draft = self.drafts[value.0].as_ref().filter(|_| self.steps[value.0])?;
             let (reads, nodes) = (draft.reads.clone(), draft.nodes.iter().copied().collect());
-            Some(Step { kernel: Kernel::Loop(draft.of.clone()), reads, writes: vec![value], nodes })
+            Some(Step { kernel: Kernel::Loop(collapsed(&draft.of)), reads, writes: vec![value], nodes })
         };
         node.outputs.iter().filter_map(step).collect()
     }

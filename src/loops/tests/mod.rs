@@ -5,6 +5,7 @@ mod fused;
 mod graphs;
 mod moves;
 mod numbers;
+mod schedule;
 mod windows;
 
 use super::compute;
