@@ -7,6 +7,7 @@ mod attention;
 mod cast;
 mod control;
 mod conv;
+mod found;
 mod image;
 mod index;
 mod linear_attention;
@@ -23,6 +24,7 @@ mod sequence;
 mod shape;
 mod signal;
 mod storage;
+mod suppression;
 
 use super::import::{Call, Item, Outcome};
 use crate::graph::{Binary, Unary, ValueId};
@@ -47,12 +49,13 @@ pub(super) enum Operator {
 /// Operators of a family, by name.
 type Table = &'static [(&'static str, Operator)];
 
-const STANDARD: [Table; 20] = [
+const STANDARD: [Table; 22] = [
     activation::TABLE,
     attention::TABLE,
     cast::TABLE,
     control::TABLE,
     conv::TABLE,
+    found::TABLE,
     image::TABLE,
     index::TABLE,
     linear_attention::TABLE,
@@ -68,6 +71,7 @@ const STANDARD: [Table; 20] = [
     sequence::TABLE,
     shape::TABLE,
     signal::TABLE,
+    suppression::TABLE,
 ];
 
 /// Versions of the standard operators that are known.
