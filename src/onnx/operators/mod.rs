@@ -11,6 +11,7 @@ mod found;
 mod image;
 mod index;
 mod linear_attention;
+mod loss;
 mod make;
 mod math;
 mod norm;
@@ -49,7 +50,7 @@ pub(super) enum Operator {
 /// Operators of a family, by name.
 type Table = &'static [(&'static str, Operator)];
 
-const STANDARD: [Table; 22] = [
+const STANDARD: [Table; 23] = [
     activation::TABLE,
     attention::TABLE,
     cast::TABLE,
@@ -59,6 +60,7 @@ const STANDARD: [Table; 22] = [
     image::TABLE,
     index::TABLE,
     linear_attention::TABLE,
+    loss::TABLE,
     make::TABLE,
     math::TABLE,
     norm::TABLE,
