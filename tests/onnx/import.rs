@@ -250,9 +250,36 @@ fn what_is_found_in_the_data_has_a_bound_and_a_count() {
             [&y[..], &[1, count], &[count]]
         );
     }
-    let sum = node("ReduceSum", &["at"], &["sum"], &[]);
-    let told = problems(&[found, sum, x(), output("sum")]);
-    assert!(told[0].reason.contains("how much of axis 1 of i64[1,2] is meant depends on the data"), "{told:?}");
+    let all = [
+        node("ReduceSum", &["at"], &["sum"], &[]),
+        node("Concat", &["at", "at"], &["twice"], &[attribute("axis", &[int(20, 2), int(3, 1)])]),
+        node("Squeeze", &["at"], &["flat"], &[]),
+        node("Mul", &["flat", "index"], &["product"], &[]),
+        input("index", INT64, &[Dim::Fixed(2)]),
+    ];
+    let told = problems(&[&[found, x()][..], &all].concat());
+    for (problem, axis) in told.iter().zip(["axis 1 of i64[1,2]", "axis 1 of i64[1,2]", "axis 0 of i64[2]"]) {
+        assert!(problem.reason.contains(&format!("how much of {axis} is meant depends on the data")), "{problem:?}");
+    }
+    assert_eq!(told.len(), 3, "{told:?}");
+}
+
+#[test]
+fn a_count_goes_with_what_is_gathered() {
+    let graph = imported(&[
+        node("NonZero", &["x"], &["at"], &[]),
+        node("Squeeze", &["at"], &["flat"], &[]),
+        node("Gather", &["x", "flat"], &["y"], &[]),
+        node("Size", &["y"], &["size"], &[]),
+        input("x", FLOAT, &[Dim::Fixed(4)]),
+        output("y"),
+        output("size"),
+    ]);
+    let x = Tensor::of(&[4], &[0.0_f32, 7.0, 0.0, 9.0]);
+    let found = loops::evaluate(&graph, &mut |name, _| panic!("no weight `{name}`"), &[x]).expect("it is sound");
+    assert_eq!(found[0].elems::<f32>()[..2], [7.0, 9.0]);
+    assert_eq!([1, 2].map(|output| found[output].elems::<i64>()[0]), [2, 2]);
+    assert_eq!(graph.outputs[2].name, "y.count");
 }
 
 #[test]
