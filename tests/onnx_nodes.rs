@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use trefoil::graph::{Graph, Op, Tensor, expand};
+use trefoil::graph::{Graph, Op, Slice, Tensor, expand};
 use trefoil::onnx::{File, Sizes};
 use trefoil::{Dtype, loops};
 
@@ -94,7 +94,7 @@ fn run(folder: &Path) -> Result<Bound, String> {
         let wanted = values(folder, "output", file.model().graph.outputs.len())?;
         let mut why = String::new();
         for bound in [Bound::Nothing, Bound::Integers, Bound::Everything] {
-            match answers(&file, &inputs, bound) {
+            match answers(&file, &inputs, &wanted, bound) {
                 Ok(all) => {
                     all.iter().try_for_each(|found| compare(found, &wanted))?;
                     return Ok(bound);
@@ -148,19 +148,40 @@ fn is_bound(value: &Tensor, bound: Bound) -> bool {
 }
 
 /// What a model answers; also with what is computed by hand as loops, if it has that.
-fn answers(file: &File, inputs: &[Tensor], bound: Bound) -> Result<Vec<Vec<Tensor>>, String> {
+fn answers(file: &File, inputs: &[Tensor], wanted: &[Tensor], bound: Bound) -> Result<Vec<Vec<Tensor>>, String> {
     let ports = &file.model().graph.inputs;
     let constants = ports.iter().zip(inputs).filter(|(_, value)| is_bound(value, bound));
     let sizes = constants.fold(Sizes::new(), |sizes, (port, value)| sizes.constant(&port.name, value.clone()));
     let graph: Graph = file.graph(&sizes).map_err(|e| e.to_string())?;
     let fed: Vec<Tensor> = inputs.iter().filter(|value| !is_bound(value, bound)).cloned().collect();
     let mut weight = |name: &str, _: &trefoil::graph::ValueType| file.weight(name);
-    let mut all = vec![loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())?];
+    let found = loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())?;
+    let mut all = vec![counted(&graph, found, wanted)?];
     let by_hand = |op: &Op| matches!(op, Op::TopK(_) | Op::Cumulate(_) | Op::ScatterElements(..) | Op::ScatterNd(_));
     if graph.nodes.iter().any(|node| by_hand(&node.op)) {
-        all.push(loops::evaluate(&expand(&graph), &mut weight, &fed).expect("the same graph is evaluated"));
+        let found = loops::evaluate(&expand(&graph), &mut weight, &fed).expect("the same graph is evaluated");
+        all.push(counted(&graph, found, wanted)?);
     }
     Ok(all)
+}
+
+/// The outputs of a model with as many elements as their counts say, which the other outputs are.
+fn counted(graph: &Graph, mut found: Vec<Tensor>, wanted: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    let counts = found.split_off(wanted.len());
+    for (port, count) in graph.outputs[wanted.len()..].iter().zip(&counts) {
+        let output = graph.outputs.iter().position(|output| format!("{}.count", output.name) == port.name);
+        let output = output.expect("the other outputs are counts");
+        let (value, to) = (&found[output], wanted[output].value_type());
+        let mut dims = value.value_type().dims.clone();
+        if let Some(axis) = (0..dims.len()).find(|&axis| to.dims.get(axis) != Some(&dims[axis])) {
+            dims[axis] = count.elems::<i64>()[0] as usize;
+        }
+        let slice = Slice { start: vec![0; dims.len()], step: vec![1; dims.len()], dims };
+        let op = Op::Slice(slice);
+        let of = op.infer(&[Some(value.value_type())], 1)?;
+        found[output] = loops::compute(&op, &[Some(value)], &of).map_err(|e| e.to_string())?.remove(0);
+    }
+    Ok(found)
 }
 
 /// The tolerance of ONNX's own runner.

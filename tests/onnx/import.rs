@@ -228,3 +228,83 @@ fn what_is_too_large_is_refused() {
     let found = problems(&[number("a", 0), number("b", i64::MAX), number("c", 1), range, output("y")]);
     assert!(found[0].reason.contains("elements at most"), "{found:?}");
 }
+
+#[test]
+fn what_is_found_in_the_data_has_a_bound_and_a_count() {
+    let found = node("NonZero", &["x"], &["at"], &[]);
+    let graph = imported(&[
+        found.clone(),
+        node("Transpose", &["at"], &["y"], &[]),
+        node("Shape", &["at"], &["shape"], &[]),
+        x(),
+        output("y"),
+        output("shape"),
+    ]);
+    assert_eq!(graph.outputs.iter().map(|port| &*port.name).collect::<Vec<_>>(), ["y", "shape", "y.count"]);
+    assert_eq!(graph.value(graph.outputs[0].value).dims, [2, 1]);
+    for (x, y, count) in [([0.0, 5.0], [1, -1], 1), ([f32::NAN, -1.0], [0, 1], 2), ([0.0, -0.0], [-1, -1], 0)] {
+        let inputs = [Tensor::of(&[2], &x)];
+        let found = loops::evaluate(&graph, &mut |name, _| panic!("no weight `{name}`"), &inputs).expect("it is sound");
+        assert_eq!(
+            found.iter().map(|of| of.elems().to_vec()).collect::<Vec<Vec<i64>>>(),
+            [&y[..], &[1, count], &[count]]
+        );
+    }
+    let all = [
+        node("ReduceSum", &["at"], &["sum"], &[]),
+        node("Concat", &["at", "at"], &["twice"], &[attribute("axis", &[int(20, 2), int(3, 1)])]),
+        node("Squeeze", &["at"], &["flat"], &[]),
+        node("Mul", &["flat", "index"], &["product"], &[]),
+        input("index", INT64, &[Dim::Fixed(2)]),
+    ];
+    let told = problems(&[&[found, x()][..], &all].concat());
+    for (problem, axis) in told.iter().zip(["axis 1 of i64[1,2]", "axis 1 of i64[1,2]", "axis 0 of i64[2]"]) {
+        assert!(problem.reason.contains(&format!("how much of {axis} is meant depends on the data")), "{problem:?}");
+    }
+    assert_eq!(told.len(), 3, "{told:?}");
+}
+
+#[test]
+fn a_count_goes_with_what_is_gathered() {
+    let graph = imported(&[
+        node("NonZero", &["x"], &["at"], &[]),
+        node("Squeeze", &["at"], &["flat"], &[]),
+        node("Gather", &["x", "flat"], &["y"], &[]),
+        node("Size", &["y"], &["size"], &[]),
+        input("x", FLOAT, &[Dim::Fixed(4)]),
+        output("y"),
+        output("size"),
+    ]);
+    let x = Tensor::of(&[4], &[0.0_f32, 7.0, 0.0, 9.0]);
+    let found = loops::evaluate(&graph, &mut |name, _| panic!("no weight `{name}`"), &[x]).expect("it is sound");
+    assert_eq!(found[0].elems::<f32>()[..2], [7.0, 9.0]);
+    assert_eq!([1, 2].map(|output| found[output].elems::<i64>()[0]), [2, 2]);
+    assert_eq!(graph.outputs[2].name, "y.count");
+}
+
+#[test]
+fn boxes_that_are_known_are_exactly_those_that_are_chosen() {
+    let graph = [
+        node("NonMaxSuppression", &["boxes", "scores", "most", "iou"], &["y"], &[]),
+        input("boxes", FLOAT, &[Dim::Fixed(1), Dim::Fixed(4), Dim::Fixed(4)]),
+        input("scores", FLOAT, &[Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(4)]),
+        input("most", INT64, &[Dim::Fixed(1)]),
+        input("iou", FLOAT, &[Dim::Fixed(1)]),
+        output("y"),
+    ];
+    let [low, high, other] = [[0.0_f32, 0.0, 1.0, 1.0], [0.1, 0.0, 1.1, 1.0], [5.0, 5.0, 6.0, 6.0]];
+    let values = [
+        ("boxes", Tensor::of(&[1, 4, 4], &[low, high, other, [9.0, 9.0, 8.0, 8.0]].concat())),
+        ("scores", Tensor::of(&[1, 1, 4], &[0.5_f32, 0.75, 0.25, 0.75])),
+    ];
+    let limits =
+        Sizes::new().constant("most", Tensor::of(&[1], &[3_i64])).constant("iou", Tensor::of(&[1], &[0.5_f32]));
+    let known = values.iter().fold(limits.clone(), |sizes, (name, value)| sizes.constant(name, value.clone()));
+    let file = opened(&graph, &[]);
+    for (sizes, inputs) in [(limits, values.map(|(_, value)| value).to_vec()), (known, vec![])] {
+        let graph = file.graph(&sizes).unwrap_or_else(|e| panic!("{e}"));
+        let found = loops::evaluate(&graph, &mut |name, _| panic!("no weight `{name}`"), &inputs).expect("it is sound");
+        assert_eq!(found[0].elems::<i64>(), [0, 0, 1, 0, 0, 3, 0, 0, 2]);
+        assert_eq!(found.len(), if inputs.is_empty() { 1 } else { 2 });
+    }
+}

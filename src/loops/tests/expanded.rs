@@ -134,6 +134,13 @@ fn the_extremes_are_those_with_the_fewest_before_them() {
         let x = random(&mut dice, dtype, &dims);
         fused += check(&Op::TopK(TopK { axis, k, largest: round % 2 == 0 }), &[(&x, false)]);
     }
+    for (round, dtype) in NUMBERS.into_iter().enumerate() {
+        let x = random(&mut dice, dtype, &[2, 600, 2]);
+        let k = [1, 3, 70, 150][round % 4];
+        fused += check(&Op::TopK(TopK { axis: 1, k, largest: dice.below(2) == 0 }), &[(&x, false)]);
+    }
+    let x = random(&mut dice, Dtype::U8, &[5000]);
+    fused += check(&Op::TopK(TopK { axis: 0, k: 40, largest: false }), &[(&x, false)]);
     assert!(fused > 0, "no comparison of all pairs");
 }
 

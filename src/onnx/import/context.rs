@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::counts::Counted;
 use crate::error::Error;
 use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
@@ -37,6 +38,8 @@ pub(in crate::onnx) struct Context<'m> {
     pub problems: Vec<Problem>,
     /// What values are that hold the bits of a type which no graph has.
     pub stored: HashMap<ValueId, DataType>,
+    /// Values of which only so many elements are meant.
+    pub counted: HashMap<ValueId, Counted>,
     /// The node that is being imported, with the functions and bodies around it.
     pub path: String,
     /// Names of nodes, and how often each was asked for.
@@ -65,6 +68,7 @@ impl<'m> Context<'m> {
             functions: functions.iter().map(|function| (key(function), function)).collect(),
             problems: Vec::new(),
             stored: HashMap::new(),
+            counted: HashMap::new(),
             path: String::new(),
             names: HashMap::new(),
         }
@@ -167,7 +171,10 @@ impl<'m> Context<'m> {
                 return self.fold(&op, &known, &written);
             }
         }
-        self.push(op, inputs, outputs)
+        let counted = self.counted_of(&op, inputs, &written[0].dims)?;
+        let values = self.push(op, inputs, outputs)?;
+        self.counted.extend(counted.iter().flat_map(|of| values.iter().map(|&value| (value, *of))));
+        Ok(values)
     }
 
     fn fold(&mut self, op: &Op, known: &[Option<Tensor>], written: &[ValueType]) -> Outcome<Vec<ValueId>> {

@@ -7,6 +7,7 @@
 
 mod call;
 mod context;
+mod counts;
 mod scope;
 mod shapes;
 mod sizes;
@@ -16,6 +17,7 @@ use std::collections::HashMap;
 
 pub(super) use call::Call;
 pub(super) use context::{Context, Item, Outcome, number};
+pub(super) use counts::Counted;
 use scope::{Frame, Scope};
 pub(super) use shapes::{axes_of, axis_of, size_of_dim};
 pub use sizes::Sizes;
@@ -28,6 +30,9 @@ use crate::graph::{Graph, ValueId};
 
 impl File {
     /// The model as a graph at these sizes of its free dimensions. Its weights have the names of the file's initializers.
+    ///
+    /// An output `y` whose size depends on the data has its largest size, and the outputs end with `y.count`, an i64: so
+    /// many elements along the axis are meant.
     ///
     /// # Errors
     /// [`Error::Option`] with every dimension whose size is missing, or a size or constant that the model has no use for or
@@ -64,6 +69,13 @@ impl File {
                 Some(Item::Tensor(value)) => cx.builder.output(&output.name, *value),
                 Some(_) => return Err(Error::graph(&output.name, "an output that is no tensor")),
                 None => return Err(Error::graph(&output.name, "an output that nothing writes")),
+            }
+        }
+        for output in &model.graph.outputs {
+            if let Some(Item::Tensor(value)) = scope.find(&output.name)
+                && let Some(Counted { count, .. }) = cx.counted.get(value)
+            {
+                cx.builder.output(&format!("{}.count", output.name), *count);
             }
         }
         cx.finish()

@@ -7,9 +7,11 @@ mod attention;
 mod cast;
 mod control;
 mod conv;
+mod found;
 mod image;
 mod index;
 mod linear_attention;
+mod loss;
 mod make;
 mod math;
 mod norm;
@@ -23,6 +25,7 @@ mod sequence;
 mod shape;
 mod signal;
 mod storage;
+mod suppression;
 
 use super::import::{Call, Item, Outcome};
 use crate::graph::{Binary, Unary, ValueId};
@@ -47,15 +50,17 @@ pub(super) enum Operator {
 /// Operators of a family, by name.
 type Table = &'static [(&'static str, Operator)];
 
-const STANDARD: [Table; 20] = [
+const STANDARD: [Table; 23] = [
     activation::TABLE,
     attention::TABLE,
     cast::TABLE,
     control::TABLE,
     conv::TABLE,
+    found::TABLE,
     image::TABLE,
     index::TABLE,
     linear_attention::TABLE,
+    loss::TABLE,
     make::TABLE,
     math::TABLE,
     norm::TABLE,
@@ -68,6 +73,7 @@ const STANDARD: [Table; 20] = [
     sequence::TABLE,
     shape::TABLE,
     signal::TABLE,
+    suppression::TABLE,
 ];
 
 /// Versions of the standard operators that are known.

@@ -3,7 +3,7 @@
 use super::Operator::{Items, Many, Moves, One};
 use super::{Item, Outcome, Table};
 use crate::graph::{Binary, Expr, Number, Op, Pad, PadMode, Slice, Tensor, ValueId};
-use crate::onnx::import::{Call, axes_of, axis_of, number, size_of_dim};
+use crate::onnx::import::{Call, Counted, axes_of, axis_of, number, size_of_dim};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[
@@ -33,13 +33,26 @@ fn shape(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let rank = dims.len() as i64;
     let bound = |at: i64| (if at < 0 { at + rank } else { at }).clamp(0, rank) as usize;
     let [start, end] = [bound(c.int_or("start", 0)), bound(c.int_or("end", rank))];
-    Ok(vec![c.vector(dims.get(start..end).unwrap_or(&[])).into()])
+    let part = |axes: std::ops::Range<usize>| dims.get(axes).unwrap_or(&[]);
+    match c.counted.get(&x).copied().filter(|of| (start..end).contains(&of.axis)) {
+        None => Ok(vec![c.vector(part(start..end)).into()]),
+        Some(Counted { axis, count }) => {
+            let all = [c.vector(part(start..axis)), c.reshape(count, &[1])?, c.vector(part(axis + 1..end))];
+            Ok(vec![c.concat(&all, 0)?.into()])
+        }
+    }
 }
 
 fn size(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let x = c.x(0)?;
-    let elems = c.of(x).elems() as i64;
-    Ok(c.constant(&Tensor::of(&[], &[elems])))
+    let elems = c.of(x).elems();
+    match c.counted.get(&x).copied() {
+        None => Ok(c.constant(&Tensor::of(&[], &[elems as i64]))),
+        Some(Counted { axis, count }) => {
+            let others = elems / c.dims(x)[axis].max(1);
+            c.scaled(count, others as f64)
+        }
+    }
 }
 
 /// 0 stays as the operand has it unless `allowzero`, -1 is what is left over.

@@ -79,13 +79,13 @@ impl Format {
         (0..self.codes()).rev().find(|&code| self.value(code).is_finite()).expect("0 is a number")
     }
 
-    fn nan(&self) -> Option<usize> {
+    /// The code of NaN; minus zero where there is none, as ONNX's reference has it.
+    fn nan(&self) -> usize {
         match self.specials {
-            Specials::None => None,
-            Specials::MinusZero => Some(self.codes()),
-            Specials::Nan => Some(self.codes() - 1),
+            Specials::None | Specials::MinusZero => self.codes(),
+            Specials::Nan => self.codes() - 1,
             // The quiet one: the mantissa's highest bit.
-            Specials::InfinityAndNan => Some(self.codes() - (1 << (self.mantissa - 1))),
+            Specials::InfinityAndNan => self.codes() - (1 << (self.mantissa - 1)),
         }
     }
 
@@ -160,7 +160,7 @@ fn finished(format: &Format, saturate: bool) -> Expr {
         Specials::None => int(last),
         _ if saturate => int(last),
         Specials::InfinityAndNan => int(last + 1),
-        Specials::Nan | Specials::MinusZero => int(format.nan().unwrap_or(last)),
+        Specials::Nan | Specials::MinusZero => int(format.nan()),
     };
     let even = last.is_multiple_of(2);
     let size = || x().unary(Unary::Abs);
@@ -185,11 +185,7 @@ fn finished(format: &Format, saturate: bool) -> Expr {
         }
         (true, _) => negative.select(code.clone() + int(format.codes()), code),
     };
-    let code = match format.nan() {
-        Some(nan) => x().unary(Unary::IsNan).select(int(nan), code),
-        None => code,
-    };
-    code.cast(Dtype::U8)
+    x().unary(Unary::IsNan).select(int(format.nan()), code).cast(Dtype::U8)
 }
 
 /// The lowest bits of whole numbers; of floats those of what they are truncated to.

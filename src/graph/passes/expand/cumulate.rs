@@ -2,7 +2,7 @@
 
 use super::{Writer, inner, neutral};
 use crate::graph::expr::{Binary, Expr};
-use crate::graph::op::{Cumulate, Op, Pad, PadMode, ReduceOp, Slice};
+use crate::graph::op::{Cumulate, Op, ReduceOp, Slice};
 use crate::graph::value::ValueId;
 
 /// Elements of a block, each of which is summed with all before it in the block. The sums of blocks are summed in turn.
@@ -23,7 +23,7 @@ fn so_far(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
     let blocks = dims[axis].div_ceil(BLOCK);
     let [padded, split] =
         [&[blocks * BLOCK][..], &[blocks, BLOCK]].map(|along| [&dims[..axis], along, &dims[axis + 1..]].concat());
-    let x = pad(w, of, x, padded[axis] - dims[axis]);
+    let x = w.pad(x, axis, padded[axis] - dims[axis], neutral(of.op, w.of(x).dtype));
     let x = w.reshape(x, &split);
     let own = within(w, &Cumulate { axis: axis + 1, ..*of }, x);
     let sums = w.reduce(of.op, x, axis + 1);
@@ -49,12 +49,4 @@ fn within(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId) -> ValueId {
     let part = counts.select(Expr::arg(0), Expr::Const(dtype, neutral(of.op, dtype)));
     let parts = w.map(part, &[others, own]);
     w.reduce(of.op, parts, axis + 1)
-}
-
-/// With so many elements behind, which change no sum.
-fn pad(w: &mut Writer<'_, '_>, of: &Cumulate, x: ValueId, elems: usize) -> ValueId {
-    let mut after = vec![0; w.of(x).rank()];
-    after[of.axis] = elems as isize;
-    let mode = PadMode::Constant(neutral(of.op, w.of(x).dtype));
-    w.op(Op::Pad(Pad { before: vec![0; after.len()], after, mode }), &[x])
 }

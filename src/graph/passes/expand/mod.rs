@@ -6,7 +6,7 @@ mod top_k;
 
 use super::rebuild::{Draft, Rebuild};
 use crate::graph::expr::{Expr, Number};
-use crate::graph::op::{Op, Reduce, ReduceOp};
+use crate::graph::op::{Op, Pad, PadMode, Reduce, ReduceOp};
 use crate::graph::tensor::Tensor;
 use crate::graph::value::{Graph, ValueId, ValueType};
 use crate::tensor::Dtype;
@@ -20,7 +20,7 @@ use crate::tensor::Dtype;
 ///
 /// | operation | pairs along the axis |
 /// |---|---|
-/// | top-k | n², and then n k |
+/// | top-k | n max(256, 4 k), and a third of that, where that is less than n²; and n k |
 /// | cumulate | 33 n |
 /// | scatter-elements | n m, of m updates along the axis |
 /// | scatter-nd | n m, of m rows of indices to n places; with a reduction times the elements of a slice |
@@ -101,6 +101,13 @@ impl Writer<'_, '_> {
     /// Combined along an axis, which goes.
     fn reduce(&mut self, op: ReduceOp, x: ValueId, axis: usize) -> ValueId {
         self.op(Op::Reduce(Reduce { op, axes: vec![axis], keep: false }), &[x])
+    }
+
+    /// With so many elements behind along an axis.
+    fn pad(&mut self, x: ValueId, axis: usize, elems: usize, with: Number) -> ValueId {
+        let mut after = vec![0; self.of(x).rank()];
+        after[axis] = elems as isize;
+        self.op(Op::Pad(Pad { before: vec![0; after.len()], after, mode: PadMode::Constant(with) }), &[x])
     }
 
     /// 0, 1, 2, … along an axis, behind which are so many of 1.

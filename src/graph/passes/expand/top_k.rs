@@ -1,12 +1,50 @@
 //! The extremes along an axis, by how many elements come before each.
 
-use super::Writer;
-use crate::graph::expr::{Binary, Expr, Unary};
+use super::{Writer, neutral};
+use crate::graph::expr::{Binary, Expr, Number, Unary};
 use crate::graph::op::{Op, ReduceOp, TopK};
 use crate::graph::value::ValueId;
 use crate::tensor::Dtype;
 
+/// Elements that are compared with one another, and how many times the extremes that are wanted. What is more is split: the
+/// extremes of all are among those of blocks.
+const BLOCK: usize = 256;
+const TIMES: usize = 4;
+
 pub(super) fn expand(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> Vec<ValueId> {
+    let indices = indices(w, of, x);
+    vec![w.op(Op::GatherElements(of.axis), &[x, indices]), indices]
+}
+
+fn indices(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> ValueId {
+    let (dims, axis, block) = (w.dims(x), of.axis, BLOCK.max(TIMES * of.k));
+    if dims[axis] <= block {
+        return ranked(w, of, x);
+    }
+    let blocks = dims[axis].div_ceil(block);
+    let x = w.pad(x, axis, blocks * block - dims[axis], last(of, w.of(x).dtype));
+    let along = |along: &[usize]| [&dims[..axis], along, &dims[axis + 1..]].concat();
+    let x = w.reshape(x, &along(&[blocks, block]));
+    let best = ranked(w, &TopK { axis: axis + 1, ..*of }, x);
+    let values = w.op(Op::GatherElements(axis + 1), &[x, best]);
+    let [values, best] = [values, best].map(|each| w.reshape(each, &along(&[blocks * of.k])));
+    let chosen = indices(w, of, values);
+    let within = w.op(Op::GatherElements(axis), &[best, chosen]);
+    let size = |elems: usize| Expr::int(Dtype::I64, elems as i128);
+    w.map(Expr::arg(0) / size(of.k) * size(block) + Expr::arg(1), &[chosen, within])
+}
+
+/// The number that comes last, behind equal ones before it.
+fn last(of: &TopK, dtype: Dtype) -> Number {
+    match (of.largest, dtype.is_float()) {
+        (true, _) => neutral(ReduceOp::Max, dtype),
+        (false, true) => Number::Float(f64::NAN),
+        (false, false) => neutral(ReduceOp::Min, dtype),
+    }
+}
+
+/// The indices of the extremes, by how many elements come before each.
+fn ranked(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> ValueId {
     let (axis, rank) = (of.axis, w.of(x).rank());
     let [own, other] = [axis + 1, axis].map(|at| w.unsqueeze(x, at));
     let before = w.map(comes_before(of, w.of(x).dtype).cast(Dtype::I64), &[own, other]);
@@ -15,8 +53,7 @@ pub(super) fn expand(w: &mut Writer<'_, '_>, of: &TopK, x: ValueId) -> Vec<Value
     let places = w.counted(of.k, rank - axis);
     let has_it = Expr::arg(0).binary(Binary::Equal, Expr::arg(1));
     let index = w.map(has_it.select(Expr::Axis(axis + 1), Expr::int(Dtype::I64, 0)), &[place, places]);
-    let indices = w.reduce(ReduceOp::Sum, index, axis + 1);
-    vec![w.op(Op::GatherElements(axis), &[x, indices]), indices]
+    w.reduce(ReduceOp::Sum, index, axis + 1)
 }
 
 /// Whether the element along the second of the two axes, operand 1, comes before that along the first, operand 0.
