@@ -31,9 +31,9 @@ use crate::error::Error;
 use crate::model::{Graph, Preprocessing};
 use crate::tensor::{Dtype, InputFormat, OutputKind, Shape};
 
-#[cfg(feature = "cuda")]
-pub(crate) use attention::TILE_ROWS;
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
+#[cfg(feature = "cuda")]
+pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]
