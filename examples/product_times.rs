@@ -4,9 +4,12 @@
 //!
 //! For each product of a known network prints the microseconds of the kernels that the planner predicts to be the first,
 //! the fastest first, the median of rounds in which all run in turn, and what the fastest does in TFLOP/s; the planner's
-//! choice is marked. Operands are random
-//! and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same products.
+//! choice is marked. Operands are random and rotate over more memory than a GPU's L2 cache has.
+//! `benches/peers/product.py` times PyTorch on the same products.
 
+mod alone;
+
+use alone::{Random, assert_written, copies, medians};
 use half::f16;
 use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes};
 use trefoil::{Device, Error, ProductOperands, ProductRun, RowsAt, Target};
@@ -15,10 +18,6 @@ use trefoil::{Device, Error, ProductOperands, ProductRun, RowsAt, Target};
 const ROWS: [usize; 5] = [197, 384, 1576, 6304, 25_216];
 const LAYERS: [(usize, usize, bool, bool); 4] =
     [(2304, 768, false, false), (768, 768, false, true), (3072, 768, true, false), (768, 3072, false, true)];
-/// Bytes that the operands of a kernel rotate over.
-const ROTATION_BYTES: usize = 200 << 20;
-/// Launches between two marks.
-const LAUNCHES: usize = 12;
 /// Kernels that are timed.
 const KERNELS: usize = 6;
 
@@ -61,14 +60,9 @@ fn time(
     rounds: usize,
 ) -> Result<Vec<(ProductKernel, f64)>, Error> {
     let ProductSizes { m, n, k } = sizes;
-    let mut noise = 1_u32;
-    let mut random = || {
-        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (noise >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let mut halves = |count: usize, scale: f32| (0..count).map(|_| f16::from_f32(scale * random())).collect::<Vec<_>>();
-    let (x, w) = (halves(m * k, 2.0), halves(n * k, (k as f32).sqrt().recip()));
-    let residual = if has_residual { halves(m * n, 2.0) } else { Vec::new() };
+    let mut random = Random(1);
+    let (x, w) = (random.halves(m * k, 2.0), random.halves(n * k, (k as f32).sqrt().recip()));
+    let residual = if has_residual { random.halves(m * n, 2.0) } else { Vec::new() };
     let (bias, result) = (vec![0.5; n], vec![f16::NAN; m * n]);
     let rows = |pitch: usize| RowsAt { first: 0, pitch };
     let operands = ProductOperands {
@@ -81,24 +75,12 @@ fn time(
         residual: has_residual.then_some((&residual, rows(n))),
         result: (&result, rows(n)),
     };
-    let copies = (ROTATION_BYTES / (2 * (m * k + n * k + 2 * m * n))).clamp(2, LAUNCHES);
+    let copies = copies(2 * (m * k + n * k + 2 * m * n));
     let runs = kernels.iter().map(|&kernel| ProductRun::new(device, &operands, kernel, copies));
     let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
-    let mut micros = vec![Vec::new(); runs.len()];
-    for round in 0..rounds + 1 {
-        for (run, micros) in runs.iter_mut().zip(&mut micros) {
-            let seconds = run.run(LAUNCHES)?;
-            if round > 0 {
-                micros.push(1e6 * seconds / LAUNCHES as f64); // the first is for the caches
-            }
-        }
-    }
+    let micros = medians(runs.len(), rounds, |index, times| runs[index].run(times))?;
     for run in &runs {
-        assert!(run.result()?[..result.len()].iter().all(|value| value.is_finite()), "a result was not written");
+        assert_written(&run.result()?, result.len());
     }
-    let median = |mut times: Vec<f64>| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
-    };
-    Ok(kernels.iter().copied().zip(micros.into_iter().map(median)).collect())
+    Ok(kernels.iter().copied().zip(micros).collect())
 }

@@ -5,15 +5,14 @@
 //! Prints the median of the microseconds of one launch, and the bytes that it reads and writes in a second. Operands are
 //! random and rotate over more memory than a GPU's L2 cache has. `benches/peers/product.py` times PyTorch on the same rows.
 
+mod alone;
+
+use alone::{Random, assert_written, copies, medians};
 use half::f16;
 use trefoil::{Device, Error, RowNormOperands, RowNormRun, RowsAt, Target};
 
 /// Rows and columns: ViT-B/16 at batches 1, 8 and 128, BERT-large at 32 times 384 tokens.
 const SIZES: [[usize; 2]; 4] = [[197, 768], [1576, 768], [25_216, 768], [12_288, 1024]];
-/// Bytes that the operands rotate over.
-const ROTATION_BYTES: usize = 200 << 20;
-/// Launches between two marks.
-const LAUNCHES: usize = 12;
 
 fn main() -> Result<(), Error> {
     let rounds = std::env::args().nth(1).map_or(7, |rounds| rounds.parse().expect("ROUNDS is a number"));
@@ -29,12 +28,7 @@ fn main() -> Result<(), Error> {
 /// Microseconds of a launch.
 fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<f64, Error> {
     let [rows, columns] = sizes;
-    let mut noise = 1_u32;
-    let mut random = || {
-        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        f16::from_f32((noise >> 8) as f32 / (1 << 22) as f32 - 2.0)
-    };
-    let x: Vec<f16> = (0..rows * columns).map(|_| random()).collect();
+    let x = Random(1).halves(rows * columns, 2.0);
     let (weight, bias, result) = (vec![1.5; columns], vec![0.5; columns], vec![f16::NAN; rows * columns]);
     let at = RowsAt { first: 0, pitch: columns };
     let operands = RowNormOperands {
@@ -46,12 +40,8 @@ fn time(device: &Device, sizes: [usize; 2], rounds: usize) -> Result<f64, Error>
         bias: Some(&bias),
         result: (&result, at),
     };
-    let copies = (ROTATION_BYTES / (4 * rows * columns)).clamp(2, LAUNCHES);
-    let mut run = RowNormRun::new(device, &operands, copies)?;
-    run.run(LAUNCHES)?; // for the caches
-    let seconds = (0..rounds.max(1)).map(|_| run.run(LAUNCHES)).collect::<Result<Vec<_>, _>>();
-    let mut seconds = seconds?;
-    assert!(run.result()?[..result.len()].iter().all(|value| value.is_finite()), "a result was not written");
-    seconds.sort_by(f64::total_cmp);
-    Ok(1e6 * seconds[seconds.len() / 2] / LAUNCHES as f64)
+    let mut run = RowNormRun::new(device, &operands, copies(4 * rows * columns))?;
+    let micros = medians(1, rounds, |_, times| run.run(times))?;
+    assert_written(&run.result()?, result.len());
+    Ok(micros[0])
 }

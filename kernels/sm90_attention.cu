@@ -4,223 +4,73 @@
 // chunks, which come through a ring of stages in shared memory once for all of these tiles. Each warpgroup that
 // multiplies takes every kGroups-th tile, so that the exponentials of one run beside the products of the others; within
 // one a chunk's values are added while the weights of the next are made, or those of the next tile's first. One more
-// warpgroup loads.
-#include "attention_softmax.cuh"
-#include "sm90_ptx.cuh"
-
-constexpr int kTileRows = 64;  // of a warpgroup's products
-constexpr int kStoreRows = 16; // of a warp
-constexpr int kBoxDims = 64;   // halves in a row of a swizzled box
-constexpr int kRowBytes = kBoxDims * 2;
-constexpr int kSharedBytes = 227 << 10;
-constexpr int kRecordBytes = 32;
-constexpr int kRecords = 4;  // of a group's tiles: those whose rows are loaded, the one before, and one to spare
-
-struct Sm90AttentionArgs {
-  TensorMap q;            // {dims, heads, rows, batch} boxes {64, 1, 64, 1}
-  TensorMap k;            // {dims, heads, keys, batch} boxes {64, 1, kKeys, 1}
-  TensorMap v;            // the same
-  TensorMap out;          // the same boxes of 16 rows
-  const int32_t *lengths; // [batch] keys of each image that count, or null: all
-  const uint16_t *mask;   // halves that are added to scaled scores
-  uint64_t mask_batch;    // halves from one image's to the next
-  uint64_t mask_head;     // from one head's
-  uint64_t mask_row;      // from one row's
-  int32_t rows;
-  int32_t keys;
-  int32_t blocks;         // of tiles, over all heads
-  int32_t block_tiles;    // tiles of a block, of a head's last maybe fewer
-  int32_t row_tiles;      // of a head
-  int32_t ahead;          // row i sees keys up to i + ahead
-  float scale_log2;       // scale * log2(e)
-  FastDivide by_heads;
-  FastDivide by_blocks;   // of a head
-  int32_t heads;
-  int32_t head_blocks;
-  int32_t padding[9];
-};
-static_assert(sizeof(Sm90AttentionArgs) == 640 && offsetof(Sm90AttentionArgs, rows) == 552,
-              "mirrored in sm90_attention.rs");
-
-template <int kDims_, int kKeys_, int kGroups_, bool kMasked_> struct AttentionTile {
-  static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
-  static constexpr bool kMasked = kMasked_;
-  static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kBoxes = (kDims + kBoxDims - 1) / kBoxDims;  // side by side, of each operand
-  static constexpr int kValues = (kKeys + 15) / 16 * 16;  // keys whose values a chunk has: the last may have no weights
-  static constexpr int kQBytes = kTileRows * kRowBytes * kBoxes;
-  static constexpr int kKeyBoxBytes = kKeys * kRowBytes, kKeyBytes = kKeyBoxBytes * kBoxes;
-  static constexpr int kValueBoxBytes = kValues * kRowBytes, kValueBytes = kValueBoxBytes * kBoxes;
-  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
-  static constexpr int kQs = 2;  // of a warpgroup: one is loaded while the other is read
-  static constexpr int kGroupBytes = (kQs + 1) * kQBytes;  // and the place of its result
-  static constexpr int kStagesThatFit = (kSharedBytes - 1024 - kGroups * kGroupBytes) / kStageBytes;
-  static constexpr int kStages = kStagesThatFit < 6 ? kStagesThatFit : 6;  // each a chunk's keys and its values
-  static constexpr int kBarriersAt = kGroups * kGroupBytes + kStages * kStageBytes;
-  static constexpr int kRecordsAt = kBarriersAt + 8 * (4 * kStages + 2 * kGroups * kQs);
-  static constexpr int kDynamicBytes = kRecordsAt + kGroups * kRecords * kRecordBytes + 16;
-  static constexpr int kProductRegisters = kGroups == 3 ? 160 : 240, kLoadRegisters = 24;
-  static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
-  static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
-  static_assert(kStages >= 2 && kDynamicBytes <= kSharedBytes, "a ring");
-  static_assert(kGroups <= 3, "a warp that loads for each group, and one more");
-};
-
-// Shared memory: each group's rows and result, stages of keys and values, barriers.
-template <class Tile> struct Shared {
-  uint32_t base;
-
-  __device__ __forceinline__ uint32_t q(int32_t group, uint32_t use) const {
-    return base + group * Tile::kGroupBytes + use % Tile::kQs * Tile::kQBytes;
-  }
-  __device__ __forceinline__ uint32_t result(int32_t group) const { return q(group, 0) + Tile::kQs * Tile::kQBytes; }
-  // Chunk `at` of all that come through the ring.
-  __device__ __forceinline__ uint32_t k(uint32_t at) const {
-    return base + Tile::kGroups * Tile::kGroupBytes + at % Tile::kStages * Tile::kStageBytes;
-  }
-  __device__ __forceinline__ uint32_t v(uint32_t at) const { return k(at) + Tile::kKeyBytes; }
-  __device__ __forceinline__ uint32_t barriers(int32_t index) const { return base + Tile::kBarriersAt + 8 * index; }
-  __device__ __forceinline__ uint32_t k_full(uint32_t at) const { return barriers(at % Tile::kStages * 4); }
-  __device__ __forceinline__ uint32_t v_full(uint32_t at) const { return k_full(at) + 8; }
-  __device__ __forceinline__ uint32_t k_empty(uint32_t at) const { return k_full(at) + 16; }
-  __device__ __forceinline__ uint32_t v_empty(uint32_t at) const { return k_full(at) + 24; }
-  static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
-  __device__ __forceinline__ uint32_t q_full(int32_t group, uint32_t use) const {
-    return barriers(4 * Tile::kStages + (group * Tile::kQs + use % Tile::kQs) * 2);
-  }
-  __device__ __forceinline__ uint32_t q_empty(int32_t group, uint32_t use) const { return q_full(group, use) + 8; }
-  // Where it is told how many chunks have been started.
-  __device__ __forceinline__ uint32_t started() const { return base + Tile::kDynamicBytes - 16; }
-  __device__ __forceinline__ uint32_t record(int32_t group, uint32_t use) const {
-    return base + Tile::kRecordsAt + (group * kRecords + use % kRecords) * kRecordBytes;
-  }
-};
-
-// The way of a thread over the blocks of its part of the grid, and over the tiles of each.
-template <class Tile> struct Walk {
-  const Sm90AttentionArgs &args;
-  int32_t block, slot;  // this tile's block, and which of its tiles it is
-  int32_t head;         // of all images' heads
-  int32_t first_tile, keys;
-  uint32_t ring;        // chunks of the blocks before
-
-  // At tile `slot` of the first block, or of a later one.
-  __device__ __forceinline__ Walk(const Sm90AttentionArgs &args, int32_t slot)
-      : args(args), block(blockIdx.x), slot(slot), head(0), first_tile(0), keys(0), ring(0) {
-    if (block < args.blocks) enter();
-    settle();
-  }
-
-  __device__ __forceinline__ bool is_over() const { return block >= args.blocks; }
-  __device__ __forceinline__ int32_t row() const { return (first_tile + slot) * kTileRows; }
-  __device__ __forceinline__ int32_t tiles() const { return min(args.block_tiles, args.row_tiles - first_tile); }
-
-  // Keys that row `row` and those before it see.
-  __device__ __forceinline__ int32_t keys_up_to(int32_t row) const { return min(keys, row + args.ahead + 1); }
-  // Chunks of the block's tile `index`: one at least, so that its rows become zeros.
-  __device__ __forceinline__ int32_t chunks_of(int32_t index) const {
-    const int32_t last_row = (first_tile + index) * kTileRows + kTileRows - 1;
-    return static_cast<uint32_t>(max(keys_up_to(last_row) + Tile::kKeys - 1, Tile::kKeys)) / Tile::kKeys;
-  }
-  __device__ __forceinline__ int32_t chunks() const { return chunks_of(slot); }
-  __device__ __forceinline__ int32_t block_chunks() const { return chunks_of(tiles() - 1); }
-
-  __device__ __forceinline__ void next_block() {
-    ring += block_chunks();
-    block += gridDim.x;
-    if (block < args.blocks) enter();
-  }
-  // On to this group's next tile, if there is one.
-  __device__ __forceinline__ void next_tile() {
-    slot += Tile::kGroups;
-    settle();
-  }
-
- private:
-  __device__ __forceinline__ void enter() {
-    head = divide(block, args.by_blocks);
-    first_tile = (block - head * args.head_blocks) * args.block_tiles;
-    keys = args.keys;
-    if (args.lengths != nullptr) keys = max(0, min(keys, __ldcg(args.lengths + divide(head, args.by_heads))));
-  }
-  // Leaves a block whose tiles are fewer.
-  __device__ __forceinline__ void settle() {
-#pragma unroll 1
-    while (block < args.blocks && slot >= tiles()) {
-      slot -= tiles();
-      next_block();
-    }
-  }
-};
-
-// What a warpgroup is told of a tile along with its rows, in shared memory: by whom walks for it.
-struct Record {
-  uint32_t chunks;   // 0: there are no more tiles
-  uint32_t ring;     // where its first chunk is
-  uint32_t is_near;  // that comes before the values of the tile before have been released
-  int32_t keys;      // that count, of its head
-  int32_t head, row;
-};
-
-TREFOIL_DEVICE void write_record(uint32_t shared_dst, const Record &record) {
-  store_shared_u32x4(shared_dst, make_uint4(record.chunks, record.ring, record.is_near, record.keys));
-  store_shared_u32x4(shared_dst + 16, make_uint4(record.head, record.row, 0, 0));
-}
-
-TREFOIL_DEVICE Record read_record(uint32_t shared_src) {
-  const uint4 first = load_shared_u32x4(shared_src), second = load_shared_u32x4(shared_src + 16);
-  return {first.x, first.y, first.z, static_cast<int32_t>(first.w), static_cast<int32_t>(second.x),
-          static_cast<int32_t>(second.y)};
-}
+// warpgroup loads, and a warp of it has the few rows that a head has behind its tiles.
+#include "sm90_attention_tail.cuh"
 
 // ---- loading -----------------------------------------------------------------------------------------------------
 
+// Tells a group, or a tail's warp, of rows, and brings them; or that there are no more.
 template <class Tile>
-TREFOIL_DEVICE void copy_boxes(uint32_t shared_dst, uint32_t box_bytes, const TensorMap &map, uint32_t barrier,
-                               int32_t head, int32_t row, int32_t batch) {
-  barrier_arrive_expect(barrier, Tile::kBoxes * box_bytes);
-#pragma unroll
-  for (int box = 0; box < Tile::kBoxes; ++box)
-    copy_box_4d(shared_dst + box * box_bytes, &map, barrier, box * kBoxDims, head, row, batch);
+TREFOIL_DEVICE void load_tile(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t reader, uint32_t use,
+                              const Record &record) {
+  barrier_wait(shared.q_empty(reader, use), (use / Tile::kQs & 1) ^ 1);
+  write_record(shared.record(reader, use), record);
+  const uint32_t full = shared.q_full(reader, use);
+  const int32_t batch = divide(record.head, args.by_heads), head = record.head - batch * args.heads;
+  if (record.chunks == 0)
+    barrier_arrive(full);
+  else if (reader < Tile::kGroups)
+    copy_boxes<Tile>(shared.q(reader, use), kTileRows * kRowBytes, args.q, full, head, record.row, batch);
+  else
+    copy_boxes<Tile>(shared.tail_q(reader, use), Tile::kTailQBytes, args.tail_q, full, head, record.row, batch);
 }
 
-// The rows of each tile of `group`, and its record: one thread.
-template <class Tile>
-TREFOIL_DEVICE void load_rows(const Sm90AttentionArgs &args, const Shared<Tile> &shared, int32_t group) {
-  uint32_t use = 0, last = 0;  // chunk of the tile before
+// The rows of each tile, of which each group in its turn has one, and of each tail: one thread.
+template <class Tile> TREFOIL_DEVICE void load_rows(const Sm90AttentionArgs &args, const Shared<Tile> &shared) {
+  uint32_t last[Tile::kGroups] = {};  // chunk of each group's tile before, of that group first whose turn it is
+  uint32_t tile = 0, tail = 0;
 #pragma unroll 1
-  for (Walk<Tile> walk(args, group);; walk.next_tile(), ++use) {
-    barrier_wait(shared.q_empty(group, use), (use / Tile::kQs & 1) ^ 1);
-    if (walk.is_over()) break;
+  for (Walk<Tile> walk(args); !walk.is_over(); walk.next_tile(), ++tile) {
     const uint32_t chunks = walk.chunks();
-    const bool is_near = static_cast<int32_t>(walk.ring - last) <= Tile::kStages;
-    write_record(shared.record(group, use), {chunks, walk.ring, is_near, walk.keys, walk.head, walk.row()});
-    last = walk.ring + chunks - 1;
-    const int32_t batch = divide(walk.head, args.by_heads), head = walk.head - batch * args.heads;
-    copy_boxes<Tile>(shared.q(group, use), kTileRows * kRowBytes, args.q, shared.q_full(group, use), head, walk.row(),
-                     batch);
+    const bool is_near = static_cast<int32_t>(walk.ring - last[0]) <= Tile::kStages;
+#pragma unroll
+    for (int i = 1; i < Tile::kGroups; ++i) last[i - 1] = last[i];
+    last[Tile::kGroups - 1] = walk.ring + chunks - 1;
+    load_tile(args, shared, tile % Tile::kGroups, tile / Tile::kGroups,
+              {chunks, walk.ring, is_near, walk.keys, walk.head, walk.row()});
+    if (Tile::kTails && walk.has_tail() && walk.is_last_tile()) {
+      load_tile(args, shared, Tile::kGroups + tail % 2, tail / 2,
+                {static_cast<uint32_t>(walk.block_chunks()), walk.ring, 0, walk.keys, walk.head,
+                 args.row_tiles * kTileRows});
+      ++tail;
+    }
   }
-  write_record(shared.record(group, use), {});
-  barrier_arrive(shared.q_full(group, use));
+#pragma unroll 1
+  for (int i = 0; i < Tile::kGroups; ++i, ++tile)
+    load_tile(args, shared, tile % Tile::kGroups, tile / Tile::kGroups, {});
+#pragma unroll 1
+  for (int i = 0; i < Tile::kTailWarps; ++i, ++tail)
+    if (args.tail > 0) load_tile(args, shared, Tile::kGroups + tail % 2, tail / 2, {});
 }
 
-// The chunks of each block: one thread. It arrives for tiles that a block has not, and for those that see fewer keys.
+// The chunks of each block: one thread. It arrives for tiles that a block has not, and for those that see fewer keys;
+// and for the tail where the block has none.
 template <class Tile> TREFOIL_DEVICE void load_chunks(const Sm90AttentionArgs &args, const Shared<Tile> &shared) {
 #pragma unroll 1
-  for (Walk<Tile> walk(args, 0); !walk.is_over(); walk.next_block()) {
+  for (Walk<Tile> walk(args); !walk.is_over(); walk.next_block()) {
     const int32_t batch = divide(walk.head, args.by_heads), head = walk.head - batch * args.heads;
     const int32_t chunks = walk.block_chunks();
     int32_t first = 0;  // the first tile that sees a chunk: later rows see more
-    int32_t missing = args.block_tiles - walk.tiles();
+    int32_t missing = 4 * (args.block_tiles - walk.tiles()) + (args.tail > 0 && !walk.has_tail() ? 1 : 0);
 #pragma unroll 1
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      while (walk.chunks_of(first) <= chunk) ++first, ++missing;
+      while (walk.chunks_of(first) <= chunk) ++first, missing += 4;
       const uint32_t at = walk.ring + chunk, free = Shared<Tile>::parity(at) ^ 1;
       barrier_wait(shared.k_empty(at), free);
-      if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing * 4);
+      if (missing > 0) barrier_arrive_many(shared.k_empty(at), missing);
       copy_boxes<Tile>(shared.k(at), Tile::kKeyBoxBytes, args.k, shared.k_full(at), head, chunk * Tile::kKeys, batch);
       barrier_wait(shared.v_empty(at), free);
-      if (missing > 0) barrier_arrive_many(shared.v_empty(at), missing * 4);
+      if (missing > 0) barrier_arrive_many(shared.v_empty(at), missing);
       copy_boxes<Tile>(shared.v(at), Tile::kValueBoxBytes, args.v, shared.v_full(at), head, chunk * Tile::kKeys, batch);
       tell_shared_u32(shared.started(), at + 1);
       if (at == 0) barrier_wait(shared.k_full(0), 0);  // what is needed first does not share its way with the rest
@@ -324,9 +174,6 @@ template <int kKeys> TREFOIL_DEVICE void halve(uint32_t (&p)[(kKeys + 15) / 16][
   for (int i = 0; i < kKeys / 4; ++i) p[i / 4][i % 4] = pack_half2(s[2 * i], s[2 * i + 1]);
 }
 
-// The same for all lanes, and the compiler knows it.
-TREFOIL_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
-
 // A chunk's scores once more, of this warp's rows alone: where weights were relative to too small a score.
 template <class Tile> TREFOIL_DEVICE void multiply_keys_again(float (&s)[Tile::kKeys / 2], uint32_t q, uint32_t k) {
   const uint32_t lane = thread_idx_x() % 32;
@@ -384,10 +231,7 @@ TREFOIL_DEVICE void multiply(const Sm90AttentionArgs &args, const Shared<Tile> &
   Record tile = await_tile();
 #pragma unroll 1
   while (chunks > 0) {
-    // A tile without one before it. Before its chunk is started, its barrier's parity may be of a round too early.
-    while (thread_idx_x() % 32 == 0 && static_cast<int32_t>(told_shared_u32(shared.started()) - tile.ring) <= 0) {
-    }
-    __syncwarp();
+    await_start(shared, tile.ring);  // a tile without one before it
     barrier_wait(shared.k_full(tile.ring), shared.parity(tile.ring));
     multiply_keys<Tile>(s, uniform(shared.q(group, use)), uniform(shared.k(tile.ring)));
     wgmma_wait<0>();
@@ -483,24 +327,25 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
     if (shared.base % 1024 != 0) __trap();  // the swizzle is of addresses
     store_shared_u32(shared.started(), 0);
     allow_next_launch();
-    for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out}) prefetch_tensor_map(map);
+    for (const TensorMap *map : {&args.q, &args.k, &args.v, &args.out, &args.tail_q}) prefetch_tensor_map(map);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.k_full(stage), 1), barrier_init(shared.v_full(stage), 1);
-      barrier_init(shared.k_empty(stage), 4 * args.block_tiles);
-      barrier_init(shared.v_empty(stage), 4 * args.block_tiles);
+      const int32_t warps = 4 * args.block_tiles + (args.tail > 0 ? 1 : 0);  // that read a chunk
+      barrier_init(shared.k_empty(stage), warps), barrier_init(shared.v_empty(stage), warps);
     }
-    for (int q = 0; q < Tile::kGroups * Tile::kQs; ++q)
-      barrier_init(shared.q_full(0, 0) + 16 * q, 1), barrier_init(shared.q_empty(0, 0) + 16 * q, 4);
+    for (int q = 0; q < Tile::kReaders * Tile::kQs; ++q) {
+      const int32_t warps = q < Tile::kGroups * Tile::kQs ? 4 : 1;  // that read these rows
+      barrier_init(shared.q_full(0, 0) + 16 * q, 1), barrier_init(shared.q_empty(0, 0) + 16 * q, warps);
+    }
     fence_barrier_init();
   }
   wait_for_earlier_launches();
   __syncthreads();
   if (group == Tile::kGroups) {
     give_registers_up<Tile::kLoadRegisters>();
-    if (threadIdx.x % 32 == 0) {
-      if (warp == 3) load_chunks(args, shared);
-      else if (warp < Tile::kGroups) load_rows(args, shared, warp);
-    }
+    if (warp == 0 && threadIdx.x % 32 == 0) load_rows(args, shared);
+    if (warp == 1 && threadIdx.x % 32 == 0) load_chunks(args, shared);
+    if (warp >= 2 && Tile::kTails && args.tail > 0) attend_tails(args, shared, Tile::kGroups + warp - 2);
   } else {
     take_registers<Tile::kProductRegisters>();
     multiply(args, shared, group);
@@ -517,28 +362,31 @@ template <class Tile> TREFOIL_DEVICE void attention(const Sm90AttentionArgs &arg
 //            mask     read   by *_masked entries: halves, a row's keys next to each other, rows at multiples of 4 bytes
 //                            with room for an even number of keys; strides of 0 share rows
 //            The maps swizzle by 128 bytes and fill with zeros; their boxes are {64, 1, 64, 1} for q, {64, 1, kKeys, 1}
-//            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out. Values are finite, also those behind a length.
+//            for k, {64, 1, kValues, 1} for v, {64, 1, 16, 1} for out, {64, 1, 8, 1} for tail_q, which is of q. Values
+//            are finite, also those behind a length.
 // Arithmetic half products, float sums. Weights in float relative to a power of two: of a row's first chunk the largest
-//            score, raised where a chunk has weights of 2^15 or more; rounded to half for the second product; their sums
-//            before rounding. Exponentials by the unit for special functions. NaN in q or k stays NaN.
+//            score, raised where a chunk has weights of 2^15 or more; of a tail's row the largest score so far; rounded
+//            to half for the second product; their sums before rounding. Exponentials by the unit for special functions.
+//            NaN in q or k stays NaN.
 // Launch     grid min(blocks, multiprocessors), blocks = batch * heads * ceil(row_tiles / block_tiles); block kThreads;
 //            dynamic shared memory kDynamicBytes. compute capability 9.0 exactly.
 // Limits     dims up to the entry's, a multiple of 8; counts positive; rows, keys and ahead below 2^28; batch * heads *
 //            row_tiles below 2^31; scale positive. block_tiles above kGroups only where all chunks of a head fit the
-//            stages. Any tail: what is beyond is read as zero and not written. Deterministic, no atomics.
+//            stages. tail: rows behind row_tiles tiles, up to 8, by 64/104 without a mask; else 0, and row_tiles has
+//            all rows. What is beyond the operands is read as zero and not written. Deterministic, no atomics.
 // Ordering   may be launched before its predecessors have ended, and lets its successor be: reads and writes only
 //            after griddepcontrol.wait.
 // Source     online softmax: FlashAttention-2 (arXiv 2307.08691); products beside it: FlashAttention-3 (2407.08608).
-#define TREFOIL_SM90_ATTENTION(dims, keys, groups)                                                              \
-  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, false>::kThreads, 1)           \
+#define TREFOIL_SM90_ATTENTION(dims, keys, groups, tails)                                                       \
+  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, false>::kThreads, 1)    \
       sm90_attention_##dims##_##keys(const __grid_constant__ Sm90AttentionArgs args) {                          \
-    attention<AttentionTile<dims, keys, groups, false>>(args);                                                  \
+    attention<AttentionTile<dims, keys, groups, tails, false>>(args);                                           \
   }                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, true>::kThreads, 1)            \
+  extern "C" __global__ void __launch_bounds__(AttentionTile<dims, keys, groups, tails, true>::kThreads, 1)     \
       sm90_attention_##dims##_##keys##_masked(const __grid_constant__ Sm90AttentionArgs args) {                 \
-    attention<AttentionTile<dims, keys, groups, true>>(args);                                                   \
+    attention<AttentionTile<dims, keys, groups, tails, true>>(args);                                            \
   }
 
-TREFOIL_SM90_ATTENTION(64, 104, 3)
-TREFOIL_SM90_ATTENTION(64, 128, 3)
-TREFOIL_SM90_ATTENTION(128, 112, 2)
+TREFOIL_SM90_ATTENTION(64, 104, 3, true)
+TREFOIL_SM90_ATTENTION(64, 128, 3, false)
+TREFOIL_SM90_ATTENTION(128, 112, 2, false)

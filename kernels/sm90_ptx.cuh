@@ -239,6 +239,13 @@ TREFOIL_DEVICE void stmatrix_x2_trans(uint32_t shared_dst, const uint32_t (&s)[2
                :: "r"(shared_dst), "r"(s[0]), "r"(s[1]) : "memory");
 }
 
+// An 8x8 matrix of halves, transposed: lane l has row l / 4, columns 2(l%4) and the next.
+TREFOIL_DEVICE uint32_t transpose_8x8(uint32_t matrix) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
+}
+
 // ---- warpgroups --------------------------------------------------------------------------------------------------
 
 template <int kRegisters> TREFOIL_DEVICE void give_registers_up() {

@@ -18,7 +18,7 @@ struct RowNormArgs {
 };
 static_assert(sizeof(RowNormArgs) == 72 && offsetof(RowNormArgs, rows) == 48, "mirrored in sm90_row_norm.rs");
 
-constexpr int kNormThreads = 256;
+constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
 constexpr int kNormRows = kNormThreads / 32 * kWarpRows;  // of a block
 
@@ -100,7 +100,7 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
 //            (overflow becomes infinity). A row with NaN or infinity becomes NaN.
 // Launch     grid ceil(rows / kNormRows), block kNormThreads, no dynamic shared memory. The entry's number is
 //            ceil(columns / 256). Compute capability 9.0 exactly.
-// Limits     columns up to 2048; rows below 2^31 - 16.
+// Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait.
 // Source     Ba et al., Layer Normalization (2016); Zhang and Sennrich, Root Mean Square Layer Normalization (2019).

@@ -9,23 +9,23 @@ rounds in which all run in turn. `one kernel` has GELU by tanh (torch._addmm_act
 bias (torch.addmm).
 """
 
-import statistics
 import sys
 
 import torch
 import torch.nn.functional as F
 
+import alone
+
 ROWS = [197, 384, 1576, 6304, 25216]
 LAYERS = [(2304, 768, ""), (768, 768, "residual"), (3072, 768, "GELU"), (768, 3072, "residual")]
 NORMS = [(197, 768), (1576, 768), (25216, 768), (12288, 1024)]
-LAUNCHES = 12
 
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     for m in ROWS:
         for n, k, epilogue in LAYERS:
-            copies = min(max(2, (200 << 20) // (2 * (m * k + n * k + 2 * m * n))), LAUNCHES)
+            copies = alone.copies(2 * (m * k + n * k + 2 * m * n))
             half = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.half)
             operands = [(half(m, k), half(n, k) * k**-0.5, half(n), half(m, n)) for _ in range(copies)]
             ways = {"linear": lambda x, w, b, r: F.linear(x, w, b)}
@@ -37,7 +37,7 @@ def main():
                 ways["one kernel"] = lambda x, w, b, r: torch.addmm(r, x, w.t())
             print(f"{m:5} x {n} x {k}: {times(ways, operands, rounds)}", flush=True)
     for rows, columns in NORMS:
-        copies = min(max(2, (200 << 20) // (4 * rows * columns)), LAUNCHES)
+        copies = alone.copies(4 * rows * columns)
         operands = [[torch.randn(rows, columns, device="cuda", dtype=torch.half)] for _ in range(copies)]
         weight, bias = (torch.randn(columns, device="cuda", dtype=torch.half) for _ in range(2))
         ways = {"layer_norm": lambda x: F.layer_norm(x, (columns,), weight, bias, 1e-6)}
@@ -45,30 +45,8 @@ def main():
 
 
 def times(ways, operands, rounds):
-    """Medians of the microseconds of each way, in words."""
-    graphs = {name: graph(way, operands) for name, way in ways.items()}
-    micros = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, one in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            one.replay()
-            start.record()
-            one.replay()
-            end.record()
-            end.synchronize()
-            micros[name].append(start.elapsed_time(end) * 1000 / LAUNCHES)
-    return "; ".join(f"{name} {statistics.median(t):.1f}" for name, t in micros.items())
-
-
-def graph(way, operands):
-    """A graph of launches on one copy of the operands after the other."""
-    way(*operands[0])
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        for i in range(LAUNCHES):
-            way(*operands[i % len(operands)])
-    return captured
+    """Medians of the microseconds of each way on the same operands, in words."""
+    return alone.times({name: (way, operands) for name, way in ways.items()}, rounds)
 
 
 with torch.no_grad():

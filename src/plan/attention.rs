@@ -12,7 +12,7 @@ use crate::error::Error;
 /// let vit = AttentionSizes { images: 128, heads: 12, rows: 197, keys: 197, dims: 64 };
 /// let kernel = vit.kernel(&Limits::h200())?;
 /// assert_eq!((kernel.tile, kernel.block_tiles), (AttentionTile { dims: 64, keys: 104 }, 4));
-/// assert_eq!(kernel.to_string(), "sm90 attention 64/104, 4 tiles");
+/// assert_eq!(kernel.to_string(), "sm90 attention 64/104, 4 tiles, tails");
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +50,9 @@ pub struct AttentionKernel {
     pub tile: AttentionTile,
     /// Tiles; more than its warpgroups only where all chunks of a head fit the shared memory.
     pub block_tiles: usize,
+    /// Whether the few rows behind a head's whole tiles are no tile, but a tail, which warps of their own have. Where
+    /// there is a mask they are a tile.
+    pub tails: bool,
 }
 
 impl AttentionTile {
@@ -62,6 +65,11 @@ impl AttentionTile {
         if self.dims <= 64 { 3 } else { 2 }
     }
 
+    /// Warps that have tails in turn.
+    pub(crate) const fn tail_warps(self) -> usize {
+        if self.dims <= 64 && self.keys <= 104 { 2 } else { 0 }
+    }
+
     /// Keys whose values a chunk has: products take 16 at a time.
     pub(crate) const fn values(self) -> usize {
         self.keys.next_multiple_of(16)
@@ -69,15 +77,19 @@ impl AttentionTile {
 
     /// Chunks that the shared memory holds. As `kernels/sm90_attention.cu` has it, like what follows.
     pub(crate) const fn stages(self) -> usize {
-        let fit = (SHARED_BYTES - 1024 - self.groups() * self.group_bytes()) / self.stage_bytes();
+        let besides = 1024 + self.groups() * self.group_bytes() + self.tail_bytes();
+        let fit = (SHARED_BYTES - besides) / self.stage_bytes();
         if fit < 6 { fit } else { 6 }
     }
 
-    /// Dynamic shared memory: rows and a result for each warpgroup, chunks, barriers, records.
+    /// Dynamic shared memory without a mask: rows and a result for each warpgroup and for tails, chunks, barriers,
+    /// records.
     pub(crate) const fn shared_bytes(self) -> usize {
         let (groups, stages) = (self.groups(), self.stages());
-        let barriers = 4 * stages + 2 * 2 * groups;
-        groups * self.group_bytes() + stages * self.stage_bytes() + barriers * 8 + groups * 4 * 32 + 16
+        let readers = groups + self.tail_warps();
+        let barriers = 4 * stages + 2 * 2 * readers;
+        let rows = groups * self.group_bytes() + self.tail_bytes();
+        rows + stages * self.stage_bytes() + barriers * 8 + readers * 4 * 32 + 16
     }
 
     /// Boxes of 64 halves side by side.
@@ -87,6 +99,10 @@ impl AttentionTile {
 
     const fn group_bytes(self) -> usize {
         3 * TILE_ROWS * 128 * self.boxes()
+    }
+
+    const fn tail_bytes(self) -> usize {
+        self.tail_warps() * (2 * TAIL_ROWS + STORE_ROWS) * 128 * self.boxes()
     }
 
     const fn stage_bytes(self) -> usize {
@@ -102,7 +118,8 @@ impl fmt::Display for AttentionTile {
 
 impl fmt::Display for AttentionKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm90 attention {}, {} tiles", self.tile, self.block_tiles)
+        write!(f, "sm90 attention {}, {} tiles", self.tile, self.block_tiles)?;
+        if self.tails { write!(f, ", tails") } else { Ok(()) }
     }
 }
 
@@ -125,25 +142,36 @@ impl AttentionSizes {
         let is_one = limits.has_sm90_kernels() && self.dims.is_multiple_of(8) && self.dims > 0;
         let tiles = AttentionTile::ALL.into_iter();
         let tiles = tiles.filter(|tile| is_one && self.dims <= tile.dims && tile.shared_bytes() <= limits.shared_bytes);
-        let of_tile = |tile: AttentionTile| {
-            let mut counts = vec![1, 2, tile.groups(), self.row_tiles()];
-            counts.sort_unstable();
-            counts.dedup();
-            counts.into_iter().map(move |block_tiles| AttentionKernel { tile, block_tiles })
+        let both = tiles.flat_map(|tile| [(tile, false), (tile, true)]);
+        let of_tile = |(tile, tails): (AttentionTile, bool)| {
+            let (tiles, _) = self.tiles_and_tail(tails);
+            let mut counts = vec![1, 2, tile.groups()];
+            counts.retain(|count| *count < tiles);
+            counts.push(self.row_tiles()); // all of a head, also where a mask makes the tail a tile
+            counts.into_iter().map(move |block_tiles| AttentionKernel { tile, block_tiles, tails })
         };
-        tiles.flat_map(of_tile).filter(|kernel| self.check(*kernel).is_ok()).collect()
+        both.flat_map(of_tile).filter(|kernel| self.check(*kernel).is_ok()).collect()
     }
 
-    /// Tiles of rows of a head.
-    pub(crate) fn row_tiles(&self) -> usize {
+    /// Tiles of rows of a head, if there is no tail.
+    fn row_tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// An error where more tiles share chunks than warpgroups work on, and the chunks do not stay.
+    /// Tiles of rows of a head, and the rows behind them, which are no tile: where there are to be tails.
+    pub(crate) fn tiles_and_tail(&self, tails: bool) -> (usize, usize) {
+        let (tiles, rest) = (self.rows / TILE_ROWS, self.rows % TILE_ROWS);
+        if tails && tiles > 0 && (1..=TAIL_ROWS).contains(&rest) { (tiles, rest) } else { (self.row_tiles(), 0) }
+    }
+
+    /// An error where more tiles share chunks than warpgroups work on, and the chunks do not stay; and where there are no
+    /// tails, but the kernel has.
     pub(crate) fn check(&self, kernel: AttentionKernel) -> Result<(), Error> {
-        let AttentionKernel { tile, block_tiles } = kernel;
+        let AttentionKernel { tile, block_tiles, tails } = kernel;
         let fits = block_tiles <= tile.groups() || self.keys.div_ceil(tile.keys) <= tile.stages();
-        if AttentionTile::ALL.contains(&tile) && self.dims <= tile.dims && block_tiles > 0 && fits {
+        let has_tails = tile.tail_warps() > 0 && self.tiles_and_tail(true).1 > 0;
+        let is_one = AttentionTile::ALL.contains(&tile) && self.dims <= tile.dims && (has_tails || !tails);
+        if is_one && block_tiles > 0 && fits {
             return Ok(());
         }
         let instead = "use one of AttentionSizes::kernels".into();
@@ -152,10 +180,11 @@ impl AttentionSizes {
 
     /// In units of a warpgroup's step for a key: of the multiprocessor that has the most blocks.
     fn clocks(&self, kernel: AttentionKernel, limits: &Limits) -> f64 {
-        let AttentionKernel { tile, block_tiles } = kernel;
-        let blocks = self.images * self.heads * self.row_tiles().div_ceil(block_tiles);
+        let AttentionKernel { tile, block_tiles, tails } = kernel;
+        let (row_tiles, _) = self.tiles_and_tail(tails);
+        let blocks = self.images * self.heads * row_tiles.div_ceil(block_tiles);
         let rounds = blocks.div_ceil(limits.units.max(1)) as f64;
-        let at_once = (block_tiles as f64 / tile.groups() as f64).max(1.0);
+        let at_once = (block_tiles.min(row_tiles) as f64 / tile.groups() as f64).max(if tails { TAIL } else { 1.0 });
         let steps = self.keys.div_ceil(tile.keys) as f64;
         rounds * (at_once + LOADING) * steps * (tile.keys as f64 + STEP)
     }
@@ -163,10 +192,16 @@ impl AttentionSizes {
 
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 64;
+/// Rows of a tail, at most.
+pub(crate) const TAIL_ROWS: usize = 8;
+/// Rows that a warp stores.
+pub(crate) const STORE_ROWS: usize = 16;
 /// What a block may have on compute capability 9.0.
 const SHARED_BYTES: usize = 227 << 10;
 /// What a step takes besides its keys, in keys: of the times of both kernels of 64 values at 257 to 1500 keys.
 const STEP: f64 = 40.0;
+/// What a block with a tail takes at least, in tiles of a warpgroup: of 197 rows, 128 images.
+const TAIL: f64 = 1.12;
 /// What a block takes before it has its first chunk, in steps: a guess, which keeps blocks large where no time is lost.
 const LOADING: f64 = 0.15;
 
@@ -181,7 +216,7 @@ mod tests {
     #[test]
     fn the_faster_kernel_is_taken() {
         let chosen = |sizes: AttentionSizes| {
-            let AttentionKernel { tile, block_tiles } = sizes.kernel(&Limits::h200()).unwrap();
+            let AttentionKernel { tile, block_tiles, .. } = sizes.kernel(&Limits::h200()).unwrap();
             (tile.keys, block_tiles)
         };
         assert_eq!(chosen(sizes(128, 12, 197, 64)), (104, 4));
@@ -195,8 +230,28 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = AttentionTile::ALL.map(|tile| (tile.stages(), tile.shared_bytes()));
-        assert_eq!(all, [(5, 212_624), (4, 205_424), (2, 213_392)]);
+        assert_eq!(all, [(5, 221_136), (4, 205_424), (2, 213_392)]);
         assert!(all.iter().all(|(stages, bytes)| *stages >= 2 && *bytes <= SHARED_BYTES));
+    }
+
+    #[test]
+    fn few_rows_behind_whole_tiles_are_a_tail() {
+        let of = |rows| sizes(1, 1, rows, 64).tiles_and_tail(true);
+        assert_eq!([1, 8, 64, 65, 72, 73].map(of), [(1, 0), (1, 0), (1, 0), (1, 1), (1, 8), (2, 0)]);
+        assert_eq!((of(197), sizes(1, 1, 197, 64).tiles_and_tail(false)), ((3, 5), (4, 0)));
+        let h200 = Limits::h200();
+        let counts = |keys, tails| {
+            let kernels = sizes(1, 1, 197, 64).kernels(&h200).into_iter();
+            let kernels = kernels.filter(|kernel| (kernel.tile.keys, kernel.tails) == (keys, tails));
+            kernels.map(|kernel| kernel.block_tiles).collect::<Vec<_>>()
+        };
+        assert_eq!([counts(104, true), counts(128, true)], [vec![1, 2, 4], vec![]]);
+        assert_eq!([counts(104, false), counts(128, false)], [vec![1, 2, 3, 4], vec![1, 2, 3, 4]]);
+        let has_tails = |images, rows| sizes(images, 12, rows, 64).kernel(&h200).unwrap().tails;
+        assert_eq!(
+            [(128, 197), (32, 197), (64, 257), (1, 197), (128, 192)].map(|(b, s)| has_tails(b, s)),
+            [true, true, true, false, false]
+        );
     }
 
     #[test]
@@ -206,10 +261,13 @@ mod tests {
         assert!(refused(sizes(1, 1, 64, 136)) && refused(sizes(1, 1, 64, 12)) && refused(sizes(1, 1, 64, 0)));
         assert!(sizes(1, 1, 64, 64).kernel(&Limits::a100()).is_err());
         let long = sizes(1, 1, 1500, 64);
-        let kernel = |block_tiles| AttentionKernel { tile: AttentionTile { dims: 64, keys: 128 }, block_tiles };
+        let tile = AttentionTile { dims: 64, keys: 128 };
+        let kernel = |block_tiles| AttentionKernel { tile, block_tiles, tails: false };
+        let tailed = AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 1, tails: true };
+        assert!(sizes(1, 1, 197, 64).check(tailed).is_ok() && long.check(tailed).is_err());
         assert!(long.check(kernel(3)).is_ok() && long.check(kernel(4)).is_err() && long.check(kernel(0)).is_err());
         assert!(sizes(1, 1, 512, 64).check(kernel(8)).is_ok());
-        let other = AttentionKernel { tile: AttentionTile { dims: 64, keys: 64 }, block_tiles: 1 };
+        let other = AttentionKernel { tile: AttentionTile { dims: 64, keys: 64 }, block_tiles: 1, tails: false };
         assert!(long.check(other).is_err());
     }
 }

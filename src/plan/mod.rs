@@ -33,9 +33,9 @@ use crate::graph::{self, ValueType};
 use crate::model::{Graph, Preprocessing, Weights};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
-#[cfg(feature = "cuda")]
-pub(crate) use attention::TILE_ROWS;
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
+#[cfg(feature = "cuda")]
+pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]

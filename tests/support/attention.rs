@@ -64,7 +64,7 @@ pub fn all() -> Vec<Problem> {
         packed: keys == problem.sizes.rows,
         ..problem
     };
-    let mut all: Vec<Problem> = [1, 5, 64, 65, 104, 112, 128, 129, 197, 209, 257, 385]
+    let mut all: Vec<Problem> = [1, 5, 64, 65, 72, 104, 112, 128, 129, 197, 209, 257, 385]
         .into_iter()
         .map(|rows| plain("rows of all lengths", rows, 64))
         .collect();
@@ -80,6 +80,7 @@ pub fn all() -> Vec<Problem> {
     let lengths = Some(vec![0, 699, 113, 1, 700]);
     all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths", 700, 64), 5, 2, 700) });
     all.push(Problem { lengths: lengths.clone(), causal: true, ..of(plain("lengths, causal", 700, 64), 5, 2, 700) });
+    all.push(Problem { lengths: lengths.clone(), ..of(plain("lengths, few rows left", 712, 64), 5, 2, 712) });
     all.push(Problem { lengths, ..of(plain("lengths of keys", 90, 128), 5, 2, 700) });
     for (mask, name) in [
         (MaskOf::Each, "a mask"),

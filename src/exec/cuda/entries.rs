@@ -102,7 +102,7 @@ pub(super) mod tests {
         let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
         let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
         let attention =
-            Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cu", "Sm90AttentionArgs", fields);
+            Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
         let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
         let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
         let fields = sm90_product::Sm90ProductArgs::FIELDS;

@@ -9,15 +9,16 @@ use super::launch::{
 use super::sm90_conv2d_fprop::MapBytes;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
-use crate::plan::{AttentionKernel, AttentionSizes, AttentionTile, TILE_ROWS};
+use crate::plan::{AttentionKernel, AttentionSizes, AttentionTile, STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 
 kernel_args! {
     /// `Sm90AttentionArgs`; the maps are encoded before the launch.
-    Sm90AttentionArgs, 640 bytes {
+    Sm90AttentionArgs, 768 bytes {
         q: MapBytes,
         k: MapBytes,
         v: MapBytes,
         out: MapBytes,
+        tail_q: MapBytes,
         lengths: u64,
         mask: u64,
         mask_batch: u64,
@@ -34,7 +35,8 @@ kernel_args! {
         by_blocks: FastDivide,
         heads: i32,
         head_blocks: i32,
-        padding: [i32; 9],
+        tail: i32,
+        padding: [i32; 8],
     }
 }
 
@@ -103,7 +105,7 @@ pub(crate) struct AttentionProblem {
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
 pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units: usize) -> Result<Launch, Error> {
     let AttentionProblem { sizes, scale, ahead, q, k, v, out, lengths, mask } = problem;
-    let AttentionKernel { tile, block_tiles } = kernel;
+    let AttentionKernel { tile, block_tiles, tails } = kernel;
     sizes.check(kernel)?;
     chunks_of("values of a head", sizes.dims)?;
     if !(scale.is_finite() && *scale > 0.0) {
@@ -114,8 +116,9 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         .find(|(of, _)| *of == tile)
         .map(|(_, [plain, masked])| if mask.is_some() { *masked } else { *plain });
     let entry = entry.ok_or_else(|| unsupported("attention tile", tile, "use one of AttentionTile::ALL"))?;
-    let head_blocks = sizes.row_tiles().div_ceil(block_tiles);
-    product("tiles", &[sizes.images, sizes.heads, sizes.row_tiles()])?;
+    let (row_tiles, tail) = sizes.tiles_and_tail(tails && mask.is_none());
+    let head_blocks = row_tiles.div_ceil(block_tiles);
+    product("tiles", &[sizes.images, sizes.heads, row_tiles])?;
     let blocks = product("blocks", &[sizes.images, sizes.heads, head_blocks])?;
     let [mask_head, mask_row, mask_batch] = mask.map_or(Ok([0; 3]), |mask| even(mask.pitches))?;
     let args = Sm90AttentionArgs {
@@ -128,20 +131,22 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
         keys: in_range("keys", sizes.keys, 1, MOST)?,
         blocks: blocks as i32,
         block_tiles: in_range("tiles of a block", block_tiles, 1, 1 << 16)?,
-        row_tiles: in_range("tiles", sizes.row_tiles(), 1, INDEX_LIMIT)?,
+        row_tiles: in_range("tiles", row_tiles, 1, INDEX_LIMIT)?,
         ahead: in_range("keys ahead", ahead.unwrap_or(MOST - 1), 0, MOST)?,
         scale_log2: scale * std::f32::consts::LOG2_E,
         by_heads: FastDivide::by(in_range("heads", sizes.heads, 1, INDEX_LIMIT)? as u32),
         by_blocks: FastDivide::by(head_blocks as u32),
         heads: in_range("heads", sizes.heads, 1, INDEX_LIMIT)?,
         head_blocks: in_range("blocks of a head", head_blocks, 1, INDEX_LIMIT)?,
+        tail: tail as i32,
         ..Zeroable::zeroed()
     };
     let maps = vec![
         boxes("q", q, sizes, sizes.rows, TILE_ROWS)?,
         boxes("k", k, sizes, sizes.keys, tile.keys)?,
         boxes("v", v, sizes, sizes.keys, tile.values())?,
-        boxes("out", out, sizes, sizes.rows, WARP_ROWS)?,
+        boxes("out", out, sizes, sizes.rows, STORE_ROWS)?,
+        boxes("q", q, sizes, sizes.rows, TAIL_ROWS)?,
     ];
     Ok(Launch {
         entry: entry.into(),
@@ -157,8 +162,6 @@ pub(crate) fn launch(problem: &AttentionProblem, kernel: AttentionKernel, units:
 
 /// What rows, keys and how far a row sees stay below.
 const MOST: usize = 1 << 28;
-/// Rows that a warp stores.
-const WARP_ROWS: usize = 16;
 
 /// Boxes of 64 values of one head, `box_rows` rows at a time.
 fn boxes(
@@ -203,7 +206,8 @@ mod tests {
         lengths: Some(0x504),
         mask: Some(Mask { address: 0x608, pitches: [60_000, 202, 0] }),
     };
-    const KERNEL: AttentionKernel = AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3 };
+    const KERNEL: AttentionKernel =
+        AttentionKernel { tile: AttentionTile { dims: 64, keys: 104 }, block_tiles: 3, tails: false };
 
     #[test]
     fn kernels_agree_with_the_source() {
@@ -213,7 +217,7 @@ mod tests {
             let AttentionTile { dims, keys } = tile;
             assert_eq!(plain, format!("sm90_attention_{dims}_{keys}"));
             assert_eq!(masked, format!("{plain}_masked"));
-            format!("{dims}, {keys}, {}", tile.groups())
+            format!("{dims}, {keys}, {}, {}", tile.groups(), tile.tail_warps() > 0)
         });
         assert!(found.eq(listed));
         assert_eq!(ENTRIES.map(|(tile, _)| tile), AttentionTile::ALL);
@@ -240,20 +244,32 @@ mod tests {
             map(0x200, 200, [48, 320, 64_000], 104),
             map(0x300, 200, [56, 328, 65_600], 112),
             map(0x400, 300, [64, 384, 115_200], 16),
+            map(0x100, 300, [40, 720, 216_000], 8),
         ];
         assert_eq!(launch.maps, maps);
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([60, 1, 1], [512, 1, 1], 212_624));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([60, 1, 1], [512, 1, 1], 221_136));
         assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_attention_64_104_masked", true));
     }
 
     #[test]
     fn without_a_mask_or_a_limit() {
         let problem = AttentionProblem { ahead: None, mask: None, lengths: None, ..PROBLEM };
-        let wide = AttentionKernel { tile: AttentionTile { dims: 128, keys: 112 }, block_tiles: 1 };
+        let wide = AttentionKernel { tile: AttentionTile { dims: 128, keys: 112 }, block_tiles: 1, tails: false };
         let launch = launch(&problem, wide, 132).unwrap();
         let args: Sm90AttentionArgs = launch.args.read();
         assert_eq!((args.lengths, args.mask, args.ahead), (0, 0, (1 << 28) - 1));
         assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_attention_128_112", [132, 1, 1], [384, 1, 1]));
+    }
+
+    #[test]
+    fn rows_behind_whole_tiles_are_no_tile_where_there_is_no_mask() {
+        let of = |mask| {
+            let problem = AttentionProblem { sizes: AttentionSizes { rows: 133, ..SIZES }, mask, ..PROBLEM };
+            let launch = |tails| launch(&problem, AttentionKernel { tails, ..KERNEL }, 132).unwrap();
+            let args: [Sm90AttentionArgs; 2] = [launch(false), launch(true)].map(|launch| launch.args.read());
+            args.map(|args| (args.row_tiles, args.tail))
+        };
+        assert_eq!((of(None), of(PROBLEM.mask)), ([(3, 0), (2, 5)], [(3, 0), (3, 0)]));
     }
 
     #[test]

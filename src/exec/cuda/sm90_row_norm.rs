@@ -38,9 +38,9 @@ const ENTRIES: [&str; 8] = [
     "sm90_row_norm_8",
 ];
 /// Threads of a block.
-const THREADS: u32 = 256;
+const THREADS: u32 = 64;
 /// Rows of a block, two for each warp.
-const BLOCK_ROWS: usize = 16;
+const BLOCK_ROWS: usize = 4;
 /// Columns of a chunk of each lane.
 const LANE_COLUMNS: usize = 32 * CHUNK;
 
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!([args.x, args.weight, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
         assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1001, 97, 1]));
         assert_eq!([args.epsilon, args.per_column], [1e-6, 1.0 / 776.0]);
-        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [63, 1, 1], [256, 1, 1]));
+        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [251, 1, 1], [64, 1, 1]));
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!((args.bias, args.centred), (0, 0));

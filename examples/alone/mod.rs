@@ -1,0 +1,58 @@
+//! What the programs that time one operation alone share: operands that rotate, and medians of rounds in turn.
+
+use half::f16;
+use trefoil::Error;
+
+/// Launches between two marks.
+pub const LAUNCHES: usize = 12;
+/// Bytes that operands rotate over: more than a GPU's L2 cache has.
+const ROTATION_BYTES: usize = 200 << 20;
+
+/// How many copies of operands of so many bytes launches rotate over.
+pub fn copies(bytes: usize) -> usize {
+    (ROTATION_BYTES / bytes).clamp(2, LAUNCHES)
+}
+
+/// Microseconds of a launch of each of `count` operations: the median of rounds in which all run in turn, behind one for
+/// the caches. `run` runs one of them so many times, and gives the seconds that all took.
+pub fn medians(
+    count: usize,
+    rounds: usize,
+    mut run: impl FnMut(usize, usize) -> Result<f64, Error>,
+) -> Result<Vec<f64>, Error> {
+    let mut micros = vec![Vec::new(); count];
+    for round in 0..=rounds.max(1) {
+        for (index, micros) in micros.iter_mut().enumerate() {
+            let seconds = run(index, LAUNCHES)?;
+            if round > 0 {
+                micros.push(1e6 * seconds / LAUNCHES as f64);
+            }
+        }
+    }
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    Ok(micros.into_iter().map(median).collect())
+}
+
+/// Stops the program unless all of an operation's first values, which were NaN before, are numbers.
+pub fn assert_written(result: &[f16], count: usize) {
+    assert!(result[..count].iter().all(|value| value.is_finite()), "a result was not written");
+}
+
+/// Random halves from -spread to spread.
+pub struct Random(pub u32);
+
+impl Random {
+    /// The next so many.
+    pub fn halves(&mut self, count: usize, spread: f32) -> Vec<f16> {
+        (0..count).map(|_| f16::from_f32(spread * self.signed())).collect()
+    }
+
+    /// From -1 to 1.
+    fn signed(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) as f32 / (1 << 23) as f32 - 1.0
+    }
+}

@@ -1,0 +1,203 @@
+// Attention on Hopper: the launch's argument, a block's shared memory, and its way over blocks of tiles.
+#pragma once
+
+#include "attention_softmax.cuh"
+#include "sm90_ptx.cuh"
+
+constexpr int kTileRows = 64;  // of a warpgroup's products
+constexpr int kStoreRows = 16; // of a warp
+constexpr int kTailRows = 8;   // of a head, behind its tiles, at most
+constexpr int kBoxDims = 64;   // halves in a row of a swizzled box
+constexpr int kRowBytes = kBoxDims * 2;
+constexpr int kSharedBytes = 227 << 10;
+constexpr int kRecordBytes = 32;
+constexpr int kRecords = 4;  // of a group's tiles: those whose rows are loaded, the one before, and one to spare
+
+struct Sm90AttentionArgs {
+  TensorMap q;            // {dims, heads, rows, batch} boxes {64, 1, 64, 1}
+  TensorMap k;            // {dims, heads, keys, batch} boxes {64, 1, kKeys, 1}
+  TensorMap v;            // the same
+  TensorMap out;          // the same boxes of 16 rows
+  TensorMap tail_q;       // as q, boxes {64, 1, 8, 1}
+  const int32_t *lengths; // [batch] keys of each image that count, or null: all
+  const uint16_t *mask;   // halves that are added to scaled scores
+  uint64_t mask_batch;    // halves from one image's to the next
+  uint64_t mask_head;     // from one head's
+  uint64_t mask_row;      // from one row's
+  int32_t rows;
+  int32_t keys;
+  int32_t blocks;         // of tiles, over all heads
+  int32_t block_tiles;    // tiles of a block, of a head's last maybe fewer
+  int32_t row_tiles;      // of a head, whole but for the last where there is no tail
+  int32_t ahead;          // row i sees keys up to i + ahead
+  float scale_log2;       // scale * log2(e)
+  FastDivide by_heads;
+  FastDivide by_blocks;   // of a head
+  int32_t heads;
+  int32_t head_blocks;
+  int32_t tail;           // rows of a head behind its tiles; 0: there are none
+  int32_t padding[8];
+};
+static_assert(sizeof(Sm90AttentionArgs) == 768 && offsetof(Sm90AttentionArgs, rows) == 680,
+              "mirrored in sm90_attention.rs");
+
+template <int kDims_, int kKeys_, int kGroups_, bool kHasTails, bool kMasked_> struct AttentionTile {
+  static constexpr int kDims = kDims_, kKeys = kKeys_, kGroups = kGroups_;
+  static constexpr bool kMasked = kMasked_;
+  static constexpr bool kTails = kHasTails && !kMasked;  // whether tails have a warp: no registers beside a mask's
+  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kBoxes = (kDims + kBoxDims - 1) / kBoxDims;  // side by side, of each operand
+  static constexpr int kValues = (kKeys + 15) / 16 * 16;  // keys whose values a chunk has: the last may have no weights
+  static constexpr int kQBytes = kTileRows * kRowBytes * kBoxes;
+  static constexpr int kKeyBoxBytes = kKeys * kRowBytes, kKeyBytes = kKeyBoxBytes * kBoxes;
+  static constexpr int kValueBoxBytes = kValues * kRowBytes, kValueBytes = kValueBoxBytes * kBoxes;
+  static constexpr int kStageBytes = kKeyBytes + kValueBytes;
+  static constexpr int kQs = 2;  // of a warpgroup: one is loaded while the other is read
+  static constexpr int kGroupBytes = (kQs + 1) * kQBytes;  // and the place of its result
+  static constexpr int kTailQBytes = kTailRows * kRowBytes, kTailOutBytes = kStoreRows * kRowBytes;  // of a box
+  static constexpr int kTailWarps = kTails ? 2 : 0, kReaders = kGroups + kTailWarps;  // who has rows
+  static constexpr int kTailWarpBytes = (kQs * kTailQBytes + kTailOutBytes) * kBoxes;
+  static constexpr int kTailBytes = kTailWarps * kTailWarpBytes;
+  static constexpr int kStagesThatFit = (kSharedBytes - 1024 - kGroups * kGroupBytes - kTailBytes) / kStageBytes;
+  static constexpr int kStages = kStagesThatFit < 6 ? kStagesThatFit : 6;  // each a chunk's keys and its values
+  static constexpr int kTailAt = kGroups * kGroupBytes + kStages * kStageBytes;
+  static constexpr int kBarriersAt = kTailAt + kTailBytes;
+  static constexpr int kRecordsAt = kBarriersAt + 8 * (4 * kStages + 2 * kReaders * kQs);
+  static constexpr int kDynamicBytes = kRecordsAt + kReaders * kRecords * kRecordBytes + 16;
+  static constexpr int kProductRegisters = kTails ? 144 : kGroups == 3 ? 160 : 232;
+  static constexpr int kLoadRegisters = kTails ? 80 : kGroups == 3 ? 32 : 40;
+  static_assert(kDims % 16 == 0 && kKeys % 8 == 0 && kKeys <= 256, "whole products, and a box");
+  static_assert(kQBytes % 1024 == 0 && kKeyBoxBytes % 1024 == 0, "swizzled in 1024 bytes");
+  static_assert(kStages >= 2 && kDynamicBytes <= kSharedBytes, "a ring");
+};
+
+// Shared memory: each group's rows and result, stages of keys and values, a tail's rows and result, barriers.
+template <class Tile> struct Shared {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q(int32_t group, uint32_t use) const {
+    return base + group * Tile::kGroupBytes + use % Tile::kQs * Tile::kQBytes;
+  }
+  __device__ __forceinline__ uint32_t result(int32_t group) const { return q(group, 0) + Tile::kQs * Tile::kQBytes; }
+  // Chunk `at` of all that come through the ring.
+  __device__ __forceinline__ uint32_t k(uint32_t at) const {
+    return base + Tile::kGroups * Tile::kGroupBytes + at % Tile::kStages * Tile::kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t v(uint32_t at) const { return k(at) + Tile::kKeyBytes; }
+  __device__ __forceinline__ uint32_t barriers(int32_t index) const { return base + Tile::kBarriersAt + 8 * index; }
+  __device__ __forceinline__ uint32_t k_full(uint32_t at) const { return barriers(at % Tile::kStages * 4); }
+  __device__ __forceinline__ uint32_t v_full(uint32_t at) const { return k_full(at) + 8; }
+  __device__ __forceinline__ uint32_t k_empty(uint32_t at) const { return k_full(at) + 16; }
+  __device__ __forceinline__ uint32_t v_empty(uint32_t at) const { return k_full(at) + 24; }
+  static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
+  __device__ __forceinline__ uint32_t q_full(int32_t group, uint32_t use) const {
+    return barriers(4 * Tile::kStages + (group * Tile::kQs + use % Tile::kQs) * 2);
+  }
+  __device__ __forceinline__ uint32_t q_empty(int32_t group, uint32_t use) const { return q_full(group, use) + 8; }
+  __device__ __forceinline__ uint32_t tail_q(uint32_t reader, uint32_t use) const {
+    return base + Tile::kTailAt + (reader - Tile::kGroups) * Tile::kTailWarpBytes +
+           use % Tile::kQs * Tile::kTailQBytes * Tile::kBoxes;
+  }
+  __device__ __forceinline__ uint32_t tail_result(uint32_t reader) const {
+    return tail_q(reader, 0) + Tile::kQs * Tile::kTailQBytes * Tile::kBoxes;
+  }
+  // Where it is told how many chunks have been started.
+  __device__ __forceinline__ uint32_t started() const { return base + Tile::kDynamicBytes - 16; }
+  __device__ __forceinline__ uint32_t record(int32_t group, uint32_t use) const {
+    return base + Tile::kRecordsAt + (group * kRecords + use % kRecords) * kRecordBytes;
+  }
+};
+
+// The way of a thread over the blocks of its part of the grid, and over the tiles of each.
+template <class Tile> struct Walk {
+  const Sm90AttentionArgs &args;
+  int32_t block, slot;  // this tile's block, and which of its tiles it is
+  int32_t head;         // of all images' heads
+  int32_t first_tile, keys;
+  uint32_t ring;        // chunks of the blocks before
+
+  __device__ __forceinline__ explicit Walk(const Sm90AttentionArgs &args)
+      : args(args), block(blockIdx.x), slot(0), head(0), first_tile(0), keys(0), ring(0) {
+    if (block < args.blocks) enter();
+  }
+
+  __device__ __forceinline__ bool is_over() const { return block >= args.blocks; }
+  __device__ __forceinline__ int32_t row() const { return (first_tile + slot) * kTileRows; }
+  __device__ __forceinline__ int32_t tiles() const { return min(args.block_tiles, args.row_tiles - first_tile); }
+
+  // Keys that row `row` and those before it see.
+  __device__ __forceinline__ int32_t keys_up_to(int32_t row) const { return min(keys, row + args.ahead + 1); }
+  // Chunks of the block's tile `index`: one at least, so that its rows become zeros.
+  __device__ __forceinline__ int32_t chunks_of(int32_t index) const {
+    const int32_t last_row = (first_tile + index) * kTileRows + kTileRows - 1;
+    return static_cast<uint32_t>(max(keys_up_to(last_row) + Tile::kKeys - 1, Tile::kKeys)) / Tile::kKeys;
+  }
+  __device__ __forceinline__ int32_t chunks() const { return chunks_of(slot); }
+  __device__ __forceinline__ bool is_last_tile() const { return slot + 1 == tiles(); }
+  // Whether a head's tail, which sees as much as a tile behind its last, belongs to this block.
+  __device__ __forceinline__ bool has_tail() const {
+    return args.tail > 0 && first_tile + args.block_tiles >= args.row_tiles;
+  }
+  __device__ __forceinline__ int32_t block_chunks() const { return chunks_of(tiles() - 1 + (has_tail() ? 1 : 0)); }
+
+  __device__ __forceinline__ void next_block() {
+    ring += block_chunks();
+    block += gridDim.x;
+    if (block < args.blocks) enter();
+  }
+  __device__ __forceinline__ void next_tile() {
+    if (is_last_tile()) {
+      slot = 0;
+      next_block();
+    } else {
+      ++slot;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void enter() {
+    head = divide(block, args.by_blocks);
+    first_tile = (block - head * args.head_blocks) * args.block_tiles;
+    keys = args.keys;
+    if (args.lengths != nullptr) keys = max(0, min(keys, __ldcg(args.lengths + divide(head, args.by_heads))));
+  }
+};
+
+// What a warpgroup is told of a tile along with its rows, in shared memory: by whom walks for it.
+struct Record {
+  uint32_t chunks;   // 0: there are no more tiles
+  uint32_t ring;     // where its first chunk is
+  uint32_t is_near;  // that comes before the values of the tile before have been released
+  int32_t keys;      // that count, of its head
+  int32_t head, row;
+};
+
+TREFOIL_DEVICE void write_record(uint32_t shared_dst, const Record &record) {
+  store_shared_u32x4(shared_dst, make_uint4(record.chunks, record.ring, record.is_near, record.keys));
+  store_shared_u32x4(shared_dst + 16, make_uint4(record.head, record.row, 0, 0));
+}
+
+TREFOIL_DEVICE Record read_record(uint32_t shared_src) {
+  const uint4 first = load_shared_u32x4(shared_src), second = load_shared_u32x4(shared_src + 16);
+  return {first.x, first.y, first.z, static_cast<int32_t>(first.w), static_cast<int32_t>(second.x),
+          static_cast<int32_t>(second.y)};
+}
+
+// The same for all lanes, and the compiler knows it.
+TREFOIL_DEVICE uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffff, x, 0); }
+
+template <class Tile>
+TREFOIL_DEVICE void copy_boxes(uint32_t shared_dst, uint32_t box_bytes, const TensorMap &map, uint32_t barrier,
+                               int32_t head, int32_t row, int32_t batch) {
+  barrier_arrive_expect(barrier, Tile::kBoxes * box_bytes);
+#pragma unroll
+  for (int box = 0; box < Tile::kBoxes; ++box)
+    copy_box_4d(shared_dst + box * box_bytes, &map, barrier, box * kBoxDims, head, row, batch);
+}
+
+// One warp: waits until a chunk has been started. Before, its barriers' parity may be of a round too early.
+template <class Tile> TREFOIL_DEVICE void await_start(const Shared<Tile> &shared, uint32_t at) {
+  while (thread_idx_x() % 32 == 0 && static_cast<int32_t>(told_shared_u32(shared.started()) - at) <= 0) {
+  }
+  __syncwarp();
+}

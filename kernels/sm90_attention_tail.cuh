@@ -1,0 +1,181 @@
+// Attention on Hopper: the rows that a head has behind its tiles, eight at most, by one warp.
+//
+// A tile for them would take as long as any other. Transposed they are the eight columns of a warp's products: scores
+// are keys x rows, sums values x rows.
+#pragma once
+
+#include "sm90_attention.cuh"
+
+// What a lane has of a tail: its rows 2(lane % 4) and the next.
+template <class Tile> struct Tail {
+  float o[Tile::kDims / 16][4]; // sums: values lane / 4 and eight on of sixteen, each of both rows
+  Rows rows;
+};
+
+// This lane's row of four 8x8 matrices, two of 8 rows below each other and the two beside them, from row `row` and the
+// 16 bytes `chunk` on, of boxes of `box_bytes`.
+TREFOIL_DEVICE uint32_t of_sixteen(uint32_t shared_src, uint32_t box_bytes, uint32_t row, uint32_t chunk) {
+  return shared_src + chunk / 8 * box_bytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
+}
+
+// s[keys][rows] of a chunk.
+template <class Tile, int kSteps>
+TREFOIL_DEVICE void multiply_tail_keys(float (&s)[kSteps][4], uint32_t q, uint32_t k) {
+  const uint32_t lane = thread_idx_x() % 32;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (float &score : s[i]) score = 0.0f;
+  }
+#pragma unroll
+  for (int d = 0; d < Tile::kDims / 16; d += 2) {
+    uint32_t b[4];  // eight values after another, of two steps
+    ldmatrix_x4(b, of_sixteen(q, Tile::kTailQBytes, lane % 8, 2 * d + lane / 8));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        uint32_t a[4];
+        ldmatrix_x4(a, of_sixteen(k, Tile::kKeyBoxBytes, 16 * i + lane % 16, 2 * (d + half) + lane / 16));
+        mma_m16n8k16(s[i], a, b[2 * half], b[2 * half + 1]);
+      }
+    }
+  }
+}
+
+// o[values][rows] += v^T p of a chunk.
+template <class Tile, int kSteps>
+TREFOIL_DEVICE void multiply_tail_values(Tail<Tile> &tail, const uint32_t (&p)[kSteps][2], uint32_t v) {
+  const uint32_t lane = thread_idx_x() % 32;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (int d = 0; d < Tile::kDims / 16; ++d) {
+      uint32_t a[4];
+      const uint32_t key = 16 * i + lane / 16 * 8 + lane % 8;
+      ldmatrix_x4_trans(a, of_sixteen(v, Tile::kValueBoxBytes, key, 2 * d + lane / 8 % 2));
+      mma_m16n8k16(tail.o[d], a, p[i][0], p[i][1]);
+    }
+  }
+}
+
+// Scales the scores of keys from `first` on, and hides those that are not seen, or not before `end`.
+template <int kSteps>
+TREFOIL_DEVICE void finish_tail_scores(const Sm90AttentionArgs &args, const Record &record, int32_t first, int32_t end,
+                                       float (&s)[kSteps][4]) {
+  const int32_t lane = thread_idx_x() % 32, seen_by_first = record.row + lane % 4 * 2 + args.ahead + 1;
+  const int32_t last = min(record.keys, end), key = first + lane / 4;
+  const int32_t seen[2] = {min(last, seen_by_first) - key, min(last, seen_by_first + 1) - key};
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      s[i][j] = 16 * i + j / 2 * 8 < seen[j % 2] ? s[i][j] * args.scale_log2 : -INFINITY;
+  }
+}
+
+// Over the eight lanes that share two rows.
+TREFOIL_DEVICE float tail_max(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, lanes));
+  return x;
+}
+
+TREFOIL_DEVICE float tail_sum(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) x += __shfl_xor_sync(0xffffffff, x, lanes);
+  return x;
+}
+
+// Weights relative to the largest scores so far, as the right operand; what was summed before is scaled to it.
+template <class Tile, int kSteps>
+TREFOIL_DEVICE void weigh_tail(Tail<Tile> &tail, float (&s)[kSteps][4], uint32_t (&p)[kSteps][2]) {
+  float most[2] = {-INFINITY, -INFINITY}, from[2], shrink[2];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) most[j % 2] = fmaxf(most[j % 2], s[i][j]);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float top = fmaxf(tail.rows.top[r], tail_max(most[r]));
+    from[r] = top == -INFINITY ? 0.0f : top;  // of a row that sees no key all weights are 0
+    shrink[r] = exp2_approximate(tail.rows.top[r] - from[r]);
+    tail.rows.top[r] = top;
+    tail.rows.sum[r] *= shrink[r];
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) tail.rows.sum[j % 2] += s[i][j] = exp2_approximate(s[i][j] - from[j % 2]);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) p[i][j] = transpose_8x8(pack_half2(s[i][2 * j], s[i][2 * j + 1]));
+  }
+#pragma unroll
+  for (int d = 0; d < Tile::kDims / 16; ++d) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) tail.o[d][j] *= shrink[j % 2];
+  }
+}
+
+// The quotients by way of shared memory.
+template <class Tile>
+TREFOIL_DEVICE void store_tail(const Sm90AttentionArgs &args, uint32_t shared_dst, const Tail<Tile> &tail,
+                               const Record &record) {
+  const uint32_t lane = thread_idx_x() % 32;
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = tail_sum(tail.rows.sum[r]);
+    factor[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+  }
+  if (lane == 0) wait_stores_read<0>();  // of the tail before
+  __syncwarp();
+#pragma unroll
+  for (int d = 0; d < Tile::kDims / 16; d += 2) {
+    uint32_t halves[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      halves[j] = pack_half2(tail.o[d + j / 2][j % 2 * 2] * factor[0], tail.o[d + j / 2][j % 2 * 2 + 1] * factor[1]);
+    stmatrix_x4_trans(of_sixteen(shared_dst, Tile::kTailOutBytes, lane % 8, 2 * d + lane / 8), halves);
+  }
+  fence_shared_for_copies();
+  __syncwarp();
+  if (lane != 0) return;
+  const int32_t batch = divide(record.head, args.by_heads), of_batch = record.head - batch * args.heads;
+#pragma unroll
+  for (int box = 0; box < Tile::kBoxes; ++box)
+    store_box_4d(&args.out, box * kBoxDims, of_batch, record.row, batch, shared_dst + box * Tile::kTailOutBytes);
+}
+
+// Every second tail of this block's: one warp.
+template <class Tile>
+TREFOIL_DEVICE void attend_tails(const Sm90AttentionArgs &args, const Shared<Tile> &shared, uint32_t reader) {
+#pragma unroll 1
+  for (uint32_t use = 0;; ++use) {
+    barrier_wait(shared.q_full(reader, use), use / Tile::kQs & 1);
+    const uint32_t record = shared.record(reader, use);
+    const uint32_t chunks = uniform(read_record(record).chunks), ring = uniform(read_record(record).ring);
+    if (chunks == 0) break;
+    Tail<Tile> tail = {{}, {{-INFINITY, -INFINITY}, {}}};
+#pragma unroll 1
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      constexpr int kSteps = Tile::kValues / 16;
+      const uint32_t at = ring + chunk;
+      float s[kSteps][4];
+      uint32_t p[kSteps][2];
+      await_start(shared, at);
+      barrier_wait(shared.k_full(at), shared.parity(at));
+      multiply_tail_keys<Tile>(s, shared.tail_q(reader, use), shared.k(at));
+      barrier_arrive_once(shared.k_empty(at));
+      finish_tail_scores(args, read_record(record), chunk * Tile::kKeys, (chunk + 1) * Tile::kKeys, s);
+      weigh_tail(tail, s, p);
+      barrier_wait(shared.v_full(at), shared.parity(at));
+      multiply_tail_values(tail, p, shared.v(at));
+      barrier_arrive_once(shared.v_empty(at));
+    }
+    store_tail(args, shared.tail_result(reader), tail, read_record(record));
+    barrier_arrive_once(shared.q_empty(reader, use));
+  }
+  if (thread_idx_x() % 32 == 0) wait_stores_read<0>();
+}
