@@ -1,5 +1,6 @@
 //! When batches are asked for.
 
+use super::random::Random;
 use super::{Arrival, SimSpec};
 use crate::device::sim::{Picos, picos};
 
@@ -17,14 +18,13 @@ pub(super) struct Arrivals<'a> {
     number: usize,
     /// When it comes, in seconds; in a closed loop whenever a producer is free.
     at: f64,
-    random: u64,
+    random: Random,
 }
 
 impl<'a> Arrivals<'a> {
     pub fn new(spec: &'a SimSpec) -> Self {
         let seed = if let Arrival::Poisson { seed, .. } = spec.arrival { seed } else { 0 };
-        // Zero is the generator's fixed point.
-        let mut this = Self { spec, number: 0, at: 0.0, random: (seed ^ 0x9E37_79B9_7F4A_7C15).max(1) };
+        let mut this = Self { spec, number: 0, at: 0.0, random: Random::new(seed) };
         this.at = this.distance();
         this
     }
@@ -59,16 +59,7 @@ impl<'a> Arrivals<'a> {
         match self.spec.arrival {
             Arrival::Closed => 0.0,
             Arrival::Periodic { images_per_s } => rows / images_per_s,
-            Arrival::Poisson { images_per_s, .. } => -self.uniform().ln() * rows / images_per_s,
+            Arrival::Poisson { images_per_s, .. } => self.random.seconds(rows / images_per_s),
         }
-    }
-
-    /// In (0, 1], by xorshift64*.
-    fn uniform(&mut self) -> f64 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        let bits = self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11;
-        (bits + 1) as f64 / (1_u64 << 53) as f64
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::arrivals::{Arrivals, Request};
 use super::driver::{Answer, Log, is_stamped, stamp};
+use super::random::Random;
 use super::{Arrival, SimBatcher, SimSpec};
 use crate::device::sim::{Picos, Sim, picos};
 use crate::error::Error;
@@ -47,21 +48,24 @@ struct Player<'a> {
     bounds: Bounds,
     fill: Picos,
     wake: Picos,
+    /// What each of both takes longer in the mean.
+    jitter: Picos,
+    random: Random,
     /// What virtual time 0 is called in the books.
     start: Instant,
     /// When clients of a closed loop ask for their next row.
     idle: Vec<Picos>,
     /// Requests that no row was free for.
     blocked: VecDeque<Request>,
-    filling: VecDeque<Client>,
+    filling: Vec<Client>,
     waiting: Vec<Waiting>,
     flights: VecDeque<Flight>,
     /// The staging of the batch sent last.
     last_upload: Option<usize>,
     /// When the batching thread looks at the queue because something changed.
     looks: Option<Picos>,
-    /// When it was to look because it is time, and oversleeps.
-    timer: Option<Picos>,
+    /// When it is to look because it is time, and when it wakes for that.
+    timer: Option<[Picos; 2]>,
     log: Log,
 }
 
@@ -79,10 +83,12 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
         bounds: Bounds { full: core.capacity(), in_flight: batcher.in_flight, max_delay },
         fill: picos(spec.fill_us * 1e-6),
         wake: picos(batcher.wake_us * 1e-6),
+        jitter: picos(batcher.jitter_us * 1e-6),
+        random: Random::new(batcher.seed),
         start: Instant::now(),
         idle: vec![0; if is_closed { spec.producers } else { 0 }],
         blocked: VecDeque::new(),
-        filling: VecDeque::new(),
+        filling: Vec::new(),
         waiting: Vec::new(),
         flights: VecDeque::new(),
         last_upload: None,
@@ -105,11 +111,11 @@ impl Player<'_> {
         self.commit();
         self.hear()?;
         let now = self.sim.now();
-        let overslept = self.timer.is_some_and(|at| at + self.wake <= now);
-        if overslept {
-            self.books.overslept(Duration::from_nanos(self.wake / 1_000));
+        let overslept = self.timer.filter(|&[_, wakes]| wakes <= now);
+        if let Some([at, wakes]) = overslept {
+            self.books.overslept(Duration::from_nanos((wakes - at) / 1_000));
         }
-        if !self.waits_for_upload() && (overslept || self.looks.is_some_and(|at| at <= now)) {
+        if !self.waits_for_upload() && (overslept.is_some() || self.looks.is_some_and(|at| at <= now)) {
             self.look()?;
         }
         Ok(())
@@ -122,6 +128,11 @@ impl Player<'_> {
 
     fn instant(&self) -> Instant {
         self.start + Duration::from_nanos(self.sim.now() / 1_000)
+    }
+
+    /// What a thread takes now that takes so long without jitter.
+    fn late(&mut self, takes: Picos) -> Picos {
+        takes + self.random.picos(self.jitter)
     }
 
     /// Clients with something to ask for claim a row and begin to fill it.
@@ -141,25 +152,28 @@ impl Player<'_> {
         while let Some(&request) = self.blocked.front() {
             let Some(place) = self.books.claim(RowPriority::Normal) else { return };
             self.blocked.pop_front();
-            self.filling.push_back(Client { request, place, until: now + self.fill });
+            let until = now + self.late(self.fill);
+            self.filling.push(Client { request, place, until });
         }
     }
 
     /// Filled rows are committed.
     fn commit(&mut self) {
         let now = self.sim.now();
-        while self.filling.front().is_some_and(|client| client.until <= now) {
-            let Some(Client { request, place, .. }) = self.filling.pop_front() else { return };
+        let filled = self.filling.extract_if(.., |client| client.until <= now).collect::<Vec<_>>();
+        for Client { request, place, .. } in filled {
             let before = self.books.queued();
             let entry = self.books.commit(place, RowPriority::Normal, None, self.instant());
             self.waiting.push(Waiting { request, entry });
-            if self.books.is_news(before, &self.bounds) {
-                self.look_at(now + self.wake);
+            if self.books.is_news(before, &self.bounds, self.instant()) {
+                self.wake_up();
             }
         }
     }
 
-    fn look_at(&mut self, at: Picos) {
+    /// Something has changed that the batching thread is to look at.
+    fn wake_up(&mut self) {
+        let at = self.sim.now() + self.late(self.wake);
         self.looks = Some(self.looks.map_or(at, |looks| looks.min(at)));
     }
 
@@ -170,7 +184,8 @@ impl Player<'_> {
             match self.books.next(&self.bounds, self.instant()) {
                 Next::Sleep => return Ok(()),
                 Next::LookAt(at) => {
-                    self.timer = Some(picos(at.duration_since(self.start).as_secs_f64()));
+                    let at = picos(at.duration_since(self.start).as_secs_f64());
+                    self.timer = Some([at, at + self.late(self.wake)]);
                     return Ok(());
                 }
                 Next::Leave if !self.send()? || self.waits_for_upload() => return Ok(()),
@@ -187,14 +202,14 @@ impl Player<'_> {
             Err(error) => return Err(error),
         };
         let rows = self.books.pick(&self.bounds, self.instant());
-        let is_measured = self.books.sent(&rows, 1, self.instant());
+        let told = self.books.sent(&rows, 1, self.instant());
         let staging = batch.staging();
         let last = self.last_upload.replace(staging);
         for (index, row) in rows.iter().enumerate() {
             stamp(batch.row_mut(index), row.entry);
         }
-        let measures_upload = is_measured && self.core.would_upload_at_once(last);
-        batch.compute_in_turn(self.books.is_in_turn(rows.len()));
+        let measures_upload = told.is_measured && self.core.would_upload_at_once(last);
+        batch.compute_in_turn(told.in_turn);
         let ticket = batch.submit(rows.len())?;
         self.log.submitted.push(rows.len());
         let sent = self.sim.now();
@@ -205,20 +220,23 @@ impl Player<'_> {
     /// What the batcher's threads hear of the device: the end of an upload, and results.
     fn hear(&mut self) -> Result<(), Error> {
         let now = self.sim.now();
-        for flight in &mut self.flights {
+        let mut flights = std::mem::take(&mut self.flights);
+        for flight in &mut flights {
             if flight.measures_upload && self.core.is_uploaded(flight.staging)? {
                 flight.measures_upload = false;
-                self.looks = Some(now + self.wake);
-                self.books.uploaded(flight.rows.len(), Duration::from_nanos((now - flight.sent + self.wake) / 1_000));
+                let wakes = now + self.late(self.wake);
+                self.looks = Some(wakes);
+                self.books.uploaded(flight.rows.len(), Duration::from_nanos((wakes - flight.sent) / 1_000));
             }
             if flight.heard.is_none() && flight.ticket.is_ready()? {
-                flight.heard = Some(now + self.wake);
+                flight.heard = Some(now + self.late(self.wake));
             }
         }
+        self.flights = flights;
         while self.flights.front().is_some_and(|flight| flight.heard.is_some_and(|heard| heard <= now)) {
             let Some(flight) = self.flights.pop_front() else { break };
             self.deliver(flight)?;
-            self.look_at(now + self.wake);
+            self.wake_up();
         }
         Ok(())
     }
@@ -229,7 +247,8 @@ impl Player<'_> {
         self.books.deliver(rows, &output, self.instant(), &mut Vec::new());
         drop(output);
         let mut waiting = std::mem::take(&mut self.waiting);
-        let (mut wrong, mut woken) = (None, 0_u64);
+        let mut wrong = None;
+        let mut woken: Vec<Picos> = Vec::new();
         waiting.retain(|client| {
             if !self.books.is_done(client.entry) {
                 return true;
@@ -238,8 +257,9 @@ impl Player<'_> {
             let is_own = matches!(answer, Some(Ok(output)) if is_stamped(output.bytes(), client.entry));
             wrong = wrong.or((!is_own).then_some(client.request.number));
             // Who has an answer wakes two others that have.
-            let at = self.sim.now() + u64::from((woken + 1).ilog2() + 1) * self.wake;
-            woken += 1;
+            let waker = woken.len().checked_sub(1).map_or(self.sim.now(), |others| woken[others / 2]);
+            let at = waker + self.late(self.wake);
+            woken.push(at);
             self.log.answers.push(Answer { at, latency: at - client.request.asked, rows: 1 });
             self.idle.extend(self.is_closed.then_some(at));
             false
@@ -257,9 +277,9 @@ impl Player<'_> {
         let idle = self.idle.iter().copied().filter(|&at| at > now).min();
         let arrival = if self.is_closed { idle } else { self.arrivals.next(now) };
         let heard = self.flights.iter().filter_map(|flight| flight.heard).filter(|&at| at > now).min();
-        let timer = self.timer.map(|at| at + self.wake);
-        let next =
-            [arrival, heard, self.looks, timer, self.filling.front().map(|client| client.until), self.sim.next_step()];
+        let timer = self.timer.map(|[_, wakes]| wakes);
+        let filled = self.filling.iter().map(|client| client.until).min();
+        let next = [arrival, heard, self.looks, timer, filled, self.sim.next_step()];
         let Some(next) = next.into_iter().flatten().filter(|&at| at > now).min() else {
             return Err(Error::Internal { what: format!("deadlock at {now} ps: nothing can happen") });
         };

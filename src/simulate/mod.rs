@@ -3,6 +3,7 @@
 mod arrivals;
 mod batcher;
 mod driver;
+mod random;
 mod report;
 
 use std::sync::Arc;
@@ -99,12 +100,17 @@ pub struct SimBatcher {
     /// What a sleeping thread takes to wake, in microseconds: the batching thread after a commit, the delivering thread
     /// after a download, a client after its answer.
     pub wake_us: f64,
+    /// How much longer each wake-up and each row's filling takes, at random, in microseconds in the mean. Without it
+    /// all clients of a batch come back together.
+    pub jitter_us: f64,
+    /// The same seed gives the same jitter.
+    pub seed: u64,
 }
 
 impl Default for SimBatcher {
-    /// Of an engine with three slots.
+    /// Of an engine with three slots, and no jitter.
     fn default() -> Self {
-        Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0 }
+        Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0, jitter_us: 0.0, seed: 1 }
     }
 }
 
@@ -290,6 +296,7 @@ impl SimBatcher {
     fn check(&self, spec: &SimSpec) -> Result<(), Error> {
         in_range("max_delay_us", self.max_delay_us, 0.0, MOST_US, "microseconds")?;
         in_range("wake_us", self.wake_us, 0.0, MOST_US, "microseconds")?;
+        in_range("jitter_us", self.jitter_us, 0.0, MOST_US, "microseconds")?;
         if self.in_flight == 0 {
             return Err(Error::option("in_flight", 0, "at least 1"));
         }

@@ -307,7 +307,7 @@ pub struct SimulateArgs {
         required_if_eq_any = [("arrival", "poisson"), ("arrival", "periodic")]
     )]
     pub rate: Option<f64>,
-    /// Another seed gives other random arrivals
+    /// Another seed gives other random arrivals, and other jitter
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u64,
     /// Batches in all; with --batcher, rows
@@ -325,6 +325,9 @@ pub struct SimulateArgs {
     /// Time that a sleeping thread takes to wake up, microseconds
     #[arg(long, value_name = "US", default_value = "10", value_parser = microseconds, requires = "batcher")]
     pub wake: f64,
+    /// By how much more threads take to wake up and rows to be filled, at random, in the mean, microseconds
+    #[arg(long, value_name = "US", default_value = "0", value_parser = microseconds, requires = "batcher")]
+    pub jitter: f64,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

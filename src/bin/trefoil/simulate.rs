@@ -76,6 +76,8 @@ fn spec(args: &SimulateArgs) -> SimSpec {
         max_delay_us: args.max_delay,
         in_flight: args.in_flight.unwrap_or(args.on_device.slots() + 1),
         wake_us: args.wake,
+        jitter_us: args.jitter,
+        seed: args.seed,
     };
     SimSpec {
         h2d_gbps: args.h2d,
@@ -120,6 +122,7 @@ fn usage(error: &Error) -> clap::Error {
                 "images_per_s" => "rate",
                 "max_delay_us" => "max-delay",
                 "wake_us" => "wake",
+                "jitter_us" => "jitter",
                 "in_flight" => "in-flight",
                 "side_by_side" => "side-by-side",
                 same => same,

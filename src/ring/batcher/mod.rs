@@ -12,7 +12,9 @@
 //!
 //! The batcher is work-conserving. While the device has nothing to do, what is queued leaves at once. While it is busy,
 //! rows gather until it is about to be free: what uploads and runs of each batch size take is learnt from the batches
-//! themselves ([`pace`]). A batch also leaves when it is full, `max_delay` after its first commit, or when half of the
+//! themselves ([`pace`]). Of several compute streams, one is free while another runs: a batch leaves for it at once where
+//! both gain by being side by side, unless clients that were just answered are about to come back with rows that make it
+//! better. A batch also leaves when it is full, `max_delay` after its first commit, or when half of the
 //! time to a row's deadline is gone. A full batch waits for nothing but `in_flight`, any other for all but one of those
 //! before it. Rows that would make a batch take the next size, and lower its rows a second, are left to the next batch.
 //! What the device is done with is told by an event behind the batch's download: then its rows are free for new claims

@@ -1,14 +1,29 @@
 //! When the device will be free, and how many rows are worth a batch: learnt from the batches that were sent, as plain
 //! data.
 
+mod estimate;
+mod returns;
+mod size;
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use estimate::Estimate;
+use returns::Returns;
+use size::Size;
 
 /// The times of a batcher's own batches, by batch size.
 ///
 /// Each compute stream is a queue, and batches take them in turn: a run begins when its rows are uploaded and the run before
 /// it on its stream is over. Every run is measured, apart if another was beside it for most of its time, and the upload of
-/// every [`SAMPLE`]th batch of a size.
+/// one batch in some of a size.
+///
+/// With rows that are queued, in flight, or expected back from clients that were just answered, the batcher has so many rows
+/// to do in a round. They go in batches of at most a share, so that one is computed while the clients of another come back.
+/// A batch leaves for a free stream unless rows that are expected make the round shorter by more than it costs to wait for
+/// them.
 pub(super) struct Pace {
     /// Ascending.
     sizes: Vec<Size>,
@@ -16,69 +31,50 @@ pub(super) struct Pace {
     streams: usize,
     /// Oldest first.
     flights: VecDeque<Flight>,
-    /// When the batches before the oldest were done: as many as there are streams, the oldest first.
-    done: VecDeque<Instant>,
+    /// When the batches before the oldest were done, and their sizes: as many as there are streams, the oldest first.
+    done: VecDeque<(Instant, usize)>,
+    returns: Returns,
+    /// How long clients are away between their rows, and how long the runs take that answered them.
+    away: [Estimate; 2],
     /// How long after its time the batching thread wakes.
     oversleeps: Estimate,
 }
 
-struct Size {
-    rows: usize,
-    /// Alone, and beside another for most of its time.
-    runs: [Estimate; 2],
-    /// Runs alone since the last one beside another.
-    alone: u32,
-    /// Of a row.
-    upload: Estimate,
-    /// Batches until an upload is measured again.
-    unmeasured: u32,
-    /// Batches of other sizes since the last of this one.
-    unused: u32,
-}
-
-/// Places of [`Size::runs`].
-const ALONE: usize = 0;
-const BESIDE: usize = 1;
-
-/// Batches of a size to one whose upload is measured.
-const SAMPLE: u32 = 16;
-/// Batches of other sizes after which a size's run is not known any more, and runs alone after which those beside others are
-/// not.
-const FORGET: u32 = 256;
 /// A run that is heard of so soon after another, as a part of its time, may have been over before: answers are in order.
 const TOGETHER: u32 = 16;
-
-/// A mean in which the latest values count most, and how far values lie from it in the mean; nothing before the first.
-#[derive(Clone, Copy, Default)]
-struct Estimate(Option<(Duration, Duration)>);
 
 /// A batch that was sent and is not done.
 struct Flight {
     size: usize,
     rows: usize,
-    /// Whether it is computed when the batch before it is.
+    /// Whether it is computed when the batches before it are.
     in_turn: bool,
     sent: Instant,
     /// When its rows are expected on the device.
     uploaded: Instant,
+    /// When its run begins and ends, at the earliest; nothing where a run before it is not known, or its own.
+    begins: Option<Instant>,
+    ends: Option<Instant>,
+}
+
+/// What is to be done with a batch.
+pub(crate) struct Sent {
+    /// Whether its upload is to be measured.
+    pub is_measured: bool,
+    /// Whether it is to be computed when the batches before it are.
+    pub in_turn: bool,
 }
 
 impl Pace {
     /// Of batch sizes, ascending, and compute streams.
     pub fn new(sizes: &[usize], streams: usize) -> Self {
-        let size = |&rows: &usize| Size {
-            rows,
-            runs: Default::default(),
-            alone: 0,
-            upload: Estimate::default(),
-            unmeasured: 0,
-            unused: 0,
-        };
         Self {
-            sizes: sizes.iter().map(size).collect(),
+            sizes: sizes.iter().map(|&rows| Size::new(rows)).collect(),
             streams,
             flights: VecDeque::new(),
             done: VecDeque::with_capacity(streams + 1),
+            returns: Returns::new(sizes.len(), streams + 1),
+            away: Default::default(),
             oversleeps: Estimate::default(),
         }
     }
@@ -94,58 +90,68 @@ impl Pace {
         self.sizes.partition_point(|size| size.rows < rows).min(self.sizes.len() - 1)
     }
 
-    /// A batch of `rows` was sent; whether its upload is to be measured.
-    pub fn sent(&mut self, rows: usize, now: Instant) -> bool {
-        let size = self.size_of(rows);
-        self.forget(size);
-        let in_turn = self.is_in_turn(rows);
-        self.flights.push_back(Flight {
-            size,
-            rows,
-            in_turn,
-            sent: now,
-            uploaded: now + self.upload(rows, Estimate::mean),
-        });
-        let unmeasured = &mut self.sizes[size].unmeasured;
-        *unmeasured = unmeasured.saturating_sub(1);
-        *unmeasured == 0
+    /// Rows that a batch of `rows` may grow to without taking longer.
+    pub fn room_of(&self, rows: usize) -> usize {
+        self.sizes[self.size_of(rows)].rows
     }
 
-    /// Forgets the runs of sizes that were not used for long, all but `used`: what was slow once is tried again.
-    fn forget(&mut self, used: usize) {
-        for (index, size) in self.sizes.iter_mut().enumerate() {
-            size.unused = if index == used { 0 } else { size.unused + 1 };
-            if size.unused == FORGET {
-                *size = Size { runs: Default::default(), unused: 0, ..*size };
-            }
+    /// A row was committed.
+    pub fn came(&mut self, now: Instant) {
+        let Some((size, took)) = self.returns.came(now) else { return };
+        if let Some(run) = self.sizes[size].alone.mean() {
+            [took, run].into_iter().zip(&mut self.away).for_each(|(value, estimate)| estimate.add(value));
         }
     }
 
-    /// The upload of a batch of `rows`, which waited for no other, took so long.
+    /// A batch of `rows` was sent.
+    pub fn sent(&mut self, rows: usize, now: Instant) -> Sent {
+        let size = self.size_of(rows);
+        let in_turn = !self.gains_beside(size);
+        self.sizes.iter_mut().enumerate().filter(|&(index, _)| index != size).for_each(|(_, other)| other.passed());
+        let uploaded = now + self.upload(rows, Estimate::mean);
+        self.flights.push_back(Flight { size, rows, in_turn, sent: now, uploaded, begins: None, ends: None });
+        self.foresee();
+        Sent { is_measured: self.sizes[size].sent(), in_turn }
+    }
+
+    /// The upload of the batch of `rows` sent last, which waited for no other, took so long.
     pub fn uploaded(&mut self, rows: usize, took: Duration) {
         let size = self.size_of(rows);
-        self.sizes[size].upload.add(took.div_f64(rows as f64));
-        self.sizes[size].unmeasured = SAMPLE;
+        self.sizes[size].uploaded(rows, took);
         if let Some(last) = self.flights.back_mut() {
             last.uploaded = last.sent + took;
         }
+        self.foresee();
     }
 
     /// The oldest batch is done.
     pub fn done(&mut self, now: Instant) {
-        let (Some(begin), Some(flight)) = (self.begins(0), self.flights.pop_front()) else { return };
+        let Some(flight) = self.flights.pop_front() else { return };
         let before = self.done.back().copied();
         if self.done.len() == self.streams {
             self.done.pop_front();
         }
-        self.done.push_back(now);
+        self.done.push_back((now, flight.size));
+        self.returns.answered(flight.size, flight.rows, now);
+        self.foresee();
+        self.measure(&flight, before, now);
+    }
+
+    /// Learns from a run, which is over `now`, what it takes. It was alone once the run before it was over, and until the one
+    /// after it began.
+    fn measure(&mut self, flight: &Flight, before: Option<(Instant, usize)>, now: Instant) {
+        let Some(begin) = flight.begins else { return };
         let took = now.saturating_duration_since(begin);
-        // Alone once the run before it is over, and until the one after it begins.
-        let from = before.map_or(begin, |before| before.max(begin));
-        let alone = self.begins(0).map_or(now, |next| next.min(now)).saturating_duration_since(from);
-        if before.is_none_or(|before| now.saturating_duration_since(before) >= took / TOGETHER) {
-            self.sizes[flight.size].took(took, alone.min(took));
+        if before.is_some_and(|(before, _)| now.saturating_duration_since(before) < took / TOGETHER) {
+            return;
         }
+        let before = before.filter(|&(before, _)| before > begin);
+        let next = self.flights.front().and_then(|next| Some((next.begins?, next.size)));
+        let next = next.filter(|&(next, _)| next < now);
+        let [from, until] = [before.map_or(begin, |before| before.0), next.map_or(now, |next| next.0)];
+        let alone = until.saturating_duration_since(from);
+        let others_alike = before.into_iter().chain(next).all(|(_, size)| size == flight.size);
+        self.sizes[flight.size].took(took, alone.min(took), others_alike);
     }
 
     /// The batching thread woke so long after the time that it was to wake at.
@@ -154,338 +160,168 @@ impl Pace {
     }
 
     /// When the batching thread has to wake so that a batch of `rows` is on the device when the device is free, or, if that
-    /// pays, when a compute stream is: `now` if that is past, or not known. The device may be free early, and upload and
+    /// pays, when a compute stream is: `now` if that is past, or not known.
+    pub fn leaves_at(&self, rows: usize, now: Instant) -> Instant {
+        let idle = self.idle_at(rows, now);
+        match self.pays_beside(rows, now) {
+            true => self.awaits(rows, now).map_or(now, |until| until.min(idle)),
+            false => idle,
+        }
+    }
+
+    /// When to send `rows` so that they are on the device when it is free. The device may be free early, and upload and
     /// thread late, by as much as is usual.
     ///
     /// A thread that overslept by more than half a run is not trusted to do so again: a wait has to be left, or nothing
     /// would be learnt of the next.
-    pub fn leaves_at(&self, rows: usize, now: Instant) -> Instant {
-        let count = self.flights.len();
-        let first = count.saturating_sub(self.streams);
-        let awaited = match self.pays_beside(rows) {
-            true if count < self.streams => return now,
-            true => first..first + 1,
-            false => first..count,
-        };
-        let ends = awaited.map(|index| self.ends(index)).reduce(|a, b| Some(a?.max(b?)));
-        let leaves = ends.flatten().and_then(|(free, run)| {
-            let oversleeps = self.oversleeps.high().unwrap_or_default().min(run / 2);
+    fn idle_at(&self, rows: usize, now: Instant) -> Instant {
+        let leaves = self.flights.back().and_then(|last| {
+            let free = self.flights.iter().map(|flight| flight.ends).reduce(|a, b| Some(a?.max(b?)))??;
+            let oversleeps = self.oversleeps.high().unwrap_or_default().min(self.sizes[last.size].alone.low()? / 2);
             free.checked_sub(self.upload(rows, Estimate::high) + oversleeps)
         });
         leaves.map_or(now, |leaves| leaves.max(now))
     }
 
-    /// Whether a batch of `rows` is to be computed when the one before it is: a full one, which fills the device. Two of them
-    /// side by side would be over at the same time, and their clients with the next rows back together, the device idle.
-    pub fn is_in_turn(&self, rows: usize) -> bool {
-        self.sizes.last().is_some_and(|largest| rows == largest.rows)
-    }
-
-    /// Whether a batch of `rows` pays beside others: if its size gains by it, and it is as large as each of them, and either
-    /// fills its size or is twice as large. What is smaller slows those down, and is computed at a better rate
+    /// Whether a batch of `rows` pays beside those in flight on a free stream.
+    ///
+    /// Of clients that do not come back soon, nothing is known of the next rows. Then it has to be as large as the others,
+    /// which it slows down, and either fill its size or be twice as large; what is smaller is computed at a better rate
     /// together with what comes meanwhile.
-    pub fn pays_beside(&self, rows: usize) -> bool {
-        if self.streams == 1 {
-            return false;
+    fn pays_beside(&self, rows: usize, now: Instant) -> bool {
+        let rows = self.worth(rows, now);
+        let others = self.flights.iter().map(|flight| flight.rows).max().unwrap_or(0);
+        let is_large = rows >= others && (rows == self.room_of(rows) || rows >= 2 * others);
+        self.flights.len() < self.streams && self.gains_beside(self.size_of(rows)) && (self.comes_back() || is_large)
+    }
+
+    /// Whether batches of a size gain beside those that are in flight.
+    fn gains_beside(&self, size: usize) -> bool {
+        let mut all = self.flights.iter().map(|flight| flight.size).chain([size]);
+        self.streams > 1 && all.all(|size| self.sizes[size].gains_beside())
+    }
+
+    /// Whether clients come back with their next rows before another run like the one that answered them would be over.
+    fn comes_back(&self) -> bool {
+        let [away, run] = self.away.map(|estimate| estimate.mean());
+        away.zip(run).is_some_and(|(away, run)| away < run)
+    }
+
+    /// Until when `rows` wait for others that are expected: nothing if what they shorten the round by is not more than what
+    /// is lost meanwhile, while a stream is free that would gain beside those in flight.
+    fn awaits(&self, rows: usize, now: Instant) -> Option<Instant> {
+        let round = self.round(rows, now)?;
+        let takes = self.round_takes(rows, &round)?;
+        let lost = 2.0 * self.sizes[self.size_of(rows)].speed_beside() - 1.0;
+        let mut together = rows;
+        let mut waits = self.returns.due(now).filter_map(|(more, until)| {
+            together += more;
+            let gained = takes.saturating_sub(self.round_takes(together, &round)?);
+            (gained > until.saturating_duration_since(now).mul_f64(lost)).then_some(until)
+        });
+        waits.next()
+    }
+
+    /// How many of `queued` rows, at most a full batch, are worth a batch now: those of a share that are answered at the
+    /// highest rate.
+    pub fn worth(&self, queued: usize, now: Instant) -> usize {
+        self.fastest(self.round(queued, now).map_or(queued, |round| round.share.min(queued)))
+    }
+
+    /// How many of so many rows are answered at the highest rate. A batch that holds a row more than a size takes as long as
+    /// the next size, so that leaving this row to the next batch may answer more rows a second.
+    fn fastest(&self, most: usize) -> usize {
+        let rate = |rows| Some(rows as f64 / self.takes(rows)?.as_secs_f64().max(1e-9));
+        let counts = self.sizes.iter().map(|size| size.rows).take_while(|&rows| rows < most).chain([most]);
+        let best = counts.filter_map(|rows| Some((rate(rows)?, rows))).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or(most, |best| best.1)
+    }
+
+    /// What a round takes, one batch after the other, if of `queued` rows a batch leaves now.
+    fn round_takes(&self, queued: usize, round: &Round) -> Option<Duration> {
+        let rows = self.fastest(queued.min(round.share));
+        Some(self.takes(rows)? + self.takes_in_shares(round.rows - rows, round.share)?)
+    }
+
+    /// The rows that there are to do, `queued` among them, if clients come back.
+    fn round(&self, queued: usize, now: Instant) -> Option<Round> {
+        if self.flights.is_empty() || !self.comes_back() {
+            return None;
         }
-        let rows = self.worth(rows);
-        let size = &self.sizes[self.size_of(rows)];
-        let others = self.flights.iter().rev().take(self.streams).map(|flight| flight.rows).max().unwrap_or(0);
-        size.gains_beside() && rows >= others && (rows == size.rows || rows >= 2 * others)
+        let in_flight: usize = self.flights.iter().map(|flight| flight.rows).sum();
+        let rows = queued + in_flight + self.returns.due(now).map(|(rows, _)| rows).sum::<usize>();
+        Some(Round { rows, share: self.room_of(rows.div_ceil(self.streams.max(2))) })
     }
 
-    /// Rows that a batch of `rows` may grow to without taking longer.
-    pub fn room_of(&self, rows: usize) -> usize {
-        self.sizes[self.size_of(rows)].rows
+    /// What so many rows take alone in batches of a share each.
+    fn takes_in_shares(&self, rows: usize, share: usize) -> Option<Duration> {
+        let rest = if rows.is_multiple_of(share) { Duration::ZERO } else { self.takes(rows % share)? };
+        Some(self.takes(share)? * (rows / share) as u32 + rest)
     }
 
-    /// How many of `queued` rows, at most a full batch, are worth a batch now: as many as are answered at the highest
-    /// rate. A batch that holds a row more than a size takes as long as the next size, so that leaving this row to the
-    /// next batch may answer more rows a second.
-    pub fn worth(&self, queued: usize) -> usize {
-        let run = |rows| self.run(self.size_of(rows), BESIDE).mean();
-        let rate = |rows| run(rows).map(|run| rows as f64 / run.as_secs_f64().max(1e-9));
-        let Some(all) = rate(queued) else { return queued };
-        let fewer = self.sizes.iter().map(|size| size.rows).take_while(|&rows| rows < queued);
-        let best = fewer.filter_map(|rows| Some((rate(rows)?, rows))).max_by(|a, b| a.0.total_cmp(&b.0));
-        best.filter(|best| best.0 > all).map_or(queued, |best| best.1)
+    /// What a batch of so many rows takes alone; of a size that was not seen, what lies between its neighbours.
+    fn takes(&self, rows: usize) -> Option<Duration> {
+        let index = self.size_of(rows);
+        let seen = |size: &Size| Some((size.rows as f64, size.alone.mean()?));
+        let below = self.sizes[..=index].iter().rev().find_map(seen);
+        let above = self.sizes[index..].iter().find_map(seen);
+        let rows = self.sizes[index].rows as f64;
+        match (below, above) {
+            (Some((fewer, short)), Some((more, long))) if more > fewer => {
+                Some(short + long.saturating_sub(short).mul_f64((rows - fewer) / (more - fewer)))
+            }
+            (Some((fewer, run)), None) => Some(run.mul_f64(rows / fewer)),
+            (_, above) => above.map(|(_, run)| run),
+        }
     }
 
-    /// When a flight's run begins, at the earliest; nothing where a run before it is not known.
+    /// Says of all flights when they begin and end, at the earliest.
+    fn foresee(&mut self) {
+        for index in 0..self.flights.len() {
+            let begins = self.begins(index);
+            self.flights[index].begins = begins;
+            self.flights[index].ends = begins.and_then(|begins| self.ends(index, begins));
+        }
+    }
+
+    /// When a run begins, if that of those before it is known.
     fn begins(&self, index: usize) -> Option<Instant> {
-        let &Flight { uploaded, in_turn, .. } = self.flights.get(index)?;
-        let distance = if in_turn { 1 } else { self.streams };
-        let free = match index.checked_sub(distance) {
-            Some(before) => Some(self.ends(before)?.0),
-            None => (index + self.done.len()).checked_sub(distance).map(|before| self.done[before]),
-        };
-        Some(free.map_or(uploaded, |free| free.max(uploaded)))
-    }
-
-    /// When it ends, at the earliest, and what it takes.
-    fn ends(&self, index: usize) -> Option<(Instant, Duration)> {
         let flight = &self.flights[index];
-        let is_alone = self.flights.len() == 1 || flight.in_turn;
-        let run = self.run(flight.size, if is_alone { ALONE } else { BESIDE }).low()?;
-        Some((self.begins(index)? + run, run))
+        let distance = if flight.in_turn { 1 } else { self.streams };
+        let free = match index.checked_sub(distance) {
+            Some(before) => Some(self.flights[before].ends?),
+            None => (index + self.done.len()).checked_sub(distance).map(|before| self.done[before].0),
+        };
+        Some(free.map_or(flight.uploaded, |free| free.max(flight.uploaded)))
     }
 
-    /// What the run of a size takes alone, or beside another; the other of both where that was not seen.
-    fn run(&self, size: usize, beside: usize) -> Estimate {
-        let runs = &self.sizes[size].runs;
-        if runs[beside].0.is_some() { runs[beside] } else { runs[1 - beside] }
+    /// When a run ends that begins then: it is slower while another is beside it.
+    fn ends(&self, index: usize, begins: Instant) -> Option<Instant> {
+        let size = &self.sizes[self.flights[index].size];
+        let (run, speed) = (size.alone.low()?, size.speed_beside());
+        let before = match index.checked_sub(1) {
+            Some(before) => self.flights[before].ends,
+            None => self.done.back().map(|before| before.0),
+        };
+        let from = before.map_or(begins, |before| before.max(begins));
+        let left = run.saturating_sub((from - begins).mul_f64(speed));
+        let follows = self.flights.get(index + 1).is_some_and(|next| !next.in_turn);
+        let next = follows.then(|| self.begins(index + 1)).flatten().map(|next| next.max(from));
+        Some(match next.filter(|&next| next < from + left) {
+            Some(next) => next + (left - (next - from)).div_f64(speed),
+            None => from + left,
+        })
     }
 
-    /// What the upload of so many rows takes; nothing before it was measured.
+    /// What the upload of so many rows takes.
     fn upload(&self, rows: usize, of: fn(&Estimate) -> Option<Duration>) -> Duration {
-        of(&self.sizes[self.size_of(rows)].upload).map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
+        self.sizes[self.size_of(rows)].upload(rows, of)
     }
 }
 
-impl Size {
-    /// A run took so long, of it `alone` with nothing beside it. One that was neither mostly alone nor mostly beside another
-    /// says nothing.
-    fn took(&mut self, took: Duration, alone: Duration) {
-        if 8 * alone >= 7 * took {
-            self.runs[ALONE].add(took);
-            self.alone = self.alone.saturating_add(1);
-            if self.alone == FORGET {
-                self.runs[BESIDE] = Estimate::default();
-            }
-        } else if 2 * alone <= took {
-            self.runs[BESIDE].add(took);
-            self.alone = 0;
-        }
-    }
-
-    /// Whether two runs side by side take clearly less than one after the other, as far as is known.
-    fn gains_beside(&self) -> bool {
-        let [alone, beside] = self.runs.map(|run| run.mean());
-        alone.zip(beside).is_none_or(|(alone, beside)| 4 * beside < 7 * alone)
-    }
-}
-
-impl Estimate {
-    fn add(&mut self, value: Duration) {
-        self.0 = Some(self.0.map_or((value, Duration::ZERO), |(mean, deviation)| {
-            ((mean * 7 + value) / 8, (deviation * 7 + value.abs_diff(mean)) / 8)
-        }));
-    }
-
-    fn mean(&self) -> Option<Duration> {
-        self.0.map(|(mean, _)| mean)
-    }
-
-    /// What few values are below.
-    fn low(&self) -> Option<Duration> {
-        self.0.map(|(mean, deviation)| mean.saturating_sub(deviation))
-    }
-
-    /// What few values are above.
-    fn high(&self) -> Option<Duration> {
-        self.0.map(|(mean, deviation)| mean + deviation)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const US: fn(u64) -> Duration = Duration::from_micros;
-
-    /// A batch of `rows` that was alone: uploaded after `upload`, done after `run` more.
-    fn alone(pace: &mut Pace, at: Instant, rows: usize, upload: Duration, run: Duration) -> Instant {
-        pace.sent(rows, at);
-        pace.uploaded(rows, upload);
-        let done = at + pace.upload(rows, Estimate::mean) + run;
-        pace.done(done);
-        done
-    }
-
-    #[test]
-    fn a_batch_leaves_when_its_upload_ends_with_the_run_before_it() {
-        let mut pace = Pace::new(&[1, 2, 4], 1);
-        let start = Instant::now();
-        assert_eq!(pace.leaves_at(1, start), start, "the device is idle");
-        pace.sent(1, start);
-        assert_eq!(pace.leaves_at(1, start), start, "nothing is known of the run");
-        pace.done(start + US(100));
-        let mut at = start + US(1_000);
-        for _ in 0..50 {
-            at = alone(&mut pace, at, 1, US(20), US(100)) + US(500);
-        }
-        pace.sent(1, at);
-        let leaves = |pace: &Pace, rows| pace.leaves_at(rows, at).duration_since(at);
-        let near = |found: Duration, wanted: Duration| found.abs_diff(wanted) < US(1);
-        assert!(near(leaves(&pace, 1), US(100)), "{:?}: 20 up and 100 of run, less 20 up", leaves(&pace, 1));
-        assert_eq!(
-            leaves(&pace, 2),
-            leaves(&pace, 1) + pace.upload(1, Estimate::mean),
-            "an upload that was never measured takes nothing"
-        );
-        pace.overslept(US(40));
-        assert!(near(leaves(&pace, 1), US(60)), "{:?}: 40 us earlier, as it oversleeps by them", leaves(&pace, 1));
-        let late = at + US(400);
-        assert_eq!(pace.leaves_at(1, late), late, "a run that is late is over at any moment");
-    }
-
-    #[test]
-    fn one_upload_in_some_is_measured() {
-        let mut pace = Pace::new(&[4], 1);
-        let start = Instant::now();
-        assert!(pace.sent(2, start));
-        assert!(pace.sent(2, start), "the first one's upload may have waited for another");
-        pace.uploaded(2, US(20));
-        let measured: Vec<bool> = (0..SAMPLE + 1).map(|_| pace.sent(2, start)).collect();
-        assert_eq!(measured.iter().position(|&measured| measured), Some(SAMPLE as usize - 1));
-        assert_eq!(pace.upload(4, Estimate::mean), US(40));
-    }
-
-    #[test]
-    fn runs_are_measured_from_the_end_of_the_one_before() {
-        let mut pace = Pace::new(&[1], 1);
-        let start = Instant::now();
-        pace.sent(1, start);
-        pace.sent(1, start);
-        pace.done(start + US(50));
-        pace.done(start + US(100));
-        assert_eq!(pace.sizes[0].runs[ALONE].mean(), Some(US(50)));
-    }
-
-    #[test]
-    fn an_estimate_follows_and_tells_the_usual_spread() {
-        let mut estimate = Estimate::default();
-        assert_eq!(estimate.mean(), None);
-        (0..200).for_each(|number| estimate.add(US(if number % 2 == 0 { 90 } else { 110 })));
-        let near = |found: Option<Duration>, wanted| found.unwrap().abs_diff(US(wanted)) < US(3);
-        assert!(near(estimate.mean(), 100) && near(estimate.low(), 90) && near(estimate.high(), 110));
-        (0..30).for_each(|_| estimate.add(US(400)));
-        assert!(estimate.mean() > Some(US(390)) && estimate.low() > Some(US(370)));
-    }
-
-    #[test]
-    fn rows_that_do_not_pay_wait() {
-        let mut pace = Pace::new(&[1, 8, 16], 1);
-        assert_eq!(pace.worth(9), 9, "nothing is known");
-        let mut at = Instant::now();
-        for (rows, run) in [(1, US(160)), (8, US(333)), (16, US(450))] {
-            at = alone(&mut pace, at, rows, Duration::ZERO, run);
-        }
-        assert_eq!([1, 7, 8, 9, 10, 11, 15, 16].map(|rows| pace.worth(rows)), [1, 7, 8, 8, 8, 11, 15, 16]);
-    }
-
-    #[test]
-    fn a_size_that_was_slow_once_is_used_again() {
-        let mut pace = Pace::new(&[8, 12], 1);
-        let mut at = Instant::now();
-        at = alone(&mut pace, at, 8, Duration::ZERO, US(300));
-        at = alone(&mut pace, at, 12, Duration::ZERO, US(90_000));
-        assert_eq!(pace.worth(12), 8);
-        for _ in 0..FORGET {
-            at = alone(&mut pace, at, 8, Duration::ZERO, US(300));
-        }
-        assert_eq!(pace.worth(12), 12);
-    }
-
-    #[test]
-    fn a_thread_that_overslept_once_waits_again() {
-        let mut pace = Pace::new(&[1], 1);
-        let mut at = Instant::now();
-        for _ in 0..50 {
-            at = alone(&mut pace, at, 1, US(20), US(300)) + US(500);
-        }
-        pace.overslept(US(50_000));
-        pace.sent(1, at);
-        let waits = pace.leaves_at(1, at).duration_since(at);
-        assert!(waits > US(140), "{waits:?}: half of a run, less an upload, of 320 us");
-    }
-
-    /// Two streams, and runs alone that are known: 300 us for 8 rows, 400 for 16.
-    fn two_streams() -> (Pace, Instant) {
-        let mut pace = Pace::new(&[1, 8, 16], 2);
-        let mut at = Instant::now();
-        for (rows, run) in [(8, 300), (16, 400)] {
-            at = alone(&mut pace, at, rows, Duration::ZERO, US(run)) + US(500);
-        }
-        (pace, at)
-    }
-
-    #[test]
-    fn what_pays_leaves_for_a_free_stream_and_other_rows_gather() {
-        let (mut pace, at) = two_streams();
-        let leaves = |pace: &Pace, rows| pace.leaves_at(rows, at).duration_since(at);
-        assert_eq!(leaves(&pace, 1), Duration::ZERO, "the device is idle");
-        pace.sent(8, at);
-        let pays = [1, 5, 7, 8, 9, 12].map(|rows| leaves(&pace, rows).is_zero());
-        assert_eq!(pays, [false, false, false, true, true, false], "as many rows as run, and a full size");
-        assert_eq!(leaves(&pace, 1), US(300), "when the device is idle");
-        pace.sent(8, at + US(100));
-        assert_eq!(
-            (leaves(&pace, 8), leaves(&pace, 1)),
-            (US(300), US(400)),
-            "when a stream is free, and when both are"
-        );
-    }
-
-    #[test]
-    fn a_small_run_holds_no_large_batch_back() {
-        let (mut pace, at) = two_streams();
-        pace.sent(2, at);
-        let pays = [2, 3, 4, 5].map(|rows| pace.pays_beside(rows));
-        assert_eq!(pays, [false, false, true, true], "twice as large pays");
-    }
-
-    #[test]
-    fn runs_beside_another_are_measured_apart() {
-        let (mut pace, at) = two_streams();
-        pace.sent(8, at);
-        pace.sent(8, at + US(10));
-        pace.done(at + US(500));
-        pace.done(at + US(560));
-        let runs = pace.sizes[1].runs.map(|run| run.mean().unwrap());
-        assert_eq!(runs[ALONE], US(300));
-        assert_eq!(runs[BESIDE], (US(500) * 7 + US(550)) / 8);
-        // The second may have been over long before the first, behind which it was heard of.
-        pace.sent(8, at + US(1_000));
-        pace.sent(8, at + US(1_010));
-        pace.done(at + US(1_500));
-        let before = pace.sizes[1].runs[BESIDE].mean();
-        pace.done(at + US(1_501));
-        assert_eq!(pace.sizes[1].runs[BESIDE].mean(), before);
-    }
-
-    /// Two runs of 8 rows take 500 us side by side, 600 one after the other; then they take 550, and stay alone until that is
-    /// forgotten.
-    #[test]
-    fn a_size_that_gains_nothing_beside_others_is_computed_alone() {
-        let (mut pace, mut at) = two_streams();
-        for (took, pays) in [(500, true), (550, false)] {
-            for _ in 0..40 {
-                pace.sent(8, at);
-                pace.sent(8, at);
-                pace.done(at + US(took));
-                pace.done(at + US(took));
-                at += US(2_000);
-            }
-            assert_eq!(pace.pays_beside(8), pays);
-        }
-        for _ in 0..FORGET {
-            assert!(!pace.pays_beside(8));
-            at = alone(&mut pace, at, 8, Duration::ZERO, US(300)) + US(500);
-        }
-        assert!(pace.pays_beside(8));
-    }
-
-    #[test]
-    fn full_batches_are_computed_in_turn() {
-        let (mut pace, at) = two_streams();
-        assert_eq!([8, 15, 16].map(|rows| pace.is_in_turn(rows)), [false, false, true]);
-        pace.sent(16, at);
-        pace.sent(16, at);
-        assert_eq!(pace.leaves_at(1, at), at + US(800));
-        pace.done(at + US(400));
-        pace.done(at + US(800));
-        let [of_alone, of_beside] = pace.sizes[2].runs;
-        assert_eq!((of_alone.mean(), of_beside.mean()), (Some(US(400)), None));
-    }
+/// Rows that there are to do.
+struct Round {
+    rows: usize,
+    /// The most in a batch.
+    share: usize,
 }

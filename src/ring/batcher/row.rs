@@ -144,7 +144,7 @@ impl Shared {
             }));
         }
         let has_deadline = rows.iter().any(|row| !matches!(row.deadline, Deadline::None));
-        let is_news = has_deadline || state.is_news(before, &self.bounds);
+        let is_news = has_deadline || state.is_news(before, &self.bounds, now);
         drop(state);
         if is_news {
             self.work.notify_one();

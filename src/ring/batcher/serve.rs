@@ -9,13 +9,16 @@ use super::Shared;
 use super::state::{Flight, Next, Queued, State, Wake};
 use crate::device::Note;
 use crate::error::Error;
-use crate::ring::Batch;
 use crate::ring::batch::Gathered;
+use crate::ring::waiting::pause;
+use crate::ring::{Batch, Waiting};
 use crate::sync::thread::Thread;
 use crate::sync::{MutexGuard, lock, wait, wait_until};
 
 /// How long the batching thread waits for the ring's credits before it looks at the queue's deadlines again.
 const CREDIT_LIMIT: Duration = Duration::from_millis(2);
+/// Pauses between two looks at the queue.
+const LOOKS: u32 = 32;
 
 /// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
 pub(super) fn batch(shared: &Shared) {
@@ -95,6 +98,11 @@ impl Shared {
             }
             state = match state.next(&self.bounds, now) {
                 Next::Leave => return true,
+                _ if self.core.spec.waiting == Waiting::Spin && state.in_flight > 0 => {
+                    drop(state);
+                    spin();
+                    lock(&self.state)
+                }
                 Next::LookAt(at) => {
                     let (mut state, is_late) = wait_until(&self.work, state, at);
                     if is_late {
@@ -110,25 +118,24 @@ impl Shared {
     /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
     /// `last_upload` is the staging of the batch before, whose upload may be under way.
     fn send(&self, mut batch: Batch, runs: &mut Vec<Range<usize>>, last_upload: &mut Option<usize>) {
-        let (rows, in_turn, is_measured, sent) = self.told(|state, wakes| {
+        let (rows, told, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
             let rows = state.pick(&self.bounds, now);
             runs_of(&rows, runs);
-            let is_measured = !rows.is_empty() && state.sent(&rows, runs.len(), now);
-            let in_turn = state.is_in_turn(rows.len());
-            (rows, in_turn, is_measured, now)
+            let told = (!rows.is_empty()).then(|| state.sent(&rows, runs.len(), now));
+            (rows, told, now)
         });
-        if rows.is_empty() {
+        let Some(told) = told else {
             self.room.notify_all();
             return; // all expired or abandoned; the batch gives its credits back
-        }
+        };
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
         let last = last_upload.replace(staging);
-        let is_measured = is_measured && self.core.would_upload_at_once(last);
+        let is_measured = told.is_measured && self.core.would_upload_at_once(last);
         let from = Gathered { buffer: &self.rows, runs };
-        batch.compute_in_turn(in_turn);
+        batch.compute_in_turn(told.in_turn);
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread
         // has seen the result; after a fault they are never free again. The buffer lives as long as self, which that
         // thread holds until then; Shared's drop leaves it to the device where no result came.
@@ -212,6 +219,12 @@ impl Shared {
     pub(super) fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T) -> T {
         self.told_with(&mut Vec::new(), change)
     }
+}
+
+/// Waits a moment between two looks at the queue of [`Waiting::Spin`], so that those who commit get the lock.
+fn spin() {
+    let mut looks = 0;
+    (0..LOOKS).for_each(|_| pause(&mut looks));
 }
 
 /// Runs of neighbours among rows sorted by place.

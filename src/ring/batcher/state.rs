@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::pace::Pace;
+use super::pace::{Pace, Sent};
 use super::places::Places;
 use super::stats::Counters;
 use super::ticket::RowOutput;
@@ -204,15 +204,15 @@ impl State {
         self.entries[entry] = Entry::Waiting(Wake::Nobody);
         let queue = usize::from(priority == RowPriority::Normal);
         self.queues[queue].push_back(Queued { row, entry, since: now, deadline });
+        self.pace.came(now);
         entry
     }
 
     /// Whether a queue that has just grown from `before` rows may leave earlier than it would have.
-    pub fn is_news(&self, before: usize, bounds: &Bounds) -> bool {
+    pub fn is_news(&self, before: usize, bounds: &Bounds, now: Instant) -> bool {
         let queued = self.queued();
         let grown = before < bounds.full && self.pace.size_of(queued) > self.pace.size_of(before);
-        let pays = self.pace.pays_beside(queued) && !self.pace.pays_beside(before);
-        queued > before && (before == 0 || grown || pays || (before < bounds.full && queued >= bounds.full))
+        queued > before && (before == 0 || grown || self.next(bounds, now) == Next::Leave)
     }
 
     pub fn queued(&self) -> usize {
@@ -269,7 +269,7 @@ impl State {
     /// for the next batch.
     pub fn pick(&mut self, bounds: &Bounds, now: Instant) -> Vec<Queued> {
         let queued = self.queued().min(bounds.full);
-        let worth = if self.is_closed() || queued == bounds.full { queued } else { self.pace.worth(queued) };
+        let worth = if self.is_closed() || queued == bounds.full { queued } else { self.pace.worth(queued, now) };
         let mut left = self.queues.iter().flatten().take(queued).skip(worth);
         let all = left.any(|row| row.due(bounds.max_delay) <= now);
         self.take_rows(if all { queued } else { worth })
@@ -291,16 +291,11 @@ impl State {
         self.queues.iter().filter_map(|queue| queue.front()).map(|row| row.since).min()
     }
 
-    /// Picked rows are sent as a batch; whether its upload is to be measured.
-    pub fn sent(&mut self, rows: &[Queued], runs: usize, now: Instant) -> bool {
+    /// Picked rows are sent as a batch.
+    pub fn sent(&mut self, rows: &[Queued], runs: usize, now: Instant) -> Sent {
         self.counters.left(rows.iter().map(|row| now.saturating_duration_since(row.since)), runs);
         self.in_flight += 1;
         self.pace.sent(rows.len(), now)
-    }
-
-    /// Whether a batch of so many rows is to be computed when the one before it is.
-    pub fn is_in_turn(&self, rows: usize) -> bool {
-        self.pace.is_in_turn(rows)
     }
 
     /// The batching thread woke so long after the time of [`Next::LookAt`].

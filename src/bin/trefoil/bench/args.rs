@@ -211,6 +211,9 @@ pub struct BatcherArgs {
     /// Longest wait of a batch that is not full while the device is busy, milliseconds [default: the library's]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub max_delay: Option<f64>,
+    /// The library's threads do not sleep while batches are in flight: two cores busy, and answers earlier
+    #[arg(long)]
+    pub spin: bool,
 }
 
 /// Arguments of `bench clients`.

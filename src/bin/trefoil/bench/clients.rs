@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
-use trefoil::{Batcher, BatcherStats, Device, OutputKind};
+use trefoil::{Batcher, BatcherStats, Device, OutputKind, Waiting};
 
 use super::args::{BatcherArgs, ClientsArgs};
 use super::load::{on_threads, percentile};
@@ -95,7 +95,7 @@ pub fn run(args: &ClientsArgs) -> Result<Outcome> {
     let options = json!({
         "threads": threads, "seconds": seconds, "batch": batch, "slots": args.batcher.on_device.slots(),
         "compute_streams": args.batcher.on_device.compute_streams,
-        "max_delay_ms": args.batcher.max_delay, "images": IMAGES,
+        "max_delay_ms": args.batcher.max_delay, "spin": args.batcher.spin, "images": IMAGES,
     });
     let mut record = Record::start("clients", &device, Some(model.name()), options, &args.report)?;
     let served = Served::build(&model, &device, &args.batcher, args.place.kernels, seconds.min(2.0))?;
@@ -138,7 +138,8 @@ impl Served {
         let SlotsArgs { compute_streams, .. } = args.on_device;
         let (slots, output) = (args.on_device.slots(), OutputKind::Probabilities);
         let ring = Ring { sizes, slots, compute_streams, producers, output, kernels };
-        let engine = setup::build_engine(model, device, &ring)?;
+        let waiting = if args.spin { Waiting::Spin } else { Waiting::default() };
+        let engine = setup::build(setup::engine_builder(model, device, &ring).waiting(waiting))?;
         let images = Images::learn(&engine, IMAGES)?;
         let limit = Duration::from_secs_f64(seconds);
         let bar = report::timed_bar(limit, "ring     {pos} images, {rate} a second, {eta} left");

@@ -90,7 +90,7 @@ pub fn run(args: &ServerArgs) -> Result<Outcome> {
         "limit_ms": args.limit, "seconds": seconds, "steps": steps, "most": args.most, "seed": args.seed,
         "senders": senders, "batch": batch_of(&args.batcher, &device), "slots": args.batcher.on_device.slots(),
         "compute_streams": args.batcher.on_device.compute_streams,
-        "max_delay_ms": args.batcher.max_delay,
+        "max_delay_ms": args.batcher.max_delay, "spin": args.batcher.spin,
     });
     let mut record = Record::start("server", &device, Some(model.name()), options, &args.report)?;
     let served = Served::build(&model, &device, &args.batcher, args.place.kernels, seconds.min(2.0))?;

@@ -95,17 +95,29 @@ fn a_full_batch_queues_deeper_than_another() {
     assert_eq!(state.next(&BOUNDS, now), Next::Sleep, "three are all that may be in flight");
 }
 
+/// Whether each of the next rows is news.
+fn news_of(state: &mut State, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<bool> {
+    let news = |before| {
+        commit(state, None, now);
+        state.is_news(before, bounds, now)
+    };
+    before.map(news).collect()
+}
+
 #[test]
 fn news_is_what_changes_when_a_batch_leaves() {
-    let now = Instant::now();
-    let mut state = State::new(16, &[1, 4, 8], 1);
-    let bounds = Bounds { full: 6, ..BOUNDS };
-    let news: Vec<bool> = (0..8)
-        .map(|before| {
-            commit(&mut state, None, now);
-            state.is_news(before, &bounds)
-        })
-        .collect();
-    assert_eq!(news, [true, true, false, false, true, true, false, false], "the first, 2, 5 and 6 rows");
-    assert!(!state.is_news(8, &bounds));
+    let start = Instant::now();
+    let mut state = books(start);
+    let now = start + MS(100);
+    send(&mut state, 1, now);
+    let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
+    assert_eq!(
+        news_of(&mut state, 0..4, &patient, now),
+        [true, true, false, true],
+        "the first, one that takes the next size, a full batch"
+    );
+    send(&mut state, 0, now);
+    send(&mut state, 4, now);
+    assert_eq!(news_of(&mut state, 0..5, &patient, now), [true, true, false, false, false], "none may leave");
+    assert!(!state.is_news(5, &patient, now), "nothing came");
 }

@@ -1,0 +1,96 @@
+//! What is known of the batches of one size.
+
+use std::time::Duration;
+
+use super::estimate::Estimate;
+
+/// Batches of a size to one whose upload is measured.
+pub(super) const SAMPLE: u32 = 16;
+/// Batches of other sizes after which a size's run is not known any more, and runs alone after which those beside others are
+/// not.
+pub(super) const FORGET: u32 = 256;
+
+pub(super) struct Size {
+    pub rows: usize,
+    /// A run with nothing beside it.
+    pub alone: Estimate,
+    /// A run with another of the size beside it all the time.
+    beside: Estimate,
+    /// Runs alone since the last one beside another.
+    runs_alone: u32,
+    /// Of a row.
+    upload: Estimate,
+    /// Batches until an upload is measured again.
+    unmeasured: u32,
+    /// Batches of other sizes since the last of this one.
+    unused: u32,
+}
+
+impl Size {
+    /// Of which nothing is known.
+    pub fn new(rows: usize) -> Self {
+        Self {
+            rows,
+            alone: Estimate::default(),
+            beside: Estimate::default(),
+            runs_alone: 0,
+            upload: Estimate::default(),
+            unmeasured: 0,
+            unused: 0,
+        }
+    }
+
+    /// A batch of this size was sent; whether its upload is to be measured.
+    pub fn sent(&mut self) -> bool {
+        self.unused = 0;
+        self.unmeasured = self.unmeasured.saturating_sub(1);
+        self.unmeasured == 0
+    }
+
+    /// A batch of another size was sent. What was slow once is tried again: a size that is not used for long forgets.
+    pub fn passed(&mut self) {
+        self.unused += 1;
+        if self.unused == FORGET {
+            (self.alone, self.beside, self.unused) = Default::default();
+        }
+    }
+
+    /// The upload of so many rows took so long.
+    pub fn uploaded(&mut self, rows: usize, took: Duration) {
+        self.upload.add(took.div_f64(rows as f64));
+        self.unmeasured = SAMPLE;
+    }
+
+    /// What the upload of so many rows takes; nothing before it was measured.
+    pub fn upload(&self, rows: usize, of: fn(&Estimate) -> Option<Duration>) -> Duration {
+        of(&self.upload).map_or(Duration::ZERO, |row| row.mul_f64(rows as f64))
+    }
+
+    /// A run took so long, of it `alone` with nothing beside it. From one that was mostly beside others of its size follows
+    /// what it takes beside one all the time, if it is known what it takes alone. Smaller ones slow it down less.
+    pub fn took(&mut self, took: Duration, alone: Duration, others_alike: bool) {
+        if 8 * alone >= 7 * took {
+            self.alone.add(took);
+            self.runs_alone = self.runs_alone.saturating_add(1);
+            if self.runs_alone == FORGET {
+                self.beside = Estimate::default();
+            }
+        } else if let Some(run) = self.alone.mean().filter(|_| others_alike && 2 * alone <= took) {
+            let speed = run.saturating_sub(alone).div_duration_f64(took - alone);
+            self.beside.add(run.div_f64(speed.clamp(0.5, 1.0)));
+            self.runs_alone = 0;
+        }
+    }
+
+    /// How fast it runs beside another, a half to 1, as if it was alone; 1 where that is not known.
+    pub fn speed_beside(&self) -> f64 {
+        let both = self.alone.mean().zip(self.beside.mean());
+        both.map_or(1.0, |(alone, beside)| alone.div_duration_f64(beside).clamp(0.5, 1.0))
+    }
+
+    /// Whether two runs side by side do clearly more than one after the other, a quarter: what is gained has to outweigh
+    /// that both are over later. What a run takes alone has to be known, and that it does not gain has to be seen.
+    pub fn gains_beside(&self) -> bool {
+        self.alone.mean().is_some_and(|alone| self.beside.mean().is_none_or(|beside| 5 * beside < 8 * alone))
+    }
+}
