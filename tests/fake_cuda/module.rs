@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
+use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -124,7 +125,7 @@ impl Module {
 impl Kernel {
     /// One that does nothing: its one parameter has so many bytes.
     pub fn precompiled(name: &str, argument_bytes: usize, threads: u32) -> Self {
-        Self { name: name.to_owned(), parameters: vec![0..argument_bytes], threads, program: None }
+        Self { name: name.to_owned(), parameters: once(0..argument_bytes).collect(), threads, program: None }
     }
 
     /// Copies the block of its parameters.

@@ -9,6 +9,9 @@ use super::types::Space;
 /// A function of up to four operands. What an instruction's modifiers say is a constant among them.
 pub type Function4 = fn(u64, u64, u64, u64) -> u64;
 
+/// A function of three operands and the carry flag: its result and the carry.
+pub type CarryFunction = fn(u64, u64, u64, u64) -> (u64, u64);
+
 /// The number of a slot of a function: a register or a constant.
 pub type Slot = u32;
 
@@ -82,9 +85,9 @@ pub struct Place {
     pub offset: i32,
 }
 
-/// `function(a, b, c, carry)` is the result and the carry.
+/// A sum or product that reads or writes the carry flag.
 pub struct Carry {
-    pub function: fn(u64, u64, u64, u64) -> (u64, u64),
+    pub function: CarryFunction,
     pub to: Slot,
     pub of: [Slot; 3],
     pub reads: bool,

@@ -2,7 +2,7 @@
 
 use super::Compute;
 use crate::ptx::opcode::Opcode;
-use crate::ptx::program::Function4;
+use crate::ptx::program::{CarryFunction, Function4};
 use crate::ptx::types::Type;
 
 /// An integer in the low bits of a slot.
@@ -203,7 +203,7 @@ pub fn combine(name: &str, ty: Type) -> Option<Function4> {
 }
 
 /// A function with the carry flag, and how many operands it has.
-pub type WithCarry = (fn(u64, u64, u64, u64) -> (u64, u64), usize);
+pub type WithCarry = (CarryFunction, usize);
 
 /// The function of an instruction that reads or writes the carry flag.
 pub fn carry(opcode: &mut Opcode<'_>, ty: Type) -> Option<WithCarry> {
@@ -222,7 +222,7 @@ pub fn carry(opcode: &mut Opcode<'_>, ty: Type) -> Option<WithCarry> {
     })
 }
 
-fn mad_carry(opcode: &mut Opcode<'_>, ty: Type) -> Option<fn(u64, u64, u64, u64) -> (u64, u64)> {
+fn mad_carry(opcode: &mut Opcode<'_>, ty: Type) -> Option<CarryFunction> {
     match (opcode.one_of(&[("lo", false), ("hi", true)])?, ty) {
         (false, Type::U32 | Type::S32) => Some(mad_low_carry::<u32>),
         (false, _) => Some(mad_low_carry::<u64>),
