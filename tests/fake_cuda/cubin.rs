@@ -39,18 +39,18 @@ pub unsafe fn kernels(image: *const u8) -> Option<Vec<Kernel>> {
 }
 
 fn kernel(name: &str, mut attributes: &[u8]) -> Option<Kernel> {
-    let mut kernel = Kernel { name: name.to_owned(), argument_bytes: 0, threads: 0 };
+    let (mut argument_bytes, mut threads) = (0, 0);
     while let [format, number, low, high, rest @ ..] = attributes {
         let value = little_endian(&[*low, *high]);
         let (content, rest) = rest.split_at_checked(if *format == SIZED { value } else { 0 })?;
         match *number {
-            PARAMETER_BYTES => kernel.argument_bytes = value,
-            MAX_THREADS => kernel.threads = content.chunks_exact(4).map(|n| little_endian(n) as u32).product(),
+            PARAMETER_BYTES => argument_bytes = value,
+            MAX_THREADS => threads = content.chunks_exact(4).map(|n| little_endian(n) as u32).product(),
             _ => {}
         }
         attributes = rest;
     }
-    (kernel.argument_bytes > 0 && kernel.threads > 0).then_some(kernel)
+    (argument_bytes > 0 && threads > 0).then(|| Kernel::precompiled(name, argument_bytes, threads))
 }
 
 fn little_endian(bytes: &[u8]) -> usize {

@@ -41,7 +41,8 @@ pub struct Driver {
     calls: usize,
     /// Calls of the name that is to fail.
     named: usize,
-    failing: bool,
+    /// What every call gives from now on: after a failure that lasts, as it was told to, or a kernel's fault.
+    pub fault: Option<Code>,
     /// Whether a call has failed as it was told to.
     pub has_failed: bool,
     /// The status that the call under way gives in the end, although it does its work.
@@ -128,7 +129,7 @@ pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String,
     match (done, driver.injected.take()) {
         (Ok(line), None) => {
             driver.write(format!("{short} {line}").trim_end());
-            SUCCESS
+            driver.fault.unwrap_or(SUCCESS)
         }
         (Err(code), None) => {
             driver.write(&format!("{short} = {code}"));
@@ -166,7 +167,7 @@ impl Driver {
             random: env_number("FAKE_CUDA_SEED", 1) as u64,
             calls: 0,
             named: 0,
-            failing: false,
+            fault: None,
             has_failed: false,
             injected: None,
             log,
@@ -185,9 +186,17 @@ impl Driver {
                 named == name && self.named >= first.parse().expect("a number behind #")
             }
         });
-        self.failing = due || (self.failing && config.sticky);
-        self.has_failed |= self.failing;
-        self.failing.then_some(config.fail_code)
+        self.has_failed |= due;
+        let code = due.then_some(config.fail_code);
+        if config.sticky {
+            self.fault = self.fault.or(code);
+        }
+        self.fault.or(code)
+    }
+
+    /// Whether the device does nothing more, or the call under way fails.
+    fn is_failing(&self) -> bool {
+        self.fault.is_some() || self.injected.is_some()
     }
 
     /// What must hold before any call but the first ones.
@@ -250,7 +259,7 @@ impl Driver {
     pub fn report_leaks(&mut self) {
         let mut lines = Vec::new();
         let pending: usize = self.streams.all().map(|(_, stream)| stream.queue.len()).sum();
-        if pending > 0 && !self.failing {
+        if pending > 0 && !self.is_failing() {
             lines.push(format!("VIOLATION the context ends with {pending} operations under way"));
         }
         if self.pushed > 0 {
@@ -293,14 +302,14 @@ fn env_number(name: &str, default: usize) -> usize {
     env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// Starts the thread that does the work, where it is to be one of the driver's own. After an injected fault that lasts
-/// it does nothing more, as a real device.
+/// Starts the thread that does the work, where it is to be one of the driver's own. After a fault it does nothing more,
+/// as a real device.
 pub fn start_own_thread() {
     thread::spawn(|| {
         loop {
             thread::sleep(Duration::from_micros(20));
             let mut driver = DRIVER.lock().expect("no call panics");
-            if !driver.failing {
+            if !driver.is_failing() {
                 driver.step();
             }
         }
@@ -311,7 +320,7 @@ pub fn start_own_thread() {
 pub fn sleep_until_done(event: Handle) {
     loop {
         let mut driver = DRIVER.lock().expect("no call panics");
-        let waits = (driver.config.own || driver.config.stuck) && !driver.failing;
+        let waits = (driver.config.own || driver.config.stuck) && !driver.is_failing();
         if !waits || !driver.events.get(event).is_ok_and(|event| event.done < event.recorded) {
             return;
         }

@@ -405,7 +405,7 @@ extern "C" fn cuStreamSynchronize(stream: Handle) -> Code {
                 return Ok(driver.streams.name(stream));
             }
             if !driver.step() {
-                return driver.refuse("a wait that never ends".into(), ILLEGAL_ADDRESS);
+                return driver.never_ends();
             }
         }
     })
@@ -557,19 +557,18 @@ extern "C" fn cuModuleLoadDataEx(
     const ERROR_LOG: [u32; 2] = [5, 6];
     call("cuModuleLoadDataEx", |driver| {
         // SAFETY: the driver's contract: a cubin is whole, PTX ends with a NUL; there are `count` options and values.
-        let (read, options, values) = unsafe {
-            let options = std::slice::from_raw_parts(options, count as usize);
-            (Module::read(image.cast()), options, std::slice::from_raw_parts(values, count as usize))
-        };
-        if let Some(complaint) = &driver.config.ptx_error {
-            if options == ERROR_LOG && complaint.len() < values[1].addr() {
-                // SAFETY: the second value is the size of the buffer that the first points to; the text is shorter.
-                unsafe { values[0].cast::<u8>().copy_from(complaint.as_ptr(), complaint.len()) };
+        let (read, options, values) =
+            unsafe { (Module::read(image.cast()), list(options, count), list(values, count)) };
+        let complaint = driver.config.ptx_error.clone();
+        let read = match complaint.map_or(read, Err) {
+            Ok(read) => read,
+            Err(complaint) => {
+                if options == ERROR_LOG {
+                    // SAFETY: the second value is the size of the buffer that the first points to.
+                    unsafe { write_text(&complaint, values[0].cast(), values[1].addr()) };
+                }
+                return Err(INVALID_PTX);
             }
-            return Err(INVALID_PTX);
-        }
-        let Some(read) = read else {
-            return driver.refuse("an image that the fake cannot read".into(), INVALID_PTX);
         };
         if read.capability.is_some_and(|only| only != driver.config.capability) {
             return Err(NO_BINARY_FOR_GPU);
@@ -579,6 +578,20 @@ extern "C" fn cuModuleLoadDataEx(
         module.set(handle);
         Ok(format!("{kernels} kernels -> {}", driver.modules.name(handle)))
     })
+}
+
+/// Writes as much of a text as there is room for, and a NUL.
+///
+/// # Safety
+/// There are as many bytes that may be written.
+unsafe fn write_text(text: &str, to: *mut u8, bytes: usize) {
+    let Some(most) = bytes.checked_sub(1) else { return };
+    let len = text.len().min(most);
+    // SAFETY: by the caller; the text and its NUL are no longer.
+    unsafe {
+        to.copy_from(text.as_ptr(), len);
+        to.add(len).write(0);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -640,10 +653,10 @@ extern "C" fn cuLaunchKernelEx(
     _extra: *const c_void,
 ) -> Code {
     call("cuLaunchKernelEx", |driver| {
-        // SAFETY: the driver's contract: the configuration is live, and so is the array of pointers to the kernel's
-        // parameters, of which ours have one.
-        let (config, argument) = unsafe { (&*config, *parameters) };
-        let node = driver.node(config, function, argument)?;
+        // SAFETY: the driver's contract: the configuration is live.
+        let config = unsafe { &*config };
+        // SAFETY: the driver's contract: there is a pointer to each of the kernel's parameters.
+        let node = unsafe { driver.node(config, function, parameters)? };
         let line = format!(
             "{} {:?} {:?} {}",
             driver.functions.ever(function).kernel.name,

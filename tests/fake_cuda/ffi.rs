@@ -15,6 +15,9 @@ pub const INVALID_HANDLE: Code = 400;
 pub const NOT_FOUND: Code = 500;
 pub const NOT_READY: Code = 600;
 pub const ILLEGAL_ADDRESS: Code = 700;
+pub const LAUNCH_TIMEOUT: Code = 702;
+pub const MISALIGNED_ADDRESS: Code = 716;
+pub const LAUNCH_FAILED: Code = 719;
 pub const CAPTURE_UNSUPPORTED: Code = 900;
 pub const CAPTURE_INVALIDATED: Code = 901;
 pub const CAPTURE_UNJOINED: Code = 904;
@@ -113,11 +116,20 @@ impl LaunchConfig {
     }
 
     fn attributes(&self) -> &[LaunchAttribute] {
-        match self.attribute_count {
-            0 => &[],
-            // SAFETY: the driver's contract: there are as many attributes as the count says.
-            count => unsafe { std::slice::from_raw_parts(self.attributes, count as usize) },
-        }
+        // SAFETY: the driver's contract: there are as many attributes as the count says.
+        unsafe { list(self.attributes, self.attribute_count) }
+    }
+}
+
+/// As many values as the count says; of none, nobody looks where they begin.
+///
+/// # Safety
+/// So many live there.
+pub unsafe fn list<'a, T>(start: *const T, count: u32) -> &'a [T] {
+    match count {
+        0 => &[],
+        // SAFETY: by the caller.
+        count => unsafe { std::slice::from_raw_parts(start, count as usize) },
     }
 }
 

@@ -1,7 +1,9 @@
 //! A stand-in for the NVIDIA driver library, so that the real CUDA device runs, and is checked, without a GPU.
 //!
 //! It has the driver functions that trefoil calls, in the driver's own ABI, and nothing else. Memory is the host's,
-//! filled with 0xCD, so copies really copy; kernels do nothing. What a program must not do is written to the log as a
+//! filled with 0xCD, so copies really copy. The kernels of `kernels/`, whose names begin with `sm80_` or which are
+//! cubins, do nothing; those of other PTX are interpreted, see `ptx/`, and what one does that it must not is a fault
+//! that lasts, as a real device's. What a program must not do is written to the log as a
 //! line `VIOLATION ...` (a handle used after its end, a copy out of bounds or of pageable memory, memory freed while
 //! enqueued work still names it, a captured graph that outlives a buffer it addresses, ...) or `LEAK ...` (what is
 //! alive when the context is released).
@@ -29,6 +31,7 @@ mod entry;
 mod ffi;
 mod memory;
 mod module;
+mod ptx;
 mod stream;
 mod table;
 mod tensor;

@@ -1,6 +1,7 @@
 //! Device and page-locked memory: the host's, poisoned, with guard bytes behind each block.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::ops::Range;
 use std::slice::from_raw_parts_mut;
 
 const POISON: u8 = 0xCD;
@@ -80,6 +81,12 @@ impl Memory {
     /// The live block that `address` lies in.
     pub fn index_of(&self, address: usize) -> Option<usize> {
         self.blocks.iter().position(|block| block.alive && (block.start..block.start + block.bytes).contains(&address))
+    }
+
+    /// The addresses of the live blocks.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let alive = self.blocks.iter().filter(|block| block.alive);
+        alive.map(|block| block.start..block.start + block.bytes)
     }
 
     pub fn is_live(&self, index: usize) -> bool {

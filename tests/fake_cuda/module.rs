@@ -1,11 +1,16 @@
-//! Modules, kernels and the nodes of graphs: PTX and cubins are read as far as a launch can be checked against them.
+//! Modules, kernels and the nodes of graphs: PTX and cubins of `kernels/` are read as far as a launch can be checked
+//! against them, other PTX as far as it can be run.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
+use std::iter::once;
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::cubin;
 use crate::driver::Driver;
 use crate::ffi::*;
+use crate::ptx::{self, Grid, Program};
 
 pub struct Module {
     pub kernels: Vec<Kernel>,
@@ -14,13 +19,15 @@ pub struct Module {
 }
 
 /// What PTX or a cubin says of an entry point.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone)]
 pub struct Kernel {
     pub name: String,
-    /// Size of its one parameter.
-    pub argument_bytes: usize,
+    /// Where each parameter is in the block of all of them.
+    parameters: Vec<Range<usize>>,
     /// Threads that a block may have.
-    pub threads: u32,
+    threads: u32,
+    /// What it is an entry point of, if it does anything.
+    program: Option<Arc<Program>>,
 }
 
 #[derive(Clone)]
@@ -47,32 +54,61 @@ pub enum Node {
 pub struct Launch {
     kernel: String,
     module: Handle,
-    /// The device blocks that its argument points into.
+    /// The device blocks that its arguments point into.
     blocks: Vec<usize>,
+    /// What it computes, if anything.
+    work: Option<Work>,
     /// The nodes of its graph that come before it.
     pub behind: BTreeSet<usize>,
     /// Whether its stream has waited for another one's, since that one's last node.
     pub joins: bool,
 }
 
+/// A program with the shape and the arguments of a launch.
+#[derive(Clone)]
+struct Work {
+    program: Arc<Program>,
+    grid: Grid,
+    arguments: Vec<u8>,
+}
+
 impl Module {
     /// Reads an image: a cubin, which is an ELF file, or PTX.
     ///
+    /// # Errors
+    /// What a compiler would say.
+    ///
     /// # Safety
     /// `image` is a whole cubin, or text that ends with a NUL.
-    pub unsafe fn read(image: *const u8) -> Option<Self> {
+    pub unsafe fn read(image: *const u8) -> Result<Self, String> {
         // SAFETY: by the caller; a cubin's first NUL is past its magic number.
         let text = unsafe { CStr::from_ptr(image.cast()) };
         if text.to_bytes().starts_with(b"\x7fELF") {
             // SAFETY: by the caller.
-            let kernels = unsafe { cubin::kernels(image) }?;
-            return Some(Self { kernels, capability: Some(90) });
+            let kernels = unsafe { cubin::kernels(image) }.ok_or("a cubin that the fake cannot read")?;
+            return Ok(Self { kernels, capability: Some(90) });
         }
-        Self::parse(&text.to_string_lossy())
+        let text = text.to_str().map_err(|error| error.to_string())?;
+        // The names of the kernels of `kernels/` begin so.
+        match text.contains(".entry sm80_") {
+            true => Self::precompiled(text).ok_or("PTX that the fake cannot read".into()),
+            false => Self::interpreted(text),
+        }
+    }
+
+    fn interpreted(text: &str) -> Result<Self, String> {
+        let program = Arc::new(Program::read(text).map_err(|failure| failure.to_string())?);
+        let kernels = program.entries.iter().map(|(name, entry)| Kernel {
+            name: name.clone(),
+            parameters: entry.parameters.clone(),
+            threads: entry.most_threads,
+            program: Some(program.clone()),
+        });
+        Ok(Self { kernels: kernels.collect(), capability: None })
     }
 
     /// Reads the entry points of PTX text: `.entry NAME( .param ... NAME_param_0[BYTES] ) .maxntid X, Y, Z`.
-    fn parse(ptx: &str) -> Option<Self> {
+    fn precompiled(ptx: &str) -> Option<Self> {
         ptx.lines().find(|line| line.starts_with(".version "))?;
         let kernels = ptx.split(".entry ").skip(1).map(|entry| {
             let (name, rest) = entry.split_once('(')?;
@@ -80,29 +116,72 @@ impl Module {
             let argument_bytes = parameters.split_once('[')?.1.split_once(']')?.0.parse().ok()?;
             let bounds = rest.split_once(".maxntid ")?.1.lines().next()?;
             let threads = bounds.split(',').map(|n| n.trim().parse::<u32>()).product::<Result<u32, _>>().ok()?;
-            Some(Kernel { name: name.trim().to_owned(), argument_bytes, threads })
+            Some(Kernel::precompiled(name.trim(), argument_bytes, threads))
         });
         kernels.collect::<Option<Vec<_>>>().map(|kernels| Self { kernels, capability: None })
     }
 }
 
+impl Kernel {
+    /// One that does nothing: its one parameter has so many bytes.
+    pub fn precompiled(name: &str, argument_bytes: usize, threads: u32) -> Self {
+        Self { name: name.to_owned(), parameters: once(0..argument_bytes).collect(), threads, program: None }
+    }
+
+    /// Copies the block of its parameters.
+    ///
+    /// # Safety
+    /// There is a pointer to each of them.
+    unsafe fn arguments(&self, pointers: *const *const u8) -> Vec<u8> {
+        let mut arguments = vec![0; self.parameters.last().map_or(0, |last| last.end)];
+        for (index, range) in self.parameters.iter().enumerate() {
+            // SAFETY: by the caller; the driver's contract: each is as long as the kernel's parameter.
+            let argument = unsafe { std::slice::from_raw_parts(*pointers.add(index), range.len()) };
+            arguments[range.clone()].copy_from_slice(argument);
+        }
+        arguments
+    }
+
+    /// Why it cannot be launched so.
+    fn refuses(&self, config: &LaunchConfig) -> Option<&'static str> {
+        let threads: u32 = config.block.iter().product();
+        let exact = self.program.as_ref().and_then(|program| program.entries[&self.name].threads);
+        if config.grid.contains(&0) || threads == 0 {
+            Some("an empty grid or block")
+        } else if threads > self.threads {
+            Some("more threads than .maxntid")
+        } else if exact.is_some_and(|exact| exact != config.block) {
+            Some("other threads than .reqntid")
+        } else {
+            None
+        }
+    }
+}
+
 impl Driver {
-    /// Checks a launch against its kernel, and notes what its argument addresses.
-    pub fn node(&mut self, config: &LaunchConfig, function: Handle, argument: *const u8) -> Result<Node, Code> {
+    /// Checks a launch against its kernel, and notes what its arguments address.
+    ///
+    /// # Safety
+    /// There is a pointer to each of the kernel's parameters.
+    pub unsafe fn node(
+        &mut self,
+        config: &LaunchConfig,
+        function: Handle,
+        arguments: *const *const u8,
+    ) -> Result<Node, Code> {
         let found = self.functions.get(function).cloned();
         let Function { kernel, module, shared_bytes: most_shared, most_cluster, loaded } = self.valid(found)?;
         let live = self.modules.get(module).map(|_| ());
         self.valid(live)?;
-        let threads: u32 = config.block.iter().product();
+        // SAFETY: by the caller; a kernel that does nothing has one parameter.
+        let argument = unsafe { kernel.program.is_none().then(|| *arguments) };
         let wrong = if !loaded {
             Some("a function that is not loaded yet")
-        } else if config.grid.contains(&0) || threads == 0 {
-            Some("an empty grid or block")
-        } else if threads > kernel.threads {
-            Some("more threads than .maxntid")
+        } else if let Some(wrong) = kernel.refuses(config) {
+            Some(wrong)
         } else if config.shared_bytes > most_shared {
             Some("more shared memory than was asked for")
-        } else if argument.is_null() || !argument.addr().is_multiple_of(64) {
+        } else if argument.is_some_and(|argument| argument.is_null() || !argument.addr().is_multiple_of(64)) {
             Some("an argument that is not aligned to 64 bytes")
         } else if !config.attributes_are_known(most_cluster) {
             Some("attributes that the fake does not know")
@@ -112,51 +191,89 @@ impl Driver {
         if let Some(wrong) = wrong {
             return self.refuse(format!("launch of {} with {wrong}", kernel.name), INVALID_VALUE);
         }
-        // SAFETY: the driver's contract: the argument is as long as the kernel's parameter.
-        let argument = unsafe { std::slice::from_raw_parts(argument, kernel.argument_bytes) };
-        let words = argument.chunks_exact(8).map(|word| usize::from_ne_bytes(word.try_into().expect("eight bytes")));
+        // SAFETY: by the caller.
+        let arguments = unsafe { kernel.arguments(arguments) };
+        let words = arguments.chunks_exact(8).map(|word| usize::from_ne_bytes(word.try_into().expect("eight bytes")));
         let mut blocks: Vec<usize> = words.filter_map(|word| self.device.index_of(word)).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        Ok(Node::Launch(Launch { kernel: kernel.name, module, blocks, behind: BTreeSet::new(), joins: false }))
+        let grid = Grid { blocks: config.grid, threads: config.block, shared_bytes: config.shared_bytes };
+        let work = kernel.program.map(|program| Work { program, grid, arguments });
+        Ok(Node::Launch(Launch { kernel: kernel.name, module, blocks, work, behind: BTreeSet::new(), joins: false }))
     }
 
-    /// Kernels do nothing, but what they run from and address must still be there.
-    pub fn check_run(&mut self, nodes: &[Node]) {
+    /// Runs nodes up to a fault. What kernels run from and address must still be there.
+    pub fn run_nodes(&mut self, nodes: &[Node]) {
         let start_ms = self.clock_ms;
         let mut ends_ms: Vec<f64> = Vec::with_capacity(nodes.len());
         for node in nodes {
-            match node {
-                Node::Launch(Launch { kernel, module, blocks, behind, joins }) => {
-                    let unloaded = self.modules.get(*module).err();
-                    let freed = blocks.iter().any(|&block| !self.device.is_live(block));
-                    if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
-                        self.write(&format!("VIOLATION {kernel} runs: {what}"));
-                    }
-                    let slow = self.config.slow.as_ref().is_some_and(|slow| kernel.contains(slow.as_str()));
-                    let taken_ms = if slow { 10.0 * KERNEL_MS } else { KERNEL_MS };
-                    let begin_ms = match self.config.join_ms {
-                        None => self.clock_ms, // all one after the other
-                        Some(join_ms) => {
-                            let behind = behind.iter().map(|&node| ends_ms[node]).fold(start_ms, f64::max);
-                            if *joins { behind + join_ms } else { behind }
-                        }
-                    };
-                    self.clock_ms = self.clock_ms.max(begin_ms + taken_ms);
-                    ends_ms.push(begin_ms + taken_ms);
-                }
-                Node::Record(event) => {
-                    ends_ms.push(self.clock_ms);
-                    match self.events.get(*event) {
-                        Ok(event) => {
-                            event.recorded += 1;
-                            (event.done, event.at_ms) = (event.recorded, self.clock_ms);
-                        }
-                        Err(what) => self.write(&format!("VIOLATION a graph records: {what}")),
-                    }
-                }
+            let end_ms = match node {
+                Node::Launch(launch) => self.run_launch(launch, start_ms, &ends_ms),
+                Node::Record(event) => self.run_record(*event),
+            };
+            if self.fault.is_some() {
+                return;
             }
+            ends_ms.push(end_ms);
         }
+    }
+
+    /// Runs one kernel; gives its end by the stand-in's clock.
+    fn run_launch(&mut self, launch: &Launch, start_ms: f64, ends_ms: &[f64]) -> f64 {
+        let Launch { kernel, module, blocks, work, behind, joins } = launch;
+        let unloaded = self.modules.get(*module).err();
+        let freed = blocks.iter().any(|&block| !self.device.is_live(block));
+        if let Some(what) = unloaded.or(freed.then(|| "it addresses freed memory".into())) {
+            self.write(&format!("VIOLATION {kernel} runs: {what}"));
+        }
+        if let Some(work) = work {
+            self.compute(kernel, work);
+        }
+        let slow = self.config.slow.as_ref().is_some_and(|slow| kernel.contains(slow.as_str()));
+        let taken_ms = if slow { 10.0 * KERNEL_MS } else { KERNEL_MS };
+        let begin_ms = match self.config.join_ms {
+            None => self.clock_ms, // all one after the other
+            Some(join_ms) => {
+                let behind = behind.iter().map(|&node| ends_ms[node]).fold(start_ms, f64::max);
+                if *joins { behind + join_ms } else { behind }
+            }
+        };
+        self.clock_ms = self.clock_ms.max(begin_ms + taken_ms);
+        begin_ms + taken_ms
+    }
+
+    /// Interprets a kernel. What it does that it must not is a fault, which lasts.
+    fn compute(&mut self, kernel: &str, work: &Work) {
+        let live: Vec<Range<usize>> = self.device.ranges().chain(self.host.ranges()).collect();
+        let entry = &work.program.entries[kernel];
+        // SAFETY: the blocks are alive; nobody but the driver, whose lock is held, touches device memory, and nobody
+        // may touch page-locked memory while enqueued work does.
+        let done = unsafe { work.program.run(entry, &work.grid, &work.arguments, &live) };
+        if let Err(fault) = done {
+            self.write(&format!("VIOLATION {kernel} runs: {}", fault.what));
+            self.fault = Some(code_of(fault.kind));
+        }
+    }
+
+    fn run_record(&mut self, event: Handle) -> f64 {
+        match self.events.get(event) {
+            Ok(event) => {
+                event.recorded += 1;
+                (event.done, event.at_ms) = (event.recorded, self.clock_ms);
+            }
+            Err(what) => self.write(&format!("VIOLATION a graph records: {what}")),
+        }
+        self.clock_ms
+    }
+}
+
+/// What a fault's kind is called by the driver.
+fn code_of(kind: ptx::Kind) -> Code {
+    match kind {
+        ptx::Kind::Address => ILLEGAL_ADDRESS,
+        ptx::Kind::Misaligned => MISALIGNED_ADDRESS,
+        ptx::Kind::Trap => LAUNCH_FAILED,
+        ptx::Kind::Endless => LAUNCH_TIMEOUT,
     }
 }
 

@@ -68,8 +68,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Runs one operation of one of the streams that have one ready; whether there was any.
+    /// Runs one operation of one of the streams that have one ready; whether there was any. After a fault there is none.
     pub fn step(&mut self) -> bool {
+        if self.fault.is_some() {
+            return false;
+        }
         let stuck = self.config.stuck;
         let is_ready = |operation: &Operation, events: &mut Table<Event>| match operation {
             Operation::Wait { event, recording } => events.ever(*event).done >= *recording,
@@ -97,8 +100,16 @@ impl Driver {
                 return Ok(());
             }
             if !self.step() {
-                return self.refuse("a wait that never ends".into(), ILLEGAL_ADDRESS);
+                return self.never_ends();
             }
+        }
+    }
+
+    /// A wait for work that is not going to be done.
+    pub fn never_ends<T>(&mut self) -> Result<T, Code> {
+        match self.fault {
+            Some(code) => Err(code),
+            None => self.refuse("a wait that never ends".into(), ILLEGAL_ADDRESS),
         }
     }
 
@@ -115,7 +126,7 @@ impl Driver {
                 (event.done, event.at_ms) = (event.done.max(recording), self.clock_ms);
             }
             Operation::Wait { .. } => {}
-            Operation::Run(nodes) => self.check_run(&nodes),
+            Operation::Run(nodes) => self.run_nodes(&nodes),
             // The driver's lock is held: a function that called the driver would never return.
             Operation::Call { function, data } => function(data),
         }

@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Names the scenario that a child process is to run.
 const SCENARIO: &str = "TREFOIL_SCENARIO";
@@ -185,10 +185,16 @@ pub fn library(name: &str) -> PathBuf {
 }
 
 fn is_fresh(library: &Path, name: &str) -> bool {
-    let age = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)).unwrap();
-    let newest = sources.filter_map(|entry| age(&entry.unwrap().path())).max();
-    age(library) > newest
+    let age = fs::metadata(library).and_then(|meta| meta.modified()).ok();
+    age > newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name))
+}
+
+/// When a file, or the newest in a folder, was changed.
+fn newest(path: &Path) -> Option<SystemTime> {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.filter_map(|entry| newest(&entry.unwrap().path())).max(),
+        Err(_) => fs::metadata(path).and_then(|meta| meta.modified()).ok(),
+    }
 }
 
 /// `cargo test` builds the libraries with the other examples; `cargo test --test fake_driver` does not.

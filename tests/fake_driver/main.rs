@@ -10,6 +10,7 @@ mod engine;
 mod faults;
 mod harness;
 mod interop;
+mod interpreter;
 mod many;
 mod nvtx;
 mod open;
