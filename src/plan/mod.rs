@@ -37,7 +37,7 @@ pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
 pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]
-pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
+pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 #[cfg(feature = "cuda")]
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
