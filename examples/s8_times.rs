@@ -1,12 +1,12 @@
 //! Times convolutions of bytes by each of their kernels, beside the kernel of halves, on the layers of ResNet-50.
 //!
-//! usage: s8_times [BATCH [ROUNDS [PART]]]
+//! usage: s8_times [BATCH [ROUNDS [PART [bytes]]]]
 //!
 //! For each layer prints microseconds, the median of rounds in which all kernels run in turn: of the fastest kernel of bytes,
 //! of the fastest of halves, and what neither the memory nor the tensor cores could do faster; then of every kernel of
 //! bytes. Operands are random, pixels half zeros and weights bell-shaped, and rotate over more memory than a GPU's L2
 //! cache has; some of the fastest kernel's results are compared with plain sums. The last lines add the layers up as
-//! often as the network has them. PART: only layers whose name has this text.
+//! often as the network has them. PART: only layers whose name has this text. bytes: leaves halves out.
 
 use half::f16;
 use trefoil::model::Window;
@@ -64,6 +64,7 @@ fn main() -> Result<(), Error> {
     };
     let (batch, rounds) = (number(0, 256), number(1, 7));
     let part = arguments.get(2).map_or("", String::as_str);
+    let with_halves = arguments.get(3).is_none_or(|only| only != "bytes");
     let device = Device::open(Target::Cuda(0))?;
     let mut sums = [0.0; 4];
     for (count, sizes, kind) in LAYERS {
@@ -72,13 +73,15 @@ fn main() -> Result<(), Error> {
             continue;
         }
         let bytes = layer.time_bytes(&device, rounds)?;
-        let halves = layer.time_halves(&device, rounds)?;
         let limits = [layer.limit(1, LIMITS[1]), layer.limit(2, LIMITS[2])];
-        let ((best, fastest), (tile, cluster, of_halves)) = (bytes[0], halves);
-        println!(
-            "{count} x {:<28} bytes {fastest:6.1} us ({best}), limit {:5.1}; halves {of_halves:6.1} us ({tile}, {cluster}), limit {:5.1}",
-            layer.name, limits[0], limits[1]
-        );
+        let (best, fastest) = bytes[0];
+        println!("{count} x {:<28} bytes {fastest:6.1} us ({best}), limit {:5.1}", layer.name, limits[0]);
+        let mut of_halves = 0.0;
+        if with_halves {
+            let (tile, cluster, micros) = layer.time_halves(&device, rounds)?;
+            println!("    halves {micros:6.1} us ({tile}, {cluster}), limit {:5.1}", limits[1]);
+            of_halves = micros;
+        }
         let all: Vec<_> = bytes
             .iter()
             .map(|(kernel, micros)| format!("{}{} {micros:.1}", kernel.tile, if kernel.pair { "p" } else { "" }))
@@ -88,7 +91,8 @@ fn main() -> Result<(), Error> {
             *sum += count as f64 * micros;
         }
     }
-    for (what, micros) in ["bytes", "halves", "limit of bytes", "limit of halves"].into_iter().zip(sums) {
+    let totals = ["bytes", "halves", "limit of bytes", "limit of halves"].into_iter().zip(sums);
+    for (what, micros) in totals.filter(|(_, micros)| *micros > 0.0) {
         println!("{what}: {micros:.0} us, {:.0} images/s", 1e6 * batch as f64 / micros);
     }
     Ok(())

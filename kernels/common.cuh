@@ -37,6 +37,11 @@ TREFOIL_DEVICE float2 unpack_half2(uint32_t bits) {
   return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
 }
 
+TREFOIL_DEVICE uint32_t sub_half2(uint32_t a, uint32_t b) {
+  const __half2 d = __hsub2(*reinterpret_cast<const __half2 *>(&a), *reinterpret_cast<const __half2 *>(&b));
+  return *reinterpret_cast<const uint32_t *>(&d);
+}
+
 // -infinity and infinity.
 constexpr uint32_t kLowestHalf2 = 0xfc00fc00u, kHighestHalf2 = 0x7c007c00u;
 

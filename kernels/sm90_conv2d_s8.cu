@@ -3,29 +3,29 @@
 
 // The tiles, named by pixels, output channels, and bytes of input channels in a step. A test compares these lines with the
 // table in plan/conv_s8.rs.
-//                            groups  slabs  channels  row bytes  stages  blocks an SM
-using Tile192x128x128 = S8Tile<3, 1, 128, 128, 4, 1>;
-using Tile128x256x128 = S8Tile<2, 1, 256, 128, 4, 1>;
-using Tile256x128x128 = S8Tile<2, 2, 128, 128, 4, 1>;
-using Tile128x128x128 = S8Tile<2, 1, 128, 128, 2, 2>;
-using Tile128x64x128 = S8Tile<2, 1, 64, 128, 4, 2>;
-using Tile128x128x64 = S8Tile<2, 1, 128, 64, 5, 2>;
-using Tile256x64x64 = S8Tile<2, 2, 64, 64, 4, 2>;
+//                            channel groups, pixel groups, slabs, pixels of a product, row bytes, stages, blocks an SM
+using Tile192x256x128 = S8Tile<2, 1, 2, 192, 128, 3, 1>;
+using Tile256x128x128 = S8Tile<2, 1, 1, 256, 128, 4, 1>;
+using Tile192x128x128 = S8Tile<2, 1, 1, 192, 128, 5, 1>;
+using Tile128x128x128 = S8Tile<2, 1, 1, 128, 128, 3, 2>;
+using Tile128x128x64 = S8Tile<1, 2, 2, 64, 64, 5, 2>;
+using Tile128x64x128 = S8Tile<1, 2, 1, 64, 128, 4, 2>;
+using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 5, 2>;
 
 // Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
-//            f = float(sum) * scale[n]; f = fma(residual[i][p][q][n], residual_scale, f) if there is a residual
-//            y[i][p][q][n] = the integer nearest to f, the even one of two, but not below `lowest` or above `highest`;
-//            x is zero outside the image.
+//            f = float(sum) * scale[n]; in entry points _add f = fma(residual[i][p][q][n], its scale, f)
+//            y[i][p][q][n] = the integer nearest to f, the even one of two, but not below 0 or above 255; or not below
+//            -128 or 0 and not above 127. x is zero outside the image.
 // Operands   x         read   bytes [images][height][width][C], by its map; unsigned, of entry points _s8 signed
 //            filter    read   signed bytes [k_stored][filter_h][filter_w][C], by its map; of each 16 output channels in the
-//                             order 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15
+//                             order 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15
 //            bias      read   int32 [k_stored]
 //            scale     read   floats [k_stored], finite
-//            residual  read   bytes like y, by its map; has_residual 0: not read. Disjoint from y. Signed if
-//                             residual_flip says so
-//            y         write  bytes [images][P][Q][k_stored], by its map, disjoint from x. `lowest` and `highest` are
-//                             integers from -128 to 255: they say whether it is signed, and they are its ReLU
+//            residual  read   bytes like y, by its map, disjoint from it; of entry points _add only. Its scale is below
+//                             2^103
+//            y         write  bytes [images][P][Q][k_stored], by its map, disjoint from x
+//            S8Output says which bytes are signed.
 //            All are row-major without gaps, at multiples of 16 bytes; channel counts are multiples of 16. The maps are of
 //            pairs of bytes, swizzle by the bytes of a row in shared memory (128 or 64) and fill with zeros; their boxes are
 //            those that Sm90ConvS8Args names.
@@ -45,19 +45,21 @@ using Tile256x64x64 = S8Tile<2, 2, 64, 64, 4, 2>;
 //            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;
 //            quantisation with scales of each channel as in Jacob et al., 2018.
-#define TREFOIL_SM90_CONV2D_S8(tile, kind, is_signed)                                                           \
+#define TREFOIL_SM90_CONV2D_S8(tile, name, is_signed, adds)                                                     \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                    \
-      sm90_conv2d_##kind##_##tile(const __grid_constant__ Sm90ConvS8Args args) {                                \
-    sm90_conv2d_s8<Tile##tile, is_signed>(args);                                                                \
+      sm90_conv2d_##name##_##tile(const __grid_constant__ Sm90ConvS8Args args) {                                \
+    sm90_conv2d_s8<Tile##tile, is_signed, adds>(args);                                                          \
   }
-#define TREFOIL_SM90_CONV2D_S8_BOTH(tile)                                                                       \
-  TREFOIL_SM90_CONV2D_S8(tile, u8, false)                                                                       \
-  TREFOIL_SM90_CONV2D_S8(tile, s8, true)
+#define TREFOIL_SM90_CONV2D_S8_ALL(tile)                                                                        \
+  TREFOIL_SM90_CONV2D_S8(tile, u8, false, false)                                                                \
+  TREFOIL_SM90_CONV2D_S8(tile, u8_add, false, true)                                                             \
+  TREFOIL_SM90_CONV2D_S8(tile, s8, true, false)                                                                 \
+  TREFOIL_SM90_CONV2D_S8(tile, s8_add, true, true)
 
-TREFOIL_SM90_CONV2D_S8_BOTH(192x128x128)
-TREFOIL_SM90_CONV2D_S8_BOTH(128x256x128)
-TREFOIL_SM90_CONV2D_S8_BOTH(256x128x128)
-TREFOIL_SM90_CONV2D_S8_BOTH(128x128x128)
-TREFOIL_SM90_CONV2D_S8_BOTH(128x64x128)
-TREFOIL_SM90_CONV2D_S8_BOTH(128x128x64)
-TREFOIL_SM90_CONV2D_S8_BOTH(256x64x64)
+TREFOIL_SM90_CONV2D_S8_ALL(192x256x128)
+TREFOIL_SM90_CONV2D_S8_ALL(256x128x128)
+TREFOIL_SM90_CONV2D_S8_ALL(192x128x128)
+TREFOIL_SM90_CONV2D_S8_ALL(128x128x128)
+TREFOIL_SM90_CONV2D_S8_ALL(128x128x64)
+TREFOIL_SM90_CONV2D_S8_ALL(128x64x128)
+TREFOIL_SM90_CONV2D_S8_ALL(256x64x64)

@@ -1,26 +1,24 @@
 // Convolution of bytes as a matrix product on Hopper: the kernel body of sm90_conv2d_s8.cu.
 //
-//   S[m][k] = sum over (r, s, c) of X[m][r, s, c] * F[k][r, s, c];  Y[m][k] = requantised(S[m][k], k, residual[m][k])
+//   S[k][m] = sum over (r, s, c) of F[k][r, s, c] * X[m][r, s, c];  Y[m][k] = requantised(S[k][m], k, residual[m][k])
 //
-// Pixels lie on the rows of the warpgroup product, 64 at a time, output channels on its columns: then the sums of a thread
-// are of neighbouring channels. Filters are stored in an order in which a thread has four channels that follow each other,
-// so that its results are a word, and a warp's are matrices as stmatrix stores them. The last warp copies: filters, pixels
-// (im2col by the copy engine) and residuals go through one ring of stages, in the order in which they are read, and
-// run ahead into the next tile. The other warpgroups multiply, each its own pixels of the tile; each of their warps
-// requantises 16 pixels at a time and stores them.
+// Output channels lie on the rows of the warpgroup product, 64 at a time, pixels on its columns: then a thread's sums are
+// of a few channels, whose biases and scales it keeps. Filters are stored in an order in which these channels are
+// neighbours: two bytes of a pixel, which stmatrix takes for a half. The last warp copies: filters, pixels (im2col by the
+// copy engine) and residuals go through one ring of stages, in the order in which they are read, and run ahead into the
+// next tile. The other warpgroups multiply, each its own part of the tile, requantise and store.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both.
 #pragma once
 
-#include "common.cuh"
-#include "sm90_ptx_s8.cuh"
+#include "sm90_requantise.cuh"
 
 // The one argument of every entry point. Mirrored in sm90_conv2d_s8.rs.
 struct Sm90ConvS8Args {
   TensorMap filter;      // pairs of bytes {C, R * S, K}, box {kRowBytes, 1, channels of the tile or half of them}
   TensorMap x;           // pairs of bytes {C, W, H, images} by windows, or {C, pixels}, of kRowBytes of the tile's pixels
-  TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, pixels of the tile}
-  TensorMap y;           // pairs of bytes {K, pixels}, box {kOutRowBytes, pixels of a warp}
+  TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, kProductPixels}
+  TensorMap y;           // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   const int32_t *bias;   // [k_stored]
   const float *scale;    // [k_stored]
   int32_t k_stored;
@@ -41,45 +39,51 @@ struct Sm90ConvS8Args {
   int32_t dilation_h;
   int32_t dilation_w;
   int32_t by_windows;    // 0: x is a matrix, one filter tap
-  int32_t has_residual;
-  float residual_scale;
-  uint32_t residual_flip;  // what makes its bytes unsigned: 0x80808080 if they are signed, else 0
-  float residual_base;     // 2^23, and 128 more if they are signed
-  float lowest;            // of a result
-  float highest;
+  S8Output output;
   int32_t padding;
 };
 static_assert(sizeof(Sm90ConvS8Args) == 640, "mirrored in sm90_conv2d_s8.rs");
 static_assert(offsetof(Sm90ConvS8Args, bias) == 512 && offsetof(Sm90ConvS8Args, filter_w) == 576,
               "mirrored in sm90_conv2d_s8.rs");
 
-constexpr int kSlabPixels = 64;  // of a warpgroup's product
-constexpr int kWarpPixels = 16;  // of a warp's part of it
+constexpr int kSlabChannels = 64;  // of a warpgroup's product
+constexpr int kWarpChannels = 16;  // of a warp's part of it
 constexpr int kProductBytes = 32;
+constexpr int kChunkPixels = 32;  // that are stored at once
 
-// Everything that follows from a tile's shape: kGroups warpgroups with kSlabs times 64 pixels each, all with the same
-// kChannels output channels, and steps of kRowBytes input channels of a tap.
-template <int kGroups_, int kSlabs_, int kChannels_, int kRowBytes_, int kStages_, int kMinBlocks_> struct S8Tile {
-  static constexpr int kGroups = kGroups_, kSlabs = kSlabs_, kChannels = kChannels_, kRowBytes = kRowBytes_;
+// Everything that follows from a tile's shape: kChannelGroups by kPixelGroups warpgroups with kSlabs times 64 channels of
+// kProductPixels pixels each, and steps of kRowBytes input channels of a tap.
+template <int kChannelGroups_, int kPixelGroups_, int kSlabs_, int kProductPixels_, int kRowBytes_, int kStages_,
+          int kMinBlocks_>
+struct S8Tile {
+  static constexpr int kChannelGroups = kChannelGroups_, kPixelGroups = kPixelGroups_, kSlabs = kSlabs_;
+  static constexpr int kProductPixels = kProductPixels_, kRowBytes = kRowBytes_;
   static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
-  static constexpr int kPixels = kGroups * kSlabs * kSlabPixels, kThreads = 128 * kGroups + 32;
+  static constexpr int kGroups = kChannelGroups * kPixelGroups;
+  // Of more sums than 168 registers of a thread hold, the warp that copies leaves its registers to the others, for which it
+  // has to be a warpgroup.
+  static constexpr bool kMovesRegisters = kSlabs * kProductPixels > 256;
+  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : 32);
+  static constexpr int kGroupChannels = kSlabs * kSlabChannels;
+  static constexpr int kChannels = kChannelGroups * kGroupChannels, kPixels = kPixelGroups * kProductPixels;
 
   // A stage: filters, then pixels.
   static constexpr int kFilterBytes = kChannels * kRowBytes, kPixelBytes = kPixels * kRowBytes;
   static constexpr int kStageBytes = kFilterBytes + kPixelBytes;
 
-  // Results go out by warps, in chunks of 16 pixels, from kChunks places for each.
-  static constexpr int kOutRowBytes = kChannels < 128 ? kChannels : 128;
-  static constexpr int kOutRows = kChannels / kOutRowBytes;  // of a pixel
-  static constexpr int kChunks = 2, kChunkBytes = kWarpPixels * kOutRowBytes;
-  static constexpr int kResidualBytes = kPixels * kChannels;
+  // A warpgroup's residuals and results: rows of a pixel. Results go out in chunks from kChunks places.
+  static constexpr int kOutRowBytes = kGroupChannels;
+  static constexpr int kChunks = 3, kChunkBytes = kChunkPixels * kOutRowBytes;
+  static constexpr int kGroupResidualBytes = kProductPixels * kOutRowBytes;
+  static constexpr int kResidualBytes = kGroups * kGroupResidualBytes;
 
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + 4 * kGroups * kChunks * kChunkBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kChunks * kChunkBytes;
 
-  static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kChunkBytes % 512 == 0, "whole swizzles");
+  static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kGroupResidualBytes % 1024 == 0, "whole swizzles");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
   static_assert(kResidualBytes <= kStageBytes, "a residual takes a stage");
   static_assert(kChannels <= 256 && kPixels <= 256, "a box");
+  static_assert(kProductPixels % kChunkPixels == 0, "whole chunks");
   static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
 };
 
@@ -179,13 +183,15 @@ TREFOIL_DEVICE void load_residual(const Sm90ConvS8Args &args, S8Ring<Tile> &ring
   barrier_wait(ring.empty(), ring.phase ^ 1);
   barrier_arrive_expect(ring.full(), Tile::kResidualBytes);
 #pragma unroll
-  for (int row = 0; row < Tile::kOutRows; ++row)
-    copy_box_2d(ring.filters() + row * Tile::kPixels * Tile::kOutRowBytes, &args.residual, ring.full(),
-                (origin.k + row * Tile::kOutRowBytes) / 2, origin.m);
+  for (int group = 0; group < Tile::kGroups; ++group)
+    copy_box_2d(ring.filters() + group * Tile::kGroupResidualBytes, &args.residual, ring.full(),
+                (origin.k + group % Tile::kChannelGroups * Tile::kGroupChannels) / 2,
+                origin.m + group / Tile::kChannelGroups * Tile::kProductPixels);
   ring.advance();
 }
 
-template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
+template <class Tile, bool kAdds>
+TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
   allow_next_launch();
   // Filters depend on no launch: those of the first stages come while earlier launches end.
   int32_t filters_ahead = min(args.steps, Tile::kStages);
@@ -207,7 +213,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const
       }
       load_pixels(args, ring, step, origin.m, window);
     }
-    if (args.has_residual) load_residual(args, ring, origin);
+    if (kAdds) load_residual(args, ring, origin);
   }
   if (share.blocks > 1) {
     // The block ends after the other has read what it copied there, and has given all stages back.
@@ -227,23 +233,25 @@ template <class Tile> TREFOIL_DEVICE void release(const S8Share &share, const S8
   }
 }
 
-// The sums of one tile: this warpgroup's pixels.
+// The sums of one tile: this warpgroup's part.
 template <class Tile, bool kSigned>
 TREFOIL_DEVICE void multiply(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> &ring, uint32_t group,
-                             int32_t (&d)[Tile::kSlabs][Tile::kChannels / 2]) {
-  constexpr int kSlabBytes = kSlabPixels * Tile::kRowBytes;
+                             int32_t (&d)[Tile::kSlabs][Tile::kProductPixels / 2]) {
+  constexpr int kSlabBytes = kSlabChannels * Tile::kRowBytes;
+  const uint32_t filters_at = group % Tile::kChannelGroups * Tile::kSlabs * kSlabBytes;
+  const uint32_t pixels_at = group / Tile::kChannelGroups * Tile::kProductPixels * Tile::kRowBytes;
   S8Ring<Tile> before = ring;
   for (int32_t step = 0; step < args.steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
-    const uint64_t a = wgmma_operand_bytes<Tile::kRowBytes>(ring.pixels() + group * Tile::kSlabs * kSlabBytes);
-    const uint64_t b = wgmma_operand_bytes<Tile::kRowBytes>(ring.filters());
+    const uint64_t a = wgmma_operand_bytes<Tile::kRowBytes>(ring.filters() + filters_at);
+    const uint64_t b = wgmma_operand_bytes<Tile::kRowBytes>(ring.pixels() + pixels_at);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Tile::kRowBytes / kProductBytes; ++k)
 #pragma unroll
       for (int slab = 0; slab < Tile::kSlabs; ++slab)
-        WgmmaBytes<Tile::kChannels, kSigned>::multiply(d[slab], a + (slab * kSlabBytes >> 4) + 2 * k, b + 2 * k,
-                                                       step + k > 0);
+        WgmmaBytes<Tile::kProductPixels, kSigned>::multiply(d[slab], a + (slab * kSlabBytes >> 4) + 2 * k, b + 2 * k,
+                                                            step + k > 0);
     wgmma_commit();
     // One group stays in flight; the one before it has read its stage.
     wgmma_wait<1>();
@@ -257,108 +265,56 @@ TREFOIL_DEVICE void multiply(const Sm90ConvS8Args &args, const S8Share &share, S
   release(share, before);
 }
 
-// What makes sums of four channels that follow each other bytes.
-struct Requantiser {
-  uint4 bias, scale;
-
-  __device__ __forceinline__ Requantiser(const Sm90ConvS8Args &args, int32_t k)
-      : bias(load_u32x4_or_zero(reinterpret_cast<const uint4 *>(args.bias + k), k < args.k_stored)),
-        scale(load_u32x4_or_zero(reinterpret_cast<const uint4 *>(args.scale + k), k < args.k_stored)) {}
-
-  // The integer that is nearest to the scaled sum, the even one of two, in the lowest byte: a sum with 1.5 * 2^23 is
-  // rounded to one. Bounds are integers, so that it does not matter that they come first.
-  template <bool kAdds>
-  static __device__ __forceinline__ uint32_t byte_of(const Sm90ConvS8Args &args, int32_t sum, uint32_t scale,
-                                                     uint32_t residual, uint32_t which) {
-    float value = __fmul_rn(__int2float_rn(sum), __uint_as_float(scale));
-    if (kAdds) {
-      // A byte below an exponent of 2^23.
-      const float add = __uint_as_float(__byte_perm(residual, 0x4b000000u, 0x7650 + which)) - args.residual_base;
-      value = __fmaf_rn(add, args.residual_scale, value);
-    }
-    return __float_as_uint(__fadd_rn(fminf(fmaxf(value, args.lowest), args.highest), 12582912.0f));
-  }
-
-  template <bool kAdds>
-  __device__ __forceinline__ uint32_t operator()(const Sm90ConvS8Args &args, int32_t sum_0, int32_t sum_1,
-                                                 int32_t sum_2, int32_t sum_3, uint32_t residual) const {
-    if (kAdds) residual ^= args.residual_flip;
-    const uint32_t low = __byte_perm(byte_of<kAdds>(args, sum_0 + bias.x, scale.x, residual, 0),
-                                     byte_of<kAdds>(args, sum_1 + bias.y, scale.y, residual, 1), 0x0040);
-    const uint32_t high = __byte_perm(byte_of<kAdds>(args, sum_2 + bias.z, scale.z, residual, 2),
-                                      byte_of<kAdds>(args, sum_3 + bias.w, scale.w, residual, 3), 0x0040);
-    return __byte_perm(low, high, 0x5410);
-  }
-};
-
-// A warp's 16 pixels of kOutRowBytes channels from `k` on: requantised to shared memory. `smem_out` and
-// `smem_residual` are this lane's row of four 8x8 matrices of words' halves: pixels 0-7 and 8-15 of 16 channels, and of
-// the next 16.
-template <class Tile, bool kAdds>
-TREFOIL_DEVICE void requantise(const Sm90ConvS8Args &args, int32_t k, const int32_t *d, uint32_t smem_out,
-                               uint32_t smem_residual) {
-  const int32_t k_lane = k + threadIdx.x % 4 * 4;
-#pragma unroll
-  for (int pair = 0; pair < Tile::kOutRowBytes / 32; ++pair) {
-    uint32_t add[4] = {}, out[4];
-    if (kAdds) ldmatrix_x4(add, smem_residual ^ pair * 32);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int32_t *sums = d + (2 * pair + i) * 8;
-      const Requantiser requantiser(args, k_lane + (2 * pair + i) * 16);
-      out[2 * i] = requantiser.template operator()<kAdds>(args, sums[0], sums[1], sums[4], sums[5], add[2 * i]);
-      out[2 * i + 1] = requantiser.template operator()<kAdds>(args, sums[2], sums[3], sums[6], sums[7], add[2 * i + 1]);
-    }
-    stmatrix_x4(smem_out ^ pair * 32, out);
-  }
-}
-
-template <class Tile, bool kSigned>
+template <class Tile, bool kSigned, bool kAdds>
 TREFOIL_DEVICE void multiply_and_store(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring,
                                        uint32_t group) {
   const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
-  // Chunks lie in the copy engine's swizzle: 16 bytes at a time in another order in each row of 128 or 64.
-  constexpr uint32_t kRowsOfOrder = 128 / Tile::kOutRowBytes, kOrders = Tile::kOutRowBytes / 16;
-  const uint32_t lane_offset = lane % 16 * Tile::kOutRowBytes + (lane / 16 ^ lane % 8 / kRowsOfOrder % kOrders) * 16;
-  const uint32_t smem_chunks = ring.chunks() + (group * 4 + warp) * Tile::kChunks * Tile::kChunkBytes;
+  const bool stores = threadIdx.x % 128 == 0;
+  const uint32_t first_channel = group % Tile::kChannelGroups * Tile::kGroupChannels;
+  const uint32_t first_pixel = group / Tile::kChannelGroups * Tile::kProductPixels;
+  // A lane gives the address of a pixel's 16 bytes, which lie in the copy engine's swizzle: in another order in each row of
+  // 128 bytes. 64 bytes on is the other half of such a row.
+  const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % (Tile::kOutRowBytes / 16)) * 16;
+  const uint32_t smem_chunks = ring.chunks() + group * Tile::kChunks * Tile::kChunkBytes + lane_offset;
 
   uint32_t chunk_slot = 0;
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const S8Origin origin = s8_origin<Tile>(args, share, tile);
-    int32_t d[Tile::kSlabs][Tile::kChannels / 2];
+    const int32_t k = origin.k + first_channel;
+    Requantiser requantiser[Tile::kSlabs];
+#pragma unroll
+    for (int slab = 0; slab < Tile::kSlabs; ++slab)
+      requantiser[slab].load(args, k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
+    int32_t d[Tile::kSlabs][Tile::kProductPixels / 2];
     multiply<Tile, kSigned>(args, share, ring, group, d);
-    if (args.has_residual) barrier_wait(ring.full(), ring.phase);
+    if (kAdds) barrier_wait(ring.full(), ring.phase);
+    const uint32_t smem_residual = ring.filters() + group * Tile::kGroupResidualBytes + lane_offset;
 #pragma unroll
-    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-      const int32_t pixel = (group * Tile::kSlabs + slab) * kSlabPixels + warp * kWarpPixels;
+    for (int chunk = 0; chunk < Tile::kProductPixels / kChunkPixels; ++chunk) {
+      const uint32_t smem_chunk = smem_chunks + chunk_slot * Tile::kChunkBytes;
 #pragma unroll
-      for (int row = 0; row < Tile::kOutRows; ++row) {
-        const uint32_t smem_chunk = smem_chunks + chunk_slot * Tile::kChunkBytes;
-        const uint32_t smem_residual = ring.filters() + (row * Tile::kPixels + pixel) * Tile::kOutRowBytes;
-        const int32_t k = origin.k + row * Tile::kOutRowBytes;
-        const int32_t *sums = d[slab] + row * (Tile::kOutRowBytes / 2);
-        if (lane == 0) wait_stores_read<Tile::kChunks - 1>();
-        __syncwarp();
-        if (args.has_residual)
-          requantise<Tile, true>(args, k, sums, smem_chunk + lane_offset, smem_residual + lane_offset);
-        else
-          requantise<Tile, false>(args, k, sums, smem_chunk + lane_offset, 0);
-        fence_shared_for_copies();
-        __syncwarp();
-        if (lane == 0) store_box_2d(&args.y, k / 2, origin.m + pixel, smem_chunk);
-        chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
+      for (int slab = 0; slab < Tile::kSlabs; ++slab)
+        requantise<kAdds>(args.output, requantiser[slab], d[slab] + chunk * (kChunkPixels / 2), smem_chunk ^ slab * kSlabChannels,
+                          (smem_residual + chunk * Tile::kChunkBytes) ^ slab * kSlabChannels);
+      fence_shared_for_copies();
+      barrier_sync(1 + group, 128);
+      if (stores) {
+        store_box_2d(&args.y, k / 2, origin.m + first_pixel + chunk * kChunkPixels, smem_chunk - lane_offset);
+        // The next barrier says that the place after the next one is free.
+        wait_stores_read<Tile::kChunks - 2>();
       }
+      chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
     }
-    if (args.has_residual) {
+    if (kAdds) {
       release(share, ring);
       ring.advance();
     }
   }
-  if (lane == 0) wait_stores_read<0>();
+  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
-template <class Tile, bool kSigned> TREFOIL_DEVICE void sm90_conv2d_s8(const Sm90ConvS8Args &args) {
+template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_s8(const Sm90ConvS8Args &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   S8Ring<Tile> ring{shared_address(shared_bytes)};
   const S8Share share = s8_share();
@@ -375,6 +331,11 @@ template <class Tile, bool kSigned> TREFOIL_DEVICE void sm90_conv2d_s8(const Sm9
   if (share.blocks > 1) cluster_arrive(), cluster_wait();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (group < Tile::kGroups) multiply_and_store<Tile, kSigned>(args, share, ring, group);
-  else if (threadIdx.x % 32 == 0) load(args, share, ring);
+  if (group < Tile::kGroups) {
+    if constexpr (Tile::kMovesRegisters) take_registers<232>();
+    multiply_and_store<Tile, kSigned, kAdds>(args, share, ring, group);
+  } else {
+    if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
+    if (threadIdx.x == 128 * Tile::kGroups) load<Tile, kAdds>(args, share, ring);
+  }
 }

@@ -17,8 +17,8 @@ template <int kCount> TREFOIL_DEVICE void wgmma_use(int32_t (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i]) :: "memory");
 }
 
-// d[64][kN] += a[64][32] * b[kN][32]: bytes in, b signed, exact sums; `add` false: d is overwritten. The sums lie as
-// those of Wgmma.
+// d[64][kN] += a[64][32] * b[kN][32]: bytes in, a signed, b if kSigned, exact sums; `add` false: d is overwritten. The sums
+// lie as those of Wgmma.
 template <int kN, bool kSigned> struct WgmmaBytes;
 
 #define TREFOIL_EIGHT_SUMS(i)                                                                                   \
@@ -28,22 +28,32 @@ template <int kN, bool kSigned> struct WgmmaBytes;
   TREFOIL_EIGHT_SUMS(i), TREFOIL_EIGHT_SUMS(i + 8), TREFOIL_EIGHT_SUMS(i + 16), TREFOIL_EIGHT_SUMS(i + 24)
 #define TREFOIL_SUM_REFS_64 TREFOIL_32_SUMS(0)
 #define TREFOIL_SUM_REFS_128 TREFOIL_SUM_REFS_64, TREFOIL_32_SUMS(32)
-#define TREFOIL_SUM_REFS_256 TREFOIL_SUM_REFS_128, TREFOIL_32_SUMS(64), TREFOIL_32_SUMS(96)
+#define TREFOIL_SUM_REFS_192 TREFOIL_SUM_REFS_128, TREFOIL_32_SUMS(64)
+#define TREFOIL_SUM_REFS_256 TREFOIL_SUM_REFS_192, TREFOIL_32_SUMS(96)
 
 // `sums` names them in the instruction; the operands that follow are %a, %b, %add.
 #define TREFOIL_WGMMA_BYTES(n, kind, is_signed, sums, a_operand, b_operand, add_operand)                        \
   template <> struct WgmmaBytes<n, is_signed> {                                                                 \
     static __device__ __forceinline__ void multiply(int32_t (&d)[n / 2], uint64_t a, uint64_t b, bool add) {    \
       asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32." #kind ".s8 {" sums                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8." #kind " {" sums                         \
                    "}, " a_operand ", " b_operand ", add;\n}"                                                   \
                    : TREFOIL_SUM_REFS_##n : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));                    \
     }                                                                                                           \
   };
+#define TREFOIL_WGMMA_BYTES_BOTH(n, sums, a_operand, b_operand, add_operand)                                    \
+  TREFOIL_WGMMA_BYTES(n, u8, false, sums, a_operand, b_operand, add_operand)                                    \
+  TREFOIL_WGMMA_BYTES(n, s8, true, sums, a_operand, b_operand, add_operand)
 
-TREFOIL_WGMMA_BYTES(64, u8, false, TREFOIL_SUMS_3, "%32", "%33", "%34")
-TREFOIL_WGMMA_BYTES(64, s8, true, TREFOIL_SUMS_3, "%32", "%33", "%34")
-TREFOIL_WGMMA_BYTES(128, u8, false, TREFOIL_SUMS_7, "%64", "%65", "%66")
-TREFOIL_WGMMA_BYTES(128, s8, true, TREFOIL_SUMS_7, "%64", "%65", "%66")
-TREFOIL_WGMMA_BYTES(256, u8, false, TREFOIL_SUMS_15, "%128", "%129", "%130")
-TREFOIL_WGMMA_BYTES(256, s8, true, TREFOIL_SUMS_15, "%128", "%129", "%130")
+TREFOIL_WGMMA_BYTES_BOTH(64, TREFOIL_SUMS_3, "%32", "%33", "%34")
+TREFOIL_WGMMA_BYTES_BOTH(128, TREFOIL_SUMS_7, "%64", "%65", "%66")
+TREFOIL_WGMMA_BYTES_BOTH(192, TREFOIL_SUMS_11, "%96", "%97", "%98")
+TREFOIL_WGMMA_BYTES_BOTH(256, TREFOIL_SUMS_15, "%128", "%129", "%130")
+
+// Four integers as unsigned bytes of a word, `a` the lowest; what is beyond their range becomes 0 or 255.
+TREFOIL_DEVICE uint32_t pack_bytes(int32_t a, int32_t b, int32_t c, int32_t d) {
+  uint32_t high, word;
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(b), "r"(a), "r"(high));
+  return word;
+}

@@ -15,7 +15,7 @@ use crate::tensor::Shape;
 /// let shape = Shape::new(28, 28, 128);
 /// let conv = S8Conv { batch: 8, input: shape, output: shape, window: Window::square(3, 1, 1) };
 /// let kernels = conv.kernels(&Limits::h200());
-/// assert_eq!(kernels[0].to_string(), "sm90 s8 conv 192x128/128");
+/// assert_eq!(kernels[0].to_string(), "sm90 s8 conv 192x256/128");
 /// assert!(conv.kernels(&Limits::a100()).is_empty());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct S8Conv {
 ///
 /// ```
 /// use trefoil::plan::S8Tile;
-/// assert_eq!(S8Tile::ALL[0].to_string(), "192x128/128");
+/// assert_eq!(S8Tile::ALL[0].to_string(), "192x256/128");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct S8Tile {
@@ -64,70 +64,85 @@ pub struct S8Kernel {
 /// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_s8.cu` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct S8Pipeline {
-    /// Warpgroups that multiply.
-    pub(crate) groups: usize,
-    /// Times 64 pixels of each.
+    /// Warpgroups that divide the tile's channels.
+    pub(crate) channel_groups: usize,
+    /// Warpgroups that divide its pixels.
+    pub(crate) pixel_groups: usize,
+    /// Times 64 channels of each.
     pub(crate) slabs: usize,
+    /// Pixels of a product.
+    pub(crate) product_pixels: usize,
     /// Stages in flight.
     pub(crate) stages: usize,
     /// Blocks that a multiprocessor has room for.
     pub(crate) blocks: usize,
 }
 
+impl S8Pipeline {
+    /// Warpgroups that multiply.
+    pub(crate) const fn groups(&self) -> usize {
+        self.channel_groups * self.pixel_groups
+    }
+
+    /// Output channels of each of them.
+    pub(crate) const fn group_channels(&self) -> usize {
+        self.slabs * 64
+    }
+}
+
 impl S8Tile {
     /// Every tile that the kernel is compiled for.
     pub const ALL: [Self; 7] = [
-        Self { pixels: 192, channels: 128, row_bytes: 128 },
-        Self { pixels: 128, channels: 256, row_bytes: 128 },
+        Self { pixels: 192, channels: 256, row_bytes: 128 },
         Self { pixels: 256, channels: 128, row_bytes: 128 },
+        Self { pixels: 192, channels: 128, row_bytes: 128 },
         Self { pixels: 128, channels: 128, row_bytes: 128 },
-        Self { pixels: 128, channels: 64, row_bytes: 128 },
         Self { pixels: 128, channels: 128, row_bytes: 64 },
+        Self { pixels: 128, channels: 64, row_bytes: 128 },
         Self { pixels: 256, channels: 64, row_bytes: 64 },
     ];
 
     /// How the kernel walks through this tile; `None` if it is not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
-        let (groups, slabs, stages, blocks) = match (self.pixels, self.channels, self.row_bytes) {
-            (192, 128, 128) => (3, 1, 4, 1),
-            (128, 256, 128) => (2, 1, 4, 1),
-            (256, 128, 128) => (2, 2, 4, 1),
-            (128, 128, 128) => (2, 1, 2, 2),
-            (128, 64, 128) => (2, 1, 4, 2),
-            (128, 128, 64) => (2, 1, 5, 2),
-            (256, 64, 64) => (2, 2, 4, 2),
+        let (groups, slabs, product_pixels, stages, blocks) = match (self.pixels, self.channels, self.row_bytes) {
+            (192, 256, 128) => ([2, 1], 2, 192, 3, 1),
+            (256, 128, 128) => ([2, 1], 1, 256, 4, 1),
+            (192, 128, 128) => ([2, 1], 1, 192, 5, 1),
+            (128, 128, 128) => ([2, 1], 1, 128, 3, 2),
+            (128, 128, 64) => ([1, 2], 2, 64, 5, 2),
+            (128, 64, 128) => ([1, 2], 1, 64, 4, 2),
+            (256, 64, 64) => ([1, 2], 1, 128, 5, 2),
             _ => return None,
         };
-        Some(S8Pipeline { groups, slabs, stages, blocks })
+        let [channel_groups, pixel_groups] = groups;
+        Some(S8Pipeline { channel_groups, pixel_groups, slabs, product_pixels, stages, blocks })
     }
 
-    /// Threads of a block: the warpgroups that multiply, and a warp that copies.
+    /// Threads of a block: the warpgroups that multiply, and a warp that copies, or a warpgroup if it leaves its registers
+    /// to the others.
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
-            Some(pipeline) => Some(pipeline.groups * 128 + 32),
+            Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
+            Some(of) => Some(of.groups() * 128 + 32),
             None => None,
         }
     }
 
-    /// Bytes of a pixel's results that are stored together.
-    pub(crate) const fn out_row_bytes(self) -> usize {
-        if self.channels < 128 { self.channels } else { 128 }
-    }
-
-    /// Dynamic shared memory of a block: stages with two barriers each, and two chunks of 16 pixels for each warp.
+    /// Dynamic shared memory of a block: stages with two barriers each, and each warpgroup's chunks of results.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let stage = (self.channels + self.pixels) * self.row_bytes;
         match self.pipeline() {
-            Some(S8Pipeline { groups, stages, .. }) => {
-                Some(stages * (stage + 16) + 4 * groups * 2 * WARP_PIXELS * self.out_row_bytes())
-            }
+            Some(of) => Some(of.stages * (stage + 16) + of.groups() * CHUNKS * CHUNK_PIXELS * of.group_channels()),
             None => None,
         }
     }
 }
 
-/// Pixels that a warp stores at once.
-pub(crate) const WARP_PIXELS: usize = 16;
+/// Chunks of results of a warpgroup.
+const CHUNKS: usize = 3;
+
+/// Pixels that a warpgroup stores at once.
+pub(crate) const CHUNK_PIXELS: usize = 32;
 
 impl fmt::Display for S8Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -182,9 +197,9 @@ impl S8Conv {
 /// So that sums of bytes fit 32 bits.
 const MOST_PRODUCTS: usize = 1 << 16;
 
-/// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of columns 2t, 2t + 1, and
-/// eight more, and wants four channels that follow each other.
-pub(crate) const FILTER_ORDER: [usize; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
+/// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of a row and of the one
+/// eight rows below, and wants two channels that follow each other.
+pub(crate) const FILTER_ORDER: [usize; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
 #[cfg(test)]
 mod tests {
@@ -194,7 +209,8 @@ mod tests {
     fn every_tile_fits_the_device() {
         for tile in S8Tile::ALL {
             let pipeline = tile.pipeline().unwrap();
-            assert_eq!(pipeline.groups * pipeline.slabs * 64, tile.pixels);
+            assert_eq!(pipeline.pixel_groups * pipeline.product_pixels, tile.pixels);
+            assert_eq!(pipeline.channel_groups * pipeline.group_channels(), tile.channels);
             // A block takes 1 KiB more than it asks for.
             let (granted, taken) = (Limits::h200().shared_bytes + 1024, tile.shared_bytes().unwrap() + 1024);
             assert!(pipeline.blocks * taken <= granted, "{tile}");
@@ -204,10 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_four_channels_that_follow_each_other() {
-        for quarter in 0..4 {
-            let places = [2 * quarter, 2 * quarter + 1, 2 * quarter + 8, 2 * quarter + 9];
-            assert_eq!(places.map(|place| FILTER_ORDER[place]), [0, 1, 2, 3].map(|i| 4 * quarter + i));
+    fn a_thread_has_two_channels_that_follow_each_other() {
+        for row in 0..8 {
+            assert_eq!([row, row + 8].map(|place| FILTER_ORDER[place]), [2 * row, 2 * row + 1]);
         }
     }
 

@@ -39,7 +39,7 @@ pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]
-pub(crate) use conv_s8::{FILTER_ORDER, WARP_PIXELS};
+pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 #[cfg(feature = "cuda")]
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};

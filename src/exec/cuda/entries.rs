@@ -1,6 +1,8 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::launch::Launch;
+#[cfg(test)]
+use super::sm90_requantise;
 use super::steps::Operands;
 use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8, sm90_product, sm90_row_norm};
 use crate::error::Error;
@@ -105,6 +107,8 @@ pub(super) mod tests {
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
         let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
         let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
+        let fields = sm90_requantise::S8Output::FIELDS;
+        let output = Arguments::of::<sm90_requantise::S8Output>("sm90_requantise.cuh", "S8Output", fields).part();
         let fields = sm90_product::Sm90ProductArgs::FIELDS;
         let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
         let fields = sm90_row_norm::RowNormArgs::FIELDS;
@@ -112,6 +116,7 @@ pub(super) mod tests {
         let alone = [
             ("sm90_attention", attention),
             ("sm90_conv2d_s8", of_bytes),
+            ("sm90_conv2d_s8", output),
             ("sm90_product", product),
             ("sm90_row_norm", norm),
         ];

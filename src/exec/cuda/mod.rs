@@ -28,6 +28,7 @@ mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_product;
+mod sm90_requantise;
 mod sm90_row_norm;
 mod sm90_stem;
 mod sm90_tail;

@@ -5,9 +5,10 @@ use bytemuck::Zeroable;
 use super::entries::Entry;
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, unsupported};
 use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_requantise::S8Output;
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
-use crate::plan::{FILTER_ORDER, S8Conv, S8Kernel, S8Tile, WARP_PIXELS};
+use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, S8Conv, S8Kernel, S8Tile};
 
 kernel_args! {
     /// `Sm90ConvS8Args`; the maps are encoded before the launch.
@@ -36,25 +37,34 @@ kernel_args! {
         dilation_h: i32,
         dilation_w: i32,
         by_windows: i32,
-        has_residual: i32,
-        residual_scale: f32,
-        residual_flip: u32,
-        residual_base: f32,
-        lowest: f32,
-        highest: f32,
+        output: S8Output,
         padding: i32,
     }
 }
 
-/// The kernels of each tile: of unsigned pixels, and of signed ones.
-pub(super) const ENTRIES: [(S8Tile, [&str; 2]); S8Tile::ALL.len()] = [
-    (tile(192, 128, 128), ["sm90_conv2d_u8_192x128x128", "sm90_conv2d_s8_192x128x128"]),
-    (tile(128, 256, 128), ["sm90_conv2d_u8_128x256x128", "sm90_conv2d_s8_128x256x128"]),
-    (tile(256, 128, 128), ["sm90_conv2d_u8_256x128x128", "sm90_conv2d_s8_256x128x128"]),
-    (tile(128, 128, 128), ["sm90_conv2d_u8_128x128x128", "sm90_conv2d_s8_128x128x128"]),
-    (tile(128, 64, 128), ["sm90_conv2d_u8_128x64x128", "sm90_conv2d_s8_128x64x128"]),
-    (tile(128, 128, 64), ["sm90_conv2d_u8_128x128x64", "sm90_conv2d_s8_128x128x64"]),
-    (tile(256, 64, 64), ["sm90_conv2d_u8_256x64x64", "sm90_conv2d_s8_256x64x64"]),
+/// A tile and the names of its kernels.
+macro_rules! of_tile {
+    ($pixels:literal, $channels:literal, $row_bytes:literal) => {
+        (
+            tile($pixels, $channels, $row_bytes),
+            [
+                concat!("sm90_conv2d_u8_", $pixels, "x", $channels, "x", $row_bytes),
+                concat!("sm90_conv2d_u8_add_", $pixels, "x", $channels, "x", $row_bytes),
+                concat!("sm90_conv2d_s8_", $pixels, "x", $channels, "x", $row_bytes),
+                concat!("sm90_conv2d_s8_add_", $pixels, "x", $channels, "x", $row_bytes),
+            ],
+        )
+    };
+}
+/// The kernels of each tile: of unsigned pixels, the same with a residual, and both of signed pixels.
+pub(super) const ENTRIES: [(S8Tile, [&str; 4]); S8Tile::ALL.len()] = [
+    of_tile!(192, 256, 128),
+    of_tile!(256, 128, 128),
+    of_tile!(192, 128, 128),
+    of_tile!(128, 128, 128),
+    of_tile!(128, 128, 64),
+    of_tile!(128, 64, 128),
+    of_tile!(256, 64, 64),
 ];
 
 const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
@@ -63,7 +73,7 @@ const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
 
 /// Its entry points.
 pub(super) fn entries() -> Vec<Entry> {
-    let of_tile = |(tile, names): (S8Tile, [&'static str; 2])| {
+    let of_tile = |(tile, names): (S8Tile, [&'static str; 4])| {
         let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
         let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
         names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster: 2 })
@@ -103,7 +113,7 @@ pub(crate) struct S8Residual {
     pub(crate) address: u64,
     /// Whether they are signed.
     pub(crate) signed: bool,
-    /// Finite.
+    /// Below 2^103, so that it is finite in the kernel's unit.
     pub(crate) scale: f32,
 }
 
@@ -116,25 +126,20 @@ pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
 
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
 pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Result<Launch, Error> {
-    let S8Problem { conv, x_signed, residual, y_signed, relu, .. } = *problem;
+    let S8Problem { conv, x_signed, residual, .. } = *problem;
     let S8Kernel { tile, pair } = kernel;
     conv.check()?;
-    let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[usize::from(x_signed)]);
+    let way = 2 * usize::from(x_signed) + usize::from(residual.is_some());
+    let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[way]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));
     };
     let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
-    if let Some(scale) = residual.map(|residual| residual.scale).filter(|scale| !scale.is_finite()) {
-        return Err(unsupported("scale of a residual", scale, "it is finite"));
-    }
     let blocks = if pair { 2 } else { 1 };
     let S8Conv { batch, input, output, window } = conv;
     let channel_tiles = output.channels.div_ceil(tile.channels);
     let tiles = (batch * output.pixels()).div_ceil(tile.pixels * blocks) * channel_tiles;
     let c_steps = input.channels.div_ceil(tile.row_bytes);
-    let [signed_flip, signed_base] = [0x8080_8080_u32, 0x4b00_0080];
-    let residual_signed = residual.is_some_and(|residual| residual.signed);
-    let (lowest, highest) = if y_signed { (-128.0, 127.0) } else { (0.0, 255.0) };
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -156,12 +161,7 @@ pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Res
         dilation_h: int(window.dilation[0]),
         dilation_w: int(window.dilation[1]),
         by_windows: i32::from(!conv.shape().is_matrix()),
-        has_residual: i32::from(residual.is_some()),
-        residual_scale: residual.map_or(0.0, |residual| residual.scale),
-        residual_flip: if residual_signed { signed_flip } else { 0 },
-        residual_base: f32::from_bits(if residual_signed { signed_base } else { 0x4b00_0000 }),
-        lowest: if relu { 0.0 } else { lowest },
-        highest,
+        output: S8Output::of(problem)?,
         ..Zeroable::zeroed()
     };
     // A pair copies filters by halves. Without a residual its map is there, and is not used.
@@ -169,8 +169,8 @@ pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Res
     let maps = vec![
         filter_map(problem, tile, tile.channels / blocks)?,
         x_map(problem, tile)?,
-        result_map("residual", residual, &conv, tile, tile.pixels)?,
-        result_map("y", problem.y, &conv, tile, WARP_PIXELS)?,
+        result_map("residual", residual, &conv, [pipeline.group_channels(), pipeline.product_pixels])?,
+        result_map("y", problem.y, &conv, [pipeline.group_channels(), CHUNK_PIXELS])?,
     ];
     Ok(Launch {
         entry: entry.into(),
@@ -215,16 +215,15 @@ fn x_map(problem: &S8Problem, tile: S8Tile) -> Result<TensorMap, Error> {
     }))
 }
 
-/// Of the result or what is like it, `pixels` at a time.
+/// Of the result or what is like it, so many channels and pixels at a time.
 fn result_map(
     what: &'static str,
     address: u64,
     conv: &S8Conv,
-    tile: S8Tile,
-    pixels: usize,
+    [channels, pixels]: [usize; 2],
 ) -> Result<TensorMap, Error> {
     let dims = [conv.output.channels as u64 / 2, (conv.batch * conv.output.pixels()) as u64];
-    let box_dims = [tile.out_row_bytes() as u32 / 2, pixels as u32];
+    let box_dims = [channels as u32 / 2, pixels as u32];
     Ok(TensorMap::Matrix { address: aligned(what, address, 16)?, dims, pitch: dims[0], box_dims })
 }
 
@@ -235,7 +234,7 @@ mod tests {
     use crate::model::{Pad, Window};
     use crate::tensor::Shape;
 
-    const KERNEL: S8Kernel = S8Kernel { tile: tile(128, 256, 128), pair: false };
+    const KERNEL: S8Kernel = S8Kernel { tile: tile(192, 256, 128), pair: false };
 
     fn problem() -> S8Problem {
         let pad = Pad { top: 2, left: 1, bottom: 16, right: 32 };
@@ -270,10 +269,11 @@ mod tests {
         let found: Vec<_> = source.lines().filter_map(parse).collect();
         let listed = ENTRIES.map(|(tile, names)| {
             let S8Tile { pixels, channels, row_bytes } = tile;
-            assert_eq!(names, ["u8", "s8"].map(|of| format!("sm90_conv2d_{of}_{pixels}x{channels}x{row_bytes}")));
-            let pipeline = tile.pipeline().unwrap();
-            let more = [pipeline.groups, pipeline.slabs, channels, row_bytes, pipeline.stages, pipeline.blocks];
-            [[pixels, channels, row_bytes].as_slice(), &more].concat()
+            let ways = ["u8", "u8_add", "s8", "s8_add"];
+            assert_eq!(names, ways.map(|way| format!("sm90_conv2d_{way}_{pixels}x{channels}x{row_bytes}")));
+            let of = tile.pipeline().unwrap();
+            let groups = [of.channel_groups, of.pixel_groups, of.slabs, of.product_pixels];
+            [[pixels, channels, row_bytes].as_slice(), &groups, &[row_bytes, of.stages, of.blocks]].concat()
         });
         assert_eq!(found, listed);
         assert_eq!(ENTRIES.map(|(tile, _)| tile), S8Tile::ALL);
@@ -284,14 +284,15 @@ mod tests {
         let launch = launch(&problem(), KERNEL, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.bias, args.scale], [0x300, 0x400]);
-        assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 10, 2, 70]);
+        assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
         assert_eq!([args.out_pixels, args.out_width, args.filter_w, args.c_bytes], [209, 19, 7, 256]);
-        assert_eq!((args.by_channel_tiles.divide(9), args.by_out_pixels.divide(626)), (4, 2));
+        assert_eq!((args.by_channel_tiles.divide(7), args.by_out_pixels.divide(626)), (3, 2));
         assert_eq!(args.by_out_width.divide(56), 2);
         assert_eq!([args.stride_h, args.stride_w, args.pad_top, args.pad_left], [3, 2, 2, 1]);
-        assert_eq!([args.dilation_h, args.dilation_w, args.by_windows, args.has_residual], [4, 6, 1, 1]);
-        assert_eq!((args.residual_scale, args.residual_flip, args.residual_base), (0.25, 0x8080_8080, 8_388_736.0));
-        assert_eq!([args.lowest, args.highest], [-128.0, 127.0]);
+        assert_eq!([args.dilation_h, args.dilation_w, args.by_windows], [4, 6, 1]);
+        let S8Output { residual_scale, residual_flip, residual_base, result_offset, .. } = args.output;
+        assert_eq!((residual_scale, residual_flip, residual_base), (4_194_304.0, 0x8080_8080, 0x0080_0080));
+        assert_eq!((result_offset, args.output.result_flip, args.output.result_is_low), (0x80, 0x8080_8080, 0));
         let result =
             |address, pixels| TensorMap::Matrix { address, dims: [136, 627], pitch: 136, box_dims: [64, pixels] };
         let maps = [
@@ -303,14 +304,14 @@ mod tests {
                 upper: [32 - 36, 16 - 16],
                 strides: [2, 3],
                 channels: 64,
-                pixels: 128,
+                pixels: 192,
             }),
-            result(0x500, 128),
-            result(0x600, 16),
+            result(0x500, 192),
+            result(0x600, 32),
         ];
         assert_eq!(launch.maps, maps);
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [288, 1, 1], 229_440));
-        assert_eq!((&*launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_128x256x128", 1, true));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_656));
+        assert_eq!((&*launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_add_192x256x128", 1, true));
     }
 
     #[test]
@@ -319,11 +320,11 @@ mod tests {
         let launch = launch(&S8Problem { x_signed: true, ..problem() }, kernel, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.tiles, args.channel_tiles, args.steps, args.c_bytes], [10, 5, 105, 192]);
-        assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_256x64x64"));
+        assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_add_256x64x64"));
         let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [32, 1, 32] };
         assert_eq!(launch.maps[0], filter);
         assert!(matches!(&launch.maps[1], TensorMap::Windows(Windows { channels: 32, pixels: 256, .. })));
-        assert!(matches!(&launch.maps[3], TensorMap::Matrix { box_dims: [32, 16], .. }));
+        assert!(matches!(&launch.maps[3], TensorMap::Matrix { box_dims: [32, 32], .. }));
     }
 
     #[test]
@@ -333,22 +334,22 @@ mod tests {
         let problem = S8Problem { conv, residual: None, y_signed: false, ..problem() };
         let plain = launch(&problem, KERNEL, 132).unwrap();
         let args: Sm90ConvS8Args = plain.args.read();
-        assert_eq!([args.by_windows, args.has_residual, args.tiles], [0, 0, 29]);
-        assert_eq!((args.residual_flip, args.residual_base, args.lowest, args.highest), (0, 8_388_608.0, 0.0, 255.0));
-        let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 128] };
-        assert_eq!((&plain.maps[1], plain.grid), (&x, [29, 1, 1]));
+        assert_eq!([args.by_windows, args.tiles], [0, 19]);
+        assert_eq!((plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
+        let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 192] };
+        assert_eq!((&plain.maps[1], plain.grid), (&x, [19, 1, 1]));
         let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, KERNEL, 132).unwrap();
         let args: Sm90ConvS8Args = signed.args.read();
-        assert_eq!([args.lowest, args.highest], [0.0, 127.0]);
+        assert_eq!(args.output, S8Output { result_is_low: 1, ..S8Output::zeroed() });
     }
 
     #[test]
     fn filters_are_packed_by_sixteen_channels() {
         let filter: Vec<i8> = (0..96).collect(); // 32 channels of 3 bytes
         let packed = packed(&filter, 3);
-        assert_eq!(packed[..9], [0, 1, 2, 3, 4, 5, 12, 13, 14]);
-        assert_eq!(packed[24..27], [6, 7, 8]);
-        assert_eq!(packed[48..54], [48, 49, 50, 51, 52, 53]);
+        assert_eq!(packed[..9], [0, 1, 2, 6, 7, 8, 12, 13, 14]);
+        assert_eq!(packed[24..27], [3, 4, 5]);
+        assert_eq!(packed[48..54], [48, 49, 50, 54, 55, 56]);
         let mut sorted = packed.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, filter);
@@ -368,8 +369,10 @@ mod tests {
             let residual = good.residual.map(|of| S8Residual { address: residual, ..of });
             assert!(refused(S8Problem { x, filter, bias, scale, residual, y, ..good }), "operand {at}");
         }
-        let infinite = good.residual.map(|of| S8Residual { scale: f32::INFINITY, ..of });
-        assert!(refused(S8Problem { residual: infinite, ..good }));
+        for scale in [f32::INFINITY, 2f32.powi(104), f32::NAN] {
+            let residual = good.residual.map(|of| S8Residual { scale, ..of });
+            assert!(refused(S8Problem { residual, ..good }));
+        }
         let other = S8Kernel { tile: tile(64, 64, 128), pair: false };
         assert!(matches!(launch(&good, other, 132), Err(Error::Unsupported { .. })));
     }
