@@ -50,10 +50,14 @@ impl ArgBytes {
     /// Copies `args`.
     pub(crate) fn new<A: NoUninit>(args: &A) -> Self {
         const { assert!(size_of::<A>() <= Self::CAPACITY && align_of::<A>() <= 64) };
+        Self::of_bytes(bytemuck::bytes_of(args)).expect("as asserted")
+    }
+
+    /// Copies the bytes of a struct whose size is known at run time, if there is room for them.
+    pub(crate) fn of_bytes(source: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::CAPACITY];
-        let source = bytemuck::bytes_of(args);
-        bytes[..source.len()].copy_from_slice(source);
-        Self { bytes, len: source.len() }
+        bytes.get_mut(..source.len())?.copy_from_slice(source);
+        Some(Self { bytes, len: source.len() })
     }
 
     /// Puts an encoded tensor map in its place, among those that the struct begins with.
