@@ -79,7 +79,12 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials
 }
 
-/// Attention, matrix products, norms of rows and convolutions of bytes alone, which no network has yet, with each kernel.
+/// Loops that a module has.
+#[cfg(feature = "cuda")]
+const LOOPS: usize = 50;
+
+/// Attention, matrix products, norms of rows and convolutions of bytes alone, which no network has yet, with each kernel;
+/// loops as PTX.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in support::attention::all() {
@@ -102,6 +107,13 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let (name, values) = (format!("norm of rows, {problem:?}"), problem.values());
         let trial = on_device(name, device, move |device| problem.run(device));
         of_kernels.entry("norm of rows".into()).or_default().push((values, trial));
+    }
+    let loops = support::loops::all().into_iter().chain(support::loops_on_gpu::of_nodes());
+    for cases in loops.collect::<Vec<_>>().chunks(LOOPS) {
+        let (cases, values) = (cases.to_vec(), cases.iter().map(|case| case.of.elems()).sum());
+        let name = format!("{} loops from {} on", cases.len(), cases[0].name);
+        let trial = on_device(name, device, move |device| support::loops_on_gpu::run(device, &cases));
+        of_kernels.entry("loops".into()).or_default().push((values, trial));
     }
     for problem in support::conv_s8::all() {
         for kernel in problem.kernels(limits) {

@@ -5,13 +5,16 @@
 //! lists the tests that do not pass, and why; one that is listed and passes is a failure. With `TREFOIL_BLESS=1` the list
 //! is written anew.
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use support::nodes::{Bound, graph, values};
 use trefoil::graph::{Graph, Op, Slice, Tensor, expand};
-use trefoil::onnx::{File, Sizes};
+use trefoil::onnx::File;
 use trefoil::{Dtype, loops};
 
 const VARIABLE: &str = "TREFOIL_ONNX_NODES";
@@ -78,14 +81,6 @@ fn one_line(why: &str) -> String {
     words.join(" ").chars().take(240).collect()
 }
 
-/// Which inputs were bound as constants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Bound {
-    Nothing,
-    Integers,
-    Everything,
-}
-
 /// Whether a test passes.
 fn run(folder: &Path) -> Result<Bound, String> {
     let all = AssertUnwindSafe(|| {
@@ -111,49 +106,9 @@ fn run(folder: &Path) -> Result<Bound, String> {
     })
 }
 
-/// The tensors of a kind that a folder has.
-fn values(folder: &Path, kind: &str, count: usize) -> Result<Vec<Tensor>, String> {
-    let value = |index: usize| {
-        let path = folder.join(format!("{kind}_{index}.pb"));
-        let bytes = std::fs::read(&path).map_err(|_| format!("{kind} {index} is no tensor"))?;
-        let file = File::from_bytes(alone(&bytes)).map_err(|e| e.to_string())?;
-        file.elements(&file.model().graph.initializers[0]).map_err(|e| e.to_string())
-    };
-    (0..count).map(value).collect()
-}
-
-/// The file of a model that has one tensor, an initializer of its graph.
-fn alone(tensor: &[u8]) -> Vec<u8> {
-    let field = |number: u8, bytes: &[u8]| {
-        let mut all = vec![number << 3 | 2];
-        let mut length = bytes.len();
-        while length >= 0x80 {
-            all.push(length as u8 | 0x80);
-            length >>= 7;
-        }
-        all.push(length as u8);
-        [&all, bytes].concat()
-    };
-    let named = [tensor, &field(8, b"value")].concat();
-    [&[0x08, 10][..], &field(7, &field(5, &named)), &field(8, &[0x10, 20])].concat()
-}
-
-fn is_bound(value: &Tensor, bound: Bound) -> bool {
-    let of = value.value_type();
-    match bound {
-        Bound::Nothing => false,
-        Bound::Integers => of.rank() < 2 && (of.dtype.is_integer() || of.dtype == Dtype::Bool),
-        Bound::Everything => true,
-    }
-}
-
 /// What a model answers; also with what is computed by hand as loops, if it has that.
 fn answers(file: &File, inputs: &[Tensor], wanted: &[Tensor], bound: Bound) -> Result<Vec<Vec<Tensor>>, String> {
-    let ports = &file.model().graph.inputs;
-    let constants = ports.iter().zip(inputs).filter(|(_, value)| is_bound(value, bound));
-    let sizes = constants.fold(Sizes::new(), |sizes, (port, value)| sizes.constant(&port.name, value.clone()));
-    let graph: Graph = file.graph(&sizes).map_err(|e| e.to_string())?;
-    let fed: Vec<Tensor> = inputs.iter().filter(|value| !is_bound(value, bound)).cloned().collect();
+    let (graph, fed) = graph(file, inputs, bound)?;
     let mut weight = |name: &str, _: &trefoil::graph::ValueType| file.weight(name);
     let found = loops::evaluate(&graph, &mut weight, &fed).map_err(|e| e.to_string())?;
     let mut all = vec![counted(&graph, found, wanted)?];

@@ -6,6 +6,9 @@ pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
 pub mod loops;
+#[cfg(feature = "cuda")]
+pub mod loops_on_gpu;
+pub mod nodes;
 pub mod operations;
 pub mod problem;
 #[cfg(feature = "cuda")]

@@ -35,6 +35,11 @@ pub(super) struct Alone {
     kernels: UntilFault<Kernels>,
     /// `[kernel][copy]`.
     launches: Vec<Vec<Launch>>,
+    copies: Copies,
+}
+
+/// Copies of an operation's operands on a device, and a stream for what runs on them.
+pub(super) struct Copies {
     /// Each operand's copies, the result's last.
     operands: Vec<Vec<DeviceBuffer>>,
     stream: Stream,
@@ -58,21 +63,18 @@ impl Alone {
             let what = format!("{what} alone on {}", device.info().target);
             return Err(Error::Unsupported { what, instead: "run it on a GPU".into() });
         };
-        let stream = Stream::new(device, Priority::default(), "trefoil-alone")?;
         let mut kernels = UntilFault::new(device, Kernels::new(cuda));
-        let copies = copies.max(1);
-        let uploads = operands.into_iter().map(|bytes| uploaded(device, &stream, bytes, copies));
-        let operands = uploads.collect::<Result<Vec<_>, _>>()?;
+        let copies = Copies::new(device, &operands, copies)?;
         let mut of_kernels = Vec::<Vec<Launch>>::new();
-        let addresses = |copy: usize| std::array::from_fn(|operand| operands[operand][copy].addr());
-        for addresses in (0..copies).map(addresses) {
+        for addresses in copies.addresses() {
+            let addresses = std::array::from_fn(|operand| addresses[operand]);
             let mut launches = launches(addresses)?;
             kernels.load(&launches)?;
             kernels.encode(&mut launches)?;
             of_kernels.resize_with(launches.len(), Vec::new);
             of_kernels.iter_mut().zip(launches).for_each(|(of_kernel, launch)| of_kernel.push(launch));
         }
-        Ok(Self { kernels, launches: of_kernels, operands, stream, device: device.clone() })
+        Ok(Self { kernels, launches: of_kernels, copies })
     }
 
     /// Runs a kernel so many times, on one copy after the other, and waits; the seconds that all took.
@@ -83,12 +85,51 @@ impl Alone {
     /// # Errors
     /// Any of the device.
     pub(super) unsafe fn run(&mut self, kernel: usize, times: usize) -> Result<f64, Error> {
-        let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
-        start.record(&self.stream)?;
-        for launch in self.launches[kernel].iter().cycle().take(times) {
+        let mut launches = self.launches[kernel].iter().cycle();
+        self.copies.timed(times, |stream| {
+            let launch = launches.next().expect("an operation has a copy");
             // SAFETY: the stream and all buffers live in self; the launches stay within them by the caller; runs are in
             // the order of the stream.
-            self.device.latch(unsafe { self.kernels.launch(launch, self.stream.raw()) })?;
+            unsafe { self.kernels.launch(launch, stream) }
+        })
+    }
+
+    /// The first copy's result.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) fn result<T: Pod>(&self) -> Result<Vec<T>, Error> {
+        self.copies.result()
+    }
+}
+
+impl Copies {
+    /// Uploads so many copies, one or more, of operands, of which the last is the result.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) fn new(device: &Device, operands: &[&[u8]], copies: usize) -> Result<Self, Error> {
+        let stream = Stream::new(device, Priority::default(), "trefoil-alone")?;
+        let uploads = operands.iter().map(|bytes| uploaded(device, &stream, bytes, copies.max(1)));
+        let operands = uploads.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { operands, stream, device: device.clone() })
+    }
+
+    /// The addresses of each copy's operands.
+    pub(super) fn addresses(&self) -> Vec<Vec<u64>> {
+        let copies = self.operands.iter().map(Vec::len).min().unwrap_or(0);
+        (0..copies).map(|copy| self.operands.iter().map(|buffers| buffers[copy].addr()).collect()).collect()
+    }
+
+    /// Enqueues something so many times on the stream, and waits; the seconds that all took.
+    ///
+    /// # Errors
+    /// Any of the device.
+    pub(super) fn timed(&self, times: usize, mut enqueue: impl FnMut(u64) -> Result<(), Error>) -> Result<f64, Error> {
+        let [start, end] = [Event::with_timing(&self.device)?, Event::with_timing(&self.device)?];
+        start.record(&self.stream)?;
+        for _ in 0..times {
+            self.device.latch(enqueue(self.stream.raw()))?;
         }
         end.record(&self.stream)?;
         end.wait()?;

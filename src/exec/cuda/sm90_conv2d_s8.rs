@@ -335,7 +335,7 @@ mod tests {
         let plain = launch(&problem, KERNEL, 132).unwrap();
         let args: Sm90ConvS8Args = plain.args.read();
         assert_eq!([args.by_windows, args.tiles], [0, 19]);
-        assert_eq!((plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
+        assert_eq!((&*plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
         let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 192] };
         assert_eq!((&plain.maps[1], plain.grid), (&x, [19, 1, 1]));
         let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, KERNEL, 132).unwrap();

@@ -486,7 +486,7 @@ struct Run {
 
 impl Run {
     fn begins(self, at: &[usize]) -> bool {
-        self.count == 1 || at[self.dim] % self.count == 0
+        self.count == 1 || at[self.dim].is_multiple_of(self.count)
     }
 
     /// The combinations from the first on.

@@ -2,6 +2,9 @@
 //!
 //! Pure: text and numbers. [`kernel`] writes out one loop, [`module`] joins kernels and the functions that they call.
 //!
+//! Threads share a loop by its shape: a thread for some neighbouring results; several threads for a row, which hold it
+//! in registers where it fits; tiles of sums of products, and of operands that lie the other way round, in shared memory.
+//!
 //! # What is emitted
 //!
 //! - Directives: `.version`, `.target`, `.address_size`, `.visible .entry` with one `.param .align 8 .b8 args[N]`,
@@ -14,7 +17,8 @@
 //!   `and or xor not shl shr`, `bfe bfi`; predicates: `setp` and `and or xor not`.
 //! - Floats (`.f32 .f64`): `add.rn sub.rn mul.rn div.rn fma.rn sqrt.rn neg abs copysign`, `min.NaN max.NaN` (f32).
 //! - `cvt` between all of them, with `.rn .rz .rzi .rmi .rpi .rni`.
-//! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b32 .b64`), `bar.sync 0`.
+//! - Between threads: `shfl.sync.bfly.b32`, `ld.shared` and `st.shared` (`.b16 .b32 .b64`, `.v4` of
+//!   `.b32`), `bar.sync 0`.
 //! - `bra` under predicates and without, `ret`, `call`.
 //! - What the functions of `kernels/functions/math.ptx` have, in place or called.
 
@@ -32,6 +36,7 @@ mod rows;
 mod sum;
 mod team;
 mod text;
+mod turn;
 mod unify;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +48,7 @@ use emit::Emitter;
 use nest::Nest;
 use product::Product;
 use rows::Rows;
+use turn::Turn;
 
 /// For which device kernels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +109,7 @@ pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
         Schedule::Points => [point::write(&mut emitter, target.units).div_ceil(point::THREADS), point::THREADS],
         Schedule::Rows(rows) => rows.write(&mut emitter),
         Schedule::Product(product) => product.write(&mut emitter),
+        Schedule::Turn(turn) => turn.write(&mut emitter),
     };
     let blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks < 1 << 31);
     let blocks =
@@ -120,6 +127,8 @@ enum Schedule {
     Rows(Rows),
     /// Blocks for tiles of results.
     Product(Product),
+    /// Blocks for tiles of results whose operands lie the other way round.
+    Turn(Turn),
 }
 
 /// How threads share a loop, and the loop as they do.
@@ -134,7 +143,10 @@ fn schedule(of: &Loop, units: usize) -> (Nest, Schedule) {
     let unified = Nest::new(unify::unified(of));
     match Rows::plan(&unified, units) {
         Some(rows) => (unified, Schedule::Rows(rows)),
-        None => (nest, Schedule::Points),
+        None => match Turn::find(&nest) {
+            Some(turn) => (nest, Schedule::Turn(turn)),
+            None => (nest, Schedule::Points),
+        },
     }
 }
 

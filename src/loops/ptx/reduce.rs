@@ -55,7 +55,7 @@ impl Emitter<'_> {
     /// How many points of the last axis are computed side by side.
     fn side(&self, of: &Reduction, lanes: usize) -> usize {
         let extent = of.axes.last().map_or(1, |&axis| self.nest.extents[axis]);
-        (1..=SIDE).rev().find(|side| extent % side == 0 && side * lanes <= REGISTERS).unwrap_or(1)
+        (1..=SIDE).rev().find(|side| extent.is_multiple_of(*side) && side * lanes <= REGISTERS).unwrap_or(1)
     }
 
     /// Runs through the points of axes, so many of the last one side by side.

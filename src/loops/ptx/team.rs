@@ -96,7 +96,7 @@ impl Team {
                 let read = text.op(Class::Word, "and.b32", &[&lane, &(warps - 1)]);
                 through_memory(text, parts, warps, warp, Some(first), |text, places| {
                     for (&part, &place) in parts.iter().zip(places) {
-                        get(text, part, place, read);
+                        get(text, part, place, read, 0);
                     }
                 });
                 shuffled(text, fold, parts, warps);
@@ -106,10 +106,9 @@ impl Team {
                 let lane = text.op(Class::Word, "and.b32", &[&thread, &(WARP - 1)]);
                 through_memory(text, parts, members * WARP, thread, None, |text, places| {
                     for member in 0..members {
-                        let slot = text.op(Class::Word, "add.s32", &[&lane, &(member * WARP)]);
                         let others: Vec<Reg> = parts.iter().map(|part| text.reg(part.class)).collect();
                         for (&other, &place) in others.iter().zip(places) {
-                            get(text, other, place, slot);
+                            get(text, other, place, lane, member * WARP);
                         }
                         match member {
                             0 => parts.iter().zip(others).for_each(|(&part, other)| moved(text, part, other)),
@@ -166,10 +165,7 @@ fn through_memory(
 ) {
     let places: Vec<u32> = parts.iter().map(|part| text.share((slots * bytes(*part)) as u32)).collect();
     for (&part, &place) in parts.iter().zip(&places) {
-        let part = if part.class == Class::Pred { text.op(Class::Word, "selp.u32", &[&1, &0, &part]) } else { part };
-        let address = address(text, slot, bytes(part));
-        let guard = predicate.map(|predicate| format!("@{predicate} ")).unwrap_or_default();
-        text.put(format_args!("{guard}st.shared.{} [{address}+{place}], {part}", part.class.bits()));
+        put(text, part, place, slot, 0, predicate);
     }
     text.put(format_args!("bar.sync 0"));
     read(text, &places);
@@ -185,14 +181,22 @@ fn address(text: &mut Text, slot: Reg, bytes: usize) -> Reg {
     text.op(Class::Word, "mad.lo.s32", &[&slot, &bytes, &base])
 }
 
-/// Reads a part from a slot.
-fn get(text: &mut Text, part: Reg, place: u32, slot: Reg) {
-    let address = address(text, slot, bytes(part));
+/// Writes a part to the slot that is so far behind another one.
+pub(super) fn put(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usize, predicate: Option<Reg>) {
+    let part = if part.class == Class::Pred { text.op(Class::Word, "selp.u32", &[&1, &0, &part]) } else { part };
+    let (address, offset) = (address(text, slot, bytes(part)), place as usize + behind * bytes(part));
+    let guard = predicate.map(|predicate| format!("@{predicate} ")).unwrap_or_default();
+    text.put(format_args!("{guard}st.shared.{} [{address}+{offset}], {part}", part.class.bits()));
+}
+
+/// Reads a part from the slot that is so far behind another one.
+pub(super) fn get(text: &mut Text, part: Reg, place: u32, slot: Reg, behind: usize) {
+    let (address, offset) = (address(text, slot, bytes(part)), place as usize + behind * bytes(part));
     match part.class {
         Class::Pred => {
-            let word = text.op(Class::Word, "ld.shared.b32", &[&format!("[{address}+{place}]")]);
+            let word = text.op(Class::Word, "ld.shared.b32", &[&format!("[{address}+{offset}]")]);
             text.set(part, "setp.ne.u32", &[&word, &0]);
         }
-        class => text.set(part, &format!("ld.shared.{}", class.bits()), &[&format!("[{address}+{place}]")]),
+        class => text.set(part, &format!("ld.shared.{}", class.bits()), &[&format!("[{address}+{offset}]")]),
     }
 }

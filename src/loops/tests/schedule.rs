@@ -265,7 +265,7 @@ fn values_that_are_shown_or_read_by_hand_exist() {
     let graph = g.finish().unwrap();
     assert_eq!(steps(&graph), ["a", "b turned", "top", "last", "pooled"]);
     let of = schedule(&graph);
-    assert_eq!(of.steps[2].kernel, Kernel::ByHand(graph.find("top").unwrap()));
+    assert_eq!(of.steps[2].kernel, Kernel::Apart(graph.find("top").unwrap()));
     assert_eq!((&of.steps[2].reads[..], &of.steps[4].writes[..]), (&[turned][..], &pooled[1..]));
 }
 
