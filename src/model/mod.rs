@@ -38,9 +38,10 @@ pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, W
 pub use preprocessing::{Interpolation, Preprocessing};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
+use values::LayerWeights;
 pub(crate) use values::Values;
-pub(crate) use weights::filter_of;
 pub use weights::{WeightDtype, Weights};
+pub(crate) use weights::{filter_of, name_of};
 
 /// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
 ///
@@ -210,9 +211,8 @@ impl Model {
     /// A model of any values, with the weights that its graphs name.
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         values.check(&weights)?;
-        let matrices = values.matrices()?;
-        let weights =
-            weights.with_filters(matrices.iter().map(|(name, transposed)| (name.as_str(), *transposed)))?.into();
+        let LayerWeights { computed, matrices } = values.layer_weights()?;
+        let weights = weights.with(computed)?.with_filters(&matrices)?.into();
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
         Ok(Self { network, weights, labels, name: "model".into() })
     }

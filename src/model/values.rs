@@ -1,11 +1,12 @@
 //! A network of any values: a graph for each number of rows.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::weights::Weights;
+use super::weights::{Weights, name_of};
 use crate::error::Error;
-use crate::graph::{Constant, Graph, Node, Op, Port, ValueType, simplify};
+use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, simplify};
 use crate::onnx::{File, Sizes};
 use crate::tensor::{Dtype, RowSpec};
 
@@ -15,6 +16,14 @@ pub(crate) struct Values {
     is_batched: bool,
     input: RowSpec,
     output: RowSpec,
+}
+
+/// What kernels read as weights of a network's layers.
+pub(super) struct LayerWeights {
+    /// Constants that its graphs have themselves.
+    pub computed: BTreeMap<String, Tensor>,
+    /// Matrices of products, each with whether the sum goes over its first axis.
+    pub matrices: BTreeSet<(String, bool)>,
 }
 
 /// Where its graphs come from.
@@ -76,17 +85,26 @@ impl Values {
         Ok(Self { source, is_batched, input, output })
     }
 
-    /// The weights that are matrices of products, each with whether the sum goes over its first axis.
-    pub(super) fn matrices(&self) -> Result<Vec<(String, bool)>, Error> {
+    /// What kernels read as weights of the layers.
+    pub(super) fn layer_weights(&self) -> Result<LayerWeights, Error> {
         let graph = self.graph(1)?;
-        let matrix = |node: &Node| {
-            let (Op::Contract(of), Some(&Some(id))) = (&node.op, node.inputs.get(1)) else { return None };
-            match graph.constant(id) {
-                Some(Constant::Weight(name)) => Some((name.clone(), of.sums_first()?)),
-                Some(Constant::Bytes(_)) | None => None,
+        let (mut computed, mut matrices) = (BTreeMap::new(), BTreeSet::new());
+        for node in &graph.nodes {
+            let sums_first = match &node.op {
+                Op::Contract(of) => of.sums_first(),
+                Op::Conv(_) => None,
+                _ => continue,
+            };
+            for &id in node.inputs[1..].iter().flatten() {
+                let (of, Some(constant)) = (graph.value(id), graph.constant(id)) else { continue };
+                let name = name_of(constant, of);
+                if let Constant::Bytes(bytes) = constant {
+                    computed.insert(name.clone(), Tensor::from_bytes(of.clone(), bytes));
+                }
+                matrices.extend(sums_first.map(|sums_first| (name, sums_first)));
             }
-        };
-        Ok(graph.nodes.iter().filter_map(matrix).collect())
+        }
+        Ok(LayerWeights { computed, matrices })
     }
 
     /// The graph for so many rows; only one if it [is not batched](Self::is_batched).

@@ -3,7 +3,7 @@
 //! Only the header is kept in memory. A tensor is read when it is asked for, at its place in the file, so that a
 //! load never holds a second copy of all weights, and a file that changes meanwhile gives an error, not a signal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
 use crate::files::{Opened, Source};
-use crate::graph::{Expr, Op, Tensor, ValueType};
+use crate::graph::{Constant, Expr, Op, Tensor, ValueType};
 use crate::loops;
 use crate::tensor::Dtype;
 
@@ -164,9 +164,9 @@ impl Weights {
     ///
     /// # Errors
     /// [`Error::Tensor`] if there is no such matrix.
-    pub(super) fn with_filters<'n>(&self, matrices: impl IntoIterator<Item = (&'n str, bool)>) -> Result<Self, Error> {
+    pub(super) fn with_filters(&self, matrices: &BTreeSet<(String, bool)>) -> Result<Self, Error> {
         let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
-        for (of, transposed) in matrices {
+        for &(ref of, transposed) in matrices {
             let Some(entry) = self.header.tensors.get(of) else { return Err(self.missing(of, "a matrix")) };
             let [first, second] = entry.dims[..] else {
                 return Err(self.error(of, "a matrix", format!("{:?}", entry.dims)));
@@ -420,6 +420,17 @@ impl fmt::Display for WeightDtype {
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Weights({}, {} tensors)", self.path.display(), self.header.tensors.len())
+    }
+}
+
+/// The name under which a constant of a graph is among the weights: its own, or one that its elements decide.
+pub(crate) fn name_of(constant: &Constant, of: &ValueType) -> String {
+    match constant {
+        Constant::Weight(name) => name.clone(),
+        Constant::Bytes(bytes) => {
+            let hash = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            format!("constant {of} {:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash))
+        }
     }
 }
 

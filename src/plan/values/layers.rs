@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    self, Constant, Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType,
+    self, Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType,
 };
-use crate::model::{Conv2d, Pad as Sides, Window, filter_of};
+use crate::model::{Conv2d, Pad as Sides, Window, filter_of, name_of};
 use crate::plan::work::{Operand, Work};
 use crate::plan::{Limits, StepOp, kernels};
 use crate::tensor::{Dtype, Shape};
@@ -45,20 +45,20 @@ fn empty(graph: &Graph) -> Graph {
 fn layer(graph: &Graph, node: &Node, batch: usize) -> Option<Conv2d> {
     let of = |number: usize| node.inputs.get(number).copied().flatten();
     let [x, y] = [of(0)?, node.outputs[0]].map(|id| graph.value(id));
-    let weight = match graph.constant(of(1)?)? {
-        Constant::Weight(name) if graph.value(of(1)?).dtype == Dtype::F32 => name,
-        Constant::Weight(_) | Constant::Bytes(_) => return None,
+    let weight = |id: ValueId| {
+        let of = graph.value(id);
+        graph.constant(id).filter(|_| of.dtype == Dtype::F32).map(|constant| name_of(constant, of))
     };
+    let filter = weight(of(1)?)?;
     let is_batch = x.dims.first() == Some(&batch) && x.elems() > 0 && y.elems() > 0;
     if !is_batch || [x.dtype, y.dtype] != [Dtype::F32; 2] || x.rank() < 2 {
         return None;
     }
     match &node.op {
         Op::Conv(conv) if x.rank() == 4 => {
-            let bias = match of(2).map(|id| graph.constant(id)) {
+            let bias = match of(2) {
+                Some(id) => Some(weight(id)?),
                 None => None,
-                Some(Some(Constant::Weight(name))) => Some(name.clone()),
-                Some(_) => return None,
             };
             let channels = [x.dims[3], y.dims[3]];
             let is_depthwise = conv.groups == channels[0] && channels[0] == channels[1];
@@ -67,10 +67,10 @@ fn layer(graph: &Graph, node: &Node, batch: usize) -> Option<Conv2d> {
             }
             let (window, groups) = (window(&conv.window)?, conv.groups);
             let named = Conv2d::named(&node.name, channels[1], window);
-            Some(Conv2d { filter: weight.clone(), bias, groups, ..named })
+            Some(Conv2d { filter, bias, groups, ..named })
         }
         Op::Contract(of) => {
-            let filter = filter_of(weight, of.sums_first()?);
+            let filter = filter_of(&filter, of.sums_first()?);
             Some(Conv2d { filter, ..Conv2d::named(&node.name, *y.dims.last()?, Window::square(1, 1, 0)) })
         }
         _ => None,
