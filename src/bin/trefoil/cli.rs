@@ -10,9 +10,10 @@ use trefoil::Target;
 use crate::bench::args::{BenchArgs, BenchCommand};
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
+use crate::run::RunArgs;
 use crate::trace::TraceArgs;
 
-/// Classifies photos, inspects models and measures speed, on an NVIDIA GPU or the CPU.
+/// Classifies photos, runs and inspects models and measures speed, on an NVIDIA GPU or the CPU.
 ///
 /// Without a command it runs a demonstration: three photos and a throughput run.
 #[derive(Parser, Debug)]
@@ -81,6 +82,8 @@ pub fn wrong(command: &[&str], what: String) -> clap::Error {
 pub enum Command {
     /// Classifies photos
     Classify(ClassifyArgs),
+    /// Runs any model on rows from files, or random ones
+    Run(RunArgs),
     /// Prints a model's graph and its plan for a device
     Inspect(InspectArgs),
     /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load

@@ -1,4 +1,4 @@
-//! `trefoil`: classify photos, look at models, measure. Uses the library's public API only.
+//! `trefoil`: classify photos, run models, look at them, measure. Uses the library's public API only.
 //!
 //! # Environment variables
 //!
@@ -20,11 +20,16 @@ mod cli;
 mod completions;
 mod demo;
 mod doctor;
+mod feed;
 mod inputs;
 mod inspect;
 mod models;
+mod npy;
+mod npz;
 mod ordered;
+mod ports;
 mod report;
+mod run;
 mod setup;
 mod simulate;
 mod smi;
@@ -66,6 +71,7 @@ fn main() -> ExitCode {
     let result = listening.and_then(|()| match cli.command {
         None => demo::run(&cli.demo),
         Some(Command::Classify(args)) => classify::run(&args),
+        Some(Command::Run(args)) => run::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
