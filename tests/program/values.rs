@@ -218,3 +218,15 @@ fn a_missing_size_is_named() {
     expect_code(&other, 1);
     assert!(stderr(&other).contains("ONNX"), "{}", stderr(&other));
 }
+
+#[test]
+fn a_check_needs_another_device_than_the_cpu() {
+    let files = Files::new("check-cpu");
+    let output = files.run("check", &["--size", "sequence=2", "--rows", "2"]);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("nothing to compare") && stdout(&output).is_empty(), "{}", stderr(&output));
+    expect_code(&files.run("check", &["--tolerance", "nan"]), 64);
+    let missing = files.run("check", &[]);
+    expect_code(&missing, 1);
+    assert!(stderr(&missing).contains("`sequence`"), "{}", stderr(&missing));
+}

@@ -8,6 +8,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
 use crate::bench::args::{BenchArgs, BenchCommand};
+use crate::check::CheckArgs;
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
 use crate::run::RunArgs;
@@ -84,6 +85,8 @@ pub enum Command {
     Classify(ClassifyArgs),
     /// Runs any model on rows from files, or random ones
     Run(RunArgs),
+    /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
+    Check(CheckArgs),
     /// Prints a model's graph and its plan for a device
     Inspect(InspectArgs),
     /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load

@@ -12,9 +12,10 @@
 //!
 //! # Exit codes
 //!
-//! 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, 130 interrupted by Ctrl-C.
+//! 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
 mod bench;
+mod check;
 mod classify;
 mod cli;
 mod completions;
@@ -30,6 +31,7 @@ mod ordered;
 mod ports;
 mod report;
 mod run;
+mod search;
 mod setup;
 mod simulate;
 mod smi;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         None => demo::run(&cli.demo),
         Some(Command::Classify(args)) => classify::run(&args),
         Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
