@@ -230,3 +230,40 @@ fn a_check_needs_another_device_than_the_cpu() {
     expect_code(&missing, 1);
     assert!(stderr(&missing).contains("`sequence`"), "{}", stderr(&missing));
 }
+
+#[test]
+fn inspect_tells_of_any_file_what_it_is_made_of() {
+    let files = Files::new("inspect-values");
+    let output = files.run("inspect", &["--size", "sequence=5"]);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    let parts = ["opset 18, 3 nodes", "`ids` of INT64[batch,sequence]", "for --size: batch, sequence", "1 MatMul"];
+    for part in parts.into_iter().chain(["as a graph of one row", "1 contract", "plan for", "steps only move elements"])
+    {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+    let json = files.run("inspect", &["--size", "sequence=5", "--json"]);
+    expect_code(&json, 0);
+    assert!(super::json_lines(&json)[0]["steps"].as_array().is_some_and(|steps| !steps.is_empty()));
+
+    let unsized_ = files.run("inspect", &[]);
+    expect_code(&unsized_, 1);
+    assert!(stdout(&unsized_).contains("1 MatMul") && stderr(&unsized_).contains("`sequence`"), "{unsized_:?}");
+}
+
+#[test]
+fn inspect_lists_what_is_not_supported_by_operator() {
+    let files = Files::new("inspect-unsupported");
+    let odd = |output: &str| op("Odd", &["scores"], output, &[]);
+    let more: Vec<Vec<u8>> = ["a", "b", "c", "d", "e", "f", "g"].map(odd).into();
+    fs::write(&files.1, network(&[&more[..], &[op("NonZero", &["x"], "places", &[])]].concat())).unwrap();
+    let output = files.run("inspect", &["--size", "sequence=5"]);
+    expect_code(&output, 1);
+    let said = stdout(&output);
+    for part in
+        ["nodes that are not supported: 8", "Odd (version 18): 7\n", "`a` of f32[1,2]: ", "and 2 more", "NonZero"]
+    {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+    assert!(!said.contains("`f` of"), "{said}");
+}

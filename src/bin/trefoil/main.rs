@@ -27,6 +27,7 @@ mod inspect;
 mod models;
 mod npy;
 mod npz;
+mod onnx_file;
 mod ordered;
 mod ports;
 mod report;
