@@ -169,7 +169,10 @@ pub fn stream(engine: &Engine, inputs: &Inputs, mut on_output: impl FnMut(&Outpu
         (0..rows).try_for_each(|row| inputs.fill(&mut batch, row, first + row))?;
         under_way.push_back(batch.submit(rows)?);
     }
-    under_way.into_iter().try_for_each(|ticket| Ok(on_output(&ticket.wait()?)))
+    for ticket in under_way {
+        on_output(&ticket.wait()?);
+    }
+    Ok(())
 }
 
 /// Elements as numbers.

@@ -58,10 +58,10 @@ fn needed(graph: &Graph, outputs: &[&str]) -> HashSet<NodeId> {
     let mut values: Vec<_> = named.map(|port| port.value).collect();
     let mut nodes = HashSet::new();
     while let Some(value) = values.pop() {
-        if let Origin::Node(node, _) = graph.values[value.0].origin {
-            if nodes.insert(node) {
-                values.extend(graph.nodes[node.0].inputs.iter().flatten());
-            }
+        if let Origin::Node(node, _) = graph.values[value.0].origin
+            && nodes.insert(node)
+        {
+            values.extend(graph.nodes[node.0].inputs.iter().flatten());
         }
     }
     nodes
