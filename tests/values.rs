@@ -89,6 +89,32 @@ fn a_batcher_takes_single_records(device: &Device) {
     }
 }
 
+/// Outputs that later steps read, and several of one step.
+#[test]
+fn every_output_is_there_whoever_reads_it() {
+    let model = Model::of_graphs(Weights::from_tensors([("w", vec![3, 4], vec![0.5; 12])]).unwrap(), |rows| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[rows, 3]);
+        let w = g.weight("w", Dtype::F32, &[3, 4]);
+        let y = g.node("product", Op::Contract(Contract::matmul(2, 2)), &[x, w]);
+        let half = g.map("half", Expr::arg(0).cast(Dtype::F16), &[y]);
+        let top = g.node_with("top", Op::TopK(TopK { axis: 1, k: K, largest: true }), &[Some(x)], 2);
+        for (name, value) in [("product", y), ("half", half), ("best", top[0]), ("places", top[1])] {
+            g.output(name, value);
+        }
+        g.finish()
+    })
+    .unwrap();
+    let engine = Engine::builder(&model).on(&cpu()).build().unwrap();
+    let mut batch = engine.acquire().unwrap();
+    batch.port_mut::<f32>(0, "x").unwrap().copy_from_slice(&[1.0, 4.0, 3.0]);
+    let output = batch.submit(1).unwrap().wait().unwrap();
+    assert_eq!(output.port::<f32>(0, "product").unwrap(), [4.0; 4]);
+    assert_eq!(output.port::<half::f16>(0, "half").unwrap(), [half::f16::from_f32(4.0); 4]);
+    assert_eq!(output.port::<f32>(0, "best").unwrap(), [4.0, 3.0]);
+    assert_eq!(output.port::<i64>(0, "places").unwrap(), [1, 2]);
+}
+
 /// A residual MLP on tokens, then a model that reads its result on the device.
 fn models_read_one_another(device: &Device) {
     let tokens = || {

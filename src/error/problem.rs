@@ -22,7 +22,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn kind(&self) -> String {
+    /// Its operator with domain and version: `"Einsum (version 12)"`.
+    pub fn kind(&self) -> String {
         match &self.domain[..] {
             "" => format!("{} (version {})", self.operator, self.version),
             domain => format!("{domain}.{} (version {})", self.operator, self.version),

@@ -208,6 +208,35 @@ impl Model {
         Self::of_values(Values::built(build)?, weights.into())
     }
 
+    /// A model of one graph of values: it computes one row at once, whose ports have all dimensions of the graph's inputs
+    /// and outputs.
+    ///
+    /// ```
+    /// use trefoil::{Device, Engine, Target, graph::Graph, model::Model};
+    /// # use trefoil::{Dtype, graph::{Expr, GraphBuilder}, model::Weights};
+    /// # let model = Model::of_graphs(Weights::from_tensors([("one", vec![1], vec![1.0])])?, |rows| {
+    /// #     let mut g = GraphBuilder::new();
+    /// #     let x = g.input("x", Dtype::F32, &[rows, 3]);
+    /// #     let square = g.map("square", Expr::arg(0) * Expr::arg(0), &[x]);
+    /// #     let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[square, x]);
+    /// #     g.output("sum", sum);
+    /// #     g.finish()
+    /// # })?;
+    /// let graph = model.values_graph(1)?; // another model, whose result is what the node `square` writes
+    /// let square = graph.nodes[graph.find("square").unwrap().0].outputs[0];
+    /// let cut = Graph { outputs: vec![trefoil::graph::Port { name: "square".into(), value: square }], ..graph };
+    /// let engine = Engine::builder(&Model::of_graph(model.weights().clone(), cut)?).on(&Device::open(Target::Cpu)?).build()?;
+    /// assert_eq!(engine.output().to_string(), "`square` of f32[1,3]");
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Graph`] if a row would be larger than memory can be; [`Error::Tensor`] if a weight is missing or has other
+    /// dimensions.
+    pub fn of_graph(weights: impl Into<Arc<Weights>>, graph: crate::graph::Graph) -> Result<Self, Error> {
+        Self::of_values(Values::fixed(graph)?, weights.into())
+    }
+
     /// A model of any values, with the weights that its graphs name.
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         values.check(&weights)?;
@@ -322,6 +351,21 @@ impl Model {
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn graph(&self) -> Result<&Graph, Error> {
         Ok(&self.images()?.graph)
+    }
+
+    /// What a model of any values computes for so many rows; one that computes one row at once has a graph for 1 alone.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a network of images, which has another [`graph`](Self::graph); as for
+    /// [`Model::of_graphs`] or [`Model::open_at`].
+    pub fn values_graph(&self, rows: usize) -> Result<crate::graph::Graph, Error> {
+        match &self.network {
+            Network::Values(values) => values.graph(rows),
+            Network::Images(_) => Err(Error::Unsupported {
+                what: format!("`{}`, a network of images, as a graph of values", self.name),
+                instead: "read its graph of images".into(),
+            }),
+        }
     }
 
     /// Where the graph's tensors are.

@@ -8,11 +8,14 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
 use crate::bench::args::{BenchArgs, BenchCommand};
+use crate::check::CheckArgs;
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
+use crate::feed::SizeArgs;
+use crate::run::RunArgs;
 use crate::trace::TraceArgs;
 
-/// Classifies photos, inspects models and measures speed, on an NVIDIA GPU or the CPU.
+/// Classifies photos, runs and inspects models and measures speed, on an NVIDIA GPU or the CPU.
 ///
 /// Without a command it runs a demonstration: three photos and a throughput run.
 #[derive(Parser, Debug)]
@@ -81,7 +84,11 @@ pub fn wrong(command: &[&str], what: String) -> clap::Error {
 pub enum Command {
     /// Classifies photos
     Classify(ClassifyArgs),
-    /// Prints a model's graph and its plan for a device
+    /// Runs any model on rows from files, or random ones
+    Run(RunArgs),
+    /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
+    Check(CheckArgs),
+    /// Prints what a model is made of and its plan for a device
     Inspect(InspectArgs),
     /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load
     Bench(BenchArgs),
@@ -190,11 +197,14 @@ pub struct ClassifyArgs {
 Example:
   trefoil inspect weights/efficientnet-lite0 --device cuda:0 --batch 128
   trefoil inspect resnet50 --for a100 --batch 32
+  trefoil inspect bert.onnx --size sequence=128
 
 With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
 every step is timed inside the whole graph. A step's roofline is the largest of its products on the tensor cores, \
 its bytes through device memory and a convolution's bytes from the L2 cache, and 2.5 us for its launch; a step that \
-computes several nodes is one row, and what lies between them does not count.")]
+computes several nodes is one row, and what lies between them does not count.
+
+Of an ONNX file that is no network of images it prints the operators, the free dimensions and what is not supported (exit code 1), and how many steps only move elements.")]
 pub struct InspectArgs {
     /// A model, as for --model elsewhere; with --for also the name of an architecture
     #[arg(value_name = "MODEL")]
@@ -208,6 +218,8 @@ pub struct InspectArgs {
     /// The batch to plan for
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<MAX_BATCH>)]
     pub batch: usize,
+    #[command(flatten)]
+    pub at: SizeArgs,
     #[command(flatten)]
     pub kernels: Kernels,
     /// Runs in which each step is timed

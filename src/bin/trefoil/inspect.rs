@@ -7,17 +7,18 @@ use std::path::Path;
 use anyhow::Result;
 use trefoil::model::{self, BatchNorm, Graph, Model, Op, Preprocessing, Window};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
-use trefoil::{InputFormat, OutputKind};
+use trefoil::{Error, InputFormat, OutputKind};
 
 use crate::cli::{InspectArgs, KnownGpu};
 use crate::setup::{self, Ring, Sizes};
 use crate::steps::Steps;
-use crate::{Outcome, models, report};
+use crate::{Outcome, models, onnx_file, report};
 
 /// Classes of an architecture without weights: ImageNet's.
 const CLASSES: usize = 1000;
 
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
+    let mut is_images = true;
     let (plan, steps) = match (args.gpu, without_weights(args)?) {
         (Some(gpu), Some((name, graph))) => {
             let preprocessing = Preprocessing::new(graph.input);
@@ -33,7 +34,11 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
             planned(args, gpu, &graph, &preprocessing)?
         }
         (gpu, _) => {
-            let (model, path) = models::open(Some(&args.model))?;
+            let (model, path) = match args.at.open(&args.model) {
+                Ok(opened) => opened,
+                Err(error) => return not_opened(args, error),
+            };
+            is_images = model.graph().is_ok();
             if !args.json {
                 print_model(&model, &path)?;
             }
@@ -54,6 +59,9 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
         writeln!(out)?;
         steps.print()?;
     }
+    if !is_images {
+        onnx_file::print_moves(&plan)?;
+    }
     if args.candidates {
         writeln!(out)?;
         steps.print_candidates()?;
@@ -71,7 +79,28 @@ fn without_weights(args: &InspectArgs) -> Result<Option<(String, Graph)>> {
     Ok(Some((name, graph)))
 }
 
+/// What can be told of a file that is no model here: what it holds, and what of it is not supported.
+fn not_opened(args: &InspectArgs, error: anyhow::Error) -> Result<Outcome> {
+    let said = if args.json { None } else { error.downcast_ref::<Error>() };
+    match said {
+        Some(Error::Import { path, problems }) => {
+            onnx_file::print(path)?;
+            onnx_file::print_problems(problems)?;
+            Ok(Outcome::NothingDone)
+        }
+        Some(Error::Option { option: "sizes", .. }) => {
+            onnx_file::print(&models::find(Some(&args.model))?)?;
+            Err(error)
+        }
+        _ => Err(error),
+    }
+}
+
 fn print_model(model: &Model, path: &Path) -> Result<()> {
+    if model.graph().is_err() {
+        onnx_file::print(path)?;
+        return onnx_file::print_graph(&model.values_graph(1)?);
+    }
     let mut out = io::stdout();
     let preprocessing = model.preprocessing()?;
     writeln!(out, "{} from {}", model.name(), report::path(path))?;
@@ -97,7 +126,8 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Pre
         KnownGpu::Rtx4090 => Limits::rtx4090(),
         KnownGpu::Rtx5090 => Limits::rtx5090(),
     };
-    let (batch, input, output) = (args.batch, InputFormat::default(), OutputKind::Probabilities);
+    let (batch, input, output) =
+        (args.at.batch().unwrap_or(args.batch), InputFormat::default(), OutputKind::Probabilities);
     let choices = Choices::new();
     let plan = plan::plan(graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
     let plan = match args.kernels.lanes {
@@ -112,7 +142,7 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Pre
 fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
     let device = setup::open_device(args.device)?;
     let ring = Ring {
-        sizes: Sizes::Exactly(vec![args.batch]),
+        sizes: Sizes::Exactly(vec![args.at.batch().unwrap_or(args.batch)]),
         slots: 1,
         compute_streams: 1,
         producers: 1,

@@ -1,4 +1,4 @@
-//! `trefoil`: classify photos, look at models, measure. Uses the library's public API only.
+//! `trefoil`: classify photos, run models, look at them, measure. Uses the library's public API only.
 //!
 //! # Environment variables
 //!
@@ -12,19 +12,27 @@
 //!
 //! # Exit codes
 //!
-//! 0 success, 1 nothing could be done, 2 some inputs failed, 64 a wrong command line, 130 interrupted by Ctrl-C.
+//! 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
 mod bench;
+mod check;
 mod classify;
 mod cli;
 mod completions;
 mod demo;
 mod doctor;
+mod feed;
 mod inputs;
 mod inspect;
 mod models;
+mod npy;
+mod npz;
+mod onnx_file;
 mod ordered;
+mod ports;
 mod report;
+mod run;
+mod search;
 mod setup;
 mod simulate;
 mod smi;
@@ -66,6 +74,8 @@ fn main() -> ExitCode {
     let result = listening.and_then(|()| match cli.command {
         None => demo::run(&cli.demo),
         Some(Command::Classify(args)) => classify::run(&args),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

@@ -4,8 +4,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use trefoil::Error;
 use trefoil::model::Model;
+use trefoil::onnx::Sizes;
 
 const DEFAULT_MODEL: &str = "efficientnet-lite0";
 const WEIGHTS_FILE: &str = "model.safetensors";
@@ -17,10 +19,28 @@ const GET_ONE: &str = "a model is a folder with model.safetensors and config.jso
 
 /// Opens the model asked for, or the default one; also says where it was.
 pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
-    let path = find(wanted)?;
-    let model = Model::open(&path).context("cannot use the model")?;
+    opened(find(wanted)?, |path| Model::open(path))
+}
+
+/// The same at these sizes, which an ONNX file alone has.
+pub fn open_at(wanted: &Path, sizes: &Sizes) -> Result<(Model, PathBuf)> {
+    let path = find(Some(wanted))?;
+    ensure!(is_onnx(&path), "--size and --constant are for ONNX files, and {} is none", path.display());
+    opened(path, |path| Model::open_at(path, sizes))
+}
+
+fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Result<(Model, PathBuf)> {
+    let model = open(&path).map_err(|error| {
+        let is_size = matches!(&error, Error::Option { option: "sizes", .. });
+        anyhow::Error::from(error).context(if is_size { "--size NAME=N" } else { "cannot use the model" })
+    })?;
     log::info!("model {} from {}", model.name(), path.display());
     Ok((model, path))
+}
+
+/// Whether it is named like an ONNX file.
+pub fn is_onnx(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("onnx"))
 }
 
 /// The folder `photos` beside a model, or in one of the folders with weights.

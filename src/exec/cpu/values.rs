@@ -22,9 +22,8 @@ pub(super) struct Values {
 struct Ready {
     kernel: Kernel,
     reads: Vec<TensorId>,
-    writes: Vec<TensorId>,
-    /// Where what it writes begins in the output row, if it is an output.
-    to: Option<usize>,
+    /// With where each begins in the output row, if it is an output.
+    writes: Vec<(TensorId, Option<usize>)>,
     /// What nobody reads behind it.
     last_of: Vec<TensorId>,
 }
@@ -66,11 +65,11 @@ impl Values {
         }
         for step in &self.steps {
             let written = self.compute(step, &values).unwrap_or_else(|error| panic!("{error}"));
-            for (id, value) in step.writes.iter().zip(written) {
-                match step.to {
-                    Some(offset) => y[offset..][..value.bytes().len()].copy_from_slice(value.bytes()),
-                    None => values[id.0] = Some(value),
+            for (&(id, to), value) in step.writes.iter().zip(written) {
+                if let Some(offset) = to {
+                    y[offset..][..value.bytes().len()].copy_from_slice(value.bytes());
                 }
+                values[id.0] = Some(value); // steps read outputs, too
             }
             step.last_of.iter().for_each(|id| values[id.0] = None);
         }
@@ -83,7 +82,7 @@ impl Values {
         match &step.kernel {
             Kernel::Loop(of) => {
                 let operands: Vec<&Tensor> = step.reads.iter().map(operand).collect();
-                Ok(vec![loops::run(of, &operands, self.types[step.writes[0].0].clone())?])
+                Ok(vec![loops::run(of, &operands, self.types[step.writes[0].0.0].clone())?])
             }
             Kernel::Hand(of) => {
                 let mut operands = step.reads.iter().map(operand);
@@ -102,13 +101,14 @@ impl Ready {
             StepOp::Hand(of) => Kernel::Hand(of.clone()),
             other => unreachable!("{} in a plan of values", other.label(step.inputs.len())),
         };
-        let to = match plan.tensors[step.outputs[0].0].place {
+        let to = |id: &TensorId| match plan.tensors[id.0].place {
             Place::Output(offset) => Some(offset),
             Place::Input(_) | Place::Arena(_) | Place::Constant(_) => None,
         };
+        let writes = step.outputs.iter().map(|id| (*id, to(id))).collect();
         let is_last = |id: &&TensorId| plan.tensors[id.0].lifetime[1] == index;
         let last_of = step.inputs.iter().chain(&step.outputs).filter(is_last).copied().collect();
-        Self { kernel, reads: step.inputs.clone(), writes: step.outputs.clone(), to, last_of }
+        Self { kernel, reads: step.inputs.clone(), writes, last_of }
     }
 }
 

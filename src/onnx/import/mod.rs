@@ -81,6 +81,25 @@ impl File {
         cx.finish()
     }
 
+    /// The free dimensions of its inputs, each once, by the names that [`Sizes`] have for them. Inputs with a default are
+    /// left out.
+    ///
+    /// ```
+    /// # use trefoil::onnx::File;
+    /// assert_eq!(File::open("tests/data/onnx/images.onnx")?.free_dims(), ["batch"]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn free_dims(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let all = self.free_inputs().filter_map(dims).flatten().filter_map(Result::err);
+        all.for_each(|name| {
+            if !names.contains(&name) {
+                names.push(name)
+            }
+        });
+        names
+    }
+
     /// Every free dimension has a size, and every size a dimension.
     fn check(&self, sizes: &Sizes) -> Result<(), Error> {
         let inputs = self.free_inputs().filter(|input| sizes.value(&input.name).is_none());

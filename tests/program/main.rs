@@ -2,6 +2,11 @@
 //! Runs on the CPU device; the models and photos are those of `weights/`. Long as the list of subcommands is.
 #![cfg(feature = "cli")]
 
+mod values;
+#[allow(dead_code, reason = "the tests of hostile files use all of it")]
+#[path = "../onnx/write.rs"]
+mod write;
+
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -313,7 +318,7 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    let commands = ["", "classify", "inspect", "bench", "simulate", "trace", "doctor", "completions"];
+    let commands = ["", "classify", "run", "check", "inspect", "bench", "simulate", "trace", "doctor", "completions"];
     let benchmarks = ["overlap", "forum", "clients", "server"].map(|name| format!("bench {name}"));
     for command in commands.into_iter().chain(benchmarks.iter().map(String::as_str)) {
         let output = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());

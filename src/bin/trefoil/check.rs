@@ -1,0 +1,242 @@
+//! `trefoil check`: the same rows on the CPU and on another device, and where they come out differently.
+
+use std::io::{self, Write};
+
+use anyhow::Result;
+use clap::Args;
+use trefoil::model::Model;
+use trefoil::{Device, Dtype, OutputKind, RowPort, Target};
+
+use crate::cli::Kernels;
+use crate::feed::Feed;
+use crate::ports::{Inputs, Results, numbers, short, stream};
+use crate::search::{self, Cut};
+use crate::{Outcome, report, setup};
+
+/// Arguments of `check`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil check network.onnx --rows 8
+  trefoil check bert.onnx --size sequence=128 --input input_ids=ids.npy --tolerance 1e-2
+
+A number may differ from the CPU's by the tolerance times the largest number that the CPU has for its port in all rows. \
+Without --tolerance that is 1e-9 for f64, 1e-3 for f32, 1e-2 for f16 and for networks of images, whose activations are f16 \
+on a GPU, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same places.
+
+Beyond it (exit code 2), the model is cut at one node after the other, by bisection, and the first whose own value is \
+beyond it is named.")]
+pub struct CheckArgs {
+    #[command(flatten)]
+    feed: Feed,
+    /// The device that is compared with the CPU: auto (the first GPU) or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: Target,
+    /// How much a number may differ, as a part of the largest one of its port [default: by type]
+    #[arg(long, value_name = "PART", value_parser = tolerance)]
+    tolerance: Option<f64>,
+    #[command(flatten)]
+    kernels: Kernels,
+}
+
+pub fn run(args: &CheckArgs) -> Result<Outcome> {
+    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let device = setup::open_device(args.device)?;
+    if setup::is_cpu(&device) {
+        let text = "error: nothing to compare the CPU with: `trefoil doctor` says which GPUs are there";
+        writeln!(io::stderr(), "{text}")?;
+        return Ok(Outcome::NothingDone);
+    }
+    let cpu = Device::open(Target::Cpu)?;
+    let compute = |device: &Device| -> Result<(Inputs, Results)> {
+        let (engine, inputs) = args.feed.engine(&model, device, OutputKind::Logits, args.kernels)?;
+        let mut results = Results::of(engine.output());
+        stream(&engine, &inputs, |output| results.add(output))?;
+        Ok((inputs, results))
+    };
+    let ((inputs, expected), (_, found)) = (compute(&cpu)?, compute(&device)?);
+    let mut out = io::stdout();
+    writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
+    writeln!(out, "device  {}", setup::describe(device.info()))?;
+    for line in inputs.lines() {
+        writeln!(out, "input   {}", report::message(&line))?;
+    }
+    writeln!(out, "rows    {}\n", inputs.rows())?;
+    let limit = Limit { tolerance: args.tolerance, is_images: model.graph().is_ok() };
+    let differences = limit.compare(&expected, &found);
+    print(&differences)?;
+    let Some(worst) = differences.iter().find(|difference| difference.is_beyond()) else {
+        return Ok(Outcome::AllGood);
+    };
+    let row = worst.at[0];
+    let differing: Vec<&str> = differences.iter().filter(|one| one.is_beyond()).map(|one| &*one.port.name).collect();
+    name_first_node(&model, &differing, |cut| {
+        let one = |device| search::one_row(cut, device, &inputs, row, args.kernels);
+        Ok(limit.compare(&one(&cpu)?, &one(&device)?).into_iter().find(Difference::is_beyond))
+    })?;
+    Ok(Outcome::SomeFailed)
+}
+
+/// Says which node of a model is the first whose value differs.
+fn name_first_node(
+    model: &Model,
+    outputs: &[&str],
+    mut differs: impl FnMut(&Model) -> Result<Option<Difference>>,
+) -> Result<()> {
+    let mut out = io::stdout();
+    let said = match search::first(&search::cuts(model, outputs)?, |cut| differs(&cut.model(model)?))? {
+        Some((Cut { name, kind, .. }, found)) => {
+            format!("first node that differs: `{name}` ({kind}), by {}, {}", short(found.absolute), found.place())
+        }
+        None => {
+            "no node differs where the model is cut behind it: what differs is computed together with others".into()
+        }
+    };
+    writeln!(out, "\n{}", report::message(&said))?;
+    Ok(())
+}
+
+/// How much results may differ.
+struct Limit {
+    /// As a part of the largest number; none: by type.
+    tolerance: Option<f64>,
+    is_images: bool,
+}
+
+/// Where a port differs the most.
+struct Difference {
+    port: RowPort,
+    /// NaN where one of them is not finite and the other is another.
+    absolute: f64,
+    /// As a part of the largest number of the port.
+    relative: f64,
+    tolerance: f64,
+    /// The row, and the index along each axis.
+    at: Vec<usize>,
+    /// There: the CPU's number and the other.
+    numbers: [f64; 2],
+}
+
+impl Limit {
+    fn compare(&self, expected: &Results, found: &Results) -> Vec<Difference> {
+        let both = expected.ports.iter().zip(&found.ports);
+        both.map(|((port, expected), (_, found))| Difference::of(port, [expected, found], self.of(port.dtype)))
+            .collect()
+    }
+
+    fn of(&self, dtype: Dtype) -> f64 {
+        self.tolerance.unwrap_or(match dtype {
+            Dtype::F64 => 1e-9,
+            Dtype::F16 => 1e-2,
+            Dtype::F32 if self.is_images => 1e-2,
+            Dtype::F32 => 1e-3,
+            Dtype::Bf16 => 5e-2,
+            _ => 0.0,
+        })
+    }
+}
+
+impl Difference {
+    fn of(port: &RowPort, [expected, found]: [&[u8]; 2], tolerance: f64) -> Self {
+        let all = |bytes| numbers(port.dtype, bytes);
+        let largest = all(expected).filter(|number| number.is_finite()).map(f64::abs).fold(0.0, f64::max);
+        let apart = |(a, b): (f64, f64)| if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() };
+        // What is not finite on one side differs by infinity or NaN, which is the most.
+        let order = |number: f64| if number.is_nan() { f64::INFINITY } else { number };
+        let (mut index, mut most) = (0, 0.0);
+        for (place, apart) in all(expected).zip(all(found)).map(apart).enumerate() {
+            if order(apart) > order(most) {
+                (index, most) = (place, apart);
+            }
+        }
+        let at = |bytes| all(bytes).nth(index).unwrap_or(0.0);
+        Self {
+            absolute: most,
+            relative: if most == 0.0 { 0.0 } else { most / largest },
+            tolerance,
+            at: place(port, index),
+            numbers: [at(expected), at(found)],
+            port: port.clone(),
+        }
+    }
+
+    /// Whether it is more than it may be; NaN is.
+    fn is_beyond(&self) -> bool {
+        self.relative.is_nan() || self.relative > self.tolerance
+    }
+
+    /// Where, and both numbers.
+    fn place(&self) -> String {
+        let [expected, found] = self.numbers.map(short);
+        let at: Vec<String> = self.at.iter().map(usize::to_string).collect();
+        format!("at [{}]: {found}, on the CPU {expected}", at.join(","))
+    }
+}
+
+/// The row and the index along each axis of an element.
+fn place(port: &RowPort, mut index: usize) -> Vec<usize> {
+    let mut at = vec![0; port.dims.len() + 1];
+    for (to, &dim) in at[1..].iter_mut().zip(&port.dims).rev() {
+        (*to, index) = (index % dim, index / dim);
+    }
+    at[0] = index;
+    at
+}
+
+fn print(differences: &[Difference]) -> Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "{:<28} {:>10} {:>10} {:>10}", "output", "absolute", "relative", "tolerance")?;
+    for one in differences {
+        let name = trefoil::printable(&one.port.name, MOST_OF_A_NAME);
+        let [absolute, relative, tolerance] = [one.absolute, one.relative, one.tolerance].map(short);
+        let said = if one.is_beyond() { "beyond it" } else { "ok" };
+        writeln!(out, "{name:<28} {absolute:>10} {relative:>10} {tolerance:>10}  {said}")?;
+        if one.absolute != 0.0 {
+            writeln!(out, "  {} {}", one.port.dtype, one.place())?;
+        }
+    }
+    Ok(())
+}
+
+/// Characters of a port's name in the table.
+const MOST_OF_A_NAME: usize = 28;
+
+/// A part of the largest number.
+fn tolerance(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|part| (0.0..=1e3).contains(part));
+    number.ok_or_else(|| "expected a number from 0 to 1000".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trefoil::RowSpec;
+
+    fn difference(dims: &[usize], expected: &[f32], found: &[f32]) -> Difference {
+        let spec = RowSpec::new([("x", Dtype::F32, dims.to_vec())]);
+        Difference::of(&spec.ports()[0], [expected, found].map(bytemuck::cast_slice), 1e-3)
+    }
+
+    #[test]
+    fn the_largest_difference_is_found_and_measured_by_the_largest_number() {
+        let expected = [0.0, 1.0, -4.0, 2.0, 0.0, 0.0, 0.0, 0.5];
+        let mut found = expected;
+        (found[1], found[6]) = (1.001, 0.004);
+        let one = difference(&[2, 2], &expected, &found);
+        assert_eq!((&one.at[..], one.numbers[0]), (&[1, 1, 0][..], 0.0));
+        assert!((one.absolute - 0.004).abs() < 1e-9 && (one.relative - 1e-3).abs() < 1e-9);
+        found[6] = 0.005;
+        assert!(difference(&[2, 2], &expected, &found).is_beyond());
+        assert!(!difference(&[2, 2], &expected, &expected).is_beyond());
+    }
+
+    #[test]
+    fn what_is_not_finite_has_to_be_the_same() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        assert!(!difference(&[3], &[nan, inf, 1.0], &[nan, inf, 1.0]).is_beyond());
+        for found in [[nan, 5.0, 1.0], [nan, -inf, 1.0], [0.0, inf, 1.0], [nan, inf, nan]] {
+            assert!(difference(&[3], &[nan, inf, 1.0], &found).is_beyond(), "{found:?}");
+        }
+        assert!(difference(&[1], &[0.0], &[1e-30]).is_beyond());
+    }
+}

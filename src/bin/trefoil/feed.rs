@@ -1,0 +1,124 @@
+//! Which model runs at which sizes, and on which rows.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use trefoil::graph::{Tensor, ValueType};
+use trefoil::model::{Model, Op};
+use trefoil::onnx;
+use trefoil::{Device, Engine, OutputKind};
+
+use crate::cli::{Kernels, MAX_BATCH, count};
+use crate::ports::Inputs;
+use crate::setup::{self, Ring, Sizes};
+use crate::{models, npy};
+
+/// The dimension whose size is that of the engine's batches.
+const BATCH: &str = "batch";
+
+/// A model's free dimensions.
+#[derive(Args, Debug)]
+pub struct SizeArgs {
+    /// Sizes of an ONNX file's free dimensions, by name
+    #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = size)]
+    sizes: Vec<(String, usize)>,
+    /// An input that is the same for all rows, such as one that dimensions depend on
+    #[arg(long = "constant", value_name = "NAME=FILE.npy", value_parser = named_file)]
+    constants: Vec<(String, PathBuf)>,
+}
+
+/// A model and its rows.
+#[derive(Args, Debug)]
+pub struct Feed {
+    /// A model, as for --model elsewhere
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// The rows of an input: an array of its dimensions, or of one more in front; without it they are random
+    #[arg(long = "input", value_name = "NAME=FILE.npy", value_parser = named_file)]
+    pub inputs: Vec<(String, PathBuf)>,
+    /// Rows, where no input has a file [default: those of a batch]
+    #[arg(long, value_name = "N", value_parser = count::<1_000_000>, conflicts_with = "inputs")]
+    pub rows: Option<usize>,
+    #[command(flatten)]
+    pub at: SizeArgs,
+}
+
+impl SizeArgs {
+    /// Opens the model asked for at these sizes; also says where it was.
+    pub fn open(&self, model: &Path) -> Result<(Model, PathBuf)> {
+        let dims = || self.sizes.iter().filter(|(name, _)| name != BATCH);
+        if dims().next().is_none() && self.constants.is_empty() {
+            return models::open(Some(model));
+        }
+        let sizes = dims().fold(onnx::Sizes::new(), |sizes, (name, size)| sizes.dim(name, *size));
+        let with_constant = |sizes: onnx::Sizes, (name, path): &(String, PathBuf)| -> Result<_> {
+            let npy::Array { dtype, dims, bytes } = npy::read(path)?;
+            Ok(sizes.constant(name, Tensor::from_bytes(ValueType::new(dtype, &dims), &bytes)))
+        };
+        models::open_at(model, &self.constants.iter().try_fold(sizes, with_constant)?)
+    }
+
+    /// Rows of a batch, if they are told.
+    pub fn batch(&self) -> Option<usize> {
+        self.sizes.iter().rev().find(|(name, _)| name == BATCH).map(|(_, rows)| *rows)
+    }
+}
+
+impl Feed {
+    /// An engine of the model, and the rows for it. What a network of images gives is `classes`, or features where it
+    /// does not end in a classifier.
+    pub fn engine(
+        &self,
+        model: &Model,
+        device: &Device,
+        classes: OutputKind,
+        kernels: Kernels,
+    ) -> Result<(Engine, Inputs)> {
+        let ring = Ring {
+            sizes: self.at.batch().map_or(Sizes::Default, Sizes::UpTo),
+            slots: 3,
+            compute_streams: 1,
+            producers: 1,
+            output: output(model, classes),
+            kernels,
+        };
+        let engine = setup::build_engine(model, device, &ring)?;
+        let inputs = Inputs::open(engine.input(), &self.inputs, self.rows.unwrap_or(engine.capacity()))?;
+        Ok((engine, inputs))
+    }
+}
+
+/// What a model gives: `classes` of one that ends in a classifier.
+fn output(model: &Model, classes: OutputKind) -> OutputKind {
+    match model.graph() {
+        Ok(graph) if !matches!(graph.nodes[graph.output.0].op, Op::Linear(_)) => OutputKind::Features,
+        _ => classes,
+    }
+}
+
+/// `NAME=N`.
+fn size(text: &str) -> Result<(String, usize), String> {
+    let (name, size) = text.rsplit_once('=').ok_or("expected NAME=N, as in sequence=128")?;
+    let size = if name == BATCH { count::<MAX_BATCH>(size) } else { count::<{ usize::MAX }>(size) };
+    Ok((name.to_owned(), size?))
+}
+
+/// `NAME=FILE.npy`.
+fn named_file(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, path) = text.split_once('=').ok_or("expected NAME=FILE.npy, as in x=x.npy")?;
+    Ok((name.to_owned(), path.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_files_have_names() {
+        assert_eq!(size("floor(height/2)=7"), Ok(("floor(height/2)".into(), 7)));
+        assert_eq!(named_file("x=a=b.npy"), Ok(("x".into(), "a=b.npy".into())));
+        assert!(["batch", "batch=0", "batch=70000", "sequence=-1", "sequence="].iter().all(|text| size(text).is_err()));
+        assert!(named_file("x.npy").is_err());
+    }
+}

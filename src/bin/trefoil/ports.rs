@@ -1,0 +1,259 @@
+//! Rows of an engine's ports: where their values come from, and what came out.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use bytemuck::AnyBitPattern;
+use half::{bf16, f16};
+use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec};
+
+use crate::npy::{self, Array};
+
+/// What rows bring: a source for each port of the input.
+#[derive(Debug)]
+pub struct Inputs {
+    ports: Vec<(RowPort, Source)>,
+    rows: usize,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// All rows, one behind the other.
+    File(PathBuf, Vec<u8>),
+    /// The same in each run.
+    Random,
+}
+
+impl Inputs {
+    /// Of these files by port, and of random values for the other ports; `rows` of them where there is no file.
+    pub fn open(spec: &RowSpec, files: &[(String, PathBuf)], rows: usize) -> Result<Self> {
+        let mut ports: Vec<(RowPort, Source)> =
+            spec.ports().iter().map(|port| (port.clone(), Source::Random)).collect();
+        let mut counted: Option<(usize, &Path)> = None;
+        for (name, path) in files {
+            spec.port(&name[..])?;
+            let (port, source) = ports.iter_mut().find(|(port, _)| *port.name == **name).expect("it was looked for");
+            ensure!(matches!(source, Source::Random), "--input names `{name}` twice: give each port one file");
+            let (found, bytes) = rows_of(port, npy::read(path)?, path)?;
+            match counted {
+                Some((count, first)) if count != found => bail!(
+                    "{} has {found} rows and {} has {count}: give all inputs as many",
+                    path.display(),
+                    first.display()
+                ),
+                _ => counted = Some((found, path)),
+            }
+            *source = Source::File(path.clone(), bytes);
+        }
+        Ok(Self { ports, rows: counted.map_or(rows, |(count, _)| count) })
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Each port with where its values come from.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.ports.iter().map(|(port, source)| match source {
+            Source::File(path, _) => format!("{port} from {}", path.display()),
+            Source::Random => format!("{port}, random"),
+        })
+    }
+
+    /// Writes one of the rows to one of a batch's. Ports go by their names: those of the batch may have other dimensions
+    /// around the same elements.
+    pub fn fill(&self, batch: &mut Batch, to: usize, row: usize) -> Result<()> {
+        let spec = batch.spec().clone();
+        for (index, (port, source)) in self.ports.iter().enumerate() {
+            let (bytes, offset) = (port.bytes(), spec.port(&*port.name)?.offset);
+            let to = &mut batch.row_mut(to)[offset..][..bytes];
+            match source {
+                Source::File(_, all) => to.copy_from_slice(&all[row * bytes..][..bytes]),
+                Source::Random => randomise(to, port.dtype, Random::new(index, row)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows that an array is for a port, and its elements.
+fn rows_of(port: &RowPort, array: Array, path: &Path) -> Result<(usize, Vec<u8>)> {
+    let Array { dtype, dims, bytes } = array;
+    let rows = match &dims[..] {
+        _ if dtype != port.dtype => None,
+        dims if dims == port.dims => Some(1),
+        [rows, dims @ ..] if dims == port.dims && *rows > 0 => Some(*rows),
+        _ => None,
+    };
+    match rows {
+        Some(rows) => Ok((rows, bytes)),
+        None => bail!(
+            "{} holds {dtype}{dims:?}: the port {port} takes an array of it, or rows of such, [rows, ...]",
+            path.display()
+        ),
+    }
+}
+
+/// Numbers that look random: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    /// Those of a row of a port, which begin far from those of other rows.
+    fn new(port: usize, row: usize) -> Self {
+        Self(Self((port as u64) << 48 ^ row as u64).next())
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// From -1 up to 1, in steps of 2^-7, so that every float can be it.
+    fn signed(&mut self) -> f32 {
+        (self.next() >> 56) as f32 / 128.0 - 1.0
+    }
+}
+
+/// Floats from -1 to 1, bytes of any value; other whole numbers and bools are 0 or 1, which index whatever they index.
+fn randomise(to: &mut [u8], dtype: Dtype, mut random: Random) {
+    for elem in to.chunks_exact_mut(dtype.bytes()) {
+        match dtype {
+            Dtype::F16 => elem.copy_from_slice(&f16::from_f32(random.signed()).to_le_bytes()),
+            Dtype::Bf16 => elem.copy_from_slice(&bf16::from_f32(random.signed()).to_le_bytes()),
+            Dtype::F32 => elem.copy_from_slice(&random.signed().to_le_bytes()),
+            Dtype::F64 => elem.copy_from_slice(&f64::from(random.signed()).to_le_bytes()),
+            Dtype::U8 | Dtype::I8 => elem[0] = (random.next() >> 56) as u8,
+            _ => {
+                elem.fill(0);
+                elem[0] = (random.next() >> 63) as u8; // little-endian
+            }
+        }
+    }
+}
+
+/// What came out: the rows of each port, one behind the other.
+#[derive(Debug)]
+pub struct Results {
+    pub ports: Vec<(RowPort, Vec<u8>)>,
+    pub rows: usize,
+}
+
+impl Results {
+    /// Room for the results of an engine.
+    pub fn of(spec: &RowSpec) -> Self {
+        Self { ports: spec.ports().iter().map(|port| (port.clone(), Vec::new())).collect(), rows: 0 }
+    }
+
+    /// Adds a batch's.
+    pub fn add(&mut self, output: &Output) {
+        for row in (0..output.rows()).map(|row| output.row(row)) {
+            self.ports.iter_mut().for_each(|(port, all)| all.extend_from_slice(&row[port.offset..][..port.bytes()]));
+        }
+        self.rows += output.rows();
+    }
+}
+
+/// Sends all rows through an engine, batches overlapping, and gives each batch's output in order.
+pub fn stream(engine: &Engine, inputs: &Inputs, mut on_output: impl FnMut(&Output)) -> Result<()> {
+    let mut under_way = VecDeque::new();
+    for first in (0..inputs.rows()).step_by(engine.capacity()) {
+        if under_way.len() > engine.slots() {
+            under_way.pop_front().map_or(Ok(()), |oldest: trefoil::Ticket| oldest.wait().map(|out| on_output(&out)))?;
+        }
+        let rows = engine.capacity().min(inputs.rows() - first);
+        let mut batch = engine.acquire()?;
+        (0..rows).try_for_each(|row| inputs.fill(&mut batch, row, first + row))?;
+        under_way.push_back(batch.submit(rows)?);
+    }
+    for ticket in under_way {
+        on_output(&ticket.wait()?);
+    }
+    Ok(())
+}
+
+/// Elements as numbers.
+pub fn numbers(dtype: Dtype, bytes: &[u8]) -> Box<dyn Iterator<Item = f64> + '_> {
+    fn all<T: AnyBitPattern>(bytes: &[u8]) -> impl Iterator<Item = T> {
+        bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
+    }
+    match dtype {
+        Dtype::Bool | Dtype::U8 => Box::new(all::<u8>(bytes).map(f64::from)),
+        Dtype::U16 => Box::new(all::<u16>(bytes).map(f64::from)),
+        Dtype::U32 => Box::new(all::<u32>(bytes).map(f64::from)),
+        Dtype::U64 => Box::new(all::<u64>(bytes).map(|number| number as f64)),
+        Dtype::I8 => Box::new(all::<i8>(bytes).map(f64::from)),
+        Dtype::I16 => Box::new(all::<i16>(bytes).map(f64::from)),
+        Dtype::I32 => Box::new(all::<i32>(bytes).map(f64::from)),
+        Dtype::I64 => Box::new(all::<i64>(bytes).map(|number| number as f64)),
+        Dtype::F16 => Box::new(all::<f16>(bytes).map(f64::from)),
+        Dtype::Bf16 => Box::new(all::<bf16>(bytes).map(f64::from)),
+        Dtype::F32 => Box::new(all::<f32>(bytes).map(f64::from)),
+        Dtype::F64 => Box::new(all::<f64>(bytes)),
+    }
+}
+
+/// A number in at most nine characters, most of the time.
+pub fn short(number: f64) -> String {
+    match number.abs() {
+        size if number.fract() == 0.0 && size < 1e8 => format!("{number:.0}"),
+        size if (1e-3..1e5).contains(&size) => {
+            let digits = (4.0 - size.log10().floor()).clamp(1.0, 6.0) as usize;
+            format!("{number:.digits$}")
+        }
+        _ if number.is_finite() => format!("{number:.2e}"),
+        _ => number.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_is_a_row_or_several() {
+        let spec = RowSpec::new([("x", Dtype::I16, vec![2, 1])]);
+        let array = |dtype, dims: &[usize]| Array {
+            dtype,
+            dims: dims.to_vec(),
+            bytes: vec![0; dims.iter().product::<usize>() * 2],
+        };
+        let rows = |array| rows_of(&spec.ports()[0], array, Path::new("x.npy")).map(|(rows, _)| rows);
+        assert_eq!(rows(array(Dtype::I16, &[2, 1])).unwrap(), 1);
+        assert_eq!(rows(array(Dtype::I16, &[5, 2, 1])).unwrap(), 5);
+        for wrong in [array(Dtype::U16, &[2, 1]), array(Dtype::I16, &[2]), array(Dtype::I16, &[0, 2, 1])] {
+            let said = rows(wrong).unwrap_err().to_string();
+            assert!(said.contains("x.npy") && said.contains("`x` of i16[2,1]"), "{said}");
+        }
+    }
+
+    #[test]
+    fn random_values_fit_their_types_and_are_the_same_again() {
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I64, Dtype::Bool, Dtype::U8] {
+            let row = |index| {
+                let mut bytes = vec![0xff; 1000 * dtype.bytes()];
+                randomise(&mut bytes, dtype, Random::new(1, index));
+                numbers(dtype, &bytes).collect::<Vec<_>>()
+            };
+            let (some, others) = (row(0), row(1));
+            assert!(some == row(0) && some != others && some[1..] != others[..999], "{dtype}");
+            let range = match dtype {
+                Dtype::U8 => 0.0..=255.0,
+                Dtype::I64 | Dtype::Bool => 0.0..=1.0,
+                _ => -1.0..=1.0,
+            };
+            assert!(some.iter().all(|number| range.contains(number)), "{dtype}");
+            let mean = some.iter().sum::<f64>() / 1000.0;
+            assert!((mean - (range.start() + range.end()) / 2.0).abs() < 0.1 * range.end(), "{dtype}: {mean}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let said = [0.0, -12.0, 0.25, -99_999.5, 1.0 / 3.0, 2e-5, -1e12, f64::NAN, f64::NEG_INFINITY].map(short);
+        assert_eq!(said, ["0", "-12", "0.25000", "-99999.5", "0.33333", "2.00e-5", "-1.00e12", "NaN", "-inf"]);
+    }
+}

@@ -1,0 +1,152 @@
+//! `trefoil run`: rows through a model, and what comes out.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use trefoil::{Engine, OutputKind, RowPort, Target, files, printable};
+
+use crate::cli::{Kernels, count};
+use crate::feed::Feed;
+use crate::ports::{Inputs, Results, numbers, short, stream};
+use crate::{Outcome, npy, npz, report, setup};
+
+/// Arguments of `run`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil run network.onnx
+  trefoil run bert.onnx --size sequence=128,batch=8 --input input_ids=ids.npy --output out.npz
+
+Arrays have the type of their port. Random values are the same in each run: floats from -1 to 1, bytes of any value, \
+other whole numbers and bools 0 or 1. `batch` in --size is how many rows are computed at once [default: 32 on a GPU, 8 \
+on the CPU], other names are those of the file's free dimensions. bf16, which NumPy does not have, is <V2 in files, as \
+ml_dtypes writes it.")]
+pub struct RunArgs {
+    #[command(flatten)]
+    feed: Feed,
+    /// Write the results to this file, an array [rows, ...] for each output, instead of printing a table
+    #[arg(long, value_name = "FILE.npz")]
+    output: Option<PathBuf>,
+    /// auto (the first GPU, else the CPU), cuda:N or cpu
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: Target,
+    /// Times that all rows are run
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1_000_000>)]
+    repeat: usize,
+    #[command(flatten)]
+    kernels: Kernels,
+}
+
+pub fn run(args: &RunArgs) -> Result<Outcome> {
+    args.output.iter().try_for_each(files::check)?; // before the run, which may be long
+    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let device = setup::open_device(args.device)?;
+    let (engine, inputs) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
+    let mut results = Results::of(engine.output());
+    let began = Instant::now();
+    stream(&engine, &inputs, |output| results.add(output))?;
+    (1..args.repeat).try_for_each(|_| stream(&engine, &inputs, |_| {}))?;
+    let took = began.elapsed();
+    let mut out = io::stdout();
+    writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
+    writeln!(out, "device  {}", setup::describe(device.info()))?;
+    print_rows(&engine, &inputs, args.repeat, took)?;
+    match &args.output {
+        Some(path) => write(path, &results),
+        None => print(&results),
+    }?;
+    Ok(Outcome::AllGood)
+}
+
+fn print_rows(engine: &Engine, inputs: &Inputs, repeat: usize, took: Duration) -> Result<()> {
+    let mut out = io::stdout();
+    for line in inputs.lines() {
+        writeln!(out, "input   {}", report::message(&line))?;
+    }
+    let (rows, seconds) = (inputs.rows() * repeat, took.as_secs_f64());
+    let rate = rows as f64 / seconds;
+    let (batch, time) = (engine.capacity(), report::time(seconds));
+    writeln!(out, "rows    {rows} in batches of up to {batch}, {time}, {rate:.1} rows/s")?;
+    Ok(())
+}
+
+/// Writes the archive.
+fn write(path: &Path, results: &Results) -> Result<()> {
+    let file = |(port, bytes): &(RowPort, Vec<u8>)| {
+        let dims = [&[results.rows][..], &port.dims].concat();
+        (format!("{}.npy", port.name), npy::write(port.dtype, &dims, bytes))
+    };
+    let archive = npz::write(&results.ports.iter().map(file).collect::<Vec<_>>())?;
+    files::write(path, archive)?;
+    let names: Vec<&str> = results.ports.iter().map(|(port, _)| &*port.name).collect();
+    let said = format!("output  {} in {}", names.join(", "), path.display());
+    writeln!(io::stdout(), "{}", report::message(&said))?;
+    Ok(())
+}
+
+/// What came out, as a table.
+fn print(results: &Results) -> Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "\n{:<24} {:>9} {:>9} {:>9} {:>11}", "output", "min", "max", "mean", "NaN or inf")?;
+    for (port, bytes) in &results.ports {
+        let Summary { min, max, mean, bad, first } = Summary::of(port, bytes);
+        let name = printable(&port.name, MOST_OF_A_NAME);
+        let [min, max, mean] = [min, max, mean].map(|number| number.map_or_else(|| "-".into(), short));
+        writeln!(out, "{name:<24} {min:>9} {max:>9} {mean:>9} {bad:>11}")?;
+        let dims: Vec<String> = [results.rows].iter().chain(&port.dims).map(usize::to_string).collect();
+        writeln!(out, "  {}[{}]: {first}", port.dtype, dims.join(","))?;
+    }
+    Ok(())
+}
+
+/// Characters of a port's name in the table.
+const MOST_OF_A_NAME: usize = 24;
+/// Elements that are shown.
+const FIRST: usize = 5;
+
+/// Elements in short; none of those that are finite where there are none.
+struct Summary {
+    min: Option<f64>,
+    max: Option<f64>,
+    mean: Option<f64>,
+    /// NaN, or infinite.
+    bad: usize,
+    first: String,
+}
+
+impl Summary {
+    fn of(port: &RowPort, bytes: &[u8]) -> Self {
+        let all = || numbers(port.dtype, bytes);
+        let finite = || all().filter(|number| number.is_finite());
+        let (count, sum) = finite().fold((0_usize, 0.0), |(count, sum), number| (count + 1, sum + number));
+        let first: Vec<String> = all().take(FIRST).map(short).collect();
+        let more = if all().nth(FIRST).is_some() { ", ..." } else { "" };
+        Self {
+            min: finite().reduce(f64::min),
+            max: finite().reduce(f64::max),
+            mean: (count > 0).then_some(sum / count as f64),
+            bad: all().count() - count,
+            first: first.join(", ") + more,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trefoil::{Dtype, RowSpec};
+
+    #[test]
+    fn what_is_not_finite_is_counted_apart() {
+        let spec = RowSpec::new([("x", Dtype::F32, vec![7])]);
+        let summary = |numbers: &[f32]| Summary::of(&spec.ports()[0], bytemuck::cast_slice(numbers));
+        let some = summary(&[1.0, f32::NAN, -3.0, f32::INFINITY, 0.5, 0.0, 0.0]);
+        assert_eq!((some.min, some.max, some.mean, some.bad), (Some(-3.0), Some(1.0), Some(-0.3), 2));
+        assert_eq!(some.first, "1, NaN, -3, inf, 0.50000, ...");
+        let none = summary(&[f32::NAN]);
+        assert_eq!((none.min, none.mean, none.bad, &none.first[..]), (None, None, 1, "NaN"));
+    }
+}

@@ -1,0 +1,269 @@
+//! Models of any values: rows from files, what comes out, and what wrong rows get.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::write::{attribute, bytes, initializer, int, message, model, node};
+use super::{Folder, expect_code, run, stderr, stdout};
+
+const FLOAT: i64 = 1;
+const INT64: i64 = 7;
+const FLOAT16: i64 = 10;
+
+/// An input (11) or output (12) of these dimensions: a size, or the name of one.
+fn port(field: u32, name: &str, dtype: i64, dims: &[&str]) -> Vec<u8> {
+    let dim = |dim: &&str| match dim.parse() {
+        Ok(size) => message(1, &[int(1, size)]),
+        Err(_) => message(1, &[bytes(2, dim)]),
+    };
+    let shape = message(2, &dims.iter().map(dim).collect::<Vec<_>>());
+    message(field, &[bytes(1, name), message(2, &[message(1, &[int(1, dtype), shape])])])
+}
+
+/// A node called after its output.
+fn op(op_type: &str, inputs: &[&str], output: &str, more: &[Vec<u8>]) -> Vec<u8> {
+    let inputs = inputs.iter().map(|name| bytes(1, name)).collect::<Vec<_>>().concat();
+    node(op_type, &[inputs, bytes(2, output), bytes(3, output), more.concat()])
+}
+
+/// `scores` is `x` [batch, 3] times a matrix, `half` the same in f16; `sums` [batch, sequence] is `ids` twice.
+fn network(more: &[Vec<u8>]) -> Vec<u8> {
+    let matrix: Vec<u8> = [1.0_f32, 0.5, -1.0, 2.0, 0.0, 4.0].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let to_half = attribute("to", &[int(3, FLOAT16), int(20, 2)]);
+    let graph = [
+        port(11, "x", FLOAT, &["batch", "3"]),
+        port(11, "ids", INT64, &["batch", "sequence"]),
+        initializer(FLOAT, &[3, 2], &[bytes(9, matrix)]),
+        op("MatMul", &["x", "w"], "scores", &[]),
+        op("Cast", &["scores"], "half", &[to_half]),
+        op("Add", &["ids", "ids"], "sums", &[]),
+        port(12, "scores", FLOAT, &["batch", "2"]),
+        port(12, "half", FLOAT16, &["batch", "2"]),
+        port(12, "sums", INT64, &["batch", "sequence"]),
+    ];
+    [model(&[&graph[..], more].concat()), message(8, &[int(2, 18)])].concat()
+}
+
+/// A .npy file by hand.
+fn npy(descr: &str, shape: &str, elems: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    [&b"\x93NUMPY\x01\0"[..], &(header.len() as u16).to_le_bytes(), header.as_bytes(), elems].concat()
+}
+
+fn f32s(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn i64s(numbers: &[i64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+/// The files of an archive that stores them: name and content.
+fn unzip(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let number = |at: usize, length: usize| archive[at..][..length].iter().rev().fold(0, |n, &b| n << 8 | b as usize);
+    let end = archive.len() - 22;
+    assert_eq!(&archive[end..][..4], b"PK\x05\x06");
+    let mut entry = number(end + 16, 4);
+    let files = (0..number(end + 10, 2)).map(|_| {
+        assert_eq!((&archive[entry..][..4], number(entry + 10, 2)), (&b"PK\x01\x02"[..], 0));
+        let ([sum, length, name], at) = ([16, 24, 28].map(|field| number(entry + field, 4)), number(entry + 42, 4));
+        let name = name & 0xffff;
+        assert_eq!((&archive[at..][..4], number(at + 14, 4), number(at + 26, 2)), (&b"PK\x03\x04"[..], sum, name));
+        let content = archive[at + 30 + name..][..length].to_vec();
+        let mut hash = flate2::Crc::new();
+        hash.update(&content);
+        assert_eq!(hash.sum() as usize, sum);
+        let named = String::from_utf8(archive[entry + 46..][..name].to_vec()).unwrap();
+        entry += 46 + name;
+        (named, content)
+    });
+    files.collect()
+}
+
+/// The header and the elements of a .npy file.
+fn parts(file: &[u8]) -> (String, Vec<u8>) {
+    let start = 10 + u16::from_le_bytes([file[8], file[9]]) as usize;
+    assert_eq!((&file[..8], start % 64), (&b"\x93NUMPY\x01\0"[..], 0));
+    (String::from_utf8(file[10..start].to_vec()).unwrap(), file[start..].to_vec())
+}
+
+/// The network in a folder, and files by name.
+struct Files(Folder, PathBuf);
+
+impl Files {
+    fn new(test: &str) -> Self {
+        let folder = Folder::new(test);
+        let path = folder.0.join("network.onnx");
+        fs::write(&path, network(&[])).unwrap();
+        Self(folder, path)
+    }
+
+    /// Writes a file; `NAME=PATH` for `--input`.
+    fn input(&self, name: &str, content: Vec<u8>) -> String {
+        let path = self.0.0.join(format!("{name}.npy"));
+        fs::write(&path, content).unwrap();
+        format!("{name}={}", path.display())
+    }
+
+    /// Runs a command with the network on the CPU.
+    fn run(&self, command: &str, more: &[&str]) -> std::process::Output {
+        run(&[&[command, self.1.to_str().unwrap(), "--device", "cpu"], more].concat())
+    }
+}
+
+#[test]
+fn rows_from_files_give_arrays() {
+    let files = Files::new("run-files");
+    let x = files.input("x", npy("<f4", "3, 3", &f32s(&[1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 1.0, 1.0, 1.0])));
+    let ids = files.input("ids", npy("<i8", "3, 2", &i64s(&[1, 2, 3, 4, 5, -6])));
+    let (to, size) = (files.0.0.join("out.npz"), "sequence=2,batch=2");
+    let output = files.run("run", &["--size", size, "--input", &x, "--input", &ids, "--output", to.to_str().unwrap()]);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    assert!(said.contains("x.npy") && said.contains("rows    3") && !said.contains("random"), "{said}");
+    let arrays = unzip(&fs::read(&to).unwrap());
+    let halves = [1.0_f32, 0.5, -2.0, 4.0, 0.0, 6.5].map(|number| half::f16::from_f32(number).to_le_bytes()).concat();
+    let expected = [
+        ("scores", "'<f4'", "(3, 2,)", f32s(&[1.0, 0.5, -2.0, 4.0, 0.0, 6.5])),
+        ("half", "'<f2'", "(3, 2,)", halves),
+        ("sums", "'<i8'", "(3, 2,)", i64s(&[2, 4, 6, 8, 10, -12])),
+    ];
+    assert_eq!(arrays.len(), expected.len());
+    for ((name, file), (port, descr, shape, elems)) in arrays.iter().zip(expected) {
+        let (header, found) = parts(file);
+        assert!(*name == format!("{port}.npy") && header.contains(descr) && header.contains(shape), "{name}: {header}");
+        assert_eq!(found, elems, "{port}");
+    }
+    let before = fs::read(&to).unwrap();
+    let again = files.run("run", &["--size", size, "--input", &x, "--input", &ids, "--output", to.to_str().unwrap()]);
+    expect_code(&again, 0);
+    assert_eq!(fs::read(&to).unwrap(), before);
+    assert_eq!(fs::read_dir(&files.0.0).unwrap().count(), 4, "something is left beside the files");
+}
+
+#[test]
+fn what_has_no_file_is_random_and_the_same_again() {
+    let files = Files::new("run-random");
+    let ids = files.input("ids", npy("<i8", "2,", &i64s(&[7, 8])));
+    let table = |more: &[&str]| {
+        let output = files.run("run", &[&["--size", "sequence=2"], more].concat());
+        expect_code(&output, 0);
+        let said = stdout(&output);
+        assert!(said.lines().all(|line| line.chars().count() <= 80 || line.starts_with("model")), "{said}");
+        said
+    };
+    let one = table(&["--input", &ids, "--repeat", "3"]);
+    assert!(one.contains("`x` of f32[3], random") && one.contains("rows    3 "), "{one}");
+    assert!(one.contains("i64[1,2]: 14, 16\n"), "{one}");
+    let results =
+        |text: &str| text.lines().skip_while(|line| !line.starts_with("output")).collect::<Vec<_>>().join("\n");
+    let many = table(&["--rows", "20"]);
+    assert!(many.contains("f32[20,2]: ") && many.contains("`ids` of i64[2], random"), "{many}");
+    assert_eq!(results(&many), results(&table(&["--rows", "20", "--size", "batch=3"])));
+}
+
+#[test]
+fn a_network_of_images_runs_on_bytes() {
+    let output = run(&["run", "tests/data/onnx/images.onnx", "--device", "cpu", "--rows", "3"]);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    assert!(said.contains("`image` of u8[20,16,3], random") && said.contains("f32[3,10]: "), "{said}");
+}
+
+#[test]
+fn wrong_rows_say_what_is_expected() {
+    let files = Files::new("run-wrong");
+    let x = files.input("x", npy("<f4", "2, 3", &f32s(&[0.0; 6])));
+    let ids = files.input("ids", npy("<i8", "3, 2", &i64s(&[0; 6])));
+    let nowhere = "x=nowhere.npy".to_owned();
+    let wrong = |more: &[&str]| {
+        let output = files.run("run", &[&["--size", "sequence=2"], more].concat());
+        expect_code(&output, 1);
+        assert!(stdout(&output).is_empty(), "{}", stdout(&output));
+        stderr(&output)
+    };
+    let named = wrong(&["--input", &x.replace("x=", "y=")]);
+    assert!(named.contains("`x`, `ids`") && named.contains("`y`"), "{named}");
+    let rows = wrong(&["--input", &x, "--input", &ids]);
+    assert!(rows.contains("ids.npy has 3 rows") && rows.contains("x.npy has 2"), "{rows}");
+    assert!(wrong(&["--input", &nowhere]).contains("nowhere.npy"));
+    assert!(wrong(&["--input", &x, "--input", &x]).contains("twice"));
+    for (descr, shape, bytes) in [("<f8", "3,", 24), ("<f4", "4,", 16), ("<f4", "1, 1, 3", 12), ("<f4", "0, 3", 0)] {
+        let said = wrong(&["--input", &files.input("x", npy(descr, shape, &vec![0; bytes]))]);
+        assert!(said.contains("x.npy holds") && said.contains("`x` of f32[3]"), "{said}");
+    }
+    let cut = wrong(&["--input", &files.input("x", npy("<f4", "3,", &[0; 11]))]);
+    assert!(cut.contains("x.npy") && cut.contains("cut short"), "{cut}");
+    assert!(wrong(&["--output", "/no/such/folder/out.npz"]).contains("/no/such/folder"));
+    for (args, named) in
+        [(["--size", "batch=0"], "--size"), (["--input", "x.npy"], "--input"), (["--rows", "0"], "--rows")]
+    {
+        let output = files.run("run", &args);
+        expect_code(&output, 64);
+        assert!(stderr(&output).contains(named), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_missing_size_is_named() {
+    let files = Files::new("run-sizes");
+    let said = |more: &[&str]| {
+        let output = files.run("run", more);
+        expect_code(&output, 1);
+        stderr(&output)
+    };
+    assert!(said(&[]).contains("--size") && said(&[]).contains("`sequence`"), "{}", said(&[]));
+    assert!(said(&["--size", "sequence=2,length=3"]).contains("length"));
+    let other = run(&["run", "weights/convnet28", "--device", "cpu", "--size", "sequence=2"]);
+    expect_code(&other, 1);
+    assert!(stderr(&other).contains("ONNX"), "{}", stderr(&other));
+}
+
+#[test]
+fn a_check_needs_another_device_than_the_cpu() {
+    let files = Files::new("check-cpu");
+    let output = files.run("check", &["--size", "sequence=2", "--rows", "2"]);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("nothing to compare") && stdout(&output).is_empty(), "{}", stderr(&output));
+    expect_code(&files.run("check", &["--tolerance", "nan"]), 64);
+    let missing = files.run("check", &[]);
+    expect_code(&missing, 1);
+    assert!(stderr(&missing).contains("`sequence`"), "{}", stderr(&missing));
+}
+
+#[test]
+fn inspect_tells_of_any_file_what_it_is_made_of() {
+    let files = Files::new("inspect-values");
+    let output = files.run("inspect", &["--size", "sequence=5"]);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    let parts = ["opset 18, 3 nodes", "`ids` of INT64[batch,sequence]", "for --size: batch, sequence", "1 MatMul"];
+    for part in parts.into_iter().chain(["as a graph of one row", "1 contract", "plan for", "steps only move elements"])
+    {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+    let json = files.run("inspect", &["--size", "sequence=5", "--json"]);
+    expect_code(&json, 0);
+    assert!(super::json_lines(&json)[0]["steps"].as_array().is_some_and(|steps| !steps.is_empty()));
+
+    let unsized_ = files.run("inspect", &[]);
+    expect_code(&unsized_, 1);
+    assert!(stdout(&unsized_).contains("1 MatMul") && stderr(&unsized_).contains("`sequence`"), "{unsized_:?}");
+}
+
+#[test]
+fn inspect_lists_what_is_not_supported_by_operator() {
+    let files = Files::new("inspect-unsupported");
+    let odd = |output: &str| op("Odd", &["scores"], output, &[]);
+    let more: Vec<Vec<u8>> = ["a", "b", "c", "d", "e", "f", "g"].map(odd).into();
+    fs::write(&files.1, network(&[&more[..], &[op("NonZero", &["x"], "places", &[])]].concat())).unwrap();
+    let output = files.run("inspect", &["--size", "sequence=5"]);
+    expect_code(&output, 1);
+    let said = stdout(&output);
+    for part in
+        ["nodes that are not supported: 8", "Odd (version 18): 7\n", "`a` of f32[1,2]: ", "and 2 more", "NonZero"]
+    {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+    assert!(!said.contains("`f` of"), "{said}");
+}
