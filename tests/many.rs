@@ -127,9 +127,15 @@ fn models_that_do_not_fit_together_are_refused() {
     let (front, back) = model.split_at("pool2").unwrap();
     let build = |builder: EngineBuilder<'_>| checked(builder, &device).build().unwrap_err().to_string();
     let text = build(Engine::builder(&model).then(&back));
-    assert_eq!(text, "then is a model that reads 14x14x32 of f32: expected one that reads 1x1x10 of f32");
+    assert_eq!(
+        text,
+        "then is a model that reads `image` of f32[14,14,32]: expected one that reads `features` of f32[10]"
+    );
     let text = build(Engine::builder(&model).beside(&back));
-    assert_eq!(text, "beside is a model that reads 14x14x32 of u8: expected one that reads 28x28x1 of u8");
+    assert_eq!(
+        text,
+        "beside is a model that reads `image` of u8[14,14,32]: expected one that reads `image` of u8[28,28,1]"
+    );
     let text = build(Engine::builder(&front).then(&back).beside(&back.features().unwrap()).average());
     assert!(text.starts_with("average is outputs of different shapes"), "{text}");
     let pairs = Engine::builder(&model).beside(&model).average().output(OutputKind::TopK(3)).on(&device).build();

@@ -105,7 +105,7 @@ fn every_output_is_there_whoever_reads_it() {
         g.finish()
     })
     .unwrap();
-    let engine = Engine::builder(&model).on(&cpu()).build().unwrap();
+    let engine = Engine::builder(&model).on(device).build().unwrap();
     let mut batch = engine.acquire().unwrap();
     batch.port_mut::<f32>(0, "x").unwrap().copy_from_slice(&[1.0, 4.0, 3.0]);
     let output = batch.submit(1).unwrap().wait().unwrap();
@@ -149,6 +149,37 @@ fn models_read_one_another(device: &Device) {
     assert_eq!(twice, batch.submit(1).unwrap().wait().unwrap().values(0));
 }
 
+/// Outputs that are an input, a constant, and one value twice.
+fn outputs_are_whatever_the_graph_says(device: &Device) {
+    let model = Model::of_graphs(Weights::from_tensors([("w", vec![1], vec![0.0])]).unwrap(), |rows| {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[rows, 3]);
+        let twice = g.map("twice", Expr::arg(0) + Expr::arg(0), &[x]);
+        let constant: Vec<u8> = (0..rows).flat_map(|_| [7_i32, 8].map(i32::to_le_bytes)).flatten().collect();
+        let constant = g.constant(Dtype::I32, &[rows, 2], constant);
+        for (name, value) in [("as it is", x), ("first", twice), ("second", twice), ("constant", constant)] {
+            g.output(name, value);
+        }
+        g.finish()
+    });
+    for batch in [1, 2] {
+        let engine = Engine::builder(model.as_ref().unwrap()).on(device).batch_sizes(&[batch]).build().unwrap();
+        let mut rows = engine.acquire().unwrap();
+        for row in 0..batch {
+            rows.port_mut::<f32>(row, "x").unwrap().copy_from_slice(&[1.0, 2.0 + row as f32, 3.0]);
+        }
+        let output = rows.submit(batch).unwrap().wait().unwrap();
+        for row in 0..batch {
+            let x = [1.0, 2.0 + row as f32, 3.0];
+            assert_eq!(output.port::<f32>(row, "as it is").unwrap(), x);
+            for name in ["first", "second"] {
+                assert_eq!(output.port::<f32>(row, name).unwrap(), x.map(|x| 2.0 * x));
+            }
+            assert_eq!(output.port::<i32>(row, "constant").unwrap(), [7, 8]);
+        }
+    }
+}
+
 /// Each of them on the CPU, and on a GPU.
 macro_rules! on_each_device {
     ($($case:ident),*) => {
@@ -169,4 +200,9 @@ macro_rules! on_each_device {
     };
 }
 
-on_each_device!(rows_have_ports_of_their_own_types, a_batcher_takes_single_records, models_read_one_another);
+on_each_device!(
+    rows_have_ports_of_their_own_types,
+    a_batcher_takes_single_records,
+    models_read_one_another,
+    outputs_are_whatever_the_graph_says
+);

@@ -6,7 +6,7 @@ use super::{Kernel, Place, Plan, Step, StepOp, Tensor};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "plan for {}, batch {}, input {}, output {:?}", self.limits, self.batch, self.input, self.output)?;
+        writeln!(f, "plan for {}, batch {}, input {}, output {}", self.limits, self.batch, self.input, self.output)?;
         let labels: Vec<String> = self.steps.iter().map(|step| step.op.label(step.inputs.len())).collect();
         let wide = labels.iter().map(String::len).fold(16, usize::max);
         writeln!(

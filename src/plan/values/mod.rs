@@ -13,7 +13,7 @@ use super::{
     Choices, Constant, Family, HandOp, Kernel, Limits, LoopOp, Place, Plan, Step, StepOp, Tensor, TensorId, kernels,
 };
 use crate::error::Error;
-use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Port, Slice, Value, ValueId, ValueType, expand};
+use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
 use crate::loops::{self, Loop, LoopBuilder, Schedule};
 use crate::tensor::{Dtype, Precision, RowSpec, Shape};
 
@@ -25,8 +25,8 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let &ValuesRequest { limits, batch, rows, precision, .. } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
-        true => with_rows(&expand(graph), batch, rows), // a GPU computes nothing by hand
-        false => with_rows(graph, batch, rows),
+        true => with_rows(&expand(graph), batch, rows[0]), // a GPU computes nothing by hand
+        false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
         Precision::F16 if on_gpu => layered(&graph, limits, batch),
@@ -36,8 +36,9 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let schedule = loops::schedule_apart(&of.graph, &apart);
     let mut growing = Growing::new(&of, &schedule, request);
     schedule.steps.iter().try_for_each(|step| growing.push(step))?;
-    if !is_dense(batch, rows[1]) {
-        growing.pack(&schedule);
+    match is_dense(batch, rows[1]) {
+        true => growing.copy_out(&schedule),
+        false => growing.pack(&schedule),
     }
     let mut plan = growing.plan;
     plan.place(true);
@@ -63,8 +64,8 @@ fn is_dense(batch: usize, rows: &RowSpec) -> bool {
     batch == 1 || matches!(rows.ports(), [only] if only.bytes() == rows.row_pitch)
 }
 
-/// The graph with inputs as they lie in rows, and with nodes that write its outputs alone where they are dense.
-fn with_rows(graph: &Graph, batch: usize, [input, output]: [&RowSpec; 2]) -> Graph {
+/// The graph with inputs as they lie in rows.
+fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
     let mut graph = graph.clone();
     for (index, port) in input.ports().iter().enumerate() {
         let pitch = input.row_pitch / port.dtype.bytes();
@@ -75,21 +76,7 @@ fn with_rows(graph: &Graph, batch: usize, [input, output]: [&RowSpec; 2]) -> Gra
             graph = graph.with_input_made(index, rows, &[Op::Slice(cut), Op::Reshape(dense)]);
         }
     }
-    if is_dense(batch, output) {
-        (0..graph.outputs.len()).for_each(|index| copy_out(&mut graph, index));
-    }
     graph
-}
-
-/// Lets an output be a value that nobody reads, which a node copies: whatever computes the value writes it there.
-fn copy_out(graph: &mut Graph, index: usize) {
-    let Port { name, value } = &graph.outputs[index];
-    let (name, from) = (format!("{name} (output)"), *value);
-    let (to, node) = (ValueId(graph.values.len()), NodeId(graph.nodes.len()));
-    let of = graph.value(from).clone();
-    graph.values.push(Value { of, origin: Origin::Node(node, 0), quantization: None });
-    graph.nodes.push(Node { name, op: Op::Map(Expr::arg(0)), inputs: vec![Some(from)], outputs: vec![to] });
-    graph.outputs[index].value = to;
 }
 
 /// A plan that grows by a step at a time.
@@ -98,7 +85,7 @@ struct Growing<'a> {
     of: &'a Layered,
     request: &'a ValuesRequest<'a>,
     of_value: HashMap<ValueId, TensorId>,
-    /// The number of the output that each of these values is, where outputs are written in place.
+    /// The number of the output that each of these values is, where steps write outputs in place.
     outputs: HashMap<ValueId, usize>,
     plan: Plan,
 }
@@ -107,8 +94,13 @@ impl<'a> Growing<'a> {
     fn new(of: &'a Layered, schedule: &Schedule, request: &'a ValuesRequest<'a>) -> Self {
         let &ValuesRequest { limits, batch, rows, .. } = request;
         let graph = &of.graph;
-        let in_place = graph.outputs.iter().filter(|_| is_dense(batch, rows[1])).enumerate();
-        let outputs = in_place.map(|(index, port)| (schedule.view_of(port.value), index));
+        let mut outputs = HashMap::new();
+        for (index, port) in graph.outputs.iter().enumerate().filter(|_| is_dense(batch, rows[1])) {
+            let of = schedule.view_of(port.value);
+            if matches!(graph.values[of.0].origin, Origin::Node(..)) {
+                outputs.entry(of).or_insert(index);
+            }
+        }
         let plan = Plan {
             limits: limits.clone(),
             batch,
@@ -120,7 +112,7 @@ impl<'a> Growing<'a> {
             arena_bytes: 0,
             arena_bytes_without_reuse: 0,
         };
-        Self { graph, of, request, of_value: HashMap::new(), outputs: outputs.collect(), plan }
+        Self { graph, of, request, of_value: HashMap::new(), outputs, plan }
     }
 
     fn push(&mut self, step: &loops::Step) -> Result<(), Error> {
@@ -130,8 +122,7 @@ impl<'a> Growing<'a> {
             return self.push_layer(*node, op);
         }
         let nodes: Vec<String> = step.nodes.iter().map(|id| self.graph.nodes[id.0].name.clone()).collect();
-        let name = step.nodes.iter().rev().map(|id| &self.graph.nodes[id.0].name).find(|name| !is_copy(name));
-        let name = name.or(nodes.last()).cloned().unwrap_or_default();
+        let name = nodes.last().cloned().unwrap_or_default();
         let (op, kernel, flops) = match &step.kernel {
             loops::Kernel::Loop(of) => {
                 let flops = of.operations();
@@ -165,6 +156,23 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
+    /// Steps that copy outputs which are inputs, constants, or other outputs too.
+    fn copy_out(&mut self, schedule: &Schedule) {
+        for (index, port) in self.graph.outputs.iter().enumerate() {
+            let id = schedule.view_of(port.value);
+            if self.outputs.get(&id) == Some(&index) {
+                continue;
+            }
+            let (of, from) = (self.graph.value(id).clone(), self.tensor(id));
+            let mut b = LoopBuilder::new(std::slice::from_ref(&of), &of.dims);
+            let point = b.point();
+            let elem = b.load(0, &point);
+            let to = self.add_tensor(of, Place::Output(self.request.rows[1].ports()[index].offset));
+            let op = LoopOp { kinds: "copy".into(), nodes: Vec::new(), of: Arc::new(b.finish(elem)), flops: 0 };
+            self.add(port.name.clone(), StepOp::Loop(op), Kernel::Loop, vec![from], vec![to], 0);
+        }
+    }
+
     /// A step that puts the outputs into rows, word by word.
     fn pack(&mut self, schedule: &Schedule) {
         let rows = self.request.rows[1];
@@ -194,10 +202,9 @@ impl<'a> Growing<'a> {
     /// What the nodes of a step are, those of one kind once in a row.
     fn kinds(&self, step: &loops::Step) -> String {
         let of = |id: &NodeId| &self.graph.nodes[id.0];
-        let mut kinds: Vec<&str> =
-            step.nodes.iter().map(of).filter(|node| !is_copy(&node.name)).map(|node| node.op.kind()).collect();
+        let mut kinds: Vec<&str> = step.nodes.iter().map(|id| of(id).op.kind()).collect();
         kinds.dedup();
-        if kinds.is_empty() { "copy".into() } else { kinds.join("+") }
+        kinds.join("+")
     }
 
     fn by_hand(&self, node: NodeId) -> HandOp {
@@ -265,9 +272,4 @@ fn packing(batch: usize, rows: &RowSpec) -> Loop {
         result = b.load_if(operand, &[row, index], is_inside, result);
     }
     b.finish(result)
-}
-
-/// Whether a node of this name only writes an output.
-fn is_copy(name: &str) -> bool {
-    name.ends_with(" (output)")
 }

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::graph::{Contract, Conv, GraphBuilder, Window};
+use crate::graph::{Contract, Conv, Expr, GraphBuilder, Window};
 use crate::plan::Kernel;
 
 /// Rows of the ports that a graph of one row has.
