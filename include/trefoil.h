@@ -7,10 +7,18 @@
  * submission alone, or trefoil_on_ready() calls back; trefoil_output_row() is read in place; trefoil_release() frees
  * the memory for a later batch. Single rows from many threads go through a batcher instead.
  *
+ * A row holds one or several ports, each a value with a name, a type and dimensions. A network of images has one on each
+ * side; any other has those of its inputs and outputs: trefoil_engine_input_port() describes them,
+ * trefoil_engine_find_input() finds one by its name, trefoil_batch_port() and trefoil_output_port() tell where its elements
+ * are. Every call that gives out memory tells its length in bytes.
+ *
  * Handles are numbers, never pointers; 0 is none. Every function may be called from any thread at any time, with any
  * handle: one that was released, that never was, or that names something else is answered with a status. An object
  * that a call uses up, as trefoil_submit() does the batch, is gone for every thread. No function may be called from a
  * signal handler, from a trefoil_log_callback, or in a child after fork().
+ *
+ * This is version 2 of the interface, as TREFOIL_ABI_MAJOR says: a program compiled for version 1 is to be compiled anew.
+ * trefoil_check_abi() tells whether the library is of the version that the program was compiled for.
  *
  * Every function that can fail gives a trefoil_status; trefoil_last_error() tells more. What a failing call would have
  * written is left as it was. Nothing here throws, and nothing aborts unless malloc() fails.
@@ -37,7 +45,7 @@
 #define TREFOIL_ABI_MAJOR 2
 
 /* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
-#define TREFOIL_ABI_MINOR 0
+#define TREFOIL_ABI_MINOR 1
 
 /* What a call answers. The numbers never change. */
 enum trefoil_status
@@ -313,7 +321,10 @@ typedef struct trefoil_device_info {
 /* A model: graph, weights, labels. */
 typedef uint64_t trefoil_model;
 
-/* What a model takes and gives. */
+/*
+ What a model takes and gives. One that is no network of images has zeros for all but its name: what it takes and gives
+ is told by the ports of an engine of it.
+ */
 typedef struct trefoil_model_info {
     /* sizeof(trefoil_model_info), set by the caller. */
     size_t size;
@@ -374,7 +385,10 @@ typedef struct trefoil_engine_options {
 /* A model on a device behind a ring. */
 typedef uint64_t trefoil_engine;
 
-/* Shape, type and size of the rows on one side of an engine. */
+/*
+ Shape, type and size of the rows on one side of an engine. Rows of several ports have the shape and type of the first
+ one here; trefoil_port has those of each.
+ */
 typedef struct trefoil_tensor {
     /* sizeof(trefoil_tensor), set by the caller. */
     size_t size;
@@ -423,6 +437,28 @@ typedef struct trefoil_health {
     /* Result buffers in all. */
     size_t results;
 } trefoil_health;
+
+/* A port: one of the values that a row holds one behind the other, and where it is. */
+typedef struct trefoil_port {
+    /* sizeof(trefoil_port), set by the caller. */
+    size_t size;
+    /* Its name, which no other port of the row has, cut to what fits with a NUL. */
+    char name[128];
+    /* Bytes of the whole name, without NUL. */
+    size_t name_bytes;
+    /* Element type: a trefoil_dtype. */
+    uint32_t dtype;
+    /* How many dimensions there are; 0 for one number. The batch is not among them. */
+    uint32_t rank;
+    /* The first dimensions, the innermost last; zeros behind them. A `rank` above 8 has more than fit. */
+    size_t dims[8];
+    /* Elements in all. */
+    size_t elements;
+    /* Bytes in all. */
+    size_t bytes;
+    /* Where it begins in a row, in bytes. */
+    size_t offset;
+} trefoil_port;
 
 /* A batch being filled. */
 typedef uint64_t trefoil_batch;
@@ -623,13 +659,28 @@ trefoil_status trefoil_device_get_info(trefoil_device device, struct trefoil_dev
 trefoil_status trefoil_device_health(trefoil_device device);
 
 /*
- Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file. A path is any bytes on Unix, and
- UTF-8 elsewhere.
+ Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network. A path
+ is any bytes on Unix, and UTF-8 elsewhere.
 
  Pointers:
  `path` is a C string or null, `model` can be written or is null.
  */
-trefoil_status trefoil_model_open(const char *path, trefoil_model *model);
+trefoil_status trefoil_model_open(const char *path,
+                                  trefoil_model *model);
+
+/*
+ Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
+ values. The first dimension of the inputs may stay free: it is the batch.
+
+ Pointers:
+ `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
+ null or has `count` numbers; `model` can be written or is null.
+ */
+trefoil_status trefoil_model_open_at(const char *path,
+                                     const char *const *names,
+                                     const size_t *values,
+                                     size_t count,
+                                     trefoil_model *model);
 
 /*
  The model cut at a node or module, such as `layer4`: its result is that node's value.
@@ -727,6 +778,54 @@ trefoil_status trefoil_engine_health(trefoil_engine engine, struct trefoil_healt
 trefoil_status trefoil_engine_close(trefoil_engine engine, uint32_t abort, uint64_t limit_ns);
 
 /*
+ How many ports a row has that producers write.
+
+ Pointers:
+ `count` can be written or is null.
+ */
+trefoil_status trefoil_engine_input_ports(trefoil_engine engine, size_t *count);
+
+/*
+ How many ports a row has that consumers read.
+
+ Pointers:
+ `count` can be written or is null.
+ */
+trefoil_status trefoil_engine_output_ports(trefoil_engine engine, size_t *count);
+
+/*
+ A port of the rows that producers write, by its number from 0 on.
+
+ Pointers:
+ `port` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_engine_input_port(trefoil_engine engine, size_t index, struct trefoil_port *port);
+
+/*
+ A port of the rows that consumers read, by its number from 0 on.
+
+ Pointers:
+ `port` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_engine_output_port(trefoil_engine engine, size_t index, struct trefoil_port *port);
+
+/*
+ The number of the port of this name, of the rows that producers write.
+
+ Pointers:
+ `name` is a C string or null, `index` can be written or is null.
+ */
+trefoil_status trefoil_engine_find_input(trefoil_engine engine, const char *name, size_t *index);
+
+/*
+ The number of the port of this name, of the rows that consumers read.
+
+ Pointers:
+ `name` is a C string or null, `index` can be written or is null.
+ */
+trefoil_status trefoil_engine_find_output(trefoil_engine engine, const char *name, size_t *index);
+
+/*
  Lends a batch to fill, waiting for a free one up to the engine's limit: then TIMEOUT, with the counts of what is
  being filled, in flight, and finished but unread.
 
@@ -761,6 +860,21 @@ trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
  `row` can be written or is null, and so is `bytes`.
  */
 trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row, size_t *bytes);
+
+/*
+ Where a port of row `index` of a batch is, by its number, to be written as the row is: `dtype` is a trefoil_dtype, the
+ type of the elements that the program writes, and it is an error if the port has others. `bytes` is null, or gets the
+ length of the port.
+
+ Pointers:
+ `elements` can be written or is null, and so is `bytes`.
+ */
+trefoil_status trefoil_batch_port(trefoil_batch batch,
+                                  size_t index,
+                                  size_t port,
+                                  uint32_t dtype,
+                                  void **elements,
+                                  size_t *bytes);
 
 /*
  Submits the first `rows` rows: upload, forward, download. Returns at once; it never waits for the device. Only
@@ -833,14 +947,29 @@ trefoil_status trefoil_output_rows(trefoil_output output, size_t *rows);
 trefoil_status trefoil_output_result(trefoil_output output, uint32_t *result);
 
 /*
- Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which
- are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K. It may be read by several threads until the output is
- released. `bytes` is null, or gets the length.
+ Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which of
+ a network of images are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K, and of any other its ports. It may be
+ read by several threads until the output is released. `bytes` is null, or gets the length.
 
  Pointers:
  `row` can be written or is null, and so is `bytes`.
  */
 trefoil_status trefoil_output_row(trefoil_output output, size_t index, const void **row, size_t *bytes);
+
+/*
+ Where a port of row `index` of an output is, by its number, to be read as the row is: `dtype` is a trefoil_dtype, the type
+ of the elements that the program reads, and it is an error if the port has others. `bytes` is null, or gets the length
+ of the port.
+
+ Pointers:
+ `elements` can be written or is null, and so is `bytes`.
+ */
+trefoil_status trefoil_output_port(trefoil_output output,
+                                   size_t index,
+                                   size_t port,
+                                   uint32_t dtype,
+                                   const void **elements,
+                                   size_t *bytes);
 
 /*
  Copies rows of an output, `count` from row `first` on, to `values`, without padding; `bytes` is their length, `count`
@@ -925,6 +1054,14 @@ trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
  `memory` can be written or is null, and so is `bytes`.
  */
 trefoil_status trefoil_row_memory(trefoil_row row, void **memory, size_t *bytes);
+
+/*
+ Where a port of a row is, by its number, as trefoil_batch_port() has it.
+
+ Pointers:
+ `elements` can be written or is null, and so is `bytes`.
+ */
+trefoil_status trefoil_row_port(trefoil_row row, size_t port, uint32_t dtype, void **elements, size_t *bytes);
 
 /*
  Commits a row to the queue. Never waits. The row's handle is given up, and its memory must not be written any

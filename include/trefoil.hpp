@@ -7,6 +7,12 @@
 //     trefoil::output output = std::move(batch).submit(1).wait();
 //     for (auto [value, index] : output.top_k<5>(0)) std::cout << model.label(index) << ' ' << value << '\n';
 //
+// A model that is no network of images has rows of named ports:
+//
+//     const trefoil::port ids = engine.input_port("input_ids"), logits = engine.output_port("logits");
+//     encode(text, batch.port<std::int64_t>(0, ids.index)); // throws if its elements are of another type
+//     for (float logit : output.port<float>(0, logits.index)) std::cout << logit << '\n';
+//
 // What fails throws trefoil::error. Nothing allocates between acquire() and the end of an output, unless it throws.
 // Objects are moved by giving their handle over; one that was moved from, or that a call such as submit() used up, is
 // empty, and using it throws. A const reference to an engine or batcher may be used by any number of threads.
@@ -94,6 +100,50 @@ private:
     std::uint64_t raw_ = 0;
 };
 
+/// A half, and the upper half of a float, as bits.
+struct f16 {
+    std::uint16_t bits;
+};
+struct bf16 {
+    std::uint16_t bits;
+};
+
+/// The trefoil_dtype of elements of type T.
+template <class T>
+inline constexpr trefoil_dtype dtype_of = T::is_no_element_type;
+template <>
+inline constexpr trefoil_dtype dtype_of<bool> = TREFOIL_DTYPE_BOOL;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::uint8_t> = TREFOIL_DTYPE_U8;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::uint16_t> = TREFOIL_DTYPE_U16;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::uint32_t> = TREFOIL_DTYPE_U32;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::uint64_t> = TREFOIL_DTYPE_U64;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::int8_t> = TREFOIL_DTYPE_I8;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::int16_t> = TREFOIL_DTYPE_I16;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::int32_t> = TREFOIL_DTYPE_I32;
+template <>
+inline constexpr trefoil_dtype dtype_of<std::int64_t> = TREFOIL_DTYPE_I64;
+template <>
+inline constexpr trefoil_dtype dtype_of<f16> = TREFOIL_DTYPE_F16;
+template <>
+inline constexpr trefoil_dtype dtype_of<bf16> = TREFOIL_DTYPE_BF16;
+template <>
+inline constexpr trefoil_dtype dtype_of<float> = TREFOIL_DTYPE_F32;
+template <>
+inline constexpr trefoil_dtype dtype_of<double> = TREFOIL_DTYPE_F64;
+static_assert(sizeof(bool) == 1);
+
+/// What a port of an engine's rows is, and its number for batch::port(), row::port() and output::port().
+struct port : trefoil_port {
+    std::size_t index;
+};
+
 /// Options with their sizes set; the members are those of the C structs, zeros are the defaults.
 struct engine_options : trefoil_engine_options {
     engine_options() noexcept : trefoil_engine_options{} { size = sizeof(trefoil_engine_options); }
@@ -165,6 +215,15 @@ public:
     explicit model(const char *path) : handle(open(path)) {}
     explicit model(const std::string &path) : model(path.c_str()) {}
     explicit model(std::uint64_t raw) noexcept : handle(raw) {}
+    /// An ONNX file at sizes of its free dimensions.
+    static model at(const std::string &path, const std::vector<std::pair<std::string, std::size_t>> &sizes) {
+        std::vector<const char *> names;
+        std::vector<std::size_t> values;
+        for (const auto &[name, value] : sizes) names.push_back(name.c_str()), values.push_back(value);
+        trefoil_model raw = 0;
+        check(trefoil_model_open_at(path.c_str(), names.data(), values.data(), sizes.size(), &raw));
+        return model(raw);
+    }
     /// The model cut at a node or module, such as `layer4`: its result is that node's value.
     model cut(const char *node) const {
         trefoil_model raw = 0;
@@ -214,16 +273,21 @@ public:
         check(trefoil_output_rows(get(), &rows));
         return rows;
     }
-    /// The numbers of a row: probabilities, logits or features. Rows of TREFOIL_RESULT_TOP_K are pairs, which top_k() reads:
-    /// for them it throws std::logic_error.
+    /// The elements of a port of a row, by its number; it throws if they are not of type T.
+    template <class T>
+    span<const T> port(std::size_t row, std::size_t index) const {
+        const void *at = nullptr;
+        std::size_t bytes = 0;
+        check(trefoil_output_port(get(), row, index, dtype_of<T>, &at, &bytes));
+        return {static_cast<const T *>(at), bytes / sizeof(T)};
+    }
+    /// The numbers of a row: probabilities, logits or features, or the first port of another model. Rows of
+    /// TREFOIL_RESULT_TOP_K are pairs, which top_k() reads: for them it throws std::logic_error.
     span<const float> values(std::size_t row) const {
         std::uint32_t result = 0;
         check(trefoil_output_result(get(), &result));
         if (result == TREFOIL_RESULT_TOP_K) throw std::logic_error("trefoil: rows of TOP_K are read with top_k()");
-        const void *at = nullptr;
-        std::size_t bytes = 0;
-        check(trefoil_output_row(get(), row, &at, &bytes));
-        return {static_cast<const float *>(at), bytes / sizeof(float)};
+        return port<float>(row, 0);
     }
     template <std::size_t K>
     classes<K> top_k(std::size_t row) const {
@@ -318,6 +382,14 @@ public:
         if (!*this || index >= capacity_) throw std::out_of_range("trefoil: no such row of a batch");
         return {first_ + index * row_pitch_, row_bytes_};
     }
+    /// The elements of a port of a row, by its number, to be written until submit(); it throws if they are not of type T.
+    template <class T>
+    span<T> port(std::size_t row, std::size_t index) const {
+        void *at = nullptr;
+        std::size_t bytes = 0;
+        check(trefoil_batch_port(get(), row, index, dtype_of<T>, &at, &bytes));
+        return {static_cast<T *>(at), bytes / sizeof(T)};
+    }
     /// Has the rows taken from device memory, on a CUstream that writes them and lives until the batch is submitted or
     /// destroyed; `row_pitch` is 0 where they have no gap.
     void read_from(const void *address, void *stream, std::size_t row_pitch = 0) const {
@@ -383,6 +455,14 @@ public:
     }
     const trefoil_tensor &input() const noexcept { return input_; }
     const trefoil_tensor &output() const noexcept { return output_; }
+    /// How many ports a row of the input has, and one of them by its number or name.
+    std::size_t input_ports() const { return number(trefoil_engine_input_ports); }
+    port input_port(std::size_t index) const { return describe(trefoil_engine_input_port, index); }
+    port input_port(const std::string &name) const { return input_port(find(trefoil_engine_find_input, name)); }
+    /// The same of the output.
+    std::size_t output_ports() const { return number(trefoil_engine_output_ports); }
+    port output_port(std::size_t index) const { return describe(trefoil_engine_output_port, index); }
+    port output_port(const std::string &name) const { return output_port(find(trefoil_engine_find_output, name)); }
     std::size_t capacity() const noexcept { return capacity_; }
     std::vector<std::size_t> batch_sizes() const {
         std::size_t count = 0;
@@ -416,6 +496,26 @@ private:
         check(trefoil_engine_build(model.get(), &options, &raw));
         return raw;
     }
+    template <class Function>
+    std::size_t number(Function function) const {
+        std::size_t count = 0;
+        check(function(get(), &count));
+        return count;
+    }
+    template <class Function>
+    std::size_t find(Function function, const std::string &name) const {
+        std::size_t index = 0;
+        check(function(get(), name.c_str(), &index));
+        return index;
+    }
+    template <class Function>
+    port describe(Function function, std::size_t index) const {
+        port found{};
+        found.size = sizeof(trefoil_port);
+        found.index = index;
+        check(function(get(), index, &found));
+        return found;
+    }
     batch lend(trefoil_batch raw) const { return {raw, input_, capacity_}; }
 
     trefoil_tensor input_, output_;
@@ -432,6 +532,14 @@ public:
         std::size_t bytes = 0;
         check(trefoil_row_memory(get(), &at, &bytes));
         return {static_cast<std::uint8_t *>(at), bytes};
+    }
+    /// The elements of a port, by its number; it throws if they are not of type T.
+    template <class T>
+    span<T> port(std::size_t index) const {
+        void *at = nullptr;
+        std::size_t bytes = 0;
+        check(trefoil_row_port(get(), index, dtype_of<T>, &at, &bytes));
+        return {static_cast<T *>(at), bytes / sizeof(T)};
     }
     ticket submit() && {
         trefoil_ticket raw = 0;

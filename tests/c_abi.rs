@@ -40,9 +40,11 @@ fn main() {
         trial("the_documented_commands_make_programs_that_are_right", C, documented_commands),
         trial("a_package_is_staged_in_destdir", &["gcc", "bash"], staged),
         trial("every_misuse_is_told", C, misuse),
+        trial("rows_have_ports_of_their_own_types", C, values),
         trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
+        trial("valgrind_finds_nothing_in_rows_of_ports", VALGRIND, valgrind_values),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
         trial("valgrind_finds_nothing_where_rows_and_results_stay_on_the_device", VALGRIND, valgrind_interop),
         trial("valgrind_finds_nothing_in_the_program_of_one_picture", VALGRIND, valgrind_classify),
@@ -180,12 +182,13 @@ fn every_function_is_guarded() -> Outcome {
 }
 
 fn every_function_is_misused() -> Outcome {
-    let misuse = fs::read_to_string(root().join("tests/c/misuse.c"))?;
+    let files = ["misuse.c", "values.c"].map(|file| fs::read_to_string(root().join("tests/c").join(file)).unwrap());
+    let misuse = files.concat();
     let never: Vec<String> = declared()
         .into_iter()
         .filter(|name| !TEXTS.contains(&&name[..]) && !misuse.contains(&format!("EXPECT({name}(")))
         .collect();
-    assert!(never.is_empty(), "tests/c/misuse.c never misuses {never:?}");
+    assert!(never.is_empty(), "tests/c/misuse.c and values.c never misuse {never:?}");
     Ok(())
 }
 
@@ -296,9 +299,22 @@ fn staged() -> Outcome {
 
 fn wrapper() -> Outcome {
     let (program, timeline) = (Program::new("wrapper.cpp")?, work().join("wrapper.json"));
-    let said = run(Command::new(&program.0).args(["weights/convnet28", "conv3"]).arg(timeline))?;
+    let said = run(Command::new(&program.0).args(["weights/convnet28", "conv3"]).arg(timeline).arg(VALUES[0]))?;
     assert!(said.contains("the wrapper holds"), "{said}");
     Ok(())
+}
+
+/// Arguments of tests/c/values.c.
+const VALUES: [&str; 2] = ["tests/data/onnx/values.onnx", "weights/convnet28"];
+
+fn values() -> Outcome {
+    let said = run(Command::new(&Program::new("values.c")?.0).args(VALUES))?;
+    assert!(said.contains("the ports hold"), "{said}");
+    Ok(())
+}
+
+fn valgrind_values() -> Outcome {
+    valgrind(&Program::new("values.c")?, &VALUES)
 }
 
 fn misuse() -> Outcome {
@@ -371,5 +387,5 @@ fn valgrind_decoder_threads() -> Outcome {
 
 fn valgrind_wrapper() -> Outcome {
     let timeline = work().join("valgrind.json");
-    valgrind(&Program::new("wrapper.cpp")?, &["weights/convnet28", "conv3", timeline.to_str().unwrap()])
+    valgrind(&Program::new("wrapper.cpp")?, &["weights/convnet28", "conv3", timeline.to_str().unwrap(), VALUES[0]])
 }

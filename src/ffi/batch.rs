@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::callback;
 use super::handles::{insert, look, object, shared, take_if, trefoil_batch, trefoil_engine, trefoil_ticket};
 use super::pointers::{Out, tell_length};
+use super::port::typed;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
 use crate::engine::Engine;
@@ -26,6 +27,16 @@ impl Filling {
             capacity if (1..=capacity).contains(&rows) => Ok(()),
             capacity => Err(Failure::argument(format!("rows is {rows}: expected 1 to {capacity}, the capacity"))),
         }
+    }
+
+    /// Where a row begins.
+    fn row(&self, index: usize) -> Answer<*mut u8> {
+        let capacity = self.batch.capacity();
+        if index >= capacity {
+            return Err(Failure::argument(format!("row {index}: expected one below {capacity}")));
+        }
+        // SAFETY: below the capacity, so within the buffer.
+        Ok(unsafe { self.rows.0.add(index * self.batch.spec().row_pitch) })
     }
 }
 
@@ -106,13 +117,38 @@ pub unsafe extern "C" fn trefoil_batch_row(
     guard(|| {
         // SAFETY: by the caller.
         let to = unsafe { Out::new(row, "row")? };
-        let (at, length) = look(batch, |filling: &Filling| {
-            let (capacity, spec) = (filling.batch.capacity(), filling.batch.spec());
-            if index >= capacity {
-                return Err(Failure::argument(format!("row {index}: expected one below {capacity}")));
-            }
-            // SAFETY: below the capacity, so within the buffer.
-            Ok((unsafe { filling.rows.0.add(index * spec.row_pitch) }, spec.row_bytes))
+        let (at, length) = look(batch, |filling: &Filling| -> Answer<_> {
+            Ok((filling.row(index)?, filling.batch.spec().row_bytes))
+        })??;
+        to.set(at.cast());
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
+        Ok(())
+    })
+}
+
+/// Where a port of row `index` of a batch is, by its number, to be written as the row is: `dtype` is a trefoil_dtype, the
+/// type of the elements that the program writes, and it is an error if the port has others. `bytes` is null, or gets the
+/// length of the port.
+///
+/// # Safety
+/// `elements` can be written or is null, and so is `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_batch_port(
+    batch: trefoil_batch,
+    index: usize,
+    port: usize,
+    dtype: u32,
+    elements: *mut *mut c_void,
+    bytes: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(elements, "elements")? };
+        let (at, length) = look(batch, |filling: &Filling| -> Answer<_> {
+            let (row, port) = (filling.row(index)?, typed(filling.batch.spec(), port, dtype)?);
+            // SAFETY: within the row.
+            Ok((unsafe { row.add(port.offset) }, port.bytes()))
         })??;
         to.set(at.cast());
         // SAFETY: by the caller.

@@ -10,7 +10,8 @@ use super::handles::{
     insert, look, object, shared, take, trefoil_batcher, trefoil_engine, trefoil_row, trefoil_ticket,
 };
 use super::layout::{trefoil_batcher_options, trefoil_batcher_stats, trefoil_row_options, trefoil_when_full};
-use super::pointers::{Out, tell_length};
+use super::pointers::{Out, slice, tell_length};
+use super::port::typed;
 use super::rows::Rows;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
@@ -126,14 +127,11 @@ pub unsafe extern "C" fn trefoil_batcher_submit_rows(
         // SAFETY: by the caller.
         let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
-        if rows.is_null() {
-            return Err(Failure::null("rows"));
-        }
         if count == 0 {
             return Err(Failure::argument("count is 0: expected at least one row"));
         }
-        // SAFETY: not null, so there are `count` pointers by the caller.
-        let rows = unsafe { std::slice::from_raw_parts(rows, count) };
+        // SAFETY: by the caller.
+        let rows = unsafe { slice(rows, count, "rows")? };
         let of_one = |&pixels: &*const c_void| {
             // SAFETY: by the caller.
             unsafe { one_row(&batcher, pixels, bytes) }
@@ -198,6 +196,33 @@ pub unsafe extern "C" fn trefoil_row_memory(
         let to = unsafe { Out::new(memory, "memory")? };
         let (at, length) = look(row, |writing: &Writing| (writing.memory, writing.row.spec().row_bytes))?;
         to.set(at.0.cast());
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
+        Ok(())
+    })
+}
+
+/// Where a port of a row is, by its number, as trefoil_batch_port() has it.
+///
+/// # Safety
+/// `elements` can be written or is null, and so is `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_row_port(
+    row: trefoil_row,
+    port: usize,
+    dtype: u32,
+    elements: *mut *mut c_void,
+    bytes: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(elements, "elements")? };
+        let (at, length) = look(row, |writing: &Writing| -> Answer<_> {
+            let port = typed(writing.row.spec(), port, dtype)?;
+            // SAFETY: within the row.
+            Ok((unsafe { writing.memory.0.add(port.offset) }, port.bytes()))
+        })??;
+        to.set(at.cast());
         // SAFETY: by the caller.
         unsafe { tell_length(bytes, length) };
         Ok(())

@@ -7,7 +7,7 @@ use super::handles::{insert, shared, trefoil_device, trefoil_engine, trefoil_mod
 use super::layout::{
     trefoil_engine_options, trefoil_health, trefoil_input, trefoil_result, trefoil_tensor, trefoil_waiting,
 };
-use super::pointers::Out;
+use super::pointers::{Out, slice};
 use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
 use super::{callback, growing};
 use crate::device::Device;
@@ -48,11 +48,8 @@ unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Ans
         builder = builder.on(&shared::<Device>(options.device)?);
     }
     if options.batch_size_count > 0 {
-        if options.batch_sizes.is_null() {
-            return Err(Failure::null("batch_sizes"));
-        }
-        // SAFETY: not null, and so many by the caller.
-        let sizes = unsafe { std::slice::from_raw_parts(options.batch_sizes, options.batch_size_count) };
+        // SAFETY: so many by the caller.
+        let sizes = unsafe { slice(options.batch_sizes, options.batch_size_count, "batch_sizes")? };
         builder = builder.batch_sizes(sizes);
     } else if options.batch > 0 {
         builder = builder.batch(options.batch);

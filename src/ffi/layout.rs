@@ -4,7 +4,9 @@ use std::ffi::{c_char, c_void};
 
 use super::growing::growing;
 use super::handles::trefoil_device;
-use crate::tensor::{Dtype, RowSpec};
+use super::pointers::array;
+use super::status::{Answer, Failure};
+use crate::tensor::{Dtype, RowPort, RowSpec};
 
 /// The type of one tensor element.
 #[repr(u32)]
@@ -55,6 +57,29 @@ impl From<Dtype> for trefoil_dtype {
             Dtype::F64 => Self::F64,
         }
     }
+}
+
+/// Every type.
+const DTYPES: [Dtype; 13] = [
+    Dtype::U8,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::Bool,
+    Dtype::U16,
+    Dtype::U32,
+    Dtype::U64,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::Bf16,
+    Dtype::F64,
+];
+
+/// The type that a number from outside means.
+pub(super) fn dtype_of(number: u32) -> Answer<Dtype> {
+    let found = DTYPES.into_iter().find(|&dtype| trefoil_dtype::from(dtype) as u32 == number);
+    found.ok_or_else(|| Failure::argument(format!("dtype is {number}: expected a trefoil_dtype")))
 }
 
 /// How the rows that a producer writes are laid out.
@@ -116,7 +141,8 @@ pub struct trefoil_scored_class {
     pub index: u32,
 }
 
-/// Shape, type and size of the rows on one side of an engine.
+/// Shape, type and size of the rows on one side of an engine. Rows of several ports have the shape and type of the first
+/// one here; trefoil_port has those of each.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_tensor {
@@ -134,6 +160,30 @@ pub struct trefoil_tensor {
     pub row_bytes: usize,
     /// Distance of two rows of a batch in bytes.
     pub row_pitch: usize,
+}
+
+/// A port: one of the values that a row holds one behind the other, and where it is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_port {
+    /// sizeof(trefoil_port), set by the caller.
+    pub size: usize,
+    /// Its name, which no other port of the row has, cut to what fits with a NUL.
+    pub name: [c_char; 128],
+    /// Bytes of the whole name, without NUL.
+    pub name_bytes: usize,
+    /// Element type: a trefoil_dtype.
+    pub dtype: u32,
+    /// How many dimensions there are; 0 for one number. The batch is not among them.
+    pub rank: u32,
+    /// The first dimensions, the innermost last; zeros behind them. A `rank` above 8 has more than fit.
+    pub dims: [usize; 8],
+    /// Elements in all.
+    pub elements: usize,
+    /// Bytes in all.
+    pub bytes: usize,
+    /// Where it begins in a row, in bytes.
+    pub offset: usize,
 }
 
 /// What a device says of itself.
@@ -162,7 +212,8 @@ pub struct trefoil_device_info {
     pub page_locked_bytes_used: u64,
 }
 
-/// What a model takes and gives.
+/// What a model takes and gives. One that is no network of images has zeros for all but its name: what it takes and gives
+/// is told by the ports of an engine of it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct trefoil_model_info {
@@ -357,6 +408,17 @@ growing! {
         row_bytes: 24,
         row_pitch: 32,
     } 40
+    trefoil_port {
+        size: 0,
+        name: 8,
+        name_bytes: 136,
+        dtype: 144,
+        rank: 148,
+        dims: 152,
+        elements: 216,
+        bytes: 224,
+        offset: 232,
+    } 240
     trefoil_device_info {
         size: 0,
         target: 8,
@@ -476,7 +538,38 @@ impl trefoil_tensor {
     }
 }
 
+impl trefoil_port {
+    pub(super) fn new(size: usize, port: &RowPort) -> Self {
+        let mut dims = [0; 8];
+        dims.iter_mut().zip(&port.dims).for_each(|(to, &dim)| *to = dim);
+        Self {
+            size,
+            name: array(&port.name),
+            name_bytes: port.name.len(),
+            dtype: trefoil_dtype::from(port.dtype) as u32,
+            rank: narrow(port.dims.len()),
+            dims,
+            elements: port.elems(),
+            bytes: port.bytes(),
+            offset: port.offset,
+        }
+    }
+}
+
 /// A count that fits 32 bits for all that a machine could hold.
 pub(super) fn narrow(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_types_are_0_to_12_each_its_own() {
+        let numbers = DTYPES.map(|dtype| trefoil_dtype::from(dtype) as u32);
+        assert_eq!(numbers.to_vec(), (0..13).collect::<Vec<u32>>());
+        assert!(DTYPES.iter().zip(numbers).all(|(&dtype, number)| dtype_of(number).unwrap() == dtype));
+        assert!(dtype_of(13).is_err());
+    }
 }

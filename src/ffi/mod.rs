@@ -20,6 +20,7 @@ mod model;
 mod on_device;
 mod output;
 mod pointers;
+mod port;
 mod rows;
 mod status;
 mod ticket;

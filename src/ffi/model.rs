@@ -5,12 +5,13 @@ use std::ffi::c_char;
 use super::growing;
 use super::handles::{insert, shared, trefoil_model};
 use super::layout::{narrow, trefoil_model_info};
-use super::pointers::{self, Out, array, copy_text, text};
-use super::status::{Failure, guard, trefoil_status};
-use crate::model::Model;
+use super::pointers::{self, Out, array, copy_text, slice, text};
+use super::status::{Answer, Failure, guard, trefoil_status};
+use crate::model::{Images, Model, Network};
+use crate::onnx::Sizes;
 
-/// Opens a folder with `model.safetensors` and `config.json`, or a `.safetensors` file. A path is any bytes on Unix, and
-/// UTF-8 elsewhere.
+/// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network. A path
+/// is any bytes on Unix, and UTF-8 elsewhere.
 ///
 /// # Safety
 /// `path` is a C string or null, `model` can be written or is null.
@@ -20,6 +21,35 @@ pub unsafe extern "C" fn trefoil_model_open(path: *const c_char, model: *mut tre
         // SAFETY: by the caller.
         let (path, to) = unsafe { (pointers::path(path, "path")?, Out::new(model, "model")?) };
         to.set(insert(Model::open(path)?)?);
+        Ok(())
+    })
+}
+
+/// Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
+/// values. The first dimension of the inputs may stay free: it is the batch.
+///
+/// # Safety
+/// `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
+/// null or has `count` numbers; `model` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_open_at(
+    path: *const c_char,
+    names: *const *const c_char,
+    values: *const usize,
+    count: usize,
+    model: *mut trefoil_model,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (path, to) = unsafe { (pointers::path(path, "path")?, Out::new(model, "model")?) };
+        // SAFETY: by the caller.
+        let (names, values) = unsafe { (slice(names, count, "names")?, slice(values, count, "values")?) };
+        let with = |sizes: Sizes, (&name, &value): (&*const c_char, &usize)| -> Answer<Sizes> {
+            // SAFETY: by the caller.
+            Ok(sizes.dim(unsafe { text(name, "a name of `names`")? }, value))
+        };
+        let sizes = names.iter().zip(values).try_fold(Sizes::new(), with)?;
+        to.set(insert(Model::open_at(path, &sizes)?)?);
         Ok(())
     })
 }
@@ -50,15 +80,21 @@ pub unsafe extern "C" fn trefoil_model_cut(
 pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut trefoil_model_info) -> trefoil_status {
     guard(|| {
         let model: Model = shared(model)?;
-        let preprocessing = model.preprocessing()?;
+        let pixels = match model.network() {
+            Network::Images(Images { preprocessing: of, .. }) => {
+                [of.input.height, of.input.width, of.input.channels, of.resize]
+            }
+            Network::Values(_) => [0; 4],
+        };
+        let [height, width, channels, resize] = pixels.map(narrow);
         let value = |size| {
             Ok(trefoil_model_info {
                 size,
                 name: array(model.name()),
-                height: narrow(preprocessing.input.height),
-                width: narrow(preprocessing.input.width),
-                channels: narrow(preprocessing.input.channels),
-                resize: narrow(preprocessing.resize),
+                height,
+                width,
+                channels,
+                resize,
                 classes: model.classes(),
             })
         };

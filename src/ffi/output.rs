@@ -5,10 +5,11 @@ use std::ffi::c_void;
 use super::handles::{look, object, trefoil_output};
 use super::layout::{trefoil_result, trefoil_scored_class};
 use super::pointers::{Out, tell_length};
+use super::port::typed;
 use super::rows::Answers;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use crate::ring::{Output, RowOutput};
-use crate::tensor::OutputKind;
+use crate::tensor::{OutputKind, RowSpec};
 
 /// A result of a batch, of a row, or of the rows of one call, of which at least one has a result.
 pub(super) enum Landed {
@@ -32,6 +33,15 @@ impl Landed {
             Self::Batch(output) => output.kind(),
             Self::Row(output) => output.kind(),
             Self::Rows(rows) => rows.iter().flatten().next().expect("a row has a result").kind(),
+        }
+    }
+
+    /// What its rows hold.
+    fn spec(&self) -> &RowSpec {
+        match self {
+            Self::Batch(output) => output.spec(),
+            Self::Row(output) => output.spec(),
+            Self::Rows(rows) => rows.iter().flatten().next().expect("a row has a result").spec(),
         }
     }
 
@@ -80,9 +90,9 @@ pub unsafe extern "C" fn trefoil_output_result(output: trefoil_output, result: *
     })
 }
 
-/// Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which
-/// are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K. It may be read by several threads until the output is
-/// released. `bytes` is null, or gets the length.
+/// Where row `index` of an output is, in page-locked memory: `row_bytes` of trefoil_engine_output() to be read, which of
+/// a network of images are floats, or trefoil_scored_class for TREFOIL_RESULT_TOP_K, and of any other its ports. It may be
+/// read by several threads until the output is released. `bytes` is null, or gets the length.
 ///
 /// # Safety
 /// `row` can be written or is null, and so is `bytes`.
@@ -97,6 +107,35 @@ pub unsafe extern "C" fn trefoil_output_row(
         // SAFETY: by the caller.
         let to = unsafe { Out::new(row, "row")? };
         let (at, length) = look(output, |landed: &Landed| landed.row(index).map(|row| (row.as_ptr(), row.len())))??;
+        to.set(at.cast());
+        // SAFETY: by the caller.
+        unsafe { tell_length(bytes, length) };
+        Ok(())
+    })
+}
+
+/// Where a port of row `index` of an output is, by its number, to be read as the row is: `dtype` is a trefoil_dtype, the type
+/// of the elements that the program reads, and it is an error if the port has others. `bytes` is null, or gets the length
+/// of the port.
+///
+/// # Safety
+/// `elements` can be written or is null, and so is `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_output_port(
+    output: trefoil_output,
+    index: usize,
+    port: usize,
+    dtype: u32,
+    elements: *mut *const c_void,
+    bytes: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let to = unsafe { Out::new(elements, "elements")? };
+        let (at, length) = look(output, |landed: &Landed| -> Answer<_> {
+            let (row, port) = (landed.row(index)?, typed(landed.spec(), port, dtype)?);
+            Ok((row[port.range()].as_ptr(), port.bytes()))
+        })??;
         to.set(at.cast());
         // SAFETY: by the caller.
         unsafe { tell_length(bytes, length) };

@@ -35,6 +35,21 @@ pub(super) unsafe fn tell_length(to: *mut usize, length: usize) {
     }
 }
 
+/// An array from outside.
+///
+/// # Safety
+/// `from` is null, or `count` elements can be read there as long as it is used.
+pub(super) unsafe fn slice<'a, T>(from: *const T, count: usize, name: &str) -> Answer<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if from.is_null() {
+        return Err(Failure::null(name));
+    }
+    // SAFETY: not null, so there are `count` by the caller.
+    Ok(unsafe { std::slice::from_raw_parts(from, count) })
+}
+
 /// A text from outside.
 ///
 /// # Safety

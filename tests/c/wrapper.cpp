@@ -1,4 +1,4 @@
-// Every part of trefoil.hpp, used as it is meant and misused where it tells: wrapper MODEL NODE TIMELINE.json
+// Every part of trefoil.hpp, used as it is meant and misused where it tells: wrapper MODEL NODE TIMELINE.json VALUES.onnx
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -41,8 +41,69 @@ static void moves(T &from) {
     REQUIRE(from.get() == raw);
 }
 
+template <class F>
+static void refuses(const std::string &message, F call, int line) {
+    try {
+        call();
+    } catch (const trefoil::error &error) {
+        require(error.status() == TREFOIL_STATUS_INVALID_ARGUMENT, error.what(), line);
+        return require(std::string(error.what()).find(message) != std::string::npos, error.what(), line);
+    }
+    require(false, "it throws", line);
+}
+#define REFUSES(message, ...) refuses(message, [&] { __VA_ARGS__; }, __LINE__)
+
+// Ports of several types, by name and by number.
+static void ports(const std::string &path, const trefoil::device &device) {
+    REFUSES("`n`", trefoil::model::at(path, {}));
+    const trefoil::model model = trefoil::model::at(path, {{"n", 3}});
+    REQUIRE(model.info().classes == 0 && model.info().height == 0);
+    trefoil::engine_options options;
+    options.device = device.get();
+    options.batch = 2;
+    const trefoil::engine engine(model, options);
+    REQUIRE(engine.input_ports() == 2 && engine.output_ports() == 3);
+    const trefoil::port numbers = engine.input_port("numbers"), shift = engine.input_port("shift");
+    REQUIRE(numbers.index == 0 && numbers.elements == 3 && numbers.dtype == trefoil::dtype_of<float>);
+    REQUIRE(std::strcmp(engine.input_port(1).name, "shift") == 0 && shift.offset == 16);
+    REFUSES("`numbers`, `shift`", engine.input_port("sums"));
+    REFUSES("port is 3", engine.output_port(3));
+
+    trefoil::batch batch = engine.acquire();
+    REFUSES("`numbers` of f32[3]: expected elements of bf16", batch.port<trefoil::bf16>(0, numbers.index));
+    REFUSES("port is 2", batch.port<float>(0, 2));
+    REFUSES("row 2: expected one below 2", batch.port<float>(2, 0));
+    for (std::size_t row = 0; row < 2; row++) {
+        const trefoil::span<float> to = batch.port<float>(row, numbers.index);
+        for (std::size_t i = 0; i < to.size(); i++) to[i] = 0.5f * static_cast<float>(i + row);
+        batch.port<std::int64_t>(row, shift.index)[0] = 4;
+    }
+    const auto holds = [&engine](const trefoil::output &output, std::size_t at, std::size_t row) {
+        const trefoil::span<const float> sums = output.port<float>(at, engine.output_port("sums").index);
+        const trefoil::span<const bool> large = output.port<bool>(at, engine.output_port("large").index);
+        for (std::size_t i = 0; i < 3; i++) {
+            REQUIRE(sums[i] == 0.5f * static_cast<float>(i + row) + 4 && large[i] == (i + row > 1));
+            REQUIRE(output.values(at)[i] == sums[i]);
+        }
+        REQUIRE(output.port<std::int64_t>(at, engine.output_port("doubled").index)[0] == 8);
+        REFUSES("`sums` of f32[3]: expected elements of i64", output.port<std::int64_t>(at, 0));
+        REFUSES("row 5", output.port<float>(5, 0));
+    };
+    const trefoil::output output = std::move(batch).submit(2).wait();
+    for (std::size_t row = 0; row < 2; row++) holds(output, row, row);
+
+    const trefoil::batcher batcher(engine);
+    trefoil::row single = batcher.row();
+    REFUSES("`shift` of i64[1]: expected elements of u64", single.port<std::uint64_t>(1));
+    REFUSES("port is 2", single.port<float>(2));
+    const trefoil::span<float> to = single.port<float>(0);
+    for (std::size_t i = 0; i < to.size(); i++) to[i] = 0.5f * static_cast<float>(i);
+    single.port<std::int64_t>(1)[0] = 4;
+    holds(std::move(single).submit().wait(), 0, 0);
+}
+
 int main(int argc, char **argv) {
-    if (argc < 4) return 64;
+    if (argc < 5) return 64;
     trefoil::check_abi();
     THROWS(ABI_MISMATCH, trefoil::check(trefoil_check_abi(TREFOIL_ABI_MAJOR + 1, 0)));
     THROWS(INVALID_ARGUMENT, trefoil::device("gpu"));
@@ -72,6 +133,7 @@ int main(int argc, char **argv) {
         REQUIRE(features.output().row_bytes != engine.output().row_bytes);
     }
     moves(device), moves(model), moves(engine);
+    ports(argv[4], device);
 
     // batches
     trefoil::batch batch = engine.acquire();

@@ -288,6 +288,25 @@ def write_images(path):
     save(helper.make_graph(nodes, "images", inputs, outputs, tensors), path)
 
 
+def write_values(path):
+    """Numbers and a shift for each of them: their sums, which numbers are large, and the shift doubled."""
+    nodes = [
+        helper.make_node("Cast", ["shift"], ["shift.float"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["numbers", "shift.float"], ["sums"], name="sums"),
+        helper.make_node("Greater", ["numbers", "limit"], ["large"], name="large"),
+        helper.make_node("Add", ["shift", "shift"], ["doubled"], name="doubled"),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("numbers", TensorProto.FLOAT, ["batch", "n"]), info("shift", TensorProto.INT64, ["batch", 1])]
+    outputs = [
+        info("sums", TensorProto.FLOAT, ["batch", "n"]),
+        info("large", TensorProto.BOOL, ["batch", "n"]),
+        info("doubled", TensorProto.INT64, ["batch", 1]),
+    ]
+    limit = numpy_helper.from_array(np.array(0.5, dtype=np.float32), "limit")
+    save(helper.make_graph(nodes, "values", inputs, outputs, [limit]), path)
+
+
 def save(g, path):
     onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
 
@@ -297,7 +316,8 @@ def main():
         print(json.dumps(model(sys.argv[1]), ensure_ascii=False))
         return
     HERE.mkdir(exist_ok=True)
-    written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images}
+    written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images,
+               "values": write_values}
     for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use trefoil::onnx::{AttributeValue, File, Graph, Model, Node, Tensor};
 
 /// The files that tests/data/make_onnx.py writes.
-const FILES: [&str; 4] = ["graph", "tensors", "external", "images"];
+const FILES: [&str; 5] = ["graph", "tensors", "external", "images", "values"];
 
 /// The path of one of them.
 fn data(name: &str) -> PathBuf {

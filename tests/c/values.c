@@ -1,0 +1,216 @@
+/* A model of several inputs and outputs of different types, its ports used as they are meant and misused in every way that
+ * is told: values VALUES.onnx IMAGES */
+#include <string.h>
+
+#include "expect.h"
+
+#define HOLDS(condition) \
+    do { \
+        if (!(condition)) \
+            wrong++, printf("line %d: %s\n", __LINE__, #condition); \
+    } while (0)
+
+enum { N = 3, ROWS = 2 };
+
+/* What one row asks, and what it gets: names, types and sizes are those of the file. */
+static const float numbers[ROWS][N] = {{0.25f, 1.0f, -2.0f}, {0.75f, 0.5f, 8.0f}};
+static const int64_t shifts[ROWS] = {3, -1};
+
+static void opened(const char *path, trefoil_model *model)
+{
+    const char *names[] = {"n", NULL}, *unknown[] = {"n", "m"};
+    const size_t sizes[] = {N, 1};
+    EXPECT(trefoil_model_open_at(NULL, names, sizes, 1, model), NULL_POINTER, "path is null");
+    EXPECT(trefoil_model_open_at(path, NULL, sizes, 1, model), NULL_POINTER, "names is null");
+    EXPECT(trefoil_model_open_at(path, names, NULL, 1, model), NULL_POINTER, "values is null");
+    EXPECT(trefoil_model_open_at(path, names, sizes, 2, model), NULL_POINTER, "a name of `names` is null");
+    EXPECT(trefoil_model_open_at(path, names, sizes, 1, NULL), NULL_POINTER, "model is null");
+    EXPECT(trefoil_model_open_at(path, NULL, NULL, 0, model), INVALID_ARGUMENT, "`n`");
+    EXPECT(trefoil_model_open_at(path, unknown, sizes, 2, model), INVALID_ARGUMENT, "sizes is m");
+    EXPECT(trefoil_model_open(path, model), INVALID_ARGUMENT, "`n`");
+    OK(trefoil_model_open_at(path, names, sizes, 1, model));
+
+    trefoil_model_info info = {.size = sizeof info};
+    OK(trefoil_model_get_info(*model, &info));
+    HOLDS(strcmp(info.name, "values") == 0 && info.classes == 0);
+    HOLDS(info.height == 0 && info.width == 0 && info.channels == 0 && info.resize == 0);
+}
+
+/* The port of a name is the one of its number, and what the file says. */
+static size_t input(trefoil_engine engine, const char *name, uint32_t dtype, size_t offset, size_t bytes)
+{
+    size_t index = 99;
+    trefoil_port port = {.size = sizeof port};
+    OK(trefoil_engine_find_input(engine, name, &index));
+    OK(trefoil_engine_input_port(engine, index, &port));
+    HOLDS(strcmp(port.name, name) == 0 && port.name_bytes == strlen(name) && port.dtype == dtype);
+    HOLDS(port.rank == 1 && port.dims[0] == port.elements && port.dims[1] == 0);
+    HOLDS(port.offset == offset && port.bytes == bytes);
+    return index;
+}
+
+static size_t output_of(trefoil_engine engine, const char *name, uint32_t dtype, size_t offset, size_t bytes)
+{
+    size_t index = 99;
+    trefoil_port port = {.size = sizeof port};
+    OK(trefoil_engine_find_output(engine, name, &index));
+    OK(trefoil_engine_output_port(engine, index, &port));
+    HOLDS(strcmp(port.name, name) == 0 && port.dtype == dtype && port.offset == offset && port.bytes == bytes);
+    return index;
+}
+
+static void descriptions(trefoil_engine engine, trefoil_model model)
+{
+    size_t count = 0, index = 0;
+    trefoil_port port = {.size = sizeof port};
+    OK(trefoil_engine_input_ports(engine, &count));
+    HOLDS(count == 2);
+    OK(trefoil_engine_output_ports(engine, &count));
+    HOLDS(count == 3);
+    EXPECT(trefoil_engine_input_ports(engine, NULL), NULL_POINTER, "count is null");
+    EXPECT(trefoil_engine_output_ports(engine, NULL), NULL_POINTER, "count is null");
+    EXPECT(trefoil_engine_input_ports(model, &count), WRONG_KIND, NULL);
+    EXPECT(trefoil_engine_output_ports(model, &count), WRONG_KIND, NULL);
+    EXPECT(trefoil_engine_input_port(engine, 2, &port), INVALID_ARGUMENT, "port is 2: expected one of `numbers`, `shift`");
+    EXPECT(trefoil_engine_output_port(engine, 3, &port), INVALID_ARGUMENT, "`doubled`");
+    EXPECT(trefoil_engine_input_port(engine, 0, NULL), NULL_POINTER, "port is null");
+    EXPECT(trefoil_engine_output_port(engine, 0, NULL), NULL_POINTER, "port is null");
+    EXPECT(trefoil_engine_find_input(engine, "sums", &index), INVALID_ARGUMENT, "port is `sums`: expected one of `numbers`");
+    EXPECT(trefoil_engine_find_output(engine, "shift", &index), INVALID_ARGUMENT, "`doubled`");
+    EXPECT(trefoil_engine_find_input(engine, NULL, &index), NULL_POINTER, "name is null");
+    EXPECT(trefoil_engine_find_output(engine, "sums", NULL), NULL_POINTER, "index is null");
+    port.size = 4;
+    EXPECT(trefoil_engine_input_port(engine, 0, &port), ABI_MISMATCH, "sizeof(trefoil_port)");
+    EXPECT(trefoil_engine_output_port(engine, 0, &port), ABI_MISMATCH, "sizeof(trefoil_port)");
+}
+
+/* Reads one row of an output, and compares it with what the numbers give. */
+static void read_row(trefoil_engine engine, trefoil_output output, size_t at, size_t row)
+{
+    const size_t sums = output_of(engine, "sums", TREFOIL_DTYPE_F32, 0, N * sizeof(float));
+    const size_t large = output_of(engine, "large", TREFOIL_DTYPE_BOOL, 16, N);
+    const size_t doubled = output_of(engine, "doubled", TREFOIL_DTYPE_I64, 32, sizeof(int64_t));
+    const void *found = NULL, *is_large = NULL, *twice = NULL;
+    size_t bytes = 0;
+    OK(trefoil_output_port(output, at, sums, TREFOIL_DTYPE_F32, &found, &bytes));
+    HOLDS(bytes == N * sizeof(float));
+    OK(trefoil_output_port(output, at, large, TREFOIL_DTYPE_BOOL, &is_large, &bytes));
+    HOLDS(bytes == N);
+    OK(trefoil_output_port(output, at, doubled, TREFOIL_DTYPE_I64, &twice, NULL));
+    for (size_t i = 0; i < N; i++) {
+        HOLDS(((const float *)found)[i] == numbers[row][i] + (float)shifts[row]);
+        HOLDS(((const unsigned char *)is_large)[i] == (numbers[row][i] > 0.5f));
+    }
+    HOLDS(*(const int64_t *)twice == 2 * shifts[row]);
+
+    EXPECT(trefoil_output_port(output, at, 3, TREFOIL_DTYPE_F32, &found, &bytes), INVALID_ARGUMENT, "one of `sums`");
+    EXPECT(trefoil_output_port(output, at, large, TREFOIL_DTYPE_U8, &found, &bytes), INVALID_ARGUMENT,
+           "port is `large` of bool[3]: expected elements of u8");
+    EXPECT(trefoil_output_port(output, 9, sums, TREFOIL_DTYPE_F32, &found, &bytes), INVALID_ARGUMENT, "row 9: expected one below");
+    EXPECT(trefoil_output_port(output, at, sums, TREFOIL_DTYPE_F32, NULL, &bytes), NULL_POINTER, "elements is null");
+}
+
+static void batches(trefoil_engine engine)
+{
+    const size_t to_numbers = input(engine, "numbers", TREFOIL_DTYPE_F32, 0, N * sizeof(float));
+    const size_t to_shift = input(engine, "shift", TREFOIL_DTYPE_I64, 16, sizeof(int64_t));
+    trefoil_batch batch = 0;
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    void *elements = NULL;
+    size_t bytes = 0;
+    OK(trefoil_acquire(engine, &batch));
+    EXPECT(trefoil_batch_port(batch, ROWS, 0, TREFOIL_DTYPE_F32, &elements, &bytes), INVALID_ARGUMENT, "row 2: expected one below 2");
+    EXPECT(trefoil_batch_port(batch, 0, 2, TREFOIL_DTYPE_F32, &elements, &bytes), INVALID_ARGUMENT, "port is 2");
+    EXPECT(trefoil_batch_port(batch, 0, to_numbers, TREFOIL_DTYPE_F64, &elements, &bytes), INVALID_ARGUMENT,
+           "port is `numbers` of f32[3]: expected elements of f64");
+    EXPECT(trefoil_batch_port(batch, 0, to_numbers, 99, &elements, &bytes), INVALID_ARGUMENT, "dtype is 99");
+    EXPECT(trefoil_batch_port(batch, 0, to_numbers, TREFOIL_DTYPE_F32, NULL, &bytes), NULL_POINTER, "elements is null");
+    HOLDS(elements == NULL && bytes == 0); /* what failed wrote nothing */
+    for (size_t row = 0; row < ROWS; row++) {
+        OK(trefoil_batch_port(batch, row, to_numbers, TREFOIL_DTYPE_F32, &elements, &bytes));
+        HOLDS(bytes == sizeof numbers[row]);
+        memcpy(elements, numbers[row], bytes);
+        OK(trefoil_batch_port(batch, row, to_shift, TREFOIL_DTYPE_I64, &elements, NULL));
+        memcpy(elements, &shifts[row], sizeof shifts[row]);
+    }
+    OK(trefoil_submit(batch, ROWS, &ticket));
+    EXPECT(trefoil_batch_port(batch, 0, 0, TREFOIL_DTYPE_F32, &elements, &bytes), RELEASED, NULL);
+    OK(trefoil_wait(ticket, &output));
+    for (size_t row = 0; row < ROWS; row++)
+        read_row(engine, output, row, row);
+    OK(trefoil_release(output));
+    const void *gone = NULL;
+    EXPECT(trefoil_output_port(output, 0, 0, TREFOIL_DTYPE_F32, &gone, NULL), RELEASED, NULL);
+}
+
+static void single_rows(trefoil_engine engine)
+{
+    trefoil_batcher batcher = 0;
+    OK(trefoil_batcher_build(engine, NULL, &batcher));
+    for (size_t at = 0; at < ROWS; at++) {
+        trefoil_row row = 0;
+        trefoil_ticket ticket = 0;
+        trefoil_output output = 0;
+        void *elements = NULL;
+        size_t bytes = 0;
+        OK(trefoil_batcher_row(batcher, NULL, &row));
+        EXPECT(trefoil_row_port(row, 5, TREFOIL_DTYPE_F32, &elements, &bytes), INVALID_ARGUMENT, "port is 5");
+        EXPECT(trefoil_row_port(row, 1, TREFOIL_DTYPE_F32, &elements, &bytes), INVALID_ARGUMENT,
+               "port is `shift` of i64[1]: expected elements of f32");
+        EXPECT(trefoil_row_port(row, 0, TREFOIL_DTYPE_F32, NULL, &bytes), NULL_POINTER, "elements is null");
+        OK(trefoil_row_port(row, 0, TREFOIL_DTYPE_F32, &elements, &bytes));
+        HOLDS(bytes == sizeof numbers[at]);
+        memcpy(elements, numbers[at], bytes);
+        OK(trefoil_row_port(row, 1, TREFOIL_DTYPE_I64, &elements, NULL));
+        memcpy(elements, &shifts[at], sizeof shifts[at]);
+        OK(trefoil_row_submit(row, &ticket));
+        EXPECT(trefoil_row_port(row, 0, TREFOIL_DTYPE_F32, &elements, &bytes), RELEASED, NULL);
+        OK(trefoil_wait(ticket, &output));
+        read_row(engine, output, 0, at);
+        OK(trefoil_release(output));
+    }
+    OK(trefoil_release(batcher));
+}
+
+/* A network of images has one port on each side. */
+static void images(const char *path, trefoil_device device)
+{
+    trefoil_model model = 0;
+    trefoil_engine engine = 0;
+    trefoil_port port = {.size = sizeof port};
+    trefoil_tensor tensor = {.size = sizeof tensor};
+    size_t count = 0;
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .batch = 1};
+    OK(trefoil_model_open(path, &model));
+    OK(trefoil_engine_build(model, &options, &engine));
+    OK(trefoil_engine_input_ports(engine, &count));
+    OK(trefoil_engine_input_port(engine, 0, &port));
+    OK(trefoil_engine_input(engine, &tensor));
+    HOLDS(count == 1 && port.dtype == tensor.dtype && port.rank == 3 && port.bytes == tensor.row_bytes);
+    HOLDS(port.dims[0] == tensor.height && port.dims[1] == tensor.width && port.dims[2] == tensor.channels);
+    OK(trefoil_release(engine));
+    OK(trefoil_release(model));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 3)
+        return 64;
+    trefoil_device device = 0;
+    trefoil_model model = 0;
+    trefoil_engine engine = 0;
+    OK(trefoil_device_open_cpu(2, &device));
+    opened(argv[1], &model);
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .batch = ROWS, .check = 1};
+    OK(trefoil_engine_build(model, &options, &engine));
+    descriptions(engine, model);
+    batches(engine);
+    single_rows(engine);
+    images(argv[2], device);
+    OK(trefoil_release(engine));
+    OK(trefoil_release(model));
+    OK(trefoil_release(device));
+    puts(wrong == 0 ? "the ports hold" : "FAILED");
+    return wrong != 0;
+}
