@@ -90,8 +90,7 @@ fn a_batcher_takes_single_records(device: &Device) {
 }
 
 /// Outputs that later steps read, and several of one step.
-#[test]
-fn every_output_is_there_whoever_reads_it() {
+fn every_output_is_there_whoever_reads_it(device: &Device) {
     let model = Model::of_graphs(Weights::from_tensors([("w", vec![3, 4], vec![0.5; 12])]).unwrap(), |rows| {
         let mut g = GraphBuilder::new();
         let x = g.input("x", Dtype::F32, &[rows, 3]);
@@ -204,5 +203,6 @@ on_each_device!(
     rows_have_ports_of_their_own_types,
     a_batcher_takes_single_records,
     models_read_one_another,
-    outputs_are_whatever_the_graph_says
+    outputs_are_whatever_the_graph_says,
+    every_output_is_there_whoever_reads_it
 );

@@ -29,7 +29,7 @@ pub(super) struct LayerWeights {
 /// Where its graphs come from.
 enum Source {
     /// A file, at these sizes, with dimensions that are the batch.
-    File(File, Sizes, Vec<String>),
+    File(Box<File>, Sizes, Vec<String>),
     /// Code.
     Code(Box<Build>),
 }
@@ -54,7 +54,7 @@ impl Values {
     /// Those of [`File::graph`].
     pub(super) fn of_file(file: File, sizes: Sizes, batch: Vec<String>) -> Result<Self, Error> {
         let is_free = !batch.is_empty();
-        let source = Source::File(file, sizes, batch);
+        let source = Source::File(file.into(), sizes, batch);
         let one = source.graph(1)?;
         let is_batched = is_free && not_batched(&one, &source.graph(2)?).is_none();
         Self::new(source, &one, is_batched)
