@@ -1,0 +1,26 @@
+//! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
+
+use trefoil::{Device, Engine, Precision, Target};
+
+use crate::harness::Scenario;
+use crate::records::{check, fill, joined};
+
+/// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
+#[test]
+fn rows_are_computed_by_loops_alone() {
+    let scenario = Scenario::new("values::rows_are_computed_by_loops_alone", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = joined();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[1, 3]).check(true);
+        let engine = builder.precision(Precision::F32).build().unwrap();
+        for rows in [1, 2, 3] {
+            let mut batch = engine.acquire().unwrap();
+            (0..rows).for_each(|row| fill(&mut batch, row));
+            let output = batch.submit(rows).unwrap().wait().unwrap();
+            for row in 0..rows {
+                check(output.port(row, "features").unwrap(), output.port(row, "best").unwrap(), row);
+            }
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
