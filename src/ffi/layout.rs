@@ -519,11 +519,11 @@ const _: () = assert!(size_of::<trefoil_scored_class>() == 8 && std::mem::offset
 
 impl trefoil_tensor {
     pub(super) fn new(size: usize, spec: &RowSpec) -> Self {
-        let port = &spec.ports()[0];
-        let dtype = trefoil_dtype::from(port.dtype);
-        let [height, width, channels] = match port.dims[..] {
-            [height, width, channels] => [height, width, channels],
-            _ => [1, 1, port.elems()],
+        let port = spec.ports().first();
+        let dtype = trefoil_dtype::from(port.map_or(Dtype::U8, |port| port.dtype));
+        let [height, width, channels] = match port.map(|port| &port.dims[..]) {
+            Some(&[height, width, channels]) => [height, width, channels],
+            _ => [1, 1, port.map_or(0, |port| port.elems())],
         };
         let [height, width, channels] = [height, width, channels].map(narrow);
         Self {

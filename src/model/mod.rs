@@ -88,11 +88,12 @@ pub(crate) struct Images {
 }
 
 impl Model {
-    /// Opens a folder that holds `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of a
-    /// network of images.
+    /// Opens a folder that holds `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file.
     ///
-    /// An ONNX file has one input of f32 images, as planes or pixels, and one output. Its labels and the preprocessing are
-    /// those of the `config.json` beside it; without one there are no labels, and bytes become numbers from 0 to 1.
+    /// An ONNX file of one input of f32 images, as planes or pixels, and one output is a network of images if the kernels for
+    /// images compute all of it. Its labels and the preprocessing are those of the `config.json` beside it; without one
+    /// there are no labels, and bytes become numbers from 0 to 1. Any other file is a model of values: the rows of its
+    /// engines have the file's inputs and outputs as ports. [`Model::open_at`] gives sizes to free dimensions.
     ///
     /// A file's configuration is the one in its own header, under `config` (the text of a `config.json`) or key by
     /// key (`architecture`, `num_classes`, `input_size`, …); otherwise the `config.json` beside it.
@@ -104,8 +105,8 @@ impl Model {
     /// [`Error::Io`] if a file cannot be read; [`Error::Format`] if its content is wrong;
     /// [`Error::UnknownArchitecture`] if no family here builds it; [`Error::Tensor`] if a tensor is missing, has
     /// another shape or type, or belongs to another architecture; [`Error::Unsupported`] for a way to crop that is not
-    /// done here, and with every node of an ONNX file that is none of a network of images; [`Error::Import`] with every node
-    /// that is no operation here at all; [`Error::Graph`] if the input is too small.
+    /// done here; [`Error::Import`] with every node of an ONNX file that is no operation here; [`Error::Option`] for a free
+    /// dimension without a size; [`Error::Graph`] if the input is too small.
     ///
     /// ```no_run
     /// let model = trefoil::model::Model::open("weights/efficientnet-lite0")?;

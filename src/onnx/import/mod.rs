@@ -113,12 +113,15 @@ impl File {
             return Err(Error::option("sizes", "without some", format!("a size of each of {}", missing.join(", "))));
         }
         let all = self.model().graph.inputs.iter();
-        let known: Vec<String> = all
-            .flat_map(|input| {
-                let free = dims(input).unwrap_or_default().into_iter().filter_map(Result::err);
-                free.chain([input.name.clone()])
-            })
-            .collect();
+        let mut known: Vec<String> = Vec::new();
+        for input in all {
+            let free = dims(input).unwrap_or_default().into_iter().filter_map(Result::err);
+            for name in free.chain([input.name.clone()]) {
+                if !known.contains(&name) {
+                    known.push(name);
+                }
+            }
+        }
         match sizes.names().find(|name| !known.iter().any(|known| known == name)) {
             None => Ok(()),
             Some(name) => Err(Error::option("sizes", name, format!("one of the model's {}", known.join(", ")))),
