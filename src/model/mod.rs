@@ -242,6 +242,8 @@ impl Model {
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         values.check(&weights)?;
         let LayerWeights { computed, matrices } = values.layer_weights()?;
+        // Graphs that are cut from a model have the constants that it has.
+        let computed = computed.into_iter().filter(|(name, _)| weights.dims(name).is_none());
         let weights = weights.with(computed)?.with_filters(&matrices)?.into();
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
         Ok(Self { network, weights, labels, name: "model".into() })

@@ -1,5 +1,6 @@
 //! Which ring and which batcher a ticket is of.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use super::Core;
@@ -8,7 +9,7 @@ use super::Core;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     ring: usize,
-    batcher: Option<usize>,
+    batcher: Option<NonZeroUsize>,
 }
 
 impl Origin {
@@ -18,7 +19,7 @@ impl Origin {
 
     /// `batcher` is what a batcher and its tickets share.
     pub fn of_batcher<T>(ring: &Arc<Core>, batcher: &Arc<T>) -> Self {
-        Self { batcher: Some(Arc::as_ptr(batcher).addr()), ..Self::of_ring(ring) }
+        Self { batcher: NonZeroUsize::new(Arc::as_ptr(batcher).addr()), ..Self::of_ring(ring) }
     }
 
     /// Whether both are of one ring, whatever their batchers.
