@@ -123,21 +123,24 @@ impl S8Tile {
         Some(S8Pipeline { channel_groups, pixel_groups, slabs, product_pixels, stages, blocks })
     }
 
-    /// Threads of a block: the warpgroups that multiply, and a warp that copies, or a warpgroup if it leaves its registers
-    /// to the others.
+    /// Threads of a block: the warpgroups that multiply, a warp that copies and one that stores; these two are part of a
+    /// warpgroup if they leave their registers to the others.
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
             Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
-            Some(of) => Some(of.groups() * 128 + 32),
+            Some(of) => Some(of.groups() * 128 + 64),
             None => None,
         }
     }
 
-    /// Dynamic shared memory of a block: stages with two barriers each, and each warpgroup's chunks of results.
+    /// Dynamic shared memory of a block: stages and each warpgroup's chunks of results, with two barriers each.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let stage = (self.channels + self.pixels) * self.row_bytes;
         match self.pipeline() {
-            Some(of) => Some(of.stages * (stage + 16) + of.groups() * CHUNKS * CHUNK_PIXELS * of.group_channels()),
+            Some(of) => {
+                let chunk = CHUNK_PIXELS * of.group_channels();
+                Some(of.stages * (stage + 16) + of.groups() * CHUNKS * (chunk + 16))
+            }
             None => None,
         }
     }

@@ -316,7 +316,7 @@ pub(super) mod tests {
             result(0x600, 32),
         ];
         assert_eq!(launch.maps, maps);
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_656));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_752));
         assert_eq!((launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_add_192x256x128", 1, true));
     }
 
