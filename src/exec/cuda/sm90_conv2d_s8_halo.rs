@@ -87,7 +87,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
     };
     let pointers = HaloPointers { x, filter, residual: residual.map(|residual| residual.address), y };
     Ok(Launch {
-        entry: ENTRIES[problem.way()],
+        entry: ENTRIES[problem.way()].into(),
         grid: [blocks, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
