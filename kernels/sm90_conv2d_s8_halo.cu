@@ -118,7 +118,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90S8HaloArgs &args, const Shared 
                          smem_out + lane_offset[kGroups]);
     fence_shared_for_copies();
     barrier_sync(stored_of(part), 128);
-    if (stores) store_box_4d(&args.y, origin.k, origin.q, origin.p + part * args.rows, origin.n, smem_out);
+    if (stores)
+      store_box_4d(&args.y, pair_of<kRowBytes>(origin.k), origin.q, origin.p + part * args.rows, origin.n, smem_out);
     if (++turn == kBands) turn = 0, phase ^= 1;
   }
   if (stores) wait_stores_read<0>();

@@ -86,13 +86,19 @@ TREFOIL_DEVICE constexpr uint32_t stored_of(uint32_t part) { return 1 + part; }
 TREFOIL_DEVICE constexpr uint32_t turn_of(uint32_t part) { return 1 + kParts + part; }
 constexpr uint32_t kTurnThreads = 128 * kParts;
 
+// Where a channel lies in a pixel, in the pairs of bytes that maps count in.
+template <int kRowBytes> TREFOIL_DEVICE int32_t pair_of(int32_t channel) {
+  return kRowBytes == 2 * kChannels ? channel : channel / 2;
+}
+
 // One thread: starts the copy of a part's residual to where its result will be.
 template <class Args, int kRowBytes>
 TREFOIL_DEVICE void load_residual(const Args &args, const HaloShared<kRowBytes> &shared, uint32_t part, uint32_t turn,
                                   const Origin &origin) {
   const uint32_t full = shared.residual_full(part, turn);
   barrier_arrive_expect(full, args.rows * args.columns * kRowBytes);
-  copy_box_4d(shared.out(part, turn), &args.residual, full, origin.k, origin.q, origin.p + part * args.rows, origin.n);
+  copy_box_4d(shared.out(part, turn), &args.residual, full, pair_of<kRowBytes>(origin.k), origin.q,
+              origin.p + part * args.rows, origin.n);
 }
 
 // One thread: the barriers.
