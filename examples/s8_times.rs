@@ -84,7 +84,10 @@ fn main() -> Result<(), Error> {
         }
         let all: Vec<_> = bytes
             .iter()
-            .map(|(kernel, micros)| format!("{}{} {micros:.1}", kernel.tile, if kernel.pair { "p" } else { "" }))
+            .map(|(kernel, micros)| match kernel {
+                S8Kernel::Tiled { tile, pair } => format!("{tile}{} {micros:.1}", if *pair { "p" } else { "" }),
+                S8Kernel::Halo => format!("halo {micros:.1}"),
+            })
             .collect();
         println!("    {}", all.join("  "));
         for (sum, micros) in sums.iter_mut().zip([fastest, of_halves, limits[0], limits[1]]) {

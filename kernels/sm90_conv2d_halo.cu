@@ -1,15 +1,6 @@
-// Convolution by 3x3 windows, forward, on Hopper, of up to 64 channels: pixels come to shared memory once for all taps.
-//
-// A tile is some rows of some columns of one image, by 64 output channels. Its pixels with all that their windows see, a
-// band, lie in shared memory row by row, as one line of pixels. An output pixel's number is that of the first pixel of
-// its window, so each tap's operand is the same line, some pixels further on, and nothing is copied for it. At the end
-// of a row windows begin that reach into the next one: their sums are left out. Channels lie on the rows of the
-// warpgroup product, pixels on its columns, as in sm90_conv2d_fprop.cuh.
-//
-// The filters stay for the whole launch. One thread copies bands, two ahead of the products; two warpgroups multiply and
-// store, each its own half of the rows. They multiply in turns, so that one's products run beside the other's stores.
-#include "common.cuh"
-#include "sm90_ptx.cuh"
+// Convolution by 3x3 windows, forward, on Hopper, of up to 64 channels of halves, whose pixels come to shared memory once
+// for all taps.
+#include "sm90_halo.cuh"
 
 // The one argument of the entry point. Mirrored in sm90_conv2d_halo.rs.
 struct Sm90HaloArgs {
@@ -42,78 +33,10 @@ static_assert(sizeof(Sm90HaloArgs) == 640, "mirrored in sm90_conv2d_halo.rs");
 static_assert(offsetof(Sm90HaloArgs, bias) == 512 && offsetof(Sm90HaloArgs, by_line) == 600,
               "mirrored in sm90_conv2d_halo.rs");
 
-constexpr int kChannels = 64;               // 128 bytes, the copy engine's widest swizzle
-constexpr int kRowBytes = kChannels * 2;    // of a pixel, and of a channel's tap
-constexpr int kTapsOnASide = 3;
-constexpr int kTaps = kTapsOnASide * kTapsOnASide;
-constexpr int kTapBytes = kChannels * kRowBytes;
-constexpr int kFilterBytes = kTaps * kTapBytes;
-constexpr int kParts = 2, kThreads = 128 * (1 + kParts);
-constexpr int kPixels = 120;                // of a part: columns of the product
-constexpr int kBands = 2;                   // in flight
-constexpr int kOutPixels = 128;             // of a place for a part's results; those after kPixels take what is left out
-constexpr int kOutBytes = kOutPixels * kRowBytes, kOuts = 2;
-
-// What lies where in shared memory.
-struct Shared {
-  uint32_t smem;
-  uint32_t band_bytes;
-
-  __device__ __forceinline__ uint32_t filters() const { return smem; }
-  __device__ __forceinline__ uint32_t out(uint32_t part, uint32_t turn) const {
-    return smem + kFilterBytes + (part * kOuts + turn) * kOutBytes;
-  }
-  __device__ __forceinline__ uint32_t band(uint32_t turn) const {
-    return smem + kFilterBytes + kParts * kOuts * kOutBytes + turn * band_bytes;
-  }
-  __device__ __forceinline__ uint32_t filters_full() const { return band(kBands); }
-  __device__ __forceinline__ uint32_t full(uint32_t turn) const { return filters_full() + 8 + turn * 8; }
-  __device__ __forceinline__ uint32_t empty(uint32_t turn) const { return full(kBands) + turn * 8; }
-  __device__ __forceinline__ uint32_t residual_full(uint32_t part, uint32_t turn) const {
-    return empty(kBands) + (part * kOuts + turn) * 8;
-  }
-};
-
-// The first output channel, column, row and the image of a tile.
-struct Origin {
-  int32_t k, q, p, n;
-};
-
-TREFOIL_DEVICE Origin origin_of(const Sm90HaloArgs &args, int32_t tile) {
-  int32_t of_pixels = divide(tile, args.by_channel_tiles);
-  const int32_t channel_tile = tile - of_pixels * args.channel_tiles;
-  if (args.backward_from >= 0) of_pixels = args.backward_from - of_pixels;
-  const int32_t across = divide(of_pixels, args.by_column_tiles);
-  const int32_t n = divide(across, args.by_row_tiles);
-  const int32_t column_tile = of_pixels - across * args.column_tiles, row_tile = across - n * args.row_tiles;
-  return {channel_tile * kChannels, column_tile * args.columns, row_tile * args.rows * kParts, n};
-}
-
-// One thread: filters once, then the bands of the block's tiles.
-TREFOIL_DEVICE void load(const Sm90HaloArgs &args, const Shared &shared) {
-  allow_next_launch();
-  // Filters depend on no launch. A block's tiles are all of the same channels.
-  const int32_t k = origin_of(args, blockIdx.x).k;
-  barrier_arrive_expect(shared.filters_full(), kFilterBytes);
-  for (int tap = 0; tap < kTaps; ++tap)
-    copy_box_3d(shared.filters() + tap * kTapBytes, &args.filter, shared.filters_full(), 0, tap, k);
-  wait_for_earlier_launches();
-  const uint32_t copied_bytes = args.line * (kParts * args.rows + kTapsOnASide - 1) * kRowBytes;
-  uint32_t turn = 0, phase = 0;
-  for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
-    const Origin origin = origin_of(args, tile);
-    barrier_wait(shared.empty(turn), phase ^ 1);
-    barrier_arrive_expect(shared.full(turn), copied_bytes);
-    copy_box_4d(shared.band(turn), &args.x, shared.full(turn), 0, origin.q - args.pad_left, origin.p - args.pad_top,
-                origin.n);
-    if (++turn == kBands) turn = 0, phase ^= 1;
-  }
-}
-
-// Named barriers: of the threads of a part that store, and of a part's turn to multiply.
-TREFOIL_DEVICE constexpr uint32_t stored_of(uint32_t part) { return 1 + part; }
-TREFOIL_DEVICE constexpr uint32_t turn_of(uint32_t part) { return 1 + kParts + part; }
-constexpr uint32_t kTurnThreads = 128 * kParts;
+using Shared = HaloShared<kChannels * 2>;  // 128 bytes, the copy engine's widest swizzle
+constexpr int kRowBytes = Shared::kRowBytes, kTapBytes = Shared::kTapBytes;
+constexpr int kPixels = 120;               // of a part: columns of the product
+static_assert((kPixels + 8) * kRowBytes <= kOutBytes, "eight pixels after the results take what is left out");
 
 // The sums of a part: line by line of the filter, tap by tap, channel by channel. The other part's turn is next, unless
 // it has nothing left.
@@ -138,14 +61,6 @@ TREFOIL_DEVICE void multiply(const Sm90HaloArgs &args, uint32_t smem_filters, ui
   if (is_other_next) barrier_pass(turn_of(part ^ 1), kTurnThreads);
   wgmma_wait<0>();
   wgmma_use(d);
-}
-
-// One thread: starts the copy of a part's residual to where its result will be.
-TREFOIL_DEVICE void load_residual(const Sm90HaloArgs &args, const Shared &shared, uint32_t part, uint32_t turn,
-                                  const Origin &origin) {
-  const uint32_t full = shared.residual_full(part, turn);
-  barrier_arrive_expect(full, args.rows * args.columns * kRowBytes);
-  copy_box_4d(shared.out(part, turn), &args.residual, full, origin.k, origin.q, origin.p + part * args.rows, origin.n);
 }
 
 // A warpgroup: its half of the rows of each of the block's tiles.
@@ -258,16 +173,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
 extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_conv2d_halo(const __grid_constant__ Sm90HaloArgs args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   const Shared shared{shared_address(shared_bytes), static_cast<uint32_t>(args.band_bytes)};
-  if (threadIdx.x == 0) {
-    if (shared.smem % 1024 != 0) __trap();  // the swizzle is of addresses
-    barrier_init(shared.filters_full(), 1);
-    for (uint32_t turn = 0; turn < kBands; ++turn) {
-      barrier_init(shared.full(turn), 1);
-      barrier_init(shared.empty(turn), 4 * kParts);
-      for (uint32_t part = 0; part < kParts; ++part) barrier_init(shared.residual_full(part, turn), 1);
-    }
-    fence_barrier_init();
-  }
+  if (threadIdx.x == 0) init_barriers(shared);
   __syncthreads();
   // The same for all lanes, and the compiler knows it.
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);

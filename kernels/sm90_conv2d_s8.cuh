@@ -4,9 +4,10 @@
 //
 // Output channels lie on the rows of the warpgroup product, 64 at a time, pixels on its columns: then a thread's sums are
 // of a few channels, whose biases and scales it keeps. Filters are stored in an order in which these channels are
-// neighbours: two bytes of a pixel, which stmatrix takes for a half. The last warp copies: filters, pixels (im2col by the
-// copy engine) and residuals go through one ring of stages, in the order in which they are read, and run ahead into the
-// next tile. The other warpgroups multiply, each its own part of the tile, requantise and store.
+// neighbours: two bytes of a pixel, which stmatrix takes for a half. One warp copies: filters, pixels (im2col by the copy
+// engine) and residuals go through one ring of stages, in the order in which they are read, and run ahead into the next
+// tile. The warpgroups multiply, each its own part of the tile, and requantise. Another warp stores what they have made,
+// so that none of them waits for the one whose turn it would be.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both.
 #pragma once
@@ -60,10 +61,10 @@ struct S8Tile {
   static constexpr int kProductPixels = kProductPixels_, kRowBytes = kRowBytes_;
   static constexpr int kStages = kStages_, kMinBlocks = kMinBlocks_;
   static constexpr int kGroups = kChannelGroups * kPixelGroups;
-  // Of more sums than 168 registers of a thread hold, the warp that copies leaves its registers to the others, for which it
-  // has to be a warpgroup.
+  // Of more sums than 168 registers of a thread hold, the warps that copy and store leave theirs to the others, for which
+  // they have to be a warpgroup.
   static constexpr bool kMovesRegisters = kSlabs * kProductPixels > 256;
-  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : 32);
+  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : 64);
   static constexpr int kGroupChannels = kSlabs * kSlabChannels;
   static constexpr int kChannels = kChannelGroups * kGroupChannels, kPixels = kPixelGroups * kProductPixels;
 
@@ -77,7 +78,7 @@ struct S8Tile {
   static constexpr int kGroupResidualBytes = kProductPixels * kOutRowBytes;
   static constexpr int kResidualBytes = kGroups * kGroupResidualBytes;
 
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kChunks * kChunkBytes;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kChunks * (kChunkBytes + 16);
 
   static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kGroupResidualBytes % 1024 == 0, "whole swizzles");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
@@ -96,11 +97,28 @@ template <class Tile> struct S8Ring {
   __device__ __forceinline__ uint32_t pixels() const { return filters() + Tile::kFilterBytes; }
   __device__ __forceinline__ uint32_t chunks() const { return smem + Tile::kStages * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t full() const {
-    return smem + Tile::kSharedBytes - Tile::kStages * 16 + stage * 8;
+    return smem + Tile::kSharedBytes - (Tile::kStages + Tile::kGroups * Tile::kChunks) * 16 + stage * 8;
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
   __device__ __forceinline__ void advance() {
     if (++stage == Tile::kStages) stage = 0, phase ^= 1;
+  }
+};
+
+// A place in a warpgroup's ring of chunks; runs on from tile to tile.
+template <class Tile> struct S8Chunks {
+  uint32_t smem;  // of place 0
+  uint32_t barriers;
+  uint32_t place = 0, phase = 0;
+
+  __device__ __forceinline__ S8Chunks(const S8Ring<Tile> &ring, uint32_t group)
+      : smem(ring.chunks() + group * Tile::kChunks * Tile::kChunkBytes),
+        barriers(ring.smem + Tile::kSharedBytes - (Tile::kGroups - group) * Tile::kChunks * 16) {}
+  __device__ __forceinline__ uint32_t results() const { return smem + place * Tile::kChunkBytes; }
+  __device__ __forceinline__ uint32_t full() const { return barriers + place * 16; }
+  __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+  __device__ __forceinline__ void advance() {
+    if (++place == Tile::kChunks) place = 0, phase ^= 1;
   }
 };
 
@@ -116,7 +134,7 @@ TREFOIL_DEVICE S8Share s8_share() {
           static_cast<int32_t>(gridDim.x >> log_blocks)};
 }
 
-// The first output channel and pixel of a block's tile. Channel tiles of one pixel tile follow each other, so that all but
+// The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile follow each other, so that all but
 // the first read the pixels from the L2 cache.
 struct S8Origin {
   int32_t k, m;
@@ -126,6 +144,12 @@ template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &ar
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
   return {(tile - m_tile * args.channel_tiles) * Tile::kChannels,
           static_cast<int32_t>(m_tile * share.blocks + share.rank) * Tile::kPixels};
+}
+
+// A warpgroup's part of a tile.
+template <class Tile> TREFOIL_DEVICE S8Origin s8_part(const S8Origin &origin, uint32_t group) {
+  return {origin.k + static_cast<int32_t>(group % Tile::kChannelGroups) * Tile::kGroupChannels,
+          origin.m + static_cast<int32_t>(group / Tile::kChannelGroups) * Tile::kProductPixels};
 }
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
@@ -183,10 +207,10 @@ TREFOIL_DEVICE void load_residual(const Sm90ConvS8Args &args, S8Ring<Tile> &ring
   barrier_wait(ring.empty(), ring.phase ^ 1);
   barrier_arrive_expect(ring.full(), Tile::kResidualBytes);
 #pragma unroll
-  for (int group = 0; group < Tile::kGroups; ++group)
-    copy_box_2d(ring.filters() + group * Tile::kGroupResidualBytes, &args.residual, ring.full(),
-                (origin.k + group % Tile::kChannelGroups * Tile::kGroupChannels) / 2,
-                origin.m + group / Tile::kChannelGroups * Tile::kProductPixels);
+  for (int group = 0; group < Tile::kGroups; ++group) {
+    const S8Origin part = s8_part<Tile>(origin, group);
+    copy_box_2d(ring.filters() + group * Tile::kGroupResidualBytes, &args.residual, ring.full(), part.k / 2, part.m);
+  }
   ring.advance();
 }
 
@@ -221,7 +245,33 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
   }
 }
 
-// ---- multiply and store: a warpgroup -----------------------------------------------------------------------------
+// ---- store: one thread -------------------------------------------------------------------------------------------
+
+template <class Tile> TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring) {
+  bool is_first = true;
+  S8Chunks<Tile> chunks(ring, 0), before = chunks;
+  constexpr uint32_t kNextGroup = Tile::kChunks * Tile::kChunkBytes, kNextBarriers = Tile::kChunks * 16;
+  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
+    const S8Origin origin = s8_origin<Tile>(args, share, tile);
+    for (int32_t pixel = 0; pixel < Tile::kProductPixels; pixel += kChunkPixels) {
+#pragma unroll
+      for (int group = 0; group < Tile::kGroups; ++group) {
+        const S8Origin part = s8_part<Tile>(origin, group);
+        barrier_wait(chunks.full() + group * kNextBarriers, chunks.phase);
+        store_box_2d(&args.y, part.k / 2, part.m + pixel, chunks.results() + group * kNextGroup);
+        // What this group stored before has been read.
+        wait_stores_read<Tile::kGroups>();
+        if (!is_first) barrier_arrive(before.empty() + group * kNextBarriers);
+      }
+      is_first = false;
+      before = chunks;
+      chunks.advance();
+    }
+  }
+  wait_stores_read<0>();
+}
+
+// ---- multiply and requantise: a warpgroup ------------------------------------------------------------------------
 
 // Gives a stage back, once for each warp: to all who copy into it.
 template <class Tile> TREFOIL_DEVICE void release(const S8Share &share, const S8Ring<Tile> &ring) {
@@ -266,51 +316,42 @@ TREFOIL_DEVICE void multiply(const Sm90ConvS8Args &args, const S8Share &share, S
 }
 
 template <class Tile, bool kSigned, bool kAdds>
-TREFOIL_DEVICE void multiply_and_store(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring,
-                                       uint32_t group) {
+TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring,
+                                            uint32_t group) {
   const uint32_t warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
-  const bool stores = threadIdx.x % 128 == 0;
-  const uint32_t first_channel = group % Tile::kChannelGroups * Tile::kGroupChannels;
-  const uint32_t first_pixel = group / Tile::kChannelGroups * Tile::kProductPixels;
   // A lane gives the address of a pixel's 16 bytes, which lie in the copy engine's swizzle: in another order in each row of
   // 128 bytes. 64 bytes on is the other half of such a row.
-  const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % (Tile::kOutRowBytes / 16)) * 16;
-  const uint32_t smem_chunks = ring.chunks() + group * Tile::kChunks * Tile::kChunkBytes + lane_offset;
+  constexpr uint32_t kOrders = Tile::kOutRowBytes / 16;
+  const uint32_t lane_offset = lane * Tile::kOutRowBytes + (warp ^ lane * Tile::kOutRowBytes / 128 % kOrders) * 16;
 
-  uint32_t chunk_slot = 0;
+  S8Chunks<Tile> chunks(ring, group);
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
-    const S8Origin origin = s8_origin<Tile>(args, share, tile);
-    const int32_t k = origin.k + first_channel;
+    const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, tile), group);
     Requantiser requantiser[Tile::kSlabs];
 #pragma unroll
     for (int slab = 0; slab < Tile::kSlabs; ++slab)
-      requantiser[slab].load(args, k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
+      requantiser[slab].load(args, part.k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
     int32_t d[Tile::kSlabs][Tile::kProductPixels / 2];
     multiply<Tile, kSigned>(args, share, ring, group, d);
     if (kAdds) barrier_wait(ring.full(), ring.phase);
     const uint32_t smem_residual = ring.filters() + group * Tile::kGroupResidualBytes + lane_offset;
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kProductPixels / kChunkPixels; ++chunk) {
-      const uint32_t smem_chunk = smem_chunks + chunk_slot * Tile::kChunkBytes;
+      barrier_wait(chunks.empty(), chunks.phase ^ 1);
 #pragma unroll
       for (int slab = 0; slab < Tile::kSlabs; ++slab)
-        requantise<kAdds>(args.output, requantiser[slab], d[slab] + chunk * (kChunkPixels / 2), smem_chunk ^ slab * kSlabChannels,
+        requantise<kAdds>(args.output, requantiser[slab], d[slab] + chunk * (kChunkPixels / 2),
+                          (chunks.results() + lane_offset) ^ slab * kSlabChannels,
                           (smem_residual + chunk * Tile::kChunkBytes) ^ slab * kSlabChannels);
       fence_shared_for_copies();
-      barrier_sync(1 + group, 128);
-      if (stores) {
-        store_box_2d(&args.y, k / 2, origin.m + first_pixel + chunk * kChunkPixels, smem_chunk - lane_offset);
-        // The next barrier says that the place after the next one is free.
-        wait_stores_read<Tile::kChunks - 2>();
-      }
-      chunk_slot = chunk_slot + 1 == Tile::kChunks ? 0 : chunk_slot + 1;
+      barrier_arrive_once(chunks.full());
+      chunks.advance();
     }
     if (kAdds) {
       release(share, ring);
       ring.advance();
     }
   }
-  if (stores) wait_stores_read<0>();
 }
 
 // The kernel body.
@@ -325,6 +366,13 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
       barrier_init(each.full(), 1);
       barrier_init(each.empty(), 4 * Tile::kGroups * share.blocks);
     }
+    for (int group = 0; group < Tile::kGroups; ++group) {
+      S8Chunks<Tile> chunks(ring, group);
+      for (int place = 0; place < Tile::kChunks; ++place, chunks.advance()) {
+        barrier_init(chunks.full(), 4);
+        barrier_init(chunks.empty(), 1);
+      }
+    }
     fence_barrier_init();
   }
   __syncthreads();
@@ -333,9 +381,10 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
   const uint32_t group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (group < Tile::kGroups) {
     if constexpr (Tile::kMovesRegisters) take_registers<232>();
-    multiply_and_store<Tile, kSigned, kAdds>(args, share, ring, group);
+    multiply_and_requantise<Tile, kSigned, kAdds>(args, share, ring, group);
   } else {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
     if (threadIdx.x == 128 * Tile::kGroups) load<Tile, kAdds>(args, share, ring);
+    if (threadIdx.x == 128 * Tile::kGroups + 32) store<Tile>(args, share, ring);
   }
 }

@@ -29,6 +29,8 @@ template <int kN, bool kSigned> struct WgmmaBytes;
 #define TREFOIL_SUM_REFS_64 TREFOIL_32_SUMS(0)
 #define TREFOIL_SUM_REFS_128 TREFOIL_SUM_REFS_64, TREFOIL_32_SUMS(32)
 #define TREFOIL_SUM_REFS_192 TREFOIL_SUM_REFS_128, TREFOIL_32_SUMS(64)
+#define TREFOIL_SUM_REFS_240                                                                                    \
+  TREFOIL_SUM_REFS_192, TREFOIL_EIGHT_SUMS(96), TREFOIL_EIGHT_SUMS(104), TREFOIL_EIGHT_SUMS(112)
 #define TREFOIL_SUM_REFS_256 TREFOIL_SUM_REFS_192, TREFOIL_32_SUMS(96)
 
 // `sums` names them in the instruction; the operands that follow are %a, %b, %add.
@@ -48,6 +50,7 @@ template <int kN, bool kSigned> struct WgmmaBytes;
 TREFOIL_WGMMA_BYTES_BOTH(64, TREFOIL_SUMS_3, "%32", "%33", "%34")
 TREFOIL_WGMMA_BYTES_BOTH(128, TREFOIL_SUMS_7, "%64", "%65", "%66")
 TREFOIL_WGMMA_BYTES_BOTH(192, TREFOIL_SUMS_11, "%96", "%97", "%98")
+TREFOIL_WGMMA_BYTES_BOTH(240, TREFOIL_SUMS_14, "%120", "%121", "%122")
 TREFOIL_WGMMA_BYTES_BOTH(256, TREFOIL_SUMS_15, "%128", "%129", "%130")
 
 // Four integers as unsigned bytes of a word, `a` the lowest; what is beyond their range becomes 0 or 255.

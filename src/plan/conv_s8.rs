@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Limits;
-use super::kernels::{ConvShape, check_sm90};
+use super::kernels::{ConvShape, HaloTile, check_sm90};
 use crate::error::Error;
 use crate::model::Window;
 use crate::tensor::Shape;
@@ -46,19 +46,24 @@ pub struct S8Tile {
     pub row_bytes: usize,
 }
 
-/// A tile, and whether two blocks share the filters of two.
+/// What computes it.
 ///
 /// ```
 /// use trefoil::plan::{S8Kernel, S8Tile};
-/// let kernel = S8Kernel { tile: S8Tile { pixels: 128, channels: 64, row_bytes: 128 }, pair: true };
-/// assert_eq!(kernel.to_string(), "sm90 s8 conv 128x64/128, pairs");
+/// let tile = S8Tile { pixels: 128, channels: 64, row_bytes: 128 };
+/// assert_eq!(S8Kernel::Tiled { tile, pair: true }.to_string(), "sm90 s8 conv 128x64/128, pairs");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct S8Kernel {
-    /// What a block computes.
-    pub tile: S8Tile,
-    /// Whether two blocks with neighbouring pixels each copy half of their filters for both.
-    pub pair: bool,
+pub enum S8Kernel {
+    /// `kernels/sm90_conv2d_s8.cu`.
+    Tiled {
+        /// What a block computes.
+        tile: S8Tile,
+        /// Whether two blocks with neighbouring pixels each copy half of their filters for both.
+        pair: bool,
+    },
+    /// `kernels/sm90_conv2d_s8_halo.cu`: 3x3 windows of up to 64 channels.
+    Halo,
 }
 
 /// The shape of the kernel beyond its tile: what `kernels/sm90_conv2d_s8.cu` says.
@@ -118,21 +123,24 @@ impl S8Tile {
         Some(S8Pipeline { channel_groups, pixel_groups, slabs, product_pixels, stages, blocks })
     }
 
-    /// Threads of a block: the warpgroups that multiply, and a warp that copies, or a warpgroup if it leaves its registers
-    /// to the others.
+    /// Threads of a block: the warpgroups that multiply, a warp that copies and one that stores; these two are part of a
+    /// warpgroup if they leave their registers to the others.
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
             Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
-            Some(of) => Some(of.groups() * 128 + 32),
+            Some(of) => Some(of.groups() * 128 + 64),
             None => None,
         }
     }
 
-    /// Dynamic shared memory of a block: stages with two barriers each, and each warpgroup's chunks of results.
+    /// Dynamic shared memory of a block: stages and each warpgroup's chunks of results, with two barriers each.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let stage = (self.channels + self.pixels) * self.row_bytes;
         match self.pipeline() {
-            Some(of) => Some(of.stages * (stage + 16) + of.groups() * CHUNKS * CHUNK_PIXELS * of.group_channels()),
+            Some(of) => {
+                let chunk = CHUNK_PIXELS * of.group_channels();
+                Some(of.stages * (stage + 16) + of.groups() * CHUNKS * (chunk + 16))
+            }
             None => None,
         }
     }
@@ -152,7 +160,10 @@ impl fmt::Display for S8Tile {
 
 impl fmt::Display for S8Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm90 s8 conv {}{}", self.tile, if self.pair { ", pairs" } else { "" })
+        match self {
+            Self::Tiled { tile, pair } => write!(f, "sm90 s8 conv {tile}{}", if *pair { ", pairs" } else { "" }),
+            Self::Halo => f.write_str("sm90 s8 conv halo"),
+        }
     }
 }
 
@@ -162,7 +173,9 @@ impl S8Conv {
         let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(|bytes| bytes <= limits.shared_bytes);
         let is_one = limits.has_sm90_kernels() && self.check().is_ok();
         let tiles = S8Tile::ALL.into_iter().filter(|tile| is_one && fits(tile));
-        tiles.flat_map(|tile| [false, true].map(|pair| S8Kernel { tile, pair })).collect()
+        let tiled = tiles.flat_map(|tile| [false, true].map(|pair| S8Kernel::Tiled { tile, pair }));
+        let halo = HaloTile::of_bytes(&self.shape(), limits).filter(|_| is_one).map(|_| S8Kernel::Halo);
+        tiled.chain(halo).collect()
     }
 
     /// Products of an output value.
@@ -236,6 +249,8 @@ mod tests {
         };
         let channels = |channels| Shape { channels, ..shape };
         assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == 2 * S8Tile::ALL.len());
+        let few = S8Conv { input: channels(64), ..conv };
+        assert_eq!(few.kernels(&Limits::h200()).last(), Some(&S8Kernel::Halo));
         assert!(refused(S8Conv { input: channels(24), ..conv }) && refused(S8Conv { output: channels(24), ..conv }));
         assert!(refused(S8Conv { input: channels(7296), ..conv }) && refused(S8Conv { batch: 0, ..conv }));
         assert!(refused(S8Conv { window: Window::square(3, 2, 1), ..conv }));

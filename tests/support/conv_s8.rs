@@ -62,6 +62,9 @@ pub fn all() -> Vec<Problem> {
         of("tails everywhere", 3, [13, 11, 80], 272, single),
         of("a matrix of many steps", 1, [7, 9, 1040], 144, single),
         of("3x3", 2, [14, 13, 64], 64, three),
+        of("3x3 of few channels, tails", 3, [37, 61, 48], 144, Window { pad, ..three }),
+        of("3x3, wide", 2, [10, 130, 64], 64, three),
+        of("3x3, many tiles", 20, [56, 56, 64], 64, three),
         of("3x3 of 128 channels", 3, [9, 10, 128], 128, three),
         of("3x3, tails in channels", 2, [11, 12, 144], 208, three),
         of("3x3, stride 2", 3, [15, 18, 96], 96, Window::square(3, 2, 1)),
@@ -94,6 +97,12 @@ pub fn all() -> Vec<Problem> {
     }
     let many = of("many tiles and a residual", 3, [97, 95, 16], 80, single);
     all.push(Problem { residual: Some(true), relu: true, ..many });
+    for (x_signed, y_signed) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (residual, relu) in [(None, false), (Some(false), true), (Some(true), false)] {
+            let problem = of("types of few channels", 9, [57, 56, 64], 80, three);
+            all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
+        }
+    }
     all
 }
 

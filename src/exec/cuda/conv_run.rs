@@ -7,9 +7,11 @@ use super::alone::Alone;
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 use super::launch::Launch;
 use super::sm90_conv2d_fprop::{self, Tiling};
-use super::sm90_conv2d_s8::{S8Problem, S8Residual, launch, packed};
+use super::sm90_conv2d_s8::{self, S8Problem, S8Residual, packed};
+use super::sm90_conv2d_s8_halo;
 use crate::device::Device;
 use crate::error::Error;
+use crate::exec::limits;
 use crate::plan::{S8Conv, S8Kernel, Sm90Tile};
 use crate::tensor::Activation;
 
@@ -90,7 +92,7 @@ impl ConvRun {
             residual_values.unwrap_or_default(),
             result.0,
         ];
-        let units = device.info().units;
+        let limits = limits(device.info(), device.kind());
         let x_signed = x.1;
         let launches = |[x, filter, bias, factor, added, y]: [u64; 6]| -> Result<Vec<Launch>, Error> {
             let problem = S8Problem {
@@ -105,7 +107,11 @@ impl ConvRun {
                 y_signed: result.1,
                 relu,
             };
-            kernels.iter().map(|&kernel| launch(&problem, kernel, units)).collect()
+            let launch = |&kernel: &S8Kernel| match kernel {
+                S8Kernel::Tiled { tile, pair } => sm90_conv2d_s8::launch(&problem, tile, pair, limits.units),
+                S8Kernel::Halo => sm90_conv2d_s8_halo::launch(&problem, &limits),
+            };
+            kernels.iter().map(launch).collect()
         };
         Alone::new(device, "a convolution of bytes", bytes, copies, launches).map(Self)
     }

@@ -27,6 +27,7 @@ mod sm90_conv2d_depthwise;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
+mod sm90_conv2d_s8_halo;
 mod sm90_linear;
 mod sm90_product;
 mod sm90_requantise;

@@ -15,6 +15,7 @@ use crate::device::cuda::{Swizzle, TensorMap};
 use crate::error::Error;
 use crate::plan::kernels::{ConvShape, HALO_CHANNELS, HALO_PARTS, HaloTile};
 use crate::plan::{Limits, StepOp};
+use crate::tensor::Shape;
 
 kernel_args! {
     /// `Sm90HaloArgs`; the maps are encoded before the launch.
@@ -92,9 +93,7 @@ pub(crate) fn launch(
         return Err(unsupported("convolution", format!("{input} by {:?}", window.size), takes));
     };
     let [row_tiles, column_tiles] = tile.tiles(&shape);
-    let channel_tiles = output.channels.div_ceil(HALO_CHANNELS);
-    let pixel_tiles = tile.count(&shape);
-    let tiles = product("tiles", &[pixel_tiles, channel_tiles])?;
+    let HaloGrid { pixel_tiles, channel_tiles, tiles, blocks } = HaloGrid::of(tile, &shape, limits)?;
     let args = Sm90HaloArgs {
         bias: aligned("bias", bias, 16)?,
         k_stored: int(output.channels),
@@ -103,7 +102,7 @@ pub(crate) fn launch(
         columns: int(tile.columns),
         line: int(tile.line()),
         band_bytes: int(tile.band_bytes()),
-        tiles: tiles as i32,
+        tiles,
         channel_tiles: int(channel_tiles),
         column_tiles: int(column_tiles),
         row_tiles: int(row_tiles),
@@ -117,39 +116,11 @@ pub(crate) fn launch(
         by_line: FastDivide::by(tile.line() as u32),
         ..Zeroable::zeroed()
     };
-    let [channels, columns] = [HALO_CHANNELS, tile.columns].map(|value| value as u32);
-    let image = |address, dims: [usize; 4], pitch: usize, [box_width, box_height]: [usize; 2]| TensorMap::Images {
-        address,
-        dims: dims.map(|value| value as u64),
-        pitch: pitch as u64,
-        box_dims: [channels, box_width as u32, box_height as u32, 1],
-        swizzle: Swizzle::Rows128,
-    };
-    let y = aligned("y", y, 16)?;
-    // Without a residual its map is there, and is not used.
-    let residual = aligned("residual", residual.unwrap_or(y), 16)?;
-    let results = [output.channels, output.width, output.height, batch];
-    let of_part = [columns as usize, tile.rows];
-    let maps = vec![
-        TensorMap::Blocks {
-            address: aligned("filter", filter, 16)?,
-            dims: [input.channels, window.size.iter().product(), output.channels].map(|value| value as u64),
-            box_dims: [channels, 1, channels],
-        },
-        image(
-            aligned("x", x, 16)?,
-            [input.channels, input.width, input.height, batch],
-            input.channels,
-            [tile.line(), tile.band_rows()],
-        ),
-        image(residual, results, output.channels, of_part),
-        image(y, results, pitch(y_pitch, output.channels)? as usize, of_part),
-    ];
-    // A block's tiles are all of the same channels.
-    let blocks = (limits.units / channel_tiles).clamp(1, pixel_tiles) * channel_tiles;
+    let y_pitch = pitch(y_pitch, output.channels)? as usize;
+    let maps = maps(tile, &shape, HaloPointers { x, filter, residual, y }, y_pitch)?;
     Ok(Launch {
         entry: ENTRY.into(),
-        grid: [blocks as u32, 1, 1],
+        grid: [blocks, 1, 1],
         cluster: 1,
         block: [THREADS, 1, 1],
         shared_bytes: tile.shared_bytes() as u32,
@@ -159,11 +130,72 @@ pub(crate) fn launch(
     })
 }
 
+/// How many tiles a launch has, and its blocks.
+pub(super) struct HaloGrid {
+    pub(super) pixel_tiles: usize,
+    pub(super) channel_tiles: usize,
+    pub(super) tiles: i32,
+    pub(super) blocks: u32,
+}
+
+impl HaloGrid {
+    pub(super) fn of(tile: HaloTile, shape: &ConvShape, limits: &Limits) -> Result<Self, Error> {
+        let channel_tiles = shape.output.channels.div_ceil(HALO_CHANNELS);
+        let pixel_tiles = tile.count(shape);
+        let tiles = product("tiles", &[pixel_tiles, channel_tiles])? as i32;
+        // A block's tiles are all of the same channels.
+        let blocks = ((limits.units / channel_tiles).clamp(1, pixel_tiles) * channel_tiles) as u32;
+        Ok(Self { pixel_tiles, channel_tiles, tiles, blocks })
+    }
+}
+
+/// Where the operands are that have maps.
+pub(super) struct HaloPointers {
+    pub(super) x: u64,
+    pub(super) filter: u64,
+    pub(super) residual: Option<u64>,
+    pub(super) y: u64,
+}
+
+/// The maps of filter, x, residual and y, whose pixels are `y_pitch` channels apart. Of bytes they are of pairs.
+pub(super) fn maps(
+    tile: HaloTile,
+    shape: &ConvShape,
+    pointers: HaloPointers,
+    y_pitch: usize,
+) -> Result<Vec<TensorMap>, Error> {
+    let ConvShape { batch, input, output, window } = *shape;
+    let HaloPointers { x, filter, residual, y } = pointers;
+    let halves = |channels: usize| (channels * tile.row_bytes / HALO_CHANNELS / 2) as u64;
+    let row = halves(HALO_CHANNELS) as u32;
+    let image = |address, of: Shape, pitch: usize, [width, height]: [usize; 2]| TensorMap::Images {
+        address,
+        dims: [halves(of.channels), of.width as u64, of.height as u64, batch as u64],
+        pitch: halves(pitch),
+        box_dims: [row, width as u32, height as u32, 1],
+        swizzle: if tile.row_bytes == 128 { Swizzle::Rows128 } else { Swizzle::Rows64 },
+    };
+    let y = aligned("y", y, 16)?;
+    // Without a residual its map is there, and is not used.
+    let residual = aligned("residual", residual.unwrap_or(y), 16)?;
+    let of_part = [tile.columns, tile.rows];
+    Ok(vec![
+        TensorMap::Blocks {
+            address: aligned("filter", filter, 16)?,
+            dims: [halves(input.channels), window.size.iter().product::<usize>() as u64, output.channels as u64],
+            box_dims: [row, 1, HALO_CHANNELS as u32],
+        },
+        image(aligned("x", x, 16)?, input, input.channels, [tile.line(), tile.band_rows()]),
+        image(residual, output, output.channels, of_part),
+        image(y, output, y_pitch, of_part),
+    ])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::{Pad, Window};
-    use crate::tensor::{Activation, Shape};
+    use crate::tensor::Activation;
 
     const POINTERS: ConvPointers =
         ConvPointers { x: 0x100, filter: 0x200, bias: 0x300, residual: Some(0x400), y: 0x500 };

@@ -8,7 +8,7 @@ use super::sm90_conv2d_fprop::{MapBytes, int};
 use super::sm90_requantise::S8Output;
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
-use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, S8Conv, S8Kernel, S8Tile};
+use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, S8Conv, S8Tile};
 
 kernel_args! {
     /// `Sm90ConvS8Args`; the maps are encoded before the launch.
@@ -106,6 +106,14 @@ pub(crate) struct S8Problem {
     pub(crate) relu: bool,
 }
 
+impl S8Problem {
+    /// Which of a kernel's four entry points computes it: of unsigned pixels, the same with a residual, and both of signed
+    /// pixels.
+    pub(super) fn way(&self) -> usize {
+        2 * usize::from(self.x_signed) + usize::from(self.residual.is_some())
+    }
+}
+
 /// Bytes like the result, and the scale that they are added with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct S8Residual {
@@ -124,13 +132,11 @@ pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
     ordered.flatten().copied().collect()
 }
 
-/// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.
-pub(crate) fn launch(problem: &S8Problem, kernel: S8Kernel, units: usize) -> Result<Launch, Error> {
-    let S8Problem { conv, x_signed, residual, .. } = *problem;
-    let S8Kernel { tile, pair } = kernel;
+/// The launch of `problem` by this tile on a GPU of so many multiprocessors; in pairs of blocks or not.
+pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize) -> Result<Launch, Error> {
+    let S8Problem { conv, residual, .. } = *problem;
     conv.check()?;
-    let way = 2 * usize::from(x_signed) + usize::from(residual.is_some());
-    let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[way]);
+    let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[problem.way()]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
         return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));
     };
@@ -228,15 +234,15 @@ fn result_map(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::entries::tests::read;
     use super::*;
     use crate::model::{Pad, Window};
     use crate::tensor::Shape;
 
-    const KERNEL: S8Kernel = S8Kernel { tile: tile(192, 256, 128), pair: false };
+    const TILE: S8Tile = tile(192, 256, 128);
 
-    fn problem() -> S8Problem {
+    pub fn problem() -> S8Problem {
         let pad = Pad { top: 2, left: 1, bottom: 16, right: 32 };
         let conv = S8Conv {
             batch: 3,
@@ -281,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let launch = launch(&problem(), KERNEL, 4).unwrap();
+        let launch = launch(&problem(), TILE, false, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.bias, args.scale], [0x300, 0x400]);
         assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
@@ -310,14 +316,13 @@ mod tests {
             result(0x600, 32),
         ];
         assert_eq!(launch.maps, maps);
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_656));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_752));
         assert_eq!((&*launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_add_192x256x128", 1, true));
     }
 
     #[test]
     fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
-        let kernel = S8Kernel { tile: tile(256, 64, 64), pair: true };
-        let launch = launch(&S8Problem { x_signed: true, ..problem() }, kernel, 4).unwrap();
+        let launch = launch(&S8Problem { x_signed: true, ..problem() }, tile(256, 64, 64), true, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.tiles, args.channel_tiles, args.steps, args.c_bytes], [10, 5, 105, 192]);
         assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_add_256x64x64"));
@@ -332,13 +337,13 @@ mod tests {
         let shape = Shape::new(60, 20, 32);
         let conv = S8Conv { batch: 3, input: shape, output: shape, window: Window::square(1, 1, 0) };
         let problem = S8Problem { conv, residual: None, y_signed: false, ..problem() };
-        let plain = launch(&problem, KERNEL, 132).unwrap();
+        let plain = launch(&problem, TILE, false, 132).unwrap();
         let args: Sm90ConvS8Args = plain.args.read();
         assert_eq!([args.by_windows, args.tiles], [0, 19]);
         assert_eq!((&*plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
         let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 192] };
         assert_eq!((&plain.maps[1], plain.grid), (&x, [19, 1, 1]));
-        let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, KERNEL, 132).unwrap();
+        let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, TILE, false, 132).unwrap();
         let args: Sm90ConvS8Args = signed.args.read();
         assert_eq!(args.output, S8Output { result_is_low: 1, ..S8Output::zeroed() });
     }
@@ -357,7 +362,7 @@ mod tests {
 
     #[test]
     fn what_no_kernel_does_is_refused() {
-        let refused = |problem: S8Problem| launch(&problem, KERNEL, 132).is_err();
+        let refused = |problem: S8Problem| launch(&problem, TILE, false, 132).is_err();
         let good = problem();
         assert!(!refused(good));
         assert!(refused(S8Problem { conv: S8Conv { batch: 0, ..good.conv }, ..good }));
@@ -373,7 +378,6 @@ mod tests {
             let residual = good.residual.map(|of| S8Residual { scale, ..of });
             assert!(refused(S8Problem { residual, ..good }));
         }
-        let other = S8Kernel { tile: tile(64, 64, 128), pair: false };
-        assert!(matches!(launch(&good, other, 132), Err(Error::Unsupported { .. })));
+        assert!(matches!(launch(&good, tile(64, 64, 128), false, 132), Err(Error::Unsupported { .. })));
     }
 }

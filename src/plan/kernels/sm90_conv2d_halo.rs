@@ -51,26 +51,38 @@ pub(crate) struct HaloTile {
     pub(crate) rows: usize,
     /// Columns of outputs.
     pub(crate) columns: usize,
+    /// Of a pixel in shared memory, and of a channel's tap: [`CHANNELS`] halves or bytes.
+    pub(crate) row_bytes: usize,
 }
 
 /// Channels of a pixel that are read, at most, and output channels of a tile.
 pub(crate) const CHANNELS: usize = 64;
 /// Warpgroups that multiply, each its own part of a tile's rows.
 pub(crate) const PARTS: usize = 2;
-/// Pixels of a part: columns of its product.
-const PIXELS: usize = 120;
+/// Of the pixels of a part: columns of its product.
+const PART_BYTES: usize = 120 * HALVES_BYTES;
 /// Taps of the window on a side.
 const TAPS: usize = 3;
-/// Of a pixel, and of a channel's tap.
-const ROW_BYTES: usize = CHANNELS * 2;
+/// Of a pixel's halves.
+const HALVES_BYTES: usize = CHANNELS * 2;
 /// Of the places for a part's results, two for each.
-const OUT_BYTES: usize = 128 * ROW_BYTES;
+const OUT_BYTES: usize = 128 * HALVES_BYTES;
 /// The filters' barrier, two for each band, and one for each place of results.
 const BARRIER_BYTES: usize = 8 * (1 + 2 * 2 + PARTS * 2);
 
 impl HaloTile {
-    /// The tile with which a layer has the fewest; `None` if the kernel does not compute it.
+    /// The tile with which a layer of halves has the fewest; `None` if the kernel does not compute it.
     pub(crate) fn of(conv: &ConvShape, limits: &Limits) -> Option<Self> {
+        Self::of_rows(HALVES_BYTES, conv, limits)
+    }
+
+    /// The same of a layer of bytes.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn of_bytes(conv: &ConvShape, limits: &Limits) -> Option<Self> {
+        Self::of_rows(CHANNELS, conv, limits)
+    }
+
+    fn of_rows(row_bytes: usize, conv: &ConvShape, limits: &Limits) -> Option<Self> {
         let ConvShape { input, output, window, .. } = conv;
         let computes = window.size == [TAPS; 2]
             && window.stride == [1; 2]
@@ -80,12 +92,19 @@ impl HaloTile {
             && conv_shape::check(conv).is_ok();
         let widths = (1..=output.width).map(|tiles| output.width.div_ceil(tiles));
         // Wider ones have no row on the columns of a product.
-        let narrow = widths.filter(|&columns| columns <= PIXELS).take(MOST_WIDTHS);
+        let pixels = PART_BYTES / row_bytes;
+        let narrow = widths.filter(|&columns| columns <= pixels).take(MOST_WIDTHS);
         let with = |columns: usize| {
-            let most = output.height.div_ceil(PARTS).min((PIXELS + TAPS - 1) / (columns + TAPS - 1));
-            (1..=most).rev().map(|rows| Self { rows, columns }).find(|tile| tile.shared_bytes() <= limits.shared_bytes)
+            let most = output.height.div_ceil(PARTS).min((pixels + TAPS - 1) / (columns + TAPS - 1));
+            let mut tiles = (1..=most).rev().map(|rows| Self { rows, columns, row_bytes });
+            tiles.find(|tile| tile.shared_bytes() <= limits.shared_bytes)
         };
         computes.then(|| narrow.filter_map(with).min_by_key(|tile| tile.count(conv)))?
+    }
+
+    /// Pixels of a part: columns of its product.
+    pub(crate) fn pixels(self) -> usize {
+        PART_BYTES / self.row_bytes
     }
 
     /// Tiles of one channel tile.
@@ -111,20 +130,21 @@ impl HaloTile {
     /// From one band to the other in shared memory: its pixels, and those that the last products read for sums that are
     /// left out.
     pub(crate) fn band_bytes(self) -> usize {
-        let read = (self.rows + TAPS - 1) * self.line() + PIXELS + TAPS - 1;
-        ((self.band_rows() * self.line()).max(read) * ROW_BYTES).next_multiple_of(SWIZZLED_BYTES)
+        let read = (self.rows + TAPS - 1) * self.line() + self.pixels() + TAPS - 1;
+        ((self.band_rows() * self.line()).max(read) * self.row_bytes).next_multiple_of(SWIZZLED_BYTES)
     }
 
     /// Dynamic shared memory of a block: filters, results, two bands, barriers.
     pub(crate) fn shared_bytes(self) -> usize {
-        TAPS * TAPS * CHANNELS * ROW_BYTES + PARTS * 2 * OUT_BYTES + 2 * self.band_bytes() + BARRIER_BYTES
+        TAPS * TAPS * CHANNELS * self.row_bytes + PARTS * 2 * OUT_BYTES + 2 * self.band_bytes() + BARRIER_BYTES
     }
 
     /// Bytes that the blocks of a layer read from the L2 cache: the bands, and the filters once for each block.
     pub(crate) fn cache_bytes(self, conv: &ConvShape, limits: &Limits) -> usize {
         let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
-        let bands = channel_tiles * self.count(conv) * self.band_rows() * self.line() * conv.input.channels * 2;
-        let filters = TAPS * TAPS * conv.input.channels * 2 * CHANNELS.min(conv.output.channels);
+        let pixel_bytes = conv.input.channels * self.row_bytes / CHANNELS;
+        let bands = channel_tiles * self.count(conv) * self.band_rows() * self.line() * pixel_bytes;
+        let filters = TAPS * TAPS * pixel_bytes * CHANNELS.min(conv.output.channels);
         bands + filters * limits.units.min(channel_tiles * self.count(conv))
     }
 }
@@ -141,7 +161,7 @@ fn kernel(conv: &ConvShape, limits: &Limits) -> Option<(Kernel, f64)> {
     let tile = HaloTile::of(conv, limits)?;
     let channel_tiles = conv.output.channels.div_ceil(CHANNELS);
     let blocks = (limits.units / channel_tiles).max(1);
-    let products = (PARTS * TAPS * TAPS * CHANNELS * CHANNELS * PIXELS) as f64 / PRODUCTS_A_CLOCK;
+    let products = (PARTS * TAPS * TAPS * CHANNELS * CHANNELS * tile.pixels()) as f64 / PRODUCTS_A_CLOCK;
     let waves = tile.count(conv).div_ceil(blocks) as f64;
     Some((Kernel::Sm90Halo, STARTUP + waves * (products + OF_TILE)))
 }
@@ -166,16 +186,21 @@ mod tests {
     fn tiles_waste_little_of_the_products_and_fit_the_device() {
         let limits = Limits::h200();
         let of = |height, width| HaloTile::of(&conv([height, width], 64, 64), &limits).unwrap();
-        assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56 });
-        assert_eq!(of(28, 28), HaloTile { rows: 4, columns: 28 });
-        assert_eq!(of(14, 14), HaloTile { rows: 7, columns: 14 });
-        assert_eq!(of(112, 112), HaloTile { rows: 2, columns: 56 });
+        let of_bytes = |height, width| HaloTile::of_bytes(&conv([height, width], 64, 64), &limits).unwrap();
+        assert_eq!(of_bytes(56, 56), HaloTile { rows: 4, columns: 56, row_bytes: 64 });
+        assert_eq!(of_bytes(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 64 });
+        assert_eq!(of(56, 56), HaloTile { rows: 2, columns: 56, row_bytes: 128 });
+        assert_eq!(of(28, 28), HaloTile { rows: 4, columns: 28, row_bytes: 128 });
+        assert_eq!(of(14, 14), HaloTile { rows: 7, columns: 14, row_bytes: 128 });
+        assert_eq!(of(112, 112), HaloTile { rows: 2, columns: 56, row_bytes: 128 });
         for side in 1..200 {
             for other in [1, 7, 56, 130] {
                 for [height, width] in [[side, other], [other, side]] {
-                    let tile = of(height, width);
-                    assert!(tile.shared_bytes() <= limits.shared_bytes && tile.rows * tile.line() <= PIXELS + 2);
-                    assert!(tile.rows > 0 && tile.columns > 0 && tile.line() <= 256 && tile.band_rows() <= 256);
+                    for tile in [of(height, width), of_bytes(height, width)] {
+                        let fits = tile.shared_bytes() <= limits.shared_bytes && tile.line() <= 256;
+                        assert!(fits && tile.rows * tile.line() <= tile.pixels() + 2);
+                        assert!(tile.rows > 0 && tile.columns > 0 && tile.band_rows() <= 256);
+                    }
                 }
             }
         }

@@ -1,0 +1,161 @@
+//! Launches of `kernels/sm90_conv2d_s8_halo.cu`.
+
+use bytemuck::Zeroable;
+
+use super::entries::Entry;
+use super::launch::{ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, unsupported};
+use super::sm90_conv2d_fprop::{MapBytes, int};
+use super::sm90_conv2d_halo::{HaloGrid, HaloPointers, THREADS, maps};
+use super::sm90_conv2d_s8::S8Problem;
+use super::sm90_requantise::S8Output;
+use crate::error::Error;
+use crate::plan::Limits;
+use crate::plan::kernels::HaloTile;
+
+kernel_args! {
+    /// `Sm90S8HaloArgs`; the maps are encoded before the launch.
+    Sm90S8HaloArgs, 640 bytes {
+        filter: MapBytes,
+        x: MapBytes,
+        residual: MapBytes,
+        y: MapBytes,
+        bias: u64,
+        scale: u64,
+        k_stored: i32,
+        rows: i32,
+        columns: i32,
+        line: i32,
+        band_bytes: i32,
+        tiles: i32,
+        channel_tiles: i32,
+        column_tiles: i32,
+        row_tiles: i32,
+        pad_top: i32,
+        pad_left: i32,
+        backward_from: i32,
+        by_channel_tiles: FastDivide,
+        by_column_tiles: FastDivide,
+        by_row_tiles: FastDivide,
+        by_line: FastDivide,
+        output: S8Output,
+        padding: [i32; 2],
+    }
+}
+
+/// In the order of [`S8Problem::way`].
+const ENTRIES: [&str; 4] =
+    ["sm90_conv2d_u8_halo", "sm90_conv2d_u8_add_halo", "sm90_conv2d_s8_halo", "sm90_conv2d_s8_add_halo"];
+
+/// Its entry points.
+pub(super) fn entries() -> Vec<Entry> {
+    let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
+    ENTRIES.map(|name| Entry { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
+}
+
+/// The launch of `problem` on a device with these limits.
+pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Error> {
+    let S8Problem { conv, x, filter, residual, y, .. } = *problem;
+    conv.check()?;
+    let shape = conv.shape();
+    let Some(tile) = HaloTile::of_bytes(&shape, limits) else {
+        let takes = "the kernel takes 3x3 windows at stride 1 of at most 64 channels, on compute capability 9.0";
+        return Err(unsupported("convolution of bytes", format!("{} by {:?}", conv.input, conv.window.size), takes));
+    };
+    let [row_tiles, column_tiles] = tile.tiles(&shape);
+    let HaloGrid { channel_tiles, tiles, blocks, .. } = HaloGrid::of(tile, &shape, limits)?;
+    let args = Sm90S8HaloArgs {
+        bias: aligned("bias", problem.bias, 16)?,
+        scale: aligned("scale", problem.scale, 16)?,
+        k_stored: int(conv.output.channels),
+        rows: int(tile.rows),
+        columns: int(tile.columns),
+        line: int(tile.line()),
+        band_bytes: int(tile.band_bytes()),
+        tiles,
+        channel_tiles: int(channel_tiles),
+        column_tiles: int(column_tiles),
+        row_tiles: int(row_tiles),
+        pad_top: int(conv.window.pad.top),
+        pad_left: int(conv.window.pad.left),
+        backward_from: -1,
+        by_channel_tiles: FastDivide::by(channel_tiles as u32),
+        by_column_tiles: FastDivide::by(column_tiles as u32),
+        by_row_tiles: FastDivide::by(row_tiles as u32),
+        by_line: FastDivide::by(tile.line() as u32),
+        output: S8Output::of(problem)?,
+        ..Zeroable::zeroed()
+    };
+    let pointers = HaloPointers { x, filter, residual: residual.map(|residual| residual.address), y };
+    Ok(Launch {
+        entry: ENTRIES[problem.way()].into(),
+        grid: [blocks, 1, 1],
+        cluster: 1,
+        block: [THREADS, 1, 1],
+        shared_bytes: tile.shared_bytes() as u32,
+        args: ArgBytes::new(&args),
+        maps: maps(tile, &shape, pointers, conv.output.channels)?,
+        waits_itself: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sm90_conv2d_s8::tests::problem;
+    use super::*;
+    use crate::device::cuda::{Swizzle, TensorMap};
+    use crate::model::{Pad, Window};
+    use crate::plan::S8Conv;
+    use crate::tensor::Shape;
+
+    fn of_few_channels() -> S8Problem {
+        let pad = Pad { top: 2, left: 0, bottom: 1, right: 3 };
+        let conv = S8Conv {
+            batch: 5,
+            input: Shape::new(30, 140, 48),
+            output: Shape::new(31, 141, 144),
+            window: Window { pad, ..Window::square(3, 1, 0) },
+        };
+        S8Problem { conv, ..problem() }
+    }
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(&of_few_channels(), &Limits::h200()).unwrap();
+        let args: Sm90S8HaloArgs = launch.args.read();
+        assert_eq!([args.bias, args.scale, args.k_stored as u64], [0x300, 0x400, 144]);
+        // Two tiles across, of three rows a part.
+        assert_eq!([args.rows, args.columns, args.line, args.band_bytes], [3, 71, 73, 38 << 10]);
+        assert_eq!([args.channel_tiles, args.column_tiles, args.row_tiles], [3, 2, 6]);
+        assert_eq!([args.tiles, args.backward_from], [3 * 2 * 6 * 5, -1]);
+        assert_eq!([args.pad_top, args.pad_left], [2, 0]);
+        assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(179)), [59, 89]);
+        assert_eq!([args.by_row_tiles.divide(179), args.by_line.divide(239)], [29, 3]);
+        assert_eq!(args.output, S8Output::of(&problem()).unwrap());
+        assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_conv2d_u8_add_halo", [132, 1, 1], [384, 1, 1]));
+        assert_eq!(launch.shared_bytes, 9 * 4096 + 4 * 16384 + 2 * (38 << 10) + 72);
+        let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
+            address,
+            dims,
+            pitch,
+            box_dims: [32, width, height, 1],
+            swizzle: Swizzle::Rows64,
+        };
+        assert_eq!(
+            launch.maps,
+            [
+                TensorMap::Blocks { address: 0x200, dims: [24, 9, 144], box_dims: [32, 1, 64] },
+                image(0x100, [24, 140, 30, 5], 24, [73, 8]),
+                image(0x500, [72, 141, 31, 5], 72, [71, 3]),
+                image(0x600, [72, 141, 31, 5], 72, [71, 3]),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_do_is_an_error() {
+        let refused = |problem: S8Problem| launch(&problem, &Limits::h200()).unwrap_err();
+        assert!(matches!(refused(problem()), Error::Unsupported { .. }));
+        let shifted = refused(S8Problem { x: 0x108, ..of_few_channels() });
+        assert!(matches!(shifted, Error::Option { option: "x", .. }));
+    }
+}
