@@ -13,6 +13,8 @@ use crate::tensor::{Dtype, RowSpec};
 /// A network as a function from a number of rows to a graph, and the rows that it reads and writes.
 pub(crate) struct Values {
     source: Source,
+    /// The source's graph for one row.
+    one: Graph,
     is_batched: bool,
     input: RowSpec,
     output: RowSpec,
@@ -57,7 +59,7 @@ impl Values {
         let source = Source::File(file.into(), sizes, batch);
         let one = source.graph(1)?;
         let is_batched = is_free && not_batched(&one, &source.graph(2)?).is_none();
-        Self::new(source, &one, is_batched)
+        Self::new(source, one, is_batched)
     }
 
     /// Of code.
@@ -68,7 +70,7 @@ impl Values {
         let source = Source::Code(Box::new(build));
         let one = source.graph(1)?;
         match not_batched(&one, &source.graph(2)?) {
-            None => Self::new(source, &one, true),
+            None => Self::new(source, one, true),
             Some(port) => Err(Error::graph(port, "its dimensions are not the number of rows and others that stay")),
         }
     }
@@ -79,10 +81,10 @@ impl Values {
     /// [`Error::Graph`] for a row that no memory can hold.
     pub(super) fn fixed(graph: Graph) -> Result<Self, Error> {
         let one = graph.clone();
-        Self::new(Source::Code(Box::new(move |_| Ok(graph.clone()))), &one, false)
+        Self::new(Source::Code(Box::new(move |_| Ok(graph.clone()))), one, false)
     }
 
-    fn new(source: Source, one: &Graph, is_batched: bool) -> Result<Self, Error> {
+    fn new(source: Source, one: Graph, is_batched: bool) -> Result<Self, Error> {
         let rows = |ports: &[Port]| {
             let port = |port: &Port| -> (Arc<str>, Dtype, Vec<usize>) {
                 let ValueType { dtype, dims } = one.value(port.value);
@@ -91,7 +93,7 @@ impl Values {
             RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
         };
         let (input, output) = (rows(&one.inputs)?, rows(&one.outputs)?);
-        Ok(Self { source, is_batched, input, output })
+        Ok(Self { source, one, is_batched, input, output })
     }
 
     /// What kernels read as weights of the layers.
@@ -121,7 +123,10 @@ impl Values {
     /// # Errors
     /// As for the first one.
     pub fn graph(&self, rows: usize) -> Result<Graph, Error> {
-        Ok(simplify(&self.source.graph(rows)?))
+        match rows {
+            1 => Ok(simplify(&self.one)),
+            _ => Ok(simplify(&self.source.graph(rows)?)),
+        }
     }
 
     /// Whether it computes several rows at once: every input and output has the batch as its first dimension.
@@ -141,7 +146,7 @@ impl Values {
 
     /// Whether the weights have what the graph names.
     pub(super) fn check(&self, weights: &Weights) -> Result<(), Error> {
-        for value in &self.source.graph(1)?.values {
+        for value in &self.one.values {
             if let crate::graph::Origin::Constant(Constant::Weight(name)) = &value.origin {
                 match weights.dims(name) {
                     Some(dims) if dims == value.of.dims => {}
