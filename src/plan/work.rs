@@ -154,13 +154,17 @@ impl<'a> Work<'a> {
     }
 }
 
+impl super::Tensor {
+    /// As a kernel sees it.
+    pub(super) const fn operand(&self) -> Operand {
+        Operand { shape: self.shape, stored_channels: self.stored_channels, dtype: self.dtype }
+    }
+}
+
 impl Plan {
     /// A step by its operation and operands.
     pub(crate) fn work<'a>(&self, step: &'a Step) -> Work<'a> {
-        let operand = |id: &super::TensorId| {
-            let &super::Tensor { shape, stored_channels, dtype, .. } = &self.tensors[id.0];
-            Operand { shape, stored_channels, dtype }
-        };
+        let operand = |id: &super::TensorId| self.tensors[id.0].operand();
         Work {
             name: &step.name,
             op: &step.op,

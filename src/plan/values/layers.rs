@@ -8,11 +8,11 @@ use crate::graph::{
 };
 use crate::model::{Conv2d, Pad as Sides, Window, filter_of, name_of};
 use crate::plan::work::{Operand, Work};
-use crate::plan::{Limits, StepOp, kernels};
+use crate::plan::{Family, Limits, StepOp, kernels};
 use crate::tensor::{Dtype, Shape};
 
 /// Channels are stored in multiples of this.
-const ALIGN: usize = 8;
+const ALIGN: usize = Family::Sm80.channel_align();
 
 /// A graph with such layers as nodes of their own.
 pub(super) struct Layered {
@@ -79,10 +79,7 @@ fn layer(graph: &Graph, node: &Node, batch: usize) -> Option<Conv2d> {
 
 /// Whether a kernel of the device computes a layer.
 fn has_kernel(graph: &Graph, node: &Node, of: &Conv2d, limits: &Limits) -> bool {
-    let operand = |id: ValueId| {
-        let (dims, channels) = (&graph.value(id).dims, *graph.value(id).dims.last().expect("it has channels"));
-        Operand { shape: image(dims), stored_channels: channels.next_multiple_of(ALIGN), dtype: Dtype::F16 }
-    };
+    let operand = |id: ValueId| Operand::activations(image(&graph.value(id).dims), Dtype::F16, limits.family);
     let (op, x) = (step(of), node.inputs[0].expect("a layer reads"));
     let (inputs, outputs) = (vec![operand(x)], vec![operand(node.outputs[0])]);
     let work = Work { name: &node.name, op: &op, batch: graph.value(x).dims[0], inputs, outputs };

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use self::layers::{Layered, layered};
-use super::work::{Operand, Work};
+use super::work::Work;
 use super::{
     Choices, Constant, Family, HandOp, Kernel, Limits, LoopOp, Place, Plan, Step, StepOp, Tensor, TensorId, kernels,
 };
@@ -142,11 +142,7 @@ impl<'a> Growing<'a> {
         let node = &self.graph.nodes[node.0];
         let [input, output] = [node.inputs[0].expect("a layer reads"), node.outputs[0]].map(|id| self.tensor(id));
         let &ValuesRequest { limits, choices, .. } = self.request;
-        let operand = |id: TensorId| {
-            let &Tensor { shape, stored_channels, dtype, .. } = &self.plan.tensors[id.0];
-            Operand { shape, stored_channels, dtype }
-        };
-        let (inputs, outputs) = (vec![operand(input)], vec![operand(output)]);
+        let [inputs, outputs] = [input, output].map(|id| vec![self.plan.tensors[id.0].operand()]);
         let work = Work { name: &node.name, op, batch: self.plan.batch, inputs, outputs };
         let (kernel, flops) = (kernels::choose(&work, limits, choices)?, work.flops());
         let weight_bytes = work.weight_bytes(Dtype::F16);
