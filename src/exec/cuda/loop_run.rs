@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::UntilFault;
 use super::alone::Copies;
 use super::launch::ArgBytes;
+use super::loops::argument;
 use crate::device::cuda::{Cuda, Function, LaunchShape, Module};
 use crate::device::{Device, Kind};
 use crate::error::Error;
@@ -83,14 +84,6 @@ impl LoopModule {
         let arguments = copies.addresses().iter().map(|addresses| argument(addresses)).collect::<Result<_, _>>()?;
         Ok(LoopRun { module: self, number, arguments, copies, to: to.clone() })
     }
-}
-
-/// Addresses as the one argument of a kernel.
-fn argument(addresses: &[u64]) -> Result<ArgBytes, Error> {
-    ArgBytes::of_bytes(bytemuck::cast_slice(addresses)).ok_or_else(|| Error::Unsupported {
-        what: format!("a loop of {} operands", addresses.len() - 1),
-        instead: "divide it into several".into(),
-    })
 }
 
 impl LoopRun<'_> {

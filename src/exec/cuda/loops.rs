@@ -67,6 +67,17 @@ fn key(of: &Arc<Loop>) -> usize {
     Arc::as_ptr(of).addr()
 }
 
+/// Addresses of operands and of the result as the one argument of a kernel.
+///
+/// # Errors
+/// [`Error::Unsupported`] for more than an argument holds.
+pub(super) fn argument(addresses: &[u64]) -> Result<ArgBytes, Error> {
+    ArgBytes::of_bytes(bytemuck::cast_slice(addresses)).ok_or_else(|| Error::Unsupported {
+        what: format!("a loop of {} operands", addresses.len() - 1),
+        instead: "divide the operation into several".into(),
+    })
+}
+
 fn target(limits: &Limits) -> Target {
     Target { compute_capability: limits.compute_capability, units: limits.units }
 }
@@ -88,10 +99,7 @@ impl Launcher for Loops {
         let kernel = step.written().kernel(&of.of);
         let operands = kernel.operands.iter().map(|&operand| step.input_address(operand));
         let addresses: Vec<u64> = operands.chain([step.pointers().2]).collect();
-        let args = ArgBytes::of_bytes(bytemuck::cast_slice(&addresses)).ok_or_else(|| Error::Unsupported {
-            what: format!("a loop of {} operands", addresses.len() - 1),
-            instead: "divide the operation into several".into(),
-        })?;
+        let args = argument(&addresses)?;
         Ok(Launch {
             entry: kernel.entry.clone().into(),
             grid: [kernel.blocks, 1, 1],

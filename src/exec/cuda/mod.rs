@@ -321,11 +321,15 @@ impl Kernels {
 
     /// Loads what `launches` name and is not loaded yet.
     fn load(&mut self, launches: &[Launch]) -> Result<(), Error> {
+        if launches.iter().all(|launch| self.functions.contains_key(&launch.entry)) {
+            return Ok(());
+        }
+        let entries = entries::entries();
         for launch in launches {
             if self.functions.contains_key(&launch.entry) {
                 continue;
             }
-            let kept = entries::entries().into_iter().find(|entry| entry.name == launch.entry);
+            let kept = entries.iter().find(|entry| entry.name == launch.entry);
             let function = match (kept, &self.written) {
                 (Some(entry), _) => {
                     self.module(entry.module)?.function(entry.name, entry.shared_bytes, entry.cluster)?
