@@ -1,6 +1,6 @@
 //! What measurements run on: numbers that are not zeros, the same in each run.
 
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, RowSpec};
 
 /// xorshift64.
 pub(crate) struct Noise(u64);
@@ -17,10 +17,15 @@ impl Noise {
         self.0
     }
 
-    /// Fills a row with any whole numbers, or with floats in [-1, 1).
-    pub fn fill(&mut self, row: &mut [u8], dtype: Dtype) {
+    /// Fills each port of a row, see [`Noise::fill`].
+    pub fn fill_row(&mut self, row: &mut [u8], spec: &RowSpec) {
+        spec.ports().iter().for_each(|port| self.fill(&mut row[port.range()], port.dtype));
+    }
+
+    /// Fills values with any whole numbers, or with floats in [-1, 1).
+    fn fill(&mut self, values: &mut [u8], dtype: Dtype) {
         let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        for elem in row.chunks_exact_mut(dtype.bytes()) {
+        for elem in values.chunks_exact_mut(dtype.bytes()) {
             let bits = self.next();
             match dtype {
                 Dtype::F16 => elem.copy_from_slice(&half::f16::from_f32(unit(bits)).to_le_bytes()),

@@ -101,9 +101,7 @@ impl Core {
         let mut held = self.acquire_all()?;
         let mut noise = Noise::new();
         for row in held[0].rows_mut() {
-            for port in self.spec.input.ports() {
-                noise.fill(&mut row[port.range()], port.dtype);
-            }
+            noise.fill_row(row, &self.spec.input);
         }
         let buffers = held[0].buffers();
         let staging = self.staging[buffers.0].buffer.span();

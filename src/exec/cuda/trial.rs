@@ -46,9 +46,7 @@ impl Trial {
         device.note(Note::Begin(noise.span(), Access::Write));
         let mut random = Noise::new();
         for row in bytes[..plan.input_bytes()].chunks_exact_mut(plan.input.row_pitch) {
-            for port in plan.input.ports() {
-                random.fill(&mut row[port.range()], port.dtype);
-            }
+            random.fill_row(row, &plan.input);
         }
         device.note(Note::End(noise.span()));
         let uploaded = Event::new(device)?;
