@@ -1,5 +1,5 @@
-//! Every operation on a GPU against plain loops in f64, with every kernel and tile; several models; a recorded run's
-//! times; a tuned engine beside one that is not.
+//! Every operation on a GPU against plain loops in f64, with every kernel and tile; models of any values; several models; a
+//! recorded run's times; a tuned engine beside one that is not.
 //!
 //! Without a GPU each case is reported as ignored and a last line says so; with `TREFOIL_REQUIRE_GPU=1` that is a
 //! failure. `TREFOIL_SAMPLE=N` runs each kernel on N of its cases alone, which is what compute-sanitizer has time for.
@@ -56,6 +56,12 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
     });
     let mut trials = vec![recorded(device), several(device), tuned(device)];
+    trials.extend(support::values::ALL.map(|(name, case)| {
+        on_device(format!("values, {name}"), device, move |device| {
+            case(device);
+            Ok(())
+        })
+    }));
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
     let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();

@@ -14,8 +14,6 @@ mod interpreter;
 mod many;
 mod nvtx;
 mod open;
-#[path = "../support/records.rs"]
-mod records;
 #[path = "../support/mod.rs"]
 mod support;
 mod trace;

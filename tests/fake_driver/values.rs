@@ -3,7 +3,7 @@
 use trefoil::{Device, Engine, Precision, Target};
 
 use crate::harness::Scenario;
-use crate::records::{check, fill, joined};
+use crate::support::records::{check, fill, joined};
 
 /// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
 #[test]

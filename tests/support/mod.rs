@@ -14,7 +14,9 @@ pub mod problem;
 #[cfg(feature = "cuda")]
 pub mod product;
 pub mod random;
+pub mod records;
 pub mod reference;
 #[cfg(feature = "cuda")]
 pub mod row_norm;
 pub mod tolerance;
+pub mod values;
