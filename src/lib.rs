@@ -46,6 +46,7 @@
 //! | what happened, how it is, when it ends | [`Trace`], [`Health`], [`Close`] |
 //! | how fast it would be elsewhere | [`mod@simulate`] |
 //! | ONNX files; any network, on the CPU | [`onnx`], [`graph`], [`loops`] |
+//! | a network in bytes: scales for its values | [`Calibrator`], [`model::Quantization`] |
 //! | networks built in code; kernels, their times and rooflines | [`model`], [`plan`], [`Tuning`], [`StepTimes`] |
 //!
 //! # Versions
@@ -120,6 +121,7 @@ pub use exec::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
     RowNormOperands, RowNormRun, RowsAt, S8Operands,
 };
+pub use exec::{CalibrationMethod, Calibrator, Sensitivity};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;
 pub use ring::{

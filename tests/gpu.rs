@@ -62,6 +62,9 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             Ok(())
         })
     }));
+    trials.extend(support::quantized::all(true).into_iter().map(|problem| {
+        on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
+    }));
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
     let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Preprocessing, Weights, Window, architecture, params};
+use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Op, Preprocessing, Weights, Window, architecture, params};
 use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
-    StepOp, plan,
+    StepOp, TensorId, plan,
 };
 use trefoil::{Dtype, Error, InputFormat, OutputKind, Shape};
 
@@ -505,4 +505,76 @@ fn printed_plans_are_as_kept() {
         let expected = fs::read_to_string(&kept).unwrap_or_default();
         assert!(printed == expected, "the plan for {name} is not as kept in {kept}:\n{printed}");
     }
+}
+
+/// A ResNet-50 all of whose values have scales, but for its first layer, which stays in floats.
+fn resnet50_in_bytes() -> Graph {
+    let mut graph = architecture("resnet50", 1000, None).unwrap();
+    for node in &mut graph.nodes {
+        node.scale = Some(0.02);
+        if let Op::Conv2d(conv) = &mut node.op {
+            conv.in_floats = node.name == "conv1";
+        }
+    }
+    graph
+}
+
+#[test]
+fn a_resnet_in_bytes_is_converted_twice_on_a_gpu_that_has_the_kernels() {
+    let graph = resnet50_in_bytes();
+    let choices = Choices::new();
+    let of = |limits: &Limits, graph: &Graph| {
+        let (input, output, preprocessing) =
+            (InputFormat::U8Nhwc, OutputKind::TopK(5), Preprocessing::new(graph.input));
+        plan(graph, &Request { limits, batch: 256, input, preprocessing: &preprocessing, output, choices: &choices })
+            .unwrap()
+    };
+    for limits in [Limits::h200(), Limits::cpu(2)] {
+        let plan = of(&limits, &graph);
+        let count = |kind: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| kind(&step.op)).count();
+        assert_eq!(count(|op| matches!(op, StepOp::QuantizedConv(_))), 52, "{plan}");
+        let conversions =
+            [count(|op| matches!(op, StepOp::Quantize(_))), count(|op| matches!(op, StepOp::Dequantize(_)))];
+        assert_eq!(conversions, [1, 1], "{plan}");
+        let dtypes = |name: &str| {
+            let step = plan.steps.iter().find(|step| step.name == name).unwrap();
+            let of = |id: &TensorId| plan.tensors[id.0].dtype;
+            (step.inputs.iter().map(of).collect::<Vec<_>>(), of(&step.outputs[0]))
+        };
+        assert_eq!(dtypes("layer1.0.downsample.0"), (vec![Dtype::U8], Dtype::I8));
+        assert_eq!(dtypes("layer1.0.conv3"), (vec![Dtype::U8, Dtype::I8], Dtype::U8));
+        assert_eq!(dtypes("layer1.1.conv3"), (vec![Dtype::U8, Dtype::U8], Dtype::U8));
+    }
+    let bytes = of(&Limits::h200(), &graph);
+    let halo = bytes.steps.iter().find(|step| step.name == "layer1.0.conv2").unwrap();
+    assert_eq!(halo.kernel.to_string(), "sm90 s8 conv halo");
+    let floats = of(&Limits::h200(), &architecture("resnet50", 1000, None).unwrap());
+    assert!(bytes.arena_bytes * 3 < floats.arena_bytes * 2, "{} {}", bytes.arena_bytes, floats.arena_bytes);
+    // A GPU without such kernels computes the layers in halves, as if there were no scales.
+    let a100 = of(&Limits::a100(), &graph);
+    assert_eq!(a100, of(&Limits::a100(), &architecture("resnet50", 1000, None).unwrap()));
+}
+
+/// Channels that the kernels of bytes do not take: these layers alone are in halves.
+#[test]
+fn layers_without_a_kernel_of_bytes_are_in_halves() {
+    let mut g = GraphBuilder::new(Shape::new(14, 14, 64));
+    let single = Window::square(1, 1, 0);
+    let a = g.conv2d("a", g.input(), 72, single);
+    let b = g.conv2d("b", a, 64, single);
+    let c = g.conv2d("c", b, 64, single);
+    for id in [g.input(), a, b, c] {
+        g.scale(id, 0.05);
+    }
+    let graph = g.finish(c).unwrap();
+    let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), Preprocessing::new(graph.input));
+    let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
+    let request =
+        Request { limits: &limits, batch: 8, input, preprocessing: &preprocessing, output, choices: &choices };
+    let plan = plan(&graph, &request).unwrap();
+    let labels: Vec<_> = plan.steps.iter().map(|step| step.op.label(step.inputs.len())).collect();
+    assert!(
+        labels.contains(&"s8 conv1x1".to_owned()) && labels.iter().filter(|of| *of == "quantize").count() == 1,
+        "{plan}"
+    );
 }

@@ -1,5 +1,6 @@
 //! With what: a plan becomes a program that a device launches. Weights are folded, repacked and uploaded here.
 
+mod calibrate;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -17,6 +18,7 @@ use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{InputFormat, OutputKind, Precision, RowSpec};
 
+pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,

@@ -31,7 +31,7 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// A graph of one node, called `input`, that reads images of this shape.
     pub fn new(input: Shape) -> Self {
-        let node = Node { name: "input".into(), op: Op::Input, inputs: vec![] };
+        let node = Node { name: "input".into(), op: Op::Input, inputs: vec![], scale: None };
         Self { nodes: vec![node], input }
     }
 
@@ -42,7 +42,7 @@ impl GraphBuilder {
 
     /// Adds any operation.
     pub fn node(&mut self, name: impl Into<String>, op: Op, inputs: &[NodeId]) -> NodeId {
-        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec() });
+        self.nodes.push(Node { name: name.into(), op, inputs: inputs.to_vec(), scale: None });
         NodeId(self.nodes.len() - 1)
     }
 
@@ -123,6 +123,25 @@ impl GraphBuilder {
     /// Adds a fully connected layer with bias.
     pub fn linear(&mut self, name: &str, x: NodeId, out_features: usize) -> NodeId {
         self.node(name, Op::Linear(Linear::named(name, out_features)), &[x])
+    }
+
+    /// Lets a node's value be kept in bytes of this scale, where what reads it is computed in bytes.
+    ///
+    /// ```
+    /// use trefoil::{Shape, model::{GraphBuilder, Window}};
+    /// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+    /// g.scale(g.input(), 0.02);
+    /// let x = g.conv2d("conv", g.input(), 32, Window::square(3, 1, 1));
+    /// let x = g.relu("relu", x);
+    /// g.scale(x, 0.05); // 255 steps of it are 12.75
+    /// g.finish(x)?;
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn scale(&mut self, node: NodeId, scale: f32) {
+        self.nodes[node.0].scale = Some(scale);
     }
 
     /// The graph whose result is `output`.

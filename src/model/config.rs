@@ -2,16 +2,17 @@
 //!
 //! What is read: `architecture`, `num_classes`, `label_names` or `id2label`, and from `pretrained_cfg` (or, if it is
 //! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`,
-//! `transform_input`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and std
+//! `transform_input`; from `quantization` at the top level `scales` and `floats`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and std
 //! for three channels, a crop of 0.875, bicubic.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::preprocessing::{self, Interpolation, Preprocessing};
+use super::quantization::Quantization;
 use crate::error::Error;
 use crate::files;
 use crate::tensor::Shape;
@@ -19,6 +20,8 @@ use crate::tensor::Shape;
 /// A configuration, checked in itself but not yet against weights.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
+    /// Where it is from.
+    pub path: PathBuf,
     /// Such as `resnet50.a1_in1k`.
     pub architecture: String,
     /// Classes, if it says so; otherwise the weights do.
@@ -27,6 +30,8 @@ pub(super) struct Config {
     pub labels: Vec<String>,
     /// How pictures become inputs.
     pub preprocessing: Preprocessing,
+    /// Which values are kept in bytes, if it says so.
+    pub quantization: Option<Quantization>,
 }
 
 /// The mean of ImageNet's pixels, by channel.
@@ -89,7 +94,8 @@ impl Config {
                 format!("labels: expected {classes}, one for each class, found {}", labels.len()),
             ));
         }
-        Ok(Self { architecture, num_classes, labels, preprocessing: keys.preprocessing(input)? })
+        let (preprocessing, quantization) = (keys.preprocessing(input)?, keys.quantization()?);
+        Ok(Self { path: path.to_owned(), architecture, num_classes, labels, preprocessing, quantization })
     }
 }
 
@@ -224,6 +230,28 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Names are not checked against a graph yet, nor scales: what is no number becomes NaN.
+    fn quantization(&self) -> Result<Option<Quantization>, Error> {
+        let Some((key, value)) = self.top("quantization") else { return Ok(None) };
+        let map = value.as_object().ok_or_else(|| self.wrong(&key, "an object", value))?;
+        let get = |name: &str| map.get(name).filter(|value| !value.is_null());
+        let scales = get("scales").unwrap_or(&Value::Null);
+        let wrong = || self.wrong(&format!("{key}.scales"), "an object of numbers, by the names of nodes", scales);
+        let scales = scales.as_object().ok_or_else(wrong)?;
+        let number = |(name, value): (&String, &Value)| (name.clone(), value.as_f64().map_or(f32::NAN, |n| n as f32));
+        let scales = scales.iter().map(number).collect();
+        let floats = match get("floats") {
+            None => BTreeSet::new(),
+            Some(value) => {
+                let names = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
+                let names: Option<Vec<&str>> = names;
+                let names = names.ok_or_else(|| self.wrong(&format!("{key}.floats"), "a list of names", value))?;
+                names.into_iter().map(str::to_owned).collect()
+            }
+        };
+        Ok(Some(Quantization { scales, floats }))
+    }
+
     /// A list of one number for each channel.
     fn channel_values(
         &self,
@@ -330,6 +358,26 @@ mod tests {
         let nothing = [r#"{}"#, r#"{"architectures": []}"#, r#"{"architectures": 3}"#, r#"{"architectures": [1]}"#];
         for text in nothing {
             assert!(parse(text).unwrap_err().to_string().ends_with("no key `architecture`"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quantisation_is_scales_and_names() {
+        let of = |text: &str| parse(&format!(r#"{{"architecture": "net", "quantization": {text}}}"#));
+        let full = of(r#"{"scales": {"relu": 0.25, "x": "1"}, "floats": ["fc"], "calibration": {"photos": 5}}"#);
+        let quantization = full.unwrap().quantization.unwrap();
+        assert_eq!((quantization.scales["relu"], quantization.floats.first().unwrap().as_str()), (0.25, "fc"));
+        assert!(quantization.scales["x"].is_nan() && of("null").unwrap().quantization.is_none());
+        let cases = [
+            ("3", "`quantization`: expected an object"),
+            ("{}", "`quantization.scales`: expected an object of numbers"),
+            (r#"{"scales": [1]}"#, "`quantization.scales`"),
+            (r#"{"scales": {}, "floats": "fc"}"#, "`quantization.floats`: expected a list of names"),
+            (r#"{"scales": {}, "floats": [1]}"#, "`quantization.floats`"),
+        ];
+        for (text, expected) in cases {
+            let error = of(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 

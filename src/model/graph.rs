@@ -53,6 +53,9 @@ pub struct Node {
     pub op: Op,
     /// What it reads.
     pub inputs: Vec<NodeId>,
+    /// What 1 stands for where its value is kept in bytes: unsigned ones behind a ReLU, signed ones elsewhere. None: it is
+    /// kept in floats.
+    pub scale: Option<f32>,
 }
 
 /// The operations.
@@ -112,6 +115,8 @@ pub struct Conv2d {
     pub norm: Option<BatchNorm>,
     /// Applied last.
     pub activation: Activation,
+    /// Whether it is computed in floats, though all its operands have scales.
+    pub in_floats: bool,
 }
 
 /// A sliding window.
@@ -236,6 +241,11 @@ impl Graph {
     ///
     /// If there is no such node.
     pub fn cut(&self, output: NodeId) -> Self {
+        self.cut_of(output).0
+    }
+
+    /// The same, and which of the nodes its nodes are.
+    pub(super) fn cut_of(&self, output: NodeId) -> (Self, Vec<NodeId>) {
         let mut needed = vec![false; self.nodes.len()];
         needed[output.0] = true;
         needed[0] = true; // the input stays, even if nothing reads it
@@ -246,12 +256,14 @@ impl Graph {
         }
         let mut new_ids = vec![NodeId(0); self.nodes.len()];
         let mut nodes: Vec<Node> = Vec::new();
-        for (i, node) in self.nodes.iter().enumerate().filter(|(i, _)| needed[*i]) {
-            new_ids[i] = NodeId(nodes.len());
+        let kept: Vec<NodeId> = (0..self.nodes.len()).filter(|&i| needed[i]).map(NodeId).collect();
+        for id in &kept {
+            let node = &self.nodes[id.0];
+            new_ids[id.0] = NodeId(nodes.len());
             let inputs = node.inputs.iter().map(|input| new_ids[input.0]).collect();
             nodes.push(Node { inputs, ..node.clone() });
         }
-        Self { nodes, output: new_ids[output.0], input: self.input }
+        (Self { nodes, output: new_ids[output.0], input: self.input }, kept)
     }
 
     /// What computes the result from the value of a node, which has `shape` and becomes the input.
@@ -265,7 +277,8 @@ impl Graph {
     /// If there is no such node.
     pub fn rest(&self, after: NodeId, shape: Shape) -> Result<Self, Error> {
         let input = &self.nodes[0];
-        let mut nodes = vec![Node { name: input.name.clone(), op: Op::Input, inputs: Vec::new() }];
+        let scale = self.nodes[after.0].scale;
+        let mut nodes = vec![Node { name: input.name.clone(), op: Op::Input, inputs: Vec::new(), scale }];
         for node in &self.nodes[after.0 + 1..] {
             let new = |id: &NodeId| match id.0.checked_sub(after.0) {
                 Some(index) => Ok(NodeId(index)),
@@ -310,6 +323,7 @@ impl Conv2d {
             bias: None,
             norm: None,
             activation: Activation::None,
+            in_floats: false,
         }
     }
 }

@@ -4,6 +4,8 @@
 //! asks of its graph; [`fold_conv`] reads the weights of a convolution as kernels want them.
 
 mod builder;
+mod byte_filter;
+mod bytes;
 mod config;
 mod families;
 mod fold;
@@ -13,6 +15,7 @@ mod interpreter;
 mod names;
 mod onnx;
 mod preprocessing;
+mod quantization;
 mod recognise;
 mod rewrite;
 mod safetensors_header;
@@ -31,11 +34,15 @@ use crate::onnx::Sizes;
 use crate::tensor::Shape;
 
 pub use builder::GraphBuilder;
+pub(crate) use byte_filter::{ByteFilter, ConvScales, byte_filter};
+pub(crate) use bytes::in_bytes;
 pub use families::{architecture, architectures, build};
 pub(crate) use fold::read_linear;
 pub use fold::{FoldedConv, fold_conv};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
 pub use preprocessing::{Interpolation, Preprocessing};
+pub use quantization::Quantization;
+pub(crate) use quantization::{ByteLayer, byte_layers, never_negative};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
 use values::LayerWeights;
@@ -128,8 +135,14 @@ impl Model {
             let config = inside.unwrap_or_else(|| open_config(&path.with_file_name("config.json")))?;
             (weights, config)
         };
-        let Config { architecture, num_classes, labels, preprocessing } = config;
+        let Config { path: of_config, architecture, num_classes, labels, preprocessing, quantization } = config;
         let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
+        let graph = match quantization.map(|quantization| quantization.apply(&graph)) {
+            None => graph,
+            Some(applied) => applied.map_err(|problems| {
+                Error::format(&of_config, format!("configuration: `quantization`: {}", problems.join("; ")))
+            })?,
+        };
         Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&printable(&architecture, MOST_OF_A_NAME)))
     }
 
@@ -315,6 +328,25 @@ impl Model {
         let preprocessing = Preprocessing::new(between).into();
         let second = self.with(Images { graph, preprocessing, ..self.images()?.clone() });
         Ok((first, second))
+    }
+
+    /// The model with some of its values in bytes, of the same weights: those of its dense convolutions. Scales that it had
+    /// before are gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Option`] with everything that is wrong: a scale that is missing, that is none, or of no node.
+    /// [`Error::Unsupported`] for a model that is no network of images.
+    pub fn quantized(&self, quantization: &Quantization) -> Result<Self, Error> {
+        let images = self.images()?;
+        let graph = quantization.apply(&images.graph).map_err(|problems| quantization::refused(&problems))?;
+        Ok(self.with(Images { graph: graph.into(), ..images.clone() }))
+    }
+
+    /// The model without the scales that it may have.
+    pub(crate) fn in_floats(&self) -> Result<Self, Error> {
+        let images = self.images()?;
+        Ok(self.with(Images { graph: quantization::without_scales(&images.graph).into(), ..images.clone() }))
     }
 
     /// The node of a name, or the last one of the module of that name.

@@ -30,11 +30,18 @@ use crate::tensor::Activation;
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 pub fn optimize(graph: &Graph) -> Graph {
-    let mut graph = graph.cut(graph.output);
+    optimize_of(graph).0
+}
+
+/// The same, and of each node the one of `graph` whose value it has.
+pub(super) fn optimize_of(graph: &Graph) -> (Graph, Vec<NodeId>) {
+    let (mut graph, mut values) = graph.cut_of(graph.output);
     for fuse in [skip_identity, fold_batch_norm, fuse_activation, fuse_residual] {
-        graph = rewrite(&graph, fuse);
+        let (rewritten, kept) = rewrite(&graph, fuse);
+        values = kept.into_iter().map(|id| values[id.0]).collect();
+        graph = rewritten;
     }
-    graph
+    (graph, values)
 }
 
 /// What a fusion makes of a node.
@@ -52,7 +59,7 @@ struct Rewriter {
 }
 
 /// Offers each node in turn to `fuse`, then removes what nothing reads any more.
-fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> Graph {
+fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> (Graph, Vec<NodeId>) {
     let mut rewriter = Rewriter { use_counts: graph.use_counts(), graph: graph.clone() };
     let mut stands_for: Vec<NodeId> = (0..graph.nodes.len()).map(NodeId).collect();
     for i in 0..graph.nodes.len() {
@@ -60,7 +67,10 @@ fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> Graph
             *input = stands_for[input.0];
         }
         match fuse(&rewriter, &rewriter.graph.nodes[i]) {
-            Some(Change::Become(node)) => rewriter.graph.nodes[i] = *node,
+            Some(Change::Become(node)) => {
+                let scale = rewriter.graph.nodes[i].scale;
+                rewriter.graph.nodes[i] = Node { scale, ..*node };
+            }
             Some(Change::Same(earlier)) => {
                 rewriter.use_counts[earlier.0] += rewriter.use_counts[i] - 1;
                 stands_for[i] = earlier;
@@ -69,7 +79,7 @@ fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> Graph
         }
     }
     let output = stands_for[rewriter.graph.output.0];
-    rewriter.graph.cut(output)
+    rewriter.graph.cut_of(output)
 }
 
 /// An activation that does nothing.
@@ -111,7 +121,7 @@ fn fuse_residual(rewriter: &Rewriter, node: &Node) -> Option<Change> {
             return None;
         }
         let op = Op::Conv2d(Conv2d { activation, ..conv.clone() });
-        Some(Change::Become(Box::new(Node { name: before.name.clone(), op, inputs: vec![before.inputs[0], residual] })))
+        Some(Change::Become(Box::new(Node { op, inputs: vec![before.inputs[0], residual], ..before.clone() })))
     })
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::graph::{BatchNorm, Conv2d, Graph, Linear, Node, Op, Pool, Window};
+use super::quantization;
 use crate::error::Error;
 use crate::tensor::Shape;
 
@@ -14,7 +15,7 @@ use crate::tensor::Shape;
 /// come before its reader, a wrong number of inputs, a zero size, stride or dilation, a window larger than the
 /// padded image, a pooling window that can lie in the padding alone, groups that do not divide the channels,
 /// operands of different shapes (of a concatenation: of different height or
-/// width), a linear layer on more than one pixel, or sizes whose product overflows.
+/// width), a linear layer on more than one pixel, sizes whose product overflows, or a scale that is none.
 ///
 /// ```
 /// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
@@ -34,6 +35,7 @@ pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
         if !fits || shape.elems() == 0 {
             return Err(Error::graph(&node.name, format!("a value of {shape} elements: expected 1 to {MAX_ELEMS}")));
         }
+        quantization::check(node).map_err(|what| Error::graph(&node.name, what))?;
         shapes.push(shape);
     }
     Ok(shapes)
@@ -267,10 +269,10 @@ mod tests {
     use crate::tensor::Activation;
 
     fn graph(input: Shape, ops: &[(&str, Op, &[usize])]) -> Graph {
-        let mut nodes = vec![Node { name: "input".into(), op: Op::Input, inputs: vec![] }];
+        let mut nodes = vec![Node { name: "input".into(), op: Op::Input, inputs: vec![], scale: None }];
         for (name, op, inputs) in ops {
             let inputs = inputs.iter().map(|&i| NodeId(i)).collect();
-            nodes.push(Node { name: (*name).into(), op: op.clone(), inputs });
+            nodes.push(Node { name: (*name).into(), op: op.clone(), inputs, scale: None });
         }
         let output = NodeId(nodes.len() - 1);
         Graph { nodes, output, input }

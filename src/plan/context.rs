@@ -2,10 +2,10 @@
 
 use super::concat::Part;
 use super::work::{Operand, Work};
-use super::{Kernel, Limits, Request, StepOp, kernels, rows};
+use super::{Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Node, NodeId, Op};
-use crate::tensor::{Dtype, Shape};
+use crate::model::{Conv2d, Graph, Node, NodeId, Op, never_negative};
+use crate::tensor::{Activation, Dtype, Shape};
 
 /// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
 pub(crate) struct Context<'a> {
@@ -16,6 +16,8 @@ pub(crate) struct Context<'a> {
     pub(super) parts: Vec<Option<Part>>,
     /// The nodes that read each node's value.
     readers: Vec<Vec<NodeId>>,
+    /// Whether each node's value is never negative.
+    never_negative: Vec<bool>,
 }
 
 /// Nodes that one step would compute.
@@ -56,7 +58,7 @@ impl<'a> Context<'a> {
             node.inputs.iter().for_each(|input| readers[input.0].push(NodeId(index)));
         }
         readers[graph.output.0].push(NodeId(graph.nodes.len()));
-        Self { graph, shapes, request, parts, readers }
+        Self { graph, shapes, request, parts, readers, never_negative: never_negative(graph) }
     }
 
     pub(crate) fn limits(&self) -> &'a Limits {
@@ -78,10 +80,10 @@ impl<'a> Context<'a> {
         &self.readers[id.0]
     }
 
-    /// A dense convolution, and what it reads.
+    /// A dense convolution of floats, and what it reads.
     pub(crate) fn dense(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
-            Node { op: Op::Conv2d(conv), inputs, .. } if conv.groups == 1 => Some((conv, inputs)),
+            Node { op: Op::Conv2d(conv), inputs, scale: None, .. } if conv.groups == 1 => Some((conv, inputs)),
             _ => None,
         }
     }
@@ -105,7 +107,12 @@ impl<'a> Context<'a> {
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
         let Some(node) = self.node(id) else { return self.output_rows() };
         let family = self.limits().family;
-        Operand::activations(self.shapes[id.0], rows::dtype(&node.op, family), family)
+        let dtype = match node.scale {
+            None => rows::dtype(&node.op, family),
+            Some(_) if self.never_negative[id.0] => Dtype::U8,
+            Some(_) => Dtype::I8,
+        };
+        Operand::activations(self.shapes[id.0], dtype, family)
     }
 
     /// The input rows.
@@ -139,11 +146,19 @@ impl<'a> Context<'a> {
                 let [mean, std] = [&self.request.preprocessing.mean, &self.request.preprocessing.std].map(Clone::clone);
                 StepOp::Normalize { format: self.request.input, mean, std }
             }
-            Op::Conv2d(conv) => self.conv(node, conv)?,
+            Op::Conv2d(conv) => match node.scale {
+                Some(output_scale) => self.quantized_conv(node, conv, output_scale),
+                None => self.conv(node, conv)?,
+            },
             Op::Linear(linear) => StepOp::Linear(linear.clone()),
             Op::MaxPool(pool) => StepOp::MaxPool(*pool),
             Op::AvgPool(pool) => StepOp::AvgPool(*pool),
             Op::GlobalAvgPool => StepOp::GlobalAvgPool,
+            Op::Activation(Activation::None) => match (self.scale(node.inputs[0]), node.scale) {
+                (None, Some(scale)) => StepOp::Quantize(scale),
+                (Some(scale), None) => StepOp::Dequantize(scale),
+                _ => StepOp::Add(Activation::None),
+            },
             Op::Add(activation) | Op::Activation(activation) => StepOp::Add(*activation),
             Op::Concat => return Ok(None),
             Op::BatchNorm(_) => {
@@ -158,6 +173,16 @@ impl<'a> Context<'a> {
 
     fn alone(&self, name: &str, op: StepOp, id: NodeId, reads: Vec<NodeId>) -> Match {
         Match { name: name.into(), op, kernel: None, place: id, covers: vec![id], reads, writes: vec![id], saved: 0.0 }
+    }
+
+    fn scale(&self, id: NodeId) -> Option<f32> {
+        self.graph.nodes[id.0].scale
+    }
+
+    fn quantized_conv(&self, node: &Node, conv: &Conv2d, output_scale: f32) -> StepOp {
+        let input_scale = self.scale(node.inputs[0]).expect("what a convolution of bytes reads is in bytes");
+        let residual_scale = node.inputs.get(1).and_then(|&id| self.scale(id));
+        StepOp::QuantizedConv(QuantizedConv { conv: conv.clone(), input_scale, residual_scale, output_scale })
     }
 
     fn conv(&self, node: &Node, conv: &Conv2d) -> Result<StepOp, Error> {

@@ -212,6 +212,7 @@ const MOST_PRODUCTS: usize = 1 << 16;
 
 /// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of a row and of the one
 /// eight rows below, and wants two channels that follow each other.
+#[cfg(feature = "cuda")]
 pub(crate) const FILTER_ORDER: [usize; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
 #[cfg(test)]
@@ -232,6 +233,7 @@ mod tests {
         assert!(other.pipeline().is_none() && other.threads().is_none() && other.shared_bytes().is_none());
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn a_thread_has_two_channels_that_follow_each_other() {
         for row in 0..8 {

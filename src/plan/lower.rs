@@ -4,8 +4,8 @@ use super::context::{Context, Match};
 use super::tensors::{Draft, Growing};
 use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
-use crate::model::{self, Graph, NodeId, Op};
-use crate::tensor::Activation;
+use crate::model::{self, Conv2d, Graph, NodeId, Op};
+use crate::tensor::{Activation, Shape};
 
 /// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
 pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
@@ -13,6 +13,9 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
     }
     let graph = model::optimize(graph);
+    let shapes = model::infer(&graph)?;
+    let takes = |conv: &Conv2d, x: Shape, y: Shape| kernels::take_bytes(conv, [x, y], request.limits);
+    let graph = model::in_bytes(&graph, &shapes, takes);
     let shapes = model::infer(&graph)?;
     let parts = concat::parts(&graph, &shapes, request)?;
     let context = Context::new(&graph, &shapes, request, parts);
@@ -74,12 +77,12 @@ fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Res
     Ok(())
 }
 
-/// Every kernel but the last reads activations of the family's type; a linear layer's result is f32.
+/// Every kernel but the last reads bytes or activations of the family's type; a linear layer's result is f32.
 fn check_types(context: &Context<'_>, step: &Match) -> Result<(), Error> {
     let wanted = context.limits().family.dtype();
     let is_last = step.writes == [context.rows()];
     let mut types = step.reads.iter().map(|&id| context.operand(id).dtype);
-    match types.find(|&found| found != wanted && !is_last) {
+    match types.find(|&found| found.is_float() && found != wanted && !is_last) {
         None => Ok(()),
         Some(found) => Err(Error::Unsupported {
             what: format!("node `{}`: reading the {found} result of a linear layer", step.name),

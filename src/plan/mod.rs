@@ -10,7 +10,6 @@ mod check;
 mod choices;
 mod concat;
 mod context;
-#[cfg(feature = "cuda")]
 mod conv_s8;
 mod cover;
 mod display;
@@ -40,11 +39,10 @@ pub use candidates::Candidate;
 pub use choices::Choices;
 #[cfg(feature = "cuda")]
 pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
-#[cfg(feature = "cuda")]
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
-pub use op::{HandOp, Joined, LoopOp, StepOp};
+pub use op::{HandOp, Joined, LoopOp, QuantizedConv, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};

@@ -6,7 +6,7 @@ use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
-use crate::model::{Conv2d, Linear, Pool, Window};
+use crate::model::{Conv2d, ConvScales, Linear, Pool, Window};
 use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
 
 /// What a step computes.
@@ -31,6 +31,12 @@ pub enum StepOp {
     Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
+    /// The same of bytes.
+    QuantizedConv(QuantizedConv),
+    /// Floats → bytes of a scale.
+    Quantize(f32),
+    /// Bytes of a scale → floats.
+    Dequantize(f32),
     /// The sum of two dense convolutions of one output shape, each of its own input, then the first one's activation.
     ConvSum {
         /// The one that the step is named after.
@@ -116,6 +122,37 @@ pub struct Joined {
     pub conv: Conv2d,
 }
 
+/// A dense convolution with bias, residual and activation, all of bytes: sums are exact, and a result is rounded once.
+///
+/// ```
+/// use trefoil::{model::{Conv2d, Window}, plan::{QuantizedConv, StepOp}};
+/// let conv = Conv2d::named("conv3", 256, Window::square(1, 1, 0));
+/// let of = QuantizedConv { conv, input_scale: 0.5, residual_scale: Some(0.1), output_scale: 0.4 };
+/// assert_eq!((of.residual_factor(), StepOp::QuantizedConv(of).label(2)), (Some(0.25), "s8 conv1x1+res".to_string()));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizedConv {
+    /// The convolution.
+    pub conv: Conv2d,
+    /// What 1 of the input stands for.
+    pub input_scale: f32,
+    /// What 1 of the residual stands for, if there is one.
+    pub residual_scale: Option<f32>,
+    /// What 1 of the result stands for.
+    pub output_scale: f32,
+}
+
+impl QuantizedConv {
+    /// What a residual is multiplied by, in units of the result.
+    pub fn residual_factor(&self) -> Option<f32> {
+        self.residual_scale.map(|scale| (f64::from(scale) / f64::from(self.output_scale)) as f32)
+    }
+
+    pub(crate) const fn scales(&self) -> ConvScales {
+        ConvScales { input: self.input_scale, output: self.output_scale }
+    }
+}
+
 impl StepOp {
     /// A short name of the operation; `inputs` tells a fused residual.
     pub fn label(&self, inputs: usize) -> String {
@@ -131,6 +168,9 @@ impl StepOp {
                 let residual = if inputs > 1 { "+res" } else { "" };
                 format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
             }
+            Self::QuantizedConv(of) => format!("s8 {}", Self::Conv(of.conv.clone()).label(inputs)),
+            Self::Quantize(_) => "quantize".into(),
+            Self::Dequantize(_) => "dequantize".into(),
             Self::ConvSum { conv, joined } => {
                 let ([r, s], [joined_r, joined_s]) = (conv.window.size, joined.conv.window.size);
                 format!("conv{r}x{s}+{joined_r}x{joined_s}{}", suffix(conv.activation))
@@ -168,6 +208,8 @@ impl StepOp {
             Self::Normalize { .. } => "normalize",
             Self::Stem(_) => "stem",
             Self::Conv(_) | Self::ConvSum { .. } => "conv2d_fprop",
+            Self::QuantizedConv(_) => "conv2d_s8",
+            Self::Quantize(_) | Self::Dequantize(_) => "convert",
             Self::Chain { .. } => "conv2d_chain",
             Self::Depthwise(_) | Self::ExpandDepthwise { .. } => "conv2d_depthwise",
             Self::MaxPool(_) | Self::AvgPool(_) => "pool2d",
@@ -186,6 +228,7 @@ impl StepOp {
         match self {
             Self::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
             Self::Conv(conv) | Self::Depthwise(conv) | Self::ExpandDepthwise { conv, .. } => window(&conv.window),
+            Self::QuantizedConv(of) => window(&of.conv.window),
             Self::ConvSum { conv, joined } | Self::Chain { conv, joined: Some(joined), .. } => {
                 format!("{} + {}", window(&conv.window), window(&joined.conv.window))
             }
@@ -193,6 +236,8 @@ impl StepOp {
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(&pool.window),
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
             Self::Normalize { .. }
+            | Self::Quantize(_)
+            | Self::Dequantize(_)
             | Self::GlobalAvgPool
             | Self::Linear(_)
             | Self::Add(_)
@@ -212,7 +257,9 @@ impl StepOp {
                 let output = Operand { shape: stem.conv_shape, ..y[0] };
                 vec![vec![conv(name, &stem.conv, x[0], output)]]
             }
-            Self::Conv(own) | Self::Depthwise(own) => vec![vec![conv(name, own, x[0], y[0])]],
+            Self::Conv(own) | Self::Depthwise(own) | Self::QuantizedConv(QuantizedConv { conv: own, .. }) => {
+                vec![vec![conv(name, own, x[0], y[0])]]
+            }
             Self::ConvSum { conv: own, joined: other } => vec![vec![conv(name, own, x[0], y[0]), joined(other)]],
             Self::Chain { conv: own, joined: other, next } => {
                 let first = [conv(name, own, x[0], y[0])].into_iter().chain(other.as_deref().map(joined));
@@ -229,6 +276,8 @@ impl StepOp {
                 vec![vec![layer(name, Weights::Linear(&tail.linear), mean, outputs)]]
             }
             Self::Normalize { .. }
+            | Self::Quantize(_)
+            | Self::Dequantize(_)
             | Self::MaxPool(_)
             | Self::AvgPool(_)
             | Self::GlobalAvgPool
@@ -250,7 +299,9 @@ impl StepOp {
             Self::Loop(of) => of.flops as usize,
             Self::Add(Activation::None) if x.len() == 1 => 0,
             Self::Add(_) => x.len() * y[0].shape.elems(),
+            Self::Quantize(_) | Self::Dequantize(_) => y[0].shape.elems(),
             Self::Conv(_)
+            | Self::QuantizedConv(_)
             | Self::ConvSum { .. }
             | Self::Chain { .. }
             | Self::Depthwise(_)
@@ -266,6 +317,9 @@ impl StepOp {
         match self {
             Self::Normalize { .. }
             | Self::Conv(_)
+            | Self::QuantizedConv(_)
+            | Self::Quantize(_)
+            | Self::Dequantize(_)
             | Self::Depthwise(_)
             | Self::MaxPool(_)
             | Self::AvgPool(_)
@@ -287,6 +341,8 @@ impl StepOp {
     pub(super) fn writes_parts(&self) -> bool {
         match self {
             Self::Conv(_) | Self::ConvSum { .. } | Self::MaxPool(_) | Self::AvgPool(_) | Self::Add(_) => true,
+            Self::Dequantize(_) => true,
+            Self::QuantizedConv(_) | Self::Quantize(_) => false,
             Self::Normalize { .. }
             | Self::Stem(_)
             | Self::Chain { .. }

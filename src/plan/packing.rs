@@ -2,6 +2,8 @@
 
 use super::kernels::StemLayers;
 use super::work::{Layer, Weights, Work, taps};
+use super::{FILTER_ORDER, StepOp};
+use crate::model::ConvScales;
 use crate::tensor::Dtype;
 
 /// The weights that go into one sum.
@@ -20,6 +22,8 @@ pub(crate) struct Packing<'a> {
     pub(crate) order: FilterOrder,
     /// Their type.
     pub(crate) dtype: Dtype,
+    /// What they are rounded to bytes for, if they are.
+    pub(crate) scales: Option<ConvScales>,
 }
 
 /// How a filter's values follow one another.
@@ -29,6 +33,9 @@ pub(crate) enum FilterOrder {
     Dense,
     /// `[taps][K]`.
     Depthwise,
+    /// As [`Dense`](Self::Dense), the output channels of each sixteen in the order in which the kernels of bytes take them;
+    /// behind them a bias in i32 for each output channel, and a scale in f32.
+    Bytes,
     /// As the kernel of a network's first layers reads them, with the bias in f32 behind.
     Stem(StemLayers),
 }
@@ -37,13 +44,24 @@ pub(crate) enum FilterOrder {
 pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     let packing = |layer: Layer<'a>| {
         let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
-        Packing { layer, order, dtype: Dtype::F16 }
+        Packing { layer, order, dtype: Dtype::F16, scales: None }
     };
     let sum = |layers: Vec<Layer<'a>>| PackedSum {
         filters: layers.into_iter().map(packing).collect(),
         bias: Some(Dtype::F32),
     };
     work.sums().into_iter().map(sum).collect()
+}
+
+/// Filters in bytes, with biases and scales behind.
+pub(super) fn in_bytes<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
+    let scales = match work.op {
+        StepOp::QuantizedConv(of) => Some(of.scales()),
+        _ => None,
+    };
+    let packing = |layer| Packing { layer, order: FilterOrder::Bytes, dtype: Dtype::I8, scales };
+    let filters = work.sums().into_iter().flatten().map(packing).collect();
+    vec![PackedSum { filters, bias: None }]
 }
 
 impl Packing<'_> {
@@ -68,13 +86,17 @@ impl Packing<'_> {
 
     /// Bytes of the filter, padding included, and of what lies behind it.
     pub(crate) fn bytes(&self) -> usize {
-        let [_, _, taps] = self.dims();
         match self.order {
-            FilterOrder::Dense | FilterOrder::Depthwise => {
-                self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
-            }
+            FilterOrder::Dense | FilterOrder::Depthwise => self.filter_bytes(),
+            FilterOrder::Bytes => self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>()),
             FilterOrder::Stem(layers) => layers.weight_bytes(),
         }
+    }
+
+    /// Bytes of the filter alone.
+    fn filter_bytes(&self) -> usize {
+        let [_, _, taps] = self.dims();
+        self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
     }
 
     /// Where the weight of an output channel, an input channel and a tap lies, in values.
@@ -83,6 +105,11 @@ impl Packing<'_> {
         match self.order {
             FilterOrder::Dense => (k * taps + tap) * self.c_stored() + c,
             FilterOrder::Depthwise => tap * self.k_stored() + k,
+            FilterOrder::Bytes => {
+                let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];
+                let place = FILTER_ORDER.iter().position(|&of| of == place).expect("all places are in the order");
+                ((group * FILTER_ORDER.len() + place) * taps + tap) * self.c_stored() + c
+            }
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
         }
     }
@@ -91,6 +118,7 @@ impl Packing<'_> {
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
             FilterOrder::Dense | FilterOrder::Depthwise => None,
+            FilterOrder::Bytes => Some(self.filter_bytes()),
             FilterOrder::Stem(layers) => Some(layers.filter_elems() * self.dtype.bytes()),
         }
     }

@@ -1,6 +1,6 @@
 //! The time that a step cannot be faster than: its work over what the hardware does in a second.
 
-use super::{Limits, Plan, kernels};
+use super::{Limits, Plan, StepOp, kernels};
 
 /// What a GPU does in a second.
 ///
@@ -88,6 +88,9 @@ pub struct Roofline {
     pub launch: f64,
 }
 
+/// How many times faster tensor cores multiply bytes than halves, at most: they take less power.
+const BYTES: f64 = 2.4;
+
 /// What a launch is allowed, in seconds.
 pub(super) const LAUNCH: f64 = 2.5e-6;
 
@@ -128,8 +131,9 @@ impl Plan {
         let step = &self.steps[step];
         let work = self.work(step);
         let read = kernels::of(&work, step.kernel).map_or(0, |def| def.cache_bytes(&work, &self.limits));
+        let rate = if matches!(work.op, StepOp::QuantizedConv(_)) { BYTES * rates.flops } else { rates.flops };
         Roofline {
-            tensor: work.products() as f64 / rates.flops,
+            tensor: work.products() as f64 / rate,
             memory: step.bytes as f64 / rates.memory_bytes,
             cache: rates.cache_bytes.map_or(0.0, |rate| read as f64 / rate),
             launch: LAUNCH,

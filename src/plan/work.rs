@@ -125,11 +125,15 @@ impl<'a> Work<'a> {
         (self.batch * products) as u64
     }
 
-    /// Bytes of filters of this type, and of a bias in f32 for each sum.
+    /// Bytes of filters of this type, and of a bias in f32 for each sum; or of filters in bytes, with a scale too.
     pub(super) fn weight_bytes(&self, dtype: Dtype) -> u64 {
+        let (of_term, of_channel) = match self.op {
+            StepOp::QuantizedConv(_) => (Dtype::I8.bytes(), size_of::<i32>() + size_of::<f32>()),
+            _ => (dtype.bytes(), size_of::<f32>()),
+        };
         let of_sum = |layers: &Vec<Layer<'_>>| {
             let terms: usize = layers.iter().map(Layer::terms).sum();
-            layers[0].output.shape.channels * (terms * dtype.bytes() + size_of::<f32>())
+            layers[0].output.shape.channels * (terms * of_term + of_channel)
         };
         self.sums().iter().map(of_sum).sum::<usize>() as u64
     }

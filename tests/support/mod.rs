@@ -13,6 +13,7 @@ pub mod operations;
 pub mod problem;
 #[cfg(feature = "cuda")]
 pub mod product;
+pub mod quantized;
 pub mod random;
 pub mod records;
 pub mod reference;

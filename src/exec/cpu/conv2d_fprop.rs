@@ -13,20 +13,18 @@
 //! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
 //! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
-use std::ops::Range;
-
 use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
+use super::taps::Taps;
 use super::target::Target;
-use super::window::Spans;
 use crate::model::{Conv2d, FoldedConv};
 use crate::tensor::Shape;
 
 /// Pixels of one tile: with 16 channels they fill 12 of AVX2's 16 registers.
-const TILE: usize = 6;
+pub(super) const TILE: usize = 6;
 /// Pixels that one pass over the panels serves; their taps stay in the second-level cache.
-const BLOCK: usize = 16 * TILE;
+pub(super) const BLOCK: usize = 16 * TILE;
 /// Terms of one pass: a panel's part stays in the first-level cache.
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 
 /// A convolution made ready.
 #[derive(Debug)]
@@ -34,7 +32,7 @@ pub(super) struct Conv2dFprop {
     isa: Isa,
     x: Shape,
     y: Target,
-    spans: Spans,
+    taps: Taps,
     /// Terms of a sum: R * S * C.
     k_gemm: usize,
     /// Terms of one pass.
@@ -53,7 +51,7 @@ pub(super) fn scratch_of(conv: &Conv2d, x: Shape, y: Shape) -> usize {
 }
 
 /// Terms of one pass of a sum of `k_gemm`.
-fn depth(k_gemm: usize) -> usize {
+pub(super) fn depth(k_gemm: usize) -> usize {
     k_gemm.div_ceil(k_gemm.div_ceil(DEPTH))
 }
 
@@ -87,7 +85,7 @@ impl Conv2dFprop {
             isa,
             x,
             y: target,
-            spans: Spans::new(&conv.window, x, y),
+            taps: Taps::new(&conv.window, x, y),
             k_gemm,
             depth: depth(k_gemm),
             pointwise: is_pointwise(conv),
@@ -102,75 +100,6 @@ impl Conv2dFprop {
         assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
         assert!(residual.is_none_or(|residual| residual.len() == self.y.shape.elems()));
         fprop(self.isa, self, x, residual, y, scratch);
-    }
-
-    /// Copies the terms `depth` of each pixel of `block` to `scratch`, a row of `depth.len()` for each pixel.
-    #[inline(always)]
-    fn gather(&self, x: &[f32], block: Range<usize>, depth: &Range<usize>, scratch: &mut [f32]) {
-        let (channels, width) = (self.x.channels, self.x.width);
-        let Spans { rows, cols, size: [_, s_size], dilation, .. } = &self.spans;
-        let run = s_size * channels; // terms of one r
-        let width_out = self.y.shape.width;
-        let [mut p, mut q] = [block.start / width_out, block.start % width_out];
-        for target in scratch.chunks_exact_mut(depth.len()).take(block.len()) {
-            let (row, col) = (&rows[p], &cols[q]);
-            let mut row_terms = Terms { target, depth };
-            for r in depth.start / run..depth.end.div_ceil(run) {
-                if !row.taps.contains(&r) {
-                    row_terms.zero(r * run..(r + 1) * run);
-                    continue;
-                }
-                let h = row.first + (r - row.taps.start) * dilation[0];
-                let line = &x[h * width * channels..][..width * channels];
-                let first = r * run + col.taps.start * channels;
-                row_terms.zero(r * run..first);
-                if dilation[1] == 1 {
-                    row_terms.copy(first, &line[col.first * channels..][..col.taps.len() * channels]);
-                } else {
-                    for i in 0..col.taps.len() {
-                        let w = col.first + i * dilation[1];
-                        row_terms.copy(first + i * channels, &line[w * channels..][..channels]);
-                    }
-                }
-                row_terms.zero(first + col.taps.len() * channels..(r + 1) * run);
-            }
-            q += 1;
-            if q == width_out {
-                (p, q) = (p + 1, 0);
-            }
-        }
-    }
-}
-
-/// A pixel's row of scratch, which holds the terms `depth`.
-struct Terms<'a> {
-    target: &'a mut [f32],
-    depth: &'a Range<usize>,
-}
-
-impl Terms<'_> {
-    /// The part of `terms` that is held, as a range of the row.
-    #[inline(always)]
-    fn held(&self, terms: &Range<usize>) -> Range<usize> {
-        let clip = |term: usize| term.clamp(self.depth.start, self.depth.end) - self.depth.start;
-        clip(terms.start)..clip(terms.end)
-    }
-
-    #[inline(always)]
-    fn zero(&mut self, terms: Range<usize>) {
-        let held = self.held(&terms);
-        self.target[held].fill(0.0);
-    }
-
-    /// Copies `values`, whose first is the term `first`.
-    #[inline(always)]
-    fn copy(&mut self, first: usize, values: &[f32]) {
-        let held = self.held(&(first..first + values.len()));
-        let skipped = (held.start + self.depth.start).saturating_sub(first);
-        let count = held.len();
-        if count > 0 {
-            self.target[held].copy_from_slice(&values[skipped..][..count]);
-        }
     }
 }
 
@@ -194,7 +123,7 @@ fn fprop_body<const FMA: bool>(
             let (terms, pitch) = if conv.pointwise {
                 (&x[first * conv.k_gemm + start..], conv.k_gemm)
             } else {
-                conv.gather(x, block.clone(), &depth, scratch);
+                conv.taps.gather(x, block.clone(), &depth, scratch, |value| value);
                 (&*scratch, depth.len())
             };
             for (index, bias) in conv.bias.iter().enumerate() {
@@ -301,7 +230,7 @@ impl Tile<'_> {
 
 /// Adds the products of M rows and a panel to `sums`, which stay in registers: nothing else may take their address.
 #[inline(always)]
-fn accumulate<const M: usize, const FMA: bool>(
+pub(super) fn accumulate<const M: usize, const FMA: bool>(
     rows: [&[f32]; M],
     panel: &[Lanes],
     mut sums: [[f32; LANES]; M],

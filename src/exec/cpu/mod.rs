@@ -1,11 +1,13 @@
 //! The CPU device's program: a plan for one image, run on the rows of a batch by several threads at once.
 //!
 //! Every worker thread runs the whole plan on one image in an arena of its own. Weights are repacked once, arenas and
-//! scratch are allocated once; a run allocates nothing. Activations are f32, NHWC, channels without padding.
+//! scratch are allocated once; a run allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
 
 mod add;
 mod conv2d_depthwise;
 mod conv2d_fprop;
+mod conv2d_s8;
+mod convert;
 mod emit;
 mod global_avg_pool;
 mod linear;
@@ -14,7 +16,9 @@ mod network;
 mod normalize;
 mod pool;
 mod pool2d;
+mod probe;
 mod simd;
+mod taps;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -27,6 +31,7 @@ use std::sync::Arc;
 use self::mean::MeanProgram;
 use self::network::{Arena, Images};
 use self::pool::Pool;
+pub(crate) use self::probe::Probe;
 use self::simd::Isa;
 use self::values::Values;
 use super::mean::Averaged;

@@ -5,6 +5,8 @@ use std::ops::Range;
 use super::add::Add;
 use super::conv2d_depthwise::Conv2dDepthwise;
 use super::conv2d_fprop::{Conv2dFprop, scratch_of};
+use super::conv2d_s8::{self, Conv2dS8, Signed};
+use super::convert::{Dequantize, Quantize};
 use super::emit;
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
@@ -13,29 +15,32 @@ use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
 use super::target::Target;
 use crate::error::Error;
-use crate::model::{Model, fold_conv, read_linear};
+use crate::model::{Model, byte_filter, fold_conv, read_linear};
 use crate::plan::{Place, Plan, Step, StepOp, TensorId};
-use crate::tensor::OutputKind;
+use crate::tensor::{Dtype, OutputKind};
 
 /// A network made ready.
 pub(super) struct Images {
     steps: Vec<Ready>,
-    arena_elems: usize,
+    arena_bytes: usize,
     scratch_elems: usize,
 }
 
 /// A step made ready.
 struct Ready {
     kernel: Kernel,
-    /// Floats of the arena that it reads; nothing for the first step.
+    /// Bytes of the arena that it reads; nothing for the first step.
     inputs: Vec<Range<usize>>,
-    /// Floats of the arena that it writes; empty for the last step.
+    /// Bytes of the arena that it writes; empty for the last step.
     output: Range<usize>,
 }
 
 enum Kernel {
     Normalize(Normalize),
     Conv(Box<Conv2dFprop>),
+    ConvS8(Box<Conv2dS8>),
+    Quantize(Quantize),
+    Dequantize(Box<Dequantize>),
     Depthwise(Box<Conv2dDepthwise>),
     Pool(Box<Pool2d>),
     GlobalAvgPool(GlobalAvgPool),
@@ -57,34 +62,40 @@ impl Images {
         let mut steps = Vec::with_capacity(plan.steps.len());
         for step in &plan.steps {
             let kernel = kernel(model, plan, step, isa)?;
-            let inputs = step.inputs.iter().filter_map(|&id| floats(plan, id)).collect();
-            steps.push(Ready { kernel, inputs, output: floats(plan, step.outputs[0]).unwrap_or(0..0) });
+            let inputs = step.inputs.iter().filter_map(|&id| bytes(plan, id)).collect();
+            steps.push(Ready { kernel, inputs, output: bytes(plan, step.outputs[0]).unwrap_or(0..0) });
         }
-        Ok(Self { steps, arena_elems: arena_elems(plan), scratch_elems: scratch_elems(plan) })
+        Ok(Self { steps, arena_bytes: plan.arena_bytes, scratch_elems: scratch_elems(plan) })
     }
 
     /// Arena and scratch for one worker thread.
     pub fn arena(&self) -> Result<Arena, Error> {
-        Ok(Arena { tensors: zeroed(self.arena_elems)?, scratch: zeroed(self.scratch_elems)? })
+        Ok(Arena { tensors: zeroed(self.arena_bytes / size_of::<f32>())?, scratch: zeroed(self.scratch_elems)? })
     }
 
     /// Computes the output row, 32-bit words, of one input row.
     pub fn run(&self, x: &[u8], y: &mut [u32], arena: &mut Arena) {
+        self.run_seen(x, y, arena, |_, _| ());
+    }
+
+    /// The same; `seen` gets each step's number and what it has written in the arena, before another step runs.
+    pub fn run_seen(&self, x: &[u8], y: &mut [u32], arena: &mut Arena, mut seen: impl FnMut(usize, &[u8])) {
         let scratch = bytemuck::cast_slice_mut::<Lanes, f32>(&mut arena.scratch);
-        let arena = bytemuck::cast_slice_mut::<Lanes, f32>(&mut arena.tensors);
-        for step in &self.steps {
+        let arena = bytemuck::cast_slice_mut::<Lanes, u8>(&mut arena.tensors);
+        for (index, step) in self.steps.iter().enumerate() {
             match &step.kernel {
-                Kernel::Normalize(kernel) => kernel.run(x, &mut arena[step.output.clone()]),
-                Kernel::Emit(output) => emit::run(*output, &arena[step.inputs[0].clone()], y),
+                Kernel::Normalize(kernel) => kernel.run(x, floats_mut(&mut arena[step.output.clone()])),
+                Kernel::Emit(output) => emit::run(*output, floats(&arena[step.inputs[0].clone()]), y),
                 kernel => kernel.run_between(step, arena, scratch),
             }
+            seen(index, &arena[step.output.clone()]);
         }
     }
 }
 
 impl Kernel {
     /// Runs a step that reads and writes the arena.
-    fn run_between(&self, step: &Ready, arena: &mut [f32], scratch: &mut [f32]) {
+    fn run_between(&self, step: &Ready, arena: &mut [u8], scratch: &mut [f32]) {
         const DISJOINT: &str = "the planner gives tensors that are alive together disjoint ranges of the arena";
         let [first, output] = [&step.inputs[0], &step.output].map(Range::clone);
         let (x, second, y) = match step.inputs.get(1) {
@@ -98,20 +109,32 @@ impl Kernel {
             }
         };
         match self {
-            Self::Conv(kernel) => kernel.run(x, second, y, scratch),
-            Self::Depthwise(kernel) => kernel.run(x, y),
-            Self::Pool(kernel) => kernel.run(x, y),
-            Self::GlobalAvgPool(kernel) => kernel.run(x, y),
-            Self::Linear(kernel) => kernel.run(x, y),
-            Self::Add(kernel) => kernel.run(x, second, y),
+            Self::Conv(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y), scratch),
+            Self::ConvS8(kernel) => kernel.run(x, second, y, scratch),
+            Self::Quantize(kernel) => kernel.run(floats(x), y),
+            Self::Dequantize(kernel) => kernel.run(x, floats_mut(y)),
+            Self::Depthwise(kernel) => kernel.run(floats(x), floats_mut(y)),
+            Self::Pool(kernel) => kernel.run(floats(x), floats_mut(y)),
+            Self::GlobalAvgPool(kernel) => kernel.run(floats(x), floats_mut(y)),
+            Self::Linear(kernel) => kernel.run(floats(x), floats_mut(y)),
+            Self::Add(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y)),
             Self::Normalize(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
         }
     }
 }
 
+/// A tensor of floats.
+fn floats(bytes: &[u8]) -> &[f32] {
+    bytemuck::cast_slice(bytes)
+}
+
+fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
+    bytemuck::cast_slice_mut(bytes)
+}
+
 /// Bytes of one worker's arena.
 pub(super) fn arena_bytes(plan: &Plan) -> u64 {
-    [arena_elems(plan), scratch_elems(plan)]
+    [plan.arena_bytes / size_of::<f32>(), scratch_elems(plan)]
         .map(|elems| (elems.div_ceil(LANES) * size_of::<Lanes>()) as u64)
         .iter()
         .sum()
@@ -124,14 +147,15 @@ pub(super) fn weight_bytes(plan: &Plan) -> [u64; 2] {
             let channels = conv.out_channels as u64;
             step.weight_bytes / channels * channels.next_multiple_of(LANES as u64)
         }
+        StepOp::QuantizedConv(of) => {
+            let channels = of.conv.out_channels as u64;
+            let bytes = size_of::<f32>() as u64 * step.weight_bytes; // a filter's are kept as floats
+            bytes / channels * channels.next_multiple_of(LANES as u64)
+        }
         _ => step.weight_bytes,
     };
     let largest = plan.steps.iter().map(|step| step.weight_bytes).max().unwrap_or(0);
     [plan.steps.iter().map(of_step).sum(), largest]
-}
-
-fn arena_elems(plan: &Plan) -> usize {
-    plan.arena_bytes / size_of::<f32>()
 }
 
 /// What the convolution needs that needs most.
@@ -141,6 +165,10 @@ fn scratch_elems(plan: &Plan) -> usize {
             let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
             scratch_of(conv, x, y)
         }
+        StepOp::QuantizedConv(of) => {
+            let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
+            conv2d_s8::scratch_of(&of.conv, x, y)
+        }
         _ => 0,
     };
     plan.steps.iter().map(of_step).max().unwrap_or(0)
@@ -149,12 +177,26 @@ fn scratch_elems(plan: &Plan) -> usize {
 fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.outputs[0].0].shape);
     let target = target(plan, step.outputs[0]);
+    let is_signed = |id: TensorId| plan.tensors[id.0].dtype == Dtype::I8;
     Ok(match &step.op {
         StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
             let folded = fold_conv(model.weights(), conv, x.channels)?;
             Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, target).into())
+        }
+        StepOp::QuantizedConv(of) => {
+            let weights = byte_filter(model.weights(), &of.conv, x.channels, of.scales())?;
+            let signed = Signed {
+                x: is_signed(step.inputs[0]),
+                residual: step.inputs.get(1).is_some_and(|&id| is_signed(id)),
+                y: is_signed(step.outputs[0]),
+            };
+            Kernel::ConvS8(Conv2dS8::new(isa, of, weights, [x, y], signed).into())
+        }
+        StepOp::Quantize(scale) => Kernel::Quantize(Quantize::new(isa, *scale, is_signed(step.outputs[0]))),
+        StepOp::Dequantize(scale) => {
+            Kernel::Dequantize(Dequantize::new(*scale, is_signed(step.inputs[0]), target).into())
         }
         StepOp::ConvSum { .. } | StepOp::Chain { .. } | StepOp::ExpandDepthwise { .. } | StepOp::Tail(_) => {
             unreachable!("planned for compute capability 9.0 only")
@@ -177,13 +219,10 @@ fn target(plan: &Plan, id: TensorId) -> Target {
     Target { shape: plan.tensors[id.0].shape, pitch: plan.tensors[id.0].pitch }
 }
 
-/// A tensor as a range of the arena's floats, from its first to its last; nothing if it lies in a slot's rows.
-fn floats(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
+/// A tensor as a range of the arena's bytes, from its first to its last; nothing if it lies in a slot's rows.
+fn bytes(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
     match plan.tensors[id.0].place {
-        Place::Arena(offset) => {
-            let start = offset / size_of::<f32>();
-            Some(start..start + target(plan, id).elems())
-        }
+        Place::Arena(offset) => Some(offset..offset + target(plan, id).elems() * plan.tensors[id.0].dtype.bytes()),
         Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
     }
 }

@@ -1,10 +1,8 @@
 //! Every kernel by name, so that a program can load all of them before it runs.
 
 use super::launch::Launch;
-#[cfg(test)]
-use super::sm90_requantise;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8, sm90_conv2d_s8_halo, sm90_product, sm90_row_norm};
+use super::{LAUNCHERS, mean, sm90_attention, sm90_product, sm90_row_norm};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -52,9 +50,8 @@ impl Entry {
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
     let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
-    let of_bytes = [sm90_conv2d_s8::entries(), sm90_conv2d_s8_halo::entries()].into_iter().flatten();
     let alone = [sm90_attention::entries(), sm90_product::entries(), sm90_row_norm::entries()];
-    of_steps.chain(of_mean).chain(of_bytes).chain(alone.into_iter().flatten()).collect()
+    of_steps.chain(of_mean).chain(alone.into_iter().flatten()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -104,25 +101,11 @@ pub(super) mod tests {
         let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
         let attention =
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
-        let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
-        let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
-        let fields = sm90_conv2d_s8_halo::Sm90S8HaloArgs::FIELDS;
-        let halo =
-            Arguments::of::<sm90_conv2d_s8_halo::Sm90S8HaloArgs>("sm90_conv2d_s8_halo.cu", "Sm90S8HaloArgs", fields);
-        let fields = sm90_requantise::S8Output::FIELDS;
-        let output = Arguments::of::<sm90_requantise::S8Output>("sm90_requantise.cuh", "S8Output", fields).part();
         let fields = sm90_product::Sm90ProductArgs::FIELDS;
         let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
         let fields = sm90_row_norm::RowNormArgs::FIELDS;
         let norm = Arguments::of::<sm90_row_norm::RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", fields);
-        let alone = [
-            ("sm90_attention", attention),
-            ("sm90_conv2d_s8", of_bytes),
-            ("sm90_conv2d_s8", output),
-            ("sm90_conv2d_s8_halo", halo),
-            ("sm90_product", product),
-            ("sm90_row_norm", norm),
-        ];
+        let alone = [("sm90_attention", attention), ("sm90_product", product), ("sm90_row_norm", norm)];
         of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
 

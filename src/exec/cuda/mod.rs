@@ -7,6 +7,7 @@ mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
 mod conv_run;
+mod convert;
 mod emit;
 mod entries;
 mod global_avg_pool;
@@ -76,6 +77,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &add::Add,
     &conv2d_depthwise::Conv2dDepthwise,
     &conv2d_fprop::Conv2dFprop,
+    &convert::Convert,
     &emit::Emit,
     &global_avg_pool::GlobalAvgPool,
     &linear::Linear,
@@ -86,6 +88,8 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,
+    &sm90_conv2d_s8::Sm90Conv2dS8,
+    &sm90_conv2d_s8_halo::Sm90Conv2dS8Halo,
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
     &sm90_tail::Sm90Tail,

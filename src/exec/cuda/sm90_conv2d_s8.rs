@@ -2,13 +2,17 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, in_range, kernel_args, unsupported};
 use super::sm90_conv2d_fprop::{MapBytes, int};
 use super::sm90_requantise::S8Output;
+use super::steps::{Operands, stored};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
-use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, S8Conv, S8Tile};
+use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, Kernel, S8Conv, S8Kernel, S8Tile, StepOp};
+use crate::tensor::{Activation, Dtype};
 
 kernel_args! {
     /// `Sm90ConvS8Args`; the maps are encoded before the launch.
@@ -71,14 +75,34 @@ const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
     S8Tile { pixels, channels, row_bytes }
 }
 
-/// Its entry points.
-pub(super) fn entries() -> Vec<Entry> {
-    let of_tile = |(tile, names): (S8Tile, [&'static str; 4])| {
-        let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
-        let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
-        names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster: 2 })
-    };
-    ENTRIES.into_iter().flat_map(of_tile).collect()
+/// Hopper convolutions of bytes.
+pub(super) struct Sm90Conv2dS8;
+
+impl Launcher for Sm90Conv2dS8 {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_s8"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of_tile = |(tile, names): (S8Tile, [&'static str; 4])| {
+            let (threads, shared_bytes) =
+                tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
+            let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
+            names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster: 2 })
+        };
+        ENTRIES.into_iter().flat_map(of_tile).collect()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let Kernel::Sm90S8(S8Kernel::Tiled { tile, pair }) = step.kernel() else { return Err(step.wrong_kernel()) };
+        launch(&S8Problem::of(step)?, tile, pair, step.limits().units)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        let of_kernel = Arguments::of::<Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", Sm90ConvS8Args::FIELDS);
+        vec![Arguments::of::<S8Output>("sm90_requantise.cuh", "S8Output", S8Output::FIELDS).part(), of_kernel]
+    }
 }
 
 /// A convolution of bytes and its operands, by their addresses.
@@ -107,6 +131,34 @@ pub(crate) struct S8Problem {
 }
 
 impl S8Problem {
+    /// A step's; biases and scales lie behind its filter.
+    pub(super) fn of(step: &Operands<'_>) -> Result<Self, Error> {
+        let StepOp::QuantizedConv(of) = step.op() else { return Err(step.wrong_kernel()) };
+        let (window, activation) = (of.conv.window, of.conv.activation);
+        let (input, output) = (stored(step.x()), stored(step.y()));
+        let conv = S8Conv { batch: step.batch(), input, output, window };
+        let (x, residual, y) = step.pointers();
+        let is_signed = |dtype| dtype == Dtype::I8;
+        let residual = residual.zip(of.residual_factor()).map(|(address, scale)| {
+            let signed = is_signed(step.input(1).dtype);
+            S8Residual { address, signed, scale }
+        });
+        let filter = step.filter(step.name());
+        let bias = filter + (output.channels * conv.products()) as u64;
+        Ok(Self {
+            conv,
+            x,
+            x_signed: is_signed(step.x().dtype),
+            filter,
+            bias,
+            scale: bias + (output.channels * size_of::<i32>()) as u64,
+            residual,
+            y,
+            y_signed: is_signed(step.y().dtype),
+            relu: activation != Activation::None,
+        })
+    }
+
     /// Which of a kernel's four entry points computes it: of unsigned pixels, the same with a residual, and both of signed
     /// pixels.
     pub(super) fn way(&self) -> usize {

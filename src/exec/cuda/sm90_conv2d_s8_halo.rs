@@ -2,12 +2,15 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, SM90_SHARED_BYTES, aligned, kernel_args, unsupported};
 use super::sm90_conv2d_fprop::{MapBytes, int};
 use super::sm90_conv2d_halo::{HaloGrid, HaloPointers, THREADS, maps};
 use super::sm90_conv2d_s8::S8Problem;
 use super::sm90_requantise::S8Output;
+use super::steps::Operands;
 use crate::error::Error;
 use crate::plan::Limits;
 use crate::plan::kernels::HaloTile;
@@ -46,10 +49,27 @@ kernel_args! {
 const ENTRIES: [&str; 4] =
     ["sm90_conv2d_u8_halo", "sm90_conv2d_u8_add_halo", "sm90_conv2d_s8_halo", "sm90_conv2d_s8_add_halo"];
 
-/// Its entry points.
-pub(super) fn entries() -> Vec<Entry> {
-    let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
-    ENTRIES.map(|name| Entry { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
+/// Hopper convolutions of bytes by 3x3 windows of few channels.
+pub(super) struct Sm90Conv2dS8Halo;
+
+impl Launcher for Sm90Conv2dS8Halo {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_s8_halo"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let (threads, shared_bytes) = (THREADS, SM90_SHARED_BYTES);
+        ENTRIES.map(|name| Entry { module: "sm90_conv2d_s8_halo", name, threads, shared_bytes, cluster: 1 }).into()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        launch(&S8Problem::of(step)?, step.limits())
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90S8HaloArgs>("sm90_conv2d_s8_halo.cu", "Sm90S8HaloArgs", Sm90S8HaloArgs::FIELDS)]
+    }
 }
 
 /// The launch of `problem` on a device with these limits.

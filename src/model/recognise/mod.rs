@@ -130,7 +130,7 @@ impl<'a> Recogniser<'a> {
         if of.dtype != Dtype::F32 {
             return Err(refused(format!("input `{}` of {of}", input.name)));
         }
-        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new() };
+        let node = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), scale: None };
         Ok(Self {
             from,
             weights,
@@ -272,7 +272,7 @@ impl<'a> Recogniser<'a> {
     }
 
     fn push(&mut self, node: &values::Node, op: Op, inputs: Vec<NodeId>) -> NodeId {
-        self.nodes.push(Node { name: node.name.clone(), op, inputs });
+        self.nodes.push(Node { name: node.name.clone(), op, inputs, scale: None });
         NodeId(self.nodes.len() - 1)
     }
 }

@@ -8,6 +8,7 @@ mod sm90_conv2d_depthwise;
 mod sm90_conv2d_expand;
 mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
+mod sm90_conv2d_s8;
 mod sm90_linear;
 mod sm90_stem;
 mod sm90_tail;
@@ -20,12 +21,12 @@ use std::fmt;
 use super::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use super::packing::PackedSum;
-use super::work::Work;
-use super::{Choices, Family, Limits};
+use super::work::{Operand, Work};
+use super::{Choices, Family, Limits, QuantizedConv, S8Kernel, StepOp};
 use crate::error::Error;
-use crate::model::NodeId;
+use crate::model::{Conv2d, NodeId};
+use crate::tensor::{Dtype, Shape};
 
-#[cfg(feature = "cuda")]
 pub(crate) use conv_shape::{ConvShape, check as check_sm90};
 pub use conv2d_fprop::ConvTile;
 pub use sm90_conv2d_chain::ChainTile;
@@ -35,8 +36,9 @@ pub use sm90_conv2d_depthwise::DepthwiseTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_conv2d_depthwise::{DepthwiseShape, MOST_THREADS, STATIC_BYTES, TILE_CHANNELS};
 pub use sm90_conv2d_fprop::Sm90Tile;
+pub(crate) use sm90_conv2d_halo::HaloTile;
 #[cfg(feature = "cuda")]
-pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, HaloTile, PARTS as HALO_PARTS};
+pub(crate) use sm90_conv2d_halo::{CHANNELS as HALO_CHANNELS, PARTS as HALO_PARTS};
 pub use sm90_linear::LinearTile;
 #[cfg(feature = "cuda")]
 pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
@@ -103,6 +105,8 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &conv2d_fprop::Conv2dFprop,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
     &sm90_conv2d_halo::Sm90Conv2dHalo,
+    &sm90_conv2d_s8::Sm90Conv2dS8,
+    &sm90_conv2d_s8::Sm90Conv2dS8Halo,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
     &sm90_conv2d_expand::Sm90Conv2dExpand,
@@ -115,6 +119,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::POOL2D,
     &without_tiles::GLOBAL_AVG_POOL,
     &without_tiles::ADD,
+    &without_tiles::CONVERT,
     &without_tiles::EMIT,
     &without_tiles::Loops,
     #[cfg(test)]
@@ -141,6 +146,14 @@ impl Variant {
 pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
     let able = KERNELS.iter().filter(|def| def.runs_on(limits) && def.takes(work));
     able.flat_map(|def| def.variants(work, limits)).collect()
+}
+
+/// Whether a kernel computes this convolution of bytes, from one shape to another.
+pub(super) fn take_bytes(conv: &Conv2d, shapes: [Shape; 2], limits: &Limits) -> bool {
+    let op = QuantizedConv { conv: conv.clone(), input_scale: 1.0, residual_scale: None, output_scale: 1.0 };
+    let [input, output] = shapes.map(|shape| Operand::activations(shape, Dtype::U8, limits.family));
+    let (op, inputs, outputs) = (StepOp::QuantizedConv(op), vec![input], vec![output]);
+    !variants(&Work { name: &conv.filter, op: &op, batch: 1, inputs, outputs }, limits).is_empty()
 }
 
 /// The one that takes the fewest clocks, the first of those that take as many; one without a model if there is no other.
@@ -205,6 +218,8 @@ pub enum Kernel {
     },
     /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
     Sm90Halo,
+    /// The sm90 convolution of bytes.
+    Sm90S8(S8Kernel),
     /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
     Joined,
     /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
@@ -245,7 +260,8 @@ impl Kernel {
         let says = match self {
             Self::Cpu | Self::Sm80 | Self::Sm80Gemm(_) | Self::Sm90Conv { .. } | Self::Sm90Halo | Self::Joined => false,
             Self::Loop | Self::Hand => true,
-            Self::Sm90Chain(_)
+            Self::Sm90S8(_)
+            | Self::Sm90Chain(_)
             | Self::Sm90Stem(_)
             | Self::Sm90Depthwise(_)
             | Self::Sm90Expand(_)
@@ -271,6 +287,7 @@ impl fmt::Display for Kernel {
             Self::Sm90Conv { tile, cluster: 1 } => write!(f, "sm90 {tile}"),
             Self::Sm90Conv { tile, cluster } => write!(f, "sm90 {tile}/{cluster}"),
             Self::Sm90Halo => write!(f, "sm90 halo"),
+            Self::Sm90S8(kernel) => write!(f, "{kernel}"),
             Self::Joined => write!(f, "joined"),
             Self::Loop => write!(f, "loop"),
             Self::Hand => write!(f, "by hand"),

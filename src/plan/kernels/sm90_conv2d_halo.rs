@@ -77,7 +77,6 @@ impl HaloTile {
     }
 
     /// The same of a layer of bytes.
-    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn of_bytes(conv: &ConvShape, limits: &Limits) -> Option<Self> {
         Self::of_rows(CHANNELS, conv, limits)
     }

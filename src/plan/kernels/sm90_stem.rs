@@ -44,7 +44,7 @@ impl KernelDef for Sm90Stem {
         let StepOp::Stem(stem) = work.op else { return Vec::new() };
         let order = FilterOrder::Stem(stem.layers().expect("planned for what the kernel does"));
         let layers = work.sums().into_iter().flatten();
-        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16 }).collect();
+        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16, scales: None }).collect();
         vec![PackedSum { filters, bias: None }]
     }
 }

@@ -85,6 +85,14 @@ pub(super) const GLOBAL_AVG_POOL: AnyGpu = AnyGpu {
 };
 pub(super) const ADD: AnyGpu =
     AnyGpu { name: "add", takes: |work| matches!(work.op, StepOp::Add(_)) && work.is_in(Dtype::F16, Dtype::F16) };
+pub(super) const CONVERT: AnyGpu = AnyGpu {
+    name: "convert",
+    takes: |work| match work.op {
+        StepOp::Quantize(_) => work.is_in(Dtype::F16, Dtype::U8) || work.is_in(Dtype::F16, Dtype::I8),
+        StepOp::Dequantize(_) => work.is_in(Dtype::U8, Dtype::F16) || work.is_in(Dtype::I8, Dtype::F16),
+        _ => false,
+    },
+};
 pub(super) const EMIT: AnyGpu =
     AnyGpu { name: "emit", takes: |work| matches!(work.op, StepOp::Emit(_)) && work.writes(Dtype::F32) };
 

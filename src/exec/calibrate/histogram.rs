@@ -1,0 +1,172 @@
+//! How large the numbers of a value are, and the largest that its bytes should stand for.
+
+/// What decides the largest number that bytes stand for; larger ones become it.
+///
+/// ```
+/// use trefoil::CalibrationMethod;
+/// assert_eq!(CalibrationMethod::default(), CalibrationMethod::Mse);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[non_exhaustive]
+pub enum CalibrationMethod {
+    /// The largest that was seen.
+    Max,
+    /// That which so many percent are not above.
+    Percentile(f64),
+    /// That with which the numbers' distribution differs least from the original one, by the entropy of the one relative
+    /// to the other.
+    Entropy,
+    /// That with which the sum of squared errors is the smallest.
+    #[default]
+    Mse,
+}
+
+/// Counts of magnitudes. The range doubles when a number is beyond it, so that one pass sees them all.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram {
+    counts: Vec<u64>,
+    /// Of a bin; 0 while nothing but zeros was seen.
+    width: f32,
+    largest: f32,
+}
+
+/// Bins: at least half of them are in use.
+const BINS: usize = 2048;
+
+impl Histogram {
+    pub fn new() -> Self {
+        Self { counts: vec![0; BINS], width: 0.0, largest: 0.0 }
+    }
+
+    /// Counts some numbers; what is not finite is left out.
+    pub fn add(&mut self, values: &[f32]) {
+        let largest = values.iter().map(|value| value.abs()).filter(|value| value.is_finite()).fold(0.0, f32::max);
+        self.reach(largest);
+        let scale = if self.width > 0.0 { 1.0 / self.width } else { 0.0 };
+        for value in values.iter().filter(|value| value.is_finite()) {
+            self.counts[((value.abs() * scale) as usize).min(BINS - 1)] += 1;
+        }
+    }
+
+    /// Widens the range until `largest` is in it.
+    fn reach(&mut self, largest: f32) {
+        self.largest = self.largest.max(largest);
+        if self.width == 0.0 {
+            self.width = largest / BINS as f32;
+        }
+        while largest > self.width * BINS as f32 {
+            for bin in 0..BINS / 2 {
+                self.counts[bin] = self.counts[2 * bin] + self.counts[2 * bin + 1];
+            }
+            self.counts[BINS / 2..].fill(0);
+            self.width *= 2.0;
+        }
+    }
+
+    /// The largest number that bytes of so many steps should stand for; 0 if nothing but zeros was seen.
+    pub fn limit(&self, method: CalibrationMethod, steps: usize) -> f32 {
+        let bins = match method {
+            CalibrationMethod::Max => BINS,
+            CalibrationMethod::Percentile(percent) => self.percentile(percent),
+            CalibrationMethod::Entropy => self.entropy(steps),
+            CalibrationMethod::Mse => self.squared_error(steps),
+        };
+        (bins as f32 * self.width).min(self.largest)
+    }
+
+    /// Bins in use.
+    fn used(&self) -> usize {
+        self.counts.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1)
+    }
+
+    fn percentile(&self, percent: f64) -> usize {
+        let all: u64 = self.counts.iter().sum();
+        let mut above = (all as f64 * (1.0 - percent / 100.0)) as u64;
+        let mut bins = self.used();
+        while bins > 1 && self.counts[bins - 1] <= above {
+            above -= self.counts[bins - 1];
+            bins -= 1;
+        }
+        bins
+    }
+
+    /// Inside of the range an error is that of rounding, a twelfth of a squared step; beyond it the distance.
+    fn squared_error(&self, steps: usize) -> usize {
+        let error = |bins: usize| {
+            let step = bins as f64 / steps as f64;
+            let of = |(bin, &count): (usize, &u64)| {
+                let beyond = (bin as f64 + 0.5 - bins as f64).max(0.0);
+                count as f64 * if beyond > 0.0 { beyond * beyond } else { step * step / 12.0 }
+            };
+            self.counts.iter().enumerate().skip(1).map(of).sum::<f64>() // the first has zeros, which are exact
+        };
+        self.best(steps, error)
+    }
+
+    /// What is beyond the range counts as its last bin; a step's numbers become equally frequent.
+    fn entropy(&self, steps: usize) -> usize {
+        let divergence = |bins: usize| {
+            let beyond: u64 = self.counts[bins..].iter().sum();
+            let all: u64 = self.counts[1..].iter().sum();
+            let mut sum = 0.0;
+            for step in 0..steps {
+                let [first, last] = [step, step + 1].map(|step| (step * bins / steps).max(1));
+                let inside = &self.counts[first..last.max(first)];
+                let kept = inside.iter().sum::<u64>() as f64 / inside.iter().filter(|&&count| count > 0).count() as f64;
+                for (bin, &count) in (first..).zip(inside).filter(|&(_, &count)| count > 0) {
+                    let count = count + if bin + 1 == bins { beyond } else { 0 };
+                    sum += count as f64 * (count as f64 / kept).ln();
+                }
+            }
+            // Numbers beyond an empty last bin are in no step.
+            let lost = if self.counts[bins - 1] == 0 { beyond as f64 * (all.max(1) as f64).ln() } else { 0.0 };
+            sum + lost
+        };
+        self.best(steps, divergence)
+    }
+
+    /// The range with the least error, of those with at least a bin for each step.
+    fn best(&self, steps: usize, error: impl Fn(usize) -> f64) -> usize {
+        let used = self.used();
+        let errors = (steps.min(used)..=used).filter(|bins| *bins > 0).map(|bins| (bins, error(bins)));
+        errors.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(bins, _)| bins)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers from 0 to 1, evenly, and a few far beyond.
+    fn with_outliers(count: usize) -> Histogram {
+        let mut histogram = Histogram::new();
+        let values: Vec<f32> = (0..100_000).map(|i| i as f32 / 100_000.0).collect();
+        histogram.add(&values);
+        histogram.add(&vec![-8.0; count]);
+        histogram
+    }
+
+    #[test]
+    fn a_range_that_grows_counts_the_same() {
+        let histogram = with_outliers(3);
+        assert_eq!((histogram.counts.iter().sum::<u64>(), histogram.largest), (100_003, 8.0));
+        let below: u64 = histogram.counts[..BINS / 16].iter().sum();
+        assert!((49_000..51_000).contains(&below), "{below}");
+        let mut zeros = Histogram::new();
+        zeros.add(&[0.0, f32::NAN, f32::INFINITY]);
+        assert_eq!((zeros.limit(CalibrationMethod::Mse, 255), zeros.counts[0]), (0.0, 1));
+    }
+
+    #[test]
+    fn methods_differ_in_what_they_make_of_outliers() {
+        let limit = |method| with_outliers(3).limit(method, 255);
+        assert_eq!(limit(CalibrationMethod::Max), 8.0);
+        for method in [CalibrationMethod::Percentile(99.99), CalibrationMethod::Entropy] {
+            assert!((0.9..1.2).contains(&limit(method)), "{method:?}: {}", limit(method));
+        }
+        // By hand: 1e5 * T^2 / (12 * 255^2) + 3 * (8 - T)^2 is least at T = 3 * 8 / (3 + 0.128).
+        let best = 24.0 / (3.0 + 1e5 / (12.0 * 255.0 * 255.0));
+        assert!((limit(CalibrationMethod::Mse) - best).abs() < 0.02, "{}", limit(CalibrationMethod::Mse));
+        assert_eq!(with_outliers(0).limit(CalibrationMethod::Mse, 255), with_outliers(0).largest);
+    }
+}

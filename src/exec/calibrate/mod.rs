@@ -1,0 +1,187 @@
+//! Scales for a model's values, from what they are on some rows, and how much each layer loses by them.
+
+mod histogram;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::histogram::Histogram;
+use super::cpu::Probe;
+use crate::error::Error;
+use crate::model::{ByteLayer, Model, Op, Quantization, byte_layers};
+
+pub use histogram::CalibrationMethod;
+
+/// Looks at a network's values on the CPU, and finds scales for them.
+///
+/// ```
+/// use trefoil::{CalibrationMethod, Calibrator, model::Model};
+/// let model = Model::open("weights/convnet28")?;
+/// let mut calibrator = Calibrator::new(&model)?;
+/// for row in 0..Calibrator::FEWEST_ROWS {
+///     let pixels: Vec<u8> = (0..calibrator.row_bytes()).map(|at| (at * (row + 3) % 251) as u8).collect();
+///     calibrator.observe(&pixels)?;
+/// }
+/// let quantization = calibrator.quantization(CalibrationMethod::default())?;
+/// assert!(quantization.floats.contains("conv1"), "the layer that reads the image stays in floats");
+/// let quantized = model.quantized(&quantization)?;
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+pub struct Calibrator {
+    model: Model,
+    probe: Probe,
+    layers: Vec<ByteLayer>,
+    /// By the name of the node whose value it is.
+    histograms: BTreeMap<String, Histogram>,
+    /// What each step's values count for.
+    counts_for: BTreeMap<String, BTreeSet<String>>,
+    /// Some of the rows, and their results.
+    kept: Vec<(Vec<u8>, Vec<f32>)>,
+    rows: usize,
+}
+
+/// What a layer in bytes does to the result, by itself.
+///
+/// ```
+/// let layer = trefoil::Sensitivity { layer: "conv2".into(), error: 0.001 };
+/// assert!(layer.error < 0.01);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sensitivity {
+    /// The layer.
+    pub layer: String,
+    /// The sum of the squared errors of all results, as a share of the sum of their squared distances from their mean.
+    pub error: f64,
+}
+
+/// Rows that layers are compared on.
+const KEPT: usize = 8;
+
+impl Calibrator {
+    /// Fewer rows say too little of a network's values.
+    pub const FEWEST_ROWS: usize = 16;
+
+    /// Of a network of images. Scales that it has are not looked at.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model that is no network of images, or has no layer that could be computed in bytes;
+    /// as for an engine of it on the CPU.
+    pub fn new(model: &Model) -> Result<Self, Error> {
+        let model = model.in_floats()?;
+        let layers = byte_layers(model.graph()?);
+        if layers.is_empty() {
+            return Err(Error::Unsupported {
+                what: format!("`{}` in bytes: no dense convolution reads another layer's value", model.name()),
+                instead: "run it as it is".into(),
+            });
+        }
+        let (mut histograms, mut counts_for) = (BTreeMap::new(), BTreeMap::new());
+        for value in layers.iter().flat_map(|layer| &layer.values) {
+            histograms.insert(value.node.clone(), Histogram::new());
+            for step in &value.steps {
+                counts_for.entry(step.clone()).or_insert_with(BTreeSet::new).insert(value.node.clone());
+            }
+        }
+        let probe = Probe::new(&model)?;
+        Ok(Self { probe, model, layers, histograms, counts_for, kept: Vec::new(), rows: 0 })
+    }
+
+    /// Bytes of a row: pixels as [`crate::InputFormat::U8Nhwc`].
+    pub fn row_bytes(&self) -> usize {
+        self.probe.row_bytes()
+    }
+
+    /// Rows that were observed.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Computes a row and counts what its values are.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if it is not as long as a row.
+    pub fn observe(&mut self, row: &[u8]) -> Result<(), Error> {
+        if row.len() != self.row_bytes() {
+            return Err(Error::option("row", format!("{} bytes", row.len()), format!("{} bytes", self.row_bytes())));
+        }
+        let (histograms, counts_for) = (&mut self.histograms, &self.counts_for);
+        let count = |step: &str, values: &[f32]| {
+            for node in counts_for.get(step).into_iter().flatten() {
+                histograms.get_mut(node).expect("made with it").add(values);
+            }
+        };
+        let result = self.probe.run(row, count);
+        if self.kept.len() < KEPT {
+            self.kept.push((row.to_vec(), result.to_vec()));
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Scales for all layers that can be computed in bytes; those that read the image stay in floats.
+    ///
+    /// # Errors
+    /// [`Error::Option`] after fewer than [`FEWEST_ROWS`](Self::FEWEST_ROWS).
+    pub fn quantization(&self, method: CalibrationMethod) -> Result<Quantization, Error> {
+        if self.rows < Self::FEWEST_ROWS {
+            let expected = format!("{} or more, as varied as what the model will see", Self::FEWEST_ROWS);
+            return Err(Error::option("photos", self.rows, expected));
+        }
+        let mut scales = BTreeMap::new();
+        for value in self.layers.iter().flat_map(|layer| &layer.values) {
+            let steps: u8 = if value.never_negative { 255 } else { 127 };
+            let limit = self.histograms[&value.node].limit(method, usize::from(steps));
+            let limit = if limit > 0.0 { limit } else { 1.0 }; // nothing but zeros
+            scales.insert(value.node.clone(), limit / f32::from(steps));
+        }
+        let can_be = |name: &str| self.layers.iter().any(|layer| layer.name == name);
+        Ok(Quantization { scales, floats: self.floats(can_be) })
+    }
+
+    /// What each layer in bytes by itself does to the results of some of the rows, the worst first. `goes_on` is told how many
+    /// layers are done, of how many; if it says no, the rest is left out.
+    ///
+    /// # Errors
+    /// As for [`Model::quantized`], and for an engine of it on the CPU.
+    pub fn sensitivities(
+        &self,
+        quantization: &Quantization,
+        mut goes_on: impl FnMut(usize, usize) -> bool,
+    ) -> Result<Vec<Sensitivity>, Error> {
+        let mut all = Vec::new();
+        for (done, layer) in self.layers.iter().enumerate() {
+            if !goes_on(done, self.layers.len()) {
+                break;
+            }
+            let alone = Quantization { floats: self.floats(|other| other == layer.name), ..quantization.clone() };
+            let error = self.error(&self.model.quantized(&alone)?)?;
+            all.push(Sensitivity { layer: layer.name.clone(), error });
+        }
+        all.sort_by(|a, b| b.error.total_cmp(&a.error));
+        Ok(all)
+    }
+
+    /// The same of a whole model of this one's weights.
+    ///
+    /// # Errors
+    /// As for an engine of it on the CPU.
+    pub fn error(&self, quantized: &Model) -> Result<f64, Error> {
+        let mut probe = Probe::new(quantized)?;
+        let [mut errors, mut spread] = [0.0, 0.0];
+        for (row, expected) in &self.kept {
+            let found = probe.run(row, |_, _| ());
+            let mean = expected.iter().map(|value| f64::from(*value)).sum::<f64>() / expected.len() as f64;
+            for (found, expected) in found.iter().zip(expected) {
+                errors += f64::from(found - expected).powi(2);
+                spread += (f64::from(*expected) - mean).powi(2);
+            }
+        }
+        Ok(if errors > 0.0 { errors / spread } else { 0.0 })
+    }
+
+    /// All convolutions but those in bytes.
+    fn floats(&self, is_in_bytes: impl Fn(&str) -> bool) -> BTreeSet<String> {
+        let graph = self.model.graph().expect("a network of images");
+        let convs = graph.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_)));
+        convs.map(|node| node.name.clone()).filter(|name| !is_in_bytes(name)).collect()
+    }
+}

@@ -1,0 +1,56 @@
+//! A network of images on the calling thread, whose values are seen as they are computed.
+
+use super::network::{Arena, Images};
+use super::simd::Isa;
+use crate::error::Error;
+use crate::model::Model;
+use crate::plan::{self, Choices, Limits, Plan, Request};
+use crate::tensor::{Dtype, InputFormat, OutputKind};
+
+/// A network made ready, with a place to compute in.
+pub(crate) struct Probe {
+    plan: Plan,
+    images: Images,
+    arena: Arena,
+    result: Vec<u32>,
+}
+
+impl Probe {
+    /// Of `model`, which reads rows of bytes.
+    pub fn new(model: &Model) -> Result<Self, Error> {
+        let request = Request {
+            limits: &Limits::cpu(1),
+            batch: 1,
+            input: InputFormat::U8Nhwc,
+            preprocessing: model.preprocessing()?,
+            output: OutputKind::Features,
+            choices: &Choices::new(),
+        };
+        let plan = plan::plan(model.graph()?, &request)?;
+        let images = Images::new(model, &plan, Isa::detect())?;
+        let (arena, result) = (images.arena()?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
+        Ok(Self { plan, images, arena, result })
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.plan.input.row_bytes
+    }
+
+    /// Computes the result of a row. `seen` gets the values in floats that each step has written, by its name, some
+    /// neighbours at a time.
+    pub fn run(&mut self, row: &[u8], mut seen: impl FnMut(&str, &[f32])) -> &[f32] {
+        assert_eq!(row.len(), self.row_bytes());
+        let plan = &self.plan;
+        let see = |index: usize, written: &[u8]| {
+            let step: &plan::Step = &plan.steps[index];
+            let tensor = &plan.tensors[step.outputs[0].0];
+            if tensor.dtype == Dtype::F32 {
+                let pixels = bytemuck::cast_slice::<u8, f32>(written).chunks(tensor.pitch);
+                pixels.for_each(|pixel| seen(&step.name, &pixel[..tensor.shape.channels]));
+            }
+        };
+        self.images.run_seen(row, &mut self.result, &mut self.arena, see);
+        bytemuck::cast_slice(&self.result)
+    }
+}

@@ -1,0 +1,134 @@
+//! Launches of `kernels/convert.cu`.
+
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
+use super::launch::{CHUNK, FastDivide, Launch, aligned, chunks_of, kernel_args, pitch, product};
+use super::steps::{Operands, stored};
+use crate::error::Error;
+use crate::plan::StepOp;
+use crate::tensor::{Dtype, Shape};
+
+kernel_args! {
+    /// `ConvertArgs`.
+    ConvertArgs, 48 bytes {
+        halves: u64,
+        bytes: u64,
+        chunks: u32,
+        factor: f32,
+        lowest: i32,
+        c_chunks: i32,
+        half_chunks: i32,
+        padding: i32,
+        by_c_chunks: FastDivide,
+    }
+}
+
+/// Halves to bytes, and back.
+pub(super) struct Convert;
+
+impl Launcher for Convert {
+    fn name(&self) -> &'static str {
+        "convert"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("convert", &[QUANTIZE, DEQUANTIZE], THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (x, _, y) = step.pointers();
+        let (batch, shape) = (step.batch(), stored(step.x()));
+        let of = |entry, factor, halves, bytes, of_bytes, half_pitch| {
+            let signed = of_bytes == Dtype::I8;
+            launch(entry, &ConvertProblem { batch, shape, factor, signed, halves, bytes, half_pitch })
+        };
+        match *step.op() {
+            StepOp::Quantize(scale) => of(QUANTIZE, 1.0 / scale, x, y, step.y().dtype, shape.channels),
+            StepOp::Dequantize(scale) => of(DEQUANTIZE, scale, y, x, step.x().dtype, step.y().pitch),
+            _ => Err(step.wrong_kernel()),
+        }
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<ConvertArgs>("convert.cu", "ConvertArgs", ConvertArgs::FIELDS)]
+    }
+}
+
+/// Values in halves and in bytes.
+#[derive(Clone, Copy, Debug)]
+struct ConvertProblem {
+    /// Images.
+    batch: usize,
+    /// H, W and the stored channels.
+    shape: Shape,
+    /// What a value is multiplied by.
+    factor: f32,
+    /// Whether the bytes are.
+    signed: bool,
+    /// Address of halves [batch][H][W][C].
+    halves: u64,
+    /// Address of bytes, without gaps.
+    bytes: u64,
+    /// Halves from one pixel to the next.
+    half_pitch: usize,
+}
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// The kernels.
+const QUANTIZE: &str = "sm80_quantize";
+const DEQUANTIZE: &str = "sm80_dequantize";
+
+fn launch(entry: &'static str, problem: &ConvertProblem) -> Result<Launch, Error> {
+    let ConvertProblem { batch, shape, factor, signed, halves, bytes, half_pitch } = *problem;
+    let c_chunks = chunks_of("channels", shape.channels)?;
+    let chunks = product("chunks", &[batch, shape.height, shape.width, c_chunks])?;
+    let args = ConvertArgs {
+        halves: aligned("halves", halves, 16)?,
+        bytes: aligned("bytes", bytes, 8)?,
+        chunks,
+        factor,
+        lowest: if signed { -128 } else { 0 },
+        c_chunks: c_chunks as i32, // a factor of `chunks`
+        half_chunks: pitch(half_pitch, shape.channels)? / CHUNK as i32,
+        padding: 0,
+        by_c_chunks: FastDivide::by(c_chunks as u32),
+    };
+    Ok(Launch::flat(entry, chunks.div_ceil(THREADS), THREADS, &args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROBLEM: ConvertProblem = ConvertProblem {
+        batch: 3,
+        shape: Shape::new(5, 7, 32),
+        factor: 0.25,
+        signed: true,
+        halves: 0x100,
+        bytes: 0x208,
+        half_pitch: 72,
+    };
+
+    #[test]
+    fn every_field_gets_its_own_value() {
+        let launch = launch(DEQUANTIZE, &PROBLEM).unwrap();
+        let args: ConvertArgs = launch.args.read();
+        assert_eq!((args.halves, args.bytes, args.chunks), (0x100, 0x208, 420));
+        assert_eq!((args.factor, args.lowest, args.c_chunks, args.half_chunks), (0.25, -128, 4, 9));
+        assert_eq!(args.by_c_chunks.divide(419), 104);
+        assert_eq!((launch.grid, &*launch.entry), ([2, 1, 1], DEQUANTIZE));
+    }
+
+    #[test]
+    fn operands_that_are_not_aligned_are_refused() {
+        let refused = |problem| matches!(launch(QUANTIZE, &problem), Err(Error::Option { .. }));
+        assert!(
+            refused(ConvertProblem { halves: 0x108, ..PROBLEM }) && refused(ConvertProblem { bytes: 0x204, ..PROBLEM })
+        );
+        assert!(launch(QUANTIZE, &ConvertProblem { half_pitch: 24, ..PROBLEM }).is_err());
+    }
+}

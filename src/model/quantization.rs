@@ -1,0 +1,268 @@
+//! Scales of a model's values: what a configuration or a calibration says, checked and put into the graph.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+use super::graph::{Graph, Node, NodeId, Op};
+use super::names::nearest;
+use super::rewrite::optimize_of;
+use crate::error::Error;
+use crate::tensor::Activation;
+
+/// Which values of a model are kept in bytes, and which of its layers are computed in floats all the same.
+///
+/// A value is named by the node that gives it, as the model's graph has it before any rewrite. A dense convolution is
+/// computed in bytes, with exact sums, unless it is among the `floats`: then its operands and its result have scales, the
+/// result that of the last node that is computed with it, such as its ReLU.
+///
+/// ```
+/// use trefoil::{Shape, model::{GraphBuilder, Model, Preprocessing, Quantization, Weights, Window}};
+/// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+/// let x = g.conv2d("conv", g.input(), 16, Window::square(1, 1, 0));
+/// let x = g.relu("relu", x);
+/// let graph = g.finish(x)?;
+/// let weights = Weights::from_tensors([("conv.weight", vec![16, 16, 1, 1], vec![0.5; 256])])?;
+/// let preprocessing = Preprocessing::new(graph.input);
+/// let model = Model::new(graph, weights, preprocessing, Vec::new())?;
+/// let mut quantization = Quantization::default();
+/// quantization.scales.insert("input".into(), 0.02);
+/// let error = model.quantized(&quantization).unwrap_err().to_string();
+/// assert!(error.contains("`conv`: no scale of `relu`"), "{error}");
+/// quantization.scales.insert("relu".into(), 0.1);
+/// assert_eq!(model.quantized(&quantization)?.graph()?.nodes[0].scale, Some(0.02));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quantization {
+    /// What 1 stands for, by the name of the node that gives the value.
+    pub scales: BTreeMap<String, f32>,
+    /// Layers that are computed in floats.
+    pub floats: BTreeSet<String>,
+}
+
+/// What a scale may be.
+const SCALES: RangeInclusive<f32> = 1e-12..=1e12;
+
+impl Quantization {
+    /// `graph` with these scales.
+    ///
+    /// # Errors
+    /// Everything that is wrong, in words.
+    pub(super) fn apply(&self, graph: &Graph) -> Result<Graph, Vec<String>> {
+        let mut problems = Vec::new();
+        let mut graph = without_scales(graph);
+        for (name, &scale) in &self.scales {
+            match find(&graph, name) {
+                Ok(id) => graph.nodes[id.0].scale = Some(scale),
+                Err(problem) => problems.push(format!("`scales`: {problem}")),
+            }
+        }
+        for name in &self.floats {
+            match find(&graph, name) {
+                Ok(id) => {
+                    if let Op::Conv2d(conv) = &mut graph.nodes[id.0].op {
+                        conv.in_floats = true;
+                    }
+                }
+                Err(problem) => problems.push(format!("`floats`: {problem}")),
+            }
+        }
+        let of_node = |node: &Node| check(node).err().map(|what| format!("`scales`: `{}`: {what}", node.name));
+        problems.extend(graph.nodes.iter().filter_map(of_node));
+        problems.extend(missing(&graph));
+        if problems.is_empty() { Ok(graph) } else { Err(problems) }
+    }
+}
+
+fn find(graph: &Graph, name: &str) -> Result<NodeId, String> {
+    graph.find(name).ok_or_else(|| {
+        let near = nearest(name, graph.nodes.iter().map(|node| node.name.as_str()), 3);
+        let near = if near.is_empty() { String::new() } else { format!(", only {}", near.join(", ")) };
+        format!("no node is named `{}`{near}", crate::error::printable(name, MOST_OF_A_NAME))
+    })
+}
+
+/// Characters of a name that a message has.
+const MOST_OF_A_NAME: usize = 80;
+
+/// The scales that layers lack.
+fn missing(graph: &Graph) -> Vec<String> {
+    let (optimized, values) = optimize_of(graph);
+    let mut problems = Vec::new();
+    for (index, node) in optimized.nodes.iter().enumerate() {
+        let Op::Conv2d(conv) = &node.op else { continue };
+        if conv.groups > 1 || conv.in_floats {
+            continue;
+        }
+        for id in node.inputs.iter().copied().chain([NodeId(index)]) {
+            if optimized.nodes[id.0].scale.is_none() {
+                let value = &graph.nodes[values[id.0].0].name;
+                problems.push(format!("layer `{}`: no scale of `{value}`, and it is not among `floats`", node.name));
+            }
+        }
+    }
+    problems
+}
+
+/// A layer that can be computed in bytes: a dense convolution that does not read the image.
+pub(crate) struct ByteLayer {
+    pub(crate) name: String,
+    /// What it reads and writes.
+    pub(crate) values: Vec<ByteValue>,
+}
+
+/// A value that would be in bytes.
+pub(crate) struct ByteValue {
+    /// The node that has it, in a graph before rewrites.
+    pub(crate) node: String,
+    /// The steps that compute it, by their names; several of a concatenation.
+    pub(crate) steps: Vec<String>,
+    /// Whether its bytes are unsigned.
+    pub(crate) never_negative: bool,
+}
+
+/// The layers of a graph that can be computed in bytes.
+pub(crate) fn byte_layers(graph: &Graph) -> Vec<ByteLayer> {
+    let (optimized, values) = optimize_of(graph);
+    let never_negative = never_negative(&optimized);
+    let value = |id: NodeId| {
+        let mut steps = Vec::new();
+        collect_steps(&optimized, id, &mut steps);
+        let node = graph.nodes[values[id.0].0].name.clone();
+        ByteValue { node, steps, never_negative: never_negative[id.0] }
+    };
+    let layer = |(index, node): (usize, &Node)| match &node.op {
+        Op::Conv2d(conv) if conv.groups == 1 && node.inputs[0] != NodeId(0) => {
+            let values = node.inputs.iter().copied().chain([NodeId(index)]).map(value).collect();
+            Some(ByteLayer { name: node.name.clone(), values })
+        }
+        _ => None,
+    };
+    optimized.nodes.iter().enumerate().filter_map(layer).collect()
+}
+
+/// The names of the steps that compute a node's value: a concatenation has none of its own.
+fn collect_steps(graph: &Graph, id: NodeId, steps: &mut Vec<String>) {
+    let node = &graph.nodes[id.0];
+    match node.op {
+        Op::Concat => node.inputs.iter().for_each(|&input| collect_steps(graph, input, steps)),
+        _ => steps.push(node.name.clone()),
+    }
+}
+
+/// The graph without scales.
+pub(super) fn without_scales(graph: &Graph) -> Graph {
+    let mut graph = graph.clone();
+    for node in &mut graph.nodes {
+        node.scale = None;
+        if let Op::Conv2d(conv) = &mut node.op {
+            conv.in_floats = false;
+        }
+    }
+    graph
+}
+
+/// What is wrong with a node's scale, if anything.
+pub(super) fn check(node: &Node) -> Result<(), String> {
+    let Some(scale) = node.scale else { return Ok(()) };
+    if !SCALES.contains(&scale) {
+        return Err(format!("expected a scale from {:e} to {:e}, found {scale}", SCALES.start(), SCALES.end()));
+    }
+    let most = 6.0 / 255.0;
+    match activation(&node.op) {
+        Activation::Relu6 if scale > most => {
+            Err(format!("expected a scale of {most} at most, since values above 6 are cut off, found {scale}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What an operation does last.
+fn activation(op: &Op) -> Activation {
+    match op {
+        Op::Conv2d(conv) => conv.activation,
+        Op::Activation(activation) | Op::Add(activation) => *activation,
+        Op::Input | Op::BatchNorm(_) | Op::MaxPool(_) | Op::AvgPool(_) => Activation::None,
+        Op::GlobalAvgPool | Op::Linear(_) | Op::Concat => Activation::None,
+    }
+}
+
+/// Of each node whether its value is never negative: then its bytes are unsigned.
+pub(crate) fn never_negative(graph: &Graph) -> Vec<bool> {
+    let mut never: Vec<bool> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let is_so = match &node.op {
+            Op::Activation(Activation::None) | Op::MaxPool(_) | Op::AvgPool(_) | Op::GlobalAvgPool | Op::Concat => {
+                node.inputs.iter().all(|input| never[input.0])
+            }
+            op => activation(op) != Activation::None,
+        };
+        never.push(is_so);
+    }
+    never
+}
+
+/// An error about a quantisation that was given in code.
+pub(super) fn refused(problems: &[String]) -> Error {
+    Error::option("quantization", problems.join("; "), "scales of all that its layers read and write")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GraphBuilder, Window};
+    use crate::tensor::Shape;
+
+    /// A convolution with ReLU, one that adds its input, one without weights for each channel, and a pool.
+    fn graph() -> Graph {
+        let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
+        let x = g.conv2d("a", g.input(), 16, Window::square(3, 1, 1));
+        let x = g.relu("relu", x);
+        let y = g.conv2d("b", x, 16, Window::square(1, 1, 0));
+        let y = g.batch_norm("bn", y, 1e-5);
+        let sum = g.add("sum", y, x);
+        let sum = g.relu6("relu6", sum);
+        let pool = g.max_pool("pool", sum, Window::square(2, 2, 0));
+        g.finish(pool).unwrap()
+    }
+
+    fn of(scales: &[(&str, f32)], floats: &[&str]) -> Quantization {
+        let scales = scales.iter().map(|(name, scale)| ((*name).to_owned(), *scale)).collect();
+        Quantization { scales, floats: floats.iter().map(|name| (*name).to_owned()).collect() }
+    }
+
+    #[test]
+    fn scales_reach_the_values_of_fused_layers() {
+        let all = of(&[("input", 0.5), ("relu", 0.25), ("relu6", 0.02)], &[]);
+        let graph = optimize_of(&all.apply(&graph()).unwrap()).0;
+        let scales: Vec<_> = graph.nodes.iter().map(|node| (node.name.as_str(), node.scale)).collect();
+        assert_eq!(scales, [("input", Some(0.5)), ("a", Some(0.25)), ("b", Some(0.02)), ("pool", None)]);
+        assert_eq!(never_negative(&graph), [false, true, true, true]);
+    }
+
+    #[test]
+    fn every_problem_is_told_at_once() {
+        let bad = [("input", f32::NAN), ("rleu", 0.25), ("relu6", 0.024), ("sum", 0.0), ("pool", -1.0)];
+        let problems = of(&bad, &["c"]).apply(&graph()).unwrap_err();
+        let expected = [
+            "`scales`: no node is named `rleu`, only `relu`",
+            "`floats`: no node is named `c`",
+            "`input`: expected a scale from 1e-12 to 1e12, found NaN",
+            "`sum`: expected a scale from 1e-12 to 1e12, found 0",
+            "`relu6`: expected a scale of 0.023529412 at most",
+            "`pool`: expected a scale from 1e-12 to 1e12, found -1",
+            "layer `a`: no scale of `relu`, and it is not among `floats`",
+            "layer `b`: no scale of `relu`",
+        ];
+        for part in expected {
+            assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");
+        }
+    }
+
+    #[test]
+    fn layers_in_floats_need_no_scales() {
+        let some = of(&[("relu", 0.25), ("relu6", 0.02)], &["a", "pool"]);
+        assert!(some.apply(&graph()).is_ok());
+        assert!(of(&[], &["a", "b"]).apply(&graph()).is_ok());
+    }
+}

@@ -1,0 +1,196 @@
+//! The Hopper convolutions of bytes as the planner sees them: which layers they compute, and how long a tile takes.
+
+use super::sm90_conv2d_halo::CHANNELS as HALO_CHANNELS;
+use super::{HaloTile, Kernel, KernelDef, Variant, not_a_choice};
+use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::plan::packing::{self, PackedSum};
+use crate::plan::work::Work;
+use crate::plan::{Limits, QuantizedConv, S8Conv, S8Kernel, S8Tile, StepOp};
+use crate::tensor::Dtype;
+
+/// `kernels/sm90_conv2d_s8.cu`.
+pub(super) struct Sm90Conv2dS8;
+
+/// `kernels/sm90_conv2d_s8_halo.cu`.
+pub(super) struct Sm90Conv2dS8Halo;
+
+impl KernelDef for Sm90Conv2dS8 {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_s8"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        layer(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90S8(S8Kernel::Tiled { .. }))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        variants(self, work, limits)
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        check(work, kernel, limits)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        packing::in_bytes(work)
+    }
+}
+
+impl KernelDef for Sm90Conv2dS8Halo {
+    fn name(&self) -> &'static str {
+        "sm90_conv2d_s8_halo"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        layer(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        kernel == Kernel::Sm90S8(S8Kernel::Halo)
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        variants(self, work, limits)
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+        check(work, kernel, limits)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        packing::in_bytes(work)
+    }
+}
+
+/// The convolution of bytes that a step computes; none if it computes something else.
+fn layer(work: &Work<'_>) -> Option<S8Conv> {
+    let StepOp::QuantizedConv(QuantizedConv { conv, .. }) = work.op else { return None };
+    let mut operands = work.inputs.iter().chain(&work.outputs);
+    let is_in_bytes = operands.all(|operand| matches!(operand.dtype, Dtype::U8 | Dtype::I8));
+    let (input, output) = (work.inputs[0].stored(), work.outputs[0].stored());
+    is_in_bytes.then_some(S8Conv { batch: work.batch, input, output, window: conv.window })
+}
+
+/// Those of the layer's kernels that are the definition's.
+fn variants(def: &dyn KernelDef, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+    let Some(layer) = layer(work) else { return Vec::new() };
+    let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&layer, kernel, limits)) };
+    layer.kernels(limits).into_iter().map(of).filter(|variant| def.has(variant.kernel)).collect()
+}
+
+fn check(work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
+    let layer = layer(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
+    layer.check()?;
+    let is_one = layer.kernels(limits).into_iter().any(|of| Kernel::Sm90S8(of) == kernel);
+    if is_one { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
+}
+
+/// Clocks of the busiest multiprocessor.
+fn clocks(layer: &S8Conv, kernel: S8Kernel, limits: &Limits) -> f64 {
+    match kernel {
+        S8Kernel::Tiled { tile, pair } => tiled_clocks(layer, tile, pair, limits),
+        S8Kernel::Halo => halo_clocks(layer, limits),
+    }
+}
+
+/// Blocks that share a multiprocessor take turns at its tensor cores, and one's results are stored during the products of
+/// the other.
+fn tiled_clocks(layer: &S8Conv, tile: S8Tile, pair: bool, limits: &Limits) -> f64 {
+    let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
+    let S8Tile { pixels, channels, row_bytes } = tile;
+    let [sharing, blocks] = [if pair { 2 } else { 1 }, pipeline.blocks];
+    let pixel_tiles = (layer.batch * layer.output.pixels()).div_ceil(pixels * sharing) * sharing;
+    let tiles = pixel_tiles * layer.output.channels.div_ceil(channels);
+    let steps = layer.window.size.iter().product::<usize>() * layer.input.channels.div_ceil(row_bytes);
+    let area = (pixels * channels) as f64;
+    let copied = ((channels / sharing + pixels) * row_bytes) as f64 / BYTES_A_CLOCK;
+    let step = (area * row_bytes as f64 / PRODUCTS_A_CLOCK).max(copied);
+    let value = if blocks > 1 { OF_VALUE } else { OF_VALUE_ALONE };
+    let waves = tiles.div_ceil(limits.units.max(1) * blocks) as f64;
+    STARTUP + if pair { PAIR } else { 0.0 } + waves * blocks as f64 * (steps as f64 * step + area * value)
+}
+
+fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
+    let shape = layer.shape();
+    let Some(tile) = HaloTile::of_bytes(&shape, limits) else { return f64::INFINITY };
+    let channel_tiles = layer.output.channels.div_ceil(HALO_CHANNELS);
+    let blocks = (limits.units / channel_tiles).max(1);
+    let values = (2 * HALO_CHANNELS * tile.pixels()) as f64;
+    let products = values * (9 * HALO_CHANNELS) as f64 / PRODUCTS_A_CLOCK;
+    let waves = tile.count(&shape).div_ceil(blocks) as f64;
+    HALO_STARTUP + waves * (products + HALO_TILE)
+}
+
+/// Multiply-adds of bytes that a multiprocessor does in a clock.
+const PRODUCTS_A_CLOCK: f64 = 4096.0 / 1.06;
+/// Bytes that it gets from the L2 cache in a clock, other blocks' copies of the same in between.
+const BYTES_A_CLOCK: f64 = 60.0;
+/// Of an output value: beside the products of another block, and with nothing beside.
+const OF_VALUE: f64 = 0.12;
+const OF_VALUE_ALONE: f64 = 0.17;
+/// Launch, barriers and the first load; until the blocks of a pair have begun and ended together.
+const STARTUP: f64 = 1500.0;
+const PAIR: f64 = 300.0;
+/// The same of the halo kernel, with its filters; and of a tile of it, beside its products.
+const HALO_STARTUP: f64 = 5000.0;
+const HALO_TILE: f64 = 500.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Window;
+    use crate::tensor::Shape;
+
+    /// Layers of a ResNet at batch 256, and their times on an H200 in microseconds, from the notes in `benches/notes`.
+    #[test]
+    fn the_model_is_near_what_was_measured() {
+        let single = Window::square(1, 1, 0);
+        let of = |side: usize, stride: usize, channels: [usize; 2], window| S8Conv {
+            batch: 256,
+            input: Shape::new(side * stride, side * stride, channels[0]),
+            output: Shape::new(side, side, channels[1]),
+            window,
+        };
+        let three = Window::square(3, 1, 1);
+        let measured = [
+            (of(56, 1, [64, 64], three), 41.3),
+            (of(28, 1, [128, 128], three), 46.3),
+            (of(28, 1, [128, 512], single), 65.2),
+            (of(14, 1, [256, 256], three), 40.4),
+            (of(14, 1, [256, 1024], single), 42.2),
+            (of(14, 2, [256, 256], Window::square(3, 2, 1)), 41.8),
+            (of(7, 1, [512, 512], three), 37.2),
+            (of(7, 1, [512, 2048], single), 30.0),
+        ];
+        let limits = Limits::h200();
+        for (layer, microseconds) in measured {
+            let least = layer.kernels(&limits).into_iter().map(|kernel| clocks(&layer, kernel, &limits));
+            let predicted = least.fold(f64::INFINITY, f64::min) / 1830.0;
+            let factor = predicted / microseconds;
+            assert!((0.7..1.4).contains(&factor), "{layer:?}: {predicted} instead of {microseconds}");
+        }
+    }
+
+    #[test]
+    fn the_halo_kernel_has_the_layers_of_few_channels() {
+        let shape = Shape::new(56, 56, 64);
+        let layer = S8Conv { batch: 256, input: shape, output: shape, window: Window::square(3, 1, 1) };
+        let limits = Limits::h200();
+        let best = |layer: &S8Conv| {
+            let all = layer.kernels(&limits).into_iter();
+            all.min_by(|a, b| clocks(layer, *a, &limits).total_cmp(&clocks(layer, *b, &limits))).unwrap()
+        };
+        assert_eq!(best(&layer), S8Kernel::Halo);
+        let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128 };
+        let wide = S8Conv { input: Shape::new(28, 28, 128), output: Shape::new(28, 28, 512), ..layer };
+        let single = S8Conv { window: Window::square(1, 1, 0), ..wide };
+        assert!(matches!(best(&single), S8Kernel::Tiled { tile: found, .. } if found == tile));
+    }
+}
