@@ -2,6 +2,7 @@
 //! Runs on the CPU device; the models and photos are those of `weights/`. Long as the list of subcommands is.
 #![cfg(feature = "cli")]
 
+mod calibrate;
 mod values;
 #[allow(dead_code, reason = "the tests of hostile files use all of it")]
 #[path = "../onnx/write.rs"]

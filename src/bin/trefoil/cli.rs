@@ -8,6 +8,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
 use crate::bench::args::{BenchArgs, BenchCommand};
+use crate::calibrate::CalibrateArgs;
 use crate::check::CheckArgs;
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
@@ -88,6 +89,8 @@ pub enum Command {
     Run(RunArgs),
     /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
     Check(CheckArgs),
+    /// Writes a model whose layers are computed in bytes, with scales found on photos
+    Calibrate(CalibrateArgs),
     /// Prints what a model is made of and its plan for a device
     Inspect(InspectArgs),
     /// Measures copies, compute, and both end to end; subcommands measure overlap, many clients, a server's load

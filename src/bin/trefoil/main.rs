@@ -15,6 +15,7 @@
 //! 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
 mod bench;
+mod calibrate;
 mod check;
 mod classify;
 mod cli;
@@ -67,7 +68,9 @@ fn main() -> ExitCode {
     };
     start_logging();
     let listening = match &cli.command {
-        None | Some(Command::Classify(_) | Command::Bench(_) | Command::Trace(_)) => stop::listen(),
+        None | Some(Command::Classify(_) | Command::Calibrate(_) | Command::Bench(_) | Command::Trace(_)) => {
+            stop::listen()
+        }
         Some(Command::Inspect(args)) if args.kernels.tune == Tune::Full => stop::listen(),
         Some(_) => Ok(()),
     };
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Some(Command::Classify(args)) => classify::run(&args),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Calibrate(args)) => calibrate::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

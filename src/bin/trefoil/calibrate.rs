@@ -1,0 +1,232 @@
+//! `trefoil calibrate`: scales for a model's values, found on photos; a folder with the model and its scales.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value, json};
+use trefoil::model::{Model, Quantization};
+use trefoil::{CalibrationMethod, Calibrator, Sensitivity, files, image};
+
+use crate::inputs::Inputs;
+use crate::{Outcome, models, report, stop};
+
+/// Arguments of `calibrate`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil calibrate weights/efficientnet-lite0 photos/ -o efficientnet-lite0-s8
+  trefoil classify photos/ --model efficientnet-lite0-s8
+
+Some hundred photos like those that the model will see are enough; 16 are the least. OUT gets the same weights and a \
+config.json with the scales under `quantization` (docs/quantization.md). A layer whose error alone is above --most-error \
+stays in floats, and is listed.")]
+pub struct CalibrateArgs {
+    /// A model: a folder with model.safetensors and config.json, or the name of one
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Photos, and folders that are searched recursively for files named like a JPEG or PNG
+    #[arg(required = true, value_name = "PHOTOS")]
+    photos: Vec<PathBuf>,
+    /// The folder to write
+    #[arg(short, long, value_name = "OUT")]
+    out: PathBuf,
+    /// What decides the largest number that a byte stands for
+    #[arg(long, value_name = "METHOD", default_value = "mse")]
+    method: Method,
+    /// Percent of a value's numbers that --method percentile leaves inside
+    #[arg(long, value_name = "P", default_value = "99.99", value_parser = percent)]
+    percent: f64,
+    /// The share of the result's variance that a layer in bytes may cost
+    #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = share)]
+    most_error: f64,
+}
+
+/// What decides the range of a value's bytes.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    /// The largest number
+    Max,
+    /// A percentile: --percent
+    Percentile,
+    /// The least relative entropy
+    Entropy,
+    /// The least squared error
+    Mse,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (50.0..=100.0).contains(&number) { Ok(number) } else { Err("expected 50 to 100".into()) }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if number >= 0.0 { Ok(number) } else { Err("expected 0 or more".into()) }
+}
+
+impl CalibrateArgs {
+    fn method(&self) -> CalibrationMethod {
+        match self.method {
+            Method::Max => CalibrationMethod::Max,
+            Method::Percentile => CalibrationMethod::Percentile(self.percent),
+            Method::Entropy => CalibrationMethod::Entropy,
+            Method::Mse => CalibrationMethod::Mse,
+        }
+    }
+}
+
+pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
+    let (model, from) = models::open(Some(&args.model))?;
+    let (config_path, config) = read_config(&from)?;
+    ensure!(!is_same(&args.out, &from), "{} is the model itself: name another folder", args.out.display());
+    let inputs = Inputs::collect(&args.photos);
+    ensure!(
+        inputs.list.len() >= Calibrator::FEWEST_ROWS,
+        "{} photos: expected {} or more, as varied as what the model will see",
+        inputs.list.len(),
+        Calibrator::FEWEST_ROWS
+    );
+    let mut calibrator = Calibrator::new(&model)?;
+    let failed = observe(&mut calibrator, &model, &inputs)?;
+    let mut quantization = calibrator.quantization(args.method())?;
+    let mut layers = sensitivities(&calibrator, &quantization)?;
+    if stop::requested() {
+        bail!("interrupted: nothing was written");
+    }
+    let bad: Vec<Sensitivity> = layers.extract_if(.., |layer| layer.error > args.most_error).collect();
+    quantization.floats.extend(bad.iter().map(|layer| layer.layer.clone()));
+    let error = calibrator.error(&model.quantized(&quantization)?)?;
+    let about = json!({
+        "by": concat!("trefoil ", env!("CARGO_PKG_VERSION")),
+        "method": method_name(args),
+        "photos": calibrator.rows(),
+        "error": error,
+        "most_error": args.most_error,
+        "left_in_floats": bad.iter().map(|of| json!({"layer": of.layer, "error": of.error})).collect::<Vec<_>>(),
+    });
+    write(&args.out, &model, config, &config_path, &quantization, about)?;
+    print(args, &calibrator, &layers, &bad, error)?;
+    Ok(if failed > 0 { Outcome::SomeFailed } else { Outcome::AllGood })
+}
+
+fn method_name(args: &CalibrateArgs) -> String {
+    match args.method {
+        Method::Percentile => format!("percentile {}", args.percent),
+        other => other.to_possible_value().expect("no method is hidden").get_name().to_owned(),
+    }
+}
+
+/// The configuration of a model, as it is.
+fn read_config(model: &Path) -> Result<(PathBuf, Map<String, Value>)> {
+    let path = if model.is_dir() { model.join("config.json") } else { model.with_file_name("config.json") };
+    let text = fs::read(&path).with_context(|| {
+        format!("{}: a model to calibrate is a folder with model.safetensors and config.json", path.display())
+    })?;
+    let config = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
+    Ok((path, config))
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
+}
+
+/// Shows the model all photos; how many could not be read.
+fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Result<usize> {
+    let bar =
+        report::progress_bar(inputs.list.len() as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
+    let mut row = vec![0; calibrator.row_bytes()];
+    let mut failed = 0;
+    for input in inputs.list.iter().take_while(|_| !stop::requested()) {
+        let loaded = match &input.problem {
+            Some(problem) => Err(format!("{}: {problem}", input.path.display())),
+            None => image::load(&input.path, model.preprocessing()?, &mut row).map_err(|error| error.to_string()),
+        };
+        match loaded {
+            Ok(()) => calibrator.observe(&row)?,
+            Err(error) => {
+                failed += 1;
+                bar.suspend(|| writeln!(io::stderr(), "error: {}", report::message(&error)))?;
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(failed)
+}
+
+/// What each layer costs, the worst first.
+fn sensitivities(calibrator: &Calibrator, quantization: &Quantization) -> Result<Vec<Sensitivity>> {
+    let bar = report::progress_bar(0, "{bar:30} {pos}/{len} layers, {eta} left");
+    let layers = calibrator.sensitivities(quantization, |done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        !stop::requested()
+    })?;
+    bar.finish_and_clear();
+    Ok(layers)
+}
+
+/// The same weights, and the configuration with scales.
+fn write(
+    out: &Path,
+    model: &Model,
+    mut config: Map<String, Value>,
+    config_path: &Path,
+    quantization: &Quantization,
+    about: Value,
+) -> Result<()> {
+    let Quantization { scales, floats } = quantization;
+    config.insert("quantization".into(), json!({"scales": scales, "floats": floats, "calibration": about}));
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let [weights, to] = [model.weights().path().to_owned(), out.join("model.safetensors")];
+    fs::copy(&weights, &to).with_context(|| format!("cannot copy {} to {}", weights.display(), to.display()))?;
+    let mut text = serde_json::to_string_pretty(&config).with_context(|| config_path.display().to_string())?;
+    text.push('\n');
+    files::write(out.join("config.json"), text)?;
+    Ok(())
+}
+
+fn print(
+    args: &CalibrateArgs,
+    calibrator: &Calibrator,
+    layers: &[Sensitivity],
+    bad: &[Sensitivity],
+    error: f64,
+) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{} layers in bytes after {} photos ({}), {} left in floats; error of the result {:.3} %",
+        layers.len(),
+        calibrator.rows(),
+        method_name(args),
+        bad.len(),
+        100.0 * error
+    )?;
+    for Sensitivity { layer, error } in bad {
+        writeln!(out, "  in floats: {}, error alone {:.3} %", report::message(layer), 100.0 * error)?;
+    }
+    for Sensitivity { layer, error } in layers.iter().take(WORST) {
+        writeln!(out, "  in bytes:  {}, error alone {:.3} %", report::message(layer), 100.0 * error)?;
+    }
+    writeln!(out, "wrote {}", report::path(&args.out))?;
+    Ok(())
+}
+
+/// Layers in bytes that are listed.
+const WORST: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_and_percentiles_have_bounds() {
+        assert_eq!((percent("99.9"), share("0")), (Ok(99.9), Ok(0.0)));
+        assert!(["101", "49", "NaN", "x"].iter().all(|text| percent(text).is_err()));
+        assert!(["-1", "NaN", ""].iter().all(|text| share(text).is_err()));
+    }
+}
