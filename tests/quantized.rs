@@ -21,8 +21,8 @@ fn every_byte_is_that_of_the_contract() {
     assert!(wrong.is_empty(), "{} of {} problems:\n{}", wrong.len(), problems.len(), wrong.join("\n"));
 }
 
-/// Of the thousand that there are.
-const IMAGES: usize = 100;
+/// Of the thousand that there are: one of them is a fifth of the percent that may be lost.
+const IMAGES: usize = 500;
 const PIXELS: usize = 28 * 28;
 
 /// The bytes behind an IDX header of `header` bytes.
@@ -59,15 +59,14 @@ fn a_trained_network_in_bytes_is_right_as_often() {
     let mut calibrator = Calibrator::new(&model).unwrap();
     assert!(calibrator.quantization(CalibrationMethod::Max).is_err(), "of no photo");
     others.chunks(PIXELS).take(50).for_each(|image| calibrator.observe(image).unwrap());
-    for method in [CalibrationMethod::Max, CalibrationMethod::Mse] {
-        let quantized = model.quantized(&calibrator.quantization(method).unwrap()).unwrap();
-        let bytes = classes(&quantized, images);
-        let same = floats.iter().zip(&bytes).filter(|(a, b)| a == b).count();
-        let [of_floats, of_bytes] = [&floats, &bytes].map(|found| right(found));
-        let error = calibrator.error(&quantized).unwrap();
-        println!("{method:?}: {of_bytes} of {IMAGES} right, {of_floats} in floats; {same} the same; error {error:.6}");
-        assert!(100 * of_bytes >= 99 * of_floats && error > 0.0 && error < 0.05, "{method:?}");
-    }
+    let quantized = model.quantized(&calibrator.quantization(CalibrationMethod::default()).unwrap()).unwrap();
+    let bytes = classes(&quantized, images);
+    let same = floats.iter().zip(&bytes).filter(|(a, b)| a == b).count();
+    let [of_floats, of_bytes] = [&floats, &bytes].map(|found| right(found));
+    println!("{of_bytes} of {IMAGES} right, {of_floats} in floats, {same} the same");
+    assert!(100 * of_bytes >= 99 * of_floats);
+    let error = calibrator.error(&quantized).unwrap();
+    assert!(error > 0.0 && error < 0.01, "{error}");
 }
 
 #[test]
