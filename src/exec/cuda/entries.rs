@@ -3,8 +3,11 @@
 use super::launch::Launch;
 #[cfg(test)]
 use super::sm90_requantise;
+use super::sm90_stem_s8;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8, sm90_conv2d_s8_halo, sm90_product, sm90_row_norm};
+use super::{
+    LAUNCHERS, mean, mean_s8, sm90_attention, sm90_conv2d_s8, sm90_conv2d_s8_halo, sm90_product, sm90_row_norm,
+};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -52,9 +55,10 @@ impl Entry {
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
     let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
-    let of_bytes = [sm90_conv2d_s8::entries(), sm90_conv2d_s8_halo::entries()].into_iter().flatten();
+    let of_bytes =
+        [sm90_conv2d_s8::entries(), sm90_conv2d_s8_halo::entries(), sm90_stem_s8::entries(), mean_s8::entries()];
     let alone = [sm90_attention::entries(), sm90_product::entries(), sm90_row_norm::entries()];
-    of_steps.chain(of_mean).chain(of_bytes).chain(alone.into_iter().flatten()).collect()
+    of_steps.chain(of_mean).chain(of_bytes.into_iter().flatten()).chain(alone.into_iter().flatten()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -106,11 +110,16 @@ pub(super) mod tests {
             Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
         let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
         let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
+        let fields = sm90_conv2d_s8::S8SourceArgs::FIELDS;
+        let source = Arguments::of::<sm90_conv2d_s8::S8SourceArgs>("sm90_conv2d_s8.cuh", "S8Source", fields).part();
         let fields = sm90_conv2d_s8_halo::Sm90S8HaloArgs::FIELDS;
         let halo =
             Arguments::of::<sm90_conv2d_s8_halo::Sm90S8HaloArgs>("sm90_conv2d_s8_halo.cu", "Sm90S8HaloArgs", fields);
         let fields = sm90_requantise::S8Output::FIELDS;
         let output = Arguments::of::<sm90_requantise::S8Output>("sm90_requantise.cuh", "S8Output", fields).part();
+        let fields = sm90_stem_s8::StemS8Args::FIELDS;
+        let stem = Arguments::of::<sm90_stem_s8::StemS8Args>("sm90_stem_s8.cu", "StemS8Args", fields);
+        let mean_s8 = Arguments::of::<mean_s8::MeanS8Args>("mean_s8.cu", "MeanS8Args", mean_s8::MeanS8Args::FIELDS);
         let fields = sm90_product::Sm90ProductArgs::FIELDS;
         let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
         let fields = sm90_row_norm::RowNormArgs::FIELDS;
@@ -118,10 +127,13 @@ pub(super) mod tests {
         let alone = [
             ("sm90_attention", attention),
             ("sm90_conv2d_s8", of_bytes),
+            ("sm90_conv2d_s8", source),
             ("sm90_conv2d_s8", output),
             ("sm90_conv2d_s8_halo", halo),
             ("sm90_product", product),
             ("sm90_row_norm", norm),
+            ("sm90_stem_s8", stem),
+            ("mean_s8", mean_s8),
         ];
         of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
