@@ -5,10 +5,10 @@
 //! For each layer prints microseconds, the median of rounds in which all kernels run in turn: of the fastest kernel of bytes,
 //! of the fastest of halves, and what neither the memory nor the tensor cores could do faster; then of every kernel of
 //! bytes. Shortcuts are second sources of the sums that they are added to, which the kernel of halves is not run for. The
-//! first layers follow, by each tile, and the mean. Operands are random, pixels half zeros and weights bell-shaped, and rotate over more memory than a GPU's L2
-//! cache has; some of the fastest kernel's results are compared with plain sums. The last lines add the layers up as
-//! often as the network has them, but for the last, which is of halves. PART: only layers whose name has this text. bytes:
-//! leaves halves out.
+//! first layers follow, by each tile, and the mean. Operands are random, pixels half zeros and weights bell-shaped, and
+//! rotate over more memory than a GPU's L2 cache has; some of the fastest kernel's results are compared with plain sums.
+//! The last lines add the layers up as often as the network has them, but for the last, which is of halves. PART: only
+//! convolutions whose name has this text. bytes: leaves halves out.
 
 use half::f16;
 use trefoil::model::Window;

@@ -1,5 +1,5 @@
-//! The first layers of a network of bytes and the mean behind its last convolution by plain loops, whose results a kernel has
-//! to equal in every byte, and problems of both.
+//! The first layers of a network of bytes and the mean behind its last convolution by plain loops, whose results a kernel
+//! has to equal in every byte, and problems of both.
 
 use half::f16;
 use trefoil::plan::{Limits, S8Stem, StemTile};

@@ -117,8 +117,8 @@ impl S8MeanRun {
     /// Uploads `copies` of the operands, one or more, and loads the kernel.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as long as its
-    /// sizes; any of the device.
+    /// [`Error::Unsupported`] where the device or the kernel cannot; [`Error::Option`] where an operand is not as long as
+    /// its sizes; any of the device.
     pub fn new(device: &Device, operands: &S8MeanOperands<'_>, copies: usize) -> Result<Self, Error> {
         let S8MeanOperands { batch, input, x: (x, x_signed), scale, result } = *operands;
         check_lengths([
