@@ -1,51 +1,55 @@
-//! Times convolutions of bytes by each of their kernels, beside the kernel of halves, on the layers of ResNet-50.
+//! Times the layers of ResNet-50 in bytes by each of their kernels, convolutions beside the kernel of halves.
 //!
 //! usage: s8_times [BATCH [ROUNDS [PART [bytes]]]]
 //!
 //! For each layer prints microseconds, the median of rounds in which all kernels run in turn: of the fastest kernel of bytes,
 //! of the fastest of halves, and what neither the memory nor the tensor cores could do faster; then of every kernel of
-//! bytes. Operands are random, pixels half zeros and weights bell-shaped, and rotate over more memory than a GPU's L2
-//! cache has; some of the fastest kernel's results are compared with plain sums. The last lines add the layers up as
-//! often as the network has them. PART: only layers whose name has this text. bytes: leaves halves out.
+//! bytes. Shortcuts are second sources of the sums that they are added to, which the kernel of halves is not run for. The
+//! first layers follow, by each tile, and the mean. Operands are random, pixels half zeros and weights bell-shaped, and
+//! rotate over more memory than a GPU's L2 cache has; some of the fastest kernel's results are compared with plain sums.
+//! The last lines add the layers up as often as the network has them, but for the last, which is of halves. PART: only
+//! convolutions whose name has this text. bytes: leaves halves out.
 
 use half::f16;
 use trefoil::model::Window;
-use trefoil::plan::{Limits, S8Conv, S8Kernel, Sm90Tile};
+use trefoil::plan::{Limits, S8Conv, S8Kernel, S8Stem, Sm90Tile};
 use trefoil::{ConvRun, Device, Error, HalfOperands, S8Operands, Shape, Target};
+use trefoil::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};
 
 /// How many there are; input height, C, K, filter size, stride; what follows the sums. All but the first and last layer.
 const LAYERS: [(usize, [usize; 5], Kind); 23] = [
     (1, [56, 64, 64, 1, 1], Kind::Plain),
     (2, [56, 256, 64, 1, 1], Kind::Plain),
     (3, [56, 64, 64, 3, 1], Kind::Plain),
-    (3, [56, 64, 256, 1, 1], Kind::Residual),
-    (1, [56, 64, 256, 1, 1], Kind::Downsample),
+    (2, [56, 64, 256, 1, 1], Kind::Residual),
+    (1, [56, 64, 256, 1, 1], Kind::Sum([56, 64, 1])),
     (1, [56, 256, 128, 1, 1], Kind::Plain),
     (1, [56, 128, 128, 3, 2], Kind::Plain),
     (3, [28, 128, 128, 3, 1], Kind::Plain),
     (3, [28, 512, 128, 1, 1], Kind::Plain),
-    (4, [28, 128, 512, 1, 1], Kind::Residual),
-    (1, [56, 256, 512, 1, 2], Kind::Downsample),
+    (3, [28, 128, 512, 1, 1], Kind::Residual),
+    (1, [28, 128, 512, 1, 1], Kind::Sum([56, 256, 2])),
     (1, [28, 512, 256, 1, 1], Kind::Plain),
     (1, [28, 256, 256, 3, 2], Kind::Plain),
     (5, [14, 256, 256, 3, 1], Kind::Plain),
     (5, [14, 1024, 256, 1, 1], Kind::Plain),
-    (6, [14, 256, 1024, 1, 1], Kind::Residual),
-    (1, [28, 512, 1024, 1, 2], Kind::Downsample),
+    (5, [14, 256, 1024, 1, 1], Kind::Residual),
+    (1, [14, 256, 1024, 1, 1], Kind::Sum([28, 512, 2])),
     (1, [14, 1024, 512, 1, 1], Kind::Plain),
     (1, [14, 512, 512, 3, 2], Kind::Plain),
     (2, [7, 512, 512, 3, 1], Kind::Plain),
     (2, [7, 2048, 512, 1, 1], Kind::Plain),
-    (3, [7, 512, 2048, 1, 1], Kind::Residual),
-    (1, [14, 1024, 2048, 1, 2], Kind::Downsample),
+    (2, [7, 512, 2048, 1, 1], Kind::Residual),
+    (1, [7, 512, 2048, 1, 1], Kind::Sum([14, 1024, 2])),
 ];
 
-/// What follows a layer's sums: a ReLU, a signed residual and a ReLU, or nothing, so that its results are signed.
+/// What a layer's sums are of and what follows them: a ReLU, a signed residual and a ReLU, or the sums of a second
+/// convolution, by 1x1 windows of an input of this height and C at this stride, and a ReLU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plain,
     Residual,
-    Downsample,
+    Sum([usize; 3]),
 }
 
 /// Bytes that the operands of a kernel rotate over.
@@ -77,7 +81,7 @@ fn main() -> Result<(), Error> {
         let (best, fastest) = bytes[0];
         println!("{count} x {:<28} bytes {fastest:6.1} us ({best}), limit {:5.1}", layer.name, limits[0]);
         let mut of_halves = 0.0;
-        if with_halves {
+        if with_halves && layer.second.is_none() {
             let (tile, cluster, micros) = layer.time_halves(&device, rounds)?;
             println!("    halves {micros:6.1} us ({tile}, {cluster}), limit {:5.1}", limits[1]);
             of_halves = micros;
@@ -94,7 +98,11 @@ fn main() -> Result<(), Error> {
             *sum += count as f64 * micros;
         }
     }
-    let totals = ["bytes", "halves", "limit of bytes", "limit of halves"].into_iter().zip(sums);
+    for (name, micros) in [("first layers", stem(&device, batch, rounds)?), ("mean", mean(&device, batch, rounds)?)] {
+        println!("{name}: {micros:.1} us");
+        sums[0] += micros;
+    }
+    let totals = ["bytes", "halves, but for sums of two", "limit of bytes", "limit of halves"].into_iter().zip(sums);
     for (what, micros) in totals.filter(|(_, micros)| *micros > 0.0) {
         println!("{what}: {micros:.0} us, {:.0} images/s", 1e6 * batch as f64 / micros);
     }
@@ -108,6 +116,7 @@ struct Layer {
     kind: Kind,
     x: Vec<u8>,
     filter: Vec<i8>,
+    second: Option<(S8Conv, Vec<u8>, Vec<i8>)>,
     residual: Vec<u8>,
 }
 
@@ -118,23 +127,28 @@ impl Layer {
         let conv = S8Conv { batch, input, output: Shape::new(out, out, out_channels), window };
         let mut random = Random(1);
         let residual_bytes = if kind == Kind::Residual { batch * conv.output.elems() } else { 0 };
+        let second = match kind {
+            Kind::Sum([height, channels, stride]) => {
+                let (input, window) = (Shape::new(height, height, channels), Window::square(1, stride, 0));
+                let (x, filter) = (random.pixels(batch * input.elems()), random.weights(out_channels * channels));
+                Some((S8Conv { input, window, ..conv }, x, filter))
+            }
+            _ => None,
+        };
         Self {
             name: format!("{channels}->{out_channels} {size}x{size}/{stride} {out}, {kind:?}"),
             conv,
             kind,
-            // After a ReLU.
-            x: random.bytes(batch * input.elems(), |[byte, ..]| (byte as i8).max(0) as u8),
-            filter: random
-                .bytes(out_channels * size * size * channels, |four| bell(four) as u8)
-                .into_iter()
-                .map(|byte| byte as i8)
-                .collect(),
+            x: random.pixels(batch * input.elems()),
+            filter: random.weights(out_channels * size * size * channels),
+            second,
             residual: random.bytes(residual_bytes, |four| bell(four) as u8),
         }
     }
 
     fn products(&self) -> usize {
-        self.filter.len() / self.conv.output.channels
+        let second = self.second.as_ref().map_or(0, |(_, _, filter)| filter.len());
+        (self.filter.len() + second) / self.conv.output.channels
     }
 
     /// What leaves results well inside their range.
@@ -153,9 +167,14 @@ impl Layer {
 
     /// Microseconds that it cannot be faster than: every operand once from or to memory, or its products.
     fn limit(&self, bytes: usize, operations: f64) -> f64 {
-        let S8Conv { input, output, window, .. } = self.conv;
-        let seen = if window.size == [1; 2] { output.pixels() as f64 / input.pixels() as f64 } else { 1.0 };
-        let all = self.x.len() as f64 * seen + (self.filter.len() + self.residual.len() + self.values()) as f64;
+        let seen = |conv: &S8Conv, x: &[u8], filter: &[i8]| {
+            let S8Conv { input, output, window, .. } = conv;
+            let seen = if window.size == [1; 2] { output.pixels() as f64 / input.pixels() as f64 } else { 1.0 };
+            x.len() as f64 * seen + filter.len() as f64
+        };
+        let second = self.second.as_ref().map_or(0.0, |(conv, x, filter)| seen(conv, x, filter));
+        let results = (self.residual.len() + self.values()) as f64;
+        let all = seen(&self.conv, &self.x, &self.filter) + second + results;
         let products = (self.values() * self.products()) as f64;
         1e6 * (bytes as f64 * all / LIMITS[0]).max(2.0 * products / operations)
     }
@@ -163,8 +182,9 @@ impl Layer {
     /// Each kernel and its microseconds, the fastest first.
     fn time_bytes(&self, device: &Device, rounds: usize) -> Result<Vec<(S8Kernel, f64)>, Error> {
         let info = device.info();
-        let kernels =
-            self.conv.kernels(&Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes));
+        let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
+        let takes = |kernel: &S8Kernel| self.second.is_none() || *kernel != S8Kernel::Halo;
+        let kernels: Vec<_> = self.conv.kernels(&limits).into_iter().filter(takes).collect();
         let bias: Vec<i32> = (0..self.conv.output.channels).map(|k| k as i32 * 7 - 300).collect();
         let scale = vec![self.scale(); self.conv.output.channels];
         let poison = vec![0xa5; self.values()];
@@ -172,15 +192,16 @@ impl Layer {
             conv: self.conv,
             x: (&self.x, false),
             filter: &self.filter,
+            second: self.second.as_ref().map(|(conv, x, filter)| (*conv, &x[..], &filter[..])),
             bias: &bias,
             scale: &scale,
             residual: (self.kind == Kind::Residual).then_some((&self.residual, true, 0.5)),
-            result: (&poison, self.kind == Kind::Downsample),
+            result: (&poison, false),
             result_at: 0,
-            relu: self.kind != Kind::Downsample,
+            relu: true,
         };
         let mut run = ConvRun::of_bytes(device, &operands, &kernels, self.copies(1))?;
-        let times = medians(&mut run, kernels.len(), rounds)?;
+        let times = medians(|kernel| run.run(kernel, LAUNCHES), kernels.len(), rounds)?;
         let mut times: Vec<_> = kernels.into_iter().zip(times).enumerate().collect();
         times.sort_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
         run.run(times[0].0, LAUNCHES)?;
@@ -204,12 +225,12 @@ impl Layer {
             bias: &bias,
             residual: (self.kind == Kind::Residual).then_some(&residual),
             result: &result,
-            relu: self.kind != Kind::Downsample,
+            relu: true,
         };
         let kernels = Sm90Tile::ALL.into_iter().flat_map(|tile| [1, 2].map(|cluster| (tile, cluster)));
         let kernels: Vec<_> = kernels.filter(|(tile, cluster)| tile.clusters().contains(cluster)).collect();
         let mut run = ConvRun::of_halves(device, &operands, &kernels, self.copies(2))?;
-        let times = medians(&mut run, kernels.len(), rounds)?;
+        let times = medians(|kernel| run.run(kernel, LAUNCHES), kernels.len(), rounds)?;
         let written = run.result()?;
         let is_finite = |half: &[u8]| f16::from_le_bytes([half[0], half[1]]).is_finite();
         assert!(written[..2 * self.values()].chunks_exact(2).step_by(97).all(is_finite), "a result was not written");
@@ -220,39 +241,109 @@ impl Layer {
 
     /// Compares some results with plain sums.
     fn check(&self, result: &[u8], bias: &[i32]) {
-        let S8Conv { input, output, window, .. } = self.conv;
-        let [r, s] = window.size;
+        let channels = self.conv.output.channels;
         for sample in 0..SAMPLES {
             let at = sample * (self.values() - 1) / (SAMPLES - 1);
-            let (pixel, k) = (at / output.channels, at % output.channels);
-            let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
-            let mut sum = bias[k];
-            for tap in 0..r * s {
-                let h = (p * window.stride[0] + tap / s).wrapping_sub(window.pad.top);
-                let w = (q * window.stride[1] + tap % s).wrapping_sub(window.pad.left);
-                if h < input.height && w < input.width {
-                    let x = &self.x[((image * input.height + h) * input.width + w) * input.channels..];
-                    let filter = &self.filter[(k * r * s + tap) * input.channels..][..input.channels];
-                    sum += filter.iter().zip(x).map(|(f, x)| i32::from(*f) * i32::from(*x)).sum::<i32>();
-                }
-            }
+            let (pixel, k) = (at / channels, at % channels);
+            let second = self.second.as_ref().map_or(0, |(conv, x, filter)| sum_of(conv, x, filter, pixel, k));
+            let sum = bias[k] + sum_of(&self.conv, &self.x, &self.filter, pixel, k) + second;
             let mut value = sum as f32 * self.scale();
             if self.kind == Kind::Residual {
                 value = f32::from(self.residual[at] as i8).mul_add(0.5, value);
             }
-            let [low, high] = if self.kind == Kind::Downsample { [-128.0, 127.0] } else { [0.0, 255.0] };
-            let expected = value.round_ties_even().clamp(low, high) as i32 as u8;
-            assert_eq!(result[at], expected, "{}: pixel {pixel}, channel {k}", self.name);
+            assert_eq!(result[at], byte_of(value), "{}: pixel {pixel}, channel {k}", self.name);
         }
     }
 }
 
+/// The products of a result.
+fn sum_of(conv: &S8Conv, x: &[u8], filter: &[i8], pixel: usize, k: usize) -> i32 {
+    let S8Conv { input, output, window, .. } = *conv;
+    let [r, s] = window.size;
+    let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
+    let of_tap = |tap: usize| {
+        let h = (p * window.stride[0] + tap / s).wrapping_sub(window.pad.top);
+        let w = (q * window.stride[1] + tap % s).wrapping_sub(window.pad.left);
+        if h >= input.height || w >= input.width {
+            return 0;
+        }
+        let x = &x[((image * input.height + h) * input.width + w) * input.channels..];
+        let filter = &filter[(k * r * s + tap) * input.channels..][..input.channels];
+        filter.iter().zip(x).map(|(f, x)| i32::from(*f) * i32::from(*x)).sum::<i32>()
+    };
+    (0..r * s).map(of_tap).sum()
+}
+
+fn byte_of(value: f32) -> u8 {
+    value.round_ties_even().clamp(0.0, 255.0) as u8
+}
+
+/// Times the first layers by each tile, compares some results with plain sums, and gives the microseconds of the fastest.
+fn stem(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
+    let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
+    let stem = S8Stem { batch, input, pad: [3, 3], conv, output };
+    let info = device.info();
+    let limits = Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes);
+    let tiles: Vec<_> = stem.tiles(&limits).into_iter().filter(|tile| tile.rows >= 4).collect();
+    let mut random = Random(2);
+    let (x, filter) = (random.bytes(batch * input.elems(), |[byte, ..]| byte), random.weights(64 * 147));
+    let bias: Vec<i32> = (0..64).map(|k| k * 700 - 30_000).collect();
+    let (scale, poison) = (0.0012, vec![0xa5; batch * output.elems()]);
+    let operands = S8StemOperands {
+        stem,
+        x: (&x, input.elems()),
+        outside: [0; 3],
+        filter: &filter,
+        bias: &bias,
+        scale: &[scale; 64],
+        result: (&poison, false),
+        result_at: 0,
+        relu: true,
+    };
+    let mut run = S8StemRun::new(device, &operands, &tiles, 4)?;
+    let times = medians(|tile| run.run(tile, LAUNCHES), tiles.len(), rounds)?;
+    let mut order: Vec<usize> = (0..tiles.len()).collect();
+    order.sort_by(|a, b| times[*a].total_cmp(&times[*b]));
+    println!(
+        "    {}",
+        order.iter().map(|&at| format!("{} {:.1}", tiles[at], times[at])).collect::<Vec<_>>().join("  ")
+    );
+    run.run(order[0], LAUNCHES)?;
+    let (result, single) = (run.result()?, S8Conv { batch, input, output: conv, window: Window::square(7, 2, 3) });
+    for sample in 0..SAMPLES {
+        let at = sample * (poison.len() - 1) / (SAMPLES - 1);
+        let (pixel, k) = (at / 64, at % 64);
+        let (image, u, v) = (pixel / 3136, pixel % 3136 / 56, pixel % 56);
+        let window = (0..9).map(|tap| ((2 * u + tap / 3).wrapping_sub(1), (2 * v + tap % 3).wrapping_sub(1)));
+        let inside = window.filter(|(p, q)| *p < 112 && *q < 112);
+        let sums = inside.map(|(p, q)| sum_of(&single, &x, &filter, (image * 112 + p) * 112 + q, k) + bias[k]);
+        let largest = sums.max().expect("a window has a pixel");
+        assert_eq!(result[at], byte_of(largest as f32 * scale), "first layers: pixel {pixel}, channel {k}");
+    }
+    Ok(times[order[0]])
+}
+
+/// Microseconds of the mean over the last convolution's pixels, some of which are compared.
+fn mean(device: &Device, batch: usize, rounds: usize) -> Result<f64, Error> {
+    let input = Shape::new(7, 7, 2048);
+    let (x, poison) = (Random(3).pixels(batch * input.elems()), vec![f16::NAN; batch * input.channels]);
+    let operands = S8MeanOperands { batch, input, x: (&x, false), scale: 0.001, result: &poison };
+    let mut run = S8MeanRun::new(device, &operands, 8)?;
+    let micros = medians(|_| run.run(LAUNCHES), 1, rounds)?[0];
+    for (at, mean) in run.result()?.iter().enumerate().take(poison.len()).step_by(997) {
+        let (image, channel) = (at / input.channels, at % input.channels);
+        let sum: i32 = (0..49).map(|pixel| i32::from(x[(image * 49 + pixel) * input.channels + channel])).sum();
+        assert_eq!(*mean, f16::from_f32(sum as f32 * 0.001), "mean: image {image}, channel {channel}");
+    }
+    Ok(micros)
+}
+
 /// Median microseconds of each kernel, of rounds in which all run in turn.
-fn medians(run: &mut ConvRun, kernels: usize, rounds: usize) -> Result<Vec<f64>, Error> {
+fn medians(mut run: impl FnMut(usize) -> Result<f64, Error>, kernels: usize, rounds: usize) -> Result<Vec<f64>, Error> {
     let mut micros = vec![Vec::new(); kernels];
     for round in 0..rounds + 1 {
         for (kernel, micros) in micros.iter_mut().enumerate() {
-            let seconds = run.run(kernel, LAUNCHES)?;
+            let seconds = run(kernel)?;
             if round > 0 {
                 micros.push(1e6 * seconds / LAUNCHES as f64); // the first is for the caches
             }
@@ -278,6 +369,15 @@ impl Random {
             of(((self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32).to_le_bytes())
         };
         (0..count).map(|_| next()).collect()
+    }
+
+    /// As after a ReLU.
+    fn pixels(&mut self, count: usize) -> Vec<u8> {
+        self.bytes(count, |[byte, ..]| (byte as i8).max(0) as u8)
+    }
+
+    fn weights(&mut self, count: usize) -> Vec<i8> {
+        self.bytes(count, |four| bell(four) as u8).into_iter().map(|byte| byte as i8).collect()
     }
 }
 

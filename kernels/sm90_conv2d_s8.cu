@@ -10,16 +10,19 @@ using Tile192x128x128 = S8Tile<2, 1, 1, 192, 128, 5, 1>;
 using Tile128x128x128 = S8Tile<2, 1, 1, 128, 128, 3, 2>;
 using Tile128x128x64 = S8Tile<1, 2, 2, 64, 64, 5, 2>;
 using Tile128x64x128 = S8Tile<1, 2, 1, 64, 128, 4, 2>;
-using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 5, 2>;
+using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
 
 // Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
+//            + the same sum of a second source, a convolution with the same output pixels and channels, which may be
+//            missing
 //            f = float(sum) * scale[n]; in entry points _add f = fma(residual[i][p][q][n], its scale, f)
 //            y[i][p][q][n] = the integer nearest to f, the even one of two, but not below 0 or above 255; or not below
 //            -128 or 0 and not above 127. x is zero outside the image.
-// Operands   x         read   bytes [images][height][width][C], by its map; unsigned, of entry points _s8 signed
-//            filter    read   signed bytes [k_stored][filter_h][filter_w][C], by its map; of each 16 output channels in the
-//                             order 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15
+// Operands   x         read   of each source: bytes [images][height][width][C], by its map; unsigned, of entry points
+//                             _s8 signed
+//            filter    read   of each source: signed bytes [k_stored][filter_h][filter_w][C], by its map; of each 16
+//                             output channels in the order 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15
 //            bias      read   int32 [k_stored]
 //            scale     read   floats [k_stored], finite
 //            residual  read   bytes like y, by its map, disjoint from it; of entry points _add only. Its scale is below
@@ -38,9 +41,9 @@ using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 5, 2>;
 //            tiles = ceil(m_pixels / kPixels / blocks of a cluster) * channel_tiles,
 //            channel_tiles = ceil(k_stored / kChannels). compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
-//            filter_h * filter_w * C up to 2^16, so that sums without a bias do not wrap. Tails in pixels, channels and k
-//            are the maps': nothing outside the operands is read or written. The launcher checks all of it. Deterministic,
-//            no atomics.
+//            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
+//            in pixels, channels and k are the maps': nothing outside the operands is read or written. The launcher checks
+//            all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;

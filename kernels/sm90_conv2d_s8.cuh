@@ -4,21 +4,42 @@
 //
 // Output channels lie on the rows of the warpgroup product, 64 at a time, pixels on its columns: then a thread's sums are
 // of a few channels, whose biases and scales it keeps. Filters are stored in an order in which these channels are
-// neighbours: two bytes of a pixel, which stmatrix takes for a half. One warp copies: filters, pixels (im2col by the copy
-// engine) and residuals go through one ring of stages, in the order in which they are read, and run ahead into the next
-// tile. The warpgroups multiply, each its own part of the tile, and requantise. Another warp stores what they have made,
-// so that none of them waits for the one whose turn it would be.
+// neighbours: two bytes of a pixel, which stmatrix takes for a half. One warp copies: filters and pixels (im2col by the copy
+// engine) go through one ring of stages, in the order in which they are read, and run ahead into the next tile. The
+// warpgroups multiply, each its own part of the tile, and requantise it chunk by chunk. Another warp stores the chunks, so
+// that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
+// residual in them that the results overwrite.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both.
+//
+// A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
+// its own.
 #pragma once
 
 #include "sm90_requantise.cuh"
 
+// Where a source's pixels are taken from. Mirrored in sm90_conv2d_s8.rs.
+struct S8Source {
+  int32_t filter_h;
+  int32_t filter_w;
+  int32_t c_bytes;  // of all steps of a tap
+  int32_t stride_h;
+  int32_t stride_w;
+  int32_t pad_top;
+  int32_t pad_left;
+  int32_t dilation_h;
+  int32_t dilation_w;
+  int32_t by_windows;  // 0: x is a matrix, one filter tap
+};
+static_assert(sizeof(S8Source) == 40, "mirrored in sm90_conv2d_s8.rs");
+
 // The one argument of every entry point. Mirrored in sm90_conv2d_s8.rs.
 struct Sm90ConvS8Args {
-  TensorMap filter;      // pairs of bytes {C, R * S, K}, box {kRowBytes, 1, channels of the tile or half of them}
-  TensorMap x;           // pairs of bytes {C, W, H, images} by windows, or {C, pixels}, of kRowBytes of the tile's pixels
-  TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, kProductPixels}
+  TensorMap filter[2];   // of each source: pairs of bytes {C, R * S, K}, box {kRowBytes, 1, channels of the tile or half
+                         // of them}
+  TensorMap x[2];        // of each source: pairs of bytes {C, W, H, images} by windows, or {C, pixels}, of kRowBytes of
+                         // the tile's pixels
+  TensorMap residual;    // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   TensorMap y;           // pairs of bytes {K, pixels}, box {kOutRowBytes, kChunkPixels}
   const int32_t *bias;   // [k_stored]
   const float *scale;    // [k_stored]
@@ -27,24 +48,16 @@ struct Sm90ConvS8Args {
   int32_t channel_tiles;
   int32_t out_pixels;    // P * Q
   int32_t out_width;     // Q
-  int32_t steps;
+  int32_t steps;         // of both sources
   FastDivide by_channel_tiles;
   FastDivide by_out_pixels;
   FastDivide by_out_width;
-  int32_t filter_w;
-  int32_t c_bytes;       // of all steps of a tap
-  int32_t stride_h;
-  int32_t stride_w;
-  int32_t pad_top;
-  int32_t pad_left;
-  int32_t dilation_h;
-  int32_t dilation_w;
-  int32_t by_windows;    // 0: x is a matrix, one filter tap
+  S8Source source[2];    // the second is read only where `steps` is more than the first one's
   S8Output output;
-  int32_t padding;
+  int32_t padding[6];
 };
-static_assert(sizeof(Sm90ConvS8Args) == 640, "mirrored in sm90_conv2d_s8.rs");
-static_assert(offsetof(Sm90ConvS8Args, bias) == 512 && offsetof(Sm90ConvS8Args, filter_w) == 576,
+static_assert(sizeof(Sm90ConvS8Args) == 960, "mirrored in sm90_conv2d_s8.rs");
+static_assert(offsetof(Sm90ConvS8Args, bias) == 768 && offsetof(Sm90ConvS8Args, source) == 832,
               "mirrored in sm90_conv2d_s8.rs");
 
 constexpr int kSlabChannels = 64;  // of a warpgroup's product
@@ -72,17 +85,16 @@ struct S8Tile {
   static constexpr int kFilterBytes = kChannels * kRowBytes, kPixelBytes = kPixels * kRowBytes;
   static constexpr int kStageBytes = kFilterBytes + kPixelBytes;
 
-  // A warpgroup's residuals and results: rows of a pixel. Results go out in chunks from kChunks places.
+  // A warpgroup's residuals and results: rows of a pixel. They come and go in chunks, in as many places as a tile has, so
+  // that its residual comes beside its products, and three at least.
   static constexpr int kOutRowBytes = kGroupChannels;
-  static constexpr int kChunks = 3, kChunkBytes = kChunkPixels * kOutRowBytes;
-  static constexpr int kGroupResidualBytes = kProductPixels * kOutRowBytes;
-  static constexpr int kResidualBytes = kGroups * kGroupResidualBytes;
+  static constexpr int kTileChunks = kProductPixels / kChunkPixels, kChunks = kTileChunks < 3 ? 3 : kTileChunks;
+  static constexpr int kChunkBytes = kChunkPixels * kOutRowBytes;
 
   static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kChunks * (kChunkBytes + 16);
 
-  static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kGroupResidualBytes % 1024 == 0, "whole swizzles");
+  static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kChunkBytes % 1024 == 0, "whole swizzles");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
-  static_assert(kResidualBytes <= kStageBytes, "a residual takes a stage");
   static_assert(kChannels <= 256 && kPixels <= 256, "a box");
   static_assert(kProductPixels % kChunkPixels == 0, "whole chunks");
   static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
@@ -116,7 +128,8 @@ template <class Tile> struct S8Chunks {
         barriers(ring.smem + Tile::kSharedBytes - (Tile::kGroups - group) * Tile::kChunks * 16) {}
   __device__ __forceinline__ uint32_t results() const { return smem + place * Tile::kChunkBytes; }
   __device__ __forceinline__ uint32_t full() const { return barriers + place * 16; }
-  __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
+  // That the warpgroup may write: what was stored from it has been read, and its residual is there.
+  __device__ __forceinline__ uint32_t ready() const { return full() + 8; }
   __device__ __forceinline__ void advance() {
     if (++place == Tile::kChunks) place = 0, phase ^= 1;
   }
@@ -134,8 +147,8 @@ TREFOIL_DEVICE S8Share s8_share() {
           static_cast<int32_t>(gridDim.x >> log_blocks)};
 }
 
-// The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile follow each other, so that all but
-// the first read the pixels from the L2 cache.
+// The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile
+// follow each other, so that all but the first read the pixels from the L2 cache.
 struct S8Origin {
   int32_t k, m;
 };
@@ -154,16 +167,19 @@ template <class Tile> TREFOIL_DEVICE S8Origin s8_part(const S8Origin &origin, ui
 
 // ---- load: one thread --------------------------------------------------------------------------------------------
 
-// A step of the sum: kRowBytes channels of a filter tap.
+// A step of the sum: kRowBytes channels of a filter tap of a source.
 template <class Tile> struct S8Step {
-  int32_t r = 0, s = 0, tap = 0, c = 0;
+  int32_t source = 0, r = 0, s = 0, tap = 0, c = 0;
 
   __device__ __forceinline__ void advance(const Sm90ConvS8Args &args) {
+    const S8Source &from = args.source[source];
     c += Tile::kRowBytes;
-    if (c < args.c_bytes) return;
+    if (c < from.c_bytes) return;
     c = 0, ++tap;
-    if (++s < args.filter_w) return;
-    s = 0, ++r;
+    if (++s < from.filter_w) return;
+    s = 0;
+    if (++r < from.filter_h) return;
+    r = 0, tap = 0, source = 1;
   }
 };
 
@@ -173,48 +189,39 @@ TREFOIL_DEVICE void load_filters(const Sm90ConvS8Args &args, const S8Share &shar
                                  const S8Step<Tile> &step, int32_t k) {
   barrier_arrive_expect(ring.full(), Tile::kStageBytes);
   if (share.blocks == 1) {
-    copy_box_3d(ring.filters(), &args.filter, ring.full(), step.c / 2, step.tap, k);
+    copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c / 2, step.tap, k);
   } else {
     const uint16_t both = 3;
-    copy_box_3d_to(both, ring.filters() + share.rank * (Tile::kFilterBytes / 2), &args.filter, ring.full(), step.c / 2,
-                   step.tap, k + share.rank * (Tile::kChannels / 2));
+    copy_box_3d_to(both, ring.filters() + share.rank * (Tile::kFilterBytes / 2), &args.filter[step.source], ring.full(),
+                   step.c / 2, step.tap, k + share.rank * (Tile::kChannels / 2));
   }
 }
 
-// Where the window of a tile's first pixel starts.
-struct S8Window {
-  int32_t w, h, n;
+// A tile's first pixel: column and row of the result, and image.
+struct S8Pixel {
+  int32_t q, p, n;
 };
 
-TREFOIL_DEVICE S8Window window_of(const Sm90ConvS8Args &args, int32_t m) {
+TREFOIL_DEVICE S8Pixel pixel_of(const Sm90ConvS8Args &args, int32_t m) {
   const int32_t n = divide(m, args.by_out_pixels), in_image = m - n * args.out_pixels;
-  const int32_t p = divide(in_image, args.by_out_width), q = in_image - p * args.out_width;
-  return {q * args.stride_w - args.pad_left, p * args.stride_h - args.pad_top, n};
+  const int32_t p = divide(in_image, args.by_out_width);
+  return {in_image - p * args.out_width, p, n};
 }
 
+// Copies a stage's pixels, from pixel m of the result on, which is `first`.
 template <class Tile>
 TREFOIL_DEVICE void load_pixels(const Sm90ConvS8Args &args, const S8Ring<Tile> &ring, const S8Step<Tile> &step,
-                                int32_t m, const S8Window &at) {
-  if (args.by_windows)
-    copy_im2col(ring.pixels(), &args.x, ring.full(), step.c / 2, at.w, at.h, at.n, step.s * args.dilation_w,
-                step.r * args.dilation_h);
+                                int32_t m, const S8Pixel &first) {
+  const S8Source &from = args.source[step.source];
+  const TensorMap *map = &args.x[step.source];
+  if (from.by_windows)
+    copy_im2col(ring.pixels(), map, ring.full(), step.c / 2, first.q * from.stride_w - from.pad_left,
+                first.p * from.stride_h - from.pad_top, first.n, step.s * from.dilation_w, step.r * from.dilation_h);
   else
-    copy_box_2d(ring.pixels(), &args.x, ring.full(), step.c / 2, m);
+    copy_box_2d(ring.pixels(), map, ring.full(), step.c / 2, m);
 }
 
 template <class Tile>
-TREFOIL_DEVICE void load_residual(const Sm90ConvS8Args &args, S8Ring<Tile> &ring, const S8Origin &origin) {
-  barrier_wait(ring.empty(), ring.phase ^ 1);
-  barrier_arrive_expect(ring.full(), Tile::kResidualBytes);
-#pragma unroll
-  for (int group = 0; group < Tile::kGroups; ++group) {
-    const S8Origin part = s8_part<Tile>(origin, group);
-    copy_box_2d(ring.filters() + group * Tile::kGroupResidualBytes, &args.residual, ring.full(), part.k / 2, part.m);
-  }
-  ring.advance();
-}
-
-template <class Tile, bool kAdds>
 TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
   allow_next_launch();
   // Filters depend on no launch: those of the first stages come while earlier launches end.
@@ -226,7 +233,7 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
   wait_for_earlier_launches();
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const S8Origin origin = s8_origin<Tile>(args, share, tile);
-    const S8Window window = window_of(args, origin.m);
+    const S8Pixel first = pixel_of(args, origin.m);
     S8Step<Tile> step;
     for (int32_t i = 0; i < args.steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
@@ -235,9 +242,8 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
         barrier_wait(ring.empty(), ring.phase ^ 1);
         load_filters(args, share, ring, step, origin.k);
       }
-      load_pixels(args, ring, step, origin.m, window);
+      load_pixels(args, ring, step, origin.m, first);
     }
-    if (kAdds) load_residual(args, ring, origin);
   }
   if (share.blocks > 1) {
     // The block ends after the other has read what it copied there, and has given all stages back.
@@ -247,26 +253,56 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
 
 // ---- store: one thread -------------------------------------------------------------------------------------------
 
-template <class Tile> TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring) {
-  bool is_first = true;
-  S8Chunks<Tile> chunks(ring, 0), before = chunks;
+// A chunk of each warpgroup: its tile, and its first pixel in their parts of that.
+template <class Tile> struct S8Walk {
+  int32_t tile, pixel = 0;
+
+  __device__ __forceinline__ void advance(const S8Share &share) {
+    pixel += kChunkPixels;
+    if (pixel == Tile::kProductPixels) pixel = 0, tile += share.tile_stride;
+  }
+};
+
+// Gives a warpgroup the place of a chunk, if there is one: with its residual, where one is added.
+template <class Tile, bool kAdds>
+TREFOIL_DEVICE void give(const Sm90ConvS8Args &args, const S8Share &share, uint32_t place, uint32_t ready,
+                         const S8Walk<Tile> &walk, uint32_t group) {
+  if (walk.tile >= args.tiles) return;
+  if constexpr (kAdds) {
+    const S8Origin part = s8_part<Tile>(s8_origin<Tile>(args, share, walk.tile), group);
+    barrier_arrive_expect(ready, Tile::kChunkBytes);
+    copy_box_2d(place, &args.residual, ready, part.k / 2, part.m + walk.pixel);
+  } else {
+    barrier_arrive(ready);
+  }
+}
+
+template <class Tile, bool kAdds>
+TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring) {
   constexpr uint32_t kNextGroup = Tile::kChunks * Tile::kChunkBytes, kNextBarriers = Tile::kChunks * 16;
-  for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
-    const S8Origin origin = s8_origin<Tile>(args, share, tile);
-    for (int32_t pixel = 0; pixel < Tile::kProductPixels; pixel += kChunkPixels) {
+  S8Chunks<Tile> given(ring, 0), chunks = given;
+  S8Walk<Tile> ahead{share.first_tile};  // of `given`, as many chunks ahead as there are places
+  const auto give_to = [&](int group) {
+    give<Tile, kAdds>(args, share, given.results() + group * kNextGroup, given.ready() + group * kNextBarriers, ahead, group);
+  };
+  if (kAdds) wait_for_earlier_launches();
+  for (int place = 0; place < Tile::kChunks; ++place, given.advance(), ahead.advance(share))
 #pragma unroll
-      for (int group = 0; group < Tile::kGroups; ++group) {
-        const S8Origin part = s8_part<Tile>(origin, group);
-        barrier_wait(chunks.full() + group * kNextBarriers, chunks.phase);
-        store_box_2d(&args.y, part.k / 2, part.m + pixel, chunks.results() + group * kNextGroup);
-        // What this group stored before has been read.
-        wait_stores_read<Tile::kGroups>();
-        if (!is_first) barrier_arrive(before.empty() + group * kNextBarriers);
-      }
-      is_first = false;
-      before = chunks;
-      chunks.advance();
+    for (int group = 0; group < Tile::kGroups; ++group) give_to(group);
+  bool is_first = true;
+  for (S8Walk<Tile> walk{share.first_tile}; walk.tile < args.tiles; walk.advance(share), chunks.advance()) {
+    const S8Origin origin = s8_origin<Tile>(args, share, walk.tile);
+#pragma unroll
+    for (int group = 0; group < Tile::kGroups; ++group) {
+      const S8Origin part = s8_part<Tile>(origin, group);
+      barrier_wait(chunks.full() + group * kNextBarriers, chunks.phase);
+      store_box_2d(&args.y, part.k / 2, part.m + walk.pixel, chunks.results() + group * kNextGroup);
+      // What this group stored before has been read.
+      wait_stores_read<Tile::kGroups>();
+      if (!is_first) give_to(group);
     }
+    if (!is_first) given.advance(), ahead.advance(share);
+    is_first = false;
   }
   wait_stores_read<0>();
 }
@@ -333,23 +369,17 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
       requantiser[slab].load(args, part.k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
     int32_t d[Tile::kSlabs][Tile::kProductPixels / 2];
     multiply<Tile, kSigned>(args, share, ring, group, d);
-    if (kAdds) barrier_wait(ring.full(), ring.phase);
-    const uint32_t smem_residual = ring.filters() + group * Tile::kGroupResidualBytes + lane_offset;
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kProductPixels / kChunkPixels; ++chunk) {
-      barrier_wait(chunks.empty(), chunks.phase ^ 1);
+      barrier_wait(chunks.ready(), chunks.phase);
 #pragma unroll
-      for (int slab = 0; slab < Tile::kSlabs; ++slab)
-        requantise<kAdds>(args.output, requantiser[slab], d[slab] + chunk * (kChunkPixels / 2),
-                          (chunks.results() + lane_offset) ^ slab * kSlabChannels,
-                          (smem_residual + chunk * Tile::kChunkBytes) ^ slab * kSlabChannels);
+      for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+        const uint32_t smem = (chunks.results() + lane_offset) ^ slab * kSlabChannels;
+        requantise<kAdds>(args.output, requantiser[slab], d[slab] + chunk * (kChunkPixels / 2), smem);
+      }
       fence_shared_for_copies();
       barrier_arrive_once(chunks.full());
       chunks.advance();
-    }
-    if (kAdds) {
-      release(share, ring);
-      ring.advance();
     }
   }
 }
@@ -370,7 +400,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
       S8Chunks<Tile> chunks(ring, group);
       for (int place = 0; place < Tile::kChunks; ++place, chunks.advance()) {
         barrier_init(chunks.full(), 4);
-        barrier_init(chunks.empty(), 1);
+        barrier_init(chunks.ready(), 1);
       }
     }
     fence_barrier_init();
@@ -384,7 +414,7 @@ template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_
     multiply_and_requantise<Tile, kSigned, kAdds>(args, share, ring, group);
   } else {
     if constexpr (Tile::kMovesRegisters) give_registers_up<40>();
-    if (threadIdx.x == 128 * Tile::kGroups) load<Tile, kAdds>(args, share, ring);
-    if (threadIdx.x == 128 * Tile::kGroups + 32) store<Tile>(args, share, ring);
+    if (threadIdx.x == 128 * Tile::kGroups) load<Tile>(args, share, ring);
+    if (threadIdx.x == 128 * Tile::kGroups + 32) store<Tile, kAdds>(args, share, ring);
   }
 }

@@ -113,9 +113,8 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90S8HaloArgs &args, const Shared 
     const uint32_t smem_out = shared.out(part, turn);
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
-      requantise<kAdds>(args.output, requantiser, d + 16 * j, smem_out + lane_offset[j], smem_out + lane_offset[j]);
-    requantise<kAdds, 2>(args.output, requantiser, d + 16 * kGroups, smem_out + lane_offset[kGroups],
-                         smem_out + lane_offset[kGroups]);
+      requantise<kAdds>(args.output, requantiser, d + 16 * j, smem_out + lane_offset[j]);
+    requantise<kAdds, 2>(args.output, requantiser, d + 16 * kGroups, smem_out + lane_offset[kGroups]);
     fence_shared_for_copies();
     barrier_sync(stored_of(part), 128);
     if (stores)

@@ -202,6 +202,13 @@ TREFOIL_DEVICE void store_box_2d(const TensorMap *map, int32_t x, int32_t y, uin
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
+// Starts the copy of bytes that follow each other, a multiple of 16 from and to one.
+TREFOIL_DEVICE void store_bytes(void *global_dst, uint32_t shared_src, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :: "l"(global_dst), "r"(shared_src), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 TREFOIL_DEVICE void store_box_4d(const TensorMap *map, int32_t x, int32_t y, int32_t z, int32_t n, uint32_t shared_src) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
                :: "l"(map), "r"(x), "r"(y), "r"(z), "r"(n), "r"(shared_src) : "memory");
@@ -237,6 +244,10 @@ TREFOIL_DEVICE void stmatrix_x4(uint32_t shared_dst, const uint32_t (&s)[4]) {
 TREFOIL_DEVICE void stmatrix_x2_trans(uint32_t shared_dst, const uint32_t (&s)[2]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                :: "r"(shared_dst), "r"(s[0]), "r"(s[1]) : "memory");
+}
+
+TREFOIL_DEVICE void stmatrix_x1_trans(uint32_t shared_dst, uint32_t s) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" :: "r"(shared_dst), "r"(s) : "memory");
 }
 
 // An 8x8 matrix of halves, transposed: lane l has row l / 4, columns 2(l%4) and the next.

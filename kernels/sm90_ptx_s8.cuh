@@ -27,6 +27,8 @@ template <int kN, bool kSigned> struct WgmmaBytes;
 #define TREFOIL_32_SUMS(i)                                                                                      \
   TREFOIL_EIGHT_SUMS(i), TREFOIL_EIGHT_SUMS(i + 8), TREFOIL_EIGHT_SUMS(i + 16), TREFOIL_EIGHT_SUMS(i + 24)
 #define TREFOIL_SUM_REFS_64 TREFOIL_32_SUMS(0)
+#define TREFOIL_SUM_REFS_112                                                                                    \
+  TREFOIL_SUM_REFS_64, TREFOIL_EIGHT_SUMS(32), TREFOIL_EIGHT_SUMS(40), TREFOIL_EIGHT_SUMS(48)
 #define TREFOIL_SUM_REFS_128 TREFOIL_SUM_REFS_64, TREFOIL_32_SUMS(32)
 #define TREFOIL_SUM_REFS_192 TREFOIL_SUM_REFS_128, TREFOIL_32_SUMS(64)
 #define TREFOIL_SUM_REFS_240                                                                                    \
@@ -52,6 +54,24 @@ TREFOIL_WGMMA_BYTES_BOTH(128, TREFOIL_SUMS_7, "%64", "%65", "%66")
 TREFOIL_WGMMA_BYTES_BOTH(192, TREFOIL_SUMS_11, "%96", "%97", "%98")
 TREFOIL_WGMMA_BYTES_BOTH(240, TREFOIL_SUMS_14, "%120", "%121", "%122")
 TREFOIL_WGMMA_BYTES_BOTH(256, TREFOIL_SUMS_15, "%128", "%129", "%130")
+
+// The same of unsigned b with a in registers: lane l of warp w has a[16w + l/4][4(l%4)] and the next three columns, the same
+// eight rows below, and both sixteen columns on. They must not change before the product has ended.
+template <int kN> struct WgmmaBytesFrom;
+
+#define TREFOIL_WGMMA_BYTES_FROM(n, sums, a_operand, b_operand, add_operand)                                    \
+  template <> struct WgmmaBytesFrom<n> {                                                                        \
+    static __device__ __forceinline__ void multiply(int32_t (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,     \
+                                                    bool add) {                                                 \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " add_operand ", 0;\n"                                 \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.u8 {" sums                                \
+                   "}, {" a_operand "}, " b_operand ", add;\n}"                                                 \
+                   : TREFOIL_SUM_REFS_##n                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));       \
+    }                                                                                                           \
+  };
+
+TREFOIL_WGMMA_BYTES_FROM(112, TREFOIL_SUMS_6, "%56, %57, %58, %59", "%60", "%61")
 
 // Four integers as unsigned bytes of a word, `a` the lowest; what is beyond their range becomes 0 or 255.
 TREFOIL_DEVICE uint32_t pack_bytes(int32_t a, int32_t b, int32_t c, int32_t d) {

@@ -63,20 +63,20 @@ TREFOIL_DEVICE uint32_t low_bytes(uint32_t bytes) {
   return (bytes | (too_high - (too_high >> 7))) & 0x7f7f7f7fu;
 }
 
-// A warp's channels of eight pixels, kWords times: requantised to shared memory. `smem_out` and `smem_residual` are this
-// lane's pixel of 32; of 16 pixels the other lanes' residuals are read too.
+// A warp's channels of eight pixels, kWords times: requantised to shared memory, where the residual is until then. `smem`
+// is this lane's pixel of 32; of 16 pixels the other lanes' residuals are read too.
 template <bool kAdds, int kWords = 4>
 TREFOIL_DEVICE void requantise(const S8Output &output, const Requantiser &requantiser, const int32_t *sums,
-                               uint32_t smem_out, uint32_t smem_residual) {
+                               uint32_t smem) {
   static_assert(kWords == 4 || kWords == 2, "what stmatrix stores");
   uint32_t add[4] = {}, out[kWords];
-  if (kAdds) ldmatrix_x4_trans(add, smem_residual);
+  if (kAdds) ldmatrix_x4_trans(add, smem);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) out[i] = requantiser.template operator()<kAdds>(output, sums + 4 * i, add[i]);
   if (output.result_is_low) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) out[i] = low_bytes(out[i]);
   }
-  if constexpr (kWords == 4) stmatrix_x4_trans(smem_out, out);
-  else stmatrix_x2_trans(smem_out, out);
+  if constexpr (kWords == 4) stmatrix_x4_trans(smem, out);
+  else stmatrix_x2_trans(smem, out);
 }

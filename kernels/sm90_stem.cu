@@ -9,8 +9,7 @@
 // One warpgroup of a block loads, normalises and stores image rows. The other multiplies, with the filter in registers,
 // so that products read windows alone, and where it pools it does so beside the products of the next row. Both follow
 // from one layout, so this file is longer than others.
-#include "common.cuh"
-#include "sm90_ptx.cuh"
+#include "sm90_stem.cuh"
 
 constexpr int kMaxMeans = 8;  // of which three are used
 
@@ -41,9 +40,6 @@ struct StemArgs {
 static_assert(sizeof(StemArgs) == 168, "mirrored in sm90_stem.rs");
 static_assert(offsetof(StemArgs, height) == 32 && offsetof(StemArgs, scale) == 104, "mirrored in sm90_stem.rs");
 
-constexpr int kThreads = 256;        // two warpgroups: image rows, and products with what becomes of them
-constexpr int kGroupThreads = 128;
-constexpr int kGroupWarps = kGroupThreads / 32;
 constexpr int kPairBytes = 16;       // two pixels of an image row
 constexpr int kPixelBytes = 32;      // of a staged output pixel: the 16 channels of a warp
 
@@ -72,38 +68,6 @@ template <int kTaps_, int kColumns_, bool kPools_, int kImageRegisters_, int kPr
   static_assert(kRowPairs <= kWarpPairs * kGroupWarps, "a thread for each pair of pixels");
   static_assert(kRingRows % 2 == 0, "rows that are read together are not apart");
   static_assert(!kPools || kColumns % 16 == 0, "whole matrices of pooled pixels");
-};
-
-// Where a block works. A pooling block's first row may be above the convolution's, its last one below.
-struct Place {
-  int32_t image, out_first, out_end, conv_first, conv_end, column_first;
-};
-
-template <class S> TREFOIL_DEVICE Place place_of(const StemArgs &args) {
-  const uint32_t band_index = divide(blockIdx.x, args.by_column_tiles);
-  const int32_t image = divide(band_index, args.by_bands);
-  Place place;
-  place.image = image;
-  place.column_first = (blockIdx.x - band_index * args.column_tiles) * S::kNextTile;
-  place.out_first = (band_index - image * args.bands) * args.band_rows;
-  place.out_end = min(place.out_first + args.band_rows, args.out_height);
-  place.conv_first = S::kPools ? 2 * place.out_first - 1 : place.out_first;
-  place.conv_end = S::kPools ? 2 * place.out_end : place.out_end;
-  return place;
-}
-
-// ---- stages: where the image rows of a row of the convolution are handed over ---------------------------------------
-
-constexpr int kBarrierBytes = 8;
-
-// The stages take turns; `row` counts the block's rows of the convolution.
-template <class S> struct Stages {
-  uint32_t barriers;  // one for each stage that its image rows are stored, then those that they have been read
-
-  static __device__ __forceinline__ uint32_t index(uint32_t row) { return row % S::kStages; }
-  static __device__ __forceinline__ uint32_t parity(uint32_t row) { return row / S::kStages % 2; }  // of their phases
-  __device__ __forceinline__ uint32_t stored(uint32_t row) const { return barriers + index(row) * kBarrierBytes; }
-  __device__ __forceinline__ uint32_t read(uint32_t row) const { return stored(row) + S::kStages * kBarrierBytes; }
 };
 
 // A place in the ring, in pairs, that may have run over its end once.

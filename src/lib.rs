@@ -119,7 +119,7 @@ pub use error::{Credits, Error, FaultClass, printable};
 #[doc(hidden)]
 pub use exec::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8Operands,
+    RowNormOperands, RowNormRun, RowsAt, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
 pub use exec::{CalibrationMethod, Calibrator, Sensitivity};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};

@@ -124,6 +124,18 @@ fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<Str
         let trial = on_device(name, device, move |device| support::loops_on_gpu::run(device, &cases));
         of_kernels.entry("loops".into()).or_default().push((values, trial));
     }
+    for problem in support::s8_ends::stems() {
+        for tile in problem.tiles(limits) {
+            let name = format!("first layers of bytes, {problem:?}, {tile}");
+            let trial = on_device(name, device, move |device| problem.run(device, tile));
+            let of = format!("first layers of bytes {}", tile.columns);
+            of_kernels.entry(of).or_default().push((problem.values(), trial));
+        }
+    }
+    for problem in support::s8_ends::means() {
+        let trial = on_device(format!("mean of bytes, {problem:?}"), device, move |device| problem.run(device));
+        of_kernels.entry("mean of bytes".into()).or_default().push((problem.values(), trial));
+    }
     for problem in support::conv_s8::all() {
         for kernel in problem.kernels(limits) {
             let (problem, values) = (problem.clone(), problem.values());

@@ -22,7 +22,7 @@ pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8Operands,
+    RowNormOperands, RowNormRun, RowsAt, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};

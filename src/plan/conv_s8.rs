@@ -93,6 +93,12 @@ impl S8Pipeline {
     pub(crate) const fn group_channels(&self) -> usize {
         self.slabs * 64
     }
+
+    /// Chunks of results that each of them has places for: as many as a tile has, and three at least.
+    const fn chunks(&self) -> usize {
+        let of_tile = self.product_pixels / CHUNK_PIXELS;
+        if of_tile < 3 { 3 } else { of_tile }
+    }
 }
 
 impl S8Tile {
@@ -116,7 +122,7 @@ impl S8Tile {
             (128, 128, 128) => ([2, 1], 1, 128, 3, 2),
             (128, 128, 64) => ([1, 2], 2, 64, 5, 2),
             (128, 64, 128) => ([1, 2], 1, 64, 4, 2),
-            (256, 64, 64) => ([1, 2], 1, 128, 5, 2),
+            (256, 64, 64) => ([1, 2], 1, 128, 4, 2),
             _ => return None,
         };
         let [channel_groups, pixel_groups] = groups;
@@ -139,15 +145,12 @@ impl S8Tile {
         match self.pipeline() {
             Some(of) => {
                 let chunk = CHUNK_PIXELS * of.group_channels();
-                Some(of.stages * (stage + 16) + of.groups() * CHUNKS * (chunk + 16))
+                Some(of.stages * (stage + 16) + of.groups() * of.chunks() * (chunk + 16))
             }
             None => None,
         }
     }
 }
-
-/// Chunks of results of a warpgroup.
-const CHUNKS: usize = 3;
 
 /// Pixels that a warpgroup stores at once.
 pub(crate) const CHUNK_PIXELS: usize = 32;
@@ -187,6 +190,21 @@ impl S8Conv {
     pub(crate) fn shape(&self) -> ConvShape {
         let Self { batch, input, output, window } = *self;
         ConvShape { batch, input, output, window }
+    }
+
+    /// An error unless a kernel adds the sums of `second` to its own: they are of the same outputs, and fit 32 bits together.
+    pub(crate) fn check_sum(&self, second: &Self) -> Result<(), Error> {
+        second.check()?;
+        if (self.batch, self.output) != (second.batch, second.output) {
+            let what = format!("sum of {} x {} and {} x {}", self.batch, self.output, second.batch, second.output);
+            return Err(Error::Unsupported { what, instead: "both convolutions have the same outputs".into() });
+        }
+        let products = self.products() + second.products();
+        if products > MOST_PRODUCTS {
+            let what = format!("products of a value of two convolutions = {products}");
+            return Err(Error::Unsupported { what, instead: "the sm90 kernel of bytes takes up to 65536".into() });
+        }
+        Ok(())
     }
 
     /// An error that names what the kernel cannot do, if anything.

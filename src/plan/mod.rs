@@ -23,6 +23,8 @@ pub(crate) mod packing;
 mod product;
 mod roofline;
 pub(crate) mod rows;
+#[cfg(feature = "cuda")]
+mod stem_s8;
 mod tensors;
 pub(crate) mod values;
 pub(crate) mod work;
@@ -47,6 +49,10 @@ pub use op::{HandOp, Joined, LoopOp, QuantizedConv, StepOp};
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
 pub use roofline::{Rates, Roofline};
+#[cfg(feature = "cuda")]
+pub use stem_s8::S8Stem;
+#[cfg(feature = "cuda")]
+pub(crate) use stem_s8::{STEM_FILTER_BYTES, stem_filter_index};
 
 /// What a plan is asked for.
 ///

@@ -13,6 +13,8 @@ use super::random::Random;
 pub struct Problem {
     pub name: &'static str,
     pub conv: S8Conv,
+    /// A second one, whose sums are added.
+    second: Option<S8Conv>,
     x_signed: bool,
     /// Whether there is one that is signed, or that is not.
     residual: Option<bool>,
@@ -54,7 +56,8 @@ pub fn all() -> Vec<Problem> {
         let conv = S8Conv { batch, input, output: output(input, out_channels, &window), window };
         let expected = Arc::default();
         let values = Values::All;
-        Problem { name, conv, x_signed: false, residual: None, y_signed: false, relu: true, values, expected }
+        let (second, residual) = (None, None);
+        Problem { name, conv, second, x_signed: false, residual, y_signed: false, relu: true, values, expected }
     };
     let mut all = vec![
         of("one pixel", 1, [1, 1, 16], 16, single),
@@ -103,6 +106,35 @@ pub fn all() -> Vec<Problem> {
             all.push(Problem { x_signed, y_signed, relu, residual, ..problem });
         }
     }
+    all.extend(sums(of));
+    all
+}
+
+/// Sums of two convolutions, of problems that `of` makes.
+fn sums(of: impl Fn(&'static str, usize, [usize; 3], usize, Window) -> Problem) -> Vec<Problem> {
+    let (single, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
+    let and = |first: Problem, [height, width, channels]: [usize; 3], window| {
+        let input = Shape::new(height, width, channels);
+        assert_eq!(output(input, first.conv.output.channels, &window), first.conv.output, "{}", first.name);
+        Problem { second: Some(S8Conv { input, window, ..first.conv }), expected: Arc::default(), ..first }
+    };
+    let strided = Window::square(1, 2, 0);
+    let mut all = vec![
+        and(of("a sum of matrices", 2, [14, 13, 64], 256, single), [14, 13, 64], single),
+        and(of("a matrix and every other pixel", 3, [9, 11, 48], 144, single), [17, 22, 112], strided),
+        and(of("many tiles of two sources", 4, [57, 55, 16], 80, single), [114, 109, 32], strided),
+        and(of("3x3 and 1x1, tails", 2, [11, 13, 80], 272, three), [11, 13, 144], single),
+        and(of("1x1 and 3x3", 1, [7, 9, 272], 64, single), [7, 9, 32], three),
+        and(of("a sum of one pixel", 1, [1, 1, 16], 16, single), [1, 1, 16], single),
+    ];
+    for (x_signed, y_signed, residual) in [(true, false, None), (false, true, Some(false)), (true, true, Some(true))] {
+        let problem = and(of("types of a sum", 2, [10, 12, 96], 176, single), [19, 24, 80], strided);
+        all.push(Problem { x_signed, y_signed, residual, relu: false, ..problem });
+    }
+    for values in [Values::Saturating, Values::Large, Values::Ties] {
+        let problem = and(of("values of a sum", 2, [10, 12, 144], 96, single), [20, 23, 208], strided);
+        all.push(Problem { values, ..problem });
+    }
     all
 }
 
@@ -114,10 +146,16 @@ fn output(input: Shape, channels: usize, window: &Window) -> Shape {
     Shape::new(along(0, input.height, pad.top + pad.bottom), along(1, input.width, pad.left + pad.right), channels)
 }
 
-/// What a problem is computed on; bytes as they lie in memory.
-struct Operands {
+/// What a convolution is computed on; bytes as they lie in memory.
+struct Source {
+    conv: S8Conv,
     x: Vec<u8>,
     filter: Vec<i8>,
+}
+
+/// What a problem is computed on.
+struct Operands {
+    sources: Vec<Source>,
     bias: Vec<i32>,
     scale: Vec<f32>,
     residual: Option<(Vec<u8>, bool, f32)>,
@@ -126,7 +164,8 @@ struct Operands {
 impl Problem {
     /// Every kernel that there is for it on `limits`.
     pub fn kernels(&self, limits: &Limits) -> Vec<S8Kernel> {
-        self.conv.kernels(limits)
+        let takes = |kernel: &S8Kernel| self.second.is_none() || *kernel != S8Kernel::Halo;
+        self.conv.kernels(limits).into_iter().filter(takes).collect()
     }
 
     /// Values that are computed.
@@ -141,17 +180,24 @@ impl Problem {
         let residual = self.residual.map_or(String::new(), |signed| format!(" + {}", kind(signed)));
         let relu = if self.relu { ", ReLU" } else { "" };
         let Window { size: [r, s], stride: [down, right], .. } = window;
-        format!("{batch} x {input} {x} {r}x{s}/{down}x{right}{residual} -> {output} {y}{relu}, {:?}", self.values)
+        let second =
+            self.second.map_or(String::new(), |second| format!(" + {} {:?}", second.input, second.window.size));
+        format!(
+            "{batch} x {input} {x} {r}x{s}/{down}x{right}{second}{residual} -> {output} {y}{relu}, {:?}",
+            self.values
+        )
     }
 
     /// Runs it, into a buffer of other bytes that is longer than the result, and compares.
     pub fn run(&self, device: &Device, kernel: S8Kernel) -> Result<(), String> {
         let operands = self.operands();
         let poisoned = vec![POISON; self.values() + 2 * GUARD];
+        let [first, second @ ..] = &operands.sources[..] else { return Err("a problem has a source".into()) };
         let brought = S8Operands {
             conv: self.conv,
-            x: (&operands.x, self.x_signed),
-            filter: &operands.filter,
+            x: (&first.x, self.x_signed),
+            filter: &first.filter,
+            second: second.first().map(|second| (second.conv, &second.x[..], &second.filter[..])),
             bias: &operands.bias,
             scale: &operands.scale,
             residual: operands.residual.as_ref().map(|(values, signed, scale)| (&values[..], *signed, *scale)),
@@ -180,19 +226,24 @@ impl Problem {
 
     fn operands(&self) -> Operands {
         let mut random = Random::new(&format!("{} {}", self.name, self.describe()));
-        let S8Conv { batch, input, output, .. } = self.conv;
-        let products = self.conv.window.size.iter().product::<usize>() * input.channels;
-        let (pixels, weights) = (batch * input.elems(), output.channels * products);
+        let convs: Vec<S8Conv> = [self.conv].into_iter().chain(self.second).collect();
+        let products_of = |conv: &S8Conv| conv.window.size.iter().product::<usize>() * conv.input.channels;
+        let products = convs.iter().map(products_of).sum::<usize>();
         let mut bytes = |count: usize, low: i32, high: i32| -> Vec<u8> {
             let span = (high - low) as usize;
             (0..count).map(|_| (low + random.between(0, span) as i32) as u8).collect()
         };
         let lowest = if self.x_signed { -128 } else { 0 };
-        let (x, filter) = match self.values {
-            Values::All | Values::Saturating => (bytes(pixels, lowest, lowest + 255), bytes(weights, -128, 127)),
-            Values::Large => (bytes(pixels, lowest + 245, lowest + 255), bytes(weights, 110, 127)),
-            Values::Ties => (bytes(pixels, 0, 2), bytes(weights, -1, 1)),
-        };
+        let sources = convs.iter().map(|&conv| {
+            let (pixels, weights) = (conv.batch * conv.input.elems(), conv.output.channels * products_of(&conv));
+            let (x, filter) = match self.values {
+                Values::All | Values::Saturating => (bytes(pixels, lowest, lowest + 255), bytes(weights, -128, 127)),
+                Values::Large => (bytes(pixels, lowest + 245, lowest + 255), bytes(weights, 110, 127)),
+                Values::Ties => (bytes(pixels, 0, 2), bytes(weights, -1, 1)),
+            };
+            Source { conv, x, filter: filter.into_iter().map(|byte| byte as i8).collect() }
+        });
+        let sources = sources.collect();
         let residual = self.residual.map(|signed| {
             let low = if signed { -128 } else { 0 };
             (bytes(self.values(), low, low + 255), signed, if self.values == Values::Ties { 0.5 } else { 0.37 })
@@ -206,37 +257,30 @@ impl Problem {
             Values::Large => (140.0 / largest, 1000),
             Values::Ties => (0.5, 20),
         };
-        let bias = (0..output.channels).map(|_| random.between(0, 2 * most_bias) as i32 - most_bias as i32).collect();
+        let channels = self.conv.output.channels;
+        let bias = (0..channels).map(|_| random.between(0, 2 * most_bias) as i32 - most_bias as i32).collect();
         let mut of_channel = |_| match self.values {
             Values::Ties => scale as f32,
             _ => (scale * (1.0 + 0.5 * random.signed())) as f32,
         };
-        let scale = (0..output.channels).map(&mut of_channel).collect();
-        let filter = filter.into_iter().map(|byte| byte as i8).collect();
-        Operands { x, filter, bias, scale, residual }
+        let scale = (0..channels).map(&mut of_channel).collect();
+        Operands { sources, bias, scale, residual }
     }
 
     fn expected(&self, operands: &Operands) -> Vec<u8> {
-        let Operands { x, filter, bias, scale, residual } = operands;
-        let S8Conv { batch, input, output, window } = self.conv;
+        let Operands { sources, bias, scale, residual } = operands;
+        let S8Conv { batch, output, .. } = self.conv;
         let low = if self.y_signed && !self.relu { -128.0 } else { 0.0 };
         let range = Range { lowest: low, highest: if self.y_signed { 127.0 } else { 255.0 } };
-        let x: Vec<i32> = x.iter().map(|byte| value_of(*byte, self.x_signed)).collect();
-        let taps = window.size[0] * window.size[1];
+        let x_of =
+            |source: &Source| -> Vec<i32> { source.x.iter().map(|byte| value_of(*byte, self.x_signed)).collect() };
+        let sources: Vec<(&Source, Vec<i32>)> = sources.iter().map(|source| (source, x_of(source))).collect();
         let mut result = Vec::with_capacity(self.values());
         for pixel in 0..batch * output.pixels() {
-            let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
-            let seen = (0..taps).filter_map(|tap| {
-                let (r, s) = (tap / window.size[1], tap % window.size[1]);
-                let h = (p * window.stride[0] + r * window.dilation[0]).checked_sub(window.pad.top)?;
-                let w = (q * window.stride[1] + s * window.dilation[1]).checked_sub(window.pad.left)?;
-                let at = ((image * input.height + h) * input.width + w) * input.channels;
-                (h < input.height && w < input.width).then(|| (tap, &x[at..at + input.channels]))
-            });
-            let seen: Vec<_> = seen.collect();
+            let seen: Vec<_> = sources.iter().flat_map(|(source, x)| source.seen(x, pixel)).collect();
             for k in 0..output.channels {
-                let of_tap = |(tap, x): &(usize, &[i32])| -> i64 {
-                    let filter = &filter[(k * taps + tap) * input.channels..][..input.channels];
+                let of_tap = |(source, tap, x): &(&Source, usize, &[i32])| -> i64 {
+                    let filter = &source.filter[(k * source.taps() + tap) * x.len()..][..x.len()];
                     x.iter().zip(filter).map(|(x, f)| i64::from(*x) * i64::from(*f)).sum()
                 };
                 let sum = i64::from(bias[k]) + seen.iter().map(of_tap).sum::<i64>();
@@ -246,6 +290,25 @@ impl Problem {
             }
         }
         result
+    }
+}
+
+impl Source {
+    fn taps(&self) -> usize {
+        self.conv.window.size.iter().product()
+    }
+
+    /// The taps of a result's pixel that are inside the image, each with all channels of its pixel of `x`.
+    fn seen<'a>(&'a self, x: &'a [i32], pixel: usize) -> impl Iterator<Item = (&'a Self, usize, &'a [i32])> {
+        let S8Conv { input, output, window, .. } = self.conv;
+        let (image, p, q) = (pixel / output.pixels(), pixel % output.pixels() / output.width, pixel % output.width);
+        (0..self.taps()).filter_map(move |tap| {
+            let (r, s) = (tap / window.size[1], tap % window.size[1]);
+            let h = (p * window.stride[0] + r * window.dilation[0]).checked_sub(window.pad.top)?;
+            let w = (q * window.stride[1] + s * window.dilation[1]).checked_sub(window.pad.left)?;
+            let at = ((image * input.height + h) * input.width + w) * input.channels;
+            (h < input.height && w < input.width).then(|| (self, tap, &x[at..at + input.channels]))
+        })
     }
 }
 

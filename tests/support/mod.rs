@@ -19,5 +19,7 @@ pub mod records;
 pub mod reference;
 #[cfg(feature = "cuda")]
 pub mod row_norm;
+#[cfg(feature = "cuda")]
+pub mod s8_ends;
 pub mod tolerance;
 pub mod values;

@@ -7,7 +7,7 @@ use super::alone::Alone;
 use super::conv2d_fprop::{ConvPointers, ConvProblem};
 use super::launch::Launch;
 use super::sm90_conv2d_fprop::{self, Tiling};
-use super::sm90_conv2d_s8::{self, S8Problem, S8Residual, packed};
+use super::sm90_conv2d_s8::{self, S8Problem, S8Residual, S8Second, packed};
 use super::sm90_conv2d_s8_halo;
 use crate::device::Device;
 use crate::error::Error;
@@ -24,6 +24,9 @@ pub struct S8Operands<'a> {
     pub x: (&'a [u8], bool),
     /// `[K][R][S][C]`.
     pub filter: &'a [i8],
+    /// A convolution of the same output, whose sums are added to those of the first: its pixels, signed like the first
+    /// one's, and its filters.
+    pub second: Option<(S8Conv, &'a [u8], &'a [i8])>,
     /// Added to the sums of each output channel.
     pub bias: &'a [i32],
     /// What these are multiplied by.
@@ -73,7 +76,7 @@ impl ConvRun {
         kernels: &[S8Kernel],
         copies: usize,
     ) -> Result<Self, Error> {
-        let S8Operands { conv, x, filter, bias, scale, residual, result, result_at, relu } = *operands;
+        let S8Operands { conv, x, filter, second, bias, scale, residual, result, result_at, relu } = *operands;
         conv.check()?;
         let residual_values = residual.map(|(values, _, _)| values);
         check(
@@ -84,9 +87,16 @@ impl ConvRun {
         )?;
         check_length("scale", scale.len(), conv.output.channels)?;
         let filter = packed(filter, conv.products());
-        let bytes: [&[u8]; 6] = [
+        if let Some((second, x, filter)) = &second {
+            check_sources(second, x.len(), filter.len())?;
+        }
+        let (second_x, second_filter) =
+            second.map_or_else(Default::default, |(conv, x, filter)| (x, packed(filter, conv.products())));
+        let bytes: [&[u8]; 8] = [
             x.0,
             bytemuck::cast_slice(&filter),
+            second_x,
+            bytemuck::cast_slice(&second_filter),
             bytemuck::cast_slice(bias),
             bytemuck::cast_slice(scale),
             residual_values.unwrap_or_default(),
@@ -94,12 +104,13 @@ impl ConvRun {
         ];
         let limits = limits(device.info(), device.kind());
         let x_signed = x.1;
-        let launches = |[x, filter, bias, factor, added, y]: [u64; 6]| -> Result<Vec<Launch>, Error> {
+        let launches = |[x, filter, x2, filter2, bias, factor, added, y]: [u64; 8]| -> Result<Vec<Launch>, Error> {
             let problem = S8Problem {
                 conv,
                 x,
                 x_signed,
                 filter,
+                second: second.map(|(conv, _, _)| S8Second { conv, x: x2, filter: filter2 }),
                 bias,
                 scale: factor,
                 residual: residual.map(|(_, signed, scale)| S8Residual { address: added, signed, scale }),
@@ -176,11 +187,16 @@ fn check(
 ) -> Result<(), Error> {
     let pixels = conv.batch * conv.output.pixels();
     let values = pixels * conv.output.channels;
-    check_length("x", x, conv.batch * conv.input.elems())?;
-    check_length("filter", filter, conv.output.channels * conv.products())?;
+    check_sources(conv, x, filter)?;
     check_length("bias", bias, conv.output.channels)?;
     check_length("residual", residual.unwrap_or(values), values)?;
     check_length("result", result.saturating_sub(result_at), values)
+}
+
+/// An error unless pixels and filters are as long as what is read of them.
+fn check_sources(conv: &S8Conv, x: usize, filter: usize) -> Result<(), Error> {
+    check_length("x", x, conv.batch * conv.input.elems())?;
+    check_length("filter", filter, conv.output.channels * conv.products())
 }
 
 fn check_length(what: &'static str, length: usize, needed: usize) -> Result<(), Error> {

@@ -15,10 +15,26 @@ use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, Kernel, S8Conv, S8Kernel, S8Tile, 
 use crate::tensor::{Activation, Dtype};
 
 kernel_args! {
+    /// `S8Source`.
+    S8SourceArgs, 40 bytes {
+        filter_h: i32,
+        filter_w: i32,
+        c_bytes: i32,
+        stride_h: i32,
+        stride_w: i32,
+        pad_top: i32,
+        pad_left: i32,
+        dilation_h: i32,
+        dilation_w: i32,
+        by_windows: i32,
+    }
+}
+
+kernel_args! {
     /// `Sm90ConvS8Args`; the maps are encoded before the launch.
-    Sm90ConvS8Args, 640 bytes {
-        filter: MapBytes,
-        x: MapBytes,
+    Sm90ConvS8Args, 960 bytes {
+        filter: [MapBytes; 2],
+        x: [MapBytes; 2],
         residual: MapBytes,
         y: MapBytes,
         bias: u64,
@@ -32,17 +48,9 @@ kernel_args! {
         by_channel_tiles: FastDivide,
         by_out_pixels: FastDivide,
         by_out_width: FastDivide,
-        filter_w: i32,
-        c_bytes: i32,
-        stride_h: i32,
-        stride_w: i32,
-        pad_top: i32,
-        pad_left: i32,
-        dilation_h: i32,
-        dilation_w: i32,
-        by_windows: i32,
+        source: [S8SourceArgs; 2],
         output: S8Output,
-        padding: i32,
+        padding: [i32; 6],
     }
 }
 
@@ -101,7 +109,11 @@ impl Launcher for Sm90Conv2dS8 {
     #[cfg(test)]
     fn arguments(&self) -> Vec<Arguments> {
         let of_kernel = Arguments::of::<Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", Sm90ConvS8Args::FIELDS);
-        vec![Arguments::of::<S8Output>("sm90_requantise.cuh", "S8Output", S8Output::FIELDS).part(), of_kernel]
+        vec![
+            Arguments::of::<S8SourceArgs>("sm90_conv2d_s8.cuh", "S8Source", S8SourceArgs::FIELDS).part(),
+            Arguments::of::<S8Output>("sm90_requantise.cuh", "S8Output", S8Output::FIELDS).part(),
+            of_kernel,
+        ]
     }
 }
 
@@ -112,10 +124,12 @@ pub(crate) struct S8Problem {
     pub(crate) conv: S8Conv,
     /// Bytes [batch][H][W][C].
     pub(crate) x: u64,
-    /// Whether they are signed.
+    /// Whether they are signed, and those of the second convolution.
     pub(crate) x_signed: bool,
     /// Signed bytes [K][R][S][C], in the order that [`packed`] gives them.
     pub(crate) filter: u64,
+    /// A convolution of the same output, whose sums are added to the first one's.
+    pub(crate) second: Option<S8Second>,
     /// `i32` [K].
     pub(crate) bias: u64,
     /// `f32` [K], finite.
@@ -150,6 +164,7 @@ impl S8Problem {
             x,
             x_signed: is_signed(step.x().dtype),
             filter,
+            second: None,
             bias,
             scale: bias + (output.channels * size_of::<i32>()) as u64,
             residual,
@@ -164,6 +179,17 @@ impl S8Problem {
     pub(super) fn way(&self) -> usize {
         2 * usize::from(self.x_signed) + usize::from(self.residual.is_some())
     }
+}
+
+/// A convolution whose sums are part of another one's, and its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct S8Second {
+    /// What is computed: of as many images, and of the same output.
+    pub(crate) conv: S8Conv,
+    /// Bytes [batch][H][W][C].
+    pub(crate) x: u64,
+    /// Like that of the first.
+    pub(crate) filter: u64,
 }
 
 /// Bytes like the result, and the scale that they are added with.
@@ -186,7 +212,10 @@ pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
 
 /// The launch of `problem` by this tile on a GPU of so many multiprocessors; in pairs of blocks or not.
 pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize) -> Result<Launch, Error> {
-    let S8Problem { conv, residual, .. } = *problem;
+    let S8Problem { conv, x, filter, second, residual, .. } = *problem;
+    if let Some(second) = second {
+        conv.check_sum(&second.conv)?;
+    }
     conv.check()?;
     let entry = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names[problem.way()]);
     let (Some(entry), Some(pipeline)) = (entry, tile.pipeline()) else {
@@ -194,10 +223,12 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize
     };
     let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
     let blocks = if pair { 2 } else { 1 };
-    let S8Conv { batch, input, output, window } = conv;
+    let S8Conv { batch, output, .. } = conv;
     let channel_tiles = output.channels.div_ceil(tile.channels);
     let tiles = (batch * output.pixels()).div_ceil(tile.pixels * blocks) * channel_tiles;
-    let c_steps = input.channels.div_ceil(tile.row_bytes);
+    let first = Source { conv, x, filter };
+    let second = second.map(|S8Second { conv, x, filter }| Source { conv, x, filter });
+    let steps = first.steps(tile) + second.map_or(0, |second| second.steps(tile));
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -206,29 +237,24 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize
         channel_tiles: int(channel_tiles),
         out_pixels: int(output.pixels()),
         out_width: int(output.width),
-        steps: int(window.size.iter().product::<usize>() * c_steps),
+        steps: int(steps),
         by_channel_tiles: FastDivide::by(channel_tiles as u32),
         by_out_pixels: FastDivide::by(output.pixels() as u32),
         by_out_width: FastDivide::by(output.width as u32),
-        filter_w: int(window.size[1]),
-        c_bytes: int(c_steps * tile.row_bytes),
-        stride_h: int(window.stride[0]),
-        stride_w: int(window.stride[1]),
-        pad_top: int(window.pad.top),
-        pad_left: int(window.pad.left),
-        dilation_h: int(window.dilation[0]),
-        dilation_w: int(window.dilation[1]),
-        by_windows: i32::from(!conv.shape().is_matrix()),
-        output: S8Output::of(problem)?,
+        source: [first.args(tile), second.map_or(Zeroable::zeroed(), |second| second.args(tile))],
+        output: S8Output::of(residual, problem.y_signed, problem.relu)?,
         ..Zeroable::zeroed()
     };
-    // A pair copies filters by halves. Without a residual its map is there, and is not used.
+    // A pair copies filters by halves. Without a second source or residual their maps are there, and are not used.
     let residual = residual.map_or(problem.y, |residual| residual.address);
+    let other = second.unwrap_or(first);
     let maps = vec![
-        filter_map(problem, tile, tile.channels / blocks)?,
-        x_map(problem, tile)?,
-        result_map("residual", residual, &conv, [pipeline.group_channels(), pipeline.product_pixels])?,
-        result_map("y", problem.y, &conv, [pipeline.group_channels(), CHUNK_PIXELS])?,
+        first.filter_map(tile, tile.channels / blocks)?,
+        other.filter_map(tile, tile.channels / blocks)?,
+        first.x_map(tile)?,
+        other.x_map(tile)?,
+        result_map("residual", residual, &conv, pipeline.group_channels())?,
+        result_map("y", problem.y, &conv, pipeline.group_channels())?,
     ];
     Ok(Launch {
         entry: entry.into(),
@@ -242,46 +268,78 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize
     })
 }
 
+/// One of the convolutions of a sum.
+#[derive(Clone, Copy)]
+struct Source {
+    conv: S8Conv,
+    x: u64,
+    filter: u64,
+}
+
 // Maps are of halves: pairs of bytes, whose number is a multiple of 8 like theirs.
-
-fn filter_map(problem: &S8Problem, tile: S8Tile, channels: usize) -> Result<TensorMap, Error> {
-    let S8Conv { input, output, window, .. } = problem.conv;
-    let taps = window.size.iter().product::<usize>();
-    Ok(TensorMap::Blocks {
-        address: aligned("filter", problem.filter, 16)?,
-        dims: [input.channels / 2, taps, output.channels].map(|value| value as u64),
-        box_dims: [tile.row_bytes as u32 / 2, 1, channels as u32],
-    })
-}
-
-fn x_map(problem: &S8Problem, tile: S8Tile) -> Result<TensorMap, Error> {
-    let S8Conv { batch, input, window, .. } = problem.conv;
-    let (address, channels, pixels) = (aligned("x", problem.x, 16)?, tile.row_bytes as u32 / 2, tile.pixels as u32);
-    if problem.conv.shape().is_matrix() {
-        let dims = [input.channels as u64 / 2, (batch * input.pixels()) as u64];
-        return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
+impl Source {
+    /// Steps of a tap.
+    fn c_steps(&self, tile: S8Tile) -> usize {
+        self.conv.input.channels.div_ceil(tile.row_bytes)
     }
-    let reach = |axis: usize| int((window.size[axis] - 1) * window.dilation[axis]);
-    Ok(TensorMap::Windows(Windows {
-        address,
-        dims: [input.channels / 2, input.width, input.height, batch].map(|value| value as u64),
-        lower: [-int(window.pad.left), -int(window.pad.top)],
-        upper: [int(window.pad.right) - reach(1), int(window.pad.bottom) - reach(0)],
-        strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
-        channels,
-        pixels,
-    }))
+
+    fn taps(&self) -> usize {
+        self.conv.window.size.iter().product()
+    }
+
+    fn steps(&self, tile: S8Tile) -> usize {
+        self.taps() * self.c_steps(tile)
+    }
+
+    fn args(&self, tile: S8Tile) -> S8SourceArgs {
+        let window = self.conv.window;
+        S8SourceArgs {
+            filter_h: int(window.size[0]),
+            filter_w: int(window.size[1]),
+            c_bytes: int(self.c_steps(tile) * tile.row_bytes),
+            stride_h: int(window.stride[0]),
+            stride_w: int(window.stride[1]),
+            pad_top: int(window.pad.top),
+            pad_left: int(window.pad.left),
+            dilation_h: int(window.dilation[0]),
+            dilation_w: int(window.dilation[1]),
+            by_windows: i32::from(!self.conv.shape().is_matrix()),
+        }
+    }
+
+    fn filter_map(&self, tile: S8Tile, channels: usize) -> Result<TensorMap, Error> {
+        let S8Conv { input, output, .. } = self.conv;
+        Ok(TensorMap::Blocks {
+            address: aligned("filter", self.filter, 16)?,
+            dims: [input.channels / 2, self.taps(), output.channels].map(|value| value as u64),
+            box_dims: [tile.row_bytes as u32 / 2, 1, channels as u32],
+        })
+    }
+
+    fn x_map(&self, tile: S8Tile) -> Result<TensorMap, Error> {
+        let S8Conv { batch, input, window, .. } = self.conv;
+        let (address, channels, pixels) = (aligned("x", self.x, 16)?, tile.row_bytes as u32 / 2, tile.pixels as u32);
+        if self.conv.shape().is_matrix() {
+            let dims = [input.channels as u64 / 2, (batch * input.pixels()) as u64];
+            return Ok(TensorMap::Matrix { address, dims, pitch: dims[0], box_dims: [channels, pixels] });
+        }
+        let reach = |axis: usize| int((window.size[axis] - 1) * window.dilation[axis]);
+        Ok(TensorMap::Windows(Windows {
+            address,
+            dims: [input.channels / 2, input.width, input.height, batch].map(|value| value as u64),
+            lower: [-int(window.pad.left), -int(window.pad.top)],
+            upper: [int(window.pad.right) - reach(1), int(window.pad.bottom) - reach(0)],
+            strides: [window.stride[1], window.stride[0]].map(|value| value as u32),
+            channels,
+            pixels,
+        }))
+    }
 }
 
-/// Of the result or what is like it, so many channels and pixels at a time.
-fn result_map(
-    what: &'static str,
-    address: u64,
-    conv: &S8Conv,
-    [channels, pixels]: [usize; 2],
-) -> Result<TensorMap, Error> {
+/// Of the result or what is like it, so many channels and a chunk's pixels at a time.
+fn result_map(what: &'static str, address: u64, conv: &S8Conv, channels: usize) -> Result<TensorMap, Error> {
     let dims = [conv.output.channels as u64 / 2, (conv.batch * conv.output.pixels()) as u64];
-    let box_dims = [channels as u32 / 2, pixels as u32];
+    let box_dims = [channels as u32 / 2, CHUNK_PIXELS as u32];
     Ok(TensorMap::Matrix { address: aligned(what, address, 16)?, dims, pitch: dims[0], box_dims })
 }
 
@@ -307,6 +365,7 @@ pub(super) mod tests {
             x: 0x100,
             x_signed: false,
             filter: 0x200,
+            second: None,
             bias: 0x300,
             scale: 0x400,
             residual: Some(S8Residual { address: 0x500, signed: true, scale: 0.25 }),
@@ -343,45 +402,85 @@ pub(super) mod tests {
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.bias, args.scale], [0x300, 0x400]);
         assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
-        assert_eq!([args.out_pixels, args.out_width, args.filter_w, args.c_bytes], [209, 19, 7, 256]);
+        assert_eq!([args.out_pixels, args.out_width], [209, 19]);
         assert_eq!((args.by_channel_tiles.divide(7), args.by_out_pixels.divide(626)), (3, 2));
         assert_eq!(args.by_out_width.divide(56), 2);
-        assert_eq!([args.stride_h, args.stride_w, args.pad_top, args.pad_left], [3, 2, 2, 1]);
-        assert_eq!([args.dilation_h, args.dilation_w, args.by_windows], [4, 6, 1]);
+        let first = S8SourceArgs {
+            filter_h: 5,
+            filter_w: 7,
+            c_bytes: 256,
+            stride_h: 3,
+            stride_w: 2,
+            pad_top: 2,
+            pad_left: 1,
+            dilation_h: 4,
+            dilation_w: 6,
+            by_windows: 1,
+        };
+        assert_eq!(args.source, [first, S8SourceArgs::zeroed()]);
         let S8Output { residual_scale, residual_flip, residual_base, result_offset, .. } = args.output;
         assert_eq!((residual_scale, residual_flip, residual_base), (4_194_304.0, 0x8080_8080, 0x0080_0080));
         assert_eq!((result_offset, args.output.result_flip, args.output.result_is_low), (0x80, 0x8080_8080, 0));
-        let result =
-            |address, pixels| TensorMap::Matrix { address, dims: [136, 627], pitch: 136, box_dims: [64, pixels] };
-        let maps = [
-            TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [64, 1, 256] },
-            TensorMap::Windows(Windows {
-                address: 0x100,
-                dims: [72, 40, 30, 3],
-                lower: [-1, -2],
-                upper: [32 - 36, 16 - 16],
-                strides: [2, 3],
-                channels: 64,
-                pixels: 192,
-            }),
-            result(0x500, 192),
-            result(0x600, 32),
-        ];
+        let result = |address| TensorMap::Matrix { address, dims: [136, 627], pitch: 136, box_dims: [64, 32] };
+        let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [64, 1, 256] };
+        let x = TensorMap::Windows(Windows {
+            address: 0x100,
+            dims: [72, 40, 30, 3],
+            lower: [-1, -2],
+            upper: [32 - 36, 16 - 16],
+            strides: [2, 3],
+            channels: 64,
+            pixels: 192,
+        });
+        let maps = [filter.clone(), filter, x.clone(), x, result(0x500), result(0x600)];
         assert_eq!(launch.maps, maps);
-        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 196_752));
+        assert_eq!((launch.grid, launch.block, launch.shared_bytes), ([4, 1, 1], [384, 1, 1], 221_424));
         assert_eq!((&*launch.entry, launch.cluster, launch.waits_itself), ("sm90_conv2d_u8_add_192x256x128", 1, true));
+    }
+
+    #[test]
+    fn a_second_convolution_has_steps_maps_and_windows_of_its_own() {
+        let first = S8Problem { residual: None, ..problem() };
+        let input = Shape::new(22, 57, 80);
+        let conv = S8Conv { input, window: Window { stride: [2, 3], ..Window::square(1, 1, 0) }, ..first.conv };
+        let second = S8Second { conv, x: 0x700, filter: 0x800 };
+        let problem = S8Problem { second: Some(second), ..first };
+        let both = launch(&problem, tile(128, 128, 64), false, 132).unwrap();
+        let args: Sm90ConvS8Args = both.args.read();
+        assert_eq!((args.steps, &*both.entry), (35 * 3 + 2, "sm90_conv2d_u8_128x128x64"));
+        let [first, second] = args.source;
+        assert_eq!([first.c_bytes, second.c_bytes, second.filter_h, second.filter_w], [192, 128, 1, 1]);
+        assert_eq!([second.stride_h, second.stride_w, second.by_windows], [2, 3, 1]);
+        assert_eq!(both.maps[1], TensorMap::Blocks { address: 0x800, dims: [40, 1, 272], box_dims: [32, 1, 128] });
+        let x = TensorMap::Windows(Windows {
+            address: 0x700,
+            dims: [40, 57, 22, 3],
+            lower: [0, 0],
+            upper: [0, 0],
+            strides: [3, 2],
+            channels: 32,
+            pixels: 128,
+        });
+        assert_eq!((both.maps.len(), &both.maps[3]), (6, &x));
+        let other = |conv: S8Conv| {
+            let problem = S8Problem { second: Some(S8Second { conv, x: 0x700, filter: 0x800 }), ..problem };
+            launch(&problem, tile(128, 128, 64), false, 132)
+        };
+        assert!(other(S8Conv { batch: 2, ..conv }).is_err() && other(S8Conv { output: input, ..conv }).is_err());
+        assert!(other(S8Conv { input: Shape { channels: 60_496, ..input }, ..conv }).is_ok());
+        assert!(other(S8Conv { input: Shape { channels: 60_512, ..input }, ..conv }).is_err());
     }
 
     #[test]
     fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
         let launch = launch(&S8Problem { x_signed: true, ..problem() }, tile(256, 64, 64), true, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
-        assert_eq!([args.tiles, args.channel_tiles, args.steps, args.c_bytes], [10, 5, 105, 192]);
+        assert_eq!([args.tiles, args.channel_tiles, args.steps, args.source[0].c_bytes], [10, 5, 105, 192]);
         assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_add_256x64x64"));
         let filter = TensorMap::Blocks { address: 0x200, dims: [72, 35, 272], box_dims: [32, 1, 32] };
         assert_eq!(launch.maps[0], filter);
-        assert!(matches!(&launch.maps[1], TensorMap::Windows(Windows { channels: 32, pixels: 256, .. })));
-        assert!(matches!(&launch.maps[3], TensorMap::Matrix { box_dims: [32, 32], .. }));
+        assert!(matches!(&launch.maps[2], TensorMap::Windows(Windows { channels: 32, pixels: 256, .. })));
+        assert!(matches!(&launch.maps[5], TensorMap::Matrix { box_dims: [32, 32], .. }));
     }
 
     #[test]
@@ -391,10 +490,10 @@ pub(super) mod tests {
         let problem = S8Problem { conv, residual: None, y_signed: false, ..problem() };
         let plain = launch(&problem, TILE, false, 132).unwrap();
         let args: Sm90ConvS8Args = plain.args.read();
-        assert_eq!([args.by_windows, args.tiles], [0, 19]);
+        assert_eq!([args.source[0].by_windows, args.tiles], [0, 19]);
         assert_eq!((&*plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
         let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 192] };
-        assert_eq!((&plain.maps[1], plain.grid), (&x, [19, 1, 1]));
+        assert_eq!((&plain.maps[2], plain.grid), (&x, [19, 1, 1]));
         let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, TILE, false, 132).unwrap();
         let args: Sm90ConvS8Args = signed.args.read();
         assert_eq!(args.output, S8Output { result_is_low: 1, ..S8Output::zeroed() });

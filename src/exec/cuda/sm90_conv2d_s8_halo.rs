@@ -77,8 +77,9 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
     let S8Problem { conv, x, filter, residual, y, .. } = *problem;
     conv.check()?;
     let shape = conv.shape();
-    let Some(tile) = HaloTile::of_bytes(&shape, limits) else {
-        let takes = "the kernel takes 3x3 windows at stride 1 of at most 64 channels, on compute capability 9.0";
+    let tile = HaloTile::of_bytes(&shape, limits).filter(|_| problem.second.is_none());
+    let Some(tile) = tile else {
+        let takes = "the kernel takes one 3x3 window at stride 1 of at most 64 channels, on compute capability 9.0";
         return Err(unsupported("convolution of bytes", format!("{} by {:?}", conv.input, conv.window.size), takes));
     };
     let [row_tiles, column_tiles] = tile.tiles(&shape);
@@ -102,7 +103,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
         by_column_tiles: FastDivide::by(column_tiles as u32),
         by_row_tiles: FastDivide::by(row_tiles as u32),
         by_line: FastDivide::by(tile.line() as u32),
-        output: S8Output::of(problem)?,
+        output: S8Output::of(residual, problem.y_signed, problem.relu)?,
         ..Zeroable::zeroed()
     };
     let pointers = HaloPointers { x, filter, residual: residual.map(|residual| residual.address), y };
@@ -120,7 +121,7 @@ pub(crate) fn launch(problem: &S8Problem, limits: &Limits) -> Result<Launch, Err
 
 #[cfg(test)]
 mod tests {
-    use super::super::sm90_conv2d_s8::tests::problem;
+    use super::super::sm90_conv2d_s8::{S8Second, tests::problem};
     use super::*;
     use crate::device::cuda::{Swizzle, TensorMap};
     use crate::model::{Pad, Window};
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!([args.pad_top, args.pad_left], [2, 0]);
         assert_eq!([args.by_channel_tiles, args.by_column_tiles].map(|by| by.divide(179)), [59, 89]);
         assert_eq!([args.by_row_tiles.divide(179), args.by_line.divide(239)], [29, 3]);
-        assert_eq!(args.output, S8Output::of(&problem()).unwrap());
+        assert_eq!(args.output, S8Output::of(problem().residual, true, false).unwrap());
         assert_eq!((&*launch.entry, launch.grid, launch.block), ("sm90_conv2d_u8_add_halo", [132, 1, 1], [384, 1, 1]));
         assert_eq!(launch.shared_bytes, 9 * 4096 + 4 * 16384 + 2 * (38 << 10) + 72);
         let image = |address, dims, pitch, [width, height]: [u32; 2]| TensorMap::Images {
@@ -175,6 +176,9 @@ mod tests {
     fn what_the_kernel_does_not_do_is_an_error() {
         let refused = |problem: S8Problem| launch(&problem, &Limits::h200()).unwrap_err();
         assert!(matches!(refused(problem()), Error::Unsupported { .. }));
+        let few = of_few_channels();
+        let second = Some(S8Second { conv: few.conv, x: 0x700, filter: 0x800 });
+        assert!(matches!(refused(S8Problem { second, ..few }), Error::Unsupported { .. }));
         let shifted = refused(S8Problem { x: 0x108, ..of_few_channels() });
         assert!(matches!(shifted, Error::Option { option: "x", .. }));
     }

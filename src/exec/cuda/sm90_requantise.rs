@@ -1,7 +1,7 @@
 //! What the kernels of `kernels/sm90_requantise.cuh` are told of their results.
 
 use super::launch::{kernel_args, unsupported};
-use super::sm90_conv2d_s8::S8Problem;
+use super::sm90_conv2d_s8::S8Residual;
 use crate::error::Error;
 
 kernel_args! {
@@ -17,12 +17,11 @@ kernel_args! {
 }
 
 impl S8Output {
-    /// The result of a problem.
+    /// Results that are signed or not, with a residual or not, of which negative ones become 0 or not.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the scale of its residual is not below 2^103.
-    pub(super) fn of(problem: &S8Problem) -> Result<Self, Error> {
-        let S8Problem { residual, y_signed, relu, .. } = *problem;
+    pub(super) fn of(residual: Option<S8Residual>, y_signed: bool, relu: bool) -> Result<Self, Error> {
         let residual_scale = residual.map_or(0.0, |residual| residual.scale) * RESIDUAL_UNIT;
         if !residual_scale.is_finite() {
             return Err(unsupported("scale of a residual", residual_scale / RESIDUAL_UNIT, "it is below 2^103"));

@@ -1,0 +1,160 @@
+//! A network's first layers of bytes: what they compute, the tiles of their kernel, and the order in which it wants filters.
+
+use super::{Limits, StemTile};
+use crate::error::Error;
+use crate::tensor::Shape;
+
+/// A network's first layers, of bytes: a convolution of photos by 7x7 windows, two pixels from one to the next, and the
+/// maximum over 3x3 windows of its results, the first a pixel out of it and two from one to the next.
+///
+/// ```
+/// use trefoil::{Shape, plan::{Limits, S8Stem, StemTile}};
+/// let [input, conv, output] = [Shape::new(224, 224, 3), Shape::new(112, 112, 64), Shape::new(56, 56, 64)];
+/// let stem = S8Stem { batch: 8, input, pad: [3, 3], conv, output };
+/// assert!(stem.tiles(&Limits::h200()).contains(&StemTile { columns: 112, rows: 14 }));
+/// assert!(stem.tiles(&Limits::a100()).is_empty());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct S8Stem {
+    /// Images.
+    pub batch: usize,
+    /// H, W and three channels.
+    pub input: Shape,
+    /// How far above and to the left of the image the first window begins.
+    pub pad: [usize; 2],
+    /// Of the convolution's results, whose channels are a multiple of 16 up to 64.
+    pub conv: Shape,
+    /// Of the maxima: half of that, of odd sizes with or without the last window.
+    pub output: Shape,
+}
+
+impl S8Stem {
+    /// Every tile that makes other bands of rows.
+    pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
+        if !limits.has_sm90_kernels() || self.check().is_err() {
+            return Vec::new();
+        }
+        let height = self.output.height;
+        let is_lowest = |rows: &usize| *rows == height.div_ceil(height.div_ceil(*rows));
+        let rows = (1..=height).filter(is_lowest);
+        rows.map(|rows| StemTile { columns: COLUMNS, rows }).collect()
+    }
+
+    /// An error that names what the kernel cannot do, if anything.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { batch, input, pad, conv, output } = *self;
+        let halves = |conv: usize, output: usize| output == conv / 2 || output == conv.div_ceil(2);
+        let sizes = [input.height, input.width, conv.height, conv.width, output.height, output.width];
+        let channels = output.channels;
+        let takes = [
+            ("images", batch, batch > 0, "at least one"),
+            ("input channels", input.channels, input.channels == 3, "three"),
+            ("channels", channels, channels.is_multiple_of(16) && (16..=64).contains(&channels), "16, 32, 48 or 64"),
+            ("channels of the convolution", conv.channels, conv.channels == channels, "those of the result"),
+            ("rows", output.height, halves(conv.height, output.height), "half of the convolution's"),
+            ("columns", output.width, halves(conv.width, output.width), "half of the convolution's"),
+            ("the smallest size", sizes.into_iter().min().unwrap_or(0), !sizes.contains(&0), "at least 1"),
+            ("padding", pad[0].max(pad[1]), pad.iter().all(|pad| *pad < MOST_PIXELS), "less than 16384 pixels"),
+            (
+                "the largest size",
+                sizes.into_iter().max().unwrap_or(0),
+                sizes.iter().all(|size| *size < MOST_PIXELS),
+                "less than 16384 pixels",
+            ),
+        ];
+        match takes.into_iter().find(|(_, _, takes, _)| !takes) {
+            Some((what, value, _, takes)) => Err(Error::Unsupported {
+                what: format!("{what} = {value}"),
+                instead: format!("the sm90 kernel of first layers of bytes takes {takes}"),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Of the convolution, in a tile.
+const COLUMNS: usize = 112;
+
+/// What all sizes stay below.
+const MOST_PIXELS: usize = 1 << 14;
+
+/// Bytes of the filter as the kernel reads it.
+pub(crate) const STEM_FILTER_BYTES: usize = PRODUCTS * GROUP_THREADS * 16;
+
+/// Where in the filter a weight of an output channel lies: of tap row `r` and column `s`, channel `c`.
+pub(crate) const fn stem_filter_index([r, s, c]: [usize; 3], channel: usize) -> usize {
+    let at = 3 * s + c;
+    // The line of the products' ten, and the term in it.
+    let (line, term) = match (at < 16, r) {
+        (true, 0) => (6, at),
+        (true, _) => (r - 1, at),
+        (false, 0..=2) => (7, left(r, at)),
+        (false, 3) => (8, left(1, at)),
+        (false, _) => (9, left(r - 4, at)),
+    };
+    let thread = channel / 16 * 32 + channel % 16 / 2 * 4 + term / 4;
+    let register = line % 2 * 2 + channel % 2;
+    ((line / 2 * GROUP_THREADS + thread) * 4 + register) * 4 + term % 4
+}
+
+/// The term of what is left of one of three rows: four of each, then the last of each.
+const fn left(row: usize, at: usize) -> usize {
+    if at < 20 { 4 * row + at - 16 } else { 12 + row }
+}
+
+/// Of a row of the convolution, with two lines each.
+const PRODUCTS: usize = 5;
+/// Threads of a block that multiply.
+const GROUP_THREADS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn stem() -> S8Stem {
+        let [input, conv, output] = [Shape::new(30, 47, 3), Shape::new(15, 24, 48), Shape::new(8, 12, 48)];
+        S8Stem { batch: 2, input, pad: [3, 2], conv, output }
+    }
+
+    #[test]
+    fn every_weight_has_a_place_of_its_own() {
+        let taps = (0..7).flat_map(|r| (0..7).flat_map(move |s| (0..3).map(move |c| [r, s, c])));
+        let places: BTreeSet<usize> =
+            taps.flat_map(|tap| (0..64).map(move |channel| stem_filter_index(tap, channel))).collect();
+        assert_eq!(places.len(), 147 * 64);
+        assert!(places.last() < Some(&STEM_FILTER_BYTES));
+        // Channel 19 is the second of its pair, in the second warp; tap row 5 begins the third product's first line.
+        assert_eq!(stem_filter_index([5, 1, 2], 19), ((2 * 128 + 32 + 4 + 1) * 4 + 1) * 4 + 1);
+        assert_eq!(stem_filter_index([3, 6, 2], 0), ((4 * 128 + 3) * 4) * 4 + 1);
+    }
+
+    #[test]
+    fn bands_are_those_that_differ() {
+        let tiles = stem().tiles(&Limits::h200());
+        assert_eq!(tiles, [1, 2, 3, 4, 8].map(|rows| StemTile { columns: 112, rows }));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_do_is_refused() {
+        let refused = |stem: S8Stem| stem.check().is_err() && stem.tiles(&Limits::h200()).is_empty();
+        let good = stem();
+        let with = |shape: Shape, channels| Shape { channels, ..shape };
+        assert!(good.check().is_ok());
+        assert!(S8Stem { output: Shape::new(7, 12, 48), ..good }.check().is_ok());
+        assert!(refused(S8Stem { batch: 0, ..good }) && refused(S8Stem { input: with(good.input, 4), ..good }));
+        assert!(refused(S8Stem { conv: with(good.conv, 64), ..good }) && refused(S8Stem { pad: [3, 1 << 14], ..good }));
+        for channels in [0, 24, 80] {
+            let [conv, output] = [good.conv, good.output].map(|shape| with(shape, channels));
+            assert!(refused(S8Stem { conv, output, ..good }), "{channels}");
+        }
+        for output in [Shape::new(9, 12, 48), Shape::new(8, 11, 48), Shape::new(6, 12, 48)] {
+            assert!(refused(S8Stem { output, ..good }), "{output}");
+        }
+        let one = Shape::new(1, 1, 48);
+        assert!(refused(S8Stem { conv: one, output: Shape::new(0, 1, 48), ..good }));
+        assert!(S8Stem { conv: one, output: one, ..good }.check().is_ok());
+        assert!(refused(S8Stem { input: Shape::new(1 << 14, 47, 3), ..good }));
+    }
+}
