@@ -255,6 +255,15 @@ fn what_takes_long_to_compute_is_left_to_the_graph() {
     expect_a_graph(file(&[shape, zeros, node("MaxPool", &["zeros"], &["y"], &pool), output("y")], &[]));
 }
 
+/// Those in the body of a loop too.
+#[test]
+fn tensors_are_read_once() {
+    let elems = 1 << 20;
+    let tensor = [int(1, elems), int(2, 1), bytes(9, vec![0; 4 * elems as usize])].concat();
+    let constant = node("Constant", &[], &["y"], &[attribute("value", &[int(20, 4), bytes(5, tensor)])]);
+    expect_a_graph(file(&[loops(1, vec![constant]), vec![scalar("trips", 4096), x(), output("x")]].concat(), &[]));
+}
+
 #[test]
 fn lists_that_a_few_bytes_ask_for_end() {
     let wide = input("wide", FLOAT, &fixed(&[1 << 31]));
@@ -280,6 +289,32 @@ fn lists_that_a_few_bytes_ask_for_end() {
             "a block of [0, 0] in an image",
             one("Col2Im", &["c", "size", "none"], &[&image[..], &[vector("none", &[0, 0])]].concat()),
         ),
+    ]);
+}
+
+/// Found by fuzzing: each took an operand's axes for granted.
+#[test]
+fn operands_of_too_few_axes_are_told() {
+    let of = |name: &str, dtype, dims: &[i64]| input(name, dtype, &fixed(dims));
+    let one = |op: &str, inputs: &[&str], more: &[Vec<u8>], beside: &[Vec<u8>]| {
+        file(&[&[node(op, inputs, &["y"], more), output("y")], beside].concat(), &[])
+    };
+    let four = of("q", FLOAT, &[1, 1, 2, 2]);
+    let window = [ints("kernel_shape", &[2, 2])];
+    let at = of("at", INT64, &[1, 1, 2, 2]);
+    expect(vec![
+        ("expected 3 axes or more", one("Attention", &["q", "q", "q", "", "x", "x"], &[], &[four.clone(), x()])),
+        ("a filter of f32[1,1]", one("ConvTranspose", &["q", "w"], &[], &[four.clone(), of("w", FLOAT, &[1, 1])])),
+        (
+            "shape [1, 1, 4, 4, 4]: expected 4 sizes",
+            one("MaxUnpool", &["q", "at", "shape"], &window, &[four.clone(), at, vector("shape", &[1, 1, 4, 4, 4])]),
+        ),
+        ("expected one axis", one("Compress", &["x", "c"], &[], &[x(), of("c", BOOL, &[2, 2])])),
+        (
+            "expected [N, C",
+            one("ConvInteger", &["u", "w", "", "z"], &[], &[of("u", 2, &[1, 1, 4]), of("w", 2, &[]), of("z", 2, &[3])]),
+        ),
+        ("expected 1 axes or more", one("RoiAlign", &["q", "s", "s"], &[], &[four, of("s", FLOAT, &[])])),
     ]);
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Budget {
 /// Nodes, trips of loops, calls of functions, operations, and elements of sequences together.
 const STEPS: usize = 1 << 21;
 
-/// Bytes of weights that are read because shapes depend on them.
+/// Bytes of tensors that are read, because shapes depend on them or because nodes hold them, beyond what the files have.
 const READ_BYTES: usize = 256 << 20;
 
 /// Bytes of constants that are computed while importing; what takes more is left to the graph.
@@ -32,11 +32,12 @@ const FOLDED_OPS: f64 = (1_u64 << 31) as f64;
 const MOST_FOLDED_OPS: f64 = (1_u64 << 27) as f64;
 
 impl Budget {
-    pub fn new() -> Self {
+    /// For a model whose files have so many bytes.
+    pub fn new(file_bytes: u64) -> Self {
         Self {
             steps: Cell::new(STEPS),
             is_spent: Cell::new(false),
-            read_bytes: Cell::new(READ_BYTES),
+            read_bytes: Cell::new(READ_BYTES.saturating_add(file_bytes as usize)),
             folded_bytes: FOLDED_BYTES,
             folded_ops: FOLDED_OPS,
         }
@@ -67,10 +68,10 @@ impl Budget {
         self.is_spent.set(true);
     }
 
-    /// Takes so many bytes of weights.
+    /// Takes so many bytes of tensors.
     pub fn read(&self, bytes: usize) -> Outcome<()> {
         let left = self.read_bytes.get().checked_sub(bytes).ok_or_else(|| {
-            format!("shapes depend on more than {READ_BYTES} bytes of weights: expected fewer, or smaller ones")
+            format!("tensors that are read here have {READ_BYTES} bytes more than the files: expected fewer, or smaller ones")
         })?;
         self.read_bytes.set(left);
         Ok(())

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
 use crate::loops;
-use crate::onnx::{DataType, File, Function, Node};
+use crate::onnx::{self, DataType, File, Function, Node};
 use crate::tensor::Dtype;
 
 /// Why something cannot be imported, as the end of a sentence.
@@ -58,6 +58,8 @@ pub(in crate::onnx) struct Context<'m> {
     pub(super) budget: Budget,
     /// The problem at which importing ended was told.
     pub(super) has_ended: bool,
+    /// Tensors of the file that are constants already, by their addresses.
+    pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
     /// In which order the nodes of a graph are imported, by the address of the first.
     pub(super) orders: HashMap<*const Node, Rc<Order>>,
     /// Names of nodes, and how often each was asked for.
@@ -79,6 +81,7 @@ const MOST_AXES: usize = 64;
 impl<'m> Context<'m> {
     pub fn new(file: &'m File) -> Self {
         let functions = &file.model().functions;
+        let files = file.bytes + file.external.iter().map(|file| file.bytes).sum::<u64>();
         let key = |function: &'m Function| [&function.domain, &function.name, &function.overload].map(|s| s.as_str());
         Self {
             file,
@@ -88,8 +91,9 @@ impl<'m> Context<'m> {
             stored: HashMap::new(),
             counted: HashMap::new(),
             path: String::new(),
-            budget: Budget::new(),
+            budget: Budget::new(files),
             has_ended: false,
+            tensors: HashMap::new(),
             orders: HashMap::new(),
             names: HashMap::new(),
         }

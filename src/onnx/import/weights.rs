@@ -49,12 +49,16 @@ impl File {
 }
 
 impl Context<'_> {
-    /// A tensor of the file as a constant.
+    /// A tensor of the file as a constant, one and the same each time.
     pub fn tensor(&mut self, tensor: &onnx::Tensor) -> Outcome<ValueId> {
+        if let Some(&known) = self.tensors.get(&std::ptr::from_ref(tensor)) {
+            return Ok(known);
+        }
         check(tensor)?;
         self.budget.read(tensor.bytes())?;
         let value = self.file.elements(tensor).map_err(|e| e.to_string())?;
         let value = self.constant(&value);
+        self.tensors.insert(tensor, value);
         self.store(value, tensor.dtype);
         Ok(value)
     }
