@@ -28,7 +28,8 @@ use crate::tensor::Dtype;
 #[derive(Clone, Debug, Default)]
 pub struct GraphBuilder {
     graph: Graph,
-    names: HashSet<String>,
+    /// Names of nodes, inputs and outputs.
+    names: [HashSet<String>; 3],
     /// Values that a mistake gave.
     broken: HashSet<ValueId>,
     mistakes: Vec<(String, String)>,
@@ -42,7 +43,7 @@ impl GraphBuilder {
 
     /// Adds an input.
     pub fn input(&mut self, name: &str, dtype: Dtype, dims: &[usize]) -> ValueId {
-        if self.graph.inputs.iter().any(|port| port.name == name) {
+        if !self.names[1].insert(name.to_owned()) {
             self.mistake(name, "two inputs have this name");
         }
         let value = self.add(ValueType::new(dtype, dims), Origin::Input(self.graph.inputs.len()));
@@ -83,7 +84,7 @@ impl GraphBuilder {
         if let Some(stranger) = inputs.iter().flatten().find(|id| id.0 >= self.graph.values.len()) {
             self.mistake(name, &format!("reads value {}, which is of another graph", stranger.0));
         }
-        if !self.names.insert(name.to_owned()) {
+        if !self.names[0].insert(name.to_owned()) {
             self.mistake(name, "two nodes have this name");
         }
         match written {
@@ -104,7 +105,7 @@ impl GraphBuilder {
 
     /// Makes a value an output.
     pub fn output(&mut self, name: &str, value: ValueId) {
-        if self.graph.outputs.iter().any(|port| port.name == name) {
+        if !self.names[2].insert(name.to_owned()) {
             self.mistake(name, "two outputs have this name");
         }
         if value.0 >= self.graph.values.len() {

@@ -37,6 +37,7 @@ pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 pub use lower::{Lowered, lower};
 pub(crate) use schedule::schedule_apart;
 pub use schedule::{Kernel, Schedule, Step, schedule};
+pub(crate) use work::operations;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use super::affine::{affine, needed};
 use super::ir::{Loop, TermId, TermKind};
-use crate::graph::{Binary, Unary, ValueType};
+use super::lower::{Lowered, lower};
+use crate::graph::{Binary, Op, Unary, ValueType};
 
 /// Operations that one dear function takes.
 const DEAR: f64 = 16.0;
@@ -18,6 +19,17 @@ pub(super) struct Work<'l> {
     /// Points at which each term is computed.
     times: Vec<f64>,
     rows: BTreeSet<usize>,
+}
+
+/// Operations that computing an operation on the CPU takes.
+pub(crate) fn operations(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> f64 {
+    match lower(op, inputs, outputs) {
+        Lowered::Loops(loops) => loops.iter().map(|of| Work::of(of).ops()).sum(),
+        Lowered::ByHand => {
+            let elems: usize = inputs.iter().flatten().copied().chain(outputs).map(ValueType::elems).sum();
+            DEAR * elems as f64
+        }
+    }
 }
 
 impl<'l> Work<'l> {

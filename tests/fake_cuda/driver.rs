@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::sync::{LazyLock, Mutex};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -68,6 +68,9 @@ pub struct Config {
     pub join_ms: Option<f64>,
     fail_call: Option<String>,
     fail_code: Code,
+    /// The call that returns late: its number or its name.
+    late_call: Option<String>,
+    late: Duration,
     sticky: bool,
 }
 
@@ -119,6 +122,17 @@ const CAPTURABLE: [&str; 5] =
 pub fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<String, Code>) -> Code {
     let mut driver = DRIVER.lock().expect("no call panics");
     driver.calls += 1;
+    let late = driver.lateness(name);
+    let code = done(driver, name, body);
+    thread::sleep(late); // other threads' calls go on
+    code
+}
+
+fn done(
+    mut driver: MutexGuard<'_, Driver>,
+    name: &'static str,
+    body: impl FnOnce(&mut Driver) -> Result<String, Code>,
+) -> Code {
     driver.injected = driver.injects(name);
     let short = name.trim_end_matches("_v2");
     if let Some(code) = driver.injected.filter(|_| !ENDINGS.contains(&name)) {
@@ -173,6 +187,12 @@ impl Driver {
             log,
             config,
         }
+    }
+
+    /// How much later the call `name`, just counted, is to return.
+    fn lateness(&self, name: &str) -> Duration {
+        let is_late = |which: &String| which == name || which.parse() == Ok(self.calls);
+        if self.config.late_call.as_ref().is_some_and(is_late) { self.config.late } else { Duration::ZERO }
     }
 
     /// Whether the call `name`, just counted, is to fail.
@@ -292,6 +312,8 @@ impl Config {
             join_ms: env::var_os("FAKE_CUDA_JOIN_US").map(|_| 1e-3 * env_number("FAKE_CUDA_JOIN_US", 0) as f64),
             ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
             fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok(),
+            late_call: env::var("FAKE_CUDA_LATE_CALL").ok(),
+            late: Duration::from_millis(env_number("FAKE_CUDA_LATE_MS", 30) as u64),
             fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,
             sticky: is("FAKE_CUDA_FAIL_STICKY", "1"),
         }

@@ -20,6 +20,8 @@
 //! | `FAKE_CUDA_FAIL_CALL` | the call that fails: its number, from 1, or a name, `cuInit`, from the first of that name on, or `cuInit#2` from the second on | none |
 //! | `FAKE_CUDA_FAIL_CODE` | with which status | 719 |
 //! | `FAKE_CUDA_FAIL_STICKY` | `1`: and every call after it too, as after a real fault | |
+//! | `FAKE_CUDA_LATE_CALL` | the call that does its work and returns late: as `FAKE_CUDA_FAIL_CALL`, but that a name is every call of it | none |
+//! | `FAKE_CUDA_LATE_MS` | how late | 30 |
 //! | `FAKE_CUDA_SLOW` | kernels with this in their name take 0.1 ms by the events' clock, others 0.01 ms; a copy takes 1 ms | none |
 //! | `FAKE_CUDA_JOIN_US` | by that clock branches of a graph run at the same time, and a kernel that waits for another branch begins so many us after its end | one after the other |
 //! | `FAKE_CUDA_PTX_ERROR` | modules do not load, and the compiler's log says this | none |

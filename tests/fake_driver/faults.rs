@@ -9,11 +9,14 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::{Batch, CallerStream, Close, Device, Engine, Error, FaultClass, Fleet, Target, Waiting};
+use trefoil::{
+    Batch, CallerStream, Close, Device, Engine, Error, FaultClass, Fleet, Output, Precision, Target, Waiting, WhenFull,
+};
 
 use crate::engine::{POISON, small_model};
 use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
 use crate::many::head;
+use crate::support::records::{self, joined};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -35,16 +38,18 @@ fn block_on<T>(mut future: impl Future<Output = T> + Unpin) -> T {
     }
 }
 
-/// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet.
+/// What is built: an engine of one model; one of several, whose results may stay on the device, recorded; a fleet; an
+/// engine of a model of values, whose kernels are written when it is built.
 #[derive(Clone, Copy, Debug)]
 enum What {
     OneModel,
     SeveralModels,
     Fleet,
+    Values,
 }
 
 impl What {
-    const ALL: [Self; 3] = [Self::OneModel, Self::SeveralModels, Self::Fleet];
+    const ALL: [Self; 4] = [Self::OneModel, Self::SeveralModels, Self::Fleet, Self::Values];
 
     /// In a child: what the parent chose.
     fn chosen() -> Self {
@@ -61,19 +66,37 @@ impl What {
     fn build(self, devices: &[Device], waiting: Waiting) -> Result<Built, Error> {
         let model = small_model();
         let (features, head) = (model.features()?, head(&model));
+        let values = joined();
         let builder = match self {
             Self::OneModel | Self::Fleet => Engine::builder(&model),
+            Self::Values => Engine::builder(&values).precision(Precision::F32),
             Self::SeveralModels => Engine::builder(&features).then(&head).beside(&head).average(),
         };
         let builder = builder.batch_sizes(&[1, 4]).waiting(waiting).acquire_limit(LONG).check(true);
         match self {
-            Self::OneModel => builder.on(&devices[0]).staging(2).results(6).build().map(Built::Engine),
+            Self::OneModel | Self::Values => builder.on(&devices[0]).staging(2).results(6).build().map(Built::Engine),
             Self::SeveralModels => {
                 let builder = builder.on(&devices[0]).slots(2).staging(2).results(6);
                 builder.device_results(true).trace_batches(6).build().map(Built::Engine)
             }
             // As many results as all have tickets: one device may be the last.
             Self::Fleet => builder.slots(2).staging(3).results(16).build_on(devices).map(Built::Fleet),
+        }
+    }
+
+    fn fill(self, batch: &mut Batch, rows: usize) {
+        if let Self::Values = self {
+            (0..rows).for_each(|row| records::fill(batch, row));
+        }
+    }
+
+    /// Whether the first row has been answered.
+    fn check(self, output: &Output) {
+        match self {
+            Self::Values => {
+                records::check(output.port(0, "features").unwrap(), output.port(0, "best").unwrap(), 0);
+            }
+            _ => assert_eq!(output.values(0)[0], POISON),
         }
     }
 
@@ -117,12 +140,16 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
     let engine = &built.engines()[0];
     let batcher = engine.batcher().rows(6).in_flight(1).build().map_err(|error| vec![error])?;
     mark("built");
-    let submit = |rows| built.acquire().and_then(|batch| batch.submit(rows));
+    let submit = |rows| {
+        let mut batch = built.acquire()?;
+        what.fill(&mut batch, rows);
+        batch.submit(rows)
+    };
     let pixels = vec![7; batcher.input().row_bytes];
     let mut errors: Vec<Error> = thread::scope(|scope| {
         let waits = scope.spawn(|| {
             let answers = (0..6).map(|round| submit(1 + round % 4)?.wait());
-            answers.filter_map(|answer| answer.map(|output| assert_eq!(output.values(0)[0], POISON)).err()).collect()
+            answers.filter_map(|answer| answer.map(|output| what.check(&output)).err()).collect()
         });
         let awaits = scope.spawn(|| {
             let tickets: Vec<_> = (0..3).map(|_| submit(2)).collect();
@@ -141,7 +168,7 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
         });
         let stays = scope.spawn(|| match what {
             What::SeveralModels => (0..4).filter_map(|round| stay_on_device(engine, round).err()).collect(),
-            What::OneModel | What::Fleet => Vec::new(),
+            What::OneModel | What::Fleet | What::Values => Vec::new(),
         });
         [waits, awaits, drops, rows, stays].into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
@@ -241,6 +268,11 @@ fn every_failing_call_of_a_fleet_answers_everybody() {
     each_call_fails("faults::every_failing_call_of_a_fleet_answers_everybody", What::Fleet);
 }
 
+#[test]
+fn every_failing_call_of_a_model_of_values_answers_everybody() {
+    each_call_fails("faults::every_failing_call_of_a_model_of_values_answers_everybody", What::Values);
+}
+
 fn each_call_fails(name: &'static str, what: What) {
     let scenario = Scenario::new(name, || {
         let waiting = match std::env::var("WAITING").unwrap().as_str() {
@@ -338,5 +370,67 @@ fn what_fails_to_build_leaves_nothing() {
             let faults = report.stdout.contains("faulted");
             assert!(faults || report.leaks.is_empty(), "{what:?}, call {call}: {:?}\n{report}", report.leaks);
         });
+    }
+}
+
+/// Which driver calls return late changes no answer, and leaves nothing behind.
+#[test]
+fn calls_that_return_late_change_nothing() {
+    let scenario = Scenario::new("faults::calls_that_return_late_change_nothing", || {
+        let (what, devices) = (What::chosen(), What::chosen().open().unwrap());
+        use_everything(what, &devices, Waiting::default()).unwrap_or_else(|errors| panic!("{errors:?}"));
+        wait_until_settled(&devices);
+        drop(devices);
+        wait_for_release();
+    });
+    for what in What::ALL {
+        let report = what.runs(&scenario, &[]);
+        let log = &report.assert_clean().log;
+        let used = log.iter().skip_while(|line| *line != "# built").take_while(|line| *line != "# drop");
+        let names: BTreeSet<&str> =
+            used.filter(|line| line.starts_with("cu")).filter_map(|line| line.split(' ').next()).collect();
+        assert!(names.len() > 5, "{names:?}");
+        let names: Vec<&str> = names.into_iter().collect();
+        for_each_number(names.len(), |number| {
+            let late = [("FAKE_CUDA_LATE_CALL", names[number - 1]), ("FAKE_CUDA_LATE_MS", "5")];
+            what.runs(&scenario, &late).assert_clean();
+        });
+    }
+}
+
+/// A kernel that never ends holds nobody longer than was asked for.
+#[test]
+fn work_that_never_ends_keeps_every_limit() {
+    const LIMIT: Duration = Duration::from_millis(100);
+    let scenario = Scenario::new("faults::work_that_never_ends_keeps_every_limit", || {
+        let what = What::chosen();
+        let devices = what.open().unwrap();
+        let built = what.build(&devices, Waiting::Block).unwrap();
+        let engine = &built.engines()[0];
+        let batcher = engine.batcher().rows(1).in_flight(1).when_full(WhenFull::WaitFor(LIMIT)).build().unwrap();
+        let pixels = vec![7; batcher.input().row_bytes];
+        let row = batcher.submit(&pixels).unwrap();
+        let ticket = built.acquire().unwrap().submit(1).unwrap();
+        let timed = |what: &str, limited: &mut dyn FnMut()| {
+            let begin = Instant::now();
+            limited();
+            assert!((LIMIT..LONG / 2).contains(&begin.elapsed()), "{what}: {:?}", begin.elapsed());
+        };
+        let (mut ticket, mut row) = (Some(ticket), Some(row));
+        timed("a ticket", &mut || ticket = ticket.take().unwrap().wait_for(LIMIT).unwrap().err());
+        timed("a row", &mut || row = row.take().unwrap().wait_for(LIMIT).unwrap().err());
+        assert!(ticket.is_some() && row.is_some());
+        timed("a full batcher", &mut || {
+            assert!(matches!(batcher.submit(&pixels), Err(Error::Timeout { .. })));
+        });
+        for engine in built.engines() {
+            timed("closing", &mut || {
+                assert!(matches!(engine.close(Close::Drain, LIMIT), Err(Error::Timeout { .. }) | Ok(())));
+            });
+        }
+        std::process::exit(0); // before anything is freed that the device never is done with
+    });
+    for what in What::ALL {
+        what.runs(&scenario, &[("FAKE_CUDA_EVENTS", "stuck")]).assert_sound();
     }
 }

@@ -4,56 +4,11 @@ use trefoil::graph::{Graph, Tensor};
 use trefoil::onnx::{File, Problem, Sizes};
 use trefoil::{Error, loops};
 
-use super::write::{attribute, bytes, int, message, model};
-
-const FLOAT: i64 = 1;
-const INT64: i64 = 7;
-const BOOL: i64 = 9;
-
-/// A size, or the name of one.
-enum Dim {
-    Fixed(i64),
-    Named(&'static str),
-}
-
-fn port(field: u32, name: &str, dtype: i64, dims: &[Dim]) -> Vec<u8> {
-    let dim = |dim: &Dim| match dim {
-        Dim::Fixed(size) => message(1, &[int(1, *size)]),
-        Dim::Named(name) => message(1, &[bytes(2, name)]),
-    };
-    let shape = message(2, &dims.iter().map(dim).collect::<Vec<_>>());
-    message(field, &[bytes(1, name), message(2, &[message(1, &[int(1, dtype), shape])])])
-}
-
-fn input(name: &str, dtype: i64, dims: &[Dim]) -> Vec<u8> {
-    port(11, name, dtype, dims)
-}
-
-fn output(name: &str) -> Vec<u8> {
-    port(12, name, FLOAT, &[])
-}
-
-/// A node called after its first output.
-fn node(op_type: &str, inputs: &[&str], outputs: &[&str], more: &[Vec<u8>]) -> Vec<u8> {
-    node_in(1, op_type, inputs, outputs, more)
-}
-
-fn node_in(field: u32, op_type: &str, inputs: &[&str], outputs: &[&str], more: &[Vec<u8>]) -> Vec<u8> {
-    let names = |number, names: &[&str]| names.iter().map(|name| bytes(number, name)).collect::<Vec<_>>().concat();
-    message(field, &[names(1, inputs), names(2, outputs), bytes(4, op_type), more.concat()])
-}
-
-fn ints(name: &str, values: &[i64]) -> Vec<u8> {
-    attribute(name, &[int(20, 7), values.iter().map(|&value| int(8, value)).collect::<Vec<_>>().concat()])
-}
-
-fn body(name: &str, graph: &[Vec<u8>]) -> Vec<u8> {
-    attribute(name, &[int(20, 5), message(6, graph)])
-}
+use super::graphs::{BOOL, Dim, FLOAT, INT64, body, file, input, ints, node, node_in, output, x};
+use super::write::{attribute, bytes, int, message};
 
 fn opened(graph: &[Vec<u8>], more: &[Vec<u8>]) -> File {
-    let opset = message(8, &[int(2, 18)]);
-    File::from_bytes([model(graph), opset, more.concat()].concat()).expect("it is well-formed")
+    File::from_bytes(file(graph, more)).expect("it is well-formed")
 }
 
 fn imported(graph: &[Vec<u8>]) -> Graph {
@@ -70,10 +25,6 @@ fn problems(graph: &[Vec<u8>]) -> Vec<Problem> {
 fn evaluated(graph: &Graph, inputs: &[Tensor]) -> Vec<f32> {
     let outputs = loops::evaluate(graph, &mut |name, _| panic!("no weight `{name}`"), inputs).expect("it is sound");
     outputs[0].elems::<f32>().to_vec()
-}
-
-fn x() -> Vec<u8> {
-    input("x", FLOAT, &[Dim::Fixed(2)])
 }
 
 #[test]

@@ -3,7 +3,9 @@
 mod classifier;
 mod elements;
 mod external;
+mod graphs;
 mod hostile;
+mod hostile_graphs;
 mod import;
 mod memory;
 mod mutations;

@@ -1,13 +1,16 @@
 //! The graph that is being made of a model.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
+use super::budget::Budget;
 use super::counts::Counted;
+use super::order::Order;
 use crate::error::Error;
 use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
 use crate::loops;
-use crate::onnx::{DataType, File, Function};
+use crate::onnx::{self, DataType, File, Function, Node};
 use crate::tensor::Dtype;
 
 /// Why something cannot be imported, as the end of a sentence.
@@ -22,6 +25,16 @@ pub(in crate::onnx) enum Item {
     Nothing,
     /// What a node would have written that cannot be imported.
     Broken,
+}
+
+impl Item {
+    /// Values in it.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Sequence(all) => all.len(),
+            Self::Tensor(_) | Self::Nothing | Self::Broken => 1,
+        }
+    }
 }
 
 impl From<ValueId> for Item {
@@ -42,12 +55,16 @@ pub(in crate::onnx) struct Context<'m> {
     pub counted: HashMap<ValueId, Counted>,
     /// The node that is being imported, with the functions and bodies around it.
     pub path: String,
+    pub(super) budget: Budget,
+    /// The problem at which importing ended was told.
+    pub(super) has_ended: bool,
+    /// Tensors of the file that are constants already, by their addresses.
+    pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
+    /// In which order the nodes of a graph are imported, by the address of the first.
+    pub(super) orders: HashMap<*const Node, Rc<Order>>,
     /// Names of nodes, and how often each was asked for.
     names: HashMap<String, usize>,
 }
-
-/// Most bytes of a constant that is computed here; a larger one is left to the graph.
-const FOLDED_BYTES: usize = 16 << 20;
 
 /// Most bytes of a weight that is read here, because a shape depends on it.
 const READ_BYTES: usize = 64 << 20;
@@ -55,12 +72,16 @@ const READ_BYTES: usize = 64 << 20;
 /// Most bytes of any value.
 const VALUE_BYTES: usize = 1 << 36;
 
-/// Most nodes of a graph: what loops are unrolled to.
-const NODES: usize = 1 << 20;
+/// Most elements along an axis: sizes that are computed of two such do not overflow.
+const MOST_OF_AN_AXIS: usize = 1 << 32;
+
+/// Most axes of any value.
+const MOST_AXES: usize = 64;
 
 impl<'m> Context<'m> {
     pub fn new(file: &'m File) -> Self {
         let functions = &file.model().functions;
+        let files = file.bytes + file.external.iter().map(|file| file.bytes).sum::<u64>();
         let key = |function: &'m Function| [&function.domain, &function.name, &function.overload].map(|s| s.as_str());
         Self {
             file,
@@ -70,6 +91,10 @@ impl<'m> Context<'m> {
             stored: HashMap::new(),
             counted: HashMap::new(),
             path: String::new(),
+            budget: Budget::new(files),
+            has_ended: false,
+            tensors: HashMap::new(),
+            orders: HashMap::new(),
             names: HashMap::new(),
         }
     }
@@ -106,10 +131,16 @@ impl<'m> Context<'m> {
     pub fn known(&self, value: ValueId) -> Outcome<Option<Tensor>> {
         match self.builder.graph().constant(value) {
             Some(Constant::Weight(name)) if self.of(value).bytes() <= READ_BYTES => {
+                self.budget.read(self.of(value).bytes())?;
                 self.file.weight(name).map(Some).map_err(|e| e.to_string())
             }
             _ => Ok(self.folded(value)),
         }
+    }
+
+    /// Takes so many steps of what importing may take in all.
+    pub fn step(&self, count: usize) -> Outcome<()> {
+        self.budget.step(count)
     }
 
     /// The elements of a value that the shape of others depends on.
@@ -156,43 +187,38 @@ impl<'m> Context<'m> {
 
     /// An operation: its first operand where it changes nothing, a constant where everything is known, or a node.
     pub fn emit(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Outcome<Vec<ValueId>> {
-        let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.of(id))).collect();
+        self.step(1 + inputs.len())?;
+        let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.builder.value(id))).collect();
         let written = op.infer(&types, outputs).map_err(|what| format!("{}: {what}", op.kind()))?;
-        if let Some(huge) = written.iter().find(|of| of.bytes() > VALUE_BYTES) {
-            return Err(format!("{huge} is larger than {VALUE_BYTES} bytes"));
-        }
+        written.iter().try_for_each(check_value)?;
         if let (true, [Some(only)]) = (changes_nothing(&op, types.first().copied().flatten(), &written[0]), inputs) {
             return Ok(vec![*only]);
         }
-        if written.iter().map(ValueType::bytes).sum::<usize>() <= FOLDED_BYTES {
-            let known: Option<Vec<_>> =
-                inputs.iter().map(|id| id.map_or(Some(None), |id| self.folded(id).map(Some))).collect();
-            if let Some(known) = known {
-                return self.fold(&op, &known, &written);
-            }
+        let is_known = |id: &ValueId| matches!(self.builder.graph().constant(*id), Some(Constant::Bytes(_)));
+        if inputs.iter().flatten().all(is_known) && self.budget.folds(&op, &types, &written) {
+            return self.fold(&op, inputs, &written);
         }
         let counted = self.counted_of(&op, inputs, &written[0].dims)?;
-        let values = self.push(op, inputs, outputs)?;
+        let values = self.push(op, inputs, outputs);
         self.counted.extend(counted.iter().flat_map(|of| values.iter().map(|&value| (value, *of))));
         Ok(values)
     }
 
-    fn fold(&mut self, op: &Op, known: &[Option<Tensor>], written: &[ValueType]) -> Outcome<Vec<ValueId>> {
+    /// An operation on constants, computed now.
+    fn fold(&mut self, op: &Op, inputs: &[Option<ValueId>], written: &[ValueType]) -> Outcome<Vec<ValueId>> {
+        let known: Vec<_> = inputs.iter().map(|id| id.and_then(|id| self.folded(id))).collect();
         let known: Vec<_> = known.iter().map(Option::as_ref).collect();
         let values = loops::compute(op, &known, written).map_err(|e| e.to_string())?;
         Ok(values.iter().map(|value| self.constant(value)).collect())
     }
 
-    fn push(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Outcome<Vec<ValueId>> {
-        if self.builder.graph().nodes.len() >= NODES {
-            return Err(format!("the graph has more than {NODES} nodes"));
-        }
+    fn push(&mut self, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Vec<ValueId> {
         let (op, inputs) = match op {
             Op::Map(expr) => self.with_numbers(expr, inputs),
             op => (op, inputs.to_vec()),
         };
         let name = self.fresh();
-        Ok(self.builder.node_with(&name, op, &inputs, outputs))
+        self.builder.node_with(&name, op, &inputs, outputs)
     }
 
     /// A map whose operands of one known element are numbers in its expression.
@@ -227,6 +253,19 @@ impl<'m> Context<'m> {
                 return name;
             }
         }
+    }
+}
+
+/// Whether a graph may have a value of this type.
+pub(super) fn check_value(of: &ValueType) -> Outcome<()> {
+    if of.rank() > MOST_AXES {
+        return Err(format!("a value of {} axes: expected {MOST_AXES} at most", of.rank()));
+    }
+    // Of an empty value too, so that the product of any of its sizes is below that.
+    let bytes = of.dims.iter().try_fold(of.dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim.max(1)));
+    match bytes.is_some_and(|bytes| bytes <= VALUE_BYTES) && of.dims.iter().all(|&dim| dim <= MOST_OF_AN_AXIS) {
+        true => Ok(()),
+        false => Err(format!("{of} is larger than {VALUE_BYTES} bytes, or than {MOST_OF_AN_AXIS} along an axis")),
     }
 }
 

@@ -79,8 +79,9 @@ impl Context<'_> {
 
     /// A value of whose elements along an axis so many are meant; without the others if the count is known.
     pub fn count(&mut self, value: ValueId, axis: usize, count: ValueId) -> Outcome<ValueId> {
-        match self.known(count)?.and_then(|count| count.to_i64s()) {
-            Some(known) => self.slice(value, axis, 0, known[0] as usize),
+        match self.known(count)?.and_then(|count| count.to_i64s()).as_deref() {
+            Some([known]) => self.slice(value, axis, 0, *known as usize),
+            Some(other) => Err(format!("a count of {} elements: expected one", other.len())),
             None => {
                 self.counted.insert(value, Counted { axis, count });
                 Ok(value)
@@ -90,7 +91,7 @@ impl Context<'_> {
 
     /// The numbers of the flags, `[n]`, that hold, and -1 behind them.
     pub fn places(&mut self, flags: ValueId) -> Outcome<ValueId> {
-        let elems = self.of(flags).elems();
+        let [elems] = self.dims(flags)[..] else { return Err(format!("expected one axis, found {}", self.of(flags))) };
         let flags = self.cast(flags, Dtype::I64)?;
         let count = self.reduce(flags, ReduceOp::Sum, &[0], false)?;
         let sums = Cumulate { op: ReduceOp::Sum, axis: 0, exclusive: false, reverse: false };

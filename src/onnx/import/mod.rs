@@ -5,28 +5,31 @@
 //! with the attributes of the version that the model uses. Whatever cannot be imported is one error with all nodes
 //! concerned.
 
+mod budget;
 mod call;
 mod context;
 mod counts;
+mod order;
 mod scope;
 mod shapes;
 mod sizes;
 mod weights;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 pub(super) use call::Call;
+use context::check_value;
 pub(super) use context::{Context, Item, Outcome, number};
 pub(super) use counts::Counted;
 use scope::{Frame, Scope};
-pub(super) use shapes::{axes_of, axis_of, size_of_dim};
+pub(super) use shapes::{axes_of, axis_of, product, size_of_dim};
 pub use sizes::Sizes;
 pub(crate) use weights::dtype_of;
 pub(super) use weights::is_storage;
 
 use super::{Dim, File, ValueInfo, ValueType};
 use crate::error::Error;
-use crate::graph::{Graph, ValueId};
+use crate::graph::{Graph, ValueId, ValueType as Type};
 
 impl File {
     /// The model as a graph at these sizes of its free dimensions. Its weights have the names of the file's initializers.
@@ -90,14 +93,9 @@ impl File {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn free_dims(&self) -> Vec<String> {
-        let mut names = Vec::new();
+        let mut known = HashSet::new();
         let all = self.free_inputs().filter_map(dims).flatten().filter_map(Result::err);
-        all.for_each(|name| {
-            if !names.contains(&name) {
-                names.push(name)
-            }
-        });
-        names
+        all.filter(|name| known.insert(name.clone())).collect()
     }
 
     /// Every free dimension has a size, and every size a dimension.
@@ -112,27 +110,21 @@ impl File {
         if !missing.is_empty() {
             return Err(Error::option("sizes", "without some", format!("a size of each of {}", missing.join(", "))));
         }
-        let all = self.model().graph.inputs.iter();
-        let mut known: Vec<String> = Vec::new();
-        for input in all {
+        let (mut known, mut told) = (HashSet::new(), Vec::new());
+        for input in &self.model().graph.inputs {
             let free = dims(input).unwrap_or_default().into_iter().filter_map(Result::err);
-            for name in free.chain([input.name.clone()]) {
-                if !known.contains(&name) {
-                    known.push(name);
-                }
-            }
+            told.extend(free.chain([input.name.clone()]).filter(|name| known.insert(name.clone())));
         }
-        match sizes.names().find(|name| !known.iter().any(|known| known == name)) {
+        match sizes.names().find(|name| !known.contains(*name)) {
             None => Ok(()),
-            Some(name) => Err(Error::option("sizes", name, format!("one of the model's {}", known.join(", ")))),
+            Some(name) => Err(Error::option("sizes", name, format!("one of the model's {}", told.join(", ")))),
         }
     }
 
     /// Inputs without a default.
     fn free_inputs(&self) -> impl Iterator<Item = &ValueInfo> {
         let graph = &self.model().graph;
-        let constants: std::collections::HashSet<&str> =
-            graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
+        let constants: HashSet<&str> = graph.initializers.iter().map(|tensor| tensor.name.as_str()).collect();
         graph.inputs.iter().filter(move |input| !constants.contains(input.name.as_str()))
     }
 }
@@ -176,6 +168,7 @@ fn bind(cx: &mut Context<'_>, input: &ValueInfo, sizes: &Sizes) -> Result<ValueI
                 .map(|dim| dim.or_else(|name| sizes.get(&name).ok_or(name)))
                 .collect::<Result<_, _>>()
                 .map_err(|name| Error::option("sizes", "without some", format!("a size of `{name}`")))?;
+            check_value(&Type::new(dtype, &dims)).map_err(|what| Error::graph(&input.name, what))?;
             cx.builder.input(&input.name, dtype, &dims)
         }
     };

@@ -1,10 +1,12 @@
 //! Which names are there where a node stands, and the nodes one after the other.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::call::Call;
 use super::context::{Context, Item, Outcome};
-use crate::error::Problem;
+use super::order::Order;
+use crate::error::{Problem, printable};
 use crate::onnx::operators;
 use crate::onnx::{AttributeValue, Function, Graph, Node, Opsets};
 
@@ -24,6 +26,17 @@ pub(in crate::onnx) struct Scope<'s, 'm> {
     pub frame: &'s Frame<'m>,
 }
 
+/// Most problems that are told: a file may be full of them.
+const MOST_PROBLEMS: usize = 1000;
+
+/// Most operands of a node that a problem shows.
+const MOST_OPERANDS: usize = 16;
+
+/// Most characters of a node's name, of the names around it, and of a reason.
+const MOST_OF_A_NAME: usize = 300;
+const MOST_OF_A_PATH: usize = 1000;
+const MOST_OF_A_REASON: usize = 1000;
+
 /// Most functions that call one another, and bodies within bodies.
 const DEPTH: usize = 32;
 
@@ -38,41 +51,21 @@ impl<'m> Scope<'_, 'm> {
 
     /// The nodes of a graph, each after those that it reads from.
     pub fn run(&mut self, cx: &mut Context<'m>, nodes: &'m [Node]) {
-        for index in self.order(cx, nodes) {
+        let order = cx.orders.entry(nodes.as_ptr()).or_insert_with(|| Rc::new(Order::of(nodes))).clone();
+        for &index in &order.cyclic {
+            self.problem(cx, &nodes[index], &[], "reads what depends on it: the graph has a cycle".into());
+        }
+        for &index in &order.sorted {
+            if cx.budget.is_spent() {
+                return;
+            }
             self.node(cx, &nodes[index]);
         }
     }
 
-    /// Indices of nodes in an order in which each has its inputs; those in cycles are problems and left out.
-    fn order(&self, cx: &mut Context<'m>, nodes: &'m [Node]) -> Vec<usize> {
-        let writes = |index: usize| nodes[index].outputs.iter().map(String::as_str).filter(|name| !name.is_empty());
-        let uses: Vec<HashSet<&str>> = nodes.iter().map(uses).collect();
-        let mut missing: HashMap<&str, usize> = HashMap::new();
-        (0..nodes.len()).flat_map(writes).for_each(|name| *missing.entry(name).or_default() += 1);
-        let (mut order, mut left) = (Vec::with_capacity(nodes.len()), (0..nodes.len()).collect::<Vec<_>>());
-        while !left.is_empty() {
-            let before = left.len();
-            left.retain(|&index| {
-                let waits = uses[index].iter().any(|name| missing.get(name).is_some_and(|&count| count > 0));
-                if !waits {
-                    writes(index).for_each(|name| *missing.get_mut(name).expect("it was counted") -= 1);
-                    order.push(index);
-                }
-                waits
-            });
-            if left.len() == before {
-                left.iter().for_each(|&index| {
-                    self.problem(cx, &nodes[index], &[], "reads what depends on it: the graph has a cycle".into());
-                });
-                break;
-            }
-        }
-        order
-    }
-
     fn node(&mut self, cx: &mut Context<'m>, node: &'m Node) {
         let outer = std::mem::take(&mut cx.path);
-        cx.path = if outer.is_empty() { name_of(node).to_owned() } else { format!("{outer}/{}", name_of(node)) };
+        cx.path = joined(&outer, node);
         let written = self.written(cx, node);
         cx.path = outer;
         let mut written = written.unwrap_or_default().into_iter();
@@ -86,7 +79,7 @@ impl<'m> Scope<'_, 'm> {
 
     /// What a node writes; nothing if it is a problem.
     fn written(&self, cx: &mut Context<'m>, node: &'m Node) -> Option<Vec<Item>> {
-        let mut inputs = Vec::with_capacity(node.inputs.len());
+        let mut inputs = Vec::new();
         for name in &node.inputs {
             match self.find(name) {
                 Some(Item::Broken) => return None,
@@ -98,7 +91,9 @@ impl<'m> Scope<'_, 'm> {
                 }
             }
         }
-        let result = self.import(cx, node, &inputs);
+        let items = inputs.iter().flatten().map(Item::len).sum::<usize>();
+        let result = cx.step(1 + items).and_then(|()| self.import(cx, node, &inputs));
+        let result = result.and_then(|items| cx.step(items.iter().map(Item::len).sum()).map(|()| items));
         result.map_err(|reason| self.problem(cx, node, &inputs, reason)).ok()
     }
 
@@ -148,6 +143,7 @@ impl<'m> Scope<'_, 'm> {
         if inputs.len() != graph.inputs.len() {
             return Err(format!("its body has {} inputs: expected {}", graph.inputs.len(), inputs.len()));
         }
+        cx.step(1 + graph.initializers.len() + graph.outputs.len())?;
         let names = graph.inputs.iter().map(|input| input.name.as_str()).zip(inputs).collect();
         let mut scope = Scope { names, outer: Some(self), frame: self.frame };
         for initializer in &graph.initializers {
@@ -168,25 +164,47 @@ impl<'m> Scope<'_, 'm> {
         }
     }
 
+    /// Keeps a problem in mind; with the last one that is told, importing ends.
     fn problem(&self, cx: &mut Context<'m>, node: &Node, inputs: &[Option<Item>], reason: String) {
-        let describe = |item: &Option<Item>| match item {
-            Some(Item::Tensor(value)) => match cx.stored.get(value) {
-                Some(stored) => format!("{stored}{:?}", cx.dims(*value)),
-                None => cx.of(*value).to_string(),
-            },
-            Some(Item::Sequence(of)) => format!("a sequence of {}", of.len()),
-            Some(Item::Nothing | Item::Broken) | None => "nothing".into(),
-        };
-        let operands: Vec<String> = inputs.iter().map(describe).collect();
+        if cx.problems.len() == MOST_PROBLEMS || cx.has_ended {
+            return;
+        }
+        cx.has_ended = cx.budget.is_spent();
+        let more = inputs.len().saturating_sub(MOST_OPERANDS);
+        let operands = inputs.iter().take(MOST_OPERANDS).map(|item| described(cx, item));
+        let operands: Vec<String> = operands.chain((more > 0).then(|| format!("{more} more"))).collect();
         cx.problems.push(Problem {
-            node: if cx.path.is_empty() { name_of(node).to_owned() } else { cx.path.clone() },
-            domain: node.domain.clone(),
-            operator: node.op_type.clone(),
+            node: if cx.path.is_empty() { joined("", node) } else { cx.path.clone() },
+            domain: printable(&node.domain, MOST_OF_A_NAME),
+            operator: printable(&node.op_type, MOST_OF_A_NAME),
             version: self.frame.opsets.version(&node.domain).unwrap_or(0),
             operands: if operands.is_empty() { "nothing".into() } else { operands.join(", ") },
-            reason,
+            reason: match cx.problems.len() + 1 {
+                MOST_PROBLEMS => format!("{reason}; no more than {MOST_PROBLEMS} problems are told"),
+                _ => printable(&reason, MOST_OF_A_REASON),
+            },
         });
+        if cx.problems.len() == MOST_PROBLEMS {
+            cx.budget.spend();
+        }
     }
+}
+
+fn described(cx: &Context<'_>, item: &Option<Item>) -> String {
+    match item {
+        Some(Item::Tensor(value)) => match cx.stored.get(value) {
+            Some(stored) => format!("{stored}{:?}", cx.dims(*value)),
+            None => cx.of(*value).to_string(),
+        },
+        Some(Item::Sequence(of)) => format!("a sequence of {}", of.len()),
+        Some(Item::Nothing | Item::Broken) | None => "nothing".into(),
+    }
+}
+
+/// The name of a node behind those of the nodes around it.
+fn joined(outer: &str, node: &Node) -> String {
+    let name = printable(name_of(node), MOST_OF_A_NAME);
+    if outer.is_empty() { name } else { printable(&format!("{outer}/{name}"), MOST_OF_A_PATH) }
 }
 
 /// A node's name, or that of its first output.
@@ -195,24 +213,4 @@ fn name_of(node: &Node) -> &str {
         "" => node.outputs.iter().find(|name| !name.is_empty()).map_or(&node.op_type, |name| name),
         name => name,
     }
-}
-
-/// The names that a node reads, and its bodies read from around them.
-fn uses(node: &Node) -> HashSet<&str> {
-    let mut names: HashSet<&str> = node.inputs.iter().map(String::as_str).collect();
-    for attribute in &node.attributes {
-        if let AttributeValue::Graph(body) = &attribute.value {
-            let inside = body.nodes.iter().flat_map(uses).chain(body.outputs.iter().map(|value| value.name.as_str()));
-            let mut inside: HashSet<&str> = inside.collect();
-            let inputs = body.inputs.iter().map(|input| &input.name);
-            let constants = body.initializers.iter().map(|tensor| &tensor.name);
-            let written = body.nodes.iter().flat_map(|node| &node.outputs);
-            for own in inputs.chain(constants).chain(written) {
-                inside.remove(own.as_str());
-            }
-            names.extend(inside);
-        }
-    }
-    names.remove("");
-    names
 }

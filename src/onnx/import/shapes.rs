@@ -52,8 +52,15 @@ impl Context<'_> {
         self.stepped(value, axis, start, 1, len)
     }
 
+    /// Elements along an axis.
+    pub fn dim(&self, value: ValueId, axis: usize) -> Outcome<usize> {
+        let of = self.of(value);
+        of.dims.get(axis).copied().ok_or_else(|| format!("expected {} axes or more, found {of}", axis + 1))
+    }
+
     /// Every `step`th of the indices along an axis.
     pub fn stepped(&mut self, value: ValueId, axis: usize, start: usize, step: isize, len: usize) -> Outcome<ValueId> {
+        self.dim(value, axis)?;
         let mut dims = self.dims(value);
         let rank = dims.len();
         let mut of = Slice { start: vec![0; rank], step: vec![1; rank], dims: dims.clone() };
@@ -70,6 +77,7 @@ impl Context<'_> {
 
     /// Without an axis of 1.
     pub fn squeeze(&mut self, value: ValueId, axis: usize) -> Outcome<ValueId> {
+        self.dim(value, axis)?;
         let mut dims = self.dims(value);
         dims.remove(axis);
         self.reshape(value, &dims)
@@ -77,6 +85,9 @@ impl Context<'_> {
 
     /// With a new axis of 1.
     pub fn unsqueeze(&mut self, value: ValueId, axis: usize) -> Outcome<ValueId> {
+        if axis > 0 {
+            self.dim(value, axis - 1)?;
+        }
         let mut dims = self.dims(value);
         dims.insert(axis, 1);
         self.reshape(value, &dims)
@@ -134,5 +145,18 @@ pub(in crate::onnx) fn axes_of(axes: &[i64], rank: usize) -> Outcome<Vec<usize>>
 
 /// A size that a tensor or attribute has as i64.
 pub(in crate::onnx) fn size_of_dim(size: i64, what: &str) -> Outcome<usize> {
-    usize::try_from(size).map_err(|_| format!("{what}: expected 0 or more, found {size}"))
+    let found = usize::try_from(size).map_err(|_| format!("{what}: expected 0 or more, found {size}"))?;
+    match found <= MOST {
+        true => Ok(found),
+        false => Err(format!("{what}: {size} is larger than {MOST}")),
+    }
+}
+
+/// Most of a size: none that is larger fits into memory, and products of two do not overflow.
+const MOST: usize = 1 << 31;
+
+/// The product of sizes.
+pub(in crate::onnx) fn product(sizes: &[usize]) -> Outcome<usize> {
+    let product = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    product.ok_or_else(|| format!("the product of {sizes:?} overflows"))
 }

@@ -1,6 +1,6 @@
 //! The elements of a file's tensors.
 
-use super::context::{Context, Outcome};
+use super::context::{Context, Outcome, check_value};
 use crate::error::Error;
 use crate::graph::{Tensor, ValueId, ValueType};
 use crate::onnx::{self, DataType, File};
@@ -49,10 +49,16 @@ impl File {
 }
 
 impl Context<'_> {
-    /// A tensor of the file as a constant.
+    /// A tensor of the file as a constant, one and the same each time.
     pub fn tensor(&mut self, tensor: &onnx::Tensor) -> Outcome<ValueId> {
+        if let Some(&known) = self.tensors.get(&std::ptr::from_ref(tensor)) {
+            return Ok(known);
+        }
+        check(tensor)?;
+        self.budget.read(tensor.bytes())?;
         let value = self.file.elements(tensor).map_err(|e| e.to_string())?;
         let value = self.constant(&value);
+        self.tensors.insert(tensor, value);
         self.store(value, tensor.dtype);
         Ok(value)
     }
@@ -61,6 +67,7 @@ impl Context<'_> {
     pub fn initializer(&mut self, tensor: &onnx::Tensor) -> Outcome<ValueId> {
         match dtype_of(tensor.dtype) {
             Some(dtype) if tensor.bytes() > SMALL_BYTES => {
+                check(tensor)?;
                 let value = self.builder.weight(&tensor.name, dtype, &tensor.dims);
                 self.store(value, tensor.dtype);
                 Ok(value)
@@ -75,6 +82,12 @@ impl Context<'_> {
             self.stored.insert(value, dtype);
         }
     }
+}
+
+/// Whether a graph may have a value like it.
+fn check(tensor: &onnx::Tensor) -> Outcome<()> {
+    let dtype = dtype_of(tensor.dtype).unwrap_or(Dtype::U8);
+    check_value(&ValueType::new(dtype, &tensor.dims))
 }
 
 /// An initializer of as many bytes is a constant that shapes may be computed with.

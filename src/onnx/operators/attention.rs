@@ -54,7 +54,7 @@ impl Heads {
     fn scores(&self, c: &mut Context<'_>, scale: f64) -> Outcome<ValueId> {
         let [b, heads, len] = self.of;
         let q = c.scaled(self.q, scale)?;
-        let size = c.dims(q)[3];
+        let size = c.dim(q, 3)?;
         let q = c.reshape(q, &[b, self.kv_heads, heads / self.kv_heads, len, size])?;
         let contract = Contract { left: vec![0, 1, 2, 3, 5], right: vec![0, 1, 4, 5], result: vec![0, 1, 2, 3, 4] };
         let scores = c.op(Op::Contract(contract), &[q, self.k])?;
@@ -64,7 +64,7 @@ impl Heads {
     /// Weights times values: `[B, heads, S, D]`.
     fn mixed(&self, c: &mut Context<'_>, weights: ValueId) -> Outcome<ValueId> {
         let [b, heads, len] = self.of;
-        let size = c.dims(self.v)[3];
+        let size = c.dim(self.v, 3)?;
         let weights = c.reshape(weights, &[b, self.kv_heads, heads / self.kv_heads, len, self.kv_len])?;
         let contract = Contract { left: vec![0, 1, 2, 3, 4], right: vec![0, 1, 4, 5], result: vec![0, 1, 2, 3, 5] };
         let mixed = c.op(Op::Contract(contract), &[weights, self.v])?;
@@ -82,7 +82,7 @@ fn attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
             *value = heads_apart(c, *value, heads)?;
         }
     }
-    let past = c.maybe(4).map_or(0, |past| c.dims(past)[2]);
+    let past = c.maybe(4).map_or(Ok(0), |past| c.dim(past, 2))?;
     for (value, past) in all[1..].iter_mut().zip([c.maybe(4), c.maybe(5)]) {
         if let Some(past) = past {
             *value = c.concat(&[past, *value], 2)?;
@@ -90,7 +90,7 @@ fn attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     }
     let of = heads(c, all)?;
     let dtype = c.dtype(of.q);
-    let size = c.dims(of.q)[3] as f64;
+    let size = c.dim(of.q, 3)? as f64;
     let scale = c.float_or("scale", 1.0 / size.sqrt());
     let mut scores = of.scores(c, scale)?;
     let mut shown = vec![scores];
@@ -201,7 +201,7 @@ fn rotary(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let [cos, sin] = [c.unsqueeze(cos, 1)?, c.unsqueeze(sin, 1)?];
     let interleaved = c.flag("interleaved");
     let [a, b] = match interleaved {
-        true => [c.stepped(x, 3, 0, 2, half)?, c.stepped(x, 3, 1.min(size - 1), 2, half)?],
+        true => [c.stepped(x, 3, 0, 2, half)?, c.stepped(x, 3, 1.min(half), 2, half)?],
         false => [c.slice(x, 3, 0, half)?, c.slice(x, 3, half, half)?],
     };
     let real = Expr::arg(0) * Expr::arg(2) - Expr::arg(1) * Expr::arg(3);
@@ -224,7 +224,7 @@ fn rotary(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
 /// Attention whose scores and weights go through graphs of their own.
 fn flex(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let of = heads(c, [c.x(0)?, c.x(1)?, c.x(2)?])?;
-    let (dtype, size) = (c.dtype(of.v), c.dims(of.q)[3] as f64);
+    let (dtype, size) = (c.dtype(of.v), c.dim(of.q, 3)? as f64);
     let at = match (c.int("softmax_precision").and_then(DataType::from_number), c.dtype(of.q)) {
         (Some(precision), _) => graph_type(precision)?,
         (None, Dtype::F64) => Dtype::F64,

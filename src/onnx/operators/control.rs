@@ -184,7 +184,7 @@ fn batched(c: &mut Call<'_, '_>, count: usize) -> Outcome<Vec<Item>> {
     }
     let inputs = tensors(c.inputs.iter().skip(1).flatten().cloned().collect())?;
     let states = inputs.len().checked_sub(count).ok_or("fewer inputs than are scanned")?;
-    let batch = inputs.first().map_or(0, |&value| c.dims(value)[0]);
+    let batch = inputs.first().map_or(Ok(0), |&value| c.dim(value, 0))?;
     let mut rows: Vec<Vec<ValueId>> = Vec::new();
     for row in 0..batch {
         let mut of_row = Vec::new();

@@ -90,6 +90,9 @@ fn conv_transpose(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, filter, bias) = (c.x(0)?, c.x(1)?, c.maybe(2));
     let (dims, taps) = (spatial(c, x)?, spatial(c, filter)?);
     let axes = dims.len();
+    if taps.len() != axes {
+        return Err(format!("a filter of {} for {}", c.of(filter), c.of(x)));
+    }
     let mut window = Window {
         size: each(c, "kernel_shape", axes, 1)?,
         stride: each(c, "strides", axes, 1)?,

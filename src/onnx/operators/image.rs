@@ -4,7 +4,7 @@ use super::Operator::One;
 use super::conv::{each, spatial};
 use super::{Outcome, Table};
 use crate::graph::{Nearest, Op, Resize, ResizeCoordinates, ResizeMode, Scatter, Tensor, ValueId};
-use crate::onnx::import::{Call, axis_of, size_of_dim};
+use crate::onnx::import::{Call, axis_of, product, size_of_dim};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table =
@@ -136,9 +136,12 @@ fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let image = sizes(c.ints_at(1, "the image's shape")?.ok_or("expected the image's shape")?)?;
     let block = sizes(c.ints_at(2, "the block's shape")?.ok_or("expected the block's shape")?)?;
     let axes = image.len();
+    if block.len() != axes || block.contains(&0) {
+        return Err(format!("a block of {block:?} in an image of {image:?}: expected as many sizes, from 1 up"));
+    }
     let (stride, dilation) = (each(c, "strides", axes, 1)?, each(c, "dilations", axes, 1)?);
     let pads = each(c, "pads", 2 * axes, 0)?;
-    let taps: usize = block.iter().product();
+    let taps = product(&block)?;
     let [n, columns, places] = c.dims(x)[..] else { return Err(format!("expected three axes, found {}", c.of(x))) };
     let channels = columns / taps.max(1);
     let reach = |axis: usize| (block[axis] - 1) * dilation[axis] + 1;
@@ -147,11 +150,12 @@ fn col2im(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
             (image[axis] + pads[axis] + pads[axis + axes]).saturating_sub(reach(axis)) / stride[axis].max(1) + 1
         })
         .collect();
-    if along.iter().product::<usize>() != places || channels * taps != columns {
+    if product(&along)? != places || channels * taps != columns {
         return Err(format!("{} does not fit blocks {block:?} of an image of {image:?}", c.of(x)));
     }
     // Each column's tap goes to an element of the image, or to one behind it if that is padding.
-    let plane: usize = image.iter().product();
+    let plane = product(&image)?;
+    c.step(product(&[taps, places])?)?;
     let mut at = Vec::with_capacity(taps * places);
     for (tap, place) in (0..taps).flat_map(|tap| (0..places).map(move |place| (tap, place))) {
         let (mut tap, mut place, mut inner, mut index) = (tap, place, 1, Some(0));
@@ -188,6 +192,9 @@ fn max_unpool(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
         Some(dims) => dims.iter().map(|&dim| size_of_dim(dim, "shape")).collect::<Outcome<Vec<_>>>()?,
         None => own.clone(),
     };
+    if dims.len() != own.len() {
+        return Err(format!("shape {dims:?}: expected {} sizes", own.len()));
+    }
     let (dtype, elems) = (c.dtype(x), c.of(x).elems());
     let zeros = c.filled(dtype, &[own.iter().product()], 0.0)?;
     let at = c.cast(at, Dtype::I64)?;

@@ -27,7 +27,7 @@ fn linear_attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
         apart.push(heads_apart(c, value, heads)?);
     }
     let [b, _, len, size] = c.dims(apart[0])[..] else { return Err("expected three axes".into()) };
-    let v_size = c.dims(apart[2])[3];
+    let v_size = c.dim(apart[2], 3)?;
     let rule = c.text_or("update_rule", "gated_delta");
     let (gated, delta) = match rule {
         "linear" => (false, false),
@@ -57,7 +57,7 @@ fn linear_attention(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
         0.0 => 1.0 / (size as f64).sqrt(),
         scale => scale,
     };
-    let mut outputs = Vec::with_capacity(len);
+    let mut outputs = Vec::new();
     for place in 0..len {
         let [q, k, mut v] = [c.at(apart[0], 2, place)?, c.at(apart[1], 2, place)?, c.at(apart[2], 2, place)?];
         if let Some(decay) = decay {
@@ -104,6 +104,6 @@ fn causal_conv(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
         "silu" | "swish" => wide(c, y, |x, k| x() * sigmoid_of(x(), k))?,
         other => return Err(format!("activation: expected none, silu or swish, found `{other}`")),
     };
-    let len = c.dims(padded)[2];
+    let len = c.dim(padded, 2)?;
     Ok(vec![y, c.slice(padded, 2, len - before, before)?])
 }

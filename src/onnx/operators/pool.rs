@@ -55,7 +55,7 @@ fn indices(c: &mut Call<'_, '_>, x: ValueId, mut at: ValueId, dims: &[usize]) ->
         let column = Expr::arg(0).binary(Binary::Rem, int(*w));
         at = c.map(column * int(*h) + row, &[at])?;
     }
-    let (channels, plane) = (c.dims(x)[1], dims.iter().product());
+    let (channels, plane) = (c.dim(x, 1)?, dims.iter().product());
     c.map(Expr::arg(0) + (Expr::Axis(0) * int(channels) + Expr::Axis(1)) * int(plane), &[at])
 }
 

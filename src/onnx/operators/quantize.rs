@@ -50,6 +50,7 @@ fn spread(c: &mut Context<'_>, value: ValueId, dims: &[usize], along: &Along) ->
             c.reshape(value, &shape)
         }
         Along::Blocks(axis, block) => {
+            c.step(dims[*axis])?;
             let at: Vec<i64> = (0..dims[*axis]).map(|index| (index / block) as i64).collect();
             let at = c.vector(&at);
             c.op(Op::Gather(*axis), &[value, at])
@@ -190,7 +191,7 @@ fn centred_filter(c: &mut Context<'_>, filter: ValueId, zero: Option<ValueId>) -
     let zero = match c.of(zero).elems() {
         1 => c.reshape(zero, &[])?,
         channels => {
-            let ones = vec![1; c.rank(filter) - 1];
+            let ones = vec![1; c.rank(filter).saturating_sub(1)];
             c.reshape(zero, &[&[channels], &ones[..]].concat())?
         }
     };

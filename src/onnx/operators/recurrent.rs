@@ -297,8 +297,8 @@ fn steps(
     lens: Option<ValueId>,
     backwards: bool,
 ) -> Outcome<(Vec<ValueId>, Vec<ValueId>)> {
-    let len = c.dims(gates)[0];
-    let mut outputs = Vec::with_capacity(len);
+    let len = c.dim(gates, 0)?;
+    let mut outputs = Vec::new();
     for step in 0..len {
         let time = if backwards { len - 1 - step } else { step };
         let x = c.at(gates, 0, time)?;

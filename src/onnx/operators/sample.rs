@@ -4,7 +4,7 @@ use super::Operator::One;
 use super::conv::{each, spatial};
 use super::{Outcome, Table};
 use crate::graph::{Binary, Contract, Expr, Op, ReduceOp, Tensor, Unary, ValueId};
-use crate::onnx::import::{Call, Context, number, size_of_dim};
+use crate::onnx::import::{Call, Context, number, product, size_of_dim};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[
@@ -108,7 +108,7 @@ fn grid_sample(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     if places.len() != rank + 2 || places.last() != Some(&rank) || rank == 0 {
         return Err(format!("a grid of {} does not fit {}", c.of(grid), c.of(x)));
     }
-    let (n, channels) = (c.dims(x)[0], c.dims(x)[1]);
+    let (n, channels) = (c.dim(x, 0)?, c.dim(x, 1)?);
     let align = c.flag("align_corners");
     let mode = c.text_or("mode", "linear");
     let grid = c.cast(grid, dtype)?;
@@ -147,7 +147,8 @@ fn affine_grid(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let size = c.ints_at(1, "the size")?.ok_or("expected a size")?;
     let dims = size.iter().map(|&dim| size_of_dim(dim, "size")).collect::<Outcome<Vec<_>>>()?;
     let [n, _, spatial @ ..] = &dims[..] else { return Err(format!("size: expected three or more, found {size:?}")) };
-    let (rank, places, align) = (spatial.len(), spatial.iter().product::<usize>(), c.flag("align_corners"));
+    let (rank, places, align) = (spatial.len(), product(spatial)?, c.flag("align_corners"));
+    c.step(places)?;
     let mut coordinates = Vec::with_capacity(places * (rank + 1));
     for place in 0..places {
         let mut inner = place;
@@ -230,7 +231,7 @@ fn samples(
 fn roi_align(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     let (x, rois, batch) = (c.x(0)?, c.x(1)?, c.x(2)?);
     let [n, channels, h, w] = c.dims(x)[..] else { return Err(format!("expected four axes, found {}", c.of(x))) };
-    let regions = c.dims(rois)[0];
+    let regions = c.dim(rois, 0)?;
     let places = [c.size("output_height")?.unwrap_or(1).max(1), c.size("output_width")?.unwrap_or(1).max(1)];
     let half = c.version >= 16 && c.text_or("coordinate_transformation_mode", "half_pixel") == "half_pixel";
     let mut edges = Vec::new();

@@ -99,12 +99,16 @@ fn split(c: &mut Call<'_, '_>) -> Outcome<Vec<Item>> {
     let axis = axis_of(c.int_or("axis", 0), c.rank(x))?;
     let size = c.dims(x)[axis];
     let (sizes, keep) = match c.maybe(1) {
-        None => (vec![1; size], c.int_or("keepdims", 1) != 0),
+        None => {
+            c.step(size)?;
+            (vec![1; size], c.int_or("keepdims", 1) != 0)
+        }
         Some(value) => {
             let sizes = c.ints(value, "split")?;
             let sizes = sizes.iter().map(|&size| size_of_dim(size, "split")).collect::<Outcome<Vec<_>>>()?;
             match (c.rank(value), &sizes[..]) {
                 (0, [each]) if *each > 0 => {
+                    c.step(size.div_ceil(*each))?;
                     ((0..size.div_ceil(*each)).map(|part| (size - part * each).min(*each)).collect(), true)
                 }
                 _ => (sizes, true),

@@ -186,11 +186,12 @@ fn split(c: &mut Call<'_, '_>) -> Outcome<Vec<ValueId>> {
     };
     let parts = c.size("num_outputs")?.unwrap_or(c.node.outputs.len()).max(1);
     let size = c.dims(x)[axis];
+    c.step(parts)?;
     let sizes = match given {
         Some(sizes) => sizes.iter().map(|&size| size_of_dim(size, "split")).collect::<Outcome<Vec<_>>>()?,
         None => equal_parts(size, parts),
     };
-    if sizes.iter().sum::<usize>() != size {
+    if sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size)) != Some(size) {
         return Err(format!("split {sizes:?}: expected a sum of {size}"));
     }
     pieces(c, x, axis, &sizes)

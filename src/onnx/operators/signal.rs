@@ -7,7 +7,7 @@ use super::cast::graph_type;
 use super::{Outcome, Table};
 use crate::graph::{Contract, Number, Op, Pad, PadMode, Tensor, ValueId};
 use crate::onnx::DataType;
-use crate::onnx::import::{Call, Context, axis_of, size_of_dim};
+use crate::onnx::import::{Call, Context, axis_of, product, size_of_dim};
 use crate::tensor::Dtype;
 
 pub(super) const TABLE: Table = &[
@@ -140,6 +140,7 @@ fn stft(c: &mut Call<'_, '_>) -> Outcome<ValueId> {
     }
     let [_, size, parts] = c.dims(x)[..] else { return Err(format!("expected three axes, found {}", c.of(x))) };
     let frames = size.checked_sub(len).ok_or("the signal is shorter than a frame")? / step + 1;
+    c.step(product(&[frames, len])?)?;
     let at: Vec<i64> = (0..frames * len).map(|at| (at / len * step + at % len) as i64).collect();
     let at = c.constant(&Tensor::of(&[frames, len], &at));
     let mut all = Vec::new();

@@ -1,0 +1,36 @@
+//! What is fuzzed: functions of any bytes, none of which may panic, hang, or take memory that the bytes do not pay for.
+//!
+//! Each target has inputs in `corpus/`, which the tests run too, on any compiler.
+
+pub mod config;
+mod graphs;
+pub mod loops;
+pub mod onnx;
+pub mod operators;
+pub mod photo;
+pub mod safetensors;
+mod source;
+mod support;
+#[path = "../../../tests/onnx/write.rs"]
+#[allow(dead_code, reason = "the tests of the reader use all of it")]
+mod write;
+
+/// Every target by its name.
+pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+    ("onnx", onnx::run),
+    ("operators", operators::run),
+    ("loops", loops::run),
+    ("safetensors", safetensors::run),
+    ("config", config::run),
+    ("photo", photo::run),
+];
+
+/// Most characters of an error, whatever a file says.
+const MOST_OF_AN_ERROR: usize = 1 << 20;
+
+/// An error can be shown: it is no longer than that, and steers no terminal.
+fn check_error(error: &trefoil::Error) {
+    let said = error.to_string();
+    assert!(said.len() <= MOST_OF_AN_ERROR, "an error of {} bytes", said.len());
+    assert!(said.chars().all(|character| !character.is_control()), "{said:?}");
+}

@@ -1,0 +1,7 @@
+//! The crate that cargo-fuzz builds: the targets, and what they use.
+
+pub mod all;
+
+#[path = "../../tests/fake_cuda/ptx/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the driver's stand-in uses all of it")]
+mod ptx;

@@ -1,0 +1,115 @@
+//! The targets of `fuzz/` with the inputs kept there, and with many made of these: no panic, no hang.
+
+#![cfg(feature = "image")]
+
+#[path = "fake_cuda/ptx/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "the driver's stand-in uses all of it")]
+mod ptx;
+#[path = "../fuzz/src/all/mod.rs"]
+mod targets;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest that one input may take, on a loaded machine and without optimisation.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Inputs made of the kept ones, of each target.
+const MUTATIONS: u64 = 1000;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// Changes, inserts or removes some bytes.
+    fn mutate(&mut self, bytes: &mut Vec<u8>) {
+        for _ in 0..1 + self.below(4) {
+            let at = self.below(bytes.len() + 1);
+            match self.below(4) {
+                0 if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
+                1 if at < bytes.len() => drop(bytes.remove(at)),
+                2 if at < bytes.len() => bytes[at] = self.next() as u8,
+                _ => bytes.insert(at, self.next() as u8),
+            }
+        }
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();
+    files.sort();
+    files
+}
+
+/// Runs a target with its inputs: those in its folder, and those that tests of other kinds have.
+fn replay(target: &str, more: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (_, run) = targets::TARGETS.into_iter().find(|(name, _)| *name == target).expect("a target");
+    let mut inputs = files(&root.join("fuzz/corpus").join(target));
+    if !more.is_empty() {
+        inputs.extend(files(&root.join(more)).into_iter().filter(|path| path.extension().is_some_and(|e| e != "gz")));
+    }
+    assert!(inputs.len() > 3, "{} inputs of {target}", inputs.len());
+    let timed = |what: &str, bytes: &[u8]| {
+        let begin = Instant::now();
+        run(bytes);
+        assert!(begin.elapsed() < PATIENCE, "{target}: {what} took {:?}", begin.elapsed());
+    };
+    let inputs: Vec<Vec<u8>> = inputs
+        .into_iter()
+        .map(|path| {
+            let bytes = fs::read(&path).expect("it is readable");
+            timed(&path.display().to_string(), &bytes);
+            bytes
+        })
+        .collect();
+    let mut random = Random(20_261_122);
+    for number in 0..MUTATIONS {
+        let mut bytes = inputs[random.below(inputs.len())].clone();
+        random.mutate(&mut bytes);
+        timed(&format!("mutation {number}"), &bytes);
+    }
+}
+
+#[test]
+fn onnx() {
+    replay("onnx", "tests/data/onnx");
+}
+
+#[test]
+fn operators() {
+    replay("operators", "");
+}
+
+#[test]
+fn loops() {
+    replay("loops", "");
+}
+
+#[test]
+fn safetensors() {
+    replay("safetensors", "");
+}
+
+#[test]
+fn config() {
+    replay("config", "");
+}
+
+#[test]
+fn photo() {
+    replay("photo", "tests/data/images");
+}
