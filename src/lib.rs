@@ -117,8 +117,8 @@ pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub use exec::{
-    AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8Operands,
+    AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
+    RowNormOperands, RowNormRun, S8Operands,
 };
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;

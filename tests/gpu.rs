@@ -62,6 +62,11 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             Ok(())
         })
     }));
+    trials.extend(
+        support::transformer::all()
+            .into_iter()
+            .map(|problem| on_device(format!("transformer, {problem}"), device, move |device| problem.run(device))),
+    );
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
     let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();

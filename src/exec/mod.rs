@@ -19,8 +19,8 @@ use crate::tensor::{InputFormat, OutputKind, Precision, RowSpec};
 
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8Operands,
+    AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
+    RowNormOperands, RowNormRun, S8Operands,
 };
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};

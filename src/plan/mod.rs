@@ -25,6 +25,7 @@ mod product;
 mod roofline;
 pub(crate) mod rows;
 mod tensors;
+mod transformer;
 pub(crate) mod values;
 pub(crate) mod work;
 
@@ -33,7 +34,7 @@ use crate::graph::{self, ValueType};
 use crate::model::{Graph, Preprocessing, Weights};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
-pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
+pub use attention::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
@@ -47,8 +48,9 @@ pub use limits::{Family, Limits};
 pub use op::{HandOp, Joined, LoopOp, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
-pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
+pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
 pub use roofline::{Rates, Roofline};
+pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
 /// What a plan is asked for.
 ///

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
 use crate::model::{Conv2d, Linear, Pool, Window};
-use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
+use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 /// What a step computes.
 ///
@@ -70,6 +71,12 @@ pub enum StepOp {
     Tail(Tail),
     /// The last step: logits or features → output rows.
     Emit(OutputKind),
+    /// A product of rows with a matrix of weights, and what follows it.
+    Product(ProductOp),
+    /// Attention of all heads.
+    Attention(AttentionOp),
+    /// LayerNorm or RMSNorm of rows.
+    RowNorm(RowNormOp),
     /// Some operations of a graph of values, as one loop.
     Loop(LoopOp),
     /// An operation of a graph of values that is no loop.
@@ -157,6 +164,9 @@ impl StepOp {
             Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
             Self::Tail(tail) => format!("mean+fc+{}", tail.rows()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
+            Self::Product(of) => of.label(),
+            Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
+            Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
             Self::Loop(of) => of.kinds.clone(),
             Self::Hand(of) => of.op.kind().into(),
         }
@@ -176,6 +186,9 @@ impl StepOp {
             Self::Add(_) => "add",
             Self::Tail(_) => "tail",
             Self::Emit(_) => "emit",
+            Self::Product(_) => "product",
+            Self::Attention(_) => "attention",
+            Self::RowNorm(_) => "row_norm",
             Self::Loop(_) => "loop",
             Self::Hand(_) => "by hand",
         }
@@ -192,6 +205,9 @@ impl StepOp {
             Self::Chain { conv, joined: None, .. } => window(&conv.window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(&pool.window),
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
+            Self::Product(of) => format!("{}x{} by {}", of.rows, of.terms, of.weights.out_channels),
+            Self::Attention(of) => format!("{:?}", of.sizes),
+            Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
             Self::Normalize { .. }
             | Self::GlobalAvgPool
             | Self::Linear(_)
@@ -228,12 +244,18 @@ impl StepOp {
                 let [mean, outputs] = tail.layer(x[0]);
                 vec![vec![layer(name, Weights::Linear(&tail.linear), mean, outputs)]]
             }
+            Self::Product(of) => {
+                let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), Dtype::F16);
+                vec![vec![conv(name, &of.weights, rows(of.terms), rows(of.weights.out_channels))]]
+            }
             Self::Normalize { .. }
             | Self::MaxPool(_)
             | Self::AvgPool(_)
             | Self::GlobalAvgPool
             | Self::Add(_)
             | Self::Emit(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => Vec::new(),
         }
@@ -257,7 +279,19 @@ impl StepOp {
             | Self::ExpandDepthwise { .. }
             | Self::Linear(_)
             | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Hand(_) => 0,
+        }
+    }
+
+    /// Floating-point operations of a run, where they do not go by its rows: those of tensor cores, and others.
+    pub(super) const fn flops_of_run(&self) -> [usize; 2] {
+        match self {
+            Self::Attention(of) => [of.flops(), 0],
+            Self::RowNorm(of) => [0, of.flops()],
+            _ => [0; 2],
         }
     }
 
@@ -278,6 +312,9 @@ impl StepOp {
             | Self::Chain { .. }
             | Self::ExpandDepthwise { .. }
             | Self::Tail(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }
@@ -296,6 +333,9 @@ impl StepOp {
             | Self::Linear(_)
             | Self::Tail(_)
             | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }

@@ -5,6 +5,7 @@
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+pub mod encoder;
 pub mod loops;
 #[cfg(feature = "cuda")]
 pub mod loops_on_gpu;
@@ -19,4 +20,5 @@ pub mod reference;
 #[cfg(feature = "cuda")]
 pub mod row_norm;
 pub mod tolerance;
+pub mod transformer;
 pub mod values;

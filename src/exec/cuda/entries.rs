@@ -4,7 +4,7 @@ use super::launch::Launch;
 #[cfg(test)]
 use super::sm90_requantise;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, sm90_attention, sm90_conv2d_s8, sm90_conv2d_s8_halo, sm90_product, sm90_row_norm};
+use super::{LAUNCHERS, mean, sm90_conv2d_s8, sm90_conv2d_s8_halo};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -53,8 +53,7 @@ pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
     let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
     let of_bytes = [sm90_conv2d_s8::entries(), sm90_conv2d_s8_halo::entries()].into_iter().flatten();
-    let alone = [sm90_attention::entries(), sm90_product::entries(), sm90_row_norm::entries()];
-    of_steps.chain(of_mean).chain(of_bytes).chain(alone.into_iter().flatten()).collect()
+    of_steps.chain(of_mean).chain(of_bytes).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -101,9 +100,6 @@ pub(super) mod tests {
     fn structs() -> Vec<(&'static str, Arguments)> {
         let of_steps = LAUNCHERS.iter().flat_map(|l| l.arguments().into_iter().map(|found| (l.name(), found)));
         let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
-        let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
-        let attention =
-            Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
         let fields = sm90_conv2d_s8::Sm90ConvS8Args::FIELDS;
         let of_bytes = Arguments::of::<sm90_conv2d_s8::Sm90ConvS8Args>("sm90_conv2d_s8.cuh", "Sm90ConvS8Args", fields);
         let fields = sm90_conv2d_s8_halo::Sm90S8HaloArgs::FIELDS;
@@ -111,18 +107,7 @@ pub(super) mod tests {
             Arguments::of::<sm90_conv2d_s8_halo::Sm90S8HaloArgs>("sm90_conv2d_s8_halo.cu", "Sm90S8HaloArgs", fields);
         let fields = sm90_requantise::S8Output::FIELDS;
         let output = Arguments::of::<sm90_requantise::S8Output>("sm90_requantise.cuh", "S8Output", fields).part();
-        let fields = sm90_product::Sm90ProductArgs::FIELDS;
-        let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
-        let fields = sm90_row_norm::RowNormArgs::FIELDS;
-        let norm = Arguments::of::<sm90_row_norm::RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", fields);
-        let alone = [
-            ("sm90_attention", attention),
-            ("sm90_conv2d_s8", of_bytes),
-            ("sm90_conv2d_s8", output),
-            ("sm90_conv2d_s8_halo", halo),
-            ("sm90_product", product),
-            ("sm90_row_norm", norm),
-        ];
+        let alone = [("sm90_conv2d_s8", of_bytes), ("sm90_conv2d_s8", output), ("sm90_conv2d_s8_halo", halo)];
         of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
 
