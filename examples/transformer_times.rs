@@ -1,12 +1,13 @@
 //! Times encoders of transformers with random weights, and their steps.
 //!
-//! usage: transformer_times [RUNS [ROWS...]]
+//! usage: transformer_times [tuned] [RUNS [ROWS...]]
 //!
 //! For vision transformers and a text encoder prints the milliseconds of a batch and the rows of a second, the median of
 //! so many runs of compute alone, and for each kind of step how many there are, what they take together, and their
-//! roofline.
+//! roofline. `tuned` takes kernels that are measured to be the fastest.
 
 #[path = "../tests/support/encoder.rs"]
+#[expect(dead_code, reason = "tests have one more")]
 mod encoder;
 #[path = "../tests/support/random.rs"]
 #[expect(dead_code, reason = "tests draw other numbers too")]
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 
 use encoder::{Encoder, Style};
 use trefoil::plan::Rates;
-use trefoil::{Device, Engine, Error, Stage, Target};
+use trefoil::{Device, Engine, Error, Stage, Target, Tuning};
 
 /// Name, encoder.
 const NETWORKS: [(&str, Encoder); 3] = [
@@ -26,7 +27,9 @@ const NETWORKS: [(&str, Encoder); 3] = [
 ];
 
 fn main() -> Result<(), Error> {
-    let arguments = std::env::args().skip(1).map(|argument| argument.parse().expect("RUNS and ROWS are numbers"));
+    let mut arguments = std::env::args().skip(1).peekable();
+    let tuning = arguments.next_if(|argument| argument == "tuned").map_or(Tuning::Off, |_| Tuning::Full);
+    let arguments = arguments.map(|argument| argument.parse().expect("RUNS and ROWS are numbers"));
     let arguments: Vec<usize> = arguments.collect();
     let runs = arguments.first().copied().unwrap_or(50);
     let rows = arguments.get(1..).filter(|rows| !rows.is_empty()).unwrap_or(&[1, 32, 128]);
@@ -34,7 +37,7 @@ fn main() -> Result<(), Error> {
     for (name, of) in NETWORKS {
         let model = of.model()?;
         for &batch in rows {
-            let builder = || Engine::builder(&model).on(&device).batch_sizes(&[batch]);
+            let builder = || Engine::builder(&model).on(&device).batch_sizes(&[batch]).tuning(tuning);
             let engine = builder().build()?;
             let mut times = engine.measure(Stage::Compute, batch, runs)?;
             times.sort_by(f64::total_cmp);

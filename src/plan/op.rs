@@ -246,7 +246,8 @@ impl StepOp {
             }
             Self::Product(of) => {
                 let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), Dtype::F16);
-                vec![vec![conv(name, &of.weights, rows(of.terms), rows(of.weights.out_channels))]]
+                let channels = of.terms / of.weights.window.size.iter().product::<usize>();
+                vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }
             Self::Normalize { .. }
             | Self::MaxPool(_)

@@ -24,7 +24,7 @@ use crate::model::Conv2d;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductOp {
-    /// The matrix, as the filter of a convolution of one tap.
+    /// The matrix, as the filter of a convolution: of one tap, or of the taps whose pixels a row has.
     pub weights: Conv2d,
     /// Rows of the result for each row of a batch.
     pub rows: usize,

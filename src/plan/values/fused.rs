@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::layers::Layered;
-use super::patterns::{Found, Read, ends_in_eights};
+use super::patterns::{Found, Mask, Read, ends_in_eights};
 use crate::graph::{Expr, Node, NodeId, Number, Op, Origin, Pad, PadMode, ValueId, ValueType};
 use crate::tensor::Dtype;
 
@@ -27,14 +27,23 @@ impl Layered {
         match read {
             Read::Half(value) => self.dense_half(*value, name, halves),
             Read::Constant(value) => *value,
-            Read::Mask { expr, values, dims, is_odd } => {
-                let inputs = values.iter().copied().map(Some).collect();
-                let half = self.add(ValueType::new(Dtype::F16, dims));
-                let op = Op::Map(expr.clone().cast(Dtype::F16));
-                self.push(Node { name: format!("{name} (mask)"), op, inputs, outputs: vec![half] });
-                if *is_odd { self.padded(half, name) } else { half }
-            }
+            Read::Patches { value, size } => self.patches(*value, *size, name),
+            Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
+                Some(&(_, there)) => there,
+                None => self.push_mask(mask, name),
+            },
         }
+    }
+
+    /// A mask, which other steps read too.
+    fn push_mask(&mut self, mask: &Mask, name: &str) -> ValueId {
+        let inputs = mask.values.iter().copied().map(Some).collect();
+        let half = self.add(ValueType::new(Dtype::F16, &mask.dims));
+        let op = Op::Map(mask.expr.clone().cast(Dtype::F16));
+        self.push(Node { name: format!("{name} (mask)"), op, inputs, outputs: vec![half] });
+        let made = if mask.is_odd { self.padded(half, name) } else { half };
+        self.masks.push((mask.clone(), made));
+        made
     }
 
     /// A value in f16. A reshape of one that is there in f16 is a view of that.
@@ -53,6 +62,17 @@ impl Layered {
         let half = self.half(x, name);
         halves.insert(x, half);
         half
+    }
+
+    /// The pixels of an image's windows, window by window.
+    fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], name: &str) -> ValueId {
+        let [batch, height, width, channels] = self.graph.value(x).dims[..] else { unreachable!("of an image") };
+        let of = |dtype, dims: [usize; 6]| ValueType::new(dtype, &dims);
+        let apart = of(Dtype::F32, [batch, height / r, r, width / s, s, channels]);
+        let x = self.node(name, "windows", Op::Reshape(apart.dims.clone()), x, apart);
+        let turned = [batch, height / r, width / s, r, s, channels];
+        let x = self.node(name, "patches", Op::Transpose(vec![0, 1, 3, 2, 4, 5]), x, of(Dtype::F32, turned));
+        self.node(name, "f16", Op::Map(Expr::arg(0).cast(Dtype::F16)), x, of(Dtype::F16, turned))
     }
 
     /// A value with rows that are one longer.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::patterns;
+use super::patterns::{self, Mask};
 use crate::graph::{
     self, Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType,
 };
@@ -22,11 +22,13 @@ pub(super) struct Layered {
     pub layers: HashMap<NodeId, StepOp>,
     /// Channels of values that are stored with more.
     pub channels: HashMap<ValueId, usize>,
+    /// Masks that steps read.
+    pub masks: Vec<(Mask, ValueId)>,
 }
 
 /// The graph for `batch` rows with every layer that a kernel of the device computes in f16.
 pub(super) fn layered(graph: &Graph, limits: &Limits, batch: usize) -> Layered {
-    let mut to = Layered { graph: empty(graph), layers: HashMap::new(), channels: HashMap::new() };
+    let mut to = Layered::of(empty(graph));
     let mut halves = HashMap::new();
     let found = patterns::find(graph, limits, batch);
     let needed = patterns::needed(graph, &found);
@@ -115,6 +117,11 @@ fn window(of: &graph::Window) -> Option<Window> {
 }
 
 impl Layered {
+    /// A graph without layers.
+    pub fn of(graph: Graph) -> Self {
+        Self { graph, layers: HashMap::new(), channels: HashMap::new(), masks: Vec::new() }
+    }
+
     /// A node as it is.
     pub(super) fn push(&mut self, node: Node) {
         let id = NodeId(self.graph.nodes.len());

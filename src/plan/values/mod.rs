@@ -32,7 +32,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     };
     let of = match precision {
         Precision::F16 if on_gpu => layered(&graph, limits, batch),
-        Precision::F16 | Precision::F32 => Layered { graph, layers: HashMap::new(), channels: HashMap::new() },
+        Precision::F16 | Precision::F32 => Layered::of(graph),
     };
     let apart = |id: NodeId| of.layers.contains_key(&id);
     let schedule = loops::schedule_apart(&of.graph, &apart);

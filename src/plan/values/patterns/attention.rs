@@ -2,8 +2,8 @@
 
 use super::expr::{args, float, inlined, linear};
 use super::strided::{Strided, dense};
-use super::{Context, Found, Read, ends_in_eights};
-use crate::graph::{Binary, Contract, Expr, Graph, Node, NodeId, Op, Origin, Reduce, ReduceOp, Unary, ValueId};
+use super::{Context, Found, Mask, Read, ends_in_eights, writer};
+use crate::graph::{Binary, Contract, Expr, Graph, Node, NodeId, Op, Reduce, ReduceOp, Unary, ValueId};
 use crate::plan::{AttentionOp, AttentionSizes, HeadsAt, StepOp};
 use crate::tensor::Dtype;
 
@@ -126,13 +126,6 @@ fn is_kept(graph: &Graph, node: &Node, expr: &Expr, number: usize) -> bool {
     is_empty && float(then) == Some(0.0) && *otherwise == Expr::Arg(number)
 }
 
-fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
-    match graph.values[id.0].origin {
-        Origin::Node(node, 0) => Some(&graph.nodes[node.0]),
-        _ => None,
-    }
-}
-
 /// What a softmax is of: a product times a number, and what is added.
 struct Scores<'a> {
     product: &'a Node,
@@ -210,7 +203,7 @@ impl Added {
             }
         };
         let pitches = [pitch(axes.heads)?, pitch(axes.rows)?, pitch(axes.images)?];
-        Some((Read::Mask { expr: self.expr, values: self.values, dims, is_odd: keys % 2 == 1 }, pitches))
+        Some((Read::Mask(Mask { expr: self.expr, values: self.values, dims, is_odd: keys % 2 == 1 }), pitches))
     }
 }
 

@@ -5,6 +5,7 @@ mod attention;
 mod epilogue;
 mod expr;
 mod norm;
+mod pieces;
 mod product;
 mod strided;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Expr, Graph, NodeId, ValueId};
+use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
 
 /// A step that computes some nodes.
@@ -35,25 +36,36 @@ pub(super) enum Read {
     Half(ValueId),
     /// As it is: a constant.
     Constant(ValueId),
-    /// In f16, what an expression makes of values of some dimensions, each row one longer if that is told.
-    Mask {
-        /// Of the values, which are broadcast.
-        expr: Expr,
-        /// What it reads.
-        values: Vec<ValueId>,
-        /// Its dimensions.
-        dims: Vec<usize>,
-        /// Whether the last is to be one longer.
-        is_odd: bool,
+    /// In f16, the pixels of windows of this size, which lie side by side, window by window.
+    Patches {
+        /// The image.
+        value: ValueId,
+        /// Of a window.
+        size: [usize; 2],
     },
+    /// What is added to scores.
+    Mask(Mask),
+}
+
+/// What an expression makes of values of some dimensions, in f16.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Mask {
+    /// Of the values, which are broadcast.
+    pub expr: Expr,
+    /// What it reads.
+    pub values: Vec<ValueId>,
+    /// Its dimensions.
+    pub dims: Vec<usize>,
+    /// Whether each row is to be one longer.
+    pub is_odd: bool,
 }
 
 impl Read {
     /// The values of the graph that are read.
     pub fn values(&self) -> &[ValueId] {
         match self {
-            Self::Half(value) | Self::Constant(value) => std::slice::from_ref(value),
-            Self::Mask { values, .. } => values,
+            Self::Half(value) | Self::Constant(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
+            Self::Mask(mask) => &mask.values,
         }
     }
 }
@@ -113,6 +125,14 @@ pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool>
         }
     }
     nodes
+}
+
+/// The node whose first result a value is.
+fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
+    match graph.values[id.0].origin {
+        Origin::Node(node, 0) => Some(&graph.nodes[node.0]),
+        _ => None,
+    }
 }
 
 /// Whether the last axis of a value is a multiple of 8, so that its rows are at multiples of 16 bytes in f16.

@@ -6,7 +6,7 @@ use super::epilogue::{Epilogue, Following, MOST_TERMS};
 use super::expr::{inlined, size};
 use super::strided::Strided;
 use super::{Context, Found, Read};
-use crate::graph::{Expr, NodeId, Op, ValueId};
+use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
 use crate::plan::{ProductOp, ProductSizes, RowsAt, StepOp};
 use crate::tensor::Dtype;
@@ -16,13 +16,19 @@ const MOST_NODES: usize = 24;
 
 /// A product that begins at a node, and the last node of it. `halves` are values that steps write in f16.
 pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>) -> Option<(NodeId, Found)> {
-    let (weights, [m, n, k]) = product(context, at)?;
-    let node = &context.graph.nodes[at.0];
-    let (x, x_at) = rows(context, node.inputs[0]?, [m, k], halves)?;
-    let (last, writes, epilogue) = behind(context, at, n);
+    let Product { weights, x, bias: own, sizes } = Product::of(context, at)?;
+    let ProductSizes { m, n, k } = sizes;
+    let (x, x_at) = match x {
+        Read::Half(x) => {
+            let (x, at) = rows(context, x, [m, k], halves);
+            (Read::Half(x), at)
+        }
+        made => (made, RowsAt { first: 0, pitch: k }),
+    };
+    let (last, writes, epilogue) = behind(context, at, n, own);
     let Epilogue { bias, activation, scale, residual } = epilogue;
     let vectors = [bias, scale].into_iter().flatten().map(Read::Constant);
-    let reads = [Read::Half(x)].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
+    let reads = [x].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
     let op = ProductOp {
         weights,
         rows: m / context.batch,
@@ -36,41 +42,87 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
     Some((last, Found { op: StepOp::Product(op), named: at, reads, writes }))
 }
 
-/// The matrix of a product that a kernel takes, and its sizes.
-fn product(context: &Context<'_>, at: NodeId) -> Option<(Conv2d, [usize; 3])> {
-    let graph = context.graph;
-    let node = &graph.nodes[at.0];
-    let Op::Contract(of) = &node.op else { return None };
-    let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
-    let is_f32 = [x, w, y].iter().all(|&id| graph.value(id).dtype == Dtype::F32);
-    let filter = filter_of(&name_of(graph.constant(w)?, graph.value(w)), of.sums_first()?);
-    let [k, n] = [*graph.value(x).dims.last()?, *graph.value(y).dims.last()?];
-    let m = graph.value(y).elems().checked_div(n)?;
-    let is_of_rows = m.is_multiple_of(context.batch) && !ProductSizes { m, n, k }.kernels(context.limits).is_empty();
-    let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
-    (is_f32 && is_of_rows).then_some((weights, [m, n, k]))
+/// A product of rows with a constant matrix.
+struct Product {
+    weights: Conv2d,
+    x: Read,
+    /// What the node itself adds.
+    bias: Option<ValueId>,
+    sizes: ProductSizes,
+}
+
+impl Product {
+    /// What a node computes, if a kernel takes it.
+    fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
+        let graph = context.graph;
+        let node = &graph.nodes[at.0];
+        let product = match &node.op {
+            Op::Contract(of) => Self::of_rows(graph, node, of),
+            Op::Conv(of) => Self::of_patches(graph, node, of),
+            _ => None,
+        }?;
+        let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
+        let is_f32 = [x, w, y].iter().all(|&id| graph.value(id).dtype == Dtype::F32);
+        let has_kernel = !product.sizes.kernels(context.limits).is_empty();
+        (is_f32 && has_kernel && product.sizes.m.is_multiple_of(context.batch)).then_some(product)
+    }
+
+    fn of_rows(graph: &Graph, node: &Node, of: &Contract) -> Option<Self> {
+        let [x, w] = [node.inputs[0]?, node.inputs[1]?];
+        let filter = filter_of(&name_of(graph.constant(w)?, graph.value(w)), of.sums_first()?);
+        let (y, k) = (graph.value(node.outputs[0]), *graph.value(x).dims.last()?);
+        let n = *y.dims.last()?;
+        let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k };
+        Some(Self { weights, x: Read::Half(x), bias: None, sizes })
+    }
+
+    /// A convolution whose windows lie side by side and cover the image: a product of what they see. Where pixels have
+    /// channels in multiples of 8, kernels for images read them where they are.
+    fn of_patches(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
+        let [x, w] = [node.inputs[0]?, node.inputs[1]?];
+        let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
+            return None;
+        };
+        let covers = height % r == 0 && width % s == 0 && of.window.pad.iter().flatten().all(|&pad| pad == 0);
+        let is_apart = of.window.stride == of.window.size && of.window.dilation.iter().all(|&by| by == 1);
+        if of.groups != 1 || !covers || !is_apart || channels % 8 == 0 {
+            return None;
+        }
+        let bias = node.inputs.get(2).copied().flatten();
+        if bias.is_some_and(|id| graph.constant(id).is_none() || graph.value(id).dtype != Dtype::F32) {
+            return None;
+        }
+        let y = graph.value(node.outputs[0]);
+        let n = *y.dims.last()?;
+        let window = Window { size: [r, s], stride: [r, s], ..Window::square(1, 1, 0) };
+        let filter = name_of(graph.constant(w)?, graph.value(w));
+        let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, window) };
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
+        Some(Self { weights, x: Read::Patches { value: x, size: [r, s] }, bias, sizes })
+    }
 }
 
 /// What has the rows, and where: a view of a value that is in f16 already is read where it is.
-fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<ValueId>) -> Option<(ValueId, RowsAt)> {
+fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<ValueId>) -> (ValueId, RowsAt) {
     let dense = (x, RowsAt { first: 0, pitch: k });
     let view = Strided::of(context.graph, x);
     let (root, factor, first) = (view.root, view.factor, view.first);
     let Some(rows) = view.reshaped(&[m, k]).filter(|_| halves.contains(&root) && factor == 1.0) else {
-        return Some(dense);
+        return dense;
     };
     let [[_, pitch], [_, stride]] = [rows.axes[0], rows.axes[1]];
     let pitch = if m == 1 { k } else { pitch };
     let is_read = stride == 1 && pitch >= k && [first, pitch].iter().all(|of| of.is_multiple_of(8));
-    Some(if is_read { (root, RowsAt { first, pitch }) } else { dense })
+    if is_read { (root, RowsAt { first, pitch }) } else { dense }
 }
 
-/// The last node of what follows a product in its kernel, its value, and what it is.
-fn behind(context: &Context<'_>, at: NodeId, columns: usize) -> (NodeId, ValueId, Epilogue) {
+/// The last node of what follows a product in its kernel, its value, and what it is. `own` is what the product's node adds.
+fn behind(context: &Context<'_>, at: NodeId, columns: usize, own: Option<ValueId>) -> (NodeId, ValueId, Epilogue) {
     let graph = context.graph;
     let product = graph.nodes[at.0].outputs[0];
     let mut region = Region::new(context, product, columns);
-    let mut last = (at, product, Epilogue::default());
+    let mut last = (at, product, Epilogue { bias: own, ..Epilogue::default() });
     for _ in 0..MOST_NODES {
         let Some(next) = region.next() else { break };
         let value = graph.nodes[next.0].outputs[0];
@@ -78,8 +130,9 @@ fn behind(context: &Context<'_>, at: NodeId, columns: usize) -> (NodeId, ValueId
             continue;
         }
         let following = Following { graph, others: &region.others, elems: graph.value(product).elems(), columns };
-        if let Some(epilogue) = following.epilogue(&region.known[&value]) {
-            last = (next, value, epilogue);
+        let epilogue = following.epilogue(&region.known[&value]);
+        if let Some(epilogue) = epilogue.filter(|of| own.is_none() || of.bias.is_none()) {
+            last = (next, value, Epilogue { bias: own.or(epilogue.bias), ..epilogue });
         }
     }
     last

@@ -1,6 +1,9 @@
 //! Blocks of transformers as exporters write them: which steps come out.
 
-use crate::graph::{Binary, Contract, Expr, Graph, GraphBuilder, Norm, Op, Slice, Unary, ValueId, simplify};
+use crate::graph::{
+    Binary, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Op, Reduce, ReduceOp, Slice, Unary, ValueId, Window,
+    simplify,
+};
 use crate::plan::values::tests::planned;
 use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
 use crate::tensor::{Dtype, Precision, RowSpec};
@@ -108,6 +111,26 @@ impl Block {
         let y = self.g.map("gelu.one", Expr::arg(0) + number(1.0), &[y]);
         let y = self.g.map("gelu.x", Expr::arg(0) * Expr::arg(1), &[x, y]);
         self.scaled("gelu.half", y, 0.5)
+    }
+
+    /// A norm as exporters write it that know none.
+    fn norm_in_pieces(&mut self, x: ValueId, is_centred: bool) -> ValueId {
+        let mean = || Op::Reduce(Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true });
+        let deviation = match is_centred {
+            true => {
+                let m = self.g.node("mean", mean(), &[x]);
+                self.g.map("deviation", Expr::arg(0) - Expr::arg(1), &[x, m])
+            }
+            false => x,
+        };
+        let squares = self.g.map("squares", Expr::arg(0).binary(Binary::Pow, number(2.0)), &[deviation]);
+        let v = self.g.node("variance", mean(), &[squares]);
+        let v = self.g.map("epsilon", Expr::arg(0) + number(1e-5), &[v]);
+        let v = self.g.map("root", Expr::arg(0).unary(Unary::Sqrt), &[v]);
+        let y = self.g.map("divided", Expr::arg(0) / Expr::arg(1), &[deviation, v]);
+        let [w, b] = ["w", "b"].map(|name| self.weight(name, &[self.of.width()]));
+        let y = self.g.map("weighted", Expr::arg(0) * Expr::arg(1), &[y, w]);
+        if is_centred { self.sum("biased", y, b) } else { y }
     }
 
     fn sum(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {
@@ -281,4 +304,37 @@ fn a_product_of_the_first_tokens_reads_rows_at_a_distance() {
         _ => None,
     });
     assert_eq!(found, Some(197 * 192), "{plan}");
+}
+
+/// Patches of 3 channels: a loop puts them side by side, and the product adds the convolution's bias.
+#[test]
+fn a_convolution_of_patches_is_a_product() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", Dtype::F32, &[2, 32, 32, 3]);
+    let [filter, bias] = [g.weight("filter", Dtype::F32, &[64, 3, 16, 16]), g.weight("bias", Dtype::F32, &[64])];
+    let conv = Conv { window: Window::all(2, 16, 16, 0), groups: 1 };
+    let y = g.node("patches", Op::Conv(conv), &[x, filter, bias]);
+    g.output("y", y);
+    let plan = plan_of(&g.finish().unwrap(), &Limits::h200(), 2);
+    assert_eq!(labels(&plan), ["product"], "{plan}");
+    let step = plan.steps.iter().find(|step| step.name == "patches").unwrap();
+    let StepOp::Product(of) = &step.op else { panic!("{plan}") };
+    assert!(of.bias && (of.rows, of.terms) == (4, 768));
+    assert_eq!((step.flops, step.inputs.len()), (2 * 8 * 768 * 64, 2));
+}
+
+#[test]
+fn norms_in_pieces_are_norms() {
+    for (is_centred, label) in [(true, "layer-norm"), (false, "rms-norm")] {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.norm_in_pieces(x, is_centred);
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        assert_eq!(labels(&plan), [label], "{plan}");
+        let found = plan.steps.iter().find_map(|step| match step.op {
+            StepOp::RowNorm(of) => Some(of),
+            _ => None,
+        });
+        let of = found.unwrap();
+        assert!((of.epsilon - 1e-5).abs() < 1e-9 && (of.rows, of.columns) == (3 * 197, 192), "{of:?}");
+    }
 }
