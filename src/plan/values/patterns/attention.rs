@@ -19,8 +19,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
     let axes = Axes::of(&mixed, &scored).filter(|axes| keys.dims.last() == Some(&axes.keys.size))?;
     let whole = (at, graph.nodes[at.0].outputs[0]);
     let written = [result(context, at), whole].into_iter();
-    let (last, writes, axes) =
-        written.filter_map(|(last, id)| Some((last, id, axes.clone().written(graph, id)?))).next()?;
+    let (last, writes, axes) = written.filter_map(|(last, id)| Some((last, id, axes.written(graph, id)?))).next()?;
     let mask = match mask {
         Some(mask) => Some(mask.read(graph, &axes)?),
         None => None,

@@ -36,7 +36,8 @@ impl Strided {
         if let Op::Map(_) = node.op {
             let (from, factor) = factor_of(graph, node)?;
             let of = Self::of(graph, from);
-            return (graph.value(from).dims == graph.value(id).dims).then(|| Self { factor: of.factor * factor, ..of });
+            return (graph.value(from).dims == graph.value(id).dims)
+                .then_some(Self { factor: of.factor * factor, ..of });
         }
         let from = |first: usize| node.inputs.get(first).copied().flatten().map(|id| Self::of(graph, id));
         match &node.op {
