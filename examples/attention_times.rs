@@ -10,8 +10,8 @@ mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
-use trefoil::plan::{AttentionKernel, AttentionSizes, Limits};
-use trefoil::{AttentionOperands, AttentionRun, Device, Error, HeadsAt, Target};
+use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
+use trefoil::{AttentionOperands, AttentionRun, Device, Error, Target};
 
 /// Images, heads, rows and values of a head: ViT-B/16, CLIP ViT-L/14, BERT-large, Whisper small, heads of 128.
 const SIZES: [[usize; 4]; 7] = [

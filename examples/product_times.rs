@@ -11,8 +11,8 @@ mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
-use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes};
-use trefoil::{Device, Error, ProductOperands, ProductRun, RowsAt, Target};
+use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, RowsAt};
+use trefoil::{Device, Error, ProductOperands, ProductRun, Target};
 
 /// Rows of ViT-B/16 at batches 1, 8, 32 and 128, and of BERT-base at 384 tokens; n, k, GELU and residual of its layers.
 const ROWS: [usize; 5] = [197, 384, 1576, 6304, 25_216];

@@ -118,8 +118,8 @@ pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub use exec::{
-    AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
+    AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
+    RowNormOperands, RowNormRun, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
 pub use exec::{CalibrationMethod, Calibrator, Sensitivity};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};

@@ -65,6 +65,11 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials.extend(support::quantized::all(true).into_iter().map(|problem| {
         on_device(format!("network of bytes, {}", problem.name), device, move |device| problem.run(device))
     }));
+    trials.extend(
+        support::transformer::all()
+            .into_iter()
+            .map(|problem| on_device(format!("transformer, {problem}"), device, move |device| problem.run(device))),
+    );
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
     let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();

@@ -21,8 +21,8 @@ use crate::tensor::{InputFormat, OutputKind, Precision, RowSpec};
 pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
 pub use cuda::{
-    AttentionOperands, AttentionRun, ConvRun, HalfOperands, HeadsAt, LoopModule, LoopRun, ProductOperands, ProductRun,
-    RowNormOperands, RowNormRun, RowsAt, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
+    AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
+    RowNormOperands, RowNormRun, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};

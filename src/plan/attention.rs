@@ -29,6 +29,15 @@ pub struct AttentionSizes {
     pub dims: usize,
 }
 
+/// Where the heads of an operand are: the first value, and values from one head, row and image to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsAt {
+    /// Of the first value.
+    pub first: usize,
+    /// From one head, row and image to the next.
+    pub pitches: [usize; 3],
+}
+
 /// A kernel that attention is compiled for: heads of up to `dims` values, in chunks of so many keys.
 ///
 /// ```
@@ -179,7 +188,7 @@ impl AttentionSizes {
     }
 
     /// In units of a warpgroup's step for a key: of the multiprocessor that has the most blocks.
-    fn clocks(&self, kernel: AttentionKernel, limits: &Limits) -> f64 {
+    pub(super) fn clocks(&self, kernel: AttentionKernel, limits: &Limits) -> f64 {
         let AttentionKernel { tile, block_tiles, tails } = kernel;
         let (row_tiles, _) = self.tiles_and_tail(tails);
         let blocks = self.images * self.heads * row_tiles.div_ceil(block_tiles);

@@ -26,6 +26,7 @@ pub(crate) mod rows;
 #[cfg(feature = "cuda")]
 mod stem_s8;
 mod tensors;
+mod transformer;
 pub(crate) mod values;
 pub(crate) mod work;
 
@@ -34,7 +35,7 @@ use crate::graph::{self, ValueType};
 use crate::model::{Graph, Preprocessing, Weights};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
-pub use attention::{AttentionKernel, AttentionSizes, AttentionTile};
+pub use attention::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{STORE_ROWS, TAIL_ROWS, TILE_ROWS};
 pub use candidates::Candidate;
@@ -47,12 +48,13 @@ pub use limits::{Family, Limits};
 pub use op::{HandOp, Joined, LoopOp, QuantizedConv, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
-pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay};
+pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
 pub use roofline::{Rates, Roofline};
 #[cfg(feature = "cuda")]
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
 pub(crate) use stem_s8::{STEM_FILTER_BYTES, stem_filter_index};
+pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
 /// What a plan is asked for.
 ///

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
 use crate::model::{Conv2d, ConvScales, Linear, Pool, Window};
-use crate::tensor::{Activation, InputFormat, OutputKind, Shape};
+use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 /// What a step computes.
 ///
@@ -76,6 +77,12 @@ pub enum StepOp {
     Tail(Tail),
     /// The last step: logits or features → output rows.
     Emit(OutputKind),
+    /// A product of rows with a matrix of weights, and what follows it.
+    Product(ProductOp),
+    /// Attention of all heads.
+    Attention(AttentionOp),
+    /// LayerNorm or RMSNorm of rows.
+    RowNorm(RowNormOp),
     /// Some operations of a graph of values, as one loop.
     Loop(LoopOp),
     /// An operation of a graph of values that is no loop.
@@ -197,6 +204,9 @@ impl StepOp {
             Self::Add(activation) => format!("{}{}", if inputs > 1 { "add" } else { "act" }, suffix(*activation)),
             Self::Tail(tail) => format!("mean+fc+{}", tail.rows()),
             Self::Emit(output) => format!("{output:?}").to_lowercase(),
+            Self::Product(of) => of.label(),
+            Self::Attention(of) => if of.mask.is_some() { "attention+mask" } else { "attention" }.into(),
+            Self::RowNorm(of) => if of.centred { "layer-norm" } else { "rms-norm" }.into(),
             Self::Loop(of) => of.kinds.clone(),
             Self::Hand(of) => of.op.kind().into(),
         }
@@ -218,6 +228,9 @@ impl StepOp {
             Self::Add(_) => "add",
             Self::Tail(_) => "tail",
             Self::Emit(_) => "emit",
+            Self::Product(_) => "product",
+            Self::Attention(_) => "attention",
+            Self::RowNorm(_) => "row_norm",
             Self::Loop(_) => "loop",
             Self::Hand(_) => "by hand",
         }
@@ -235,6 +248,9 @@ impl StepOp {
             Self::Chain { conv, joined: None, .. } => window(&conv.window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(&pool.window),
             Self::Tail(tail) => format!("to {}", tail.k_stored()),
+            Self::Product(of) => format!("{}x{} by {}", of.rows, of.terms, of.weights.out_channels),
+            Self::Attention(of) => format!("{:?}", of.sizes),
+            Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
             Self::Normalize { .. }
             | Self::Quantize(_)
             | Self::Dequantize(_)
@@ -275,6 +291,11 @@ impl StepOp {
                 let [mean, outputs] = tail.layer(x[0]);
                 vec![vec![layer(name, Weights::Linear(&tail.linear), mean, outputs)]]
             }
+            Self::Product(of) => {
+                let rows = |channels| Operand::rows(Shape::new(1, of.rows, channels), Dtype::F16);
+                let channels = of.terms / of.weights.window.size.iter().product::<usize>();
+                vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
+            }
             Self::Normalize { .. }
             | Self::Quantize(_)
             | Self::Dequantize(_)
@@ -283,6 +304,8 @@ impl StepOp {
             | Self::GlobalAvgPool
             | Self::Add(_)
             | Self::Emit(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => Vec::new(),
         }
@@ -308,7 +331,19 @@ impl StepOp {
             | Self::ExpandDepthwise { .. }
             | Self::Linear(_)
             | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Hand(_) => 0,
+        }
+    }
+
+    /// Floating-point operations of a run, where they do not go by its rows: those of tensor cores, and others.
+    pub(super) const fn flops_of_run(&self) -> [usize; 2] {
+        match self {
+            Self::Attention(of) => [of.flops(), 0],
+            Self::RowNorm(of) => [0, of.flops()],
+            _ => [0; 2],
         }
     }
 
@@ -332,6 +367,9 @@ impl StepOp {
             | Self::Chain { .. }
             | Self::ExpandDepthwise { .. }
             | Self::Tail(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }
@@ -352,6 +390,9 @@ impl StepOp {
             | Self::Linear(_)
             | Self::Tail(_)
             | Self::Emit(_)
+            | Self::Product(_)
+            | Self::Attention(_)
+            | Self::RowNorm(_)
             | Self::Loop(_)
             | Self::Hand(_) => false,
         }

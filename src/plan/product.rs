@@ -1,7 +1,8 @@
 //! Matrix products with a transformer's epilogues: what they compute, their kernels, and which is taken.
 
 #[cfg(feature = "cuda")]
-use std::f64::consts::{FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
+use std::f64::consts::LOG2_E;
+use std::f64::consts::{FRAC_2_SQRT_PI, SQRT_2};
 use std::fmt;
 
 use super::Limits;
@@ -66,6 +67,15 @@ pub struct ProductTile {
     pub way: ProductWay,
 }
 
+/// Where the rows of an operand are: the first value, and values from one row to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsAt {
+    /// Of the first value.
+    pub first: usize,
+    /// From one row to the next.
+    pub pitch: usize,
+}
+
 /// Who computes a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProductWay {
@@ -90,6 +100,19 @@ impl ProductActivation {
     /// Every activation.
     pub const ALL: [Self; 6] = [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu];
 
+    /// Its value, exactly.
+    pub(super) fn of(self, x: f64) -> f64 {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        match self {
+            Self::None => x,
+            Self::Relu => x.max(0.0),
+            Self::Gelu => 0.5 * x * (1.0 + libm::erf(x / SQRT_2)),
+            Self::GeluTanh => x * sigmoid(SQRT_2 * FRAC_2_SQRT_PI * (x + TANH_CUBIC * x * x * x)),
+            Self::QuickGelu => x * sigmoid(QUICK * x),
+            Self::Silu => x * sigmoid(x),
+        }
+    }
+
     /// How a kernel computes it, with the two numbers that this leaves open.
     #[cfg(feature = "cuda")]
     pub(crate) fn kind(self) -> (ActivationKind, [f32; 2]) {
@@ -101,8 +124,8 @@ impl ProductActivation {
             Self::Relu => (ActivationKind::Clamped, [0.0; 2]),
             Self::Gelu => (ActivationKind::Erf, [0.0; 2]),
             // (1 + tanh(u)) / 2 is the sigmoid of 2 u.
-            Self::GeluTanh => sigmoid(SQRT_2 * FRAC_2_SQRT_PI, SQRT_2 * FRAC_2_SQRT_PI * 0.044_715),
-            Self::QuickGelu => sigmoid(1.702, 0.0),
+            Self::GeluTanh => sigmoid(SQRT_2 * FRAC_2_SQRT_PI, SQRT_2 * FRAC_2_SQRT_PI * TANH_CUBIC),
+            Self::QuickGelu => sigmoid(QUICK, 0.0),
             Self::Silu => sigmoid(1.0, 0.0),
         }
     }
@@ -169,6 +192,9 @@ impl ProductTile {
     }
 }
 
+/// The factor of x^3 in GELU by tanh, and that of x in QuickGELU.
+const TANH_CUBIC: f64 = 0.044_715;
+const QUICK: f64 = 1.702;
 /// Channels of a warpgroup's product.
 pub(crate) const SLAB: usize = 64;
 /// Columns of X and W that a stage has.
@@ -227,7 +253,7 @@ impl ProductSizes {
     }
 
     /// Of the multiprocessor that has the most tiles, as 22 products on an H200 have it.
-    fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
+    pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;
         let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
         let rounds = tiles.div_ceil(limits.units.max(1)) as f64;

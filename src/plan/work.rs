@@ -116,13 +116,15 @@ impl<'a> Work<'a> {
     /// Floating-point operations of a run.
     pub(super) fn flops(&self) -> u64 {
         let products: usize = self.layers().map(|layer| layer.flops()).sum();
-        (self.batch * (products + self.op.other_flops(&self.inputs, &self.outputs))) as u64
+        let of_run: usize = self.op.flops_of_run().iter().sum();
+        (self.batch * (products + self.op.other_flops(&self.inputs, &self.outputs)) + of_run) as u64
     }
 
-    /// Those that tensor cores do: the products of dense layers.
+    /// Those that tensor cores do: the products of dense layers and of attention.
     pub(super) fn products(&self) -> u64 {
         let products: usize = self.layers().filter(|layer| !layer.is_depthwise()).map(|layer| layer.flops()).sum();
-        (self.batch * products) as u64
+        let [of_run, _] = self.op.flops_of_run();
+        (self.batch * products + of_run) as u64
     }
 
     /// Bytes of filters of this type, and of a bias in f32 for each sum; or of filters in bytes, with a scale too.

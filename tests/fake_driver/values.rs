@@ -3,6 +3,7 @@
 use trefoil::{Device, Engine, Precision, Target};
 
 use crate::harness::Scenario;
+use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
 
 /// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
@@ -19,6 +20,22 @@ fn rows_are_computed_by_loops_alone() {
             let output = batch.submit(rows).unwrap().wait().unwrap();
             for row in 0..rows {
                 check(output.port(row, "features").unwrap(), output.port(row, "best").unwrap(), row);
+            }
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// Products, attention and norms by their own kernels: the stand-in compares each launch with its kernel.
+#[test]
+fn encoders_are_launched_as_their_kernels_are() {
+    let scenario = Scenario::new("values::encoders_are_launched_as_their_kernels_are", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        for style in [Style::Images(8), Style::Text] {
+            let model = Encoder { tokens: 17, heads: 2, dims: 32, layers: 2, style }.model().unwrap();
+            let engine = Engine::builder(&model).on(&device).batch_sizes(&[1, 3]).check(true).build().unwrap();
+            for rows in [1, 3] {
+                engine.acquire().unwrap().submit(rows).unwrap().wait().unwrap();
             }
         }
     });

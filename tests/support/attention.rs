@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use half::f16;
-use trefoil::plan::{AttentionKernel, AttentionSizes, Limits};
-use trefoil::{AttentionOperands, AttentionRun, Device, HeadsAt, Shape};
+use trefoil::plan::{AttentionKernel, AttentionSizes, HeadsAt, Limits};
+use trefoil::{AttentionOperands, AttentionRun, Device, Shape};
 
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U16, U32};

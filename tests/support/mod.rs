@@ -5,6 +5,7 @@
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+pub mod encoder;
 pub mod loops;
 #[cfg(feature = "cuda")]
 pub mod loops_on_gpu;
@@ -22,4 +23,5 @@ pub mod row_norm;
 #[cfg(feature = "cuda")]
 pub mod s8_ends;
 pub mod tolerance;
+pub mod transformer;
 pub mod values;

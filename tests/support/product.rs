@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use half::f16;
-use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes};
-use trefoil::{Device, ProductOperands, ProductRun, RowsAt, Shape};
+use trefoil::plan::{Limits, ProductActivation, ProductKernel, ProductSizes, RowsAt};
+use trefoil::{Device, ProductOperands, ProductRun, Shape};
 
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U32};

@@ -1,7 +1,8 @@
 //! LayerNorm and RMSNorm by plain loops in f64, with what a kernel of f16 operands may be off by, and problems of them.
 
 use half::f16;
-use trefoil::{Device, RowNormOperands, RowNormRun, RowsAt, Shape};
+use trefoil::plan::RowsAt;
+use trefoil::{Device, RowNormOperands, RowNormRun, Shape};
 
 use super::random::Random;
 use super::tolerance::{Expected, Growth, Storage, U32};

@@ -211,7 +211,9 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
         StepOp::Linear(linear) => Kernel::Linear(Linear::new(isa, read_linear(model.weights(), linear, x.channels)?)),
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
-        StepOp::Loop(_) | StepOp::Hand(_) => unreachable!("of no network of images"),
+        StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_) | StepOp::Loop(_) | StepOp::Hand(_) => {
+            unreachable!("of no network of images")
+        }
     })
 }
 

@@ -6,15 +6,7 @@ use super::launch::{Launch, Rows};
 use super::{Kernels, UntilFault};
 use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Kind, Priority, Stream};
 use crate::error::Error;
-
-/// Where the rows of an operand are: the first value, and values from one row to the next.
-#[derive(Clone, Copy, Debug)]
-pub struct RowsAt {
-    /// Of the first value.
-    pub first: usize,
-    /// From one row to the next.
-    pub pitch: usize,
-}
+use crate::plan::RowsAt;
 
 impl RowsAt {
     /// One behind the last value of so many rows, if there can be so many.
@@ -24,7 +16,7 @@ impl RowsAt {
     }
 
     /// The rows of halves in a buffer of this address.
-    pub(super) fn on(self, address: u64) -> Rows {
+    pub(super) const fn on(self, address: u64) -> Rows {
         Rows { address: address + 2 * self.first as u64, pitch: self.pitch }
     }
 }

@@ -3,10 +3,10 @@
 use half::f16;
 
 use super::alone::{Alone, check_lengths};
-use super::sm90_attention::{AttentionProblem, Heads, Mask, launch};
+use super::sm90_attention::{AttentionProblem, Mask, launch};
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::{AttentionKernel, AttentionSizes};
+use crate::plan::{AttentionKernel, AttentionSizes, HeadsAt};
 
 /// An attention operation and its operands, in host memory.
 #[derive(Clone, Debug)]
@@ -29,15 +29,6 @@ pub struct AttentionOperands<'a> {
     pub result: &'a [f16],
     /// Where in it.
     pub out: HeadsAt,
-}
-
-/// Where the heads of an operand are: the first value, and values from one head, row and image to the next.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadsAt {
-    /// Of the first value.
-    pub first: usize,
-    /// From one head, row and image to the next.
-    pub pitches: [usize; 3],
 }
 
 /// Attention on a GPU, ready to run: several copies of its operands in turns, so that none stays in a cache.
@@ -114,8 +105,7 @@ impl AttentionOperands<'_> {
 
     /// The operation on a copy at these addresses.
     fn problem(&self, [values, lengths, mask, result]: [u64; 4]) -> AttentionProblem {
-        let heads = |address, at: HeadsAt| Heads { address: address + 2 * at.first as u64, pitches: at.pitches };
-        let [q, k, v] = self.qkv.map(|at| heads(values, at));
+        let [q, k, v] = self.qkv.map(|at| at.on(values));
         AttentionProblem {
             sizes: self.sizes,
             scale: self.scale,
@@ -123,7 +113,7 @@ impl AttentionOperands<'_> {
             q,
             k,
             v,
-            out: heads(result, self.out),
+            out: self.out.on(result),
             lengths: self.lengths.map(|_| lengths),
             mask: self.mask.map(|(_, pitches)| Mask { address: mask, pitches }),
         }

@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, mean_s8, sm90_attention, sm90_product, sm90_row_norm, sm90_stem_s8};
+use super::{LAUNCHERS, mean, mean_s8, sm90_stem_s8};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -50,14 +50,7 @@ impl Entry {
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
     let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
-    let alone = [
-        mean_s8::entries(),
-        sm90_attention::entries(),
-        sm90_product::entries(),
-        sm90_row_norm::entries(),
-        sm90_stem_s8::entries(),
-    ];
-    of_steps.chain(of_mean).chain(alone.into_iter().flatten()).collect()
+    of_steps.chain(of_mean).chain(mean_s8::entries()).chain(sm90_stem_s8::entries()).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -104,23 +97,10 @@ pub(super) mod tests {
     fn structs() -> Vec<(&'static str, Arguments)> {
         let of_steps = LAUNCHERS.iter().flat_map(|l| l.arguments().into_iter().map(|found| (l.name(), found)));
         let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
-        let fields = sm90_attention::Sm90AttentionArgs::FIELDS;
-        let attention =
-            Arguments::of::<sm90_attention::Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", fields);
         let fields = sm90_stem_s8::StemS8Args::FIELDS;
         let stem = Arguments::of::<sm90_stem_s8::StemS8Args>("sm90_stem_s8.cu", "StemS8Args", fields);
         let mean_s8 = Arguments::of::<mean_s8::MeanS8Args>("mean_s8.cu", "MeanS8Args", mean_s8::MeanS8Args::FIELDS);
-        let fields = sm90_product::Sm90ProductArgs::FIELDS;
-        let product = Arguments::of::<sm90_product::Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", fields);
-        let fields = sm90_row_norm::RowNormArgs::FIELDS;
-        let norm = Arguments::of::<sm90_row_norm::RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", fields);
-        let alone = [
-            ("mean_s8", mean_s8),
-            ("sm90_attention", attention),
-            ("sm90_product", product),
-            ("sm90_row_norm", norm),
-            ("sm90_stem_s8", stem),
-        ];
+        let alone = [("mean_s8", mean_s8), ("sm90_stem_s8", stem)];
         of_steps.chain([("mean", mean)]).chain(alone).collect()
     }
 

@@ -1,6 +1,5 @@
 //! Loops of a plan, written out as PTX and launched.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 #[cfg(test)]
@@ -17,8 +16,8 @@ use crate::plan::{Limits, Plan, StepOp};
 /// The loops of some plans as kernels. What plans have in common is written once.
 #[derive(Default)]
 pub(super) struct Written {
-    /// By the address of the loop, which the plans share with their steps.
-    kernels: HashMap<usize, Arc<Kernel>>,
+    /// Each loop once: another plan of the same graph has equal ones.
+    kernels: Vec<(Arc<Loop>, Kernel)>,
     /// The text of the module that has all of them; nothing where there are none.
     text: Option<String>,
 }
@@ -31,11 +30,12 @@ impl Written {
     pub fn new(plans: &[Plan]) -> Result<Self, Error> {
         let Some(limits) = plans.first().map(|plan| &plan.limits) else { return Ok(Self::default()) };
         let target = target(limits);
-        let (mut kernels, mut refused) = (HashMap::new(), Vec::new());
+        let (mut written, mut refused) = (Self::default(), Vec::new());
         for step in plans.iter().flat_map(|plan| &plan.steps) {
             match &step.op {
+                StepOp::Loop(of) if written.find(&of.of).is_some() => {}
                 StepOp::Loop(of) => match ptx::kernel(&of.of, &target) {
-                    Ok(kernel) => drop(kernels.insert(key(&of.of), Arc::new(kernel))),
+                    Ok(kernel) => written.kernels.push((of.of.clone(), kernel)),
                     Err(error) => refused.push(format!("node `{}` ({}): {error}", step.name, of.kinds)),
                 },
                 StepOp::Hand(of) => refused.push(format!("node `{}`: {} is no loop", step.name, of.op.kind())),
@@ -49,8 +49,9 @@ impl Written {
                 instead: "run the model with `--device cpu`".into(),
             });
         }
-        let text = (!kernels.is_empty()).then(|| ptx::module(kernels.values().map(|kernel| &**kernel), &target) + "\0");
-        Ok(Self { kernels, text })
+        let kernels = || written.kernels.iter().map(|(_, kernel)| kernel);
+        let text = (!written.kernels.is_empty()).then(|| ptx::module(kernels(), &target) + "\0");
+        Ok(Self { text, ..written })
     }
 
     /// The module of all kernels, loaded.
@@ -59,12 +60,13 @@ impl Written {
     }
 
     fn kernel(&self, of: &Arc<Loop>) -> &Kernel {
-        &self.kernels[&key(of)]
+        self.find(of).expect("plans of one graph have the same loops")
     }
-}
 
-fn key(of: &Arc<Loop>) -> usize {
-    Arc::as_ptr(of).addr()
+    fn find(&self, of: &Arc<Loop>) -> Option<&Kernel> {
+        let is_it = |known: &Arc<Loop>| Arc::ptr_eq(known, of) || known == of;
+        self.kernels.iter().find(|(known, _)| is_it(known)).map(|(_, kernel)| kernel)
+    }
 }
 
 /// Addresses of operands and of the result as the one argument of a kernel.

@@ -58,8 +58,7 @@ use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::tensor::RowSpec;
-pub use alone::RowsAt;
-pub use attention_run::{AttentionOperands, AttentionRun, HeadsAt};
+pub use attention_run::{AttentionOperands, AttentionRun};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
 use entries::Launcher;
 use launch::Launch;
@@ -88,6 +87,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &loops::Loops,
     &normalize::Normalize,
     &pool2d::Pool2d,
+    &sm90_attention::Sm90Attention,
     &sm90_conv2d_chain::Sm90Conv2dChain,
     &sm90_conv2d_depthwise::Sm90Conv2dDepthwise,
     &sm90_conv2d_fprop::Sm90Conv2dFprop,
@@ -95,6 +95,8 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_conv2d_s8::Sm90Conv2dS8,
     &sm90_conv2d_s8_halo::Sm90Conv2dS8Halo,
     &sm90_linear::Sm90Linear,
+    &sm90_product::Sm90Product,
+    &sm90_row_norm::Sm90RowNorm,
     &sm90_stem::Sm90Stem,
     &sm90_tail::Sm90Tail,
     #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use half::f16;
 
-use super::alone::{Alone, RowsAt, check_lengths};
+use super::alone::{Alone, check_lengths};
 use super::sm90_product::{ProductProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::{ProductActivation, ProductKernel, ProductSizes};
+use crate::plan::{ProductActivation, ProductKernel, ProductSizes, RowsAt};
 
 /// A matrix product and its operands, in host memory.
 #[derive(Clone, Debug)]

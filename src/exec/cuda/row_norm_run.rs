@@ -2,10 +2,11 @@
 
 use half::f16;
 
-use super::alone::{Alone, RowsAt, check_lengths};
+use super::alone::{Alone, check_lengths};
 use super::sm90_row_norm::{RowNormProblem, launch};
 use crate::device::Device;
 use crate::error::Error;
+use crate::plan::RowsAt;
 
 /// A LayerNorm or RMSNorm and its operands, in host memory.
 #[derive(Clone, Debug)]

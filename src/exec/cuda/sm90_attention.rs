@@ -2,14 +2,20 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, aligned, chunks_of, in_range, kernel_args, product, unsupported,
 };
 use super::sm90_conv2d_fprop::MapBytes;
+use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
-use crate::plan::{AttentionKernel, AttentionSizes, AttentionTile, STORE_ROWS, TAIL_ROWS, TILE_ROWS};
+use crate::plan::{
+    AttentionKernel, AttentionOp, AttentionSizes, AttentionTile, HeadsAt, Kernel, STORE_ROWS, StepOp, TAIL_ROWS,
+    TILE_ROWS,
+};
 
 kernel_args! {
     /// `Sm90AttentionArgs`; the maps are encoded before the launch.
@@ -47,13 +53,33 @@ pub(super) const ENTRIES: [(AttentionTile, [&str; 2]); AttentionTile::ALL.len()]
     (AttentionTile { dims: 128, keys: 112 }, ["sm90_attention_128_112", "sm90_attention_128_112_masked"]),
 ];
 
-/// Its entry points.
-pub(super) fn entries() -> Vec<Entry> {
-    let of_tile = |(tile, names): (AttentionTile, [&'static str; 2])| {
-        let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
-        names.map(|name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 })
-    };
-    ENTRIES.into_iter().flat_map(of_tile).collect()
+/// Attention.
+pub(super) struct Sm90Attention;
+
+impl Launcher for Sm90Attention {
+    fn name(&self) -> &'static str {
+        "sm90_attention"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of_tile = |(tile, names): (AttentionTile, [&'static str; 2])| {
+            let (threads, shared_bytes) = (threads(tile), tile.shared_bytes() as u32);
+            names.map(|name| Entry { module: "sm90_attention", name, threads, shared_bytes, cluster: 1 })
+        };
+        ENTRIES.into_iter().flat_map(of_tile).collect()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::Attention(of), Kernel::Sm90Attention(kernel)) = (step.op(), step.kernel()) else {
+            return Err(step.wrong_kernel());
+        };
+        launch(&AttentionProblem::of(of, step), kernel, step.limits().units)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90AttentionArgs>("sm90_attention.cuh", "Sm90AttentionArgs", Sm90AttentionArgs::FIELDS)]
+    }
 }
 
 /// Threads of a block: its warpgroups that multiply, and one that loads.
@@ -68,6 +94,13 @@ pub(crate) struct Heads {
     pub(crate) address: u64,
     /// Halves from one head, row and image to the next; multiples of 8.
     pub(crate) pitches: [usize; 3],
+}
+
+impl HeadsAt {
+    /// The heads of halves in a buffer of this address.
+    pub(super) const fn on(self, address: u64) -> Heads {
+        Heads { address: address + 2 * self.first as u64, pitches: self.pitches }
+    }
 }
 
 /// What is added to scaled scores.
@@ -100,6 +133,25 @@ pub(crate) struct AttentionProblem {
     pub(crate) lengths: Option<u64>,
     /// Added to scaled scores, if any.
     pub(crate) mask: Option<Mask>,
+}
+
+impl AttentionProblem {
+    /// Of a step, which reads queries, keys, values and the mask.
+    fn of(of: &AttentionOp, step: &Operands<'_>) -> Self {
+        let [q, k, v] = [0, 1, 2].map(|part| of.qkv[part].on(step.input_address(part)));
+        let (_, _, out) = step.pointers();
+        Self {
+            sizes: of.sizes,
+            scale: of.scale,
+            ahead: None,
+            q,
+            k,
+            v,
+            out: of.out.on(out),
+            lengths: None,
+            mask: of.mask.map(|pitches| Mask { address: step.input_address(3), pitches }),
+        }
+    }
 }
 
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.

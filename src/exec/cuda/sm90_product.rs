@@ -2,16 +2,20 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, FastDivide, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, product,
     unsupported,
 };
 use super::sm90_conv2d_fprop::MapBytes;
+use super::steps::Operands;
 use crate::device::cuda::TensorMap;
 use crate::error::Error;
 use crate::plan::{
-    ActivationKind, CHUNK_ROWS, ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, SLAB, STEP_K,
+    ActivationKind, CHUNK_ROWS, Kernel, ProductActivation, ProductKernel, ProductOp, ProductSizes, ProductTile,
+    ProductWay, RowsAt, SLAB, STEP_K, StepOp,
 };
 
 kernel_args! {
@@ -67,14 +71,34 @@ const ENTRIES: [(ProductTile, [&str; 3]); ProductTile::ALL.len()] = [
     ),
 ];
 
-/// Its entry points.
-pub(super) fn entries() -> Vec<Entry> {
-    let of_tile = |(tile, names): (ProductTile, [&'static str; 3])| {
-        let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
-        let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
-        names.map(|name| Entry { module: "sm90_product", name, threads, shared_bytes, cluster })
-    };
-    ENTRIES.into_iter().flat_map(of_tile).collect()
+/// Products of rows with matrices.
+pub(super) struct Sm90Product;
+
+impl Launcher for Sm90Product {
+    fn name(&self) -> &'static str {
+        "sm90_product"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let of_tile = |(tile, names): (ProductTile, [&'static str; 3])| {
+            let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
+            let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
+            names.map(|name| Entry { module: "sm90_product", name, threads, shared_bytes, cluster })
+        };
+        ENTRIES.into_iter().flat_map(of_tile).collect()
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::Product(of), Kernel::Sm90Product(kernel)) = (step.op(), step.kernel()) else {
+            return Err(step.wrong_kernel());
+        };
+        launch(&ProductProblem::of(of, step), kernel, step.limits().units)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<Sm90ProductArgs>("sm90_product.cuh", "Sm90ProductArgs", Sm90ProductArgs::FIELDS)]
+    }
 }
 
 /// A product and its operands.
@@ -96,6 +120,28 @@ pub(crate) struct ProductProblem {
     pub(crate) residual: Option<Rows>,
     /// The result; overlaps nothing.
     pub(crate) y: Rows,
+}
+
+impl ProductProblem {
+    /// Of a step, whose operands behind the first are there as the operation says.
+    fn of(of: &ProductOp, step: &Operands<'_>) -> Self {
+        let sizes = of.sizes(step.batch());
+        let dense = |address| RowsAt { first: 0, pitch: sizes.n }.on(address);
+        let mut others = 1..;
+        let mut next =
+            |is_there: bool| is_there.then(|| others.next().map(|index| step.input_address(index))).flatten();
+        let (x, _, y) = step.pointers();
+        Self {
+            sizes,
+            activation: of.activation,
+            x: of.x.on(x),
+            w: step.filter(step.name()),
+            bias: next(of.bias),
+            scale: next(of.scale),
+            residual: next(of.residual).map(dense),
+            y: dense(y),
+        }
+    }
 }
 
 /// The launch of `problem` by `kernel` on a GPU of so many multiprocessors.

@@ -2,11 +2,15 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{
     ArgBytes, CHUNK, INDEX_LIMIT, Launch, Rows, aligned, chunks_of, in_range, kernel_args, pitch, unsupported,
 };
+use super::steps::Operands;
 use crate::error::Error;
+use crate::plan::{Kernel, RowNormOp, RowsAt, StepOp};
 
 kernel_args! {
     /// `RowNormArgs`.
@@ -44,9 +48,29 @@ const BLOCK_ROWS: usize = 4;
 /// Columns of a chunk of each lane.
 const LANE_COLUMNS: usize = 32 * CHUNK;
 
-/// Its entry points.
-pub(super) fn entries() -> Vec<Entry> {
-    Entry::flat("sm90_row_norm", &ENTRIES, THREADS)
+/// Norms of rows.
+pub(super) struct Sm90RowNorm;
+
+impl Launcher for Sm90RowNorm {
+    fn name(&self) -> &'static str {
+        "sm90_row_norm"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("sm90_row_norm", &ENTRIES, THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::RowNorm(of), Kernel::Sm90RowNorm) = (step.op(), step.kernel()) else {
+            return Err(step.wrong_kernel());
+        };
+        launch(&RowNormProblem::of(of, step))
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<RowNormArgs>("sm90_row_norm.cu", "RowNormArgs", RowNormArgs::FIELDS)]
+    }
 }
 
 /// A LayerNorm or RMSNorm and its operands.
@@ -66,6 +90,18 @@ pub(crate) struct RowNormProblem {
     pub(crate) bias: Option<u64>,
     /// The result; may be x.
     pub(crate) y: Rows,
+}
+
+impl RowNormProblem {
+    /// Of a step, which reads rows, factors, and biases if there are any.
+    fn of(of: &RowNormOp, step: &Operands<'_>) -> Self {
+        let &RowNormOp { rows, columns, centred, epsilon } = of;
+        let dense = |address| RowsAt { first: 0, pitch: columns }.on(address);
+        let (x, _, y) = step.pointers();
+        let bias = (step.inputs() > 2).then(|| step.input_address(2));
+        let sizes = [rows, columns];
+        Self { sizes, centred, epsilon, x: dense(x), weight: step.input_address(1), bias, y: dense(y) }
+    }
 }
 
 /// The launch of `problem`.

@@ -133,6 +133,11 @@ impl Operands<'_> {
         (self.address(self.step.inputs[0]), second, self.address(self.step.outputs[0]))
     }
 
+    /// How many tensors it reads.
+    pub fn inputs(&self) -> usize {
+        self.step.inputs.len()
+    }
+
     /// Address of one of the tensors that it reads.
     pub fn input_address(&self, index: usize) -> u64 {
         self.address(self.step.inputs[index])

@@ -9,6 +9,9 @@ use crate::graph::value::ValueId;
 /// What an operation on transposed values is: the operation on the values, transposed.
 pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Change> {
     let order = node.inputs.iter().flatten().find_map(|&id| transposed(rebuild, id))?;
+    if let Op::Reshape(dims) = &node.op {
+        return joined(rebuild, node, dims, &order);
+    }
     let (op, order_of_result) = match &node.op {
         Op::Map(expr) => (Op::Map(with_axes(expr, &order)), order.clone()),
         other => moved(other, &order)?,
@@ -19,6 +22,38 @@ pub(super) fn sink_transpose(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<
     let inner = rebuild.add(Draft { op, inputs, ..node.clone() });
     let all = inner.into_iter().map(|value| rebuild.part(&node.name, Op::Transpose(order_of_result.clone()), &[value]));
     Some(Change::Same(all.collect()))
+}
+
+/// The reshape of a transposed value that joins axes which are neighbours before the transpose too: it joins them there.
+fn joined(rebuild: &mut Rebuild<'_>, node: &Draft, dims: &[usize], order: &[usize]) -> Option<Change> {
+    let x = node.inputs[0]?;
+    let groups = groups(&rebuild.of(x).dims, dims)?;
+    let is_run = |group: &[usize]| group.is_sorted_by(|&before, &after| order[before] + 1 == order[after]);
+    if groups.iter().all(|group| group.len() == 1) || !groups.iter().all(|group| is_run(group)) {
+        return None;
+    }
+    let (_, from) = rebuild.writer(x)?;
+    let mut before: Vec<usize> = (0..dims.len()).collect();
+    before.sort_by_key(|&axis| order[groups[axis][0]]);
+    let reshape = Op::Reshape(before.iter().map(|&axis| dims[axis]).collect());
+    let inner = rebuild.part(&node.name, reshape, &[from]);
+    Some(Change::Same(vec![rebuild.part(&node.name, Op::Transpose(inverse(&before)), &[inner])]))
+}
+
+/// For each dimension of a reshape the axes that it joins, one or more.
+fn groups(from: &[usize], to: &[usize]) -> Option<Vec<Vec<usize>>> {
+    let (mut all, mut next) = (Vec::new(), 0);
+    for &dim in to {
+        let (first, mut elems) = (next, 1);
+        while next < from.len() && (next == first || elems < dim) {
+            (elems, next) = (elems * from[next], next + 1);
+        }
+        if next == first || elems != dim {
+            return None;
+        }
+        all.push((first..next).collect());
+    }
+    (next == from.len()).then_some(all)
 }
 
 /// The order of the transpose that a value is, if it moves elements.

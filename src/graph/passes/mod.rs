@@ -95,6 +95,23 @@ mod tests {
         );
     }
 
+    /// Pixels of planes as one axis, which then comes first again: as exports of vision transformers have patches.
+    #[test]
+    fn pixels_are_joined_before_they_are_transposed() {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[2, 4, 5, 8]);
+        let planes = g.node("planes", Op::Transpose(TO_PLANES.to_vec()), &[x]);
+        let flat = g.node("flat", Op::Reshape(vec![2, 8, 20]), &[planes]);
+        let tokens = g.node("tokens", Op::Transpose(vec![0, 2, 1]), &[flat]);
+        let mixed = g.node("mixed", Op::Reshape(vec![2, 160]), &[planes]);
+        g.output("tokens", tokens);
+        g.output("mixed", mixed);
+        let graph = simplify(&g.finish().unwrap());
+        assert_eq!(transposes(&graph), ["planes"], "{:#?}", graph.nodes);
+        assert_eq!(graph.value(graph.outputs[0].value).dims, [2, 20, 8]);
+        assert_eq!(graph.nodes.len(), 3);
+    }
+
     #[test]
     fn what_would_have_to_be_transposed_back_stays() {
         let mut g = GraphBuilder::new();

@@ -3,6 +3,7 @@
 mod conv2d_fprop;
 mod conv_shape;
 mod linear;
+mod sm90_attention;
 mod sm90_conv2d_chain;
 mod sm90_conv2d_depthwise;
 mod sm90_conv2d_expand;
@@ -10,6 +11,8 @@ mod sm90_conv2d_fprop;
 mod sm90_conv2d_halo;
 mod sm90_conv2d_s8;
 mod sm90_linear;
+mod sm90_product;
+mod sm90_row_norm;
 mod sm90_stem;
 mod sm90_tail;
 #[cfg(test)]
@@ -22,7 +25,7 @@ use super::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use super::packing::PackedSum;
 use super::work::{Operand, Work};
-use super::{Choices, Family, Limits, QuantizedConv, S8Kernel, StepOp};
+use super::{AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, S8Kernel, StepOp};
 use crate::error::Error;
 use crate::model::{Conv2d, NodeId};
 use crate::tensor::{Dtype, Shape};
@@ -115,6 +118,9 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
     &sm90_tail::Sm90Tail,
+    &sm90_product::Sm90Product,
+    &sm90_attention::Sm90Attention,
+    &sm90_row_norm::Sm90RowNorm,
     &without_tiles::NORMALIZE,
     &without_tiles::POOL2D,
     &without_tiles::GLOBAL_AVG_POOL,
@@ -234,6 +240,12 @@ pub enum Kernel {
     Sm90Linear(LinearTile),
     /// The sm90 kernel of a network's last layers with a tile.
     Sm90Tail(TailTile),
+    /// An sm90 product of rows with a matrix.
+    Sm90Product(ProductKernel),
+    /// An sm90 attention kernel.
+    Sm90Attention(AttentionKernel),
+    /// The sm90 norm of rows.
+    Sm90RowNorm,
     /// A loop: evaluated on a CPU, written as PTX for a GPU.
     Loop,
     /// A function over values, on a CPU.
@@ -266,7 +278,10 @@ impl Kernel {
             | Self::Sm90Depthwise(_)
             | Self::Sm90Expand(_)
             | Self::Sm90Linear(_)
-            | Self::Sm90Tail(_) => true,
+            | Self::Sm90Tail(_)
+            | Self::Sm90Product(_)
+            | Self::Sm90Attention(_)
+            | Self::Sm90RowNorm => true,
             #[cfg(test)]
             Self::Toy(_) => false,
         };
@@ -297,6 +312,9 @@ impl fmt::Display for Kernel {
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),
             Self::Sm90Tail(tile) => write!(f, "sm90 tail {tile}"),
+            Self::Sm90Product(kernel) => write!(f, "{kernel}"),
+            Self::Sm90Attention(kernel) => write!(f, "{kernel}"),
+            Self::Sm90RowNorm => write!(f, "sm90 row norm"),
             #[cfg(test)]
             Self::Toy(images) => write!(f, "toy {images}"),
         }

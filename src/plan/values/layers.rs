@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::patterns::{self, Mask};
 use crate::graph::{
     self, Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType,
 };
@@ -21,13 +22,21 @@ pub(super) struct Layered {
     pub layers: HashMap<NodeId, StepOp>,
     /// Channels of values that are stored with more.
     pub channels: HashMap<ValueId, usize>,
+    /// Masks that steps read.
+    pub masks: Vec<(Mask, ValueId)>,
 }
 
 /// The graph for `batch` rows with every layer that a kernel of the device computes in f16.
 pub(super) fn layered(graph: &Graph, limits: &Limits, batch: usize) -> Layered {
-    let mut to = Layered { graph: empty(graph), layers: HashMap::new(), channels: HashMap::new() };
+    let mut to = Layered::of(empty(graph));
     let mut halves = HashMap::new();
-    for node in &graph.nodes {
+    let found = patterns::find(graph, limits, batch);
+    let needed = patterns::needed(graph, &found);
+    for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
+        if let Some(found) = found.get(&NodeId(index)) {
+            to.push_found(&graph.nodes[found.named.0], found, &mut halves);
+            continue;
+        }
         match layer(graph, node, batch).filter(|of| has_kernel(graph, node, of, limits)) {
             Some(of) => to.push_layer(node, of, &mut halves),
             None => to.push(node.clone()),
@@ -108,8 +117,13 @@ fn window(of: &graph::Window) -> Option<Window> {
 }
 
 impl Layered {
+    /// A graph without layers.
+    pub fn of(graph: Graph) -> Self {
+        Self { graph, layers: HashMap::new(), channels: HashMap::new(), masks: Vec::new() }
+    }
+
     /// A node as it is.
-    fn push(&mut self, node: Node) {
+    pub(super) fn push(&mut self, node: Node) {
         let id = NodeId(self.graph.nodes.len());
         for (number, output) in node.outputs.iter().enumerate() {
             self.graph.values[output.0].origin = Origin::Node(id, number);
@@ -140,7 +154,7 @@ impl Layered {
     }
 
     /// A value in f16, its channels padded.
-    fn half(&mut self, x: ValueId, name: &str) -> ValueId {
+    pub(super) fn half(&mut self, x: ValueId, name: &str) -> ValueId {
         let of = self.graph.value(x).clone();
         let channels = *of.dims.last().expect("it has channels");
         let cast = Op::Map(Expr::arg(0).cast(Dtype::F16));
@@ -156,13 +170,13 @@ impl Layered {
         half
     }
 
-    fn node(&mut self, of: &str, part: &str, op: Op, x: ValueId, to: ValueType) -> ValueId {
+    pub(super) fn node(&mut self, of: &str, part: &str, op: Op, x: ValueId, to: ValueType) -> ValueId {
         let y = self.add(to);
         self.push(Node { name: format!("{of} ({part})"), op, inputs: vec![Some(x)], outputs: vec![y] });
         y
     }
 
-    fn add(&mut self, of: ValueType) -> ValueId {
+    pub(super) fn add(&mut self, of: ValueType) -> ValueId {
         let origin = Origin::Node(NodeId(self.graph.nodes.len()), 0);
         self.graph.values.push(Value { of, origin, quantization: None });
         ValueId(self.graph.values.len() - 1)

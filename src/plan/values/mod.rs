@@ -1,10 +1,12 @@
 //! The plan of a graph of values: a step for each step of its schedule, which reads and writes rows in place.
 
+mod fused;
 mod layers;
+mod patterns;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use self::layers::{Layered, layered};
@@ -30,7 +32,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     };
     let of = match precision {
         Precision::F16 if on_gpu => layered(&graph, limits, batch),
-        Precision::F16 | Precision::F32 => Layered { graph, layers: HashMap::new(), channels: HashMap::new() },
+        Precision::F16 | Precision::F32 => Layered::of(graph),
     };
     let apart = |id: NodeId| of.layers.contains_key(&id);
     let schedule = loops::schedule_apart(&of.graph, &apart);
@@ -119,7 +121,7 @@ impl<'a> Growing<'a> {
         if let loops::Kernel::Apart(node) = &step.kernel
             && let Some(op) = self.of.layers.get(node)
         {
-            return self.push_layer(*node, op);
+            return self.push_layer(step, *node, op);
         }
         let nodes: Vec<String> = step.nodes.iter().map(|id| self.graph.nodes[id.0].name.clone()).collect();
         let name = nodes.last().cloned().unwrap_or_default();
@@ -137,16 +139,17 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// A layer that a kernel for images computes; its weights are no tensors.
-    fn push_layer(&mut self, node: NodeId, op: &StepOp) -> Result<(), Error> {
-        let node = &self.graph.nodes[node.0];
-        let [input, output] = [node.inputs[0].expect("a layer reads"), node.outputs[0]].map(|id| self.tensor(id));
+    /// A layer that a kernel computes; the weights of its products are no tensors.
+    fn push_layer(&mut self, step: &loops::Step, node: NodeId, op: &StepOp) -> Result<(), Error> {
+        let name = &self.graph.nodes[node.0].name;
+        let [inputs, outputs] =
+            [&step.reads, &step.writes].map(|ids| ids.iter().map(|&id| self.tensor(id)).collect::<Vec<_>>());
         let &ValuesRequest { limits, choices, .. } = self.request;
-        let [inputs, outputs] = [input, output].map(|id| vec![self.plan.tensors[id.0].operand()]);
-        let work = Work { name: &node.name, op, batch: self.plan.batch, inputs, outputs };
+        let operands = |ids: &[TensorId]| ids.iter().map(|id| self.plan.tensors[id.0].operand()).collect();
+        let work = Work { name, op, batch: self.plan.batch, inputs: operands(&inputs), outputs: operands(&outputs) };
         let (kernel, flops) = (kernels::choose(&work, limits, choices)?, work.flops());
         let weight_bytes = work.weight_bytes(Dtype::F16);
-        self.add(node.name.clone(), op.clone(), kernel, vec![input], vec![output], flops);
+        self.add(name.clone(), op.clone(), kernel, inputs, outputs, flops);
         let step = self.plan.steps.last_mut().expect("just added");
         (step.weight_bytes, step.bytes) = (weight_bytes, step.bytes + weight_bytes);
         Ok(())
@@ -190,7 +193,8 @@ impl<'a> Growing<'a> {
         outputs: Vec<TensorId>,
         flops: u64,
     ) {
-        let bytes = inputs.iter().chain(&outputs).map(|id| self.plan.tensors[id.0].bytes as u64).sum();
+        let touched: BTreeSet<&TensorId> = inputs.iter().chain(&outputs).collect();
+        let bytes = touched.iter().map(|id| self.plan.tensors[id.0].bytes as u64).sum();
         let (lane, after) = (0, Vec::new());
         self.plan.steps.push(Step { name, op, inputs, outputs, kernel, lane, after, flops, bytes, weight_bytes: 0 });
     }

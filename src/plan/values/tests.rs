@@ -9,7 +9,7 @@ fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
     RowSpec::new(ports.iter().map(|&(name, dtype, dims)| (name, dtype, dims.to_vec())))
 }
 
-fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Precision) -> Plan {
+pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Precision) -> Plan {
     plan(graph, &ValuesRequest { limits, batch, rows, precision, choices: &Choices::new() }).unwrap()
 }
 

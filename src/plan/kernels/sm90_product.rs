@@ -1,0 +1,55 @@
+//! Products of rows with matrices of weights on Hopper.
+
+use super::{Kernel, KernelDef, Variant, not_a_choice};
+use crate::error::Error;
+#[cfg(feature = "cuda")]
+use crate::plan::packing::{PackedSum, usual};
+use crate::plan::work::Work;
+use crate::plan::{Limits, ProductSizes, StepOp};
+use crate::tensor::Dtype;
+
+/// `kernels/sm90_product.cu`.
+pub(super) struct Sm90Product;
+
+impl KernelDef for Sm90Product {
+    fn name(&self) -> &'static str {
+        "sm90_product"
+    }
+
+    fn takes(&self, work: &Work<'_>) -> bool {
+        sizes(work).is_some()
+    }
+
+    fn has(&self, kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Sm90Product(_))
+    }
+
+    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
+        let Some(sizes) = sizes(work) else { return Vec::new() };
+        let of = |kernel| Variant::modelled((Kernel::Sm90Product(kernel), sizes.clocks(kernel, limits)));
+        sizes.kernels(limits).into_iter().map(of).collect()
+    }
+
+    fn check(&self, work: &Work<'_>, kernel: Kernel, _limits: &Limits) -> Result<(), Error> {
+        match (kernel, sizes(work)) {
+            (Kernel::Sm90Product(kernel), Some(sizes)) => sizes.check(kernel),
+            _ => Err(not_a_choice(work.name, kernel)),
+        }
+    }
+
+    /// The matrix alone: biases are tensors.
+    #[cfg(feature = "cuda")]
+    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
+        usual(work).into_iter().map(|sum| PackedSum { bias: None, ..sum }).collect()
+    }
+}
+
+/// Of a run of a product of halves.
+fn sizes(work: &Work<'_>) -> Option<ProductSizes> {
+    match work.op {
+        StepOp::Product(of) if work.inputs[0].dtype == Dtype::F16 && work.writes(Dtype::F16) => {
+            Some(of.sizes(work.batch))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,140 @@
+//! What steps of transformers compute: products, attention and norms of rows of halves.
+
+use super::{AttentionSizes, HeadsAt, ProductActivation, ProductSizes, RowsAt};
+use crate::model::Conv2d;
+
+/// A product of rows with a matrix of weights, and what follows it. Its step reads the rows, then biases, factors and
+/// residual as far as there are any, and writes rows one behind the other.
+///
+/// ```
+/// use trefoil::plan::{ProductActivation, ProductOp, ProductSizes, RowsAt, StepOp};
+/// use trefoil::model::{Conv2d, Window};
+/// let product = ProductOp {
+///     weights: Conv2d::named("fc1", 3072, Window::square(1, 1, 0)),
+///     rows: 197,
+///     terms: 768,
+///     x: RowsAt { first: 0, pitch: 768 },
+///     activation: ProductActivation::Gelu,
+///     bias: true,
+///     scale: false,
+///     residual: false,
+/// };
+/// assert_eq!(product.sizes(128), ProductSizes { m: 25_216, n: 3072, k: 768 });
+/// assert_eq!(StepOp::Product(product).label(2), "product+gelu");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProductOp {
+    /// The matrix, as the filter of a convolution: of one tap, or of the taps whose pixels a row has.
+    pub weights: Conv2d,
+    /// Rows of the result for each row of a batch.
+    pub rows: usize,
+    /// Products of a value of the result.
+    pub terms: usize,
+    /// Where the rows are in what is read.
+    pub x: RowsAt,
+    /// What is applied to sums and biases.
+    pub activation: ProductActivation,
+    /// Whether a number for each column is added to the sums.
+    pub bias: bool,
+    /// Whether the activations are multiplied by a number for each column.
+    pub scale: bool,
+    /// Whether something is added in the end.
+    pub residual: bool,
+}
+
+/// Attention, whose step reads queries, keys, values and a mask, if there is one.
+///
+/// ```
+/// use trefoil::plan::{AttentionOp, AttentionSizes, HeadsAt, StepOp};
+/// let sizes = AttentionSizes { images: 32, heads: 12, rows: 197, keys: 197, dims: 64 };
+/// let at = |part: usize| HeadsAt { first: 768 * part, pitches: [64, 2304, 197 * 2304] };
+/// let out = HeadsAt { first: 0, pitches: [64, 768, 197 * 768] };
+/// let attention = AttentionOp { sizes, scale: 0.125, qkv: [at(0), at(1), at(2)], out, mask: None };
+/// assert_eq!(attention.flops(), 4 * 32 * 12 * 197 * 197 * 64);
+/// assert_eq!(StepOp::Attention(attention).label(3), "attention");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOp {
+    /// How much of it there is in a run.
+    pub sizes: AttentionSizes,
+    /// What scores are multiplied by; positive.
+    pub scale: f32,
+    /// Where queries, keys and values are in what is read of each.
+    pub qkv: [HeadsAt; 3],
+    /// Where the result is in what is written.
+    pub out: HeadsAt,
+    /// Halves from one head, row and image of the mask to the next, if there is one.
+    pub mask: Option<[usize; 3]>,
+}
+
+/// A LayerNorm or RMSNorm of rows, whose step reads the rows, a factor for each column, and biases if there are any.
+///
+/// ```
+/// use trefoil::plan::{RowNormOp, StepOp};
+/// let norm = RowNormOp { rows: 25_216, columns: 768, centred: true, epsilon: 1e-6 };
+/// assert_eq!(StepOp::RowNorm(norm).label(3), "layer-norm");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNormOp {
+    /// Rows of a run.
+    pub rows: usize,
+    /// Values of each.
+    pub columns: usize,
+    /// Whether the mean is subtracted: LayerNorm.
+    pub centred: bool,
+    /// What is added to the variance; positive.
+    pub epsilon: f32,
+}
+
+impl ProductOp {
+    /// How much of it there is in a run of so many rows.
+    pub const fn sizes(&self, batch: usize) -> ProductSizes {
+        ProductSizes { m: batch * self.rows, n: self.weights.out_channels, k: self.terms }
+    }
+
+    /// What it computes, in short.
+    pub(super) fn label(&self) -> String {
+        let activation = match self.activation {
+            ProductActivation::None => "",
+            ProductActivation::Relu => "+relu",
+            ProductActivation::Gelu => "+gelu",
+            ProductActivation::GeluTanh => "+gelu(tanh)",
+            ProductActivation::QuickGelu => "+quick-gelu",
+            ProductActivation::Silu => "+silu",
+        };
+        let scale = if self.scale { "+scale" } else { "" };
+        let residual = if self.residual { "+res" } else { "" };
+        format!("product{activation}{scale}{residual}")
+    }
+}
+
+impl AttentionOp {
+    /// Floating-point operations of its products in a run.
+    pub const fn flops(&self) -> usize {
+        let AttentionSizes { images, heads, rows, keys, dims } = self.sizes;
+        4 * images * heads * rows * keys * dims
+    }
+
+    /// Whether heads are where a kernel can read and write them: at multiples of 16 bytes.
+    pub(super) fn is_aligned(&self) -> bool {
+        let [q, k, v] = self.qkv;
+        let is_aligned = |at: HeadsAt| at.pitches.iter().chain([&at.first]).all(|of| of.is_multiple_of(8));
+        [q, k, v, self.out].into_iter().all(is_aligned)
+    }
+}
+
+impl RowNormOp {
+    /// Whether the kernel takes it.
+    pub(super) fn has_kernel(&self) -> bool {
+        let is_positive = self.epsilon.is_finite() && self.epsilon > 0.0;
+        self.rows > 0 && self.columns.is_multiple_of(8) && (1..=MOST_COLUMNS).contains(&self.columns) && is_positive
+    }
+
+    /// Floating-point operations of a run.
+    pub(super) const fn flops(&self) -> usize {
+        8 * self.rows * self.columns
+    }
+}
+
+/// Values of a row that a kernel has in registers, at most.
+const MOST_COLUMNS: usize = 2048;

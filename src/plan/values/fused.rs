@@ -1,0 +1,87 @@
+//! Steps that compute several nodes, as nodes of their own: what they read in f16, and what they write.
+
+use std::collections::HashMap;
+
+use super::layers::Layered;
+use super::patterns::{Found, Mask, Read, ends_in_eights};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Origin, Pad, PadMode, ValueId, ValueType};
+use crate::tensor::Dtype;
+
+impl Layered {
+    /// Adds a step, named after a node, in the place of its nodes, and what it writes as f32 for whatever else reads that.
+    pub(super) fn push_found(&mut self, named: &Node, found: &Found, halves: &mut HashMap<ValueId, ValueId>) {
+        let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name, halves))).collect();
+        let dims = &self.graph.value(found.writes).dims;
+        let (channels, written) = (dims[dims.len() - 1], ValueType::new(Dtype::F16, dims));
+        let written = self.add(written);
+        self.channels.insert(written, channels);
+        self.layers.insert(NodeId(self.graph.nodes.len()), found.op.clone());
+        self.push(Node { inputs, outputs: vec![written], ..named.clone() });
+        halves.insert(found.writes, written);
+        let (name, cast) = (format!("{} (f32)", named.name), Op::Map(Expr::arg(0).cast(Dtype::F32)));
+        self.push(Node { name, op: cast, inputs: vec![Some(written)], outputs: vec![found.writes] });
+    }
+
+    /// What a step reads.
+    fn read(&mut self, read: &Read, name: &str, halves: &mut HashMap<ValueId, ValueId>) -> ValueId {
+        match read {
+            Read::Half(value) => self.dense_half(*value, name, halves),
+            Read::Constant(value) => *value,
+            Read::Patches { value, size } => self.patches(*value, *size, name),
+            Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
+                Some(&(_, there)) => there,
+                None => self.push_mask(mask, name),
+            },
+        }
+    }
+
+    /// A mask, which other steps read too.
+    fn push_mask(&mut self, mask: &Mask, name: &str) -> ValueId {
+        let inputs = mask.values.iter().copied().map(Some).collect();
+        let half = self.add(ValueType::new(Dtype::F16, &mask.dims));
+        let op = Op::Map(mask.expr.clone().cast(Dtype::F16));
+        self.push(Node { name: format!("{name} (mask)"), op, inputs, outputs: vec![half] });
+        let made = if mask.is_odd { self.padded(half, name) } else { half };
+        self.masks.push((mask.clone(), made));
+        made
+    }
+
+    /// A value in f16. A reshape of one that is there in f16 is a view of that.
+    fn dense_half(&mut self, x: ValueId, name: &str, halves: &mut HashMap<ValueId, ValueId>) -> ValueId {
+        if let Some(&there) = halves.get(&x) {
+            return there;
+        }
+        if let Origin::Node(node, 0) = self.graph.values[x.0].origin
+            && let Node { op: Op::Reshape(dims), inputs, .. } = &self.graph.nodes[node.0]
+            && let Some(from) = inputs[0].filter(|&from| ends_in_eights(&self.graph, from))
+        {
+            let dims = dims.clone();
+            let from = self.dense_half(from, name, halves);
+            return self.node(name, "reshape", Op::Reshape(dims.clone()), from, ValueType { dtype: Dtype::F16, dims });
+        }
+        let half = self.half(x, name);
+        halves.insert(x, half);
+        half
+    }
+
+    /// The pixels of an image's windows, window by window.
+    fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], name: &str) -> ValueId {
+        let [batch, height, width, channels] = self.graph.value(x).dims[..] else { unreachable!("of an image") };
+        let of = |dtype, dims: [usize; 6]| ValueType::new(dtype, &dims);
+        let apart = of(Dtype::F32, [batch, height / r, r, width / s, s, channels]);
+        let x = self.node(name, "windows", Op::Reshape(apart.dims.clone()), x, apart);
+        let turned = [batch, height / r, width / s, r, s, channels];
+        let x = self.node(name, "patches", Op::Transpose(vec![0, 1, 3, 2, 4, 5]), x, of(Dtype::F32, turned));
+        self.node(name, "f16", Op::Map(Expr::arg(0).cast(Dtype::F16)), x, of(Dtype::F16, turned))
+    }
+
+    /// A value with rows that are one longer.
+    fn padded(&mut self, x: ValueId, name: &str) -> ValueId {
+        let mut dims = self.graph.value(x).dims.clone();
+        let (before, mut after) = (vec![0; dims.len()], vec![0; dims.len()]);
+        let last = dims.len() - 1;
+        (dims[last], after[last]) = (dims[last] + 1, 1);
+        let pad = Pad { before, after, mode: PadMode::Constant(Number::Float(0.0)) };
+        self.node(name, "padded", Op::Pad(pad), x, ValueType { dtype: Dtype::F16, dims })
+    }
+}

@@ -1,0 +1,141 @@
+//! Several nodes of a graph of values that one kernel computes: products with what follows them, attention, norms. They
+//! are looked for in what is computed, whatever operations an exporter has written it in.
+
+mod attention;
+mod epilogue;
+mod expr;
+mod norm;
+mod pieces;
+mod product;
+mod strided;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
+use crate::plan::{Limits, StepOp};
+
+/// A step that computes some nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    /// What it computes.
+    pub op: StepOp,
+    /// The node that it is named after.
+    pub named: NodeId,
+    /// What it reads.
+    pub reads: Vec<Read>,
+    /// What it writes, in f16.
+    pub writes: ValueId,
+}
+
+/// How a step reads a value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Read {
+    /// In f16.
+    Half(ValueId),
+    /// As it is: a constant.
+    Constant(ValueId),
+    /// In f16, the pixels of windows of this size, which lie side by side, window by window.
+    Patches {
+        /// The image.
+        value: ValueId,
+        /// Of a window.
+        size: [usize; 2],
+    },
+    /// What is added to scores.
+    Mask(Mask),
+}
+
+/// What an expression makes of values of some dimensions, in f16.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Mask {
+    /// Of the values, which are broadcast.
+    pub expr: Expr,
+    /// What it reads.
+    pub values: Vec<ValueId>,
+    /// Its dimensions.
+    pub dims: Vec<usize>,
+    /// Whether each row is to be one longer.
+    pub is_odd: bool,
+}
+
+impl Read {
+    /// The values of the graph that are read.
+    pub fn values(&self) -> &[ValueId] {
+        match self {
+            Self::Half(value) | Self::Constant(value) | Self::Patches { value, .. } => std::slice::from_ref(value),
+            Self::Mask(mask) => &mask.values,
+        }
+    }
+}
+
+/// A graph as patterns see it.
+struct Context<'a> {
+    graph: &'a Graph,
+    limits: &'a Limits,
+    batch: usize,
+    /// The nodes that read each value.
+    readers: Vec<Vec<NodeId>>,
+    /// Values that the graph shows.
+    shown: HashSet<ValueId>,
+}
+
+impl Context<'_> {
+    /// The one node that reads a value, if nobody else does.
+    fn reader(&self, id: ValueId) -> Option<NodeId> {
+        match self.readers[id.0][..] {
+            [only] if !self.shown.contains(&id) => Some(only),
+            _ => None,
+        }
+    }
+}
+
+/// The steps of a graph for `batch` rows that kernels made for such nodes compute, by the last node of each.
+pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize) -> HashMap<NodeId, Found> {
+    let mut all = HashMap::new();
+    if !limits.has_sm90_kernels() {
+        return all;
+    }
+    let shown = graph.outputs.iter().map(|port| port.value).collect();
+    let context = Context { graph, limits, batch, readers: graph.readers(), shown };
+    let mut halves = HashSet::new();
+    for index in 0..graph.nodes.len() {
+        let at = NodeId(index);
+        let found = attention::find(&context, at).or_else(|| norm::find(&context, at));
+        if let Some((last, found)) = found.or_else(|| product::find(&context, at, &halves)) {
+            halves.insert(found.writes);
+            all.insert(last, found);
+        }
+    }
+    all
+}
+
+/// Of each node, whether an output needs it where some nodes are computed by these steps.
+pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool> {
+    let mut values = vec![false; graph.values.len()];
+    graph.outputs.iter().for_each(|port| values[port.value.0] = true);
+    let mut nodes = vec![false; graph.nodes.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        nodes[index] = node.outputs.iter().any(|output| values[output.0]);
+        match found.get(&NodeId(index)) {
+            _ if !nodes[index] => {}
+            Some(found) => found.reads.iter().flat_map(Read::values).for_each(|read| values[read.0] = true),
+            None => node.inputs.iter().flatten().for_each(|read| values[read.0] = true),
+        }
+    }
+    nodes
+}
+
+/// The node whose first result a value is.
+fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
+    match graph.values[id.0].origin {
+        Origin::Node(node, 0) => Some(&graph.nodes[node.0]),
+        _ => None,
+    }
+}
+
+/// Whether the last axis of a value is a multiple of 8, so that its rows are at multiples of 16 bytes in f16.
+pub(super) fn ends_in_eights(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).dims.last().is_some_and(|dim| dim.is_multiple_of(8))
+}

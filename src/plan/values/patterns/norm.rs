@@ -1,0 +1,39 @@
+//! Norms of rows.
+
+use super::pieces::Pieces;
+use super::{Context, Found, Read};
+use crate::graph::{NodeId, Op, ValueId};
+use crate::plan::{RowNormOp, StepOp};
+use crate::tensor::Dtype;
+
+/// The norm that a node is, or whose mean of squares it computes, and the last node of it.
+pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
+    let Pieces { x, weight, bias, centred, epsilon, last } = whole(context, at).or_else(|| Pieces::of(context, at))?;
+    let writes = context.graph.nodes[last.0].outputs[0];
+    let [value, result] = [x, writes].map(|id| context.graph.value(id));
+    let columns = *value.dims.last()?;
+    let is_vector = |id: ValueId| {
+        let vector = context.graph.value(id);
+        vector.dims == [columns] && vector.dtype == Dtype::F32 && context.graph.constant(id).is_some()
+    };
+    let vectors: Vec<ValueId> = [Some(weight), bias].into_iter().flatten().collect();
+    let rows = value.elems().checked_div(columns)?;
+    let op = RowNormOp { rows, columns, centred, epsilon: epsilon as f32 };
+    let is_f32 = [value.dtype, result.dtype] == [Dtype::F32; 2] && value.dims == result.dims;
+    if !is_f32 || !op.has_kernel() || !vectors.iter().all(|&id| is_vector(id)) {
+        return None;
+    }
+    let reads = [Read::Half(x)].into_iter().chain(vectors.into_iter().map(Read::Constant)).collect();
+    Some((last, Found { op: StepOp::RowNorm(op), named: last, reads, writes }))
+}
+
+/// A norm that one node is.
+fn whole(context: &Context<'_>, at: NodeId) -> Option<Pieces> {
+    let node = &context.graph.nodes[at.0];
+    let Op::Norm(norm) = &node.op else { return None };
+    let of = |number: usize| node.inputs.get(number).copied().flatten();
+    let x = of(0)?;
+    let is_of_rows = norm.axis + 1 == context.graph.value(x).rank();
+    let pieces = Pieces { x, weight: of(1)?, bias: of(2), centred: norm.centred, epsilon: norm.eps, last: at };
+    is_of_rows.then_some(pieces)
+}

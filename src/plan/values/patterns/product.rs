@@ -1,0 +1,235 @@
+//! Products of rows with constant matrices, with what follows them.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use super::epilogue::{Epilogue, Following, MOST_TERMS};
+use super::expr::{inlined, size};
+use super::strided::Strided;
+use super::{Context, Found, Read};
+use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
+use crate::model::{Conv2d, Window, filter_of, name_of};
+use crate::plan::{ProductOp, ProductSizes, RowsAt, StepOp};
+use crate::tensor::Dtype;
+
+/// How many nodes behind a product are looked at.
+const MOST_NODES: usize = 24;
+
+/// A product that begins at a node, and the last node of it. `halves` are values that steps write in f16.
+pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>) -> Option<(NodeId, Found)> {
+    let Product { weights, x, bias: own, sizes } = Product::of(context, at)?;
+    let ProductSizes { m, n, k } = sizes;
+    let (x, x_at) = match x {
+        Read::Half(x) => {
+            let (x, at) = rows(context, x, [m, k], halves);
+            (Read::Half(x), at)
+        }
+        made => (made, RowsAt { first: 0, pitch: k }),
+    };
+    let (last, writes, epilogue) = behind(context, at, n, own);
+    let Epilogue { bias, activation, scale, residual } = epilogue;
+    let vectors = [bias, scale].into_iter().flatten().map(Read::Constant);
+    let reads = [x].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
+    let op = ProductOp {
+        weights,
+        rows: m / context.batch,
+        terms: k,
+        x: x_at,
+        activation,
+        bias: bias.is_some(),
+        scale: scale.is_some(),
+        residual: residual.is_some(),
+    };
+    Some((last, Found { op: StepOp::Product(op), named: at, reads, writes }))
+}
+
+/// A product of rows with a constant matrix.
+struct Product {
+    weights: Conv2d,
+    x: Read,
+    /// What the node itself adds.
+    bias: Option<ValueId>,
+    sizes: ProductSizes,
+}
+
+impl Product {
+    /// What a node computes, if a kernel takes it.
+    fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
+        let graph = context.graph;
+        let node = &graph.nodes[at.0];
+        let product = match &node.op {
+            Op::Contract(of) => Self::of_rows(graph, node, of),
+            Op::Conv(of) => Self::of_patches(graph, node, of),
+            _ => None,
+        }?;
+        let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
+        let is_f32 = [x, w, y].iter().all(|&id| graph.value(id).dtype == Dtype::F32);
+        let has_kernel = !product.sizes.kernels(context.limits).is_empty();
+        (is_f32 && has_kernel && product.sizes.m.is_multiple_of(context.batch)).then_some(product)
+    }
+
+    fn of_rows(graph: &Graph, node: &Node, of: &Contract) -> Option<Self> {
+        let [x, w] = [node.inputs[0]?, node.inputs[1]?];
+        let filter = filter_of(&name_of(graph.constant(w)?, graph.value(w)), of.sums_first()?);
+        let (y, k) = (graph.value(node.outputs[0]), *graph.value(x).dims.last()?);
+        let n = *y.dims.last()?;
+        let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, Window::square(1, 1, 0)) };
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k };
+        Some(Self { weights, x: Read::Half(x), bias: None, sizes })
+    }
+
+    /// A convolution whose windows lie side by side and cover the image: a product of what they see. Where pixels have
+    /// channels in multiples of 8, kernels for images read them where they are.
+    fn of_patches(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
+        let [x, w] = [node.inputs[0]?, node.inputs[1]?];
+        let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
+            return None;
+        };
+        let covers = height % r == 0 && width % s == 0 && of.window.pad.iter().flatten().all(|&pad| pad == 0);
+        let is_apart = of.window.stride == of.window.size && of.window.dilation.iter().all(|&by| by == 1);
+        if of.groups != 1 || !covers || !is_apart || channels % 8 == 0 {
+            return None;
+        }
+        let bias = node.inputs.get(2).copied().flatten();
+        if bias.is_some_and(|id| graph.constant(id).is_none() || graph.value(id).dtype != Dtype::F32) {
+            return None;
+        }
+        let y = graph.value(node.outputs[0]);
+        let n = *y.dims.last()?;
+        let window = Window { size: [r, s], stride: [r, s], ..Window::square(1, 1, 0) };
+        let filter = name_of(graph.constant(w)?, graph.value(w));
+        let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, window) };
+        let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
+        Some(Self { weights, x: Read::Patches { value: x, size: [r, s] }, bias, sizes })
+    }
+}
+
+/// What has the rows, and where: a view of a value that is in f16 already is read where it is.
+fn rows(context: &Context<'_>, x: ValueId, [m, k]: [usize; 2], halves: &HashSet<ValueId>) -> (ValueId, RowsAt) {
+    let dense = (x, RowsAt { first: 0, pitch: k });
+    let view = Strided::of(context.graph, x);
+    let (root, factor, first) = (view.root, view.factor, view.first);
+    let Some(rows) = view.reshaped(&[m, k]).filter(|_| halves.contains(&root) && factor == 1.0) else {
+        return dense;
+    };
+    let [[_, pitch], [_, stride]] = [rows.axes[0], rows.axes[1]];
+    let pitch = if m == 1 { k } else { pitch };
+    let is_read = stride == 1 && pitch >= k && [first, pitch].iter().all(|of| of.is_multiple_of(8));
+    if is_read { (root, RowsAt { first, pitch }) } else { dense }
+}
+
+/// The last node of what follows a product in its kernel, its value, and what it is. `own` is what the product's node adds.
+fn behind(context: &Context<'_>, at: NodeId, columns: usize, own: Option<ValueId>) -> (NodeId, ValueId, Epilogue) {
+    let graph = context.graph;
+    let product = graph.nodes[at.0].outputs[0];
+    let mut region = Region::new(context, product, columns);
+    let mut last = (at, product, Epilogue { bias: own, ..Epilogue::default() });
+    for _ in 0..MOST_NODES {
+        let Some(next) = region.next() else { break };
+        let value = graph.nodes[next.0].outputs[0];
+        if !region.add(next) || !region.is_closed(next) {
+            continue;
+        }
+        let following = Following { graph, others: &region.others, elems: graph.value(product).elems(), columns };
+        let epilogue = following.epilogue(&region.known[&value]);
+        if let Some(epilogue) = epilogue.filter(|of| own.is_none() || of.bias.is_none()) {
+            last = (next, value, Epilogue { bias: own.or(epilogue.bias), ..epilogue });
+        }
+    }
+    last
+}
+
+/// Maps of a product, and of what maps make of it.
+struct Region<'a> {
+    context: &'a Context<'a>,
+    columns: usize,
+    elems: usize,
+    /// Values as expressions of the product, which is `Arg(0)`, and of others.
+    known: BTreeMap<ValueId, Expr>,
+    others: Vec<ValueId>,
+    /// Nodes that compute them.
+    nodes: BTreeSet<NodeId>,
+    /// Nodes that read them and have not been looked at.
+    ahead: BTreeSet<NodeId>,
+}
+
+impl<'a> Region<'a> {
+    fn new(context: &'a Context<'a>, product: ValueId, columns: usize) -> Self {
+        Self {
+            context,
+            columns,
+            elems: context.graph.value(product).elems(),
+            known: BTreeMap::from([(product, Expr::arg(0))]),
+            others: Vec::new(),
+            nodes: BTreeSet::new(),
+            ahead: context.readers[product.0].iter().copied().collect(),
+        }
+    }
+
+    /// The first of the nodes ahead.
+    fn next(&mut self) -> Option<NodeId> {
+        self.ahead.pop_first()
+    }
+
+    /// Takes a node in, if it computes an element for each of the product's.
+    fn add(&mut self, id: NodeId) -> bool {
+        let graph = self.context.graph;
+        let node = &graph.nodes[id.0];
+        let of = graph.value(node.outputs[0]);
+        let is_like = of.elems() == self.elems && of.dims.last() == Some(&self.columns) && of.dtype == Dtype::F32;
+        let expr = match &node.op {
+            Op::Map(_) if is_like => self.composed(id),
+            Op::Reshape(_) if is_like => node.inputs[0].and_then(|id| self.known.get(&id).cloned()),
+            _ => None,
+        };
+        let Some(expr) = expr.filter(|expr| size(expr) <= MOST_TERMS) else { return false };
+        self.known.insert(node.outputs[0], expr);
+        self.nodes.insert(id);
+        self.ahead.extend(&self.context.readers[node.outputs[0].0]);
+        true
+    }
+
+    /// A map as an expression of the product.
+    fn composed(&mut self, id: NodeId) -> Option<Expr> {
+        let node = &self.context.graph.nodes[id.0];
+        let mut args = Vec::new();
+        for &input in &node.inputs {
+            let input = input?;
+            args.push(match self.known.get(&input) {
+                Some(known) => known.clone(),
+                None => Expr::arg(1 + self.number(input)),
+            });
+        }
+        Some(inlined(self.context.graph, node)?.with_args(&args))
+    }
+
+    /// The number of a value that is not computed of the product.
+    fn number(&mut self, id: ValueId) -> usize {
+        self.others.iter().position(|&other| other == id).unwrap_or_else(|| {
+            self.others.push(id);
+            self.others.len() - 1
+        })
+    }
+
+    /// Whether nobody but a node needs what it is computed of: all other nodes of the region are on the way to it.
+    fn is_closed(&self, last: NodeId) -> bool {
+        let graph = self.context.graph;
+        let mut needed = BTreeSet::from([last]);
+        for &id in self.nodes.iter().rev() {
+            let reads_it = |of: &NodeId| needed.contains(of);
+            if self.context.readers[graph.nodes[id.0].outputs[0].0].iter().any(reads_it) {
+                needed.insert(id);
+            }
+        }
+        let is_inner = |id: &ValueId| {
+            let of_region = self.context.readers[id.0].iter().all(|reader| needed.contains(reader));
+            of_region && !self.context.shown.contains(id)
+        };
+        let written = graph.nodes[last.0].outputs[0];
+        self.known.keys().filter(|id| **id != written && self.is_behind(**id, &needed)).all(is_inner)
+    }
+
+    /// Whether one of these nodes reads a value.
+    fn is_behind(&self, id: ValueId, nodes: &BTreeSet<NodeId>) -> bool {
+        self.context.readers[id.0].iter().any(|reader| nodes.contains(reader))
+    }
+}

@@ -1,0 +1,340 @@
+//! Blocks of transformers as exporters write them: which steps come out.
+
+use crate::graph::{
+    Binary, Contract, Conv, Expr, Graph, GraphBuilder, Norm, Op, Reduce, ReduceOp, Slice, Unary, ValueId, Window,
+    simplify,
+};
+use crate::plan::values::tests::planned;
+use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
+use crate::tensor::{Dtype, Precision, RowSpec};
+
+/// Rows of tokens, heads and values of a head.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    dims: usize,
+}
+
+impl Sizes {
+    fn width(self) -> usize {
+        self.heads * self.dims
+    }
+}
+
+fn number(value: f64) -> Expr {
+    Expr::float(Dtype::F32, value)
+}
+
+/// A graph that grows, whose weights are named like their nodes.
+struct Block {
+    g: GraphBuilder,
+    of: Sizes,
+}
+
+impl Block {
+    fn new(of: Sizes) -> (Self, ValueId) {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[of.batch, of.tokens, of.width()]);
+        (Self { g, of }, x)
+    }
+
+    fn weight(&mut self, name: &str, dims: &[usize]) -> ValueId {
+        self.g.weight(name, Dtype::F32, dims)
+    }
+
+    fn product(&mut self, name: &str, x: ValueId, n: usize) -> ValueId {
+        let k = *self.g.value(x).dims.last().unwrap();
+        let w = self.weight(&format!("{name}.w"), &[k, n]);
+        let rank = self.g.value(x).rank();
+        let y = self.g.node(name, Op::Contract(Contract::matmul(rank, 2)), &[x, w]);
+        let b = self.weight(&format!("{name}.b"), &[n]);
+        self.g.map(&format!("{name}.bias"), Expr::arg(0) + Expr::arg(1), &[b, y])
+    }
+
+    fn norm(&mut self, name: &str, x: ValueId) -> ValueId {
+        let [w, b] = ["w", "b"].map(|part| self.weight(&format!("{name}.{part}"), &[self.of.width()]));
+        self.g.node(name, Op::Norm(Norm { axis: 2, eps: 1e-6, centred: true }), &[x, w, b])
+    }
+
+    fn scaled(&mut self, name: &str, x: ValueId, by: f64) -> ValueId {
+        let by = self.g.constant(Dtype::F32, &[], (by as f32).to_le_bytes().to_vec());
+        self.g.map(name, Expr::arg(0) * Expr::arg(1), &[x, by])
+    }
+
+    /// One behind the other, as torch.onnx writes scaled_dot_product_attention.
+    fn attention(&mut self, [q, k, v]: [ValueId; 3], mask: Option<ValueId>) -> ValueId {
+        let Sizes { batch, tokens, dims, .. } = self.of;
+        let scale = (dims as f64).powf(-0.25);
+        let q = self.scaled("q.scaled", q, scale);
+        let k = self.g.node("k.turned", Op::Transpose(vec![0, 1, 3, 2]), &[k]);
+        let k = self.scaled("k.scaled", k, scale);
+        let mut scores = self.g.node("scores", Op::Contract(Contract::matmul(4, 4)), &[q, k]);
+        if let Some(mask) = mask {
+            scores = self.g.map("masked", Expr::arg(0) + Expr::arg(1), &[scores, mask]);
+        }
+        let weights = self.g.node("softmax", Op::Softmax { axis: 3, log: false }, &[scores]);
+        let mixed = self.g.node("mixed", Op::Contract(Contract::matmul(4, 4)), &[weights, v]);
+        let turned = self.g.node("turned", Op::Transpose(vec![0, 2, 1, 3]), &[mixed]);
+        self.g.node("together", Op::Reshape(vec![batch, tokens, self.of.width()]), &[turned])
+    }
+
+    /// Queries, keys and values of one product, as timm cuts them.
+    fn joined(&mut self, x: ValueId) -> [ValueId; 3] {
+        let Sizes { batch, tokens, heads, dims } = self.of;
+        let qkv = self.product("qkv", x, 3 * self.of.width());
+        let apart = self.g.node("apart", Op::Reshape(vec![batch, tokens, 3, heads, dims]), &[qkv]);
+        let turned = self.g.node("qkv.turned", Op::Transpose(vec![2, 0, 3, 1, 4]), &[apart]);
+        [0, 1, 2].map(|part| {
+            let slice =
+                Slice { start: vec![part, 0, 0, 0, 0], step: vec![1; 5], dims: vec![1, batch, heads, tokens, dims] };
+            let cut = self.g.node(&format!("cut{part}"), Op::Slice(slice), &[turned]);
+            self.g.node(&format!("part{part}"), Op::Reshape(vec![batch, heads, tokens, dims]), &[cut])
+        })
+    }
+
+    /// Each of a product of its own, as BERT's exports have them.
+    fn separate(&mut self, x: ValueId) -> [ValueId; 3] {
+        let Sizes { batch, tokens, heads, dims } = self.of;
+        ["query", "key", "value"].map(|name| {
+            let y = self.product(name, x, self.of.width());
+            let apart = self.g.node(&format!("{name}.apart"), Op::Reshape(vec![batch, tokens, heads, dims]), &[y]);
+            self.g.node(&format!("{name}.turned"), Op::Transpose(vec![0, 2, 1, 3]), &[apart])
+        })
+    }
+
+    fn gelu(&mut self, x: ValueId) -> ValueId {
+        let root = self.g.constant(Dtype::F32, &[], std::f32::consts::SQRT_2.to_le_bytes().to_vec());
+        let y = self.g.map("gelu.divided", Expr::arg(0) / Expr::arg(1), &[x, root]);
+        let y = self.g.map("gelu.erf", Expr::arg(0).unary(Unary::Erf), &[y]);
+        let y = self.g.map("gelu.one", Expr::arg(0) + number(1.0), &[y]);
+        let y = self.g.map("gelu.x", Expr::arg(0) * Expr::arg(1), &[x, y]);
+        self.scaled("gelu.half", y, 0.5)
+    }
+
+    /// A norm as exporters write it that know none.
+    fn norm_in_pieces(&mut self, x: ValueId, is_centred: bool) -> ValueId {
+        let mean = || Op::Reduce(Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true });
+        let deviation = match is_centred {
+            true => {
+                let m = self.g.node("mean", mean(), &[x]);
+                self.g.map("deviation", Expr::arg(0) - Expr::arg(1), &[x, m])
+            }
+            false => x,
+        };
+        let squares = self.g.map("squares", Expr::arg(0).binary(Binary::Pow, number(2.0)), &[deviation]);
+        let v = self.g.node("variance", mean(), &[squares]);
+        let v = self.g.map("epsilon", Expr::arg(0) + number(1e-5), &[v]);
+        let v = self.g.map("root", Expr::arg(0).unary(Unary::Sqrt), &[v]);
+        let y = self.g.map("divided", Expr::arg(0) / Expr::arg(1), &[deviation, v]);
+        let [w, b] = ["w", "b"].map(|name| self.weight(name, &[self.of.width()]));
+        let y = self.g.map("weighted", Expr::arg(0) * Expr::arg(1), &[y, w]);
+        if is_centred { self.sum("biased", y, b) } else { y }
+    }
+
+    fn sum(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {
+        self.g.map(name, Expr::arg(0) + Expr::arg(1), &[x, y])
+    }
+
+    fn finish(mut self, y: ValueId) -> Graph {
+        self.g.output("y", y);
+        simplify(&self.g.finish().unwrap())
+    }
+}
+
+/// A block of a vision transformer.
+fn vision(of: Sizes) -> Graph {
+    let (mut block, x) = Block::new(of);
+    let y = block.norm("norm1", x);
+    let qkv = block.joined(y);
+    let y = block.attention(qkv, None);
+    let y = block.product("proj", y, of.width());
+    let gamma = block.weight("gamma", &[of.width()]);
+    let y = block.g.map("scale", Expr::arg(0) * Expr::arg(1), &[y, gamma]);
+    let x = block.sum("sum1", x, y);
+    let y = block.norm("norm2", x);
+    let y = block.product("fc1", y, 4 * of.width());
+    let y = block.gelu(y);
+    let y = block.product("fc2", y, of.width());
+    let y = block.sum("sum2", x, y);
+    block.finish(y)
+}
+
+/// A block of a text encoder, with a mask of keys that are padding.
+fn text(of: Sizes) -> Graph {
+    let (mut block, x) = Block::new(of);
+    let seen = block.g.input("seen", Dtype::I64, &[of.batch, of.tokens]);
+    let seen = block.g.node("seen.apart", Op::Reshape(vec![of.batch, 1, 1, of.tokens]), &[seen]);
+    let hidden = (number(1.0) - Expr::arg(0).cast(Dtype::F32)) * number(-3.4e38);
+    let mask = block.g.map("mask", hidden, &[seen]);
+    let qkv = block.separate(x);
+    let y = block.attention(qkv, Some(mask));
+    let y = block.product("proj", y, of.width());
+    let y = block.sum("sum", y, x);
+    let y = block.norm("norm", y);
+    block.finish(y)
+}
+
+fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
+    let spec = |ports: &[crate::graph::Port]| {
+        let port = |port: &crate::graph::Port| {
+            let of = graph.value(port.value);
+            (port.name.clone(), of.dtype, of.dims[1..].to_vec())
+        };
+        RowSpec::new(ports.iter().map(port))
+    };
+    let plan = planned(graph, limits, batch, [&spec(&graph.inputs), &spec(&graph.outputs)], Precision::F16);
+    plan.check().unwrap();
+    plan
+}
+
+/// Steps of kernels that were made for them, by what they compute.
+fn labels(plan: &Plan) -> Vec<String> {
+    let of_kernels = plan.steps.iter().filter(|step| step.kernel != Kernel::Loop);
+    of_kernels.map(|step| step.op.label(step.inputs.len())).collect()
+}
+
+const SIZES: Sizes = Sizes { batch: 3, tokens: 197, heads: 3, dims: 64 };
+
+#[test]
+fn a_block_of_a_vision_transformer_is_seven_steps() {
+    for (batch, tokens, dims) in [(1, 1, 64), (3, 77, 32), (3, 197, 64), (2, 257, 128)] {
+        let of = Sizes { batch, tokens, dims, ..SIZES };
+        let plan = plan_of(&vision(of), &Limits::h200(), batch);
+        let expected =
+            ["layer-norm", "product", "attention", "product+scale+res", "layer-norm", "product+gelu", "product+res"];
+        assert_eq!(labels(&plan), expected, "{plan}");
+        // What the block reads in f16, and what it writes in f32 and in rows.
+        assert!(plan.steps.len() <= 10, "{plan}");
+    }
+}
+
+#[test]
+fn attention_reads_the_product_of_all_three_where_they_are() {
+    let plan = plan_of(&vision(SIZES), &Limits::h200(), 3);
+    let step = plan.steps.iter().find(|step| matches!(step.op, StepOp::Attention(_))).unwrap();
+    let StepOp::Attention(of) = step.op else { unreachable!() };
+    let at = |part: usize| HeadsAt { first: 192 * part, pitches: [64, 576, 197 * 576] };
+    assert_eq!(of.qkv, [at(0), at(1), at(2)]);
+    assert_eq!(of.out, HeadsAt { first: 0, pitches: [64, 192, 197 * 192] });
+    assert!((of.scale - 0.125).abs() < 1e-6 && of.mask.is_none());
+    let qkv = plan.steps.iter().find(|step| step.name == "qkv").unwrap();
+    assert_eq!(step.inputs, [qkv.outputs[0]; 3]);
+}
+
+#[test]
+fn separate_products_and_a_mask_are_read_by_one_step() {
+    for tokens in [1, 77, 128] {
+        let of = Sizes { tokens, ..SIZES };
+        let plan = plan_of(&text(of), &Limits::h200(), 3);
+        let expected = ["product", "product", "product", "attention+mask", "product+res", "layer-norm"];
+        assert_eq!(labels(&plan), expected, "{plan}");
+        let found = plan.steps.iter().find_map(|step| match step.op {
+            StepOp::Attention(of) => Some(of),
+            _ => None,
+        });
+        let stored = tokens + tokens % 2;
+        assert_eq!(found.unwrap().mask, Some([0, 0, stored]));
+    }
+}
+
+#[test]
+fn other_hardware_and_other_widths_keep_the_steps_that_they_had() {
+    let without = |plan: &Plan| {
+        plan.steps.iter().all(|step| !matches!(step.op, StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_)))
+    };
+    for limits in [Limits::a100(), Limits::cpu(2)] {
+        assert!(without(&plan_of(&vision(SIZES), &limits, 3)));
+    }
+    let narrow = Sizes { heads: 1, dims: 20, ..SIZES };
+    assert!(without(&plan_of(&text(narrow), &Limits::h200(), 3)));
+}
+
+/// Activations in pieces, of a product with a bias: the kernel's name for each.
+#[test]
+fn activations_are_told_apart_whatever_their_pieces_are() {
+    let x = || Expr::arg(0);
+    let sigmoid = |of: Expr| number(1.0) / (number(1.0) + (-of).unary(Unary::Exp));
+    let cubed = x().binary(Binary::Pow, number(3.0));
+    let inner = (x() + cubed * number(0.044_715)) * number(0.797_884_56);
+    let cases = [
+        (x().binary(Binary::Max, number(0.0)), "product+relu"),
+        (number(0.5) * (x() * (number(1.0) + (x() * number(0.707_106_77)).unary(Unary::Erf))), "product+gelu"),
+        ((x() * number(0.5)) * (inner.unary(Unary::Tanh) + number(1.0)), "product+gelu(tanh)"),
+        (x() * sigmoid(x() * number(1.702)), "product+quick-gelu"),
+        (x() * sigmoid(x()), "product+silu"),
+        (x().unary(Unary::Tanh), "product"),
+        (x().binary(Binary::Max, number(0.0)).binary(Binary::Min, number(6.0)), "product"),
+        (x().binary(Binary::Less, number(0.0)).select(x() * number(0.01), x()), "product"),
+    ];
+    for (expr, label) in cases {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.product("fc", x, 64);
+        let y = block.g.map("activation", expr, &[y]);
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        assert_eq!(labels(&plan), [label], "{plan}");
+    }
+}
+
+/// What somebody else reads is written: a product ends there.
+#[test]
+fn a_product_ends_where_somebody_else_reads_its_value() {
+    let (mut block, x) = Block::new(SIZES);
+    let y = block.product("fc", x, 192);
+    let z = block.gelu(y);
+    let sum = block.sum("sum", z, x);
+    block.g.output("before", y);
+    let plan = plan_of(&block.finish(sum), &Limits::h200(), 3);
+    assert_eq!(labels(&plan), ["product"], "{plan}");
+}
+
+/// Rows of a value that is in f16 are read where they are: the first token of each image.
+#[test]
+fn a_product_of_the_first_tokens_reads_rows_at_a_distance() {
+    let (mut block, x) = Block::new(SIZES);
+    let y = block.norm("norm", x);
+    let first = Slice { start: vec![0; 3], step: vec![1; 3], dims: vec![3, 1, 192] };
+    let y = block.g.node("first", Op::Slice(first), &[y]);
+    let y = block.g.node("flat", Op::Reshape(vec![3, 192]), &[y]);
+    let y = block.product("head", y, 1000);
+    let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+    let found = plan.steps.iter().find_map(|step| match &step.op {
+        StepOp::Product(of) => Some(of.x.pitch),
+        _ => None,
+    });
+    assert_eq!(found, Some(197 * 192), "{plan}");
+}
+
+/// Patches of 3 channels: a loop puts them side by side, and the product adds the convolution's bias.
+#[test]
+fn a_convolution_of_patches_is_a_product() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", Dtype::F32, &[2, 32, 32, 3]);
+    let [filter, bias] = [g.weight("filter", Dtype::F32, &[64, 3, 16, 16]), g.weight("bias", Dtype::F32, &[64])];
+    let conv = Conv { window: Window::all(2, 16, 16, 0), groups: 1 };
+    let y = g.node("patches", Op::Conv(conv), &[x, filter, bias]);
+    g.output("y", y);
+    let plan = plan_of(&g.finish().unwrap(), &Limits::h200(), 2);
+    assert_eq!(labels(&plan), ["product"], "{plan}");
+    let step = plan.steps.iter().find(|step| step.name == "patches").unwrap();
+    let StepOp::Product(of) = &step.op else { panic!("{plan}") };
+    assert!(of.bias && (of.rows, of.terms) == (4, 768));
+    assert_eq!((step.flops, step.inputs.len()), (2 * 8 * 768 * 64, 2));
+}
+
+#[test]
+fn norms_in_pieces_are_norms() {
+    for (is_centred, label) in [(true, "layer-norm"), (false, "rms-norm")] {
+        let (mut block, x) = Block::new(SIZES);
+        let y = block.norm_in_pieces(x, is_centred);
+        let plan = plan_of(&block.finish(y), &Limits::h200(), 3);
+        assert_eq!(labels(&plan), [label], "{plan}");
+        let found = plan.steps.iter().find_map(|step| match step.op {
+            StepOp::RowNorm(of) => Some(of),
+            _ => None,
+        });
+        let of = found.unwrap();
+        assert!((of.epsilon - 1e-5).abs() < 1e-9 && (of.rows, of.columns) == (3 * 197, 192), "{of:?}");
+    }
+}

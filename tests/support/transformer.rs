@@ -1,0 +1,99 @@
+//! Encoders of transformers on a GPU, where kernels compute them in f16, beside the CPU, which computes in f32.
+
+use std::fmt;
+
+use trefoil::{Device, Engine, Target};
+
+use super::encoder::{Encoder, Style};
+use super::random::Random;
+use super::tolerance::U16;
+
+/// An encoder on batches of some rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Problem {
+    of: Encoder,
+    rows: usize,
+}
+
+/// Every problem: short and long rows, one and several, heads of every width, with masks and without.
+pub fn all() -> Vec<Problem> {
+    let mut all = Vec::new();
+    for style in [Style::Vision, Style::Text] {
+        let of = |tokens, heads, dims| Encoder { tokens, heads, dims, layers: 1, style };
+        all.extend([1, 3, 77, 197, 257].map(|tokens| Problem { of: of(tokens, 3, 64), rows: 3 }));
+        all.extend([32, 64, 128].map(|dims| Problem { of: of(77, 2, dims), rows: 1 }));
+        all.push(Problem { of: of(33, 2, 32), rows: 32 });
+    }
+    all.push(Problem { of: Encoder { tokens: 17, heads: 2, dims: 64, layers: 2, style: Style::Images(8) }, rows: 5 });
+    all
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, {} rows", self.of, self.rows)
+    }
+}
+
+impl Problem {
+    /// Values that are computed.
+    pub const fn values(&self) -> usize {
+        self.rows * self.of.tokens * self.of.width()
+    }
+
+    /// Runs it on a GPU and on the CPU, and compares.
+    pub fn run(&self, device: &Device) -> Result<(), String> {
+        let model = self.of.model().map_err(|error| error.to_string())?;
+        let cpu = Device::open(Target::Cpu).map_err(|error| error.to_string())?;
+        let results = [device, &cpu].map(|device| {
+            let engine = Engine::builder(&model).on(device).batch_sizes(&[self.rows]).check(true).build();
+            let engine = engine.map_err(|error| error.to_string())?;
+            let mut batch = engine.acquire().map_err(|error| error.to_string())?;
+            for row in 0..self.rows {
+                self.fill(row, |port, values| {
+                    batch.port_mut::<f32>(row, port).expect("an input").copy_from_slice(values);
+                });
+            }
+            let output = batch.submit(self.rows).and_then(|ticket| ticket.wait()).map_err(|error| error.to_string())?;
+            let rows = (0..self.rows).map(|row| output.port::<f32>(row, "y").expect("an output").to_vec());
+            Ok::<Vec<f32>, String>(rows.flatten().collect())
+        });
+        let [found, wanted] = results;
+        self.compare(&found?, &wanted?)
+    }
+
+    /// The inputs of a row, by their names. Of a mask the last third of the keys is hidden, but for the first.
+    fn fill(&self, row: usize, mut put: impl FnMut(&str, &[f32])) {
+        let mut random = Random::new(&format!("{self} {row}"));
+        let Encoder { tokens, .. } = self.of;
+        let elems = match self.of.style {
+            Style::Images(patch) => 3 * (tokens - 1) * patch * patch,
+            Style::Vision | Style::Text => tokens * self.of.width(),
+        };
+        put("x", &random.singles(elems, 1.5));
+        if self.of.style == Style::Text {
+            let seen: Vec<f32> = (0..tokens).map(|token| if 3 * token > 2 * tokens { 0.0 } else { 1.0 }).collect();
+            put("seen", &seen);
+        }
+    }
+
+    /// Every value that a step writes or reads as a weight is rounded to f16: a deviation of u / sqrt(3) of what is typical
+    /// of it, two of them for each product. Deviations of independent roundings add as squares; a result is at most eight
+    /// of them off.
+    fn compare(&self, found: &[f32], wanted: &[f32]) -> Result<(), String> {
+        let typical = (wanted.iter().map(|&y| f64::from(y).powi(2)).sum::<f64>() / wanted.len() as f64).sqrt();
+        let roundings = (2 * ROUNDINGS * self.of.layers) as f64;
+        let most = 8.0 * U16 / 3_f64.sqrt() * roundings.sqrt() * typical;
+        let errors = found.iter().zip(wanted).map(|(&found, &wanted)| f64::from((found - wanted).abs()));
+        let wrong = errors.enumerate().find(|(_, error)| error.is_nan() || *error > most);
+        match wrong {
+            _ if found.len() != wanted.len() => Err(format!("{} values instead of {}", found.len(), wanted.len())),
+            None => Ok(()),
+            Some((at, error)) => {
+                Err(format!("value {at}: {} instead of {}, off by {error}, more than {most}", found[at], wanted[at]))
+            }
+        }
+    }
+}
+
+/// Values between the steps of a layer, and what it reads.
+const ROUNDINGS: usize = 10;
