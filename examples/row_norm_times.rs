@@ -9,7 +9,8 @@ mod alone;
 
 use alone::{Random, assert_written, copies, medians};
 use half::f16;
-use trefoil::{Device, Error, RowNormOperands, RowNormRun, RowsAt, Target};
+use trefoil::plan::RowsAt;
+use trefoil::{Device, Error, RowNormOperands, RowNormRun, Target};
 
 /// Rows and columns: ViT-B/16 at batches 1, 8 and 128, BERT-large at 32 times 384 tokens.
 const SIZES: [[usize; 2]; 4] = [[197, 768], [1576, 768], [25_216, 768], [12_288, 1024]];

@@ -131,6 +131,7 @@ impl S8Tile {
 
     /// Threads of a block: the warpgroups that multiply, a warp that copies and one that stores; these two are part of a
     /// warpgroup if they leave their registers to the others.
+    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
             Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
@@ -193,6 +194,7 @@ impl S8Conv {
     }
 
     /// An error unless a kernel adds the sums of `second` to its own: they are of the same outputs, and fit 32 bits together.
+    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) fn check_sum(&self, second: &Self) -> Result<(), Error> {
         second.check()?;
         if (self.batch, self.output) != (second.batch, second.output) {

@@ -213,7 +213,7 @@ fn sizes_beyond_all_bounds_are_refused() {
         ("do not fit", shaped("Pad", &[max, max])),
         ("do not fit", shaped("Pad", &[i64::MIN, 0])),
         ("num_outputs", one("Split", &["x"], &[whole("num_outputs", max)], &[])),
-        ("blocksize", one("DepthToSpace", &["image"], &[whole("blocksize", max)], &[image.clone()])),
+        ("blocksize", one("DepthToSpace", &["image"], &[whole("blocksize", max)], std::slice::from_ref(&image))),
         ("strides", window(&[ints("strides", &[max, max])])),
         ("dilations", window(&[ints("dilations", &[1 << 62, 1])])),
         ("pads", window(&[ints("pads", &[max, max, max, max])])),
@@ -280,7 +280,7 @@ fn lists_that_a_few_bytes_ask_for_end() {
     let image = [vector("size", &[1 << 30, 1]), vector("block", &[1, 1]), input("c", FLOAT, &fixed(&[1, 1, 1 << 30]))];
     expect(vec![
         (STEPS, file(&[start, inserts].concat(), &[])),
-        (STEPS, one("SplitToSequence", &["wide"], &[wide.clone()])),
+        (STEPS, one("SplitToSequence", &["wide"], std::slice::from_ref(&wide))),
         ("1073741824 steps: expected", one("LSTM", &["long", "w", "r"], &[&weights[..], &[long]].concat())),
         (STEPS, one("Col2Im", &["c", "size", "block"], &image)),
         ("expected smaller ones", one("DFT", &["signal"], &[input("signal", FLOAT, &fixed(&[1, 1 << 30, 1]))])),

@@ -131,8 +131,11 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
     }
 }
 
+/// What it shows, and the case on a device.
+type Case = (&'static str, fn(&Device));
+
 /// Each case with its name.
-pub const ALL: [(&str, fn(&Device)); 5] = [
+pub const ALL: [Case; 5] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),
     ("every_output_is_there_whoever_reads_it", every_output_is_there_whoever_reads_it),

@@ -15,8 +15,11 @@ mod support;
 #[allow(dead_code, reason = "the tests of the reader use all of it")]
 mod write;
 
+/// Its name, and what is done with a file.
+pub type Target = (&'static str, fn(&[u8]));
+
 /// Every target by its name.
-pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+pub const TARGETS: [Target; 6] = [
     ("onnx", onnx::run),
     ("operators", operators::run),
     ("loops", loops::run),
