@@ -66,6 +66,6 @@ pub fn main() -> Result<(), Error> {
 
 fn submit(engine: &Engine, number: u8) -> Result<Ticket, Error> {
     let mut batch = engine.acquire()?;
-    batch.row_mut(0).iter_mut().zip(0_u8..).for_each(|(pixel, i)| *pixel = i.wrapping_mul(number));
+    batch.row_mut(0).iter_mut().enumerate().for_each(|(i, pixel)| *pixel = (i as u8).wrapping_mul(number));
     batch.submit(1)
 }

@@ -48,7 +48,7 @@ pub fn main() -> Result<(), Error> {
 fn submit(engine: &Engine, number: u8, rows: usize) -> Result<Ticket, Error> {
     let mut batch = engine.acquire()?;
     for row in batch.rows_mut().take(rows) {
-        row.iter_mut().zip(0_u8..).for_each(|(pixel, i)| *pixel = i.wrapping_mul(number));
+        row.iter_mut().enumerate().for_each(|(i, pixel)| *pixel = (i as u8).wrapping_mul(number));
     }
     batch.submit(rows)
 }
