@@ -5,6 +5,8 @@
 #[path = "fake_cuda/ptx/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the driver's stand-in uses all of it")]
 mod ptx;
+#[path = "support/splitmix.rs"]
+mod splitmix;
 #[path = "../fuzz/src/all/mod.rs"]
 mod targets;
 
@@ -12,27 +14,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use splitmix::Random;
+
 /// Longest that one input may take, on a loaded machine and without optimisation.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Inputs made of the kept ones, of each target.
 const MUTATIONS: u64 = 1000;
 
-/// splitmix64.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
     /// Changes, inserts or removes some bytes.
     fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(4) {

@@ -10,6 +10,8 @@ mod import;
 mod memory;
 mod mutations;
 mod oracle;
+#[path = "../support/splitmix.rs"]
+mod splitmix;
 mod write;
 
 use std::fs;

@@ -6,26 +6,13 @@ use trefoil::Error;
 use trefoil::onnx::File;
 
 use super::memory::peak;
+use super::splitmix::Random;
 use super::{FILES, Folder, data, refused, tensors};
 
 /// More than any of the files takes as it is.
 const MOST_BYTES: usize = 1 << 18;
 
-/// splitmix64.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
     /// Changes, inserts or removes some bytes.
     fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..1 + self.below(3) {
