@@ -9,15 +9,22 @@ use crate::plan::work::Work;
 use crate::plan::{Limits, QuantizedConv, S8Conv, S8Kernel, S8Tile, StepOp};
 use crate::tensor::Dtype;
 
+/// A kernel for convolutions of bytes.
+pub(super) struct Sm90Conv2dS8 {
+    name: &'static str,
+    /// Whether it is the one that copies a tile's pixels once for all taps.
+    is_halo: bool,
+}
+
 /// `kernels/sm90_conv2d_s8.cu`.
-pub(super) struct Sm90Conv2dS8;
+pub(super) const TILED: Sm90Conv2dS8 = Sm90Conv2dS8 { name: "sm90_conv2d_s8", is_halo: false };
 
 /// `kernels/sm90_conv2d_s8_halo.cu`.
-pub(super) struct Sm90Conv2dS8Halo;
+pub(super) const HALO: Sm90Conv2dS8 = Sm90Conv2dS8 { name: "sm90_conv2d_s8_halo", is_halo: true };
 
 impl KernelDef for Sm90Conv2dS8 {
     fn name(&self) -> &'static str {
-        "sm90_conv2d_s8"
+        self.name
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
@@ -25,42 +32,20 @@ impl KernelDef for Sm90Conv2dS8 {
     }
 
     fn has(&self, kernel: Kernel) -> bool {
-        matches!(kernel, Kernel::Sm90S8(S8Kernel::Tiled { .. }))
+        matches!(kernel, Kernel::Sm90S8(of) if (of == S8Kernel::Halo) == self.is_halo)
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        variants(self, work, limits)
+        let Some(layer) = layer(work) else { return Vec::new() };
+        let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&layer, kernel, limits)) };
+        layer.kernels(limits).into_iter().map(of).filter(|variant| self.has(variant.kernel)).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        check(work, kernel, limits)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        packing::in_bytes(work)
-    }
-}
-
-impl KernelDef for Sm90Conv2dS8Halo {
-    fn name(&self) -> &'static str {
-        "sm90_conv2d_s8_halo"
-    }
-
-    fn takes(&self, work: &Work<'_>) -> bool {
-        layer(work).is_some()
-    }
-
-    fn has(&self, kernel: Kernel) -> bool {
-        kernel == Kernel::Sm90S8(S8Kernel::Halo)
-    }
-
-    fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        variants(self, work, limits)
-    }
-
-    fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        check(work, kernel, limits)
+        let layer = layer(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
+        layer.check()?;
+        let is_one = layer.kernels(limits).into_iter().any(|of| Kernel::Sm90S8(of) == kernel);
+        if is_one { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
     }
 
     #[cfg(feature = "cuda")]
@@ -76,20 +61,6 @@ fn layer(work: &Work<'_>) -> Option<S8Conv> {
     let is_in_bytes = operands.all(|operand| matches!(operand.dtype, Dtype::U8 | Dtype::I8));
     let (input, output) = (work.inputs[0].stored(), work.outputs[0].stored());
     is_in_bytes.then_some(S8Conv { batch: work.batch, input, output, window: conv.window })
-}
-
-/// Those of the layer's kernels that are the definition's.
-fn variants(def: &dyn KernelDef, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-    let Some(layer) = layer(work) else { return Vec::new() };
-    let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&layer, kernel, limits)) };
-    layer.kernels(limits).into_iter().map(of).filter(|variant| def.has(variant.kernel)).collect()
-}
-
-fn check(work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-    let layer = layer(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
-    layer.check()?;
-    let is_one = layer.kernels(limits).into_iter().any(|of| Kernel::Sm90S8(of) == kernel);
-    if is_one { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
 }
 
 /// Clocks of the busiest multiprocessor.
