@@ -208,20 +208,8 @@ impl Problem {
         let mut run = ConvRun::of_bytes(device, &brought, &[kernel], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
-        let (before, rest) = result.split_at(GUARD);
-        let (actual, after) = rest.split_at(self.values());
-        if before.iter().chain(&after[..GUARD]).any(|byte| *byte != POISON) {
-            return Err("bytes outside of the result were written".into());
-        }
         let expected = self.expected.get_or_init(|| self.expected(&operands));
-        let wrong = |at: &usize| actual[*at] != expected[*at];
-        let Some(first) = (0..self.values()).find(wrong) else { return Ok(()) };
-        let (pixel, channel) = (first / self.conv.output.channels, first % self.conv.output.channels);
-        let count = (first..self.values()).filter(wrong).count();
-        let [is, should_be] = [actual[first], expected[first]];
-        Err(format!(
-            "{count} values are wrong; the first, pixel {pixel}, channel {channel}: {is} instead of {should_be}"
-        ))
+        equal_between_guards(&result, expected, self.conv.output.channels)
     }
 
     fn operands(&self) -> Operands {
@@ -328,7 +316,23 @@ pub fn requantised(sum: i64, scale: f32, residual: Option<(i32, f32)>, range: Ra
     value.round_ties_even().clamp(range.lowest, range.highest) as i32 as u8
 }
 
-/// Bytes before and behind the result that nothing writes.
-const GUARD: usize = 1024;
+/// An error unless a buffer has these bytes, of pixels of so many channels, between guards that nobody has written.
+pub fn equal_between_guards(result: &[u8], expected: &[u8], channels: usize) -> Result<(), String> {
+    assert_eq!(result.len(), expected.len() + 2 * GUARD);
+    let (before, rest) = result.split_at(GUARD);
+    let (actual, after) = rest.split_at(expected.len());
+    if before.iter().chain(&after[..GUARD]).any(|byte| *byte != POISON) {
+        return Err("bytes outside of the result were written".into());
+    }
+    let wrong = |at: &usize| actual[*at] != expected[*at];
+    let Some(first) = (0..expected.len()).find(wrong) else { return Ok(()) };
+    let (pixel, channel) = (first / channels, first % channels);
+    let count = (first..expected.len()).filter(wrong).count();
+    let [is, should_be] = [actual[first], expected[first]];
+    Err(format!("{count} values are wrong; the first, pixel {pixel}, channel {channel}: {is} instead of {should_be}"))
+}
+
+/// Bytes or values before and behind a result that nothing writes.
+pub const GUARD: usize = 1024;
 /// What is there before.
-const POISON: u8 = 0xa5;
+pub const POISON: u8 = 0xa5;

@@ -5,7 +5,7 @@ use half::f16;
 use trefoil::plan::{Limits, S8Stem, StemTile};
 use trefoil::{Device, S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun, Shape};
 
-use super::conv_s8::{Range, requantised};
+use super::conv_s8::{GUARD, POISON, Range, equal_between_guards, requantised};
 use super::random::Random;
 
 /// First layers on random operands.
@@ -95,21 +95,8 @@ impl StemProblem {
         let mut run = S8StemRun::new(device, &operands, &[tile], 1).map_err(|error| error.to_string())?;
         run.run(0, 2).map_err(|error| error.to_string())?;
         let result = run.result().map_err(|error| error.to_string())?;
-        let (before, rest) = result.split_at(GUARD);
-        let (actual, after) = rest.split_at(self.values());
-        if before.iter().chain(&after[..GUARD]).any(|byte| *byte != POISON) {
-            return Err("bytes outside of the result were written".into());
-        }
         let conv = self.convolved(&operands);
-        let expected = self.pooled(&conv);
-        let wrong = |at: &usize| actual[*at] != expected[*at];
-        let Some(first) = (0..self.values()).find(wrong) else { return Ok(()) };
-        let (pixel, channel) = (first / channels, first % channels);
-        let count = (first..self.values()).filter(wrong).count();
-        Err(format!(
-            "{count} values are wrong; the first, pixel {pixel}, channel {channel}: {} instead of {}",
-            actual[first], expected[first]
-        ))
+        equal_between_guards(&result, &self.pooled(&conv), channels)
     }
 
     /// The bytes of the convolution's results, signed ones as they are.
@@ -214,8 +201,3 @@ impl MeanProblem {
         Ok(())
     }
 }
-
-/// Bytes or values before and behind the result that nothing writes.
-const GUARD: usize = 1024;
-/// What is there before.
-const POISON: u8 = 0xa5;
