@@ -98,7 +98,7 @@ impl Picture {
     }
 
     /// Resizes the part `from` of `source` and writes it to the part `to` of this picture, with the values that Pillow
-    /// has.
+    /// has for `source.crop(from).resize(to)`.
     ///
     /// # Errors
     /// [`Error::Option`] for a part that is empty or not within its picture.

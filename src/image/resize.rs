@@ -29,7 +29,7 @@ pub(super) fn resize_and_crop(picture: &Picture, wanted: &Preprocessing, row: &m
     convert((width, rows, &narrow), (width, height, row), span)
 }
 
-/// The part `from` of `picture`, which is within it, with so many columns and rows.
+/// The part `from` of `picture`, which is within it, with so many columns and rows. What is around the part does not count.
 pub(super) fn resized(
     picture: &Picture,
     from: Area,
@@ -37,11 +37,14 @@ pub(super) fn resized(
     interpolation: Interpolation,
 ) -> Result<Vec<u8>, String> {
     let channels = picture.channels;
-    let rows = &picture.pixels[from.top * picture.width * channels..][..from.height * picture.width * channels];
+    let mut part = memory::reserved(from.width * from.height * channels)?;
+    for row in picture.pixels.chunks_exact(picture.width * channels).skip(from.top).take(from.height) {
+        part.extend_from_slice(&row[from.left * channels..][..from.width * channels]);
+    }
     let mut narrow = memory::zeros(from.height * width * channels)?;
     let mut pixels = memory::zeros(height * width * channels)?;
-    let span = [from.left, 0, from.width, from.height].map(|side| side as f64);
-    resize((picture.width, from.height, rows), (width, from.height, &mut narrow), channels, interpolation, span)?;
+    let span = [0, 0, from.width, from.height].map(|side| side as f64);
+    resize((from.width, from.height, &part), (width, from.height, &mut narrow), channels, interpolation, span)?;
     let span = [0, 0, width, from.height].map(|side| side as f64);
     resize((width, from.height, &narrow), (width, height, &mut pixels), channels, interpolation, span)?;
     Ok(pixels)
