@@ -45,7 +45,7 @@
 #define TREFOIL_ABI_MAJOR 2
 
 /* Grows when something is added. A library runs every program that was compiled for a minor version up to its own. */
-#define TREFOIL_ABI_MINOR 1
+#define TREFOIL_ABI_MINOR 2
 
 /* What a call answers. The numbers never change. */
 enum trefoil_status
@@ -706,6 +706,19 @@ trefoil_status trefoil_model_get_info(trefoil_model model, struct trefoil_model_
  `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
  */
 trefoil_status trefoil_model_label(trefoil_model model, size_t index, char *text, size_t capacity, size_t *length);
+
+/*
+ Copies the text that the model's ONNX file has under `key` into `text`, cut to `capacity` bytes with its final NUL.
+ `length` is null, or gets the bytes of the whole text without NUL. An argument error if there is none.
+
+ Pointers:
+ `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+ */
+trefoil_status trefoil_model_metadata(trefoil_model model,
+                                      const char *key,
+                                      char *text,
+                                      size_t capacity,
+                                      size_t *length);
 
 /*
  Builds an engine: plans, uploads weights, allocates everything. `options` is null for the defaults. The model's

@@ -232,15 +232,27 @@ public:
     }
     trefoil_model_info info() const { return detail::ask<trefoil_model_info>(trefoil_model_get_info, get()); }
     std::string label(std::size_t index) const {
-        std::size_t length = 0;
-        check(trefoil_model_label(get(), index, nullptr, 0, &length));
-        std::string text(length + 1, '\0');
-        check(trefoil_model_label(get(), index, &text[0], text.size(), nullptr));
-        text.resize(length);
-        return text;
+        return text([&](char *to, std::size_t capacity, std::size_t *length) {
+            return trefoil_model_label(get(), index, to, capacity, length);
+        });
+    }
+    /// The text that the ONNX file has under a key.
+    std::string metadata(const char *key) const {
+        return text([&](char *to, std::size_t capacity, std::size_t *length) {
+            return trefoil_model_metadata(get(), key, to, capacity, length);
+        });
     }
 
 private:
+    template <class Copy>
+    static std::string text(Copy copy) {
+        std::size_t length = 0;
+        check(copy(nullptr, 0, &length));
+        std::string text(length + 1, '\0');
+        check(copy(&text[0], text.size(), nullptr));
+        text.resize(length);
+        return text;
+    }
     static std::uint64_t open(const char *path) {
         trefoil_model raw = 0;
         check(trefoil_model_open(path, &raw));

@@ -43,6 +43,7 @@ fn main() {
         trial("rows_have_ports_of_their_own_types", C, values),
         trial("the_cpp_wrapper_does_what_it_says", C, wrapper),
         trial("threads_get_the_answers_of_their_own_submissions", C, threads),
+        trial("boxes_are_found_and_text_is_read", C, boxes_and_text),
         trial("valgrind_finds_nothing_in_a_misused_library", VALGRIND, valgrind_misuse),
         trial("valgrind_finds_nothing_in_rows_of_ports", VALGRIND, valgrind_values),
         trial("valgrind_finds_nothing_in_a_library_used_by_threads", VALGRIND, valgrind_threads),
@@ -329,6 +330,22 @@ fn threads() -> Outcome {
     run(Command::new(&program.0).args(["weights/convnet28", "weights/efficientnet-lite0", "8", "60"])).map(drop)
 }
 
+/// A thing in a picture, and a line whose letters are colours.
+fn boxes_and_text() -> Outcome {
+    let photo = ppm("photo.ppm", [128, 64], |x, y| match ((32..48).contains(&x), (16..32).contains(&y)) {
+        (true, true) => [255; 3],
+        _ => [0; 3],
+    })?;
+    let line = ppm("line.ppm", [56, 24], |x, _| [0, 1, 2].map(|bit| 255 * ((x / 8) as u8 >> bit & 1)))?;
+    let program = |name: &str| Program::of("examples/cpp", name);
+    let found = run(Command::new(&program("detect.cpp")?.0).arg("tests/data/onnx/boxes.onnx").arg(photo))?;
+    assert_eq!(found, "class 0 0.98 at 8,0 to 72,56\n");
+    let mut reader = Command::new(&program("read_text.cpp")?.0);
+    let text = run(reader.arg("tests/data/onnx/text.onnx").arg(line).arg("width=160"))?;
+    assert_eq!(text, "trefoil\n");
+    Ok(())
+}
+
 /// What is definitely lost is an error, and so is every wrong access. What std keeps for a thread's life is not.
 fn valgrind(program: &Program, arguments: &[&str]) -> Outcome {
     let mut command = Command::new("valgrind");
@@ -358,6 +375,14 @@ fn pnm(name: &str, magic: &str, side: usize) -> Result<PathBuf, Failed> {
     let pixels = (0..side * side * channels).map(|at| (at * 7 % 251) as u8).collect::<Vec<_>>();
     let path = work().join(name);
     fs::write(&path, [format!("{magic}\n{side} {side}\n255\n").as_bytes(), &pixels].concat())?;
+    Ok(path)
+}
+
+/// A picture in colours.
+fn ppm(name: &str, [width, height]: [usize; 2], colour: impl Fn(usize, usize) -> [u8; 3]) -> Result<PathBuf, Failed> {
+    let pixels = (0..width * height).flat_map(|at| colour(at % width, at / width)).collect::<Vec<_>>();
+    let path = work().join(name);
+    fs::write(&path, [format!("P6\n{width} {height}\n255\n").as_bytes(), &pixels].concat())?;
     Ok(path)
 }
 

@@ -5,6 +5,9 @@
 mod awaited;
 #[path = "../examples/branches.rs"]
 mod branches;
+#[cfg(feature = "image")]
+#[path = "../examples/detect.rs"]
+mod detect;
 #[path = "../examples/ensemble.rs"]
 mod ensemble;
 #[path = "../examples/multi_gpu.rs"]
@@ -17,6 +20,9 @@ mod overlap;
 mod parallel_batches;
 #[path = "../examples/prefetch.rs"]
 mod prefetch;
+#[cfg(feature = "image")]
+#[path = "../examples/read_text.rs"]
+mod read_text;
 #[allow(dead_code, reason = "its main reads arguments")]
 #[path = "../examples/replays.rs"]
 mod replays;
@@ -145,5 +151,59 @@ fn replays_are_alike() {
         let model = Model::open("weights/convnet28").unwrap();
         let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).batch_sizes(&[3]).build().unwrap();
         assert_eq!(replays::replay(&engine, 50).unwrap(), 0);
+    });
+}
+
+/// An engine for a file of tests/data/onnx.
+#[cfg(feature = "image")]
+fn engine(file: &str, sizes: &trefoil::onnx::Sizes) -> (Model, Engine) {
+    let model = Model::open_at(format!("tests/data/onnx/{file}.onnx"), sizes).unwrap();
+    let engine = Engine::builder(&model).on(&Device::open(Target::Auto).unwrap()).batch(1).build().unwrap();
+    (model, engine)
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn things_in_a_photo_are_found() {
+    use trefoil::image::{Area, Picture};
+    use trefoil::model::Interpolation;
+
+    checked("things_in_a_photo_are_found", || {
+        let (_, engine) = engine("boxes", &trefoil::onnx::Sizes::new());
+        let mut photo = Picture::filled(128, 64, [0; 3]).unwrap();
+        let mut paint = |left, top, colour| {
+            let thing = Picture::filled(16, 16, colour).unwrap();
+            let to = Area { left, top, width: 16, height: 16 };
+            photo.draw(to, &thing, thing.area(), Interpolation::Nearest).unwrap();
+        };
+        paint(32, 16, [255; 3]);
+        paint(48, 16, [250; 3]); // the same thing
+        paint(96, 32, [255, 0, 0]);
+        // Half the size, 16 rows of gray above: boxes of 64 around cells of 16, cut where the photo ends.
+        let found = detect::detect(&engine, &photo).unwrap();
+        let seen: Vec<_> = found.iter().map(|one| (one.class, one.edges)).collect();
+        assert_eq!(seen, [(1, [72.0, 8.0, 128.0, 64.0]), (0, [8.0, 0.0, 72.0, 56.0])], "{found:?}");
+        assert!(found.iter().all(|one| one.score > 0.95), "{found:?}");
+    });
+}
+
+#[cfg(feature = "image")]
+#[test]
+fn a_line_of_text_is_read() {
+    use trefoil::image::{Area, Picture};
+    use trefoil::model::Interpolation;
+
+    checked("a_line_of_text_is_read", || {
+        let (model, engine) = engine("text", &trefoil::onnx::Sizes::new().dim("width", 192));
+        let mut line = Picture::filled(80, 24, [255; 3]).unwrap(); // white is a space
+        for (place, letter) in [0, 1, 2, 3, 4, 5, 6, 7, 0, 5].into_iter().enumerate() {
+            let bit = |n: u8| 255 * (letter >> n & 1);
+            let thing = Picture::filled(8, 24, [bit(0), bit(1), bit(2)]).unwrap();
+            let to = Area { left: 8 * place, top: 0, width: 8, height: 24 };
+            line.draw(to, &thing, thing.area(), Interpolation::Nearest).unwrap();
+        }
+        let text = read_text::read(&engine, &read_text::characters(&model), &line).unwrap();
+        assert_eq!(text.characters, "trefoil ti");
+        assert!(text.probability > 0.9, "{text:?}");
     });
 }

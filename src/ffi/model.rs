@@ -124,3 +124,27 @@ pub unsafe extern "C" fn trefoil_model_label(
         unsafe { copy_text(label, text, capacity, length) }
     })
 }
+
+/// Copies the text that the model's ONNX file has under `key` into `text`, cut to `capacity` bytes with its final NUL.
+/// `length` is null, or gets the bytes of the whole text without NUL. An argument error if there is none.
+///
+/// # Safety
+/// `key` is a C string or null; `text` has `capacity` bytes, or is null where that is 0; `length` can be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_metadata(
+    model: trefoil_model,
+    key: *const c_char,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> trefoil_status {
+    guard(|| {
+        let model: Model = shared(model)?;
+        // SAFETY: by the caller.
+        let key = unsafe { pointers::text(key, "key")? };
+        let wrong = || Failure::argument(format!("metadata `{key}`: the model has none of this name"));
+        let found = model.metadata(key).ok_or_else(wrong)?;
+        // SAFETY: by the caller.
+        unsafe { copy_text(found, text, capacity, length) }
+    })
+}

@@ -1,7 +1,8 @@
 //! Photos → rows of a batch: decode, turn upright, resize, crop.
 //!
 //! [`load`] writes what a model's [`Preprocessing`] asks for straight into the row that it is given, which may be
-//! page-locked memory. Pixels are bytes, channels innermost; the device normalises them.
+//! page-locked memory. Pixels are bytes, channels innermost; the device normalises them. [`Picture`] is for what takes a
+//! picture in another way: letterboxed, or in parts.
 //!
 //! | file | becomes |
 //! |---|---|
@@ -24,6 +25,7 @@ mod decode;
 mod jpeg;
 mod memory;
 mod orientation;
+mod picture;
 mod png;
 mod resize;
 
@@ -36,6 +38,7 @@ use crate::model::Preprocessing;
 use crate::tensor::Shape;
 use decode::{Format, HEAD_BYTES, Photo};
 use memory::BUDGET;
+pub use picture::{Area, Picture};
 
 /// Larger files are refused before they are read.
 ///
@@ -59,16 +62,6 @@ pub const MAX_PIXELS: usize = 1 << 28;
 /// ```
 pub const MAX_SIDE: usize = 65_535;
 
-/// A decoded picture: 8 bits a value, channels innermost, rows without padding.
-struct Picture {
-    width: usize,
-    height: usize,
-    /// 1 or 3.
-    channels: usize,
-    /// height x width x channels.
-    pixels: Vec<u8>,
-}
-
 /// Reads the photo at `path` into `row`: height x width x channels bytes of the model's input.
 ///
 /// The shorter side is resized to `preprocessing.resize` with the model's interpolation, as Pillow does it
@@ -89,22 +82,8 @@ struct Picture {
 /// [`Error::Option`] if `row` has another length, or the preprocessing resizes to less than it crops.
 pub fn load(path: impl AsRef<Path>, preprocessing: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
     let path = path.as_ref();
-    let wrong = |what| wrong(path, what);
     check(preprocessing, row)?;
-    let mut file = Opened::new("open", path, MAX_FILE_BYTES)?;
-    let format = Format::sniff(&file.read(HEAD_BYTES)?).map_err(wrong)?;
-    let mut bytes = file.bytes;
-    loop {
-        let mut claim = BUDGET.claim(bytes, "the file").map_err(wrong)?;
-        let content = file.read(MAX_FILE_BYTES)?;
-        let photo = Photo::read(format, &content).map_err(wrong)?;
-        bytes = file.bytes + photo.memory_bytes();
-        BUDGET.check(bytes, &photo.describe()).map_err(wrong)?;
-        if claim.grow(bytes) {
-            return fill(path, photo, preprocessing, row);
-        }
-        // Others have the rest now: give back what is held, and wait for all of it at once.
-    }
+    read(path, |photo| fill(path, photo, preprocessing, row))
 }
 
 /// As [`load`], from a file's content; `name` stands in errors.
@@ -165,49 +144,44 @@ fn check(preprocessing: &Preprocessing, row: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Gives the photo at `path` to `decode`, with its memory claimed.
+fn read<T>(path: &Path, decode: impl FnOnce(Photo<'_>) -> Result<T, Error>) -> Result<T, Error> {
+    let wrong = |what| wrong(path, what);
+    let mut file = Opened::new("open", path, MAX_FILE_BYTES)?;
+    let format = Format::sniff(&file.read(HEAD_BYTES)?).map_err(wrong)?;
+    let mut bytes = file.bytes;
+    loop {
+        let mut claim = BUDGET.claim(bytes, "the file").map_err(wrong)?;
+        let content = file.read(MAX_FILE_BYTES)?;
+        let photo = Photo::read(format, &content).map_err(wrong)?;
+        bytes = file.bytes + photo.memory_bytes();
+        BUDGET.check(bytes, &photo.describe()).map_err(wrong)?;
+        if claim.grow(bytes) {
+            return decode(photo);
+        }
+        // Others have the rest now: give back what is held, and wait for all of it at once.
+    }
+}
+
 /// Decodes the photo into the row. Its memory must be claimed.
 fn fill(name: &Path, photo: Photo, wanted: &Preprocessing, row: &mut [u8]) -> Result<(), Error> {
-    let (picture, orientation) = photo.decode().map_err(|what| wrong(name, what))?;
-    let upright = orientation.apply(picture).and_then(|picture| picture.with_channels(wanted.input.channels));
-    upright.and_then(|picture| resize::resize_and_crop(&picture, wanted, row)).map_err(|what| wrong(name, what))
+    let picture = upright(photo, wanted.input.channels);
+    picture.and_then(|picture| resize::resize_and_crop(&picture, wanted, row)).map_err(|what| wrong(name, what))
+}
+
+/// The photo turned upright, in so many channels.
+fn upright(photo: Photo, channels: usize) -> Result<Picture, String> {
+    let (picture, orientation) = photo.decode()?;
+    orientation.apply(picture)?.with_channels(channels)
 }
 
 fn wrong(path: &Path, what: String) -> Error {
     Error::Image { path: path.to_owned(), what }
 }
 
-impl Picture {
-    /// The picture in RGB (3 channels) or gray (1), by the rounding that Pillow's `convert` has.
-    fn with_channels(self, channels: usize) -> Result<Self, String> {
-        if self.channels == channels {
-            return Ok(self);
-        }
-        let mut pixels = memory::reserved(self.width * self.height * channels)?;
-        match channels {
-            1 => pixels.extend(self.pixels.chunks_exact(3).map(|p| luma(p[0], p[1], p[2]))),
-            _ => pixels.extend(self.pixels.iter().flat_map(|&v| [v; 3])),
-        }
-        Ok(Self { channels, pixels, ..self })
-    }
-}
-
-/// ITU-R 601 luma: 0.299 R + 0.587 G + 0.114 B in 16 fractional bits.
-fn luma(r: u8, g: u8, b: u8) -> u8 {
-    ((u32::from(r) * 19_595 + u32::from(g) * 38_470 + u32::from(b) * 7_471 + 0x8000) >> 16) as u8
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn gray_survives_the_way_through_rgb() {
-        let gray = Picture { width: 256, height: 1, channels: 1, pixels: (0..=255).collect() };
-        assert_eq!(
-            gray.with_channels(3).and_then(|rgb| rgb.with_channels(1)).unwrap().pixels,
-            (0..=255).collect::<Vec<u8>>()
-        );
-    }
 
     #[test]
     fn extensions_are_told_in_any_case() {

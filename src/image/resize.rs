@@ -3,7 +3,7 @@
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
-use super::{Picture, memory};
+use super::{Area, Picture, memory};
 use crate::model::{Interpolation, Preprocessing};
 use crate::tensor::Shape;
 
@@ -22,12 +22,32 @@ pub(super) fn resize_and_crop(picture: &Picture, wanted: &Preprocessing, row: &m
 
     let pixels = &picture.pixels[first * picture.width * channels..end * picture.width * channels];
     let mut narrow = memory::zeros(rows * width * channels)?;
-    let convert = |source: Side, target: (usize, usize, &mut [u8]), span| {
-        resize(source, target, channels, wanted.interpolation, span).map_err(|e| format!("cannot be resized: {e}"))
-    };
+    let convert =
+        |source, target: (usize, usize, &mut [u8]), span| resize(source, target, channels, wanted.interpolation, span);
     convert((picture.width, rows, pixels), (width, rows, &mut narrow), [left, 0.0, crop_width, rows as f64])?;
     let span = [0.0, top - first as f64, width as f64, crop_height];
     convert((width, rows, &narrow), (width, height, row), span)
+}
+
+/// The part `from` of `picture`, which is within it, with so many columns and rows. What is around the part does not count.
+pub(super) fn resized(
+    picture: &Picture,
+    from: Area,
+    [width, height]: [usize; 2],
+    interpolation: Interpolation,
+) -> Result<Vec<u8>, String> {
+    let channels = picture.channels;
+    let mut part = memory::reserved(from.width * from.height * channels)?;
+    for row in picture.pixels.chunks_exact(picture.width * channels).skip(from.top).take(from.height) {
+        part.extend_from_slice(&row[from.left * channels..][..from.width * channels]);
+    }
+    let mut narrow = memory::zeros(from.height * width * channels)?;
+    let mut pixels = memory::zeros(height * width * channels)?;
+    let span = [0, 0, from.width, from.height].map(|side| side as f64);
+    resize((from.width, from.height, &part), (width, from.height, &mut narrow), channels, interpolation, span)?;
+    let span = [0, 0, width, from.height].map(|side| side as f64);
+    resize((width, from.height, &narrow), (width, height, &mut pixels), channels, interpolation, span)?;
+    Ok(pixels)
 }
 
 /// Width, height and pixels.
@@ -35,6 +55,17 @@ type Side<'a> = (usize, usize, &'a [u8]);
 
 /// Resizes the span [left, top, width, height] of one picture to another.
 fn resize(
+    source: Side,
+    target: (usize, usize, &mut [u8]),
+    channels: usize,
+    interpolation: Interpolation,
+    span: [f64; 4],
+) -> Result<(), String> {
+    let resized = try_resize(source, target, channels, interpolation, span);
+    resized.map_err(|error| format!("cannot be resized: {error}"))
+}
+
+fn try_resize(
     source: Side,
     target: (usize, usize, &mut [u8]),
     channels: usize,

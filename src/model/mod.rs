@@ -73,6 +73,8 @@ pub struct Model {
     weights: Arc<Weights>,
     labels: Arc<[String]>,
     name: Arc<str>,
+    /// See [`Model::metadata`].
+    metadata: Arc<[(String, String)]>,
 }
 
 /// What a model computes.
@@ -187,6 +189,7 @@ impl Model {
             weights,
             labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
             name: "model".into(),
+            metadata: Arc::default(),
         })
     }
 
@@ -259,7 +262,7 @@ impl Model {
         let computed = computed.into_iter().filter(|(name, _)| weights.dims(name).is_none());
         let weights = weights.with(computed)?.with_filters(&matrices)?.into();
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
-        Ok(Self { network, weights, labels, name: "model".into() })
+        Ok(Self { network, weights, labels, name: "model".into(), metadata: Arc::default() })
     }
 
     /// The same under another name.
@@ -442,6 +445,19 @@ impl Model {
     /// The architecture's name as configured; `model` where there is none.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The text that an ONNX file has under `key`: exporters write the names of classes there, or the characters that a
+    /// recogniser of text tells apart. Nothing for a model from another file.
+    ///
+    /// ```
+    /// let model = trefoil::model::Model::open("tests/data/onnx/boxes.onnx")?;
+    /// assert_eq!(model.metadata("names"), Some("{0: 'bright', 1: 'red'}"));
+    /// assert_eq!(model.metadata("licence"), None);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.iter().find(|(name, _)| name == key).map(|(_, text)| text.as_str())
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let weights = weights(&file)?;
     let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let batch = batch_dims(&file, sizes);
+    let metadata = file.model().metadata.as_slice().into();
     let values = Values::of_file(file, sizes.clone(), batch)?;
     let model = match recognise::network(&values.graph(1)?, &weights) {
         Ok(network) => of_images(path, network, &weights)?,
@@ -32,7 +33,7 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
         }
         Err(other) => return Err(other),
     };
-    Ok(model.with_name(&printable(&name, MOST_OF_A_NAME)))
+    Ok(Model { metadata, ..model.with_name(&printable(&name, MOST_OF_A_NAME)) })
 }
 
 /// A model of a network of images, with what the `config.json` beside the file says.

@@ -374,6 +374,8 @@ int main(int argc, char **argv)
     OK(trefoil_model_label(model, 9, text, 6, &size));
     if (strcmp(text, "ankle") != 0 || size != 10)
         wrong++, printf("label %s of %zu\n", text, size);
+    EXPECT(trefoil_model_metadata(model, "names", text, sizeof text, NULL), INVALID_ARGUMENT, "has none of this name");
+    EXPECT(trefoil_model_metadata(model, NULL, text, sizeof text, NULL), NULL_POINTER, "key is null");
     EXPECT(trefoil_model_cut(model, "no_such", &model), INVALID_ARGUMENT, "a node's name");
 
     /* engines */

@@ -307,8 +307,66 @@ def write_values(path):
     save(helper.make_graph(nodes, "values", inputs, outputs, [limit]), path)
 
 
-def save(g, path):
-    onnx.save(helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+def constant(name, values, dtype=np.float32):
+    return numpy_helper.from_array(np.array(values, dtype=dtype), name)
+
+
+def write_boxes(path):
+    """What a detector answers, with the layout of YOLO's eighth generation, for things that are told by their colour: for each
+    cell of 8 x 8 pixels a box of 32 x 32 around its middle, and scores of how bright and how red it is."""
+    cells = np.arange(8) * 8.0 + 4.0
+    x, y = np.meshgrid(cells, cells)
+    box = np.stack([x.ravel(), y.ravel(), np.full(64, 32.0), np.full(64, 32.0)])[None]
+    weights = np.array([[20 / 3, 20 / 3, 20 / 3], [20, -10, -10]]).reshape(2, 3, 1, 1)
+    tensors = [
+        constant("scores.weight", weights), constant("scores.bias", [-15, -10]), constant("boxes.each", box),
+        constant("scores.dims", [0, 2, 64], np.int64), constant("first", [0], np.int64), constant("boxes.dims", [4, 64], np.int64),
+    ]
+    nodes = [
+        helper.make_node("AveragePool", ["images"], ["cells"], name="cells", kernel_shape=[8, 8], strides=[8, 8]),
+        helper.make_node("Conv", ["cells", "scores.weight", "scores.bias"], ["logits"], name="logits"),
+        helper.make_node("Reshape", ["logits", "scores.dims"], ["flat"], name="flat"),
+        helper.make_node("Sigmoid", ["flat"], ["scores"], name="scores"),
+        helper.make_node("Shape", ["images"], ["shape"], name="shape"),
+        helper.make_node("Gather", ["shape", "first"], ["rows"], name="rows"),
+        helper.make_node("Concat", ["rows", "boxes.dims"], ["all"], name="all", axis=0),
+        helper.make_node("Expand", ["boxes.each", "all"], ["boxes"], name="boxes"),
+        helper.make_node("Concat", ["boxes", "scores"], ["output0"], name="output0", axis=1),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("images", TensorProto.FLOAT, ["batch", 3, 64, 64])]
+    outputs = [info("output0", TensorProto.FLOAT, ["batch", 6, 64])]
+    save(helper.make_graph(nodes, "boxes", inputs, outputs, tensors), path, {"names": "{0: 'bright', 1: 'red'}"})
+
+
+def write_text(path):
+    """What a recogniser of text answers, with the layout of PaddleOCR's, for a line whose characters are colours, 8 pixels
+    a place: zeros are a blank, white is a space, and each letter has another corner of the colours' cube."""
+    letters = "trefoil"
+    corners = [[2 * (n >> 2 & 1) - 1, 2 * (n >> 1 & 1) - 1, 2 * (n & 1) - 1] for n in range(8)]
+    colours = np.array([[0, 0, 0], *corners], dtype=np.float64)
+    likeness = 8 * colours, -4 * (colours**2).sum(axis=1)  # less 4 |x|^2, -4 |x - colour|^2
+    tensors = [
+        constant("classes.weight", likeness[0].reshape(9, 3, 1, 1)), constant("classes.bias", likeness[1]),
+        constant("rows", [2], np.int64),
+    ]
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["places"], name="places", kernel_shape=[48, 8], strides=[48, 8]),
+        helper.make_node("Conv", ["places", "classes.weight", "classes.bias"], ["classes"], name="classes"),
+        helper.make_node("Squeeze", ["classes", "rows"], ["along"], name="along"),
+        helper.make_node("Transpose", ["along"], ["logits"], name="logits", perm=[0, 2, 1]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], name="probabilities", axis=2),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, ["batch", 3, 48, "width"])]
+    outputs = [info("probabilities", TensorProto.FLOAT, ["batch", "places", 9])]
+    save(helper.make_graph(nodes, "text", inputs, outputs, tensors), path, {"character": "\n".join(letters) + "\n"})
+
+
+def save(g, path, metadata={}):
+    m = helper.make_model(g, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    helper.set_model_props(m, metadata)
+    onnx.save(m, path)
 
 
 def main():
@@ -317,7 +375,7 @@ def main():
         return
     HERE.mkdir(exist_ok=True)
     written = {"graph": write_graph, "tensors": write_tensors, "external": write_external, "images": write_images,
-               "values": write_values}
+               "values": write_values, "boxes": write_boxes, "text": write_text}
     for name, write in written.items():
         path = HERE / f"{name}.onnx"
         write(path)

@@ -31,6 +31,7 @@ mod npz;
 mod onnx_file;
 mod ordered;
 mod ports;
+mod random;
 mod report;
 mod run;
 mod search;

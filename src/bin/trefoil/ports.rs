@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec};
 
 use crate::npy::{self, Array};
+use crate::random::Random;
 
 /// What rows bring: a source for each port of the input.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl Inputs {
             let to = &mut batch.row_mut(to)[offset..][..bytes];
             match source {
                 Source::File(_, all) => to.copy_from_slice(&all[row * bytes..][..bytes]),
-                Source::Random => randomise(to, port.dtype, Random::new(index, row)),
+                Source::Random => Random::new((index as u64) << 48 ^ row as u64).fill(to, port.dtype),
             }
         }
         Ok(())
@@ -93,45 +94,6 @@ fn rows_of(port: &RowPort, array: Array, path: &Path) -> Result<(usize, Vec<u8>)
             "{} holds {dtype}{dims:?}: the port {port} takes an array of it, or rows of such, [rows, ...]",
             path.display()
         ),
-    }
-}
-
-/// Numbers that look random: SplitMix64.
-struct Random(u64);
-
-impl Random {
-    /// Those of a row of a port, which begin far from those of other rows.
-    fn new(port: usize, row: usize) -> Self {
-        Self(Self((port as u64) << 48 ^ row as u64).next())
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    /// From -1 up to 1, in steps of 2^-7, so that every float can be it.
-    fn signed(&mut self) -> f32 {
-        (self.next() >> 56) as f32 / 128.0 - 1.0
-    }
-}
-
-/// Floats from -1 to 1, bytes of any value; other whole numbers and bools are 0 or 1, which index whatever they index.
-fn randomise(to: &mut [u8], dtype: Dtype, mut random: Random) {
-    for elem in to.chunks_exact_mut(dtype.bytes()) {
-        match dtype {
-            Dtype::F16 => elem.copy_from_slice(&f16::from_f32(random.signed()).to_le_bytes()),
-            Dtype::Bf16 => elem.copy_from_slice(&bf16::from_f32(random.signed()).to_le_bytes()),
-            Dtype::F32 => elem.copy_from_slice(&random.signed().to_le_bytes()),
-            Dtype::F64 => elem.copy_from_slice(&f64::from(random.signed()).to_le_bytes()),
-            Dtype::U8 | Dtype::I8 => elem[0] = (random.next() >> 56) as u8,
-            _ => {
-                elem.fill(0);
-                elem[0] = (random.next() >> 63) as u8; // little-endian
-            }
-        }
     }
 }
 
@@ -227,27 +189,6 @@ mod tests {
         for wrong in [array(Dtype::U16, &[2, 1]), array(Dtype::I16, &[2]), array(Dtype::I16, &[0, 2, 1])] {
             let said = rows(wrong).unwrap_err().to_string();
             assert!(said.contains("x.npy") && said.contains("`x` of i16[2,1]"), "{said}");
-        }
-    }
-
-    #[test]
-    fn random_values_fit_their_types_and_are_the_same_again() {
-        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::I64, Dtype::Bool, Dtype::U8] {
-            let row = |index| {
-                let mut bytes = vec![0xff; 1000 * dtype.bytes()];
-                randomise(&mut bytes, dtype, Random::new(1, index));
-                numbers(dtype, &bytes).collect::<Vec<_>>()
-            };
-            let (some, others) = (row(0), row(1));
-            assert!(some == row(0) && some != others && some[1..] != others[..999], "{dtype}");
-            let range = match dtype {
-                Dtype::U8 => 0.0..=255.0,
-                Dtype::I64 | Dtype::Bool => 0.0..=1.0,
-                _ => -1.0..=1.0,
-            };
-            assert!(some.iter().all(|number| range.contains(number)), "{dtype}");
-            let mean = some.iter().sum::<f64>() / 1000.0;
-            assert!((mean - (range.start() + range.end()) / 2.0).abs() < 0.1 * range.end(), "{dtype}: {mean}");
         }
     }
 

@@ -5,7 +5,7 @@ use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window};
 use trefoil::{Device, Engine, InputFormat, OutputKind, Shape, Stage};
 
 use super::args::Regime;
-use super::sources::Random;
+use crate::random::Random;
 use crate::setup;
 
 /// What is stacked: 1x1 convolutions of as many channels in as out, each added to its input. They wait for memory: a GPU
@@ -52,7 +52,7 @@ impl Layers {
             let name = format!("conv{layer}");
             let y = graph.conv2d(&name, x, channels, Window::square(1, 1, 0));
             x = graph.add(&format!("add{layer}"), y, x);
-            let filter = (0..channels * channels).map(|_| scale * random.unit()).collect();
+            let filter = (0..channels * channels).map(|_| scale * random.signed()).collect();
             tensors.push((format!("{name}.weight"), vec![channels, channels, 1, 1], filter));
         }
         let weights = Weights::from_tensors(tensors)?;

@@ -17,7 +17,7 @@ use super::clients::{RingFigure, Served, batch_of, since};
 use super::load::{on_threads, percentile};
 use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
-use super::sources::Random;
+use crate::random::Random;
 use crate::threads::{join, spawn};
 use crate::{Outcome, models, report, setup, stop};
 

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use anyhow::{Result, bail, ensure};
-use trefoil::{Batch, Dtype, Engine, Output, RowSpec};
+use trefoil::{Batch, Engine, Output};
 
-use crate::stop;
+use crate::{random, stop};
 
 /// Batches in ordinary memory, with their answers of a run of one batch at a time.
 pub struct Sources {
@@ -17,14 +17,15 @@ pub struct Sources {
     answers: Vec<Vec<u8>>,
 }
 
-const ID_BYTES: usize = 16;
+/// Enough for numbers that are 0 or 1.
+const ID_BYTES: usize = 256;
 
 impl Sources {
     /// Makes `count` batches of `rows` rows, runs them one at a time, and leaves every staging buffer of the engine
     /// holding one of them.
     pub fn learn(engine: &Engine, rows: usize, count: usize) -> Result<Self> {
         let input = engine.input();
-        let batches: Vec<Vec<u8>> = (0..count).map(|number| random_batch(input, rows, number as u64 + 1)).collect();
+        let batches: Vec<Vec<u8>> = (0..count).map(|number| random::batch(input, rows, number as u64 + 1)).collect();
         let id = |(number, batch): (usize, &Vec<u8>)| (first_bytes(batch), number);
         let numbers: HashMap<_, _> = batches.iter().enumerate().map(id).collect();
         ensure!(numbers.len() == count, "internal error, please report it: batches that begin alike");
@@ -120,7 +121,7 @@ impl Images {
     /// Makes `count` images and runs them in batches of each of the engine's sizes.
     pub fn learn(engine: &Engine, count: usize) -> Result<Self> {
         let input = engine.input();
-        let pixels: Vec<_> = (0..count).map(|number| random_batch(input, 1, number as u64 + 1)).collect();
+        let pixels: Vec<_> = (0..count).map(|number| random::batch(input, 1, number as u64 + 1)).collect();
         let mut answers = vec![Vec::new(); count];
         for &size in engine.batch_sizes() {
             for first in (0..count).step_by(size) {
@@ -170,88 +171,4 @@ fn first_bytes(bytes: &[u8]) -> [u8; ID_BYTES] {
     let length = bytes.len().min(ID_BYTES);
     first[..length].copy_from_slice(&bytes[..length]);
     first
-}
-
-/// Rows of any bytes, or of floats in [-1, 1). The rows are one random row, turned round by some pixels.
-fn random_batch(spec: &RowSpec, rows: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random::new(seed);
-    let port = &spec.ports()[0];
-    let elem_bytes = port.dtype.bytes();
-    let mut row: Vec<u8> = Vec::with_capacity(spec.row_bytes);
-    for _ in 0..port.elems() {
-        match port.dtype {
-            // The upper half of an f32 would be a bf16; sign, a small exponent and random bits make a half below 1.
-            Dtype::F16 => row.extend((0x3000 | (random.next() as u16 & 0x8bff)).to_le_bytes()),
-            Dtype::Bf16 => row.extend(&random.unit().to_le_bytes()[2..]),
-            Dtype::F32 => row.extend(random.unit().to_le_bytes()),
-            Dtype::F64 => row.extend(f64::from(random.unit()).to_le_bytes()),
-            Dtype::Bool => row.push(random.next() as u8 & 1),
-            Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => {
-                row.extend(&random.next().to_le_bytes()[..elem_bytes])
-            }
-        }
-    }
-    let mut batch = Vec::with_capacity(rows * spec.row_bytes);
-    for _ in 0..rows {
-        batch.extend_from_slice(&row);
-        row.rotate_left((97 * elem_bytes) % spec.row_bytes);
-    }
-    batch
-}
-
-/// xorshift64*.
-pub struct Random(u64);
-
-impl Random {
-    /// The same seed gives the same numbers.
-    pub fn new(seed: u64) -> Self {
-        Self((seed ^ 0x9E37_79B9_7F4A_7C15).max(1)) // zero is the fixed point
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 8
-    }
-
-    /// In [-1, 1).
-    pub fn unit(&mut self) -> f32 {
-        (self.next() >> 32) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    /// In (0, 1].
-    pub fn positive(&mut self) -> f64 {
-        ((self.next() >> 3) + 1) as f64 / (1_u64 << 53) as f64
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use trefoil::Shape;
-
-    #[test]
-    fn batches_are_random_and_differ() {
-        for dtype in [Dtype::U8, Dtype::F16, Dtype::F32] {
-            let spec = RowSpec::image("image", dtype, Shape::new(9, 7, 3));
-            let (one, two) = (random_batch(&spec, 3, 1), random_batch(&spec, 3, 2));
-            assert_eq!(one.len(), 3 * spec.row_bytes);
-            assert!(first_bytes(&one) != first_bytes(&two));
-            assert!(one.chunks(spec.row_bytes).collect::<Vec<_>>().windows(2).all(|pair| pair[0] != pair[1]));
-            assert!(one.iter().filter(|&&byte| byte == 0).count() * 8 < one.len());
-        }
-    }
-
-    #[test]
-    fn numbers_keep_to_their_ranges() {
-        let mut random = Random::new(1);
-        let units: Vec<f32> = (0..10_000).map(|_| random.unit()).collect();
-        assert!(units.iter().all(|x| (-1.0..1.0).contains(x)));
-        assert!(units.iter().sum::<f32>().abs() < 300.0);
-        let positives: Vec<f64> = (0..10_000).map(|_| random.positive()).collect();
-        assert!(positives.iter().all(|x| *x > 0.0 && *x <= 1.0));
-        let mean = positives.iter().sum::<f64>() / 10_000.0;
-        assert!((mean - 0.5).abs() < 0.02, "{mean}");
-    }
 }
