@@ -246,6 +246,12 @@ impl<'a> Request<'a> {
         Ok(self)
     }
 
+    /// What its rows hold.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn input(self) -> &'a RowSpec {
+        self.shared.input()
+    }
+
     /// Waits for no free row, whatever the batcher does else: [`Error::Timeout`].
     #[cfg(feature = "ffi")]
     pub(crate) fn at_once(mut self) -> Self {
