@@ -39,7 +39,8 @@ on_the_cpu!(
         padding_is_told_of_every_input,
         a_batcher_has_rows_of_every_size,
         a_fleet_has_batches_of_every_size,
-        models_of_an_engine_have_the_same_sizes,
+        models_side_by_side_have_the_same_sizes,
+        a_mean_is_there_at_every_size,
         the_batch_may_be_another_axis,
         sizes_share_their_memory,
     }

@@ -211,22 +211,27 @@ pub fn a_fleet_has_batches_of_every_size(device: &Device) {
     assert!(fleet.acquire_for(&size(1, 3)).is_err());
 }
 
-/// Two models side by side and their mean, at every size.
-pub fn models_of_an_engine_have_the_same_sizes(device: &Device) {
-    let (model, other) = (tokens(false), tokens(false));
-    let both = builder(Engine::builder(&model).beside(&other), device).build().unwrap();
-    let mean = builder(Engine::builder(&model).beside(&other).average(), device).build().unwrap();
+/// Whether every part of the results of an engine of two models is right, at every size.
+fn check_parts(engine: &Engine, parts: usize) {
     for (rows, length) in [(3, 7), (2, 4), (1, 7), (4, 2)] {
-        for (engine, parts) in [(&both, 2), (&mean, 1)] {
-            let mut batch = engine.acquire_for(&size(rows, length)).unwrap();
-            (0..rows).for_each(|index| fill(&mut batch, index, index));
-            let output = batch.submit(rows).unwrap().wait().unwrap();
-            assert_eq!(output.parts(), parts);
-            for part in 0..parts {
-                (0..rows).for_each(|index| check(&output.part(part), index, index, length));
-            }
+        let mut batch = engine.acquire_for(&size(rows, length)).unwrap();
+        (0..rows).for_each(|index| fill(&mut batch, index, index));
+        let output = batch.submit(rows).unwrap().wait().unwrap();
+        assert_eq!(output.parts(), parts);
+        for part in 0..parts {
+            (0..rows).for_each(|index| check(&output.part(part), index, index, length));
         }
     }
+}
+
+pub fn models_side_by_side_have_the_same_sizes(device: &Device) {
+    let (model, other) = (tokens(false), tokens(false));
+    check_parts(&builder(Engine::builder(&model).beside(&other), device).build().unwrap(), 2);
+}
+
+pub fn a_mean_is_there_at_every_size(device: &Device) {
+    let (model, other) = (tokens(false), tokens(false));
+    check_parts(&builder(Engine::builder(&model).beside(&other).average(), device).build().unwrap(), 1);
 }
 
 /// The batch is the second axis of the graphs' ports, and rows are slices of it.
@@ -245,7 +250,8 @@ pub fn the_batch_may_be_another_axis(device: &Device) {
 pub fn sizes_share_their_memory(device: &Device) {
     let model = tokens(false);
     let held = |sizes: &[Size]| {
-        let engine = Engine::builder(&model).on(device).sizes(sizes).staging(3).results(3).build().unwrap();
+        let builder = Engine::builder(&model).on(device).sizes(sizes).precision(Precision::F32);
+        let engine = builder.staging(3).results(3).build().unwrap();
         let held = device.memory_use();
         drop(engine);
         held
@@ -257,14 +263,15 @@ pub fn sizes_share_their_memory(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// Each case with its name.
-pub const ALL: [Case; 9] = [
+pub const ALL: [Case; 10] = [
     ("every_size_has_rows_of_its_own", every_size_has_rows_of_its_own),
     ("rows_of_no_size_name_the_sizes", rows_of_no_size_name_the_sizes),
     ("shorter_rows_are_padded", shorter_rows_are_padded),
     ("padding_is_told_of_every_input", padding_is_told_of_every_input),
     ("a_batcher_has_rows_of_every_size", a_batcher_has_rows_of_every_size),
     ("a_fleet_has_batches_of_every_size", a_fleet_has_batches_of_every_size),
-    ("models_of_an_engine_have_the_same_sizes", models_of_an_engine_have_the_same_sizes),
+    ("models_side_by_side_have_the_same_sizes", models_side_by_side_have_the_same_sizes),
+    ("a_mean_is_there_at_every_size", a_mean_is_there_at_every_size),
     ("the_batch_may_be_another_axis", the_batch_may_be_another_axis),
     ("sizes_share_their_memory", sizes_share_their_memory),
 ];
