@@ -342,6 +342,23 @@ typedef struct trefoil_model_info {
     size_t classes;
 } trefoil_model_info;
 
+/*
+ A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name. A dimension that is
+ not named has the size that the model was opened at.
+ */
+typedef struct trefoil_size {
+    /* sizeof(trefoil_size). */
+    size_t size;
+    /* Rows of a batch. */
+    size_t batch;
+    /* Names of dimensions, `count` of them. */
+    const char *const *names;
+    /* Their sizes. */
+    const size_t *values;
+    /* How many they are. */
+    size_t count;
+} trefoil_size;
+
 /* How an engine is to be built. Zeros are the defaults: `trefoil_engine_options options = { .size = sizeof options }`. */
 typedef struct trefoil_engine_options {
     /* sizeof(trefoil_engine_options). */
@@ -380,6 +397,13 @@ typedef struct trefoil_engine_options {
     size_t trace_batches;
     /* Batches that are computed side by side, of which `slots` is a multiple. Default 1. */
     size_t compute_streams;
+    /*
+     Exactly these sizes, instead of `batch` and `batch_sizes`. Functions that ask for none take the first one's
+     dimensions.
+     */
+    const struct trefoil_size *const *sizes;
+    /* How many they are. */
+    size_t size_count;
 } trefoil_engine_options;
 
 /* A model on a device behind a ring. */
@@ -517,6 +541,11 @@ typedef struct trefoil_row_options {
     uint32_t high_priority;
     /* Zero. */
     uint32_t reserved;
+    /*
+     The size that it is for, whose `batch` is 1: the smallest of the engine that holds it. Null: the first one's
+     dimensions.
+     */
+    const struct trefoil_size *at;
 } trefoil_row_options;
 
 /* A row of a batcher being written. */
@@ -543,6 +572,20 @@ typedef struct trefoil_batcher_stats {
     /* 99 of 100 rows stayed in the queue no longer than this. */
     uint64_t queue_p99_ns;
 } trefoil_batcher_stats;
+
+/* What the rows of a batch are. */
+typedef struct trefoil_batch_info {
+    /* sizeof(trefoil_batch_info), set by the caller. */
+    size_t size;
+    /* The most rows of it. */
+    size_t capacity;
+    /* Bytes of one row, without padding. */
+    size_t row_bytes;
+    /* Distance of two rows in bytes. */
+    size_t row_pitch;
+    /* How many ports a row has. */
+    size_t ports;
+} trefoil_batch_info;
 
 /* Rows in device memory, and the stream whose work so far writes them. */
 typedef struct trefoil_device_rows {
@@ -725,8 +768,8 @@ trefoil_status trefoil_model_metadata(trefoil_model model,
  handle may be released afterwards.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` are as many as it says; `engine`
- can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it says, the
+ latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
  */
 trefoil_status trefoil_engine_build(trefoil_model model,
                                     const struct trefoil_engine_options *options,
@@ -741,7 +784,7 @@ trefoil_status trefoil_engine_build(trefoil_model model,
 trefoil_status trefoil_engine_device(trefoil_engine engine, trefoil_device *device);
 
 /*
- The rows that producers write.
+ The rows that producers write; where there are several sizes, at the dimensions of the first.
 
  Pointers:
  `tensor` is null, or has its `size` set and so many bytes.
@@ -749,7 +792,7 @@ trefoil_status trefoil_engine_device(trefoil_engine engine, trefoil_device *devi
 trefoil_status trefoil_engine_input(trefoil_engine engine, struct trefoil_tensor *tensor);
 
 /*
- The rows that consumers read.
+ The rows that consumers read; where there are several sizes, at the dimensions of the first.
 
  Pointers:
  `tensor` is null, or has its `size` set and so many bytes.
@@ -757,8 +800,8 @@ trefoil_status trefoil_engine_input(trefoil_engine engine, struct trefoil_tensor
 trefoil_status trefoil_engine_output(trefoil_engine engine, struct trefoil_tensor *tensor);
 
 /*
- The batch sizes that an engine was built for, ascending: as many as fit are written to `sizes`, `count` gets how
- many there are. The last one is the most rows of a batch.
+ The batch sizes that an engine was built for, at the dimensions of its first size, ascending: as many as fit are written
+ to `sizes`, `count` gets how many there are. The last one is the most rows of a batch.
 
  Pointers:
  `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
@@ -766,7 +809,7 @@ trefoil_status trefoil_engine_output(trefoil_engine engine, struct trefoil_tenso
 trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine, size_t *sizes, size_t capacity, size_t *count);
 
 /*
- The most rows of a batch.
+ The most rows of a batch, at the dimensions of the first size.
 
  Pointers:
  `rows` can be written or is null.
@@ -865,7 +908,7 @@ trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
 
 /*
  Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
- null, or gets the length, `row_bytes` of trefoil_engine_input(). The rows of a batch are `row_pitch` bytes apart. They
+ null, or gets the length, `row_bytes` of trefoil_batch_get_info(). The rows of a batch are `row_pitch` bytes apart. They
  may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
  beyond the row, and what it does to another.
 
@@ -1023,8 +1066,8 @@ trefoil_status trefoil_batcher_build(trefoil_engine engine,
  trefoil_submit(), with an output of one row.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes; `pixels` is null or can be read; `ticket` can be
- written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
+ null or can be read; `ticket` can be written or is null.
  */
 trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
                                       const struct trefoil_row_options *options,
@@ -1039,8 +1082,8 @@ trefoil_status trefoil_batcher_submit(trefoil_batcher batcher,
  has a result, trefoil_wait() answers with the first row's failure.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes; `rows` is null or has `count` pointers, of which each is
- null or can be read; `ticket` can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
+ null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
  */
 trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
                                            const struct trefoil_row_options *options,
@@ -1053,7 +1096,8 @@ trefoil_status trefoil_batcher_submit_rows(trefoil_batcher batcher,
  Lends a row to be written in place. It delays nobody, however long it is held.
 
  Pointers:
- `options` is null, or has its `size` set and so many bytes; `row` can be written or is null.
+ `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
+ written or is null.
  */
 trefoil_status trefoil_batcher_row(trefoil_batcher batcher,
                                    const struct trefoil_row_options *options,
@@ -1099,6 +1143,91 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
  `stats` is null, or has its `size` set and so many bytes.
  */
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
+
+/*
+ A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,
+ each with the number that it is filled up with, as trefoil_batch_write_port() does it. The caller vouches that the model
+ leaves what is filled up aside, say by a mask. Every input that has the dimension is to be named.
+
+ Pointers:
+ `dim` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
+ null or has `count` numbers; `padded` can be written or is null.
+ */
+trefoil_status trefoil_model_padded(trefoil_model model,
+                                    const char *dim,
+                                    const char *const *names,
+                                    const double *values,
+                                    size_t count,
+                                    trefoil_model *padded);
+
+/*
+ Lends a batch for rows of a size: of the smallest size of the engine that holds them. What its rows are,
+ trefoil_batch_get_info() and trefoil_batch_describe_port() tell. INVALID_ARGUMENT if there is no such size, with those
+ that there are; else as trefoil_acquire_within().
+
+ Pointers:
+ `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `batch` can
+ be written or is null.
+ */
+trefoil_status trefoil_acquire_for(trefoil_engine engine,
+                                   const struct trefoil_size *wanted,
+                                   uint64_t limit_ns,
+                                   trefoil_batch *batch);
+
+/*
+ What the rows of a batch are.
+
+ Pointers:
+ `info` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_batch_get_info(trefoil_batch batch, struct trefoil_batch_info *info);
+
+/*
+ A port of the rows of a batch, by its number from 0 on.
+
+ Pointers:
+ `port` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_batch_describe_port(trefoil_batch batch, size_t index, struct trefoil_port *port);
+
+/*
+ A port of a batcher's row, by its number from 0 on.
+
+ Pointers:
+ `port` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_row_describe_port(trefoil_row row, size_t index, struct trefoil_port *port);
+
+/*
+ A port of the rows of an output, by its number from 0 on.
+
+ Pointers:
+ `port` is null, or has its `size` set and so many bytes.
+ */
+trefoil_status trefoil_output_describe_port(trefoil_output output, size_t index, struct trefoil_port *port);
+
+/*
+ Copies the elements of a port of row `index` of a batch, `bytes` of them: `dtype` is a trefoil_dtype, their type. Fewer
+ than the port has are a value that is shorter along the dimension that trefoil_model_padded() has named, and the padding
+ follows.
+
+ Pointers:
+ `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.
+ */
+trefoil_status trefoil_batch_write_port(trefoil_batch batch,
+                                        size_t index,
+                                        size_t port,
+                                        uint32_t dtype,
+                                        const void *elements,
+                                        size_t bytes);
+
+/*
+ The same of a batcher's row.
+
+ Pointers:
+ `elements` is null or has `bytes` bytes; nobody else writes the row meanwhile.
+ */
+trefoil_status trefoil_row_write_port(trefoil_row row, size_t port, uint32_t dtype, const void *elements, size_t bytes);
 
 /*
  Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary

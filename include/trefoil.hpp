@@ -24,6 +24,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -144,6 +145,12 @@ struct port : trefoil_port {
     std::size_t index;
 };
 
+/// A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name.
+struct sized {
+    std::size_t batch = 1;
+    std::vector<std::pair<std::string, std::size_t>> dims;
+};
+
 /// Options with their sizes set; the members are those of the C structs, zeros are the defaults.
 struct engine_options : trefoil_engine_options {
     engine_options() noexcept : trefoil_engine_options{} { size = sizeof(trefoil_engine_options); }
@@ -164,6 +171,33 @@ Info ask(Function function, std::uint64_t handle) {
     info.size = sizeof info;
     check(function(handle, &info));
     return info;
+}
+
+/// A size as C has it, which points into itself and into what it was made of.
+class raw_size {
+public:
+    explicit raw_size(const sized &of) {
+        for (const auto &[name, value] : of.dims) names_.push_back(name.c_str()), values_.push_back(value);
+        raw_ = {sizeof raw_, of.batch, names_.data(), values_.data(), names_.size()};
+    }
+    raw_size(const raw_size &) = delete;
+    raw_size &operator=(const raw_size &) = delete;
+    const trefoil_size *get() const noexcept { return &raw_; }
+
+private:
+    std::vector<const char *> names_;
+    std::vector<std::size_t> values_;
+    trefoil_size raw_;
+};
+
+/// Describes a port of a batch, row or output.
+template <class Function>
+port describe(Function function, std::uint64_t handle, std::size_t index) {
+    port found{};
+    found.size = sizeof(trefoil_port);
+    found.index = index;
+    check(function(handle, index, &found));
+    return found;
 }
 
 inline std::uint64_t nanoseconds(std::chrono::nanoseconds time) noexcept {
@@ -230,6 +264,16 @@ public:
         check(trefoil_model_cut(get(), node, &raw));
         return model(raw);
     }
+    /// The model with the declaration that rows may be shorter than a size along `dim`, and what these inputs are filled up
+    /// with then; see trefoil_model_padded().
+    model padded(const char *dim, const std::vector<std::pair<std::string, double>> &inputs) const {
+        std::vector<const char *> names;
+        std::vector<double> values;
+        for (const auto &[name, value] : inputs) names.push_back(name.c_str()), values.push_back(value);
+        trefoil_model raw = 0;
+        check(trefoil_model_padded(get(), dim, names.data(), values.data(), inputs.size(), &raw));
+        return model(raw);
+    }
     trefoil_model_info info() const { return detail::ask<trefoil_model_info>(trefoil_model_get_info, get()); }
     std::string label(std::size_t index) const {
         return text([&](char *to, std::size_t capacity, std::size_t *length) {
@@ -292,6 +336,10 @@ public:
         std::size_t bytes = 0;
         check(trefoil_output_port(get(), row, index, dtype_of<T>, &at, &bytes));
         return {static_cast<const T *>(at), bytes / sizeof(T)};
+    }
+    /// What a port of the rows is, by its number.
+    trefoil::port describe_port(std::size_t index) const {
+        return detail::describe(trefoil_output_describe_port, get(), index);
     }
     /// The numbers of a row: probabilities, logits or features, or the first port of another model. Rows of
     /// TREFOIL_RESULT_TOP_K are pairs, which top_k() reads: for them it throws std::logic_error.
@@ -382,8 +430,9 @@ public:
 class batch : public handle {
 public:
     batch() noexcept = default;
-    batch(std::uint64_t raw, const trefoil_tensor &input, std::size_t capacity)
-        : handle(raw), row_pitch_(input.row_pitch), capacity_(capacity) {
+    explicit batch(std::uint64_t raw) : handle(raw) {
+        const auto info = detail::ask<trefoil_batch_info>(trefoil_batch_get_info, raw);
+        row_pitch_ = info.row_pitch, capacity_ = info.capacity;
         void *at = nullptr;
         check(trefoil_batch_row(raw, 0, &at, &row_bytes_));
         first_ = static_cast<std::uint8_t *>(at);
@@ -401,6 +450,15 @@ public:
         std::size_t bytes = 0;
         check(trefoil_batch_port(get(), row, index, dtype_of<T>, &at, &bytes));
         return {static_cast<T *>(at), bytes / sizeof(T)};
+    }
+    /// Copies the elements of a port of a row; fewer than it has are filled up as model::padded() has said.
+    template <class T>
+    void write_port(std::size_t row, std::size_t index, const T *elements, std::size_t count) const {
+        check(trefoil_batch_write_port(get(), row, index, dtype_of<T>, elements, count * sizeof(T)));
+    }
+    /// What a port of the rows is, by its number.
+    trefoil::port describe_port(std::size_t index) const {
+        return detail::describe(trefoil_batch_describe_port, get(), index);
     }
     /// Has the rows taken from device memory, on a CUstream that writes them and lives until the batch is submitted or
     /// destroyed; `row_pitch` is 0 where they have no gap.
@@ -443,15 +501,24 @@ public:
           output_(detail::ask<trefoil_tensor>(trefoil_engine_output, get())) {
         check(trefoil_engine_capacity(get(), &capacity_));
     }
+    /// With exactly these sizes, instead of the options' own.
+    engine(const model &model, const std::vector<sized> &sizes, engine_options options = {})
+        : engine(model, with_sizes(sizes, options).options) {}
     batch acquire() const {
         trefoil_batch raw = 0;
         check(trefoil_acquire(get(), &raw));
-        return lend(raw);
+        return batch(raw);
     }
     batch acquire_within(std::chrono::nanoseconds limit) const {
         trefoil_batch raw = 0;
         check(trefoil_acquire_within(get(), detail::nanoseconds(limit), &raw));
-        return lend(raw);
+        return batch(raw);
+    }
+    /// A batch for rows of a size: of the smallest size of the engine that holds them.
+    batch acquire_for(const sized &wanted, std::chrono::nanoseconds limit = std::chrono::seconds(10)) const {
+        trefoil_batch raw = 0;
+        check(trefoil_acquire_for(get(), detail::raw_size(wanted).get(), detail::nanoseconds(limit), &raw));
+        return batch(raw);
     }
     /// Nothing if no batch is free now.
     std::optional<batch> try_acquire() const {
@@ -459,7 +526,7 @@ public:
         const trefoil_status status = trefoil_try_acquire(get(), &raw);
         if (status == TREFOIL_STATUS_NOT_READY) return std::nullopt;
         check(status);
-        return lend(raw);
+        return batch(raw);
     }
     /// Finishes what is in flight and takes no more; with `abort` nobody gets the results.
     void close(std::chrono::nanoseconds limit, bool abort = false) const {
@@ -469,11 +536,11 @@ public:
     const trefoil_tensor &output() const noexcept { return output_; }
     /// How many ports a row of the input has, and one of them by its number or name.
     std::size_t input_ports() const { return number(trefoil_engine_input_ports); }
-    port input_port(std::size_t index) const { return describe(trefoil_engine_input_port, index); }
+    port input_port(std::size_t index) const { return detail::describe(trefoil_engine_input_port, get(), index); }
     port input_port(const std::string &name) const { return input_port(find(trefoil_engine_find_input, name)); }
     /// The same of the output.
     std::size_t output_ports() const { return number(trefoil_engine_output_ports); }
-    port output_port(std::size_t index) const { return describe(trefoil_engine_output_port, index); }
+    port output_port(std::size_t index) const { return detail::describe(trefoil_engine_output_port, get(), index); }
     port output_port(const std::string &name) const { return output_port(find(trefoil_engine_find_output, name)); }
     std::size_t capacity() const noexcept { return capacity_; }
     std::vector<std::size_t> batch_sizes() const {
@@ -520,15 +587,19 @@ private:
         check(function(get(), name.c_str(), &index));
         return index;
     }
-    template <class Function>
-    port describe(Function function, std::size_t index) const {
-        port found{};
-        found.size = sizeof(trefoil_port);
-        found.index = index;
-        check(function(get(), index, &found));
-        return found;
-    }
-    batch lend(trefoil_batch raw) const { return {raw, input_, capacity_}; }
+    /// Options, and what they point to.
+    struct with_sizes {
+        with_sizes(const std::vector<sized> &sizes, const engine_options &from) : options(from) {
+            for (const sized &one : sizes) {
+                all.emplace_back(one);
+                pointers.push_back(all.back().get());
+            }
+            options.sizes = pointers.data(), options.size_count = pointers.size();
+        }
+        std::list<detail::raw_size> all;
+        std::vector<const trefoil_size *> pointers;
+        engine_options options;
+    };
 
     trefoil_tensor input_, output_;
     std::size_t capacity_ = 0;
@@ -552,6 +623,15 @@ public:
         std::size_t bytes = 0;
         check(trefoil_row_port(get(), index, dtype_of<T>, &at, &bytes));
         return {static_cast<T *>(at), bytes / sizeof(T)};
+    }
+    /// Copies the elements of a port; fewer than it has are filled up as model::padded() has said.
+    template <class T>
+    void write_port(std::size_t index, const T *elements, std::size_t count) const {
+        check(trefoil_row_write_port(get(), index, dtype_of<T>, elements, count * sizeof(T)));
+    }
+    /// What a port is, by its number.
+    trefoil::port describe_port(std::size_t index) const {
+        return detail::describe(trefoil_row_describe_port, get(), index);
     }
     ticket submit() && {
         trefoil_ticket raw = 0;
@@ -583,6 +663,12 @@ public:
         trefoil_row raw = 0;
         check(trefoil_batcher_row(get(), &options, &raw));
         return trefoil::row(raw);
+    }
+    /// The same for the smallest size of the engine that holds it.
+    trefoil::row row_for(const sized &wanted, row_options options = {}) const {
+        const detail::raw_size raw(wanted);
+        options.at = raw.get();
+        return row(options);
     }
     /// Answers what is committed and takes no more; with `abort` what is queued is not computed.
     void close(std::chrono::nanoseconds limit, bool abort = false) const {

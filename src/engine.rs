@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::phases::Phase;
 use crate::plan::{Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, Stage};
-use crate::tensor::RowSpec;
+use crate::tensor::{RowSpec, Size};
 use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use builder::EngineBuilder;
 pub use fleet::Fleet;
@@ -72,6 +72,42 @@ impl Engine {
         self.core.acquire(limit)
     }
 
+    /// Lends a batch for rows of a size: of the smallest size that holds them. It takes as many rows as that size's
+    /// dimensions have in their largest batch; what a row holds, [`Batch::spec`] tells.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
+    /// # let build = |size: &Size| {
+    /// #     let mut g = GraphBuilder::new();
+    /// #     let x = g.input("x", Dtype::F32, &[size.batch(), size.get("length").unwrap()]);
+    /// #     let twice = g.map("twice", Expr::arg(0) + Expr::arg(0), &[x]);
+    /// #     g.output("twice", twice);
+    /// #     g.finish()
+    /// # };
+    /// # let model = Model::of_sizes(Weights::from_tensors::<String>([])?, &Size::new(1).dim("length", 4), build)?;
+    /// let sizes = [Size::new(8).dim("length", 4), Size::new(1).dim("length", 16)];
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).sizes(&sizes).build()?;
+    /// assert_eq!(engine.acquire_for(&Size::new(3).dim("length", 4))?.capacity(), 8);
+    /// let refused = engine.acquire_for(&Size::new(3).dim("length", 16)).unwrap_err().to_string();
+    /// assert!(refused.contains("batch=8,length=4; batch=1,length=16"), "{refused}");
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if no size holds such rows, with those that there are; as for [`Engine::acquire`].
+    pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
+        self.acquire_for_within(size, self.core.spec().acquire_limit)
+    }
+
+    /// Like [`Engine::acquire_for`] with a limit of its own.
+    ///
+    /// # Errors
+    /// As for [`Engine::acquire_for`].
+    pub fn acquire_for_within(&self, size: &Size, limit: Duration) -> Result<Batch, Error> {
+        let bucket = self.core.spec().buckets.holding(size)?;
+        Ok(self.core.acquire(limit)?.in_bucket(bucket))
+    }
+
     /// Lends a batch if one is free now.
     ///
     /// # Errors
@@ -97,12 +133,18 @@ impl Engine {
         &self.device
     }
 
-    /// The batch sizes it was built for, ascending.
+    /// Every size that it was built for. Those of the same free dimensions are together, ascending.
+    pub fn sizes(&self) -> Vec<Size> {
+        self.core.spec().buckets.sizes().collect()
+    }
+
+    /// The batch sizes that it was built for, ascending; where there are several sizes of free dimensions, those of the
+    /// first one's.
     pub fn batch_sizes(&self) -> &[usize] {
         self.core.batch_sizes()
     }
 
-    /// Rows of the largest batch.
+    /// Rows of the largest batch, at the first size's dimensions.
     pub fn capacity(&self) -> usize {
         self.core.capacity()
     }
@@ -117,18 +159,27 @@ impl Engine {
         self.core.compute_streams()
     }
 
-    /// Rows that producers write.
+    /// Rows that producers write, at the first size's dimensions.
     pub fn input(&self) -> &RowSpec {
-        &self.core.spec().input
+        &self.core.bucket(0).input
     }
 
-    /// Rows that consumers read; of an engine of several models, those of its first output.
+    /// Rows that consumers read, at the first size's dimensions; of an engine of several models, those of its first output.
     pub fn output(&self) -> &RowSpec {
-        &self.core.spec().outputs[0]
+        &self.core.bucket(0).outputs[0]
     }
 
-    /// The plans, one for each batch size in order; a CPU has one, for an image. Those of several models follow one
-    /// another.
+    /// Rows that producers write and consumers read at the smallest size that holds rows of the one given.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if there is none, with those that there are.
+    pub fn rows_for(&self, size: &Size) -> Result<(&RowSpec, &RowSpec), Error> {
+        let bucket = self.core.bucket(self.core.spec().buckets.holding(size)?);
+        Ok((&bucket.input, &bucket.outputs[0]))
+    }
+
+    /// The plans, one for each of the [sizes](Self::sizes) in order; a CPU has one for a row, of each kind of rows. Those of
+    /// several models follow one another.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
     }
@@ -179,24 +230,25 @@ impl Engine {
             };
             plan.steps.iter().map(layer).collect()
         };
-        // What one graph after the other runs of each batch size: several models have a plan each.
-        let mut programs: Vec<TracedProgram> = Vec::new();
+        // Several models have as many plans each: one for each size, or, on a CPU, for each bucket.
         let each = self.plans.len() / self.models.len();
-        for (plans, model) in self.plans.chunks(each).zip(&self.models) {
-            let model = (self.models.len() > 1).then(|| model.to_string());
-            for plan in plans {
-                match programs.iter_mut().find(|program| program.batch == plan.batch) {
-                    Some(program) => program.layers.extend(layers(plan, &model)),
-                    None => programs.push(TracedProgram { batch: plan.batch, layers: layers(plan, &model) }),
-                }
+        let buckets = &self.core.spec().buckets;
+        let program = |(size, bucket): (usize, usize)| {
+            let plan = if each == buckets.len() { bucket } else { size };
+            let of_models = self.plans.chunks(each).zip(&self.models).flat_map(|(plans, model)| {
+                let model = (self.models.len() > 1).then(|| model.to_string());
+                layers(&plans[plan], &model)
+            });
+            TracedProgram {
+                batch: self.plans[plan].batch,
+                row_bytes: buckets.at(bucket).row_bytes(),
+                layers: of_models.collect(),
             }
-        }
-        let outputs = self.core.spec().outputs.iter().map(|output| output.row_pitch);
+        };
         TracedModel {
             name: self.models.join(" + "),
             device_name: self.device.info().name.clone(),
-            row_bytes: [self.input().row_pitch, outputs.sum()],
-            programs,
+            programs: buckets.of_sizes().enumerate().map(program).collect(),
         }
     }
 

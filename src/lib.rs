@@ -130,6 +130,7 @@ pub use ring::{
     prefetch_scoped,
 };
 pub use tensor::{
-    Activation, Dtype, Element, InputFormat, OutputKind, PortKey, Precision, ROW_ALIGN, RowPort, RowSpec, Shape,
+    Activation, Dtype, Element, InputFormat, OutputKind, Padding, PortKey, Precision, ROW_ALIGN, RowPort, RowSpec,
+    Shape, Size,
 };
 pub use trace::Trace;

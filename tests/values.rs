@@ -4,28 +4,44 @@
 mod cases;
 #[path = "support/records.rs"]
 mod records;
+#[path = "support/sizes.rs"]
+mod sizes;
 
 use trefoil::{Device, Target};
 
 macro_rules! on_the_cpu {
-    ($($case:ident),*) => {
-        $(#[test]
+    ($($of:ident::{$($case:ident),* $(,)?})*) => {
+        $($(#[test]
         fn $case() {
-            cases::$case(&Device::open(Target::Cpu).unwrap());
-        })*
+            $of::$case(&Device::open(Target::Cpu).unwrap());
+        })*)*
 
         /// A GPU has no case that the CPU has not.
         #[test]
         fn every_case_is_here() {
-            assert_eq!(cases::ALL.map(|(name, _)| name), [$(stringify!($case)),*]);
+            $(assert_eq!($of::ALL.map(|(name, _)| name), [$(stringify!($case)),*]);)*
         }
     };
 }
 
 on_the_cpu!(
-    rows_have_ports_of_their_own_types,
-    a_batcher_takes_single_records,
-    every_output_is_there_whoever_reads_it,
-    models_read_one_another,
-    outputs_are_whatever_the_graph_says
+    cases::{
+        rows_have_ports_of_their_own_types,
+        a_batcher_takes_single_records,
+        every_output_is_there_whoever_reads_it,
+        models_read_one_another,
+        outputs_are_whatever_the_graph_says,
+    }
+    sizes::{
+        every_size_has_rows_of_its_own,
+        rows_of_no_size_name_the_sizes,
+        shorter_rows_are_padded,
+        padding_is_told_of_every_input,
+        a_batcher_has_rows_of_every_size,
+        a_fleet_has_batches_of_every_size,
+        models_side_by_side_have_the_same_sizes,
+        a_mean_is_there_at_every_size,
+        the_batch_may_be_another_axis,
+        sizes_share_their_memory,
+    }
 );

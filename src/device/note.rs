@@ -38,6 +38,8 @@ pub(crate) enum Note {
         number: u64,
         /// The slot that serves it.
         slot: usize,
+        /// Which of the ring's sizes it runs at.
+        size: usize,
         /// Rows submitted.
         rows: usize,
         /// The page-locked input; a batcher's rows lie elsewhere.

@@ -25,7 +25,7 @@ pub(crate) trait Program: Send + Sync {
     fn streams(&self) -> usize {
         1
     }
-    /// Batch sizes it was built for, ascending.
+    /// Batch sizes it was built for: those of one kind of rows after those of the other, each ascending.
     fn batch_sizes(&self) -> &[usize];
     /// A slot's device input: rows of the input spec's pitch.
     fn input(&self, slot: usize) -> &DeviceBuffer;

@@ -4,6 +4,7 @@ use super::flow::Flow;
 use crate::device::{DEVICE_MEMORY, Device, HOST_MEMORY};
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::tensor::Bucket;
 
 /// A build, and the buffers of its ring.
 pub(super) struct Budget<'a> {
@@ -46,16 +47,13 @@ impl Budget<'_> {
         }
     }
 
-    /// Bytes that a build with these batch sizes and plans takes.
-    fn needed(&self, sizes: &[usize], plans: &[Vec<Plan>]) -> Result<[u64; 2], Error> {
+    /// Bytes that a build with these sizes and plans takes.
+    fn needed(&self, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<[u64; 2], Error> {
         let programs = self.flow.needs(sizes, plans)?;
-        let rows = |buffers: usize, pitch: usize| {
-            let largest = *sizes.last().expect("a build has a batch size");
-            [buffers, largest, pitch].iter().fold(1_u64, |bytes, &factor| bytes.saturating_mul(factor as u64))
-        };
-        let outputs: usize = self.flow.outputs().iter().map(|output| output.row_pitch).sum();
-        let device = programs.device.saturating_add(rows(self.kept, outputs));
-        let ring = rows(self.staging, self.flow.input().row_pitch).saturating_add(rows(self.results, outputs));
+        let [input, output] = self.flow.rows().with_sizes(sizes).bytes();
+        let rows = |buffers: usize, bytes: u64| (buffers as u64).saturating_mul(bytes);
+        let device = programs.device.saturating_add(rows(self.kept, output));
+        let ring = rows(self.staging, input).saturating_add(rows(self.results, output));
         // What is there while the programs are built is gone when the ring is.
         let mut host = programs.host.saturating_add(ring.max(programs.passing));
         if self.device.info().memory_bytes == 0 {
@@ -64,19 +62,20 @@ impl Budget<'_> {
         Ok([device, host])
     }
 
-    /// The same for batch sizes that are not planned yet.
-    fn needed_for(&self, sizes: &[usize]) -> Result<[u64; 2], Error> {
+    /// The same for sizes that are not planned yet.
+    fn needed_for(&self, sizes: &[Bucket]) -> Result<[u64; 2], Error> {
         self.needed(sizes, &self.flow.plans(sizes)?)
     }
 
     /// The largest batch whose build fits into what is free; 0 if none does.
     fn fitting(&self, free: [u64; 2]) -> usize {
         let fits = |batch: usize| {
-            let below = self.flow.sizes().iter().copied().filter(|&size| size < batch);
-            let needed = self.needed_for(&below.chain([batch]).collect::<Vec<_>>());
+            let capped: Vec<Bucket> = self.flow.sizes().iter().map(|bucket| bucket.capped(batch)).collect();
+            let needed = self.needed_for(&capped);
             needed.is_ok_and(|needed| needed[0] <= free[0] && needed[1] <= free[1])
         };
-        let (mut most, mut too_large) = (0, *self.flow.sizes().last().expect("a build has a batch size"));
+        let largest = self.flow.sizes().iter().map(Bucket::most).max().expect("a build has a size");
+        let (mut most, mut too_large) = (0, largest);
         while too_large - most > 1 {
             let middle = most.midpoint(too_large);
             if fits(middle) { most = middle } else { too_large = middle }
@@ -128,7 +127,7 @@ mod tests {
         let spec = builder.build_spec().unwrap();
         let flow = Flow::new(&builder, &device, spec).unwrap();
         let budget = Budget { flow: &flow, device: &device, staging: STAGING, results: 1, kept: 0 };
-        let needed = |batch| budget.needed_for(&[batch]).unwrap()[1];
+        let needed = |batch| budget.needed_for(&[Bucket::of(vec![batch])]).unwrap()[1];
         assert!(needed(fitting) <= free_bytes && free_bytes < needed(fitting + 1), "{fitting}: {error}");
     }
 
@@ -143,7 +142,7 @@ mod tests {
             let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
             let kept = if builder.device_results { 3 } else { 0 };
             let budget = Budget { flow: &flow, device: &device, staging: 2, results: 3, kept };
-            let [of_device, of_host] = budget.needed_for(&[1, 5]).unwrap();
+            let [of_device, of_host] = budget.needed_for(&[Bucket::of(vec![1, 5])]).unwrap();
             let engine = builder.clone().build().unwrap();
             let held = device.memory_use();
             assert_eq!(held.device_bytes, of_device);

@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
-use crate::tensor::{InputFormat, OutputKind, Precision};
+use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, Precision, Size};
 
 /// How an [`Engine`] is to be built.
 ///
@@ -34,7 +34,8 @@ pub struct EngineBuilder<'a> {
     pub(super) models: Vec<Member<'a>>,
     pub(super) average: bool,
     pub(super) device: Option<Device>,
-    pub(super) batch_sizes: Option<Vec<usize>>,
+    /// Without them the device's default batch sizes.
+    pub(super) sizes: Option<Vec<Size>>,
     pub(super) slots: Option<usize>,
     pub(super) compute_streams: usize,
     pub(super) staging: Option<usize>,
@@ -71,7 +72,7 @@ impl<'a> EngineBuilder<'a> {
             models: vec![Member { model, after: None }],
             average: false,
             device: None,
-            batch_sizes: None,
+            sizes: None,
             slots: None,
             compute_streams: 1,
             staging: None,
@@ -142,16 +143,35 @@ impl<'a> EngineBuilder<'a> {
     /// not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
     pub fn batch(mut self, rows: usize) -> Self {
         let below = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&size| size < rows);
-        self.batch_sizes = Some(below.chain([rows]).collect());
+        self.sizes = Some(below.chain([rows]).map(Size::new).collect());
         self
     }
 
     /// Exactly these batch sizes.
     pub fn batch_sizes(mut self, sizes: &[usize]) -> Self {
-        let mut sizes = sizes.to_vec();
-        sizes.sort_unstable();
-        sizes.dedup();
-        self.batch_sizes = Some(sizes);
+        self.sizes = Some(sizes.iter().copied().map(Size::new).collect());
+        self
+    }
+
+    /// Exactly these sizes: rows of a batch, and the model's free dimensions. All have the same weights and memory for
+    /// activations, and each its own plan and graph.
+    ///
+    /// Rows whose dimensions are the same go into batches together: [`Engine::acquire_for`] and
+    /// [`Request::size`](crate::Request::size) ask for a size, and what asks for none gets the dimensions of the size that
+    /// is named first. A submission takes the smallest batch that holds it. Other dimensions match exactly, unless the
+    /// model declares that rows may be [padded](Model::padded) along them: then the smallest is taken that holds the row.
+    ///
+    /// ```no_run
+    /// use trefoil::{Engine, Size, model::Model, onnx::Sizes};
+    /// let model = Model::open_at("bert.onnx", &Sizes::new().dim("sequence", 128))?;
+    /// let sizes = [(8, 128), (1, 64), (8, 384)].map(|(rows, length)| Size::new(rows).dim("sequence", length));
+    /// let engine = Engine::builder(&model).sizes(&sizes).build()?;
+    /// let batch = engine.acquire_for(&Size::new(5).dim("sequence", 384))?;
+    /// assert_eq!(batch.spec().port("input_ids")?.dims, [384]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn sizes(mut self, sizes: &[Size]) -> Self {
+        self.sizes = Some(sizes.to_vec());
         self
     }
 
@@ -343,8 +363,7 @@ impl<'a> EngineBuilder<'a> {
             acquire_limit: self.acquire_limit,
             waiting: self.waiting,
             output_kind: flow.output_kind(),
-            input: flow.input().clone(),
-            outputs: flow.outputs(),
+            buckets: flow.rows(),
             classes: flow.classes(),
             device_results: self.device_results,
             freed,
@@ -382,19 +401,31 @@ impl<'a> EngineBuilder<'a> {
         Ok(slots)
     }
 
+    /// The sizes by their free dimensions, of which those that are not named are as the models have them.
+    fn buckets(&self) -> Result<Vec<Bucket>, Error> {
+        let mut own = Dims::new();
+        self.models.iter().rev().for_each(|member| own.extend(member.model.dims()));
+        let Some(sizes) = &self.sizes else { return Ok(vec![Bucket { dims: own, batch_sizes: Vec::new() }]) };
+        if sizes.is_empty() {
+            return Err(Error::option("batch", "empty", "at least one batch size"));
+        }
+        let whole = |size: &Size| {
+            within("batch", size.batch(), 1 << 20)?;
+            if size.dims().keys().any(|name| !own.contains_key(name)) {
+                let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
+                let dims = if names.is_empty() { "none".into() } else { names.join(", ") };
+                return Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")));
+            }
+            let dims = own.iter().chain(size.dims()).map(|(name, &size)| (name.clone(), size)).collect();
+            Ok(Size::of(size.batch(), dims))
+        };
+        Ok(Bucket::all(&sizes.iter().map(whole).collect::<Result<Vec<_>, _>>()?))
+    }
+
     pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {
         let slots = self.checked_slots()?;
-        if let Some(sizes) = &self.batch_sizes {
-            if sizes.is_empty() {
-                return Err(Error::option("batch", "empty", "at least one batch size"));
-            }
-            // They ascend, and what was asked for is the last.
-            for &size in sizes.first().into_iter().chain(sizes.last()) {
-                within("batch", size, 1 << 20)?;
-            }
-        }
         Ok(BuildSpec {
-            batch_sizes: self.batch_sizes.clone().unwrap_or_default(),
+            buckets: self.buckets()?,
             slots,
             streams: self.compute_streams,
             input: self.input,

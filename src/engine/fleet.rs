@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::ring::{Batch, Close, DeviceStats, Peers};
 use crate::sync;
-use crate::tensor::RowSpec;
+use crate::tensor::{RowSpec, Size};
 
 /// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
 /// taken out.
@@ -106,6 +106,15 @@ impl Fleet {
         self.peers.acquire(limit)
     }
 
+    /// Lends a batch of the least loaded device for rows of a size, see [`Engine::acquire_for`].
+    ///
+    /// # Errors
+    /// As there, and for [`Fleet::acquire`].
+    pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
+        let bucket = self.engines[0].core.spec().buckets.holding(size)?;
+        Ok(self.peers.acquire(self.acquire_limit)?.in_bucket(bucket))
+    }
+
     /// The engines, in the order of the devices. A batch acquired from one of them stays with its device.
     pub fn engines(&self) -> &[Engine] {
         &self.engines
@@ -116,7 +125,7 @@ impl Fleet {
         self.peers.stats()
     }
 
-    /// Rows of the largest batch.
+    /// Rows of the largest batch, at the first size's dimensions.
     pub fn capacity(&self) -> usize {
         self.engines[0].capacity()
     }

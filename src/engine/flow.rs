@@ -1,5 +1,6 @@
 //! The models of one engine: who reads what, and the programs that it takes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::EngineBuilder;
@@ -10,8 +11,8 @@ use crate::exec::{self, BuildSpec, Needs, Planned, Tuning};
 use crate::model::{Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
-use crate::ring::Node;
-use crate::tensor::{InputFormat, OutputKind, RowSpec};
+use crate::ring::{Buckets, Node, RowBucket};
+use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, RowSpec};
 
 /// Models on a device, checked to fit together.
 pub(super) struct Flow<'a> {
@@ -22,13 +23,16 @@ pub(super) struct Flow<'a> {
 
 /// A model and what it is built for.
 struct Stage {
-    model: Model,
+    /// The model at each bucket's dimensions.
+    models: Vec<Model>,
     spec: BuildSpec,
     after: Option<usize>,
     /// Whether no other reads its output.
     is_last: bool,
-    input: RowSpec,
-    output: RowSpec,
+    /// Rows that it reads, of each bucket.
+    inputs: Vec<RowSpec>,
+    /// Rows that it writes.
+    outputs: Vec<RowSpec>,
 }
 
 impl<'a> Flow<'a> {
@@ -47,12 +51,16 @@ impl<'a> Flow<'a> {
                 OutputKind::Features if is_last && is_images => model.features()?,
                 _ => model.clone(),
             };
-            let (input, output) = exec::rows(&model, device, &spec)?;
+            let dims: Vec<Dims> = spec.buckets.iter().map(|bucket| bucket.dims.clone()).collect();
+            let models = model.at_each(&dims)?;
+            let rows = models.iter().map(|model| exec::rows(model, device, &spec)).collect::<Result<Vec<_>, _>>()?;
+            let (inputs, outputs): (Vec<RowSpec>, Vec<RowSpec>) = rows.into_iter().unzip();
             let given = match after {
-                Some(before) => Some(&stages[before].output),
-                None => stages.first().map(|first| &first.input),
+                Some(before) => Some(&stages[before].outputs),
+                None => stages.first().map(|first| &first.inputs),
             };
-            if let Some(given) = given.filter(|given| !given.is_like(&input)) {
+            let mut pairs = given.into_iter().flatten().zip(&inputs);
+            if let Some((given, input)) = pairs.find(|(given, input)| !given.is_like(input)) {
                 let option = if after.is_some() { "then" } else { "beside" };
                 return Err(Error::option(
                     option,
@@ -60,7 +68,7 @@ impl<'a> Flow<'a> {
                     format!("one that reads {given}"),
                 ));
             }
-            stages.push(Stage { model, spec, after, is_last, input, output });
+            stages.push(Stage { models, spec, after, is_last, inputs, outputs });
         }
         let this = Self { device, stages, average: builder.average };
         this.check_average()?;
@@ -71,7 +79,9 @@ impl<'a> Flow<'a> {
         let mut last = self.last();
         let first = last.next().expect("one model is the last");
         let is_pairs = matches!(first.spec.output, OutputKind::TopK(_));
-        if !self.average || (!is_pairs && last.all(|other| other.output.is_like(&first.output))) {
+        if !self.average
+            || (!is_pairs && last.all(|other| first.outputs.iter().zip(&other.outputs).all(|(a, b)| a.is_like(b))))
+        {
             return Ok(());
         }
         let what = if is_pairs { "pairs of the most probable classes" } else { "outputs of different shapes" };
@@ -82,19 +92,32 @@ impl<'a> Flow<'a> {
         self.stages.iter().filter(|stage| stage.is_last)
     }
 
-    /// The batch sizes, ascending.
-    pub fn sizes(&self) -> &[usize] {
-        &self.stages[0].spec.batch_sizes
+    /// The sizes.
+    pub fn sizes(&self) -> &[Bucket] {
+        &self.stages[0].spec.buckets
     }
 
-    /// Rows that producers write.
-    pub fn input(&self) -> &RowSpec {
-        &self.stages[0].input
+    /// Rows that producers write and consumers read.
+    pub fn rows(&self) -> Buckets {
+        let bucket = |(index, sizes): (usize, &Bucket)| {
+            let input = self.stages[0].inputs[index].clone();
+            RowBucket { sizes: sizes.clone(), input, outputs: self.outputs(index) }
+        };
+        Buckets::new(self.sizes().iter().enumerate().map(bucket).collect(), self.neutral_dims())
     }
 
-    /// Rows that consumers read.
-    pub fn outputs(&self) -> Vec<RowSpec> {
-        let outputs = self.last().map(|stage| stage.output.clone());
+    /// The dimensions along which rows may be padded: the models that read them all say so.
+    fn neutral_dims(&self) -> BTreeSet<String> {
+        let models = || self.stages.iter().filter(|stage| stage.after.is_none()).map(|stage| &stage.models[0]);
+        let is_neutral = |name: &String| {
+            models().all(|model| model.neutral_dims().contains(name) || !model.dims().contains_key(name))
+        };
+        models().flat_map(Model::neutral_dims).filter(is_neutral).collect()
+    }
+
+    /// Rows of a bucket that consumers read.
+    fn outputs(&self, bucket: usize) -> Vec<RowSpec> {
+        let outputs = self.last().map(|stage| stage.outputs[bucket].clone());
         if self.average { outputs.take(1).collect() } else { outputs.collect() }
     }
 
@@ -105,14 +128,14 @@ impl<'a> Flow<'a> {
 
     /// Classes of the models whose output each of them is.
     pub fn classes(&self) -> Vec<usize> {
-        self.last().map(|stage| stage.model.classes()).collect()
+        self.last().map(|stage| stage.models[0].classes()).collect()
     }
 
-    /// What all programs of a build with these batch sizes and [`plans`](Self::plans) take.
-    pub fn needs(&self, sizes: &[usize], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
+    /// What all programs of a build with these sizes and [`plans`](Self::plans) take.
+    pub fn needs(&self, sizes: &[Bucket], plans: &[Vec<Plan>]) -> Result<Needs, Error> {
         let mut all = Needs::default();
         let planned: Vec<Planned<'_>> =
-            self.stages.iter().map(|stage| &stage.model).zip(plans.iter().map(|p| &p[..])).collect();
+            self.stages.iter().map(|stage| &stage.models[0]).zip(plans.iter().map(|p| &p[..])).collect();
         for (index, stage) in self.stages.iter().enumerate() {
             let needs = exec::needs(planned[index], &planned[..index], self.device, &stage.sized(sizes))?;
             all.device = all.device.saturating_add(needs.device);
@@ -120,30 +143,32 @@ impl<'a> Flow<'a> {
             all.passing = all.passing.max(needs.passing);
         }
         if self.average {
-            let largest = sizes.last().map_or(0, |&largest| largest as u64);
-            let rows = (self.stages[0].spec.slots as u64).saturating_mul(largest);
-            all.device = all.device.saturating_add(rows.saturating_mul(self.outputs()[0].row_pitch as u64));
+            let bytes = |(index, bucket): (usize, &Bucket)| {
+                (self.outputs(index)[0].row_pitch as u64).saturating_mul(bucket.most() as u64)
+            };
+            let largest = sizes.iter().enumerate().map(bytes).max().unwrap_or(0);
+            all.device = all.device.saturating_add((self.stages[0].spec.slots as u64).saturating_mul(largest));
         }
         Ok(all)
     }
 
-    /// The plans of each model for these batch sizes.
-    pub fn plans(&self, sizes: &[usize]) -> Result<Vec<Vec<Plan>>, Error> {
-        self.stages.iter().map(|stage| exec::plan_all(&stage.model, self.device, &stage.sized(sizes))).collect()
+    /// The plans of each model for these sizes.
+    pub fn plans(&self, sizes: &[Bucket]) -> Result<Vec<Vec<Plan>>, Error> {
+        self.stages.iter().map(|stage| exec::plan_all(&stage.models, self.device, &stage.sized(sizes))).collect()
     }
 
     /// Measures which kernels are the fastest, if that is asked for; whether it was, so that plans may be others now.
     pub fn tune(&self) -> Result<bool, Error> {
         let is_asked = self.stages[0].spec.tuning.mode == Tuning::Full;
         let mut asked = self.stages.iter().filter(|_| is_asked);
-        asked.try_for_each(|stage| exec::tune(&stage.model, self.device, &stage.spec))?;
+        asked.try_for_each(|stage| exec::tune(&stage.models, self.device, &stage.spec))?;
         Ok(is_asked)
     }
 
-    /// The model, if it is the only one, and what it is built for.
-    pub fn only(&self) -> Result<(&Model, &BuildSpec), Error> {
+    /// The model at each bucket's dimensions, if it is the only one, and what it is built for.
+    pub fn only(&self) -> Result<(&[Model], &BuildSpec), Error> {
         match &self.stages[..] {
-            [only] => Ok((&only.model, &only.spec)),
+            [only] => Ok((&only.models, &only.spec)),
             several => Err(Error::Unsupported {
                 what: format!("timing the steps of an engine of {} models", several.len()),
                 instead: "time those of each".into(),
@@ -161,13 +186,16 @@ impl<'a> Flow<'a> {
                 None if nodes.is_empty() => None,
                 None => Some(Inputs::Beside(program(0))),
             };
-            let program = exec::build(&stage.model, self.device, &stage.spec, plans, inputs, watch)?;
+            let program = exec::build(&stage.models[0], self.device, &stage.spec, plans, inputs, watch)?;
             nodes.push(Node { program, reads: stage.after.into_iter().collect() });
         }
         if self.average {
             let reads: Vec<usize> = (0..nodes.len()).filter(|&index| self.stages[index].is_last).collect();
             let programs: Vec<Arc<dyn Program>> = reads.iter().map(|&index| nodes[index].program.clone()).collect();
-            let program = exec::mean(self.device, programs, &self.outputs()[0])?;
+            let pitches =
+                |(index, bucket): (usize, &Bucket)| vec![self.outputs(index)[0].row_pitch; bucket.batch_sizes.len()];
+            let pitches = self.sizes().iter().enumerate().flat_map(pitches).collect();
+            let program = exec::mean(self.device, programs, pitches)?;
             nodes.push(Node { program, reads });
         }
         Ok(nodes)
@@ -176,7 +204,7 @@ impl<'a> Flow<'a> {
 
 impl Stage {
     /// What it is built for with other batch sizes.
-    fn sized(&self, sizes: &[usize]) -> BuildSpec {
-        BuildSpec { batch_sizes: sizes.to_vec(), ..self.spec.clone() }
+    fn sized(&self, sizes: &[Bucket]) -> BuildSpec {
+        BuildSpec { buckets: sizes.to_vec(), ..self.spec.clone() }
     }
 }

@@ -60,8 +60,8 @@ impl EngineBuilder<'_> {
         self
     }
 
-    /// The plans that an engine would be built with, one for each batch size in order; a CPU has one, for an image; those
-    /// of several models follow one another. Nothing is built, loaded or measured.
+    /// The plans that an engine would be built with, one for each size in the order of [`Engine::sizes`](crate::Engine::sizes);
+    /// a CPU has one for a row, of each kind of rows; those of several models follow one another. Nothing is built, loaded or measured.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -80,7 +80,7 @@ impl EngineBuilder<'_> {
         Ok(flow.plans(flow.sizes())?.concat())
     }
 
-    /// Times each step of the plan for the largest batch size inside the whole graph, over `runs` runs on random rows, and
+    /// Times each step of the plan for the largest batch, at the dimensions of the first size, inside the whole graph, over `runs` runs on random rows, and
     /// gives back all memory that it took. [`StepTimes`] says what is measured; no step is timed once
     /// [`EngineBuilder::tune_while`] has answered no.
     ///
@@ -102,12 +102,12 @@ impl EngineBuilder<'_> {
         device.healthy()?;
         let spec = self.build_spec()?;
         let flow = Flow::new(&self, &device, spec)?;
-        let (model, spec) = flow.only()?;
+        let (models, spec) = flow.only()?;
         if spec.tuning.mode == Tuning::Full {
-            exec::tune(model, &device, spec)?;
+            exec::tune(models, &device, spec)?;
         }
-        let largest = *flow.sizes().last().expect("a spec has a batch size");
-        let plan = exec::plan_batch(model, &device, spec, largest)?;
+        let model = &models[0];
+        let plan = exec::plan_batch(model, &device, spec, flow.sizes()[0].most())?;
         if !spec.tuning.goes_on() {
             return Ok(StepTimes::none(plan));
         }

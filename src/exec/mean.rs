@@ -4,23 +4,29 @@ use std::sync::Arc;
 
 use crate::device::{Access, Device, DeviceBuffer, Program, Span};
 use crate::error::Error;
-use crate::tensor::RowSpec;
 
 /// Programs, which it keeps alive, and where the mean of their outputs goes.
 pub(super) struct Averaged {
     pub programs: Vec<Arc<dyn Program>>,
-    pub row_pitch: usize,
-    /// Of each slot, for the largest batch.
+    /// Of a row, at each size.
+    pitches: Vec<usize>,
+    /// Of each slot, for the largest size.
     pub outputs: Vec<DeviceBuffer>,
 }
 
 impl Averaged {
-    /// For programs whose rows are all `rows`.
-    pub fn new(device: &Device, programs: Vec<Arc<dyn Program>>, rows: &RowSpec) -> Result<Self, Error> {
-        let most = *programs[0].batch_sizes().last().expect("a program has a batch size");
-        let output = |_| DeviceBuffer::new(device, most * rows.row_pitch);
-        let outputs = (0..programs[0].slots()).map(output).collect::<Result<_, _>>()?;
-        Ok(Self { programs, row_pitch: rows.row_pitch, outputs })
+    /// For programs whose rows all have these pitches at each size.
+    pub fn new(device: &Device, programs: Vec<Arc<dyn Program>>, pitches: Vec<usize>) -> Result<Self, Error> {
+        let mut this = Self { programs, pitches, outputs: Vec::new() };
+        let most = (0..this.pitches.len()).map(|size| this.bytes(size, this.batch_sizes()[size])).max().unwrap_or(0);
+        let output = |_| DeviceBuffer::new(device, most);
+        this.outputs = (0..this.programs[0].slots()).map(output).collect::<Result<_, _>>()?;
+        Ok(this)
+    }
+
+    /// Bytes of so many rows at a size.
+    pub fn bytes(&self, size: usize, rows: usize) -> usize {
+        rows * self.pitches[size]
     }
 
     /// The programs' batch sizes.
@@ -33,9 +39,9 @@ impl Averaged {
         self.programs[0].output(slot)
     }
 
-    /// What a run of so many rows reads and writes.
-    pub fn touches(&self, slot: usize, rows: usize) -> Vec<(Span, Access)> {
-        let bytes = rows * self.row_pitch;
+    /// What a run of so many rows at a size reads and writes.
+    pub fn touches(&self, slot: usize, size: usize, rows: usize) -> Vec<(Span, Access)> {
+        let bytes = self.bytes(size, rows);
         let read = self.programs.iter().map(|program| (program.output(slot).span_of(bytes), Access::Read));
         read.chain([(self.outputs[slot].span_of(bytes), Access::Write)]).collect()
     }

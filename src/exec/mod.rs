@@ -16,7 +16,7 @@ use crate::model::{Images, Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
-use crate::tensor::{InputFormat, OutputKind, Precision, RowSpec};
+use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
 
 pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
@@ -31,8 +31,8 @@ pub use tuning::{Tuning, TuningCache, TuningProgress};
 /// What to build.
 #[derive(Clone, Debug)]
 pub(crate) struct BuildSpec {
-    /// Ascending and distinct; none: the device's default.
-    pub batch_sizes: Vec<usize>,
+    /// At least one. One without batch sizes has the device's default.
+    pub buckets: Vec<Bucket>,
     /// Slots: each gets a device input and a device output.
     pub slots: usize,
     /// Compute streams, which slots take in turn: on a GPU each gets an arena.
@@ -69,21 +69,26 @@ impl BuildSpec {
             Network::Images(_) => true,
             Network::Values(values) => values.is_batched(),
         });
-        if self.batch_sizes.is_empty() {
-            self.batch_sizes = match device.kind() {
+        for bucket in self.buckets.iter_mut().filter(|bucket| bucket.batch_sizes.is_empty()) {
+            bucket.batch_sizes = match device.kind() {
                 _ if !is_batched => vec![1],
                 Kind::Cpu(_) | Kind::Sim(_) => vec![8],
                 #[cfg(feature = "cuda")]
                 Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
             };
         }
-        match self.batch_sizes.last() {
-            Some(&most) if most > 1 && !is_batched => {
-                let why = "1: the model's first dimension is not free in all of its inputs and outputs";
+        match self.buckets.iter().map(Bucket::most).max() {
+            Some(most) if most > 1 && !is_batched => {
+                let why = "1: no dimension is free in all of the model's inputs and outputs";
                 Err(Error::option("batch", most, why))
             }
             _ => Ok(self),
         }
+    }
+
+    /// All batch sizes, one bucket's after the other's.
+    pub fn batch_sizes(&self) -> Vec<usize> {
+        self.buckets.iter().flat_map(|bucket| &bucket.batch_sizes).copied().collect()
     }
 }
 
@@ -98,23 +103,23 @@ pub(crate) fn build(
     watch: &mut Stopwatch,
 ) -> Result<Arc<dyn Program>, Error> {
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, &plans[0], inputs, watch),
+        Kind::Cpu(cpu) => cpu::build(model, device, cpu, spec, plans, inputs, watch),
         #[cfg(feature = "cuda")]
         Kind::Cuda(cuda) => cuda::build(model, device, cuda, spec, plans, inputs, watch),
         Kind::Sim(_) => Err(no_models()),
     }
 }
 
-/// A program that gives the mean of the outputs of `programs`, whose rows are all `rows`.
+/// A program that gives the mean of the outputs of `programs`, whose rows have these pitches at each size.
 pub(crate) fn mean(
     device: &Device,
     programs: Vec<Arc<dyn Program>>,
-    rows: &RowSpec,
+    pitches: Vec<usize>,
 ) -> Result<Arc<dyn Program>, Error> {
     match device.kind() {
-        Kind::Cpu(cpu) => cpu::mean(device, cpu, programs, rows),
+        Kind::Cpu(cpu) => cpu::mean(device, cpu, programs, pitches),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => cuda::mean(device, cuda, programs, rows),
+        Kind::Cuda(cuda) => cuda::mean(device, cuda, programs, pitches),
         Kind::Sim(_) => Err(no_models()),
     }
 }
@@ -126,12 +131,17 @@ fn no_models() -> Error {
     }
 }
 
-/// Measures which kernels are the fastest where that is not known yet.
+/// Measures which kernels are the fastest where that is not known yet, for a model at each bucket's dimensions.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "nothing is tuned"))]
-pub(crate) fn tune(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(), Error> {
+pub(crate) fn tune(models: &[Model], device: &Device, spec: &BuildSpec) -> Result<(), Error> {
     match device.kind() {
         #[cfg(feature = "cuda")]
-        Kind::Cuda(cuda) => tuning::tune(model, device, cuda, spec),
+        Kind::Cuda(cuda) => {
+            let mut each = models.iter().zip(&spec.buckets);
+            each.try_for_each(|(model, bucket)| {
+                tuning::tune(model, device, cuda, &BuildSpec { buckets: vec![bucket.clone()], ..spec.clone() })
+            })
+        }
         _ => {
             log::warn!("{}: nothing to tune, every operation has one kernel", device.info().target);
             Ok(())
@@ -162,14 +172,16 @@ pub(crate) fn time_steps(
     }
 }
 
-/// Plans `model` for the batch sizes, in order; for a CPU once, for an image.
-pub(crate) fn plan_all(model: &Model, device: &Device, spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
-    let sizes = match device.kind() {
-        Kind::Cpu(_) | Kind::Sim(_) => &[1],
+/// Plans a model, at each bucket's dimensions, for the batch sizes, in order; for a CPU once for each bucket, for a row.
+pub(crate) fn plan_all(models: &[Model], device: &Device, spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
+    let sizes = |bucket: &Bucket| match device.kind() {
+        Kind::Cpu(_) | Kind::Sim(_) => vec![1],
         #[cfg(feature = "cuda")]
-        Kind::Cuda(_) => &spec.batch_sizes[..],
+        Kind::Cuda(_) => bucket.batch_sizes.clone(),
     };
-    sizes.iter().map(|&batch| plan_batch(model, device, spec, batch)).collect()
+    let each = models.iter().zip(&spec.buckets);
+    let all = each.flat_map(|(model, bucket)| sizes(bucket).into_iter().map(move |batch| (model, batch)));
+    all.map(|(model, batch)| plan_batch(model, device, spec, batch)).collect()
 }
 
 /// Plans `model` for one batch size, with the kernels that measurements have found if the spec says so.
@@ -218,7 +230,7 @@ pub(crate) struct Needs {
     pub passing: u64,
 }
 
-/// A model, and its plans for all batch sizes.
+/// A model, and its plans for all sizes.
 pub(crate) type Planned<'a> = (&'a Model, &'a [Plan]);
 
 /// What [`build`] will take for a program that comes after those `before` it in an engine: the first has rows of its own,

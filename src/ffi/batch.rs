@@ -30,7 +30,7 @@ impl Filling {
     }
 
     /// Where a row begins.
-    fn row(&self, index: usize) -> Answer<*mut u8> {
+    pub(super) fn row(&self, index: usize) -> Answer<*mut u8> {
         let capacity = self.batch.capacity();
         if index >= capacity {
             return Err(Failure::argument(format!("row {index}: expected one below {capacity}")));
@@ -94,14 +94,14 @@ pub unsafe extern "C" fn trefoil_try_acquire(engine: trefoil_engine, batch: *mut
     })
 }
 
-fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
+pub(super) fn lend(to: &Out<trefoil_batch>, mut batch: Batch) -> Answer {
     let rows = Memory(batch.as_mut_ptr());
     to.set(insert(Filling { batch, rows })?);
     Ok(())
 }
 
 /// Where row `index` of a batch is, in page-locked memory, and how many bytes of it are to be written, at most: `bytes` is
-/// null, or gets the length, `row_bytes` of trefoil_engine_input(). The rows of a batch are `row_pitch` bytes apart. They
+/// null, or gets the length, `row_bytes` of trefoil_batch_get_info(). The rows of a batch are `row_pitch` bytes apart. They
 /// may be written by several threads, until the batch is submitted or released; nothing can tell a write after that, or
 /// beyond the row, and what it does to another.
 ///

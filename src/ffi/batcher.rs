@@ -15,14 +15,15 @@ use super::port::typed;
 use super::rows::Rows;
 use super::status::{Answer, Failure, guard, trefoil_status};
 use super::ticket::Flying;
-use super::{callback, growing};
+use super::{callback, growing, sizes};
 use crate::engine::Engine;
 use crate::ring::{Batcher, Request, Row, RowPriority, WhenFull};
+use crate::tensor::RowSpec;
 
 /// A row, and where it is.
 pub(super) struct Writing {
-    row: Row,
-    memory: Memory,
+    pub(super) row: Row,
+    pub(super) memory: Memory,
 }
 object!(Writing, Row);
 
@@ -66,9 +67,15 @@ fn when_full(options: &trefoil_batcher_options) -> Answer<WhenFull> {
     })
 }
 
-fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Request<'a>> {
+/// # Safety
+/// The size of the options is as trefoil_acquire_for() has it, or null.
+unsafe fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Request<'a>> {
     unused(options.reserved)?;
     let mut request = batcher.request();
+    if !options.at.is_null() {
+        // SAFETY: by the caller.
+        request = request.size(&unsafe { sizes::read(options.at, "at")? })?;
+    }
     if callback::running() {
         request = request.at_once();
     }
@@ -85,8 +92,8 @@ fn request<'a>(batcher: &'a Batcher, options: &trefoil_row_options) -> Answer<Re
 /// trefoil_submit(), with an output of one row.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes; `pixels` is null or can be read; `ticket` can be
-/// written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `pixels` is
+/// null or can be read; `ticket` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_submit(
     batcher: trefoil_batcher,
@@ -100,8 +107,10 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
         let (to, options) = unsafe { (Out::new(ticket, "ticket")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
         // SAFETY: by the caller.
-        let pixels = unsafe { one_row(&batcher, pixels, bytes)? };
-        to.set(insert(Flying::Row(request(&batcher, &options)?.submit(pixels)?))?);
+        let request = unsafe { request(&batcher, &options)? };
+        // SAFETY: by the caller.
+        let pixels = unsafe { one_row(request.input(), pixels, bytes)? };
+        to.set(insert(Flying::Row(request.submit(pixels)?))?);
         Ok(())
     })
 }
@@ -112,8 +121,8 @@ pub unsafe extern "C" fn trefoil_batcher_submit(
 /// has a result, trefoil_wait() answers with the first row's failure.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes; `rows` is null or has `count` pointers, of which each is
-/// null or can be read; `ticket` can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `rows` is
+/// null or has `count` pointers, of which each is null or can be read; `ticket` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_submit_rows(
     batcher: trefoil_batcher,
@@ -131,13 +140,13 @@ pub unsafe extern "C" fn trefoil_batcher_submit_rows(
             return Err(Failure::argument("count is 0: expected at least one row"));
         }
         // SAFETY: by the caller.
-        let rows = unsafe { slice(rows, count, "rows")? };
+        let (rows, request) = unsafe { (slice(rows, count, "rows")?, request(&batcher, &options)?) };
         let of_one = |&pixels: &*const c_void| {
             // SAFETY: by the caller.
-            unsafe { one_row(&batcher, pixels, bytes) }
+            unsafe { one_row(request.input(), pixels, bytes) }
         };
         let rows = rows.iter().map(of_one).collect::<Answer<Vec<&[u8]>>>()?;
-        let tickets = request(&batcher, &options)?.submit_rows(&rows);
+        let tickets = request.submit_rows(&rows);
         to.set(insert(Flying::Rows(Rows::new(batcher.origin(), tickets)))?);
         Ok(())
     })
@@ -147,11 +156,11 @@ pub unsafe extern "C" fn trefoil_batcher_submit_rows(
 ///
 /// # Safety
 /// `pixels` is null or can be read.
-unsafe fn one_row<'a>(batcher: &Batcher, pixels: *const c_void, bytes: usize) -> Answer<&'a [u8]> {
+unsafe fn one_row<'a>(spec: &RowSpec, pixels: *const c_void, bytes: usize) -> Answer<&'a [u8]> {
     if pixels.is_null() {
         return Err(Failure::null("pixels"));
     }
-    let expected = batcher.input().row_bytes;
+    let expected = spec.row_bytes;
     if bytes != expected {
         return Err(Failure::argument(format!("bytes is {bytes}: expected {expected}, one row")));
     }
@@ -162,7 +171,8 @@ unsafe fn one_row<'a>(batcher: &Batcher, pixels: *const c_void, bytes: usize) ->
 /// Lends a row to be written in place. It delays nobody, however long it is held.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes; `row` can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `at` is as trefoil_acquire_for() has it; `row` can be
+/// written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_batcher_row(
     batcher: trefoil_batcher,
@@ -173,7 +183,8 @@ pub unsafe extern "C" fn trefoil_batcher_row(
         // SAFETY: by the caller.
         let (to, options) = unsafe { (Out::new(row, "row")?, growing::read(options)?) };
         let batcher: Arc<Batcher> = shared(batcher)?;
-        let mut row = request(&batcher, &options)?.row()?;
+        // SAFETY: by the caller.
+        let mut row = unsafe { request(&batcher, &options)? }.row()?;
         let memory = Memory(row.bytes_mut().as_mut_ptr());
         to.set(insert(Writing { row, memory })?);
         Ok(())

@@ -9,7 +9,7 @@ use super::layout::{
 };
 use super::pointers::{Out, slice};
 use super::status::{Answer, Failure, guard, trefoil_fault_class, trefoil_status};
-use super::{callback, growing};
+use super::{callback, growing, sizes};
 use crate::device::Device;
 use crate::engine::{Engine, EngineBuilder};
 use crate::model::Model;
@@ -20,8 +20,8 @@ use crate::tensor::{InputFormat, OutputKind};
 /// handle may be released afterwards.
 ///
 /// # Safety
-/// `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` are as many as it says; `engine`
-/// can be written or is null.
+/// `options` is null, or has its `size` set and so many bytes, and its `batch_sizes` and `sizes` are as many as it says, the
+/// latter each as trefoil_acquire_for() has it; `engine` can be written or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn trefoil_engine_build(
     model: trefoil_model,
@@ -40,14 +40,22 @@ pub unsafe extern "C" fn trefoil_engine_build(
 }
 
 /// # Safety
-/// The batch sizes are as many as the options say.
+/// The batch sizes and sizes are as many as the options say.
 unsafe fn builder<'a>(model: &'a Model, options: &trefoil_engine_options) -> Answer<EngineBuilder<'a>> {
     let mut builder = Engine::builder(model).input(input(options.input)?).output(output(options)?);
     builder = builder.waiting(waiting(options.waiting)?);
     if options.device != 0 {
         builder = builder.on(&shared::<Device>(options.device)?);
     }
-    if options.batch_size_count > 0 {
+    if options.size_count > 0 {
+        // SAFETY: so many by the caller.
+        let sizes = unsafe { slice(options.sizes, options.size_count, "sizes")? };
+        let size = |&size: &_| {
+            // SAFETY: by the caller.
+            unsafe { sizes::read(size, "a size of `sizes`") }
+        };
+        builder = builder.sizes(&sizes.iter().map(size).collect::<Answer<Vec<_>>>()?);
+    } else if options.batch_size_count > 0 {
         // SAFETY: so many by the caller.
         let sizes = unsafe { slice(options.batch_sizes, options.batch_size_count, "batch_sizes")? };
         builder = builder.batch_sizes(sizes);
@@ -146,7 +154,7 @@ pub unsafe extern "C" fn trefoil_engine_device(engine: trefoil_engine, device: *
     })
 }
 
-/// The rows that producers write.
+/// The rows that producers write; where there are several sizes, at the dimensions of the first.
 ///
 /// # Safety
 /// `tensor` is null, or has its `size` set and so many bytes.
@@ -159,7 +167,7 @@ pub unsafe extern "C" fn trefoil_engine_input(engine: trefoil_engine, tensor: *m
     })
 }
 
-/// The rows that consumers read.
+/// The rows that consumers read; where there are several sizes, at the dimensions of the first.
 ///
 /// # Safety
 /// `tensor` is null, or has its `size` set and so many bytes.
@@ -172,8 +180,8 @@ pub unsafe extern "C" fn trefoil_engine_output(engine: trefoil_engine, tensor: *
     })
 }
 
-/// The batch sizes that an engine was built for, ascending: as many as fit are written to `sizes`, `count` gets how
-/// many there are. The last one is the most rows of a batch.
+/// The batch sizes that an engine was built for, at the dimensions of its first size, ascending: as many as fit are written
+/// to `sizes`, `count` gets how many there are. The last one is the most rows of a batch.
 ///
 /// # Safety
 /// `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
@@ -200,7 +208,7 @@ pub unsafe extern "C" fn trefoil_engine_batch_sizes(
     })
 }
 
-/// The most rows of a batch.
+/// The most rows of a batch, at the dimensions of the first size.
 ///
 /// # Safety
 /// `rows` can be written or is null.

@@ -102,7 +102,7 @@ mod tests {
     }
 
     fn options(size: usize) -> trefoil_row_options {
-        trefoil_row_options { size, deadline_ns: 5, high_priority: 1, reserved: 0 }
+        trefoil_row_options { size, deadline_ns: 5, high_priority: 1, reserved: 0, at: std::ptr::null() }
     }
 
     #[test]
@@ -119,18 +119,19 @@ mod tests {
         assert_eq!(read((&raw const newer).cast()).unwrap_err().status, trefoil_status::AbiMismatch);
         for size in [0, 7, 1 << 30] {
             let failure = read(&options(size)).unwrap_err();
-            assert!(failure.message.contains("sizeof(trefoil_row_options), 24 here"), "{}", failure.message);
+            assert!(failure.message.contains("sizeof(trefoil_row_options), 32 here"), "{}", failure.message);
         }
     }
 
     #[test]
     fn answers_for_older_and_newer_headers() {
         let answer = |size| Ok(options(size));
-        let mut newer = Newer { known: options(32), added: 9 };
+        let mut newer = Newer { known: options(40), added: 9 };
         // SAFETY: a struct of the size that it tells.
         unsafe { write((&raw mut newer).cast::<trefoil_row_options>(), "options", answer) }.unwrap();
-        assert_eq!((newer.known.size, newer.known.high_priority, newer.added), (32, 1, 0));
-        let mut older = trefoil_row_options { size: 16, deadline_ns: 0, high_priority: 7, reserved: 7 };
+        assert_eq!((newer.known.size, newer.known.high_priority, newer.added), (40, 1, 0));
+        let mut older =
+            trefoil_row_options { size: 16, deadline_ns: 0, high_priority: 7, reserved: 7, at: std::ptr::null() };
         // SAFETY: the same.
         unsafe { write(&raw mut older, "options", answer) }.unwrap();
         assert_eq!((older.size, older.deadline_ns, older.high_priority, older.reserved), (16, 5, 7, 7));

@@ -186,6 +186,39 @@ pub struct trefoil_port {
     pub offset: usize,
 }
 
+/// A size of an engine, or one that is asked for: rows of a batch, and sizes of free dimensions by name. A dimension that is
+/// not named has the size that the model was opened at.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_size {
+    /// sizeof(trefoil_size).
+    pub size: usize,
+    /// Rows of a batch.
+    pub batch: usize,
+    /// Names of dimensions, `count` of them.
+    pub names: *const *const c_char,
+    /// Their sizes.
+    pub values: *const usize,
+    /// How many they are.
+    pub count: usize,
+}
+
+/// What the rows of a batch are.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct trefoil_batch_info {
+    /// sizeof(trefoil_batch_info), set by the caller.
+    pub size: usize,
+    /// The most rows of it.
+    pub capacity: usize,
+    /// Bytes of one row, without padding.
+    pub row_bytes: usize,
+    /// Distance of two rows in bytes.
+    pub row_pitch: usize,
+    /// How many ports a row has.
+    pub ports: usize,
+}
+
 /// What a device says of itself.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -273,6 +306,11 @@ pub struct trefoil_engine_options {
     pub trace_batches: usize,
     /// Batches that are computed side by side, of which `slots` is a multiple. Default 1.
     pub compute_streams: usize,
+    /// Exactly these sizes, instead of `batch` and `batch_sizes`. Functions that ask for none take the first one's
+    /// dimensions.
+    pub sizes: *const *const trefoil_size,
+    /// How many they are.
+    pub size_count: usize,
 }
 
 /// Rows in device memory, and the stream whose work so far writes them.
@@ -372,6 +410,9 @@ pub struct trefoil_row_options {
     pub high_priority: u32,
     /// Zero.
     pub reserved: u32,
+    /// The size that it is for, whose `batch` is 1: the smallest of the engine that holds it. Null: the first one's
+    /// dimensions.
+    pub at: *const trefoil_size,
 }
 
 /// What a batcher did since it was built.
@@ -419,6 +460,20 @@ growing! {
         bytes: 224,
         offset: 232,
     } 240
+    trefoil_size {
+        size: 0,
+        batch: 8,
+        names: 16,
+        values: 24,
+        count: 32,
+    } 40
+    trefoil_batch_info {
+        size: 0,
+        capacity: 8,
+        row_bytes: 16,
+        row_pitch: 24,
+        ports: 32,
+    } 40
     trefoil_device_info {
         size: 0,
         target: 8,
@@ -459,7 +514,9 @@ growing! {
         device_results: 100,
         trace_batches: 104,
         compute_streams: 112,
-    } 120
+        sizes: 120,
+        size_count: 128,
+    } 136
     trefoil_device_rows {
         size: 0,
         address: 8,
@@ -501,7 +558,8 @@ growing! {
         deadline_ns: 8,
         high_priority: 16,
         reserved: 20,
-    } 24
+        at: 24,
+    } 32
     trefoil_batcher_stats {
         size: 0,
         batches: 8,

@@ -22,6 +22,7 @@ mod output;
 mod pointers;
 mod port;
 mod rows;
+mod sizes;
 mod status;
 mod ticket;
 mod trace;

@@ -37,7 +37,7 @@ impl Landed {
     }
 
     /// What its rows hold.
-    fn spec(&self) -> &RowSpec {
+    pub(super) fn spec(&self) -> &RowSpec {
         match self {
             Self::Batch(output) => output.spec(),
             Self::Row(output) => output.spec(),

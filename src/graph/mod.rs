@@ -35,6 +35,7 @@ pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
     ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
+pub(crate) use passes::batch_first;
 pub use passes::{expand, simplify};
 pub use tensor::Tensor;
 pub use value::{Constant, Graph, Node, NodeId, Origin, Port, Quantization, Value, ValueId, ValueType};

@@ -195,6 +195,21 @@ impl Graph {
         graph
     }
 
+    /// The graph whose output of this number is what `op` makes of what the output was.
+    ///
+    /// # Panics
+    /// If there is no such output, or no such operation of it.
+    pub(crate) fn with_output_made(mut self, index: usize, op: Op) -> Self {
+        let Port { name, value } = self.outputs[index].clone();
+        let of = op.infer(&[Some(self.value(value))], 1).expect("an operation of such an output").remove(0);
+        let (node, made) = (NodeId(self.nodes.len()), ValueId(self.values.len()));
+        self.values.push(Value { of, origin: Origin::Node(node, 0), quantization: None });
+        let name = format!("{name} (output {})", op.kind());
+        self.nodes.push(Node { name, op, inputs: vec![Some(value)], outputs: vec![made] });
+        self.outputs[index].value = made;
+        self
+    }
+
     /// For each value the nodes that read it, a node once for each time.
     pub fn readers(&self) -> Vec<Vec<NodeId>> {
         let mut readers = vec![Vec::new(); self.values.len()];

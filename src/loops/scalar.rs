@@ -150,7 +150,7 @@ fn to_odd(x: f64) -> f32 {
 }
 
 /// The bits of a number as an element of this type, the lowest first.
-pub(super) fn bits(dtype: Dtype, number: Number) -> u64 {
+pub(crate) fn bits(dtype: Dtype, number: Number) -> u64 {
     fn of<T: Element>(elem: T) -> u64 {
         let mut word = [0; 8];
         word[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&elem));

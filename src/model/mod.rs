@@ -14,6 +14,7 @@ mod graph;
 mod interpreter;
 mod names;
 mod onnx;
+mod padding;
 mod preprocessing;
 mod quantization;
 mod recognise;
@@ -31,7 +32,7 @@ use self::config::Config;
 use self::names::nearest;
 use crate::error::{Error, printable};
 use crate::onnx::Sizes;
-use crate::tensor::Shape;
+use crate::tensor::{Dims, Shape, Size};
 
 pub use builder::GraphBuilder;
 pub(crate) use byte_filter::{ByteFilter, ConvScales, byte_filter};
@@ -45,7 +46,6 @@ pub use quantization::Quantization;
 pub(crate) use quantization::{ByteLayer, byte_layers, never_negative};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
-use values::LayerWeights;
 pub(crate) use values::Values;
 pub use weights::{WeightDtype, Weights};
 pub(crate) use weights::{filter_of, name_of};
@@ -149,7 +149,8 @@ impl Model {
     }
 
     /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs. The
-    /// first dimension of the inputs may stay free: it is the batch, whose sizes the engine's builder names.
+    /// first dimension of the inputs may stay free, or one whose name has `batch` in it: it is the batch, whose sizes the
+    /// engine's builder names. The builder may also have [other sizes](crate::EngineBuilder::sizes) for the other ones.
     ///
     /// ```no_run
     /// use trefoil::{model::Model, onnx::Sizes};
@@ -193,8 +194,9 @@ impl Model {
         })
     }
 
-    /// A model of graphs of values, built in code: `build` gives the graph for a number of rows, which is the first dimension of
-    /// each of its inputs and outputs. An engine's rows have these as their ports, without that dimension.
+    /// A model of graphs of values, built in code: `build` gives the graph for a number of rows, which is a dimension of each
+    /// of its inputs and outputs, the first or another one. An engine's rows have these as their ports, without that
+    /// dimension.
     ///
     /// ```
     /// use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -216,13 +218,48 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// What `build` answers; [`Error::Graph`] if an input's or output's dimensions behind the first depend on the number of
-    /// rows, or its first is another; [`Error::Tensor`] if a weight is missing or has other dimensions.
+    /// What `build` answers; [`Error::Graph`] if none of an input's or output's dimensions is the number of rows, or another one
+    /// depends on it; [`Error::Tensor`] if a weight is missing or has other dimensions.
     pub fn of_graphs(
         weights: impl Into<Arc<Weights>>,
         build: impl Fn(usize) -> Result<crate::graph::Graph, Error> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        Self::of_values(Values::built(build)?, weights.into())
+        let build = move |size: &Size| build(size.batch());
+        Self::of_values(Values::built(Dims::new(), build)?, weights.into())
+    }
+
+    /// A model of graphs of values with free dimensions, built in code: `build` gives the graph for a size, its rows and
+    /// its free dimensions, which are those that `at` names, and where `at` has the sizes unless an engine's builder has
+    /// [others](crate::EngineBuilder::sizes). The rows of `at` do not count.
+    ///
+    /// ```
+    /// use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
+    /// let weights = Weights::from_tensors([("bias", vec![1], vec![0.5])])?;
+    /// let model = Model::of_sizes(weights, &Size::new(1).dim("length", 4), |size| {
+    ///     let length = size.get("length").expect("it is named");
+    ///     let mut g = GraphBuilder::new();
+    ///     let x = g.input("x", Dtype::F32, &[size.batch(), length]);
+    ///     let bias = g.weight("bias", Dtype::F32, &[1]);
+    ///     let sum = g.map("sum", Expr::arg(0) + Expr::arg(1), &[x, bias]);
+    ///     g.output("sum", sum);
+    ///     g.finish()
+    /// })?;
+    /// let sizes = [Size::new(8).dim("length", 2), Size::new(1).dim("length", 3)];
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).sizes(&sizes).build()?;
+    /// let mut batch = engine.acquire_for(&sizes[1])?;
+    /// batch.port_mut::<f32>(0, "x")?.copy_from_slice(&[1.0, 2.0, 3.0]);
+    /// assert_eq!(batch.submit(1)?.wait()?.port::<f32>(0, "sum")?, [1.5, 2.5, 3.5]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Model::of_graphs`].
+    pub fn of_sizes(
+        weights: impl Into<Arc<Weights>>,
+        at: &Size,
+        build: impl Fn(&Size) -> Result<crate::graph::Graph, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        Self::of_values(Values::built(at.dims().clone(), build)?, weights.into())
     }
 
     /// A model of one graph of values: it computes one row at once, whose ports have all dimensions of the graph's inputs
@@ -256,13 +293,14 @@ impl Model {
 
     /// A model of any values, with the weights that its graphs name.
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
-        values.check(&weights)?;
-        let LayerWeights { computed, matrices } = values.layer_weights()?;
-        // Graphs that are cut from a model have the constants that it has.
-        let computed = computed.into_iter().filter(|(name, _)| weights.dims(name).is_none());
-        let weights = weights.with(computed)?.with_filters(&matrices)?.into();
+        let weights = padding::with_layers(weights, &values)?;
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
         Ok(Self { network, weights, labels, name: "model".into(), metadata: Arc::default() })
+    }
+
+    /// The same of other graphs.
+    fn with_values(&self, values: Arc<Values>, weights: Arc<Weights>) -> Self {
+        Self { network: Network::Values(values), weights, ..self.clone() }
     }
 
     /// The same under another name.

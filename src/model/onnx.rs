@@ -50,18 +50,22 @@ fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, 
     Model::new(network.graph, weights, preprocessing, labels)
 }
 
-/// The names of the first dimensions of the inputs, where they are free and have no size.
+/// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one
+/// that is called a batch, else the first.
 fn batch_dims(file: &File, sizes: &Sizes) -> Vec<String> {
     let mut names = Vec::new();
     for input in &file.model().graph.inputs {
         let ValueType::Tensor { dims: Some(dims), .. } = &input.kind else { continue };
-        let name = match dims.first() {
-            Some(Dim::Named(name)) if name != "?" => name.clone(),
-            Some(Dim::Named(_) | Dim::Unknown) => format!("{}:0", input.name),
-            Some(Dim::Fixed(_)) | None => continue,
+        let free = |(axis, dim): (usize, &Dim)| match dim {
+            Dim::Named(name) if name != "?" => Some((axis, name.clone())),
+            Dim::Named(_) | Dim::Unknown => Some((axis, format!("{}:{axis}", input.name))),
+            Dim::Fixed(_) => None,
         };
-        if sizes.get(&name).is_none() && !names.contains(&name) {
-            names.push(name);
+        let unsized_dims = || dims.iter().enumerate().filter_map(free).filter(|(_, name)| sizes.get(name).is_none());
+        let called = unsized_dims().find(|(_, name)| name.to_ascii_lowercase().contains("batch"));
+        match called.or_else(|| unsized_dims().find(|(axis, _)| *axis == 0)) {
+            Some((_, name)) if !names.contains(&name) => names.push(name),
+            _ => {}
         }
     }
     names

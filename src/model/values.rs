@@ -1,24 +1,35 @@
-//! A network of any values: a graph for each number of rows.
+//! A network of any values: a graph for each number of rows, at sizes of its free dimensions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use super::padding::Declared;
 use super::weights::{Weights, name_of};
 use crate::error::Error;
-use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, simplify};
+use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, batch_first, simplify};
 use crate::onnx::{File, Sizes};
-use crate::tensor::{Dtype, RowSpec};
+use crate::tensor::{Dims, Dtype, RowSpec, Size};
 
 /// A network as a function from a number of rows to a graph, and the rows that it reads and writes.
+#[derive(Clone)]
 pub(crate) struct Values {
-    source: Source,
+    source: Arc<Source>,
+    /// Its free dimensions but the batch.
+    dims: Dims,
     /// The source's graph for one row.
     one: Graph,
-    is_batched: bool,
+    /// Which axis of each port is the batch, if it computes several rows at once.
+    batch: Option<BatchAxes>,
     input: RowSpec,
     output: RowSpec,
+    /// What rows may be padded with.
+    pub(super) padding: Vec<Declared>,
 }
+
+/// The axis of each input and output that is the batch.
+#[derive(Clone)]
+struct BatchAxes([Vec<usize>; 2]);
 
 /// What kernels read as weights of a network's layers.
 pub(super) struct LayerWeights {
@@ -30,48 +41,58 @@ pub(super) struct LayerWeights {
 
 /// Where its graphs come from.
 enum Source {
-    /// A file, at these sizes, with dimensions that are the batch.
+    /// A file, with these constants, and dimensions that are the batch.
     File(Box<File>, Sizes, Vec<String>),
     /// Code.
     Code(Box<Build>),
 }
 
-type Build = dyn Fn(usize) -> Result<Graph, Error> + Send + Sync;
+type Build = dyn Fn(&Size) -> Result<Graph, Error> + Send + Sync;
 
 impl Source {
-    fn graph(&self, rows: usize) -> Result<Graph, Error> {
+    fn graph(&self, dims: &Dims, rows: usize) -> Result<Graph, Error> {
         match self {
-            Self::File(file, sizes, batch) => {
-                file.graph(&batch.iter().fold(sizes.clone(), |sizes, name| sizes.dim(name, rows)))
+            Self::File(file, constants, batch) => {
+                let sizes = batch.iter().map(|name| (name, rows)).chain(dims.iter().map(|(name, &size)| (name, size)));
+                file.graph(&sizes.fold(constants.clone(), |sizes, (name, size)| sizes.dim(name, size)))
             }
-            Self::Code(build) => build(rows),
+            Self::Code(build) => build(&Size::of(rows, dims.clone())),
         }
     }
 }
 
 impl Values {
-    /// Of a file at these sizes. These free dimensions are the batch, if every input and output has it as its first.
+    /// Of a file at these sizes. These free dimensions are the batch, if every input and output has it as an axis.
     ///
     /// # Errors
     /// Those of [`File::graph`].
     pub(super) fn of_file(file: File, sizes: Sizes, batch: Vec<String>) -> Result<Self, Error> {
-        let is_free = !batch.is_empty();
+        let (dims, may_be_batched) = (sizes.dims().clone(), !batch.is_empty());
         let source = Source::File(file.into(), sizes, batch);
-        let one = source.graph(1)?;
-        let is_batched = is_free && not_batched(&one, &source.graph(2)?).is_none();
-        Self::new(source, one, is_batched)
+        let one = source.graph(&dims, 1)?;
+        let axes = match may_be_batched {
+            true => batch_axes(&one, &source.graph(&dims, 2)?).ok(),
+            false => None,
+        };
+        Self::new(source.into(), dims, one, axes)
     }
 
-    /// Of code.
+    /// Of code, at the free dimensions that a size names.
     ///
     /// # Errors
-    /// What the code answers; [`Error::Graph`] for a port whose first dimension is not the number of rows.
-    pub(super) fn built(build: impl Fn(usize) -> Result<Graph, Error> + Send + Sync + 'static) -> Result<Self, Error> {
-        let source = Source::Code(Box::new(build));
-        let one = source.graph(1)?;
-        match not_batched(&one, &source.graph(2)?) {
-            None => Self::new(source, one, true),
-            Some(port) => Err(Error::graph(port, "its dimensions are not the number of rows and others that stay")),
+    /// What the code answers; [`Error::Graph`] for a port none of whose dimensions is the number of rows.
+    pub(super) fn built(
+        dims: Dims,
+        build: impl Fn(&Size) -> Result<Graph, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        Self::batched(Arc::new(Source::Code(Box::new(build))), dims)
+    }
+
+    fn batched(source: Arc<Source>, dims: Dims) -> Result<Self, Error> {
+        let one = source.graph(&dims, 1)?;
+        match batch_axes(&one, &source.graph(&dims, 2)?) {
+            Ok(axes) => Self::new(source, dims, one, Some(axes)),
+            Err(port) => Err(Error::graph(&port, "its dimensions are not the number of rows and others that stay")),
         }
     }
 
@@ -81,19 +102,52 @@ impl Values {
     /// [`Error::Graph`] for a row that no memory can hold.
     pub(super) fn fixed(graph: Graph) -> Result<Self, Error> {
         let one = graph.clone();
-        Self::new(Source::Code(Box::new(move |_| Ok(graph.clone()))), one, false)
+        Self::new(Arc::new(Source::Code(Box::new(move |_| Ok(graph.clone())))), Dims::new(), one, None)
     }
 
-    fn new(source: Source, one: Graph, is_batched: bool) -> Result<Self, Error> {
+    fn new(source: Arc<Source>, dims: Dims, one: Graph, batch: Option<BatchAxes>) -> Result<Self, Error> {
+        let one = first(one, batch.as_ref());
         let rows = |ports: &[Port]| {
             let port = |port: &Port| -> (Arc<str>, Dtype, Vec<usize>) {
                 let ValueType { dtype, dims } = one.value(port.value);
-                (port.name.as_str().into(), *dtype, dims[usize::from(is_batched)..].to_vec())
+                (port.name.as_str().into(), *dtype, dims[usize::from(batch.is_some())..].to_vec())
             };
             RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
         };
         let (input, output) = (rows(&one.inputs)?, rows(&one.outputs)?);
-        Ok(Self { source, one, is_batched, input, output })
+        Ok(Self { source, dims, one, batch, input, output, padding: Vec::new() })
+    }
+
+    /// The same at other sizes of its free dimensions; those that it does not have are left aside.
+    ///
+    /// # Errors
+    /// As for the first one.
+    pub(super) fn at(&self, dims: &Dims) -> Result<Self, Error> {
+        let size = |(name, size): (&String, &usize)| (name.clone(), *dims.get(name).unwrap_or(size));
+        let (source, dims) = (self.source.clone(), self.dims.iter().map(size).collect());
+        if dims == self.dims {
+            return Ok(self.clone());
+        }
+        let mut values = match &self.batch {
+            Some(_) => Self::batched(source, dims)?,
+            None => {
+                let one = source.graph(&dims, 1)?;
+                Self::new(source, dims, one, None)?
+            }
+        };
+        values.padding.clone_from(&self.padding);
+        Ok(values)
+    }
+
+    /// The sizes of its free dimensions.
+    pub(super) const fn dims(&self) -> &Dims {
+        &self.dims
+    }
+
+    /// The same with other rows as input, which differ in what is said of them alone.
+    pub(super) fn with_input(self, input: RowSpec) -> Self {
+        assert!(self.input.is_like(&input), "rows of the same ports");
+        Self { input, ..self }
     }
 
     /// What kernels read as weights of the layers.
@@ -125,13 +179,13 @@ impl Values {
     pub fn graph(&self, rows: usize) -> Result<Graph, Error> {
         match rows {
             1 => Ok(simplify(&self.one)),
-            _ => Ok(simplify(&self.source.graph(rows)?)),
+            _ => Ok(simplify(&first(self.source.graph(&self.dims, rows)?, self.batch.as_ref()))),
         }
     }
 
-    /// Whether it computes several rows at once: every input and output has the batch as its first dimension.
+    /// Whether it computes several rows at once: every input and output has the batch as an axis.
     pub const fn is_batched(&self) -> bool {
-        self.is_batched
+        self.batch.is_some()
     }
 
     /// What a request brings.
@@ -159,15 +213,26 @@ impl Values {
     }
 }
 
-/// The first port whose dimensions are not the number of rows and others that stay, if there is one.
-fn not_batched<'a>(one: &'a Graph, two: &Graph) -> Option<&'a str> {
-    let ports = |graph: &'a Graph| graph.inputs.iter().chain(&graph.outputs);
-    let is_batched = |(a, b): (&Port, &Port)| match (&one.value(a.value).dims[..], &two.value(b.value).dims[..]) {
-        ([1, a @ ..], [2, b @ ..]) => a == b,
-        _ => false,
+/// The graph with the batch as the first axis of each port.
+fn first(graph: Graph, axes: Option<&BatchAxes>) -> Graph {
+    match axes {
+        Some(BatchAxes([inputs, outputs])) => batch_first(graph, inputs, outputs),
+        None => graph,
+    }
+}
+
+/// The axes that are the batch, or the first port whose dimensions are not the number of rows and others that stay.
+fn batch_axes(one: &Graph, two: &Graph) -> Result<BatchAxes, String> {
+    let of_port = |(a, b): (&Port, &Port)| {
+        let [one, two] = [&one.value(a.value).dims, &two.value(b.value).dims];
+        let mut differing = one.iter().zip(two).enumerate().filter(|(_, (a, b))| a != b);
+        match (differing.next(), differing.next()) {
+            (Some((axis, (1, 2))), None) if one.len() == two.len() => Ok(axis),
+            _ => Err(a.name.clone()),
+        }
     };
-    let of_two = two.inputs.iter().chain(&two.outputs);
-    ports(one).zip(of_two).find(|&(a, b)| !is_batched((a, b))).map(|(port, _)| port.name.as_str())
+    let of_ports = |one: &[Port], two: &[Port]| one.iter().zip(two).map(of_port).collect::<Result<_, _>>();
+    Ok(BatchAxes([of_ports(&one.inputs, &two.inputs)?, of_ports(&one.outputs, &two.outputs)?]))
 }
 
 impl fmt::Debug for Values {

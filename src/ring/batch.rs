@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::bucket::{Extent, RowBucket};
 use super::credits::Lent;
 use super::peers::Member;
 use super::{Core, DeviceOutput, Ticket};
@@ -38,6 +39,8 @@ pub struct Batch {
     core: Arc<Core>,
     /// The credits; nothing once submitted.
     held: Option<(usize, Lent)>,
+    /// What its rows are.
+    bucket: usize,
     /// The rings that its ring is one of.
     member: Option<Member>,
     /// Where its rows are, if not in the page-locked memory.
@@ -53,7 +56,7 @@ const MOST_PITCH: usize = i32::MAX as usize;
 pub(super) struct Submission<'a> {
     pub staging: usize,
     pub lent: Lent,
-    pub rows: usize,
+    pub extent: Extent,
     pub from: Source<'a>,
     /// Whether the result stays on the device.
     pub to_device: bool,
@@ -74,7 +77,18 @@ pub(super) enum Source<'a> {
 
 impl Batch {
     pub(super) fn new(core: Arc<Core>, staging: usize, lent: Lent) -> Self {
-        Self { core, held: Some((staging, lent)), member: None, elsewhere: None, in_turn: false }
+        Self { core, held: Some((staging, lent)), bucket: 0, member: None, elsewhere: None, in_turn: false }
+    }
+
+    /// The same for rows of a bucket.
+    pub(crate) fn in_bucket(self, bucket: usize) -> Self {
+        let mut this = self;
+        this.bucket = bucket;
+        this
+    }
+
+    fn rows_of(&self) -> &RowBucket {
+        self.core.bucket(self.bucket)
     }
 
     /// The same as one of several rings'.
@@ -86,12 +100,12 @@ impl Batch {
 
     /// Rows that fit.
     pub fn capacity(&self) -> usize {
-        self.core.capacity()
+        self.rows_of().capacity()
     }
 
     /// What a row holds.
     pub fn spec(&self) -> &RowSpec {
-        &self.core.spec.input
+        &self.rows_of().input
     }
 
     /// The bytes of row `index`. They hold what an earlier batch left there, zeros at first.
@@ -120,7 +134,38 @@ impl Batch {
     /// If `index` is not below the capacity.
     pub fn port_mut<T: Element>(&mut self, index: usize, port: impl PortKey) -> Result<&mut [T], Error> {
         let core = self.core.clone();
-        core.spec.input.port(port)?.elems_of_mut(self.row_mut(index))
+        core.bucket(self.bucket).input.port(port)?.elems_of_mut(self.row_mut(index))
+    }
+
+    /// Copies the elements of one port of row `index`. If there are fewer than the port has, they are a value that is
+    /// shorter along a dimension which rows may be [padded](crate::model::Model::padded) along, and the padding follows.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Dtype, Engine, Size, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
+    /// # let build = |size: &Size| {
+    /// #     let mut g = GraphBuilder::new();
+    /// #     let x = g.input("ids", Dtype::I64, &[size.batch(), size.get("length").unwrap()]);
+    /// #     let next = g.map("next", Expr::arg(0) + Expr::int(Dtype::I64, 1), &[x]);
+    /// #     g.output("next", next);
+    /// #     g.finish()
+    /// # };
+    /// # let none = Weights::from_tensors::<String>([])?;
+    /// let model = Model::of_sizes(none, &Size::new(1).dim("length", 4), build)?.padded("length", &[("ids", 9.0)])?;
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).build()?;
+    /// let mut batch = engine.acquire()?;
+    /// batch.write_port(0, "ids", &[1_i64, 2])?;
+    /// assert_eq!(batch.submit(1)?.wait()?.port::<i64>(0, "next")?, [2, 3, 10, 10]);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Batch::port_mut`], and [`Error::Option`] for a number of elements that is no such value's.
+    ///
+    /// # Panics
+    /// If `index` is not below the capacity.
+    pub fn write_port<T: Element>(&mut self, index: usize, port: impl PortKey, elems: &[T]) -> Result<(), Error> {
+        let core = self.core.clone();
+        core.bucket(self.bucket).input.port(port)?.write(self.row_mut(index), elems)
     }
 
     /// All rows, in order; disjoint, so they can be filled by several threads.
@@ -164,11 +209,11 @@ impl Batch {
     /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another.
     /// [`Error::Closed`] if the engine was closed.
     pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
-        let (submission, submitted) = self.enqueue(rows, false)?;
-        let ticket = submitted.map(|number| Ticket::new(self.core.clone(), submission.lent, number, rows));
+        let (Submission { staging, lent, extent, .. }, submitted) = self.enqueue(rows, false)?;
+        let ticket = submitted.map(|number| Ticket::new(self.core.clone(), lent, number, extent));
         match self.member.take() {
             None => ticket,
-            Some(member) => member.submitted(submission.staging, rows, ticket),
+            Some(member) => member.submitted(staging, extent, ticket),
         }
     }
 
@@ -194,8 +239,8 @@ impl Batch {
     /// [`Fleet`](crate::Fleet)'s: then its credits are free again.
     pub fn submit_to_device(mut self, rows: usize) -> Result<DeviceOutput, Error> {
         self.may_stay_on_device()?;
-        let (submission, submitted) = self.enqueue(rows, true)?;
-        submitted.map(|number| DeviceOutput::new(self.core.clone(), submission.lent, number, rows))
+        let (Submission { lent, extent, .. }, submitted) = self.enqueue(rows, true)?;
+        submitted.map(|number| DeviceOutput::new(self.core.clone(), lent, number, extent))
     }
 
     /// Has the batch take its rows from device memory, whichever way it is submitted; what was written into the batch
@@ -282,7 +327,8 @@ impl Batch {
             Some(there) => Source::Device(there),
         };
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
-        let submission = Submission { staging, lent, rows, from, to_device, in_turn: self.in_turn };
+        let extent = Extent { bucket: self.bucket, rows };
+        let submission = Submission { staging, lent, extent, from, to_device, in_turn: self.in_turn };
         let submitted = self.core.submit(&submission);
         Ok((submission, submitted))
     }
@@ -317,9 +363,10 @@ impl Batch {
         assert!((1..=self.capacity()).contains(&rows), "{rows} rows gathered for a batch of {}", self.capacity());
         let (staging, lent) = self.held.take().expect("held until submitted or dropped");
         let (from, in_turn) = (Source::Gathered(from), self.in_turn);
-        let submission = Submission { staging, lent, rows, from, to_device: false, in_turn };
+        let extent = Extent { bucket: self.bucket, rows };
+        let submission = Submission { staging, lent, extent, from, to_device: false, in_turn };
         let number = self.core.submit(&submission)?;
-        Ok(Ticket::new(self.core.clone(), lent, number, rows))
+        Ok(Ticket::new(self.core.clone(), lent, number, extent))
     }
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Core, RingSpec, Ticket, Waiting};
+use super::{Buckets, Core, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Device, Kind, Priority};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
@@ -61,8 +61,7 @@ impl Setup {
             acquire_limit: Duration::ZERO,
             waiting: Waiting::Callback,
             output_kind: OutputKind::Features,
-            input: row.clone(),
-            outputs: vec![row],
+            buckets: Buckets::one(&[load.rows], row.clone(), vec![row]),
             classes: vec![0],
             device_results: false,
             freed: None,

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::device::cpu::Work;
     use crate::device::{Access, DeviceBuffer, Inputs, Kind, Span, Target};
-    use crate::ring::{Core, RingSpec, Waiting};
+    use crate::ring::{Buckets, Core, RingSpec, Waiting};
     use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
     const LONG: Duration = Duration::from_secs(20);
@@ -169,8 +169,7 @@ mod tests {
             acquire_limit: LONG,
             waiting: Waiting::Block,
             output_kind: OutputKind::Features,
-            input: row.clone(),
-            outputs: vec![row; outputs],
+            buckets: Buckets::one(&[1], row.clone(), vec![row; outputs]),
             classes: vec![0; outputs],
             device_results: false,
             freed: None,

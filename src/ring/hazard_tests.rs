@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{BatcherBuilder, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
+use super::{BatcherBuilder, Buckets, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceRows, Inputs, Kind, Note};
 use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, Stream};
@@ -379,8 +379,7 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
         acquire_limit: Duration::from_secs(10),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: SPEC(),
-        outputs: vec![SPEC(); outputs],
+        buckets: Buckets::one(nodes[0].program.batch_sizes(), SPEC(), vec![SPEC(); outputs]),
         classes: vec![0; outputs],
         device_results: true,
         freed: matches!(programs, Programs::OneOfAFleet).then(Arc::default),

@@ -60,8 +60,9 @@ impl Core {
             return Err(Error::option("repetitions", repetitions, "at least 1"));
         }
         let prepared = self.prepare(rows)?;
-        let input = DeviceBuffer::new(&self.device, self.capacity() * self.spec.input.row_pitch)?;
-        let output = DeviceBuffer::new(&self.device, self.capacity() * self.spec.outputs[0].row_pitch)?;
+        let first = self.bucket(0);
+        let input = DeviceBuffer::new(&self.device, self.capacity() * first.input.row_pitch)?;
+        let output = DeviceBuffer::new(&self.device, self.capacity() * first.outputs[0].row_pitch)?;
         let staging = &self.staging[prepared.buffers.0].buffer;
         // SAFETY: the buffer was just made, and `prepared` holds the staging; both outlive the wait for this stream
         // below. The output is given contents that are not zeros.
@@ -101,7 +102,7 @@ impl Core {
         let mut held = self.acquire_all()?;
         let mut noise = Noise::new();
         for row in held[0].rows_mut() {
-            noise.fill_row(row, &self.spec.input);
+            noise.fill_row(row, &self.bucket(0).input);
         }
         let buffers = held[0].buffers();
         let staging = self.staging[buffers.0].buffer.span();
@@ -165,13 +166,13 @@ impl Core {
             // slots are free. It holds the batch whose two buffers these are, and waits for an event behind the last
             // copy before it gives them back; an error on the way is a fault, after which they are not used again.
             Stage::CopyIn => unsafe {
-                let bytes = rows * self.spec.input.row_pitch;
+                let bytes = rows * self.bucket(0).input.row_pitch;
                 stream.copy_in(self.runners[0].program.input(slot), &self.staging[staging].buffer, bytes)
             },
             Stage::Compute => stream.launch(&self.runners[0].program, Run { slot, size, rows }),
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
-                let bytes = rows * self.spec.outputs[0].row_pitch;
+                let bytes = rows * self.bucket(0).outputs[0].row_pitch;
                 stream.copy_out(&self.results[result].buffer, self.runners[0].program.output(slot), bytes)
             },
         }
@@ -191,11 +192,11 @@ impl Core {
             // SAFETY: as in `run_stage`; the device memory is the caller's, who waits for all streams before it frees
             // it, and each of the two is accessed by one stream alone.
             Stage::CopyIn => unsafe {
-                self.copy_in.copy_in(input, &self.staging[staging].buffer, rows * self.spec.input.row_pitch)
+                self.copy_in.copy_in(input, &self.staging[staging].buffer, rows * self.bucket(0).input.row_pitch)
             },
             // SAFETY: as above.
             Stage::CopyOut => unsafe {
-                self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.spec.outputs[0].row_pitch)
+                self.copy_out.copy_out(&self.results[result].buffer, output, rows * self.bucket(0).outputs[0].row_pitch)
             },
             Stage::Compute => {
                 let slot = self.measured_slot(index);

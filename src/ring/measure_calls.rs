@@ -52,7 +52,7 @@ impl Core {
         // SAFETY: the caller holds all credits and waits for each batch before it uses the place again, or drops the
         // credits; an error on the way is a fault, after which the buffers are not used again.
         unsafe {
-            let bytes = run.rows * self.spec.input.row_pitch;
+            let bytes = run.rows * self.bucket(0).input.row_pitch;
             self.copy_in.copy_in(self.runners[0].program.input(slot), &staging.buffer, bytes)?;
         }
         staging.uploaded.record(&self.copy_in)?;
@@ -66,7 +66,7 @@ impl Core {
         self.copy_out.wait(computed)?;
         // SAFETY: as above.
         unsafe {
-            let bytes = run.rows * self.spec.outputs[0].row_pitch;
+            let bytes = run.rows * self.bucket(0).outputs[0].row_pitch;
             self.copy_out.copy_out(&result.buffer, self.runners[0].program.output(slot), bytes)?;
         }
         result.done.record(&self.copy_out)?;

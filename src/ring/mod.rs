@@ -2,7 +2,7 @@
 //!
 //! Three things of separate count:
 //! - **staging**: page-locked inputs that producers fill; free again when their upload is done;
-//! - **slots**: device input, device output and one launchable program variant for each batch size; host code never
+//! - **slots**: device input, device output and one launchable program variant for each size; host code never
 //!   holds one;
 //! - **results**: page-locked outputs; free again when the [`Output`] is dropped.
 //!
@@ -53,6 +53,7 @@
 mod acquire;
 mod batch;
 mod batcher;
+mod bucket;
 mod completion;
 mod credits;
 #[cfg(test)]
@@ -87,11 +88,12 @@ use std::time::{Duration, Instant};
 use crate::device::{Device, Event, HostBuffer, Note, POLL, Priority, Program, Run, Signal, Stream, during};
 use crate::error::{Credits, Error};
 use crate::sync::{Condvar, Mutex, lock, thread};
-use crate::tensor::{OutputKind, RowSpec};
+use crate::tensor::OutputKind;
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
 pub(crate) use batcher::{Books, Bounds, Next, Queued, Wake};
+pub(crate) use bucket::{Buckets, RowBucket};
 pub(crate) use flow::Node;
 pub use health::Health;
 pub use measure::Stage;
@@ -106,6 +108,7 @@ pub use ticket::Ticket;
 pub use waiting::Waiting;
 
 use batch::{Source, Submission};
+use bucket::Extent;
 use completion::Completion;
 use credits::{Lent, State};
 use flow::Runner;
@@ -141,10 +144,8 @@ pub(crate) struct RingSpec {
     pub acquire_limit: Duration,
     pub waiting: Waiting,
     pub output_kind: OutputKind,
-    /// Rows that producers write.
-    pub input: RowSpec,
-    /// Rows that consumers read, of each program whose output is downloaded.
-    pub outputs: Vec<RowSpec>,
+    /// Rows that producers write and consumers read.
+    pub buckets: Buckets,
     /// Classes that a pair of one of these rows may name.
     pub classes: Vec<usize>,
     /// Whether results can stay on the device.
@@ -152,18 +153,6 @@ pub(crate) struct RingSpec {
     /// Of a ring that is one of several: fired for each credit that comes free. Such a ring keeps staging until the
     /// answer is there.
     pub freed: Option<Arc<Signal>>,
-}
-
-impl RingSpec {
-    /// Where the rows of an output begin in a result buffer for `capacity` rows.
-    fn output_at(&self, part: usize, capacity: usize) -> usize {
-        self.outputs[..part].iter().map(|output| capacity * output.row_pitch).sum()
-    }
-
-    /// Bytes of a row of all outputs.
-    fn output_pitch(&self) -> usize {
-        self.outputs.iter().map(|output| output.row_pitch).sum()
-    }
 }
 
 /// The ring itself: shared by the engine and by every batch, ticket and output of it, dropped with the last of them.
@@ -253,30 +242,35 @@ impl Core {
         spec: RingSpec,
         completion: Completion,
     ) -> Result<Arc<Self>, Error> {
-        let rows = *nodes[0].program.batch_sizes().last().expect("a program has a batch size");
+        let [input_bytes, output_bytes] =
+            spec.buckets.bytes().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let sizes: Vec<usize> = spec.buckets.sizes().map(|size| size.batch()).collect();
+        assert!(
+            nodes.iter().all(|node| node.program.batch_sizes() == sizes),
+            "programs of other sizes than the ring's"
+        );
         let slots = nodes[0].program.slots();
         let stream = |what| Stream::new(device, spec.priority, what);
         let staging = (0..spec.staging)
             .map(|_| {
-                let buffer = HostBuffer::new(device, rows * spec.input.row_pitch)?;
+                let buffer = HostBuffer::new(device, input_bytes)?;
                 Ok(Staging { buffer, uploaded: Event::new(device)? })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let results = (0..spec.results)
             .map(|_| {
-                let bytes = rows * spec.output_pitch();
-                let buffer = HostBuffer::new(device, bytes)?;
-                let on_device = spec.device_results.then(|| OnDevice::new(device, bytes)).transpose()?;
+                let buffer = HostBuffer::new(device, output_bytes)?;
+                let on_device = spec.device_results.then(|| OnDevice::new(device, output_bytes)).transpose()?;
                 Ok(ResultBuffer { buffer, done: Event::new(device)?, signal: Arc::default(), device: on_device })
             })
             .collect::<Result<Vec<_>, Error>>()?;
         let copy_in = stream("trefoil-copy-in")?;
         let runners = Runner::all(device, spec.priority, nodes)?;
         let downloaded = runners.iter().filter(|runner| runner.is_downloaded()).count();
-        assert_eq!(downloaded, spec.outputs.len(), "programs that no other reads, and outputs");
+        assert_eq!(downloaded, spec.buckets.first().outputs.len(), "programs that no other reads, and outputs");
         let keep = 2 * slots - 1;
         let order = Order { number: 0, next_slot: 0, recent: VecDeque::with_capacity(keep + 1) };
-        let downloads_are_large = 2 * spec.output_pitch() >= spec.input.row_pitch;
+        let downloads_are_large = 2 * output_bytes >= input_bytes;
         device.note(Note::Published);
         Ok(Arc::new(Self {
             device: device.clone(),
@@ -294,14 +288,19 @@ impl Core {
         }))
     }
 
-    /// The largest batch.
+    /// The largest batch of the first bucket.
     pub fn capacity(&self) -> usize {
-        *self.batch_sizes().last().expect("a program has a batch size")
+        self.bucket(0).capacity()
     }
 
-    /// The batch sizes, ascending.
+    /// The batch sizes of the first bucket, ascending.
     pub fn batch_sizes(&self) -> &[usize] {
-        self.runners[0].program.batch_sizes()
+        &self.bucket(0).sizes.batch_sizes
+    }
+
+    /// The rows of a bucket.
+    pub fn bucket(&self, index: usize) -> &RowBucket {
+        self.spec.buckets.at(index)
     }
 
     /// Slots.
@@ -381,18 +380,19 @@ impl Core {
 
     /// Tells the device's wrappers which batch it is that is enqueued.
     fn enqueue_noted(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
-        let &Submission { staging, lent, rows, .. } = submission;
-        let (number, slot) = (order.number, order.next_slot);
+        let &Submission { staging, lent, extent, .. } = submission;
+        let (number, slot, rows) = (order.number, order.next_slot, extent.rows);
         let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
-        self.device.note(Note::Batch { number, slot, rows, staging: input, result: output });
+        let size = self.spec.buckets.size_for(extent);
+        self.device.note(Note::Batch { number, slot, size, rows, staging: input, result: output });
         let enqueued = self.enqueue(order, submission);
         self.device.note(Note::Enqueued);
         enqueued
     }
 
     fn enqueue(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
-        let &Submission { staging, lent, rows, to_device, in_turn, .. } = submission;
-        let slot = order.next_slot;
+        let &Submission { staging, lent, extent, to_device, in_turn, .. } = submission;
+        let (slot, rows, bucket) = (order.next_slot, extent.rows, self.bucket(extent.bucket));
         let last = order.before(self.slots()).filter(|last| {
             let current = last.to_device || lock(&self.state).is_current(last.lent);
             if !current {
@@ -401,11 +401,11 @@ impl Core {
             }
             current
         });
-        let size = self.batch_sizes().partition_point(|&size| size < rows);
+        let size = self.spec.buckets.size_for(extent);
         let (staging, result) = (&self.staging[staging], &self.results[lent.result]);
 
         match submission.from {
-            Source::Device(from) => self.copy_from_device(from, rows, slot, &staging.uploaded)?,
+            Source::Device(from) => self.copy_from_device(from, extent, slot, &staging.uploaded)?,
             _ => self.upload(order, submission, slot)?,
         }
 
@@ -421,8 +421,8 @@ impl Core {
             self.copy_out.wait(&there.read)?;
         }
         for (part, runner) in self.downloaded().enumerate() {
-            let at = self.spec.output_at(part, self.capacity());
-            let bytes = rows * self.spec.outputs[part].row_pitch;
+            let at = self.spec.buckets.output_at(part);
+            let bytes = rows * bucket.outputs[part].row_pitch;
             self.copy_out.wait(&runner.computed[slot])?;
             let output = runner.program.output(slot);
             // SAFETY: both buffers live as long as self, which the ticket holds until `done`; the result's credit is
@@ -453,7 +453,8 @@ impl Core {
     fn upload(&self, order: &Order, submission: &Submission<'_>, slot: usize) -> Result<(), Error> {
         let staging = &self.staging[submission.staging];
         let input = self.runners[0].program.input(slot);
-        let row_pitch = self.spec.input.row_pitch;
+        let Extent { bucket, rows } = submission.extent;
+        let row_pitch = self.bucket(bucket).input.row_pitch;
         let abreast = self.abreast.and_then(|batches| order.before(batches));
         let abreast = abreast.filter(|before| lock(&self.state).is_current(before.lent));
         for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
@@ -468,7 +469,7 @@ impl Core {
         unsafe {
             match submission.from {
                 Source::Gathered(gathered) => gathered.upload(&self.copy_in, input, row_pitch)?,
-                _ => self.copy_in.copy_in(input, &staging.buffer, submission.rows * row_pitch)?,
+                _ => self.copy_in.copy_in(input, &staging.buffer, rows * row_pitch)?,
             }
         };
         staging.uploaded.record(&self.copy_in)

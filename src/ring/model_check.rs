@@ -11,7 +11,7 @@ use std::time::Duration;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::{check_dfs, check_pct, check_random, future, thread};
 
-use super::{BatcherBuilder, Close, Core, Peers, RingSpec, Ticket, Waiting};
+use super::{BatcherBuilder, Buckets, Close, Core, Peers, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Effect, Injection, Link, SideBySide, Sim, SimOptions, SimProgram, Unit};
 use crate::device::{Device, Kind, Priority, Signal};
 use crate::error::Error;
@@ -72,8 +72,7 @@ fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
         acquire_limit: LONG,
         waiting: small.waiting,
         output_kind: OutputKind::Features,
-        input: row.clone(),
-        outputs: vec![row],
+        buckets: Buckets::one(&[2], row.clone(), vec![row]),
         classes: vec![0],
         device_results: false,
         freed,

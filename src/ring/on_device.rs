@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::bucket::{Extent, RowBucket};
 use super::credits::Lent;
 use super::{Close, Core};
 use crate::device::{CallerStream, Device, DeviceBuffer, DeviceRows, Event, Note, RowCopy, Span};
@@ -44,7 +45,7 @@ pub struct DeviceOutput {
     lent: Lent,
     /// Counts the ring's submissions.
     number: u64,
-    rows: usize,
+    extent: Extent,
     /// The stream that was made to wait last.
     waits: Option<CallerStream>,
     /// Whether a stream was told of that reads it.
@@ -52,8 +53,8 @@ pub struct DeviceOutput {
 }
 
 impl DeviceOutput {
-    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, rows: usize) -> Self {
-        Self { core, lent, number, rows, waits: None, is_read: false }
+    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, extent: Extent) -> Self {
+        Self { core, lent, number, extent, waits: None, is_read: false }
     }
 
     fn there(&self) -> &OnDevice {
@@ -62,12 +63,16 @@ impl DeviceOutput {
 
     /// Rows submitted, and so rows here.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
+    }
+
+    fn rows_of(&self) -> &RowBucket {
+        self.core.bucket(self.extent.bucket)
     }
 
     /// What a row holds, and its pitch; of an engine of several models, of the first one's.
     pub fn spec(&self) -> &RowSpec {
-        &self.core.spec.outputs[0]
+        &self.rows_of().outputs[0]
     }
 
     /// Where the first row begins: a `CUdeviceptr`; on the CPU an address of host memory. Rows are the spec's `row_pitch`
@@ -78,7 +83,7 @@ impl DeviceOutput {
 
     /// Outputs of a row, as [`Output::parts`](crate::Output::parts).
     pub fn parts(&self) -> usize {
-        self.core.spec.outputs.len()
+        self.rows_of().outputs.len()
     }
 
     /// Where the first row of one of the outputs of an engine of several models begins, and what its rows are.
@@ -86,8 +91,8 @@ impl DeviceOutput {
     /// # Panics
     /// If `index` is not below [`DeviceOutput::parts`].
     pub fn part(&self, index: usize) -> (u64, &RowSpec) {
-        let spec = &self.core.spec.outputs[index];
-        (self.there().buffer.addr() + self.core.spec.output_at(index, self.core.capacity()) as u64, spec)
+        let spec = &self.rows_of().outputs[index];
+        (self.there().buffer.addr() + self.core.spec.buckets.output_at(index) as u64, spec)
     }
 
     /// Makes what is enqueued on `stream` from now on wait until the result is there. On the CPU, where the default stream
@@ -191,7 +196,10 @@ impl Drop for DeviceOutput {
 
 impl std::fmt::Debug for DeviceOutput {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceOutput").field("rows", &self.rows).field("spec", &self.spec()).finish_non_exhaustive()
+        f.debug_struct("DeviceOutput")
+            .field("rows", &self.extent.rows)
+            .field("spec", &self.spec())
+            .finish_non_exhaustive()
     }
 }
 
@@ -200,14 +208,14 @@ impl Core {
     pub(super) fn copy_from_device(
         &self,
         from: DeviceRows,
-        rows: usize,
+        Extent { bucket, rows }: Extent,
         slot: usize,
         uploaded: &Event,
     ) -> Result<(), Error> {
         for runner in self.runners.iter().filter(|runner| runner.reads_upload()) {
             runner.computed[slot].hold_up(from.stream)?;
         }
-        let RowSpec { row_bytes, row_pitch, .. } = self.spec.input;
+        let RowSpec { row_bytes, row_pitch, .. } = self.bucket(bucket).input;
         // SAFETY: the slot input lives as long as self, which whoever has the result holds until `done`; its last reader is
         // ordered before by `computed`. What is read is there by the contract of `Batch::read_from`.
         unsafe {

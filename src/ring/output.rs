@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Core;
+use super::bucket::{Extent, RowBucket};
 use crate::device::Note;
 use crate::error::Error;
 use crate::sync::lock;
@@ -22,27 +23,31 @@ use crate::tensor::{Element, OutputKind, PortKey, RowSpec};
 pub struct Output {
     core: Arc<Core>,
     result: usize,
-    rows: usize,
+    extent: Extent,
 }
 
 impl Output {
-    pub(super) fn new(core: Arc<Core>, result: usize, rows: usize) -> Self {
-        Self { core, result, rows }
+    pub(super) fn new(core: Arc<Core>, result: usize, extent: Extent) -> Self {
+        Self { core, result, extent }
+    }
+
+    fn rows_of(&self) -> &RowBucket {
+        self.core.bucket(self.extent.bucket)
     }
 
     /// Rows submitted, and so rows here.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     /// What a row holds; of an engine of several models, of the first one's.
     pub fn spec(&self) -> &RowSpec {
-        &self.core.spec.outputs[0]
+        &self.rows_of().outputs[0]
     }
 
     /// Outputs of a row: one, or as many as the engine has models whose outputs nobody else reads.
     pub fn parts(&self) -> usize {
-        self.core.spec.outputs.len()
+        self.rows_of().outputs.len()
     }
 
     /// One of the outputs of an engine of several models, in the order in which the builder named them.
@@ -50,13 +55,13 @@ impl Output {
     /// # Panics
     /// If `index` is not below [`Output::parts`].
     pub fn part(&self, index: usize) -> OutputPart<'_> {
-        let spec = &self.core.spec.outputs[index];
-        let at = self.core.spec.output_at(index, self.core.capacity());
+        let spec = &self.rows_of().outputs[index];
+        let at = self.core.spec.buckets.output_at(index);
         // SAFETY: self holds the result's credit and was made after its `done` event: the copy engine has written it
         // and nothing writes it before self is dropped.
         let bytes = unsafe { self.core.results[self.result].buffer.bytes() };
         let (kind, classes) = (self.core.spec.output_kind, self.core.spec.classes[index]);
-        OutputPart { bytes: &bytes[at..], rows: self.rows, spec, kind, classes }
+        OutputPart { bytes: &bytes[at..], rows: self.extent.rows, spec, kind, classes }
     }
 
     /// What its rows are.
@@ -249,6 +254,6 @@ impl Drop for Output {
 
 impl std::fmt::Debug for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Output").field("rows", &self.rows).field("spec", &self.spec()).finish()
+        f.debug_struct("Output").field("rows", &self.extent.rows).field("spec", &self.spec()).finish()
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::bucket::Extent;
 use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core, Ticket};
 use crate::device::Signal;
@@ -164,15 +165,15 @@ impl std::fmt::Debug for Peers {
 
 impl Member {
     /// Makes a submission of its ring one that is run again should the device fail, also if it has already.
-    pub fn submitted(self, staging: usize, rows: usize, submitted: Result<Ticket, Error>) -> Result<Ticket, Error> {
+    pub fn submitted(self, staging: usize, extent: Extent, submitted: Result<Ticket, Error>) -> Result<Ticket, Error> {
         match submitted {
             Ok(ticket) => {
                 let counts = &self.peers.counts[self.index];
                 counts.batches.fetch_add(1, Ordering::Relaxed);
-                counts.rows.fetch_add(rows as u64, Ordering::Relaxed);
+                counts.rows.fetch_add(extent.rows as u64, Ordering::Relaxed);
                 Ok(ticket.or_again(Again { member: self, staging }))
             }
-            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(rows),
+            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(extent),
             Err(error) => Err(error),
         }
     }
@@ -181,11 +182,12 @@ impl Member {
 impl Again {
     /// Submits the rows to another ring. For tickets whose device failed with the answer not known to be there, and
     /// submissions that failed: nobody else gets the staging then.
-    pub fn submit(self, rows: usize) -> Result<Ticket, Error> {
+    pub fn submit(self, extent: Extent) -> Result<Ticket, Error> {
         let Self { member: Member { peers, index }, staging } = self;
         let failed = &peers.cores[index];
-        let mut batch = peers.acquire(failed.spec.acquire_limit)?;
-        let bytes = rows * failed.spec.input.row_pitch;
+        let Extent { bucket, rows } = extent;
+        let mut batch = peers.acquire(failed.spec.acquire_limit)?.in_bucket(bucket);
+        let bytes = rows * failed.bucket(bucket).input.row_pitch;
         // SAFETY: the staging is the caller's alone, which no longer writes it; the device only ever reads it.
         let rows_there = unsafe { &failed.staging[staging].buffer.bytes()[..bytes] };
         batch.bytes_mut()[..bytes].copy_from_slice(rows_there);

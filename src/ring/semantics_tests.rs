@@ -7,7 +7,7 @@ use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Batch, Close, Core, DeviceOutput, RingSpec, Ticket, Waiting};
+use super::{Batch, Buckets, Close, Core, DeviceOutput, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, Picos, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{CallerStream, Device, DeviceRows, Event, HostBuffer, Kind, Priority, Stream};
 use crate::error::Error;
@@ -66,8 +66,7 @@ fn ring_of(
         acquire_limit: SOON,
         waiting,
         output_kind: OutputKind::Features,
-        input: row.clone(),
-        outputs: vec![row],
+        buckets: Buckets::one(&[1], row.clone(), vec![row]),
         classes: vec![0],
         device_results: true,
         freed: None,

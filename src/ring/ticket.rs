@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::bucket::Extent;
 use super::credits::{Lent, Wake};
 use super::peers::Again;
 use super::{Close, Core, Output};
@@ -35,7 +36,7 @@ pub struct Ticket {
     lent: Lent,
     /// Counts the ring's submissions.
     number: u64,
-    rows: usize,
+    extent: Extent,
     /// Whether the result went to an output, or was quarantined.
     settled: bool,
     /// Where its rows are and who runs them again, should its device fail.
@@ -43,8 +44,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, rows: usize) -> Self {
-        Self { core, lent, number, rows, settled: false, again: None }
+    pub(super) fn new(core: Arc<Core>, lent: Lent, number: u64, extent: Extent) -> Self {
+        Self { core, lent, number, extent, settled: false, again: None }
     }
 
     /// The same, to be run again from its staging should the device fail.
@@ -60,7 +61,7 @@ impl Ticket {
 
     /// Rows submitted.
     pub fn rows(&self) -> usize {
-        self.rows
+        self.extent.rows
     }
 
     /// Blocks until the result is there; how, [`EngineBuilder::waiting`](crate::EngineBuilder::waiting) says.
@@ -117,7 +118,7 @@ impl Ticket {
     fn settle_or_move(&mut self, waited: Result<(), Error>) -> Result<Option<Output>, Error> {
         match (self.settle(waited), self.again.take()) {
             (Err(Error::Fault { .. }), Some(again)) => {
-                *self = again.submit(self.rows)?;
+                *self = again.submit(self.extent)?;
                 Ok(None)
             }
             (settled, _) => settled.map(Some),
@@ -149,7 +150,7 @@ impl Ticket {
                 drop(state);
                 drop(unused);
                 self.core.device.note(Note::Begin(span, Access::Read));
-                Ok(Output::new(self.core.clone(), self.lent.result, self.rows))
+                Ok(Output::new(self.core.clone(), self.lent.result, self.extent))
             }
             Err(error) => {
                 if let Some(again) = &self.again {
@@ -197,6 +198,6 @@ impl Drop for Ticket {
 
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ticket").field("rows", &self.rows).finish_non_exhaustive()
+        f.debug_struct("Ticket").field("rows", &self.extent.rows).finish_non_exhaustive()
     }
 }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::sim::{self, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit, picos};
-use crate::device::{Device, HOST_MEMORY, Kind, Priority};
+use crate::device::{Device, HOST_MEMORY, Kind, Priority, Program};
 use crate::error::Error;
-use crate::ring::{Core, RingSpec, Stage, Waiting};
+use crate::ring::{Buckets, Core, RingSpec, Stage, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 pub use report::{SimBound, SimLatency, SimReport, SimStage};
@@ -406,8 +406,7 @@ fn build(spec: &SimSpec, polls_advance: bool) -> Result<(Arc<Sim>, Device, Arc<C
         acquire_limit: Duration::from_secs(10),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: row.clone(),
-        outputs: vec![row],
+        buckets: Buckets::one(program.batch_sizes(), row.clone(), vec![row]),
         classes: vec![0],
         device_results: false,
         freed: None,

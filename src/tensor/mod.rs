@@ -2,11 +2,14 @@
 
 mod element;
 mod row;
+mod size;
 
 use std::fmt;
 
 pub use element::Element;
-pub use row::{PortKey, ROW_ALIGN, RowPort, RowSpec};
+pub use row::{Padding, PortKey, ROW_ALIGN, RowPort, RowSpec};
+pub use size::Size;
+pub(crate) use size::{Bucket, Dims};
 
 /// The type of one tensor element.
 ///

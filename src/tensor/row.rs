@@ -56,6 +56,18 @@ pub struct RowPort {
     pub dims: Vec<usize>,
     /// Where it begins in a row, in bytes.
     pub offset: usize,
+    /// How a value that is shorter along one axis fills it, if that was declared by
+    /// [`Model::padded`](crate::model::Model::padded).
+    pub padding: Option<Padding>,
+}
+
+/// What follows the elements of a value that is shorter than its port along one axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padding {
+    /// The axis.
+    pub axis: usize,
+    /// The bytes of one element.
+    pub elem: Arc<[u8]>,
 }
 
 /// How a port is named: by its name, or by its number in the order of the row.
@@ -93,7 +105,8 @@ impl RowSpec {
         let mut end = 0_usize;
         let mut placed: Vec<RowPort> = Vec::new();
         for (name, dtype, dims) in ports {
-            let port = RowPort { name: name.into(), dtype, dims, offset: end.checked_next_multiple_of(PORT_ALIGN)? };
+            let offset = end.checked_next_multiple_of(PORT_ALIGN)?;
+            let port = RowPort { name: name.into(), dtype, dims, offset, padding: None };
             assert!(placed.iter().all(|other| other.name != port.name), "two ports called `{}`", port.name);
             end = port.offset.checked_add(port.checked_bytes()?)?;
             placed.push(port);
@@ -122,6 +135,13 @@ impl RowSpec {
     /// [`Error::Option`] if there is no such port, with those that there are.
     pub fn port(&self, key: impl PortKey) -> Result<&RowPort, Error> {
         key.find(self)
+    }
+
+    /// The same with padding declared of some ports: their numbers, and what they are padded with.
+    pub(crate) fn padded(&self, padding: &[(usize, Padding)]) -> Self {
+        let mut ports = self.ports.to_vec();
+        padding.iter().for_each(|(port, padding)| ports[*port].padding = Some(padding.clone()));
+        Self { ports: ports.into(), ..self.clone() }
     }
 
     /// Whether rows of the other spec hold the same values in the same places, whatever their names.
@@ -169,6 +189,52 @@ impl RowPort {
         self.check::<T>().map(|()| bytemuck::cast_slice_mut(&mut row[self.range()]))
     }
 
+    /// Writes its elements into a row. Fewer are those of a value that is shorter along the axis that may be padded, and
+    /// the padding follows.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for elements of another type, or a number of them that is no such value's.
+    pub(crate) fn write<T: Element>(&self, row: &mut [u8], elems: &[T]) -> Result<(), Error> {
+        self.check::<T>()?;
+        self.write_bytes(row, bytemuck::cast_slice(elems))
+    }
+
+    /// The same of bytes.
+    pub(crate) fn write_bytes(&self, row: &mut [u8], bytes: &[u8]) -> Result<(), Error> {
+        let to = &mut row[self.range()];
+        if bytes.len() == to.len() {
+            to.copy_from_slice(bytes);
+            return Ok(());
+        }
+        let Some((Padding { elem, .. }, [outer, given, all])) = self.padding.as_ref().zip(self.shorter(bytes.len()))
+        else {
+            return Err(self.no_such_length(bytes.len()));
+        };
+        for index in 0..outer {
+            let (value, rest) = to[index * all..][..all].split_at_mut(given);
+            value.copy_from_slice(&bytes[index * given..][..given]);
+            rest.chunks_exact_mut(elem.len()).for_each(|to| to.copy_from_slice(elem));
+        }
+        Ok(())
+    }
+
+    /// How a shorter value of so many bytes lies in the port: pieces, bytes of a piece, and their distance.
+    fn shorter(&self, bytes: usize) -> Option<[usize; 3]> {
+        let axis = self.padding.as_ref()?.axis;
+        let outer: usize = self.dims[..axis].iter().product();
+        let inner: usize = self.dims[axis + 1..].iter().product::<usize>() * self.dtype.bytes();
+        let is_whole = outer * inner > 0 && bytes.is_multiple_of(outer * inner) && bytes < self.bytes();
+        is_whole.then(|| [outer, bytes / outer, self.dims[axis] * inner])
+    }
+
+    fn no_such_length(&self, bytes: usize) -> Error {
+        let expected = match &self.padding {
+            None => format!("{}", self.elems()),
+            Some(Padding { axis, .. }) => format!("at most {}, and whole slices along axis {axis}", self.elems()),
+        };
+        Error::option("port", format!("{} elements for {self}", bytes / self.dtype.bytes()), expected)
+    }
+
     fn check<T: Element>(&self) -> Result<(), Error> {
         if T::DTYPES.contains(&self.dtype) {
             return Ok(());
@@ -187,5 +253,48 @@ impl fmt::Display for RowPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: Vec<String> = self.dims.iter().map(usize::to_string).collect();
         write!(f, "`{}` of {}[{}]", self.name, self.dtype, dims.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shorter_value_is_padded_along_its_axis() {
+        let elem: Arc<[u8]> = 7_u16.to_le_bytes().into();
+        let spec = RowSpec::new([("x", Dtype::U8, vec![1]), ("y", Dtype::U16, vec![2, 3, 2])]);
+        let written = |axis, elems: &[u16]| {
+            let padded = spec.padded(&[(1, Padding { axis, elem: elem.clone() })]);
+            let mut row = vec![0xff; spec.row_pitch];
+            padded.ports()[1].write(&mut row, elems).map(|()| {
+                assert!(row[..16].iter().chain(&row[40..]).all(|&byte| byte == 0xff), "beyond the port");
+                spec.ports()[1].elems_of::<u16>(&row).unwrap().to_vec()
+            })
+        };
+        assert_eq!(written(1, &[1, 2, 3, 4]).unwrap(), [1, 2, 7, 7, 7, 7, 3, 4, 7, 7, 7, 7]);
+        assert_eq!(written(0, &[1, 2, 3, 4, 5, 6]).unwrap(), [1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7, 7]);
+        assert_eq!(written(2, &[1, 2, 3, 4, 5, 6]).unwrap(), [1, 7, 2, 7, 3, 7, 4, 7, 5, 7, 6, 7]);
+        assert_eq!(written(1, &[]).unwrap(), [7; 12]);
+        let all: Vec<u16> = (0..12).collect();
+        assert_eq!(written(1, &all).unwrap(), all);
+        for wrong in [&[1_u16, 2, 3][..], &[0; 13], &[0; 16]] {
+            let error = written(1, wrong).unwrap_err().to_string();
+            assert!(error.contains("`y` of u16[2,3,2]") && error.contains("along axis 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_value_without_padding_has_all_its_elements() {
+        let spec = RowSpec::new([("x", Dtype::F32, vec![3])]);
+        let mut row = vec![0; spec.row_pitch];
+        let write = |row: &mut [u8], elems: &[f32]| spec.ports()[0].write(row, elems);
+        write(&mut row, &[1.0, 2.0, 3.0]).unwrap();
+        assert_eq!(spec.ports()[0].elems_of::<f32>(&row).unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(
+            write(&mut row, &[1.0]).unwrap_err().to_string(),
+            "port is 1 elements for `x` of f32[3]: expected 3"
+        );
+        assert!(spec.ports()[0].write(&mut row, &[0_u8; 12]).is_err());
     }
 }

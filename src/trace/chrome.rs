@@ -28,6 +28,7 @@ enum Arguments {
     Batch {
         batch: u64,
         slot: usize,
+        size: usize,
         rows: usize,
         #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<String>,
@@ -77,13 +78,13 @@ fn name_of(what: &str, group: Group, tid: usize, name: String) -> Event {
 }
 
 fn event(interval: &TraceInterval, group: Group, tid: usize) -> Event {
-    let &TraceInterval { batch, slot, rows, stage, begin, end, .. } = interval;
+    let &TraceInterval { batch, slot, size, rows, stage, begin, end, .. } = interval;
     let name = match (group, &interval.model) {
         (Group::Streams, _) => format!("batch {batch}"),
         (_, Some(model)) => format!("{model} {batch}"),
         (_, None) => format!("{stage} {batch}"),
     };
-    let args = Arguments::Batch { batch, slot, rows, model: interval.model.as_deref().map(String::from) };
+    let args = Arguments::Batch { batch, slot, size, rows, model: interval.model.as_deref().map(String::from) };
     let (ts, dur) = (Some(begin * 1e6), Some((end - begin) * 1e6));
     Event { name, cat: Some(stage), ph: "X", ts, dur, pid: group as usize, tid, args }
 }

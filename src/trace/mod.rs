@@ -62,16 +62,17 @@ pub(crate) struct TracedModel {
     pub name: String,
     /// The name of the device, as the driver gives it.
     pub device_name: String,
-    /// Bytes copied in and out for each row.
-    pub row_bytes: [usize; 2],
-    /// By batch size, ascending.
+    /// Of each of the engine's sizes.
     pub programs: Vec<TracedProgram>,
 }
 
-/// What runs for batches of up to so many rows.
+/// What runs for batches at one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct TracedProgram {
+    /// Rows of one run.
     pub batch: usize,
+    /// Bytes copied in and out for each row.
+    pub row_bytes: [usize; 2],
     pub layers: Vec<TracedLayer>,
 }
 
@@ -109,6 +110,8 @@ pub struct TraceInterval {
     pub batch: u64,
     /// The slot that served it.
     pub slot: usize,
+    /// Which of the engine's sizes it ran at, as [`Engine::sizes`](crate::Engine::sizes) has them.
+    pub size: usize,
     /// Rows submitted.
     pub rows: usize,
     /// What was done.

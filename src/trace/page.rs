@@ -32,6 +32,7 @@ struct Columns {
     model: Vec<usize>,
     batch: Vec<u64>,
     slot: Vec<usize>,
+    size: Vec<usize>,
     rows: Vec<usize>,
     begin: Vec<u64>,
     took: Vec<u64>,
@@ -82,6 +83,7 @@ fn columns(intervals: &[TraceInterval], models: &[&str]) -> Columns {
         columns.model.push(models.iter().position(|name| *name == model).unwrap_or_default());
         columns.batch.push(interval.batch);
         columns.slot.push(interval.slot);
+        columns.size.push(interval.size);
         columns.rows.push(interval.rows);
         columns.begin.push(begin);
         columns.took.push(nanoseconds(interval.end - origin).saturating_sub(begin));

@@ -9,6 +9,7 @@ fn batch(number: u64, stages: [(f64, f64); 3]) -> Vec<TraceInterval> {
     let interval = |stage, (begin, end): (f64, f64), thread| TraceInterval {
         batch: number,
         slot: number as usize % 3,
+        size: number as usize % 2,
         rows: 10,
         stage,
         model: None,
@@ -204,6 +205,7 @@ fn the_page_has_every_interval_once_in_a_stream_or_thread() {
     for (at, interval) in trace.intervals().iter().enumerate() {
         assert_eq!(data["stages"][columns["stage"][at].as_u64().unwrap() as usize], interval.stage.to_string());
         assert_eq!((&columns["batch"][at], &columns["slot"][at]), (&interval.batch.into(), &interval.slot.into()));
+        assert_eq!(columns["size"][at], interval.size);
         near(columns["begin"][at].as_f64().unwrap() * 1e-9, interval.begin);
         near(columns["took"][at].as_f64().unwrap() * 1e-9, interval.seconds());
     }
@@ -220,7 +222,7 @@ fn the_page_asks_nothing_of_a_network_and_takes_any_name() {
     let name = "</script><script>alert(1)</script><!-- & {{data}} {{script}} {{title}}";
     let mut named = schedule();
     named.intervals[0].thread = Some(name.into());
-    let named = named.of(TracedModel { name: name.into(), row_bytes: [3, 4], ..TracedModel::default() });
+    let named = named.of(TracedModel { name: name.into(), ..TracedModel::default() });
     let page = named.to_html();
     for asks in ["http:", "https:", "//cdn", "src=", "@import", "url(", "fetch(", "XMLHttpRequest", "import("] {
         assert!(!page.contains(asks), "{asks}");

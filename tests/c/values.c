@@ -173,6 +173,113 @@ static void single_rows(trefoil_engine engine)
     OK(trefoil_release(batcher));
 }
 
+/* Rows of this many numbers, and of the same filled up with ones. */
+static void check_sums(trefoil_output output, size_t row, size_t given, size_t all)
+{
+    const void *found = NULL;
+    size_t bytes = 0;
+    OK(trefoil_output_port(output, row, 0, TREFOIL_DTYPE_F32, &found, &bytes));
+    HOLDS(bytes == all * sizeof(float));
+    for (size_t i = 0; i < all; i++)
+        HOLDS(((const float *)found)[i] == (i < given ? 0.5f * (float)i : 1.0f) + 2.0f);
+}
+
+/* An engine of two sizes, whose rows may be shorter: {2, n = 3} and {1, n = 5}. */
+static void several_sizes(trefoil_model model, trefoil_device device)
+{
+    const char *n[] = {"n"}, *unknown[] = {"m"}, *padded_inputs[] = {"numbers", NULL};
+    const size_t three = 3, five = 5, four = 4, six = 6;
+    const double ones[] = {1.0, 1.0};
+    const trefoil_size small = {.size = sizeof small, .batch = 2, .names = n, .values = &three, .count = 1};
+    const trefoil_size large = {.size = sizeof large, .batch = 1, .names = n, .values = &five, .count = 1};
+    trefoil_size asked = {.size = sizeof asked, .batch = 1, .names = n, .values = &four, .count = 1};
+    const trefoil_size *sizes[] = {&small, &large, NULL};
+    const float numbers_of[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f};
+    const int64_t shift = 2;
+    trefoil_model padded = 0;
+    trefoil_engine engine = 0;
+    trefoil_batch batch = 0;
+    trefoil_row row = 0;
+    trefoil_batcher batcher = 0;
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    trefoil_batch_info info = {.size = sizeof info};
+    trefoil_port port = {.size = sizeof port};
+
+    EXPECT(trefoil_model_padded(model, "m", padded_inputs, ones, 1, &padded), INVALID_ARGUMENT, "`n`");
+    EXPECT(trefoil_model_padded(model, NULL, padded_inputs, ones, 1, &padded), NULL_POINTER, "dim is null");
+    EXPECT(trefoil_model_padded(model, "n", padded_inputs, ones, 2, &padded), NULL_POINTER, "a name of `names` is null");
+    EXPECT(trefoil_model_padded(model, "n", padded_inputs, NULL, 1, &padded), NULL_POINTER, "values is null");
+    OK(trefoil_model_padded(model, "n", padded_inputs, ones, 1, &padded));
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .check = 1, .sizes = sizes, .size_count = 3};
+    EXPECT(trefoil_engine_build(padded, &options, &engine), NULL_POINTER, "a size of `sizes` is null");
+    options.size_count = 2;
+    OK(trefoil_engine_build(padded, &options, &engine));
+
+    EXPECT(trefoil_acquire_for(engine, NULL, UINT64_MAX, &batch), NULL_POINTER, "wanted is null");
+    EXPECT(trefoil_acquire_for(engine, &asked, UINT64_MAX, NULL), NULL_POINTER, "batch is null");
+    asked.values = &six;
+    EXPECT(trefoil_acquire_for(engine, &asked, UINT64_MAX, &batch), INVALID_ARGUMENT, "batch=2,n=3; batch=1,n=5");
+    asked.names = unknown;
+    EXPECT(trefoil_acquire_for(engine, &asked, UINT64_MAX, &batch), INVALID_ARGUMENT, "size is batch=1,m=6");
+    asked.names = n, asked.values = &four;
+
+    /* Four numbers take the size of five. */
+    OK(trefoil_acquire_for(engine, &asked, UINT64_MAX, &batch));
+    OK(trefoil_batch_get_info(batch, &info));
+    HOLDS(info.capacity == 1 && info.ports == 2 && info.row_bytes == 32 + 8 && info.row_pitch == 256);
+    OK(trefoil_batch_describe_port(batch, 0, &port));
+    HOLDS(port.rank == 1 && port.dims[0] == 5 && port.bytes == 5 * sizeof(float));
+    EXPECT(trefoil_batch_get_info(batch, NULL), NULL_POINTER, "info is null");
+    EXPECT(trefoil_batch_describe_port(batch, 2, &port), INVALID_ARGUMENT, "port is 2");
+    EXPECT(trefoil_batch_write_port(batch, 1, 0, TREFOIL_DTYPE_F32, numbers_of, 4), INVALID_ARGUMENT, "row 1");
+    EXPECT(trefoil_batch_write_port(batch, 0, 0, TREFOIL_DTYPE_I64, numbers_of, 16), INVALID_ARGUMENT, "elements of i64");
+    EXPECT(trefoil_batch_write_port(batch, 0, 0, TREFOIL_DTYPE_F32, NULL, 16), NULL_POINTER, "elements is null");
+    EXPECT(trefoil_batch_write_port(batch, 0, 0, TREFOIL_DTYPE_F32, numbers_of, 18), INVALID_ARGUMENT, "along axis 0");
+    OK(trefoil_batch_write_port(batch, 0, 0, TREFOIL_DTYPE_F32, numbers_of, 4 * sizeof(float)));
+    OK(trefoil_batch_write_port(batch, 0, 1, TREFOIL_DTYPE_I64, &shift, sizeof shift));
+    OK(trefoil_submit(batch, 1, &ticket));
+    OK(trefoil_wait(ticket, &output));
+    OK(trefoil_output_describe_port(output, 0, &port));
+    HOLDS(strcmp(port.name, "sums") == 0 && port.dims[0] == 5);
+    EXPECT(trefoil_output_describe_port(output, 3, &port), INVALID_ARGUMENT, "`doubled`");
+    check_sums(output, 0, 4, 5);
+    OK(trefoil_release(output));
+
+    /* Two rows of one number take the size of three, which is the first, too. */
+    OK(trefoil_acquire(engine, &batch));
+    OK(trefoil_batch_get_info(batch, &info));
+    HOLDS(info.capacity == 2);
+    for (size_t at = 0; at < 2; at++) {
+        OK(trefoil_batch_write_port(batch, at, 0, TREFOIL_DTYPE_F32, numbers_of, (at + 1) * sizeof(float)));
+        OK(trefoil_batch_write_port(batch, at, 1, TREFOIL_DTYPE_I64, &shift, sizeof shift));
+    }
+    OK(trefoil_submit(batch, 2, &ticket));
+    OK(trefoil_wait(ticket, &output));
+    check_sums(output, 0, 1, 3);
+    check_sums(output, 1, 2, 3);
+    OK(trefoil_release(output));
+
+    OK(trefoil_batcher_build(engine, NULL, &batcher));
+    const trefoil_row_options of_row = {.size = sizeof of_row, .at = &asked};
+    OK(trefoil_batcher_row(batcher, &of_row, &row));
+    OK(trefoil_row_describe_port(row, 0, &port));
+    HOLDS(port.dims[0] == 5);
+    EXPECT(trefoil_row_describe_port(row, 2, &port), INVALID_ARGUMENT, "port is 2");
+    EXPECT(trefoil_row_write_port(row, 0, TREFOIL_DTYPE_F32, NULL, 16), NULL_POINTER, "elements is null");
+    OK(trefoil_row_write_port(row, 0, TREFOIL_DTYPE_F32, numbers_of, 4 * sizeof(float)));
+    OK(trefoil_row_write_port(row, 1, TREFOIL_DTYPE_I64, &shift, sizeof shift));
+    OK(trefoil_row_submit(row, &ticket));
+    OK(trefoil_wait(ticket, &output));
+    check_sums(output, 0, 4, 5);
+    OK(trefoil_release(output));
+    asked.values = &six;
+    EXPECT(trefoil_batcher_row(batcher, &of_row, &row), INVALID_ARGUMENT, "batch=1,n=5");
+    OK(trefoil_release(batcher));
+    OK(trefoil_release(engine));
+    OK(trefoil_release(padded));
+}
+
 /* A network of images has one port on each side. */
 static void images(const char *path, trefoil_device device)
 {
@@ -207,6 +314,7 @@ int main(int argc, char **argv)
     descriptions(engine, model);
     batches(engine);
     single_rows(engine);
+    several_sizes(model, device);
     images(argv[2], device);
     OK(trefoil_release(engine));
     OK(trefoil_release(model));

@@ -102,6 +102,38 @@ static void ports(const std::string &path, const trefoil::device &device) {
     holds(std::move(single).submit().wait(), 0, 0);
 }
 
+// An engine of two sizes, and rows that are shorter than theirs.
+static void sizes(const std::string &path, const trefoil::device &device) {
+    const trefoil::model model = trefoil::model::at(path, {{"n", 3}}).padded("n", {{"numbers", 1.0}});
+    trefoil::engine_options options;
+    options.device = device.get();
+    options.check = 1;
+    const trefoil::engine engine(model, {{2, {{"n", 3}}}, {1, {{"n", 5}}}}, options);
+    REQUIRE(engine.capacity() == 2 && engine.input_port("numbers").elements == 3);
+    const trefoil::sized four{1, {{"n", 4}}};
+    REFUSES("batch=2,n=3; batch=1,n=5", engine.acquire_for({1, {{"n", 6}}}));
+    const float numbers[] = {0, 1, 2, 3};
+    const std::int64_t shift = 4;
+    const auto holds = [](const trefoil::output &output) {
+        REQUIRE(output.describe_port(0).elements == 5);
+        const trefoil::span<const float> sums = output.port<float>(0, 0);
+        for (std::size_t i = 0; i < 5; i++) REQUIRE(sums[i] == (i < 4 ? static_cast<float>(i) : 1.0f) + 4);
+    };
+    trefoil::batch batch = engine.acquire_for(four);
+    REQUIRE(batch.capacity() == 1 && batch.describe_port(0).elements == 5 && batch.row(0).size() == 40);
+    batch.write_port(0, 0, numbers, 4);
+    batch.write_port(0, 1, &shift, 1);
+    REFUSES("elements of f32", batch.write_port(0, 1, numbers, 1));
+    holds(std::move(batch).submit(1).wait());
+
+    const trefoil::batcher batcher(engine);
+    trefoil::row row = batcher.row_for(four);
+    REQUIRE(row.describe_port(0).elements == 5);
+    row.write_port(0, numbers, 4);
+    row.write_port(1, &shift, 1);
+    holds(std::move(row).submit().wait());
+}
+
 int main(int argc, char **argv) {
     if (argc < 5) return 64;
     trefoil::check_abi();
@@ -134,6 +166,7 @@ int main(int argc, char **argv) {
     }
     moves(device), moves(model), moves(engine);
     ports(argv[4], device);
+    sizes(argv[4], device);
 
     // batches
     trefoil::batch batch = engine.acquire();

@@ -5,6 +5,7 @@ use trefoil::{Device, Engine, Precision, Target};
 use crate::harness::Scenario;
 use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
+use crate::support::sizes;
 
 /// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
 #[test]
@@ -37,6 +38,19 @@ fn encoders_are_launched_as_their_kernels_are() {
             for rows in [1, 3] {
                 engine.acquire().unwrap().submit(rows).unwrap().wait().unwrap();
             }
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// Cases of engines of several sizes, as loops; behind the hazard checker. The kernel of means is none.
+#[test]
+fn sizes_are_computed_by_loops_alone() {
+    let scenario = Scenario::new("values::sizes_are_computed_by_loops_alone", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        for (name, case) in sizes::ALL.into_iter().filter(|(name, _)| *name != "a_mean_is_there_at_every_size") {
+            println!("{name}");
+            case(&device);
         }
     });
     scenario.run(&[]).assert_clean();

@@ -220,6 +220,79 @@ fn a_missing_size_is_named() {
 }
 
 #[test]
+fn an_engine_of_several_sizes_runs_each() {
+    let files = Files::new("run-several");
+    let sizes = ["--size", "batch=4,sequence=2", "--size", "batch=1,sequence=5"];
+    let output = files.run("run", &sizes);
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    let parts = ["size    batch=4,sequence=2", "`ids` of i64[2], random", "rows    4 in batches of up to 4"];
+    let more =
+        ["size    batch=1,sequence=5", "`ids` of i64[5], random", "rows    1 in batches of up to 1", "i64[1,5]: "];
+    for part in parts.into_iter().chain(more) {
+        assert!(said.contains(part), "no `{part}` in:\n{said}");
+    }
+
+    // Rows of a file take the size that has their dimensions.
+    let ids = files.input("ids", npy("<i8", "2, 5", &i64s(&[1, 2, 3, 4, 5, -1, -2, -3, -4, -5])));
+    let to = files.0.0.join("out.npz");
+    let output = files.run("run", &[&sizes[..], &["--input", &ids, "--output", to.to_str().unwrap()]].concat());
+    expect_code(&output, 0);
+    assert!(!stdout(&output).contains("sequence=2"), "{}", stdout(&output));
+    let arrays = unzip(&fs::read(&to).unwrap());
+    let (header, sums) = self::parts(&arrays.iter().find(|(name, _)| name == "sums.npy").unwrap().1);
+    assert!(header.contains("(2, 5,)"), "{header}");
+    assert_eq!(sums, i64s(&[2, 4, 6, 8, 10, -2, -4, -6, -8, -10]));
+
+    let refused = files.run("run", &[&sizes[..], &["--output", to.to_str().unwrap()]].concat());
+    expect_code(&refused, 1);
+    assert!(stderr(&refused).contains("batch=1,sequence=5"), "{}", stderr(&refused));
+    let unknown = files.run("run", &[&sizes[..], &["--size", "batch=2,length=3"]].concat());
+    expect_code(&unknown, 1);
+    assert!(stderr(&unknown).contains("`sequence`"), "{}", stderr(&unknown));
+
+    let plans = files.run("inspect", &sizes);
+    expect_code(&plans, 0);
+    for rows in ["`ids` of i64[2] ->", "`ids` of i64[5] ->"] {
+        assert!(stdout(&plans).contains(rows), "no `{rows}` in:\n{}", stdout(&plans));
+    }
+}
+
+/// Rows are slices along the batch, which is the second axis as recurrent networks have it.
+#[test]
+fn the_batch_may_be_the_second_axis() {
+    let files = Files::new("run-second");
+    let graph = [
+        port(11, "x", FLOAT, &["sequence", "batch_size", "2"]),
+        op("Add", &["x", "x"], "twice", &[]),
+        op("ReduceSum", &["twice"], "sum", &[attribute("keepdims", &[int(3, 0), int(20, 2)])]),
+        op("Mul", &["twice", "twice"], "y", &[]),
+        port(12, "y", FLOAT, &["sequence", "batch_size", "2"]),
+    ];
+    let without_sum = [&graph[..2], &graph[3..]].concat();
+    fs::write(&files.1, [model(&without_sum), message(8, &[int(2, 18)])].concat()).unwrap();
+    let rows = f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0]);
+    let x = files.input("x", npy("<f4", "2, 3, 2", &rows)); // two rows of three tokens
+    let to = files.0.0.join("out.npz");
+    let size = ["--size", "sequence=3,batch=2"];
+    let output = files.run("run", &[&size[..], &["--input", &x, "--output", to.to_str().unwrap()]].concat());
+    expect_code(&output, 0);
+    assert!(stdout(&output).contains("`x` of f32[3,2]") && stdout(&output).contains("up to 2"), "{}", stdout(&output));
+    let arrays = unzip(&fs::read(&to).unwrap());
+    let (header, found) = parts(&arrays[0].1);
+    assert!(header.contains("(2, 3, 2,)"), "{header}");
+    let squares = [4.0, 16.0, 36.0, 64.0, 100.0, 144.0];
+    assert_eq!(found, f32s(&[squares, squares].concat()));
+
+    // An output without the batch: one row at a time, with all dimensions.
+    let with_sum = [&graph[..], &[port(12, "sum", FLOAT, &[])]].concat();
+    fs::write(&files.1, [model(&with_sum), message(8, &[int(2, 18)])].concat()).unwrap();
+    let output = files.run("run", &["--size", "sequence=3"]);
+    expect_code(&output, 0);
+    assert!(stdout(&output).contains("`x` of f32[3,1,2]"), "{}", stdout(&output));
+}
+
+#[test]
 fn a_check_needs_another_device_than_the_cpu() {
     let files = Files::new("check-cpu");
     let output = files.run("check", &["--size", "sequence=2", "--rows", "2"]);

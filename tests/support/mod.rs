@@ -22,6 +22,7 @@ pub mod reference;
 pub mod row_norm;
 #[cfg(feature = "cuda")]
 pub mod s8_ends;
+pub mod sizes;
 pub mod tolerance;
 pub mod transformer;
 pub mod values;

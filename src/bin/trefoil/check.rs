@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use trefoil::model::Model;
 use trefoil::{Device, Dtype, OutputKind, RowPort, Target};
@@ -49,10 +49,12 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     }
     let cpu = Device::open(Target::Cpu)?;
     let compute = |device: &Device| -> Result<(Inputs, Results)> {
-        let (engine, inputs) = args.feed.engine(&model, device, OutputKind::Logits, args.kernels)?;
+        let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, args.kernels)?;
+        ensure!(engine.sizes().len() == engine.batch_sizes().len(), "--size: give one size to check at");
+        let rows = all.swap_remove(0);
         let mut results = Results::of(engine.output());
-        stream(&engine, &inputs, |output| results.add(output))?;
-        Ok((inputs, results))
+        stream(&engine, &rows, |output| results.add(output))?;
+        Ok((rows.1, results))
     };
     let ((inputs, expected), (_, found)) = (compute(&cpu)?, compute(&device)?);
     let mut out = io::stdout();

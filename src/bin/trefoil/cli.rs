@@ -200,7 +200,7 @@ pub struct ClassifyArgs {
 Example:
   trefoil inspect weights/efficientnet-lite0 --device cuda:0 --batch 128
   trefoil inspect resnet50 --for a100 --batch 32
-  trefoil inspect bert.onnx --size sequence=128
+  trefoil inspect bert.onnx --size batch=8,sequence=128 --size batch=1,sequence=64
 
 With --for the name of an architecture will do where there are no weights of it: a plan needs none. On a GPU that is there \
 every step is timed inside the whole graph. A step's roofline is the largest of its products on the tensor cores, \

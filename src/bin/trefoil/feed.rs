@@ -7,7 +7,7 @@ use clap::Args;
 use trefoil::graph::{Tensor, ValueType};
 use trefoil::model::{Model, Op};
 use trefoil::onnx;
-use trefoil::{Device, Engine, OutputKind};
+use trefoil::{Device, Engine, OutputKind, Size};
 
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::ports::Inputs;
@@ -20,7 +20,7 @@ const BATCH: &str = "batch";
 /// A model's free dimensions.
 #[derive(Args, Debug)]
 pub struct SizeArgs {
-    /// Sizes of an ONNX file's free dimensions, by name
+    /// Sizes of an ONNX file's free dimensions, by name; a name that comes again begins another size of the engine
     #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = size)]
     sizes: Vec<(String, usize)>,
     /// An input that is the same for all rows, such as one that dimensions depend on
@@ -47,7 +47,8 @@ pub struct Feed {
 impl SizeArgs {
     /// Opens the model asked for at these sizes; also says where it was.
     pub fn open(&self, model: &Path) -> Result<(Model, PathBuf)> {
-        let dims = || self.sizes.iter().filter(|(name, _)| name != BATCH);
+        let first = sizes(&self.sizes).next().unwrap_or_default();
+        let dims = || first.iter().filter(|(name, _)| name != BATCH);
         if dims().next().is_none() && self.constants.is_empty() {
             return models::open(Some(model));
         }
@@ -59,24 +60,37 @@ impl SizeArgs {
         models::open_at(model, &self.constants.iter().try_fold(sizes, with_constant)?)
     }
 
-    /// Rows of a batch, if they are told.
-    pub fn batch(&self) -> Option<usize> {
-        self.sizes.iter().rev().find(|(name, _)| name == BATCH).map(|(_, rows)| *rows)
+    /// The sizes of an engine: what is told, or `default` where no rows are. Of several sizes one that tells none has one.
+    pub fn sizes(&self, default: Sizes, one: fn(usize) -> Sizes) -> Sizes {
+        let all: Vec<&[(String, usize)]> = sizes(&self.sizes).collect();
+        let rows = |told: &[(String, usize)]| told.iter().find(|(name, _)| name == BATCH).map(|(_, rows)| *rows);
+        match all[..] {
+            [] => default,
+            [only] => rows(only).map_or(default, one),
+            _ => {
+                let dim = |size: Size, (name, value): &(String, usize)| size.dim(name, *value);
+                let size = |told: &&[(String, usize)]| {
+                    let dims = told.iter().filter(|(name, _)| name != BATCH);
+                    dims.fold(Size::new(rows(told).unwrap_or(1)), dim)
+                };
+                Sizes::Each(all.iter().map(size).collect())
+            }
+        }
     }
 }
 
 impl Feed {
-    /// An engine of the model, and the rows for it. What a network of images gives is `classes`, or features where it
-    /// does not end in a classifier.
+    /// An engine of the model, and the rows for each kind of rows that it has, with the largest size for them. What a network
+    /// of images gives is `classes`, or features where it does not end in a classifier.
     pub fn engine(
         &self,
         model: &Model,
         device: &Device,
         classes: OutputKind,
         kernels: Kernels,
-    ) -> Result<(Engine, Inputs)> {
+    ) -> Result<(Engine, Vec<(Size, Inputs)>)> {
         let ring = Ring {
-            sizes: self.at.batch().map_or(Sizes::Default, Sizes::UpTo),
+            sizes: self.at.sizes(Sizes::Default, Sizes::UpTo),
             slots: 3,
             compute_streams: 1,
             producers: 1,
@@ -84,7 +98,25 @@ impl Feed {
             kernels,
         };
         let engine = setup::build_engine(model, device, &ring)?;
-        let inputs = Inputs::open(engine.input(), &self.inputs, self.rows.unwrap_or(engine.capacity()))?;
+        let mut largest: Vec<Size> = Vec::new();
+        for size in engine.sizes() {
+            let has_its_dims = |last: &Size| last.clone().rows(size.batch()) == size;
+            if largest.last().is_some_and(has_its_dims) {
+                largest.pop(); // they ascend
+            }
+            largest.push(size);
+        }
+        let open = |size: Size| {
+            let (spec, _) = engine.rows_for(&size)?;
+            let inputs = Inputs::open(spec, &self.inputs, self.rows.unwrap_or(size.batch()))?;
+            Ok((size, inputs))
+        };
+        // Of files those sizes take the rows that have their dimensions.
+        let opened: Vec<Result<(Size, Inputs)>> = largest.into_iter().map(open).collect();
+        let inputs = match opened.iter().any(Result::is_ok) {
+            true => opened.into_iter().flatten().collect(),
+            false => opened.into_iter().collect::<Result<Vec<_>>>()?,
+        };
         Ok((engine, inputs))
     }
 }
@@ -95,6 +127,18 @@ fn output(model: &Model, classes: OutputKind) -> OutputKind {
         Ok(graph) if !matches!(graph.nodes[graph.output.0].op, Op::Linear(_)) => OutputKind::Features,
         _ => classes,
     }
+}
+
+/// What is told of each size: a name that comes again begins the next one.
+fn sizes(all: &[(String, usize)]) -> impl Iterator<Item = &[(String, usize)]> {
+    let mut rest = all;
+    std::iter::from_fn(move || {
+        let is_again = |&at: &usize| rest[..at].iter().any(|(name, _)| *name == rest[at].0);
+        let end = (1..rest.len()).find(is_again).unwrap_or(rest.len());
+        let (size, others) = rest.split_at(end);
+        rest = others;
+        (!size.is_empty()).then_some(size)
+    })
 }
 
 /// `NAME=N`.
@@ -120,5 +164,16 @@ mod tests {
         assert_eq!(named_file("x=a=b.npy"), Ok(("x".into(), "a=b.npy".into())));
         assert!(["batch", "batch=0", "batch=70000", "sequence=-1", "sequence="].iter().all(|text| size(text).is_err()));
         assert!(named_file("x.npy").is_err());
+    }
+
+    #[test]
+    fn a_name_that_comes_again_begins_another_size() {
+        let told = |text: &str| -> Vec<usize> {
+            let all: Vec<(String, usize)> = text.split(',').filter_map(|text| size(text).ok()).collect();
+            sizes(&all).map(<[_]>::len).collect()
+        };
+        assert_eq!(told("sequence=2,batch=3"), [2]);
+        assert_eq!(told("batch=8,sequence=128,batch=1,sequence=64,sequence=3"), [2, 2, 1]);
+        assert!(told("").is_empty());
     }
 }

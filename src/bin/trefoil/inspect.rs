@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use trefoil::model::{self, BatchNorm, Graph, Model, Op, Preprocessing, Window};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
-use trefoil::{Error, InputFormat, OutputKind};
+use trefoil::{Device, Error, InputFormat, OutputKind};
 
 use crate::cli::{InspectArgs, KnownGpu};
 use crate::setup::{self, Ring, Sizes};
@@ -19,7 +19,7 @@ const CLASSES: usize = 1000;
 
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
     let mut is_images = true;
-    let (plan, steps) = match (args.gpu, without_weights(args)?) {
+    let plans = match (args.gpu, without_weights(args)?) {
         (Some(gpu), Some((name, graph))) => {
             let preprocessing = Preprocessing::new(graph.input);
             if !args.json {
@@ -31,7 +31,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 writeln!(out, "input {}, {CLASSES} classes\n", graph.input)?;
                 print_graph(&graph)?;
             }
-            planned(args, gpu, &graph, &preprocessing)?
+            vec![planned(args, gpu, &graph, &preprocessing)?]
         }
         (gpu, _) => {
             let (model, path) = match args.at.open(&args.model) {
@@ -43,15 +43,21 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 print_model(&model, &path)?;
             }
             match gpu {
-                Some(gpu) => planned(args, gpu, model.graph()?, model.preprocessing()?)?,
+                Some(gpu) => vec![planned(args, gpu, model.graph()?, model.preprocessing()?)?],
                 None => on_device(args, &model)?,
             }
         }
     };
+    plans.iter().try_for_each(|(plan, steps)| print(args, plan, steps, is_images))?;
+    Ok(Outcome::AllGood)
+}
+
+/// Prints a plan with its steps.
+fn print(args: &InspectArgs, plan: &Plan, steps: &Steps, is_images: bool) -> Result<()> {
     let mut out = io::stdout();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&steps)?)?;
-        return Ok(Outcome::AllGood);
+        writeln!(out, "{}", serde_json::to_string(steps)?)?;
+        return Ok(());
     }
     writeln!(out)?;
     plan.to_string().lines().try_for_each(|line| writeln!(out, "{}", line.trim_end()))?;
@@ -60,13 +66,19 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
         steps.print()?;
     }
     if !is_images {
-        onnx_file::print_moves(&plan)?;
+        writeln!(
+            out,
+            "rows: {} -> {}",
+            report::message(&plan.input.to_string()),
+            report::message(&plan.output.to_string())
+        )?;
+        onnx_file::print_moves(plan)?;
     }
     if args.candidates {
         writeln!(out)?;
         steps.print_candidates()?;
     }
-    Ok(Outcome::AllGood)
+    Ok(())
 }
 
 /// The architecture that is meant where no model is found: its name may be written with dashes.
@@ -126,8 +138,10 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Pre
         KnownGpu::Rtx4090 => Limits::rtx4090(),
         KnownGpu::Rtx5090 => Limits::rtx5090(),
     };
-    let (batch, input, output) =
-        (args.at.batch().unwrap_or(args.batch), InputFormat::default(), OutputKind::Probabilities);
+    let Sizes::UpTo(batch) = args.at.sizes(Sizes::UpTo(args.batch), Sizes::UpTo) else {
+        bail!("--size: --for plans for one size");
+    };
+    let (input, output) = (InputFormat::default(), OutputKind::Probabilities);
     let choices = Choices::new();
     let plan = plan::plan(graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
     let plan = match args.kernels.lanes {
@@ -138,19 +152,28 @@ fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Pre
     Ok((plan, steps))
 }
 
-/// The plan for a device that is there, measured on a GPU.
-fn on_device(args: &InspectArgs, model: &Model) -> Result<(Plan, Steps)> {
+/// The plans for a device that is there, one for each size, measured on a GPU.
+fn on_device(args: &InspectArgs, model: &Model) -> Result<Vec<(Plan, Steps)>> {
+    let exactly = |batch| Sizes::Exactly(vec![batch]);
+    let sizes = match args.at.sizes(exactly(args.batch), exactly) {
+        Sizes::Each(each) => each.into_iter().map(|size| Sizes::Each(vec![size])).collect(),
+        one => vec![one],
+    };
     let device = setup::open_device(args.device)?;
+    sizes.into_iter().map(|sizes| at_size(args, model, &device, sizes)).collect()
+}
+
+fn at_size(args: &InspectArgs, model: &Model, device: &Device, sizes: Sizes) -> Result<(Plan, Steps)> {
     let ring = Ring {
-        sizes: Sizes::Exactly(vec![args.at.batch().unwrap_or(args.batch)]),
+        sizes,
         slots: 1,
         compute_streams: 1,
         producers: 1,
         output: OutputKind::Probabilities,
         kernels: args.kernels,
     };
-    let builder = setup::engine_builder(model, &device, &ring);
-    if setup::is_cpu(&device) {
+    let builder = setup::engine_builder(model, device, &ring);
+    if setup::is_cpu(device) {
         let plan = builder.plans()?.swap_remove(0);
         let steps = Steps::planned(&plan);
         return Ok((plan, steps));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail, ensure};
 use bytemuck::AnyBitPattern;
 use half::{bf16, f16};
-use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec};
+use trefoil::{Batch, Dtype, Engine, Output, RowPort, RowSpec, Size};
 
 use crate::npy::{self, Array};
 use crate::random::Random;
@@ -119,15 +119,15 @@ impl Results {
     }
 }
 
-/// Sends all rows through an engine, batches overlapping, and gives each batch's output in order.
-pub fn stream(engine: &Engine, inputs: &Inputs, mut on_output: impl FnMut(&Output)) -> Result<()> {
+/// Sends all rows through an engine in batches of a size, which overlap, and gives each batch's output in order.
+pub fn stream(engine: &Engine, (size, inputs): &(Size, Inputs), mut on_output: impl FnMut(&Output)) -> Result<()> {
     let mut under_way = VecDeque::new();
-    for first in (0..inputs.rows()).step_by(engine.capacity()) {
+    for first in (0..inputs.rows()).step_by(size.batch()) {
         if under_way.len() > engine.slots() {
             under_way.pop_front().map_or(Ok(()), |oldest: trefoil::Ticket| oldest.wait().map(|out| on_output(&out)))?;
         }
-        let rows = engine.capacity().min(inputs.rows() - first);
-        let mut batch = engine.acquire()?;
+        let rows = size.batch().min(inputs.rows() - first);
+        let mut batch = engine.acquire_for(size)?;
         (0..rows).try_for_each(|row| inputs.fill(&mut batch, row, first + row))?;
         under_way.push_back(batch.submit(rows)?);
     }

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use trefoil::{Engine, OutputKind, RowPort, Target, files, printable};
+use trefoil::{Engine, OutputKind, RowPort, Size, Target, files, printable};
 
 use crate::cli::{Kernels, count};
 use crate::feed::Feed;
@@ -22,7 +22,9 @@ Example:
 
 Arrays have the type of their port. Random values are the same in each run: floats from -1 to 1, bytes of any value, \
 other whole numbers and bools 0 or 1. `batch` in --size is how many rows are computed at once [default: 32 on a GPU, 8 \
-on the CPU], other names are those of the file's free dimensions. bf16, which NumPy does not have, is <V2 in files, as \
+on the CPU], other names are those of the file's free dimensions. A name that comes again begins another size of the \
+same engine: `--size batch=8,sequence=128 --size batch=1,sequence=64`; each size runs the files whose arrays have its \
+dimensions, or random rows. bf16, which NumPy does not have, is <V2 in files, as \
 ml_dtypes writes it.")]
 pub struct RunArgs {
     #[command(flatten)]
@@ -44,31 +46,48 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     args.output.iter().try_for_each(files::check)?; // before the run, which may be long
     let (model, path) = args.feed.at.open(&args.feed.model)?;
     let device = setup::open_device(args.device)?;
-    let (engine, inputs) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
-    let mut results = Results::of(engine.output());
-    let began = Instant::now();
-    stream(&engine, &inputs, |output| results.add(output))?;
-    (1..args.repeat).try_for_each(|_| stream(&engine, &inputs, |_| {}))?;
-    let took = began.elapsed();
+    let (engine, all) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
+    if let (Some(path), [_, other, ..]) = (&args.output, &all[..]) {
+        bail!(
+            "{} has arrays of one size, and rows of {} are no such: give their inputs files",
+            path.display(),
+            other.0
+        );
+    }
     let mut out = io::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     writeln!(out, "device  {}", setup::describe(device.info()))?;
-    print_rows(&engine, &inputs, args.repeat, took)?;
-    match &args.output {
-        Some(path) => write(path, &results),
-        None => print(&results),
-    }?;
+    for (index, rows) in all.iter().enumerate() {
+        if engine.sizes().len() > engine.batch_sizes().len() {
+            let gap = if index > 0 { "\n" } else { "" };
+            writeln!(out, "{gap}size    {}", report::message(&rows.0.to_string()))?;
+        }
+        run_size(args, &engine, rows)?;
+    }
     Ok(Outcome::AllGood)
 }
 
-fn print_rows(engine: &Engine, inputs: &Inputs, repeat: usize, took: Duration) -> Result<()> {
+/// Runs the rows of one size, and says what came out.
+fn run_size(args: &RunArgs, engine: &Engine, rows: &(Size, Inputs)) -> Result<()> {
+    let mut results = Results::of(engine.rows_for(&rows.0)?.1);
+    let began = Instant::now();
+    stream(engine, rows, |output| results.add(output))?;
+    (1..args.repeat).try_for_each(|_| stream(engine, rows, |_| {}))?;
+    print_rows(rows, args.repeat, began.elapsed())?;
+    match &args.output {
+        Some(path) => write(path, &results),
+        None => print(&results),
+    }
+}
+
+fn print_rows((size, inputs): &(Size, Inputs), repeat: usize, took: Duration) -> Result<()> {
     let mut out = io::stdout();
     for line in inputs.lines() {
         writeln!(out, "input   {}", report::message(&line))?;
     }
     let (rows, seconds) = (inputs.rows() * repeat, took.as_secs_f64());
     let rate = rows as f64 / seconds;
-    let (batch, time) = (engine.capacity(), report::time(seconds));
+    let (batch, time) = (size.batch(), report::time(seconds));
     writeln!(out, "rows    {rows} in batches of up to {batch}, {time}, {rate:.1} rows/s")?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use trefoil::model::Model;
-use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, Error, OutputKind, Target, Tuning, TuningProgress};
+use trefoil::{Device, DeviceInfo, Engine, EngineBuilder, Error, OutputKind, Size, Target, Tuning, TuningProgress};
 
 use crate::cli::{Kernels, Tune};
 use crate::{report, smi, stop};
@@ -24,6 +24,8 @@ pub enum Sizes {
     UpTo(usize),
     /// These alone.
     Exactly(Vec<usize>),
+    /// These, with free dimensions.
+    Each(Vec<Size>),
 }
 
 /// Rows of a batch, and how many batches are under way.
@@ -109,6 +111,7 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
         Sizes::Default => builder,
         Sizes::UpTo(largest) => builder.batch(*largest),
         Sizes::Exactly(sizes) => builder.batch_sizes(sizes),
+        Sizes::Each(sizes) => builder.sizes(sizes),
     }
 }
 

@@ -41,6 +41,7 @@ pub(super) struct Entry {
     pub sequence: u64,
     pub number: u64,
     pub slot: usize,
+    pub size: usize,
     pub rows: usize,
     /// How many of its place's events are recorded, begin and end of one part after the other; it is in order.
     recorded: usize,
@@ -84,6 +85,7 @@ impl Book {
             sequence: NONE,
             number: 0,
             slot: 0,
+            size: 0,
             rows: 0,
             recorded: 0,
             fill: None,
@@ -179,7 +181,7 @@ impl Book {
     }
 
     /// A batch is enqueued from now on; it takes the place of the oldest one.
-    pub fn batch(&mut self, number: u64, [slot, rows]: [usize; 2], [staging, result]: [u64; 2], now: f64) {
+    pub fn batch(&mut self, number: u64, [slot, size, rows]: [usize; 3], [staging, result]: [u64; 2], now: f64) {
         if self.closed {
             return;
         }
@@ -192,8 +194,19 @@ impl Book {
         let place = self.place(sequence);
         let begin = fill.map_or(now, |fill| fill.end);
         let submit = Some(Moments { thread, begin, end: now });
-        self.entries[place] =
-            Entry { sequence, number, slot, rows, recorded: 0, fill, submit, wait: None, read: None, looks: None };
+        self.entries[place] = Entry {
+            sequence,
+            number,
+            slot,
+            size,
+            rows,
+            recorded: 0,
+            fill,
+            submit,
+            wait: None,
+            read: None,
+            looks: None,
+        };
         self.current = Some(Current { sequence, open: None, launched: 0 });
     }
 

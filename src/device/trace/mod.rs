@@ -101,8 +101,8 @@ impl Recorder {
         match note {
             Note::Begin(span, access) => book.begin(span.addr, access, now),
             Note::End(span) => book.end(span.addr, now),
-            Note::Batch { number, slot, rows, staging, result } => {
-                book.batch(number, [slot, rows], [staging.addr, result.addr], now);
+            Note::Batch { number, slot, size, rows, staging, result } => {
+                book.batch(number, [slot, size, rows], [staging.addr, result.addr], now);
             }
             Note::Enqueued => book.enqueued(now),
             Note::Taken(_) | Note::Freed(_) | Note::ReadOn(..) | Note::Published => {}

@@ -33,8 +33,8 @@ impl Recorder {
         let shift = shift(&finished);
         let first = finished.first().map_or(oldest, |batch| batch.entry.sequence);
         let interval = |batch: &Finished, stage, begin, end| {
-            let Entry { number, slot, rows, .. } = batch.entry;
-            TraceInterval { batch: number, slot, rows, stage, model: None, thread: None, begin, end }
+            let Entry { number, slot, size, rows, .. } = batch.entry;
+            TraceInterval { batch: number, slot, size, rows, stage, model: None, thread: None, begin, end }
         };
         let streams: Vec<TracedStream> = streams
             .into_iter()

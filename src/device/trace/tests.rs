@@ -62,7 +62,7 @@ impl Setup {
     fn submit(&self, number: u64, copies: usize) {
         let ([copy_in, compute, copy_out], [uploaded, computed, done]) = (&self.streams, &self.events);
         let (staging, result) = (self.staging.span(), self.result.span());
-        self.device.note(Note::Batch { number, slot: 0, rows: 1, staging, result });
+        self.device.note(Note::Batch { number, slot: 0, size: 0, rows: 1, staging, result });
         // SAFETY: the buffers live as long as self, which drains the device before it drops them; no host code
         // touches them.
         unsafe {
@@ -196,7 +196,7 @@ fn the_cpu_has_its_times_between_those_of_the_host() {
     let (staging, result) = (HostBuffer::new(&device, BYTES).unwrap(), HostBuffer::new(&device, BYTES).unwrap());
     let inside = DeviceBuffer::new(&device, BYTES).unwrap();
     let spans = (staging.span(), result.span());
-    device.note(Note::Batch { number: 0, slot: 1, rows: 5, staging: spans.0, result: spans.1 });
+    device.note(Note::Batch { number: 0, slot: 1, size: 2, rows: 5, staging: spans.0, result: spans.1 });
     // SAFETY: the host touches neither buffer until `done`, which is waited for below.
     unsafe {
         copy_in.copy_in(&inside, &staging, BYTES).unwrap();

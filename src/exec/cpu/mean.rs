@@ -38,7 +38,7 @@ impl Program for MeanProgram {
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        self.averaged.touches(run.slot, run.rows)
+        self.averaged.touches(run.slot, run.size, run.rows)
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
@@ -49,7 +49,7 @@ impl Program for MeanProgram {
 
 impl Work for MeanProgram {
     fn run(&self, run: Run) {
-        let floats = run.rows * self.averaged.row_pitch / size_of::<f32>();
+        let floats = self.averaged.bytes(run.size, run.rows) / size_of::<f32>();
         let outputs = || self.averaged.programs.iter().map(|program| program.output(run.slot));
         assert!(
             outputs().chain([&self.averaged.outputs[run.slot]]).all(|buffer| floats * size_of::<f32>() <= buffer.len())

@@ -1,4 +1,4 @@
-//! The CPU device's program: a plan for one image, run on the rows of a batch by several threads at once.
+//! The CPU device's program: a plan for one row, run on the rows of a batch by several threads at once.
 //!
 //! Every worker thread runs the whole plan on one image in an arena of its own. Weights are repacked once, arenas and
 //! scratch are allocated once; a run allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
@@ -33,7 +33,7 @@ use self::network::{Arena, Images};
 use self::pool::Pool;
 pub(crate) use self::probe::Probe;
 use self::simd::Isa;
-use self::values::Values;
+use self::values::{Constants, Values};
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned};
 use crate::device::cpu::{Cpu, Work};
@@ -43,81 +43,94 @@ use crate::model::{Model, Network, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
-use crate::tensor::RowSpec;
+use crate::tensor::{Bucket, RowSpec};
 
-/// Makes `model` ready to run on the CPU by its plan for one image.
+/// Makes `model` ready to run on the CPU by its plans for one row, of which each bucket has one.
 pub(crate) fn build(
     model: &Model,
     device: &Device,
     cpu: &Arc<Cpu>,
     spec: &BuildSpec,
-    plan: &Plan,
+    plans: &[Plan],
     inputs: Option<Inputs>,
     watch: &mut Stopwatch,
 ) -> Result<Arc<dyn Program>, Error> {
-    let (input, output) = (plan.input.clone(), plan.output.clone());
-    let most = *spec.batch_sizes.last().ok_or_else(|| Error::option("batch", "empty", "at least one batch size"))?;
-    let bytes = |spec: &RowSpec| {
-        let too_large = || Error::option("batch", most, "a batch whose rows fit into memory");
-        spec.row_pitch.checked_mul(most).filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_large)
+    let buffers = |rows: fn(&Plan) -> &RowSpec| {
+        let bytes = buffer_bytes(plans, spec, rows)?;
+        (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, Error>>()
     };
-    let buffer = |spec: &RowSpec| DeviceBuffer::new(device, bytes(spec)?);
-    let slots = spec.slots;
-    let rows = |spec| (0..slots).map(|_| buffer(spec)).collect::<Result<Vec<_>, Error>>();
-    let inputs = inputs.map_or_else(|| rows(&input).map(Inputs::Own), Ok)?;
-    let outputs = rows(&output)?;
+    let inputs = inputs.map_or_else(|| buffers(|plan| &plan.input).map(Inputs::Own), Ok)?;
+    let outputs = buffers(|plan| &plan.output)?;
     watch.lap("device memory");
-    let ready = device.share(
-        |there: &Ready| there.is_of(model, plan),
-        || {
-            let steps = Steps::new(model, plan)?;
-            Ok(Ready { from: model.weights().clone(), plan: plan.clone(), steps })
-        },
-    )?;
+    let mut constants = Constants::default();
+    let ready = |plan: &Plan| {
+        device.share(
+            |there: &Ready| there.is_of(model, plan),
+            || {
+                let steps = Steps::new(model, plan, &mut constants)?;
+                Ok(Ready { from: model.weights().clone(), plan: plan.clone(), steps })
+            },
+        )
+    };
+    let ready = plans.iter().map(ready).collect::<Result<Vec<_>, Error>>()?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(ready.steps.worker()?));
+    let worker = |_| Ok(Mutex::new(ready[0].steps.worker()?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     watch.lap("workers");
-    let program = CpuProgram {
-        cpu: cpu.clone(),
-        batch_sizes: spec.batch_sizes.clone(),
-        inputs,
-        outputs,
-        input,
-        output,
-        ready,
-        pool,
-        workers,
-    };
-    Ok(Arc::new(program))
+    let of_bucket = |(ready, bucket): (Arc<Ready>, &Bucket)| vec![ready; bucket.batch_sizes.len()];
+    let of_size = ready.into_iter().zip(&spec.buckets).flat_map(of_bucket).collect();
+    let (cpu, batch_sizes) = (cpu.clone(), spec.batch_sizes());
+    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, of_size, pool, workers }))
+}
+
+/// Bytes of a slot's buffer: of the largest batch of any bucket.
+fn buffer_bytes(plans: &[Plan], spec: &BuildSpec, rows: fn(&Plan) -> &RowSpec) -> Result<usize, Error> {
+    let mut most = 0;
+    for (plan, bucket) in plans.iter().zip(&spec.buckets) {
+        let bytes = rows(plan).row_pitch.checked_mul(bucket.most()).filter(|&bytes| bytes <= isize::MAX as usize);
+        let too_large = || Error::option("batch", bucket.most(), "a batch whose rows fit into memory");
+        most = most.max(bytes.ok_or_else(too_large)?);
+    }
+    Ok(most)
 }
 
 /// What [`build`] will take.
 pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device: &Device, spec: &BuildSpec) -> Needs {
-    let plan = &plans[0];
-    let (input, output) = (&plan.input, &plan.output);
-    let row = output.row_pitch as u64 + if before.is_empty() { input.row_pitch as u64 } else { 0 };
-    let rows = spec.slots as u64 * spec.batch_sizes.last().map_or(0, |&most| most as u64);
-    let is_there = device.shares(|there: &Ready| there.is_of(model, plan))
-        || before.iter().any(|(other, plans)| Arc::ptr_eq(other.weights(), model.weights()) && plans[0] == *plan);
-    let ([weights, passing], worker) = match model.network() {
-        Network::Images(_) => (network::weight_bytes(plan), network::arena_bytes(plan)),
-        Network::Values(_) => ([values::constant_bytes(plan), 0], plan.arena_bytes as u64),
+    let bytes = |rows: fn(&Plan) -> &RowSpec| {
+        let of = |(plan, bucket): (&Plan, &Bucket)| (rows(plan).row_pitch as u64).saturating_mul(bucket.most() as u64);
+        plans.iter().zip(&spec.buckets).map(of).max().unwrap_or(0)
     };
-    let [weights, passing] = if is_there { [0, 0] } else { [weights, passing] };
+    let input = if before.is_empty() { bytes(|plan| &plan.input) } else { 0 };
+    let rows = (spec.slots as u64).saturating_mul(bytes(|plan| &plan.output).saturating_add(input));
+    let is_new = |plan: &&Plan| {
+        let is_there = device.shares(|there: &Ready| there.is_of(model, plan));
+        !is_there
+            && !before
+                .iter()
+                .any(|(other, plans)| Arc::ptr_eq(other.weights(), model.weights()) && plans.contains(plan))
+    };
+    let new: Vec<&Plan> = plans.iter().filter(is_new).collect();
+    let ([weights, passing], worker) = match model.network() {
+        Network::Images(_) => {
+            (new.first().map_or([0, 0], |plan| network::weight_bytes(plan)), network::arena_bytes(&plans[0]))
+        }
+        Network::Values(_) => {
+            ([values::constant_bytes(&new), 0], plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0))
+        }
+    };
     let workers = (device.info().units as u64).saturating_mul(worker);
-    Needs { device: rows.saturating_mul(row), host: workers.saturating_add(weights), passing }
+    Needs { device: rows, host: workers.saturating_add(weights), passing }
 }
 
-/// The mean of the outputs of `programs`, whose rows are all `rows`.
+/// The mean of the outputs of `programs`, whose rows have these pitches at each size.
 pub(crate) fn mean(
     device: &Device,
     cpu: &Arc<Cpu>,
     programs: Vec<Arc<dyn Program>>,
-    rows: &RowSpec,
+    pitches: Vec<usize>,
 ) -> Result<Arc<dyn Program>, Error> {
-    let averaged = Averaged::new(device, programs, rows)?;
+    let averaged = Averaged::new(device, programs, pitches)?;
     Ok(Arc::new(MeanProgram::new(cpu, averaged)))
 }
 
@@ -128,9 +141,8 @@ pub(crate) struct CpuProgram {
     /// Of each slot, for the largest batch.
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
-    input: RowSpec,
-    output: RowSpec,
-    ready: Arc<Ready>,
+    /// What computes a row at each size.
+    of_size: Vec<Arc<Ready>>,
     pool: Pool,
     /// One for each of the pool's workers. Locked by that worker alone, so never contended.
     workers: Vec<Mutex<Worker>>,
@@ -157,10 +169,10 @@ enum Worker {
 }
 
 impl Steps {
-    fn new(model: &Model, plan: &Plan) -> Result<Self, Error> {
+    fn new(model: &Model, plan: &Plan, constants: &mut Constants) -> Result<Self, Error> {
         match model.network() {
             Network::Images(_) => Images::new(model, plan, Isa::detect()).map(Self::Images),
-            Network::Values(_) => Values::new(model.weights(), plan).map(Self::Values),
+            Network::Values(_) => Values::new(model.weights(), plan, constants).map(Self::Values),
         }
     }
 
@@ -207,8 +219,9 @@ impl Program for CpuProgram {
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
         let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
+        let plan = &self.of_size[run.size].plan;
         let bytes = |spec: &RowSpec| run.rows * spec.row_pitch;
-        vec![(input.span_of(bytes(&self.input)), Access::Read), (output.span_of(bytes(&self.output)), Access::Write)]
+        vec![(input.span_of(bytes(&plan.input)), Access::Read), (output.span_of(bytes(&plan.output)), Access::Write)]
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
@@ -221,20 +234,19 @@ impl Program for CpuProgram {
 impl Work for CpuProgram {
     fn run(&self, run: Run) {
         let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
-        assert!(run.rows * self.input.row_pitch <= input.len() && run.rows * self.output.row_pitch <= output.len());
+        let Ready { plan, steps, .. } = &*self.of_size[run.size];
+        let [read, written] = [&plan.input, &plan.output];
+        assert!(run.rows * read.row_pitch <= input.len() && run.rows * written.row_pitch <= output.len());
         let (x, y) = (input.addr() as usize, output.addr() as usize);
         self.pool.for_each(run.rows, &|worker, row| {
             // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (asserted), which lives as
             // long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the
             // ring orders copies into a slot before and after the runs that read it.
-            let x =
-                unsafe { slice::from_raw_parts((x + row * self.input.row_pitch) as *const u8, self.input.row_bytes) };
+            let x = unsafe { slice::from_raw_parts((x + row * read.row_pitch) as *const u8, read.row_bytes) };
             // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
             // worker, and rows are disjoint.
-            let y = unsafe {
-                slice::from_raw_parts_mut((y + row * self.output.row_pitch) as *mut u8, self.output.row_bytes)
-            };
-            self.ready.steps.run(x, y, &mut lock(&self.workers[worker]));
+            let y = unsafe { slice::from_raw_parts_mut((y + row * written.row_pitch) as *mut u8, written.row_bytes) };
+            steps.run(x, y, &mut lock(&self.workers[worker]));
         });
     }
 }

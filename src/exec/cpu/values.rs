@@ -1,12 +1,13 @@
 //! The steps of a plan of values, with their constants: loops and functions over values.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 use crate::loops::{self, Loop};
 use crate::model::Weights;
-use crate::plan::{HandOp, Place, Plan, Step, StepOp, TensorId};
+use crate::plan::{Constant, HandOp, Place, Plan, Step, StepOp, TensorId};
 
 /// A network of values made ready.
 pub(super) struct Values {
@@ -14,9 +15,12 @@ pub(super) struct Values {
     /// What a row brings: a tensor and where it begins.
     inputs: Vec<(TensorId, usize)>,
     /// By tensor; nothing for what is no constant.
-    constants: Vec<Option<Tensor>>,
+    constants: Vec<Option<Arc<Tensor>>>,
     types: Vec<ValueType>,
 }
+
+/// Constants that were read, for the plans of one build.
+pub(super) type Constants = HashMap<Constant, Arc<Tensor>>;
 
 /// A step made ready.
 struct Ready {
@@ -34,11 +38,19 @@ enum Kernel {
 }
 
 impl Values {
-    /// Reads the constants of `plan`, which is for one row.
-    pub fn new(weights: &Weights, plan: &Plan) -> Result<Self, Error> {
+    /// Reads the constants of `plan`, which is for one row, that are not there yet.
+    pub fn new(weights: &Weights, plan: &Plan, constants: &mut Constants) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs row by row");
-        let constant = |place: &Place| match place {
-            Place::Constant(number) => plan.constants[*number].read(weights).map(Some),
+        let mut read = |constant: &Constant| -> Result<Arc<Tensor>, Error> {
+            if let Some(there) = constants.get(constant) {
+                return Ok(there.clone());
+            }
+            let tensor = Arc::new(constant.read(weights)?);
+            constants.insert(constant.clone(), tensor.clone());
+            Ok(tensor)
+        };
+        let mut constant = |place: &Place| match place {
+            Place::Constant(number) => read(&plan.constants[*number]).map(Some),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) => Ok(None),
         };
         let inputs = plan.tensors.iter().enumerate().filter_map(|(id, tensor)| match tensor.place {
@@ -77,7 +89,7 @@ impl Values {
 
     fn compute(&self, step: &Ready, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
         let operand = |id: &TensorId| {
-            self.constants[id.0].as_ref().or(values[id.0].as_ref()).expect("steps are in an order that was checked")
+            self.constants[id.0].as_deref().or(values[id.0].as_ref()).expect("steps are in an order that was checked")
         };
         match &step.kernel {
             Kernel::Loop(of) => {
@@ -112,7 +124,8 @@ impl Ready {
     }
 }
 
-/// Bytes of the constants.
-pub(super) fn constant_bytes(plan: &Plan) -> u64 {
-    plan.constants.iter().map(|constant| constant.of.bytes() as u64).sum()
+/// Bytes of the constants of plans, each once.
+pub(super) fn constant_bytes(plans: &[&Plan]) -> u64 {
+    let all: HashSet<&Constant> = plans.iter().flat_map(|plan| &plan.constants).collect();
+    all.iter().map(|constant| constant.of.bytes() as u64).sum()
 }

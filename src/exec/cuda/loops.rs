@@ -26,28 +26,18 @@ impl Written {
     /// Writes out the loops of `plans`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with every step that cannot be written out.
+    /// [`Error::Unsupported`] for a loop that cannot be written out; plans of models have none.
     pub fn new(plans: &[Plan]) -> Result<Self, Error> {
         let Some(limits) = plans.first().map(|plan| &plan.limits) else { return Ok(Self::default()) };
         let target = target(limits);
-        let (mut written, mut refused) = (Self::default(), Vec::new());
+        let mut written = Self::default();
         for step in plans.iter().flat_map(|plan| &plan.steps) {
             match &step.op {
-                StepOp::Loop(of) if written.find(&of.of).is_some() => {}
-                StepOp::Loop(of) => match ptx::kernel(&of.of, &target) {
-                    Ok(kernel) => written.kernels.push((of.of.clone(), kernel)),
-                    Err(error) => refused.push(format!("node `{}` ({}): {error}", step.name, of.kinds)),
-                },
-                StepOp::Hand(of) => refused.push(format!("node `{}`: {} is no loop", step.name, of.op.kind())),
+                StepOp::Loop(of) if written.find(&of.of).is_none() => {
+                    written.kernels.push((of.of.clone(), ptx::kernel(&of.of, &target)?));
+                }
                 _ => {}
             }
-        }
-        if !refused.is_empty() {
-            refused.dedup();
-            return Err(Error::Unsupported {
-                what: format!("{} operations on a GPU: {}", refused.len(), refused.join("; ")),
-                instead: "run the model with `--device cpu`".into(),
-            });
         }
         let kernels = || written.kernels.iter().map(|(_, kernel)| kernel);
         let text = (!written.kernels.is_empty()).then(|| ptx::module(kernels(), &target) + "\0");

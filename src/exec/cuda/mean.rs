@@ -49,10 +49,11 @@ pub(super) struct MeanProgram {
 
 impl MeanProgram {
     pub fn new(device: &Device, cuda: &Arc<Cuda>, averaged: Averaged) -> Result<Self, Error> {
-        let Averaged { programs, row_pitch, outputs } = &averaged;
+        let Averaged { programs, outputs, .. } = &averaged;
         let of_slot = |(slot, output): (usize, &DeviceBuffer)| {
             let x: Vec<u64> = programs.iter().map(|program| program.output(slot).addr()).collect();
-            averaged.batch_sizes().iter().map(|size| launch(&x, output.addr(), size * row_pitch)).collect()
+            let sizes = averaged.batch_sizes().iter().enumerate();
+            sizes.map(|(size, &rows)| launch(&x, output.addr(), averaged.bytes(size, rows))).collect()
         };
         let launches: Vec<Vec<Launch>> = outputs.iter().enumerate().map(of_slot).collect::<Result<_, _>>()?;
         let mut kernels = UntilFault::new(device, Kernels::new(cuda));
@@ -79,7 +80,7 @@ impl Program for MeanProgram {
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        self.averaged.touches(run.slot, self.batch_sizes()[run.size])
+        self.averaged.touches(run.slot, run.size, self.batch_sizes()[run.size])
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {

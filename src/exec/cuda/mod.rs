@@ -57,7 +57,6 @@ use crate::error::Error;
 use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
-use crate::tensor::RowSpec;
 pub use attention_run::{AttentionOperands, AttentionRun};
 pub use conv_run::{ConvRun, HalfOperands, S8Operands};
 use entries::Launcher;
@@ -106,6 +105,8 @@ static LAUNCHERS: &[&dyn Launcher] = &[
 /// A model on a GPU. It owns every buffer that its graphs address.
 struct CudaProgram {
     batch_sizes: Vec<usize>,
+    /// Bytes of the input and of the output of a run, at each size.
+    bytes: Vec<[usize; 2]>,
     /// `[slot][size]`.
     graphs: UntilFault<Vec<Vec<Graph>>>,
     _kernels: UntilFault<Kernels>,
@@ -163,13 +164,13 @@ pub(super) fn build(
     watch: &mut Stopwatch,
 ) -> Result<Arc<dyn Program>, Error> {
     plans.iter().try_for_each(Plan::check)?;
-    let largest = plans.last().expect("a spec has a batch size");
+    let [input_bytes, output_bytes] = buffer_bytes(plans);
     let arenas = (0..spec.streams).map(|_| arena(device, plans)).collect::<Result<Vec<_>, _>>()?;
     watch.lap("device memory");
     let mut material = Material::new(model, device, cuda, spec.priority, plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
-    let inputs = inputs.map_or_else(|| rows(largest.input_bytes()).map(Inputs::Own), Ok)?;
-    let outputs = rows(largest.output_bytes())?;
+    let inputs = inputs.map_or_else(|| rows(input_bytes).map(Inputs::Own), Ok)?;
+    let outputs = rows(output_bytes)?;
     let memory = |slot: usize| {
         let arena = &arenas[slot % arenas.len()];
         Memory { input: inputs.at(slot), output: &outputs[slot], arena }
@@ -190,7 +191,8 @@ pub(super) fn build(
     watch.lap("graphs");
     let Material { weights, kernels, .. } = material;
     let program = CudaProgram {
-        batch_sizes: spec.batch_sizes.clone(),
+        batch_sizes: spec.batch_sizes(),
+        bytes: plans.iter().map(|plan| [plan.input_bytes(), plan.output_bytes()]).collect(),
         graphs: UntilFault::new(device, graphs),
         _kernels: kernels,
         inputs,
@@ -214,12 +216,16 @@ pub(super) fn needs(
         is_there |= Layout::new(plans)?.covers(&layout);
     }
     let weights = if is_there { 0 } else { layout.bytes() as u64 };
-    let largest = plans.last().expect("a spec has a batch size");
-    let input = if before.is_empty() { largest.input_bytes() as u64 } else { 0 };
-    let output = largest.output_bytes() as u64;
+    let [input, output] = buffer_bytes(plans).map(|bytes| bytes as u64);
+    let input = if before.is_empty() { input } else { 0 };
     let rows = (spec.slots as u64).saturating_mul(input.saturating_add(output));
     let arenas = (spec.streams as u64).saturating_mul(arena_bytes(plans) as u64);
     Ok(Needs { device: rows.saturating_add(weights).saturating_add(arenas), host: 0, passing: weights })
+}
+
+/// Bytes of a slot's input and output.
+fn buffer_bytes(plans: &[Plan]) -> [usize; 2] {
+    [Plan::input_bytes, Plan::output_bytes].map(|bytes| plans.iter().map(bytes).max().unwrap_or(0))
 }
 
 /// Bytes of the arena of a program of `plans`.
@@ -232,14 +238,14 @@ fn arena(device: &Device, plans: &[Plan]) -> Result<DeviceBuffer, Error> {
     DeviceBuffer::new(device, arena_bytes(plans))
 }
 
-/// The mean of the outputs of `programs`, whose rows are all `rows`.
+/// The mean of the outputs of `programs`, whose rows have these pitches at each size.
 pub(super) fn mean(
     device: &Device,
     cuda: &Arc<Cuda>,
     programs: Vec<Arc<dyn Program>>,
-    rows: &RowSpec,
+    pitches: Vec<usize>,
 ) -> Result<Arc<dyn Program>, Error> {
-    let averaged = Averaged::new(device, programs, rows)?;
+    let averaged = Averaged::new(device, programs, pitches)?;
     Ok(Arc::new(MeanProgram::new(device, cuda, averaged)?))
 }
 
@@ -419,15 +425,12 @@ impl Program for CudaProgram {
     }
 
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
-        // The graph is that of the batch size: rows that nobody submitted are computed too.
-        let rows = |buffer: &DeviceBuffer| {
-            let largest = *self.batch_sizes.last().expect("a program has a batch size");
-            buffer.span_of(buffer.len() / largest * self.batch_sizes[run.size])
-        };
+        // The graph is that of the size: rows that nobody submitted are computed too.
+        let [input, output] = self.bytes[run.size];
         let arena = &self.arenas[run.slot % self.arenas.len()];
         vec![
-            (rows(self.inputs.at(run.slot)), Access::Read),
-            (rows(&self.outputs[run.slot]), Access::Write),
+            (self.inputs.at(run.slot).span_of(input), Access::Read),
+            (self.outputs[run.slot].span_of(output), Access::Write),
             (arena.span_of(arena.len()), Access::Write),
             (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
         ]

@@ -271,7 +271,7 @@ mod on_gpus {
     /// keeps it.
     fn tune_lanes(model: &Model, device: &Device, cuda: &Arc<Cuda>, spec: &BuildSpec) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
-        for &batch in &spec.batch_sizes {
+        for batch in spec.batch_sizes() {
             let planned = plan_batch(model, device, spec, batch)?;
             let Some(branches) = branches(&planned) else { continue };
             if spec.lanes.is_some() || answers.lanes(&planned).is_some() || !spec.tuning.goes_on() {
@@ -297,7 +297,7 @@ mod on_gpus {
         spec: &BuildSpec,
     ) -> Result<(), Error> {
         let answers = spec.tuning.answers(device.info());
-        for &batch in &spec.batch_sizes {
+        for batch in spec.batch_sizes() {
             let planned = plan_with(model, device, spec, batch, &spec.choices)?;
             let (known, unknown): (Vec<_>, Vec<_>) = groups(&planned, &spec.choices)
                 .into_iter()

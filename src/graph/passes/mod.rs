@@ -1,10 +1,12 @@
 //! Rewrites: functions from graph to graph that leave the computed values unchanged.
 
+mod batch;
 mod expand;
 mod layout;
 mod rebuild;
 mod views;
 
+pub(crate) use self::batch::batch_first;
 pub use self::expand::expand;
 use self::rebuild::Rebuild;
 use super::value::Graph;

@@ -84,6 +84,9 @@ pub struct Kernel {
     pub threads: u32,
 }
 
+/// Operands of a loop: a kernel has the address of each in its argument.
+pub(crate) const MOST_OPERANDS: usize = 128;
+
 /// Writes out a loop.
 ///
 /// ```
@@ -98,7 +101,8 @@ pub struct Kernel {
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a loop that adds up or multiplies bools, or has more results than a GPU has threads.
+/// [`Error::Unsupported`] for a loop that adds up or multiplies bools, that has more than 128 operands, or more results than
+/// a GPU has threads.
 pub fn kernel(of: &Loop, target: &Target) -> Result<Kernel, Error> {
     check(of)?;
     let (nest, schedule) = schedule(of, target.units);
@@ -150,7 +154,17 @@ fn schedule(of: &Loop, units: usize) -> (Nest, Schedule) {
     }
 }
 
-fn check(of: &Loop) -> Result<(), Error> {
+/// Whether a loop can be written out.
+///
+/// # Errors
+/// [`Error::Unsupported`] that says why not.
+pub(crate) fn check(of: &Loop) -> Result<(), Error> {
+    if of.operands.len() > MOST_OPERANDS {
+        return Err(unsupported(
+            format!("a loop of {} operands", of.operands.len()),
+            "divide the operation into several",
+        ));
+    }
     let adds = |kind: &TermKind| matches!(kind, TermKind::Reduce { op: Monoid::Sum | Monoid::Prod, .. });
     match of.terms.iter().any(|term| term.dtype == Dtype::Bool && adds(&term.kind)) {
         true => Err(unsupported("a sum or product of bools".into(), "convert them to integers first")),

@@ -45,6 +45,11 @@ impl Sizes {
         self.dims.get(name).copied()
     }
 
+    /// The sizes that it has.
+    pub(crate) const fn dims(&self) -> &BTreeMap<String, usize> {
+        &self.dims
+    }
+
     pub(super) fn value(&self, input: &str) -> Option<&Tensor> {
         self.constants.get(input)
     }

@@ -2,6 +2,8 @@
 
 mod fused;
 mod layers;
+#[cfg(test)]
+mod op_set;
 mod patterns;
 #[cfg(test)]
 mod tests;
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::error::Error;
 use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
-use crate::loops::{self, Loop, LoopBuilder, Schedule};
+use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::tensor::{Dtype, Precision, RowSpec, Shape};
 
 /// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
@@ -43,8 +45,30 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         false => growing.pack(&schedule),
     }
     let mut plan = growing.plan;
+    if on_gpu {
+        all_written(&plan)?;
+    }
     plan.place(true);
     Ok(plan)
+}
+
+/// Refuses a plan for a GPU that has steps which no kernel computes.
+fn all_written(plan: &Plan) -> Result<(), Error> {
+    let refused = |step: &Step| match &step.op {
+        StepOp::Loop(of) => {
+            ptx::check(&of.of).err().map(|error| format!("node `{}` ({}): {error}", step.name, of.kinds))
+        }
+        StepOp::Hand(of) => Some(format!("node `{}`: {} is no loop", step.name, of.op.kind())),
+        _ => None,
+    };
+    let refused: Vec<String> = plan.steps.iter().filter_map(refused).collect();
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Unsupported {
+            what: format!("{} operations on a GPU: {}", refused.len(), refused.join("; ")),
+            instead: "run the model with `--device cpu`".into(),
+        }),
+    }
 }
 
 /// What a plan of values is asked for.

@@ -9,7 +9,7 @@ use super::state::{Bounds, State};
 use super::{Batcher, Shared, serve};
 use crate::device::{HOST_MEMORY, HostBuffer};
 use crate::error::Error;
-use crate::ring::Core;
+use crate::ring::{Core, RowBucket};
 
 /// What a submission does when every row is taken.
 ///
@@ -74,8 +74,8 @@ impl BatcherBuilder {
         self
     }
 
-    /// Rows of page-locked memory, which bound what is being written, queued and in flight together. Default: as many
-    /// as may be in flight, and four batches more.
+    /// Rows of page-locked memory, of each kind, which bound what is being written, queued and in flight together. Default:
+    /// as many as may be in flight, and four batches more.
     pub fn rows(mut self, rows: usize) -> Self {
         self.rows = Some(rows);
         self
@@ -95,40 +95,53 @@ impl BatcherBuilder {
         self
     }
 
-    /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`.
+    /// Allocates the rows and starts the threads `trefoil-batch-N` and `trefoil-rows-N`; those of each kind of rows where
+    /// the engine has several sizes of free dimensions.
     ///
     /// # Errors
     /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Thread`],
     /// [`Error::Fault`] if the device is out of use.
     pub fn build(self) -> Result<Batcher, Error> {
-        let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
-        let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * self.core.capacity()), 1 << 36)?;
         self.core.device.healthy()?;
-        afford(&self.core, rows)?;
-        let full = self.core.capacity().min(rows);
-        let shared = Arc::new(Shared {
+        let identity = Arc::default();
+        let mut batcher = Batcher { shared: Vec::new() }; // closes what has started if the rest cannot start
+        for bucket in 0..self.core.spec.buckets.len() {
+            let shared = self.shared(bucket, &identity)?;
+            batcher.shared.push(shared.clone());
+            static BATCHERS: AtomicUsize = AtomicUsize::new(0);
+            let number = BATCHERS.fetch_add(1, Ordering::Relaxed);
+            start(format!("trefoil-batch-{number}"), &shared, serve::batch)?;
+            start(format!("trefoil-rows-{number}"), &shared, serve::deliver)?;
+        }
+        Ok(batcher)
+    }
+
+    /// What the threads of a bucket's rows share.
+    fn shared(&self, bucket: usize, identity: &Arc<()>) -> Result<Arc<Shared>, Error> {
+        let RowBucket { sizes, input, .. } = self.core.bucket(bucket);
+        let in_flight = within("in_flight", self.in_flight.unwrap_or(self.core.slots() + 1), 1 << 16)?;
+        let rows = within("rows", self.rows.unwrap_or((in_flight + 4) * sizes.most()), 1 << 36)?;
+        afford(&self.core, rows, input.row_pitch)?;
+        let full = sizes.most().min(rows);
+        Ok(Arc::new(Shared {
+            bucket,
+            identity: identity.clone(),
             bounds: Bounds { full, in_flight, max_delay: self.max_delay.min(LONGEST) },
             when_full: self.when_full,
             places: rows,
-            rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(self.core.spec.input.row_pitch))?),
-            state: Mutex::new(State::new(rows, self.core.batch_sizes(), self.core.compute_streams())),
+            rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(input.row_pitch))?),
+            state: Mutex::new(State::new(rows, &sizes.batch_sizes, self.core.compute_streams())),
             work: Condvar::new(),
             flown: Condvar::new(),
             room: Condvar::new(),
-            core: self.core,
-        });
-        static BATCHERS: AtomicUsize = AtomicUsize::new(0);
-        let number = BATCHERS.fetch_add(1, Ordering::Relaxed);
-        let batcher = Batcher { shared: shared.clone() }; // closes what has started if the rest cannot start
-        start(format!("trefoil-batch-{number}"), &shared, serve::batch)?;
-        start(format!("trefoil-rows-{number}"), &shared, serve::deliver)?;
-        Ok(batcher)
+            core: self.core.clone(),
+        }))
     }
 }
 
 /// Refuses more rows than there is memory for.
-fn afford(core: &Core, rows: usize) -> Result<(), Error> {
-    let pitch = core.spec.input.row_pitch as u64;
+fn afford(core: &Core, rows: usize, row_pitch: usize) -> Result<(), Error> {
+    let pitch = row_pitch as u64;
     core.device.afford(HOST_MEMORY, pitch.saturating_mul(rows as u64)).map_err(|error| match error {
         Error::OutOfMemory { device, needed_bytes, free_bytes, fitting_batch, .. } => {
             let what = format!("{rows} rows of a batcher, of which {} would fit", free_bytes / pitch);

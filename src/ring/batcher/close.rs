@@ -34,8 +34,22 @@ impl Batcher {
     /// everything is answered with that.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
-        self.shared.stop(how);
-        let mut state = lock(&self.shared.state);
+        self.shared.iter().for_each(|shared| shared.stop(how));
+        self.shared.iter().try_for_each(|shared| shared.drained(start, limit))
+    }
+}
+
+impl Shared {
+    /// Accepts nothing more, and tells everybody.
+    pub(super) fn stop(&self, how: Close) {
+        self.told(|state, wakes| state.close(how, wakes));
+        self.work.notify_all();
+        self.room.notify_all();
+    }
+
+    /// Waits until nothing is queued or in flight, up to `limit` after `start`.
+    fn drained(&self, start: Instant, limit: Duration) -> Result<(), Error> {
+        let mut state = lock(&self.state);
         loop {
             // An engine closed under the batcher has ended it as well: there is nothing left to wait for.
             match state.failure() {
@@ -46,22 +60,13 @@ impl Batcher {
             if state.queued() == 0 && state.in_flight == 0 {
                 return Ok(());
             }
-            let (waited_for, late) = wait_until(&self.shared.room, state, after(limit.saturating_sub(start.elapsed())));
+            let (waited_for, late) = wait_until(&self.room, state, after(limit.saturating_sub(start.elapsed())));
             state = waited_for;
             if late && (state.queued() > 0 || state.in_flight > 0) {
                 drop(state);
-                let credits = self.shared.core.credits()?;
+                let credits = self.core.credits()?;
                 return Err(Error::Timeout { operation: "close", waited: start.elapsed(), credits });
             }
         }
-    }
-}
-
-impl Shared {
-    /// Accepts nothing more, and tells everybody.
-    pub(super) fn stop(&self, how: Close) {
-        self.told(|state, wakes| state.close(how, wakes));
-        self.work.notify_all();
-        self.room.notify_all();
     }
 }

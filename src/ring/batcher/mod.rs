@@ -78,13 +78,21 @@ use state::State;
 /// assert_eq!(ticket.wait()?.top_k(1)?, best);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
+///
+/// Rows of different [sizes](crate::EngineBuilder::sizes) do not share a batch, and are batched apart: each kind of rows
+/// has its own memory, queue and threads.
 pub struct Batcher {
-    shared: Arc<Shared>,
+    /// Of each of the ring's buckets.
+    shared: Vec<Arc<Shared>>,
 }
 
-/// What the batcher, its threads, rows and tickets share.
+/// What the batcher, its threads, rows and tickets share, for the rows of a bucket.
 struct Shared {
     core: Arc<Core>,
+    /// What its rows are.
+    bucket: usize,
+    /// One for all buckets of a batcher.
+    identity: Arc<()>,
     bounds: Bounds,
     when_full: WhenFull,
     /// Page-locked rows.
@@ -148,35 +156,37 @@ impl Batcher {
         Request::new(&self.shared)
     }
 
-    /// Shape, type and size of a row.
+    /// Shape, type and size of a row; where there are several sizes, those of the first one's.
     pub fn input(&self) -> &RowSpec {
-        &self.shared.core.spec.input
+        self.shared[0].input()
     }
 
-    /// Rows of its largest batch.
+    /// Rows of its largest batch; where there are several sizes, of the first one's dimensions.
     pub fn capacity(&self) -> usize {
-        self.shared.bounds.full
+        self.shared[0].bounds.full
     }
 
     /// Rows committed and not yet in a batch.
     pub fn queued(&self) -> usize {
-        lock(&self.shared.state).queued()
+        self.shared.iter().map(|shared| lock(&shared.state).queued()).sum()
     }
 
     /// Where its tickets are from.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> super::Origin {
-        super::Origin::of_batcher(&self.shared.core, &self.shared)
+        super::Origin::of_batcher(&self.shared[0].core, &self.shared[0].identity)
     }
 
     /// Takes no more rows, as if it was dropped.
     pub(crate) fn stop(&self) {
-        self.shared.stop(Close::Drain);
+        self.shared.iter().for_each(|shared| shared.stop(Close::Drain));
     }
 
     /// What it did so far.
     pub fn stats(&self) -> BatcherStats {
-        lock(&self.shared.state).counters.stats()
+        let mut all = lock(&self.shared[0].state).counters.clone();
+        self.shared[1..].iter().for_each(|shared| all.add(&lock(&shared.state).counters));
+        all.stats()
     }
 }
 
@@ -229,6 +239,11 @@ impl Shared {
 }
 
 impl Shared {
+    /// What its rows hold.
+    fn input(&self) -> &RowSpec {
+        &self.core.bucket(self.bucket).input
+    }
+
     /// Takes up to `count` rows that are free.
     fn claim_more(&self, priority: RowPriority, count: usize) -> Vec<usize> {
         let mut state = lock(&self.state);
@@ -237,7 +252,7 @@ impl Shared {
 
     /// Tells the device's wrappers what becomes of a page-locked row.
     fn note_row(&self, row: usize, note: impl FnOnce(Span) -> Note) {
-        let pitch = self.core.spec.input.row_pitch;
+        let pitch = self.input().row_pitch;
         self.core.device.note(note(self.rows.span_of(row * pitch, pitch)));
     }
 }
@@ -259,6 +274,6 @@ impl Drop for Shared {
 
 impl std::fmt::Debug for Batcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batcher").field("bounds", &self.shared.bounds).field("input", &self.input()).finish()
+        f.debug_struct("Batcher").field("bounds", &self.shared[0].bounds).field("input", &self.input()).finish()
     }
 }

@@ -8,7 +8,7 @@ use super::{RowTicket, Shared};
 use crate::device::{Access, Note};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::tensor::{Element, PortKey, RowSpec};
+use crate::tensor::{Element, PortKey, RowSpec, Size};
 
 /// A row of page-locked memory being written. Dropped without [`Row::submit`], it gives its memory back and nothing is
 /// computed; until then it delays nobody, however long it is held.
@@ -82,7 +82,17 @@ impl Row {
     /// [`Error::Option`] if there is no such port, or its elements are of another type.
     pub fn port_mut<T: Element>(&mut self, port: impl PortKey) -> Result<&mut [T], Error> {
         let shared = self.shared.clone();
-        shared.core.spec.input.port(port)?.elems_of_mut(self.bytes_mut())
+        shared.input().port(port)?.elems_of_mut(self.bytes_mut())
+    }
+
+    /// Copies the elements of one of its ports, padded where there are fewer, as
+    /// [`Batch::write_port`](crate::Batch::write_port) does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_port<T: Element>(&mut self, port: impl PortKey, elems: &[T]) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        shared.input().port(port)?.write(self.bytes_mut(), elems)
     }
 
     /// Where it is among the page-locked rows.
@@ -98,7 +108,7 @@ impl Row {
 
     /// What the row holds.
     pub fn spec(&self) -> &RowSpec {
-        &self.shared.core.spec.input
+        self.shared.input()
     }
 
     /// Sets how long after [`Row::submit`] the row may be in the queue; past that it is answered with
@@ -191,6 +201,9 @@ impl std::fmt::Debug for Row {
 #[derive(Clone, Copy)]
 #[must_use = "a request does nothing before `submit` or `row`"]
 pub struct Request<'a> {
+    /// Of each of the ring's buckets.
+    all: &'a [Arc<Shared>],
+    /// That of its rows.
     shared: &'a Arc<Shared>,
     priority: RowPriority,
     deadline: Option<Duration>,
@@ -198,8 +211,8 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub(super) fn new(shared: &'a Arc<Shared>) -> Self {
-        Self { shared, priority: RowPriority::Normal, deadline: None, at_once: false }
+    pub(super) fn new(all: &'a [Arc<Shared>]) -> Self {
+        Self { all, shared: &all[0], priority: RowPriority::Normal, deadline: None, at_once: false }
     }
 
     /// Sets how long after [`Request::submit`] or [`Request::row`] the row may wait to be uploaded; past that it is
@@ -213,6 +226,30 @@ impl<'a> Request<'a> {
     pub fn priority(mut self, priority: RowPriority) -> Self {
         self.priority = priority;
         self
+    }
+
+    /// Sets which size of the engine the row is for: the smallest that holds it, as
+    /// [`Engine::acquire_for`](crate::Engine::acquire_for) has it. Without it, it is for the first one's dimensions.
+    ///
+    /// ```no_run
+    /// # fn f(batcher: trefoil::Batcher, ids: &[i64]) -> Result<(), trefoil::Error> {
+    /// use trefoil::Size;
+    /// let mut row = batcher.request().size(&Size::new(1).dim("sequence", ids.len()))?.row()?;
+    /// row.write_port("input_ids", ids)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if no size holds it, with those that there are.
+    pub fn size(mut self, size: &Size) -> Result<Self, Error> {
+        self.shared = &self.all[self.shared.core.spec.buckets.holding(size)?];
+        Ok(self)
+    }
+
+    /// What its rows hold.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn input(self) -> &'a RowSpec {
+        self.shared.input()
     }
 
     /// Waits for no free row, whatever the batcher does else: [`Error::Timeout`].
@@ -262,7 +299,7 @@ impl<'a> Request<'a> {
 
     /// Whether `pixels` are one row.
     fn admits(self, pixels: &[u8]) -> Result<(), Error> {
-        let expected = self.shared.core.spec.input.row_bytes;
+        let expected = self.shared.input().row_bytes;
         if pixels.len() != expected {
             let found = format!("{} bytes long", pixels.len());
             return Err(Error::option("pixels", found, format!("{expected} bytes, one row")));

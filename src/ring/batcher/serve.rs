@@ -37,6 +37,7 @@ fn batch_until_closed(shared: &Shared) {
         match shared.core.acquire(CREDIT_LIMIT) {
             Ok(batch) => {
                 without_credit = None;
+                let batch = batch.in_bucket(shared.bucket);
                 shared.send(batch, &mut runs, &mut last_upload);
             }
             Err(error @ Error::Timeout { .. }) => {

@@ -21,7 +21,7 @@ pub struct BatcherStats {
     pub expired: u64,
     /// Upload copies: one for each run of neighbouring rows. No row is moved on the host to make runs longer.
     pub runs: u64,
-    /// Rows by the time from commit to upload, by [`bucket`].
+    /// Rows by the time from commit to upload, by [`bin`].
     queue_times: Vec<u64>,
 }
 
@@ -42,10 +42,10 @@ impl BatcherStats {
         let total: u64 = self.queue_times.iter().sum();
         let wanted = ((total as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64).max(1);
         let mut seen = 0;
-        for (bucket, count) in self.queue_times.iter().enumerate() {
+        for (bin, count) in self.queue_times.iter().enumerate() {
             seen += count;
             if seen >= wanted {
-                return upper(bucket);
+                return upper(bin);
             }
         }
         Duration::ZERO
@@ -53,6 +53,7 @@ impl BatcherStats {
 }
 
 /// The counters behind the statistics, of fixed size.
+#[derive(Clone)]
 pub(super) struct Counters {
     pub rejected: u64,
     pub expired: u64,
@@ -63,14 +64,26 @@ pub(super) struct Counters {
 
 impl Counters {
     pub fn new(capacity: usize) -> Self {
-        Self { rejected: 0, expired: 0, runs: 0, batch_sizes: vec![0; capacity + 1], queue_times: vec![0; BUCKETS] }
+        Self { rejected: 0, expired: 0, runs: 0, batch_sizes: vec![0; capacity + 1], queue_times: vec![0; BINS] }
     }
 
     /// A batch left whose rows had waited for these times.
     pub fn left(&mut self, waited: impl ExactSizeIterator<Item = Duration>, runs: usize) {
         self.batch_sizes[waited.len()] += 1;
         self.runs += runs as u64;
-        waited.for_each(|time| self.queue_times[bucket(time)] += 1);
+        waited.for_each(|time| self.queue_times[bin(time)] += 1);
+    }
+
+    /// Adds what others have counted.
+    pub fn add(&mut self, other: &Self) {
+        let Self { rejected, expired, runs, batch_sizes, queue_times } = self;
+        *rejected += other.rejected;
+        *expired += other.expired;
+        *runs += other.runs;
+        batch_sizes.resize(batch_sizes.len().max(other.batch_sizes.len()), 0);
+        for (all, more) in [(batch_sizes, &other.batch_sizes), (queue_times, &other.queue_times)] {
+            all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+        }
     }
 
     pub fn stats(&self) -> BatcherStats {
@@ -85,16 +98,16 @@ impl Counters {
 }
 
 /// Four to each power of two of nanoseconds.
-const BUCKETS: usize = 256;
+const BINS: usize = 256;
 
 /// Two bits below the leading one.
-fn bucket(time: Duration) -> usize {
+fn bin(time: Duration) -> usize {
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(4);
     let log = nanos.ilog2() as usize;
     4 * log + (nanos >> (log - 2)) as usize % 4
 }
 
-/// The least time above bucket `index`.
+/// The least time above bin `index`.
 fn upper(index: usize) -> Duration {
     let (log, quarter) = (index / 4, index as u128 % 4);
     Duration::from_nanos(u64::try_from(((5 + quarter) << log) / 4).unwrap_or(u64::MAX))
@@ -105,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_hold_what_is_below_their_bound() {
+    fn bins_hold_what_is_below_their_bound() {
         for nanos in (4..5000).chain([u64::MAX / 3, u64::MAX - 1]) {
-            let index = bucket(Duration::from_nanos(nanos));
+            let index = bin(Duration::from_nanos(nanos));
             assert!(upper(index) > Duration::from_nanos(nanos), "{nanos}");
             assert!(upper(index).as_nanos() * 4 <= u128::from(nanos) * 5 + 4, "{nanos}");
         }
-        assert!(bucket(Duration::MAX) < BUCKETS);
+        assert!(bin(Duration::MAX) < BINS);
     }
 
     #[test]
@@ -124,5 +137,11 @@ mod tests {
         assert!(stats.queue_time(0.75) < ms(2), "{:?}", stats.queue_time(0.75));
         assert!(stats.queue_time(0.76) >= ms(100));
         assert_eq!(Counters::new(1).stats().queue_time(0.5), Duration::ZERO);
+        let mut all = Counters::new(1);
+        all.left([ms(3)].into_iter(), 1);
+        all.add(&counters);
+        let stats = all.stats();
+        assert_eq!((&stats.batch_sizes[..], stats.rows(), stats.runs), (&[0, 1, 0, 0, 1][..], 5, 3));
+        assert!(stats.queue_time(0.79) < ms(4) && stats.queue_time(0.81) >= ms(100));
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::device::cpu::Work;
 use crate::device::{Access, Device, DeviceBuffer, Kind, Priority, Program, Run, Span};
 use crate::error::Credits;
-use crate::ring::{RingSpec, Waiting};
+use crate::ring::{Buckets, RingSpec, Waiting};
 use crate::sync::{Condvar, Mutex, lock, wait};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN};
 
@@ -112,8 +112,7 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
         acquire_limit: Duration::from_millis(200),
         waiting: Waiting::default(),
         output_kind: OutputKind::Features,
-        input: spec(),
-        outputs: vec![spec()],
+        buckets: Buckets::one(held.batch_sizes(), spec(), vec![spec()]),
         classes: vec![0],
         device_results: false,
         freed: None,

@@ -78,7 +78,7 @@ impl RowTicket {
     /// Where it is from.
     #[cfg(feature = "ffi")]
     pub(crate) fn origin(&self) -> crate::ring::Origin {
-        crate::ring::Origin::of_batcher(&self.shared.core, &self.shared)
+        crate::ring::Origin::of_batcher(&self.shared.core, &self.shared.identity)
     }
 
     fn wait_until(&mut self, limit: Option<Instant>) -> Option<Result<RowOutput, Error>> {

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Wake};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{BatcherBuilder, Close, Core, Output, RingSpec, Ticket, Waiting};
+use super::{BatcherBuilder, Buckets, Close, Core, Output, RingSpec, Ticket, Waiting};
 use crate::device::{Device, Priority, Program};
 use crate::error::{Error, FaultClass};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
@@ -29,10 +29,11 @@ fn row() -> RowSpec {
 }
 
 fn ring(device: &Device, program: Arc<dyn Program>, waiting: Waiting) -> Arc<Core> {
-    Core::build(device, program, spec(waiting)).unwrap()
+    let spec = spec(program.batch_sizes(), waiting);
+    Core::build(device, program, spec).unwrap()
 }
 
-fn spec(waiting: Waiting) -> RingSpec {
+fn spec(batch_sizes: &[usize], waiting: Waiting) -> RingSpec {
     RingSpec {
         staging: 3,
         results: 6,
@@ -40,8 +41,7 @@ fn spec(waiting: Waiting) -> RingSpec {
         acquire_limit: LONG,
         waiting,
         output_kind: OutputKind::Features,
-        input: row(),
-        outputs: vec![row()],
+        buckets: Buckets::one(batch_sizes, row(), vec![row()]),
         classes: vec![0],
         device_results: false,
         freed: None,

@@ -13,7 +13,7 @@ pub(super) fn peers(devices: Vec<(Device, Arc<dyn Program>)>, waiting: Waiting) 
     // As many results as there are tickets at most: one device may have to hold all of them.
     let results = usize::from(PRODUCERS) * 4;
     let core = |(device, program): (Device, Arc<dyn Program>)| {
-        let spec = RingSpec { results, freed: Some(Arc::clone(&freed)), ..spec(waiting) };
+        let spec = RingSpec { results, freed: Some(Arc::clone(&freed)), ..spec(program.batch_sizes(), waiting) };
         Core::build(&device, program, spec).unwrap()
     };
     let cores = devices.into_iter().map(core).collect();

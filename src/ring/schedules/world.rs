@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::producer::Producer;
 use super::{LEAST_PRODUCERS, LEAST_SLOTS, LEAST_SUBMISSIONS};
 use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit};
-use crate::device::{Device, Kind, Priority};
+use crate::device::{Device, Kind, Priority, Program};
 use crate::ring::completion::Completion;
-use crate::ring::{Close, Core, Node, RingSpec, Waiting};
+use crate::ring::{Buckets, Close, Core, Node, RingSpec, Waiting};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
 
 /// What happened in a schedule, or in many.
@@ -285,8 +285,7 @@ fn ring(dice: &mut Dice, device: &Device, sim: &Arc<Sim>, slots: usize, producer
         acquire_limit: Duration::from_secs(1),
         waiting: dice.pick(&[Waiting::Block, Waiting::Callback]),
         output_kind: OutputKind::Features,
-        input: row.clone(),
-        outputs: vec![row],
+        buckets: Buckets::one(program.batch_sizes(), row.clone(), vec![row]),
         classes: vec![0],
         device_results: false,
         freed: None,

@@ -4,7 +4,7 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const { stages, models, lanes, about, report } = data;
-const { stage, model, batch, slot, rows, begin, took } = data.intervals;
+const { stage, model, batch, slot, size, rows, begin, took } = data.intervals;
 const end = begin.map((from, at) => from + took[at]);
 const last = end.reduce((most, to) => Math.max(most, to), 1);
 const [COPY_IN, COMPUTE, COPY_OUT] = ["copy-in", "compute", "copy-out"].map((name) => stages.indexOf(name));
@@ -47,8 +47,8 @@ function table(head, lines, texts = 1) {
   return made;
 }
 
-/** The program that ran a batch: the smallest that holds its rows. A CPU has one for a row, and runs it for each. */
-const program = (n) => about.programs.find((program) => program.batch >= n) ?? about.programs.at(-1);
+/** The program that ran the batch of an interval: that of its size. A CPU has one for a row, and runs it for each. */
+const program = (at) => about.programs[size[at]];
 const planned = (of) => (of.batch === 1 ? "1 row" : `${of.batch} rows`);
 const flops = (of) => of.layers.reduce((sum, layer) => sum + layer.flops, 0);
 
@@ -58,11 +58,12 @@ const called = (at) => models[model[at]] || stages[stage[at]];
 /** What is known of an interval beyond its times. */
 function facts(at) {
   const known = [`slot ${slot[at]}, ${counted(rows[at])} rows`], s = took[at] / 1e9;
-  const copied = stage[at] === COPY_IN ? about.row_bytes[0] : stage[at] === COPY_OUT ? about.row_bytes[1] : 0;
+  const moved = program(at)?.row_bytes ?? [0, 0];
+  const copied = stage[at] === COPY_IN ? moved[0] : stage[at] === COPY_OUT ? moved[1] : 0;
   if (copied) known.push(`${counted(rows[at] * copied)} bytes, ${(rows[at] * copied / s / 1e9).toFixed(2)} GB/s`);
   if (stage[at] === COMPUTE) {
     known.push(`${counted(rows[at] / s)} rows/s`);
-    const all = program(rows[at]), own = (layer) => (layer.model ?? "") === models[model[at]];
+    const all = program(at), own = (layer) => (layer.model ?? "") === models[model[at]];
     const ran = all && { ...all, layers: all.layers.filter(own) };
     const done = ran && Math.ceil(rows[at] / ran.batch) * flops(ran) / s;
     if (ran?.layers.length) known.push(`${ran.layers.length} layers for ${planned(ran)}, ${(done / 1e12).toPrecision(3)} TFLOP/s`);
@@ -432,7 +433,7 @@ function select(number) {
   const facing = (at) => line(at).map((text, column) => element("td", text, column === 3 ? "text" : ""));
   scroll.append(table(["stage", "from submit", "took", ""], of.map(facing)));
   panel.replaceChildren(element("h2", `Batch ${number}: slot ${slot[of[0]]}, ${counted(rows[of[0]])} rows`), scroll);
-  const ran = program(rows[of[0]]);
+  const ran = program(of[0]);
   if (!ran) return;
   const most = Math.max(...ran.layers.map((layer) => layer.flops), 1);
   const bar = (layer) => {

@@ -1,4 +1,4 @@
-//! Sorting, sums so far and scattering as comparisons of all pairs, which are loops.
+//! Sorting, sums so far and scattering as comparisons of all pairs, which are loops; long concatenations in parts.
 
 mod cumulate;
 mod scatter;
@@ -12,7 +12,7 @@ use crate::graph::value::{Graph, ValueId, ValueType};
 use crate::tensor::Dtype;
 
 /// The graph in which [`Op::TopK`], [`Op::Cumulate`], [`Op::ScatterElements`] and [`Op::ScatterNd`] are other operations,
-/// each of which [lowers](crate::loops::lower) to loops. Its values are the same, but for the order of sums and products
+/// each of which [lowers](crate::loops::lower) to loops; and a concatenation of many operands is several. Its values are the same, but for the order of sums and products
 /// of floats, and the sign of a sum that is 0.
 ///
 /// A comparison of all pairs is a map that one reduction reads, so that it needs no memory where the two are one loop. For
@@ -56,9 +56,16 @@ fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
             vec![scatter::elements(&mut writer, *axis, *how, [input(0), input(1), input(2)])]
         }
         Op::ScatterNd(how) => vec![scatter::slices(&mut writer, *how, [input(0), input(1), input(2)])],
+        Op::Concat(axis) if node.inputs.len() > MOST_OPERANDS => {
+            let all: Vec<ValueId> = (0..node.inputs.len()).map(input).collect();
+            vec![writer.concat(*axis, &all)]
+        }
         _ => return None,
     })
 }
+
+/// Operands of one concatenation; more are concatenations of concatenations.
+const MOST_OPERANDS: usize = 64;
 
 /// Writes the operations that stand for a node.
 struct Writer<'w, 'g> {
@@ -89,6 +96,15 @@ impl Writer<'_, '_> {
 
     fn reshape(&mut self, x: ValueId, dims: &[usize]) -> ValueId {
         self.op(Op::Reshape(dims.to_vec()), &[x])
+    }
+
+    /// One behind the other along an axis.
+    fn concat(&mut self, axis: usize, all: &[ValueId]) -> ValueId {
+        if all.len() <= MOST_OPERANDS {
+            return self.op(Op::Concat(axis), all);
+        }
+        let parts: Vec<ValueId> = all.chunks(MOST_OPERANDS).map(|part| self.concat(axis, part)).collect();
+        self.concat(axis, &parts)
     }
 
     /// With a new axis of 1.
