@@ -21,7 +21,7 @@ fn spec() -> RowSpec {
 }
 
 /// Gives back what it gets, one run for each permit, and remembers the first byte of each row.
-struct Held {
+pub(super) struct Held {
     device: Device,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
@@ -33,6 +33,8 @@ struct Held {
 struct Gate {
     permits: usize,
     panics: bool,
+    /// What each run takes.
+    takes: Duration,
     seen: Vec<Vec<u8>>,
 }
 
@@ -40,6 +42,12 @@ impl Held {
     fn permit(&self, runs: usize) {
         lock(&self.gate).permits += runs;
         self.changed.notify_all();
+    }
+
+    /// Lets every run go on, each of which takes so long.
+    pub(super) fn takes(&self, time: Duration) {
+        lock(&self.gate).takes = time;
+        self.permit(usize::MAX);
     }
 
     /// The batches that ran, by the rows' first bytes, in order.
@@ -58,6 +66,9 @@ impl Work for Held {
         }
         assert!(!gate.panics, "told to");
         gate.permits -= 1;
+        let takes = gate.takes;
+        drop(gate);
+        thread::sleep(takes);
         let bytes = run.rows * ROW_ALIGN;
         let (input, output) = (self.inputs[run.slot].addr() as *const u8, self.outputs[run.slot].addr() as *mut u8);
         // SAFETY: the slot's buffers hold CAPACITY rows in host memory, and this stream alone accesses them now.
@@ -65,7 +76,7 @@ impl Work for Held {
             std::ptr::copy_nonoverlapping(input, output, bytes);
             std::slice::from_raw_parts(input, bytes)
         };
-        gate.seen.push(rows.chunks(ROW_ALIGN).map(|row| row[0]).collect());
+        lock(&self.gate).seen.push(rows.chunks(ROW_ALIGN).map(|row| row[0]).collect());
     }
 }
 
@@ -99,7 +110,7 @@ impl Program for Held {
     }
 }
 
-fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
+pub(super) fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
     let device = Device::cpu(1).checked();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, CAPACITY * ROW_ALIGN).unwrap()).collect();
     let (inputs, outputs) = (buffers(), buffers());
@@ -121,11 +132,11 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
     (Core::build(&device, held.clone(), spec).unwrap(), held)
 }
 
-fn batcher(core: &Arc<Core>, max_delay: Duration) -> BatcherBuilder {
+pub(super) fn batcher(core: &Arc<Core>, max_delay: Duration) -> BatcherBuilder {
     BatcherBuilder::new(core).max_delay(max_delay)
 }
 
-fn answer(ticket: RowTicket) -> Result<RowOutput, Error> {
+pub(super) fn answer(ticket: RowTicket) -> Result<RowOutput, Error> {
     ticket.wait_for(LONG).map(|answer| answer.expect("no answer: it hangs"))
 }
 
@@ -148,7 +159,7 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-fn all_credits_return(core: &Core) {
+pub(super) fn all_credits_return(core: &Core) {
     until(|| {
         let Credits { filling, in_flight, unread, quarantined, .. } = core.credits().unwrap();
         (filling, in_flight, unread, quarantined) == (0, 0, 0, 0)
