@@ -1,15 +1,22 @@
 //! Random sequences of calls with any handles, of any kind and in any order: each is answered, none panics, and what is
 //! released in the end is gone.
 
-use std::ffi::{CString, c_void};
+#[path = "../../tests/support/splitmix.rs"]
+mod splitmix;
+
+use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
+use splitmix::Random;
 use trefoil_status as s;
 
 use super::batch::*;
 use super::batcher::*;
+use super::device::trefoil_device_open_cpu;
 use super::engine::*;
+use super::growing;
 use super::handles::trefoil_release;
+use super::layout::trefoil_engine_options;
 use super::model::*;
 use super::output::*;
 use super::status::trefoil_status;
@@ -18,24 +25,10 @@ use super::ticket::*;
 const SEQUENCES: u64 = 40;
 const CALLS: usize = 400;
 
-/// A long wait: nothing here takes so long.
-const LONG_NS: u64 = 20_000_000_000;
-
-/// splitmix64.
-struct Random(u64);
+/// A wait that ends: a row may have to wait for a result that this thread itself holds.
+const WAIT_NS: u64 = 50_000_000;
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
     /// One of the handles, most often the engine or one of the last; seldom a number that is none.
     fn handle(&mut self, known: &[u64]) -> u64 {
         match self.below(12) {
@@ -59,7 +52,7 @@ fn call(random: &mut Random, known: &[u64]) -> (trefoil_status, u64) {
         match random.below(24) {
             0..4 => trefoil_try_acquire(handle, &mut made),
             4..8 => trefoil_submit(handle, number, &mut made),
-            8 | 9 => trefoil_wait_for(handle, LONG_NS, &mut made),
+            8 | 9 => trefoil_wait_for(handle, WAIT_NS, &mut made),
             10 => trefoil_is_ready(handle),
             11 => trefoil_batch_row(handle, number, &mut at, &mut bytes),
             12 => trefoil_batch_port(handle, number, number, number as u32, &mut at, &mut bytes),
@@ -72,7 +65,7 @@ fn call(random: &mut Random, known: &[u64]) -> (trefoil_status, u64) {
             19 => trefoil_row_memory(handle, &mut at, &mut bytes),
             20 => trefoil_row_submit(handle, &mut made),
             21 => trefoil_engine_capacity(handle, &mut count),
-            22 if random.below(40) == 0 => trefoil_engine_close(handle, (number % 2) as u32, LONG_NS),
+            22 if random.below(40) == 0 => trefoil_engine_close(handle, (number % 2) as u32, WAIT_NS),
             22 => trefoil_batch_row(handle, usize::MAX, null_mut(), null_mut()),
             _ => trefoil_release(handle),
         }
@@ -80,17 +73,26 @@ fn call(random: &mut Random, known: &[u64]) -> (trefoil_status, u64) {
     (status, made)
 }
 
+/// An engine on a CPU device of its own, and all handles that belong to it.
+fn engine(model: u64) -> Vec<u64> {
+    let (mut device, mut engine) = (0, 0);
+    // SAFETY: null stands for the defaults, and the handles' places live.
+    unsafe {
+        let defaults: trefoil_engine_options = growing::read(null()).unwrap_or_else(|_| panic!("null is legal"));
+        assert_eq!(trefoil_device_open_cpu(1, &mut device), s::Ok);
+        let options = trefoil_engine_options { size: size_of::<trefoil_engine_options>(), device, ..defaults };
+        assert_eq!(trefoil_engine_build(model, &options, &mut engine), s::Ok);
+    }
+    vec![engine, device]
+}
+
 #[test]
 fn any_calls_in_any_order_are_answered() {
-    let path = CString::new("weights/convnet28").expect("no zero in it");
     let (mut model, mut answered) = (0, 0);
     // SAFETY: the path ends with a zero, and the handle's place lives.
-    assert_eq!(unsafe { trefoil_model_open(path.as_ptr(), &mut model) }, s::Ok);
+    assert_eq!(unsafe { trefoil_model_open(c"weights/convnet28".as_ptr(), &mut model) }, s::Ok);
     for seed in 0..SEQUENCES {
-        let (mut random, mut engine) = (Random(seed), 0);
-        // SAFETY: without options the defaults are taken; the handle's place lives.
-        assert_eq!(unsafe { trefoil_engine_build(model, null(), &mut engine) }, s::Ok);
-        let mut known = vec![engine];
+        let (mut random, mut known) = (Random(seed), engine(model));
         for number in 0..CALLS {
             let (status, made) = call(&mut random, &known);
             assert!(!matches!(status, s::Internal), "sequence {seed}, call {number}: {status:?}");
