@@ -42,6 +42,7 @@ mod stop;
 mod threads;
 mod throughput;
 mod trace;
+mod vitals;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
