@@ -20,8 +20,11 @@ use std::time::{Duration, Instant};
 mod echo;
 #[path = "../src/bin/trefoil/smi.rs"]
 mod smi;
+#[path = "../src/bin/trefoil/vitals.rs"]
+mod vitals;
 
-use trefoil::{Batcher, Device, Engine, Error, MemoryUse, OutputKind, Ticket};
+use trefoil::{Batcher, Device, Engine, Error, OutputKind, Ticket};
+use vitals::Vitals;
 
 const THREADS: usize = 16;
 const LARGEST: usize = 16;
@@ -74,7 +77,7 @@ fn main() -> Result<(), Box<dyn StdError>> {
         let start = Instant::now();
         while start.elapsed().as_secs_f64() < seconds {
             thread::sleep(Duration::from_secs_f64((seconds / 40.0).min(5.0)));
-            samples.lock().unwrap().push(Sample::take(&device));
+            samples.lock().unwrap().push(Vitals::take(&device));
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -230,30 +233,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Memory at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Sample {
-    held: MemoryUse,
-    /// Of this process.
-    resident_bytes: u64,
-    /// Of the whole GPU, in MiB, where there is one.
-    gpu_mib: Option<u64>,
-}
-
-impl Sample {
-    fn take(device: &Device) -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
-        let gpu_mib = device.info().target.strip_prefix("cuda:").and_then(|ordinal| {
-            let used = smi::query(&smi::visible(ordinal), &["memory.used"])?;
-            used.into_iter().next()??.parse().ok()
-        });
-        Self { held: device.memory_use(), resident_bytes: kib << 10, gpu_mib }
-    }
-}
-
-fn report(engine: &Engine, counts: &Counts, samples: &[Sample]) -> Result<(), Box<dyn StdError>> {
+fn report(engine: &Engine, counts: &Counts, samples: &[Vitals]) -> Result<(), Box<dyn StdError>> {
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
     println!(
         "{} batches: {} answered, {} abandoned; {} rows: {} answered, {} abandoned, {} past their deadline; \
@@ -283,7 +263,7 @@ fn report(engine: &Engine, counts: &Counts, samples: &[Sample]) -> Result<(), Bo
     // A first tenth to warm up; then the early third against the last.
     let warm = &samples[samples.len() / 10..];
     let (early, late) = (&warm[..warm.len().div_ceil(3)], &warm[warm.len() - warm.len().div_ceil(3)..]);
-    let largest = |samples: &[Sample]| samples.iter().map(|s| s.resident_bytes).max().unwrap_or(0);
+    let largest = |samples: &[Vitals]| samples.iter().map(|s| s.resident_bytes).max().unwrap_or(0);
     let growth = largest(late).saturating_sub(largest(early));
     println!(
         "resident memory: {} KiB early, {} KiB more late; {:?}",
@@ -291,9 +271,13 @@ fn report(engine: &Engine, counts: &Counts, samples: &[Sample]) -> Result<(), Bo
         growth >> 10,
         samples[samples.len() - 1]
     );
-    assert!(samples.iter().all(|sample| sample.held == samples[0].held), "buffers were made while it ran");
+    let held = |vitals: &Vitals| [vitals.device_bytes, vitals.page_locked_bytes, vitals.descriptors, vitals.threads];
+    assert!(
+        warm.iter().all(|vitals| held(vitals) == held(&warm[0])),
+        "buffers, files or threads were made while it ran"
+    );
     // The GPU may be others' too, who come and go: the least of a third is what stays.
-    let least = |samples: &[Sample]| samples.iter().filter_map(|sample| sample.gpu_mib).min();
+    let least = |samples: &[Vitals]| samples.iter().filter_map(|sample| sample.gpu_mib).min();
     assert!(least(late) <= least(early), "GPU memory grew from {:?} to {:?} MiB", least(early), least(late));
     assert!(growth < 1 << 20, "memory grew by {growth} bytes");
     println!("nothing lost, nothing grown");

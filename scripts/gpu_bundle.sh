@@ -38,7 +38,8 @@ cargo build --release --locked --bins --examples
 target=$(cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')
 gpu_tests=$(test_binary test --test gpu)
-[ -n "$gpu_tests" ] || fail "cargo built no test binary for tests/gpu.rs"
+gpu_memory=$(test_binary test --test gpu_memory)
+[ -n "$gpu_tests" ] && [ -n "$gpu_memory" ] || fail "cargo built no test binary for tests/gpu.rs or tests/gpu_memory.rs"
 
 rm -rf .gpu
 mkdir -p .gpu/bin .gpu/tests
@@ -47,6 +48,7 @@ for example in ${examples[@]+"${examples[@]}"}; do
     cp "$target/release/examples/$example" .gpu/bin/
 done
 cp "$gpu_tests" .gpu/bin/gpu_tests
+cp "$gpu_memory" .gpu/bin/gpu_memory
 if $lib_tests; then
     cp "$(test_binary lib --lib)" .gpu/bin/lib_tests
     cp -r kernels .gpu/
@@ -73,6 +75,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 . ./env.sh
 bin/gpu_tests "$@"
+bin/gpu_memory
 [ ! -x bin/lib_tests ] || bin/lib_tests
 bin/trefoil
 END

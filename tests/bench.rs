@@ -4,7 +4,8 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use trefoil::model::Model;
@@ -13,10 +14,15 @@ use trefoil::{Device, Engine, Error, Stage};
 const MODEL: [&str; 4] = ["--model", "weights/convnet28", "--device", "cpu"];
 
 fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+fn command(args: &[&str]) -> Command {
     let root = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| ".".into(), PathBuf::from);
     let mut command = Command::new(env!("CARGO_BIN_EXE_trefoil"));
     command.current_dir(root).env_remove("TREFOIL_WEIGHTS").env_remove("RUST_LOG").env("TREFOIL_COMMIT", "abc");
-    command.arg("bench").args(args).output().unwrap()
+    command.arg("bench").args(args);
+    command
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -188,6 +194,49 @@ fn server_finds_a_rate_between_those_that_keep_the_limit_and_those_that_do_not()
 }
 
 #[test]
+fn soaks_are_flat_or_say_what_grew() {
+    let small = ["--threads", "4", "--batch", "4", "--seconds", "1", "--periods", "4", "--json"];
+    let output = run(&[&["soak"], &MODEL[..], &small].concat());
+    let record: Value = serde_json::from_str(text(&output.stdout)).unwrap_or_else(|_| panic!("{output:?}"));
+    let figures = &record["figures"];
+    let (grown, flat) = (rows(figures, "grown"), figures["flat"].as_bool().unwrap());
+    expect_code(&output, if flat { 0 } else { 2 });
+    assert_eq!(flat, grown.is_empty());
+    let rows = rows(figures, "rows");
+    assert_eq!(rows.len(), 4);
+    let sum = |key: &str| rows.iter().map(|row| number(row, &format!("/{key}"))).sum::<f64>();
+    assert!(sum("answers") > 0.0 && sum("opened") > 0.0, "{figures}");
+    for (index, row) in rows.iter().enumerate() {
+        let of = |key: &str| number(row, &format!("/{key}"));
+        assert!(of("seconds") >= 0.25 * (index + 1) as f64 && of("p50_seconds") <= of("p99_seconds"), "{row}");
+        // What is open is that of the first period: the models beside are closed when it is looked.
+        for key in ["threads", "descriptors", "page_locked_bytes"] {
+            assert!(of(key) > 0.0 && of(key) == number(&rows[0], &format!("/{key}")), "{key}: {row}");
+        }
+    }
+}
+
+/// Stopped and continued, as by a shell or a debugger, in the middle of a run: late, but right and to the end.
+#[cfg(unix)]
+#[test]
+fn a_process_that_is_stopped_for_a_while_answers_everything() {
+    let mut command = command(&[&["clients"], &MODEL[..], &["--threads", "4", "--seconds", "2", "--json"]].concat());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(300));
+        for signal in [libc::SIGSTOP, libc::SIGCONT] {
+            // SAFETY: a number of a process that was not waited for, so that nobody else has it.
+            assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+            std::thread::sleep(Duration::from_millis(150));
+        }
+    }
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 0);
+    let record: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    assert!(number(&record, "/figures/rows/0/images") > 0.0);
+}
+
+#[test]
 fn tables_say_what_is_in_the_figures() {
     let small = ["--batch", "2", "--slots", "1,2", "--repetitions", "1", "--batches", "2", "--regime", "copy-bound"];
     let overlap = run(&[&["overlap", "--device", "cpu"], &small[..]].concat());
@@ -225,7 +274,7 @@ fn figures_are_printed_though_the_record_cannot_be_written() {
 
 #[test]
 fn wrong_options_are_told_before_anything_is_measured() {
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["overlap", "--slots", "0"], "--slots"),
         (&["overlap", "--regime", "fast"], "--regime"),
         (&["overlap", "--batches", "0"], "--batches"),
@@ -236,6 +285,7 @@ fn wrong_options_are_told_before_anything_is_measured() {
         (&["clients", "--max-delay", "soon"], "--max-delay"),
         (&["server", "--limit", "nan"], "--limit"),
         (&["server", "--most", "0"], "--most"),
+        (&["soak", "--periods", "3"], "--periods"),
         (&["--batch", "1", "clients"], "clients"),
         (&["sprint"], "sprint"),
     ];
@@ -255,14 +305,14 @@ fn wrong_options_are_told_before_anything_is_measured() {
 
 #[test]
 fn every_subcommand_has_help_with_an_example() {
-    for name in ["overlap", "forum", "clients", "server"] {
+    for name in ["overlap", "forum", "clients", "server", "soak"] {
         let output = run(&[name, "--help"]);
         expect_code(&output, 0);
         assert!(text(&output.stdout).contains(&format!("trefoil bench {name}")), "{}", text(&output.stdout));
     }
     let output = run(&["--help"]);
     expect_code(&output, 0);
-    for name in ["overlap", "forum", "clients", "server", "--only"] {
+    for name in ["overlap", "forum", "clients", "server", "soak", "--only"] {
         assert!(text(&output.stdout).contains(name), "{}", text(&output.stdout));
     }
 }

@@ -29,17 +29,19 @@ fn tests() -> Vec<String> {
 }
 
 #[test]
-fn the_tests_that_semantics_names_are_there() {
+fn the_tests_that_documents_name_are_there() {
     let tests = tests();
     assert!(tests.len() > 100, "only {} tests found", tests.len());
-    let text = fs::read_to_string(Path::new(ROOT).join("docs/semantics.md")).unwrap();
-    // Code spans of four and more words joined by underscores are names of tests.
-    let spans = text.split('`').skip(1).step_by(2);
-    let named: Vec<&str> =
-        spans.filter(|span| span.split('_').count() >= 4 && !span.contains(['(', '/', ' '])).collect();
-    assert!(named.len() >= 15, "{named:?}");
-    let missing: Vec<&&str> = named.iter().filter(|name| !tests.iter().any(|test| test == *name)).collect();
-    assert!(missing.is_empty(), "docs/semantics.md names tests that are not there: {missing:?}");
+    for document in ["docs/semantics.md", "docs/reliability.md"] {
+        let text = fs::read_to_string(Path::new(ROOT).join(document)).unwrap();
+        // Code spans of four and more words joined by underscores are names of tests.
+        let spans = text.split('`').skip(1).step_by(2);
+        let named: Vec<&str> =
+            spans.filter(|span| span.split('_').count() >= 4 && !span.contains(['(', '/', ' '])).collect();
+        assert!(named.len() >= 15, "{named:?}");
+        let missing: Vec<&&str> = named.iter().filter(|name| !tests.iter().any(|test| test == *name)).collect();
+        assert!(missing.is_empty(), "{document} names tests that are not there: {missing:?}");
+    }
 }
 
 /// Rates, such as 44,378, are those of the notes that the README links to.

@@ -216,6 +216,7 @@ fn faults_answer_everything_and_hang_nothing() {
 #[test]
 fn wrong_specs_are_errors_that_name_the_field() {
     let base = SimSpec::new(vec![(8, 100.0)]);
+    let batched = |batcher| SimSpec { batcher: Some(batcher), ..base.clone() };
     let cases = [
         ("h2d_gbps", SimSpec { h2d_gbps: 0.0, ..base.clone() }),
         ("d2h_gbps", SimSpec { d2h_gbps: f64::NAN, ..base.clone() }),
@@ -227,7 +228,9 @@ fn wrong_specs_are_errors_that_name_the_field() {
         ("slots", SimSpec { slots: 0, ..base.clone() }),
         ("results", SimSpec { results: 4, ..base.clone() }),
         ("rows", SimSpec { rows: vec![9], ..base.clone() }),
-        ("images_per_s", SimSpec { arrival: Arrival::Periodic { images_per_s: 0.0 }, ..base }),
+        ("images_per_s", SimSpec { arrival: Arrival::Periodic { images_per_s: 0.0 }, ..base.clone() }),
+        ("deadline_us", batched(SimBatcher { deadline_us: -1.0, ..SimBatcher::default() })),
+        ("rejects", batched(SimBatcher { rejects: true, ..SimBatcher::default() })),
     ];
     for (field, spec) in cases {
         let error = simulate(&spec).unwrap_err();
@@ -421,6 +424,41 @@ fn a_batcher_neither_delays_low_load_nor_loses_high_load() {
         let arrival = Arrival::Poisson { images_per_s: part * capacity, seed: 1 };
         let random = simulate(&SimSpec { arrival, ..spec.clone() }).unwrap();
         assert!(random.latency.p99_us < p99_us, "{part} of capacity: {:?}", random.latency);
+    }
+}
+
+/// Rows come at twice the rate that the device can do: it answers as many as it can, the rest is refused or expires, and
+/// what is answered was not queued longer than the places of a queue or the deadline allow.
+#[test]
+fn twice_the_rate_is_answered_as_fast_or_refused() {
+    const BATCH: usize = 64;
+    const RUN_US: f64 = 1_125.0;
+    let most = BATCH as f64 / (RUN_US * 1e-6);
+    let in_flight = SimBatcher::default().in_flight;
+    for (rejects, deadline_us) in
+        [(true, f64::INFINITY), (true, 20_000.0), (true, 5_000.0), (true, 2_000.0), (false, 20_000.0), (false, 2_000.0)]
+    {
+        let spec = SimSpec {
+            fill_us: 20.0,
+            copy_overhead_us: 10.0,
+            batches: 20_000,
+            arrival: Arrival::Poisson { images_per_s: 2.0 * most, seed: 1 },
+            batcher: Some(SimBatcher { rejects, deadline_us, ..SimBatcher::default() }),
+            ..SimSpec::new(vec![(1, 160.0), (8, 330.0), (32, 667.0), (BATCH, RUN_US)])
+        };
+        let report = simulate(&spec).unwrap();
+        let (goodput, lost) = (report.images_per_s / most, report.refused + report.expired);
+        println!(
+            "rejects {rejects}, deadline {deadline_us} us: {goodput:.3} of the most, {lost} lost, {:?}",
+            report.latency
+        );
+        assert_eq!((report.answered + lost, report.failed), (spec.batches, 0));
+        assert!((rejects || report.refused == 0) && (deadline_us.is_finite() || report.expired == 0), "{report:?}");
+        assert!(lost > spec.batches / 3, "no overload: {lost} lost");
+        assert!(goodput >= 0.95, "{goodput} of the most");
+        let queued_us = if rejects { 4.0 * RUN_US } else { f64::INFINITY };
+        let most_us = queued_us.min(deadline_us) + (in_flight + 2) as f64 * RUN_US;
+        assert!(report.latency.max_us <= most_us, "{:?}", report.latency);
     }
 }
 

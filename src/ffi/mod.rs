@@ -21,6 +21,8 @@ mod on_device;
 mod output;
 mod pointers;
 mod port;
+#[cfg(test)]
+mod random_calls;
 mod rows;
 mod sizes;
 mod status;

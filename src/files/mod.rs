@@ -13,6 +13,8 @@
 //! # Ok::<(), trefoil::Error>(())
 //! ```
 
+#[cfg(feature = "cuda")]
+pub(crate) mod own;
 mod read;
 mod source;
 mod write;

@@ -56,7 +56,7 @@ fn touch(beside: &Path) -> io::Result<()> {
 }
 
 /// Does something with a path of its own beside `path`; a failure leaves nothing there.
-fn through(path: &Path, something: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn through(path: &Path, something: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let beside = beside(path)?;
     something(&beside).inspect_err(|_| drop(fs::remove_file(&beside)))
 }

@@ -21,19 +21,19 @@ use crate::tensor::Dtype;
 pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let file = File::open(path)?;
     let weights = weights(&file)?;
-    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = path.file_stem().map(|stem| printable(&stem.to_string_lossy(), MOST_OF_A_NAME)).unwrap_or_default();
     let batch = batch_dims(&file, sizes);
     let metadata = file.model().metadata.as_slice().into();
     let values = Values::of_file(file, sizes.clone(), batch)?;
     let model = match recognise::network(&values.graph(1)?, &weights) {
         Ok(network) => of_images(path, network, &weights)?,
         Err(Error::Unsupported { what, .. }) => {
-            log::info!("{}: no network of images: {what}", path.display());
+            log::info!("{name}: no network of images: {what}");
             Model::of_values(values, weights.into())?
         }
         Err(other) => return Err(other),
     };
-    Ok(Model { metadata, ..model.with_name(&printable(&name, MOST_OF_A_NAME)) })
+    Ok(Model { metadata, ..model.with_name(&name) })
 }
 
 /// A model of a network of images, with what the `config.json` beside the file says.

@@ -46,6 +46,8 @@ struct Player<'a> {
     is_closed: bool,
     books: Books,
     bounds: Bounds,
+    rejects: bool,
+    deadline: Option<Duration>,
     fill: Picos,
     wake: Picos,
     /// What each of both takes longer in the mean.
@@ -81,6 +83,8 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
         is_closed,
         books: Books::new(rows, core.batch_sizes(), core.compute_streams()),
         bounds: Bounds { full: core.capacity(), in_flight: batcher.in_flight, max_delay },
+        rejects: batcher.rejects,
+        deadline: Duration::try_from_secs_f64(batcher.deadline_us * 1e-6).ok(),
         fill: picos(spec.fill_us * 1e-6),
         wake: picos(batcher.wake_us * 1e-6),
         jitter: picos(batcher.jitter_us * 1e-6),
@@ -96,8 +100,11 @@ pub(super) fn run(spec: &SimSpec, batcher: &SimBatcher, sim: &Sim, core: &Arc<Co
         timer: None,
         log: Log::default(),
     };
-    while player.log.answers.len() < spec.batches {
+    loop {
         player.turn()?;
+        if player.log.told() == spec.batches {
+            break;
+        }
         player.advance()?;
     }
     player.log.credits = core.credits()?;
@@ -127,7 +134,16 @@ impl Player<'_> {
     }
 
     fn instant(&self) -> Instant {
-        self.start + Duration::from_nanos(self.sim.now() / 1_000)
+        self.instant_of(self.sim.now())
+    }
+
+    fn instant_of(&self, time: Picos) -> Instant {
+        self.start + Duration::from_nanos(time / 1_000)
+    }
+
+    /// Until when a request's row has to be uploaded.
+    fn deadline(&self, request: Request) -> Option<Instant> {
+        self.deadline.and_then(|deadline| self.instant_of(request.asked).checked_add(deadline))
     }
 
     /// What a thread takes now that takes so long without jitter.
@@ -150,11 +166,25 @@ impl Player<'_> {
             self.blocked.extend(std::iter::from_fn(|| self.arrivals.take(now)));
         }
         while let Some(&request) = self.blocked.front() {
-            let Some(place) = self.books.claim(RowPriority::Normal) else { return };
+            if self.deadline(request).is_some_and(|deadline| deadline <= self.instant()) {
+                self.blocked.pop_front();
+                self.expired(now);
+                continue;
+            }
+            let Some(place) = self.books.claim(RowPriority::Normal) else { break };
             self.blocked.pop_front();
             let until = now + self.late(self.fill);
             self.filling.push(Client { request, place, until });
         }
+        if self.rejects {
+            self.log.refused += self.blocked.drain(..).len();
+        }
+    }
+
+    /// A row is not answered, because it is past its deadline; its client hears of it at this time.
+    fn expired(&mut self, at: Picos) {
+        self.log.expired += 1;
+        self.idle.extend(self.is_closed.then_some(at));
     }
 
     /// Filled rows are committed.
@@ -162,10 +192,10 @@ impl Player<'_> {
         let now = self.sim.now();
         let filled = self.filling.extract_if(.., |client| client.until <= now).collect::<Vec<_>>();
         for Client { request, place, .. } in filled {
-            let before = self.books.queued();
-            let entry = self.books.commit(place, RowPriority::Normal, None, self.instant());
+            let (before, deadline) = (self.books.queued(), self.deadline(request));
+            let entry = self.books.commit(place, RowPriority::Normal, deadline, self.instant());
             self.waiting.push(Waiting { request, entry });
-            if self.books.is_news(before, &self.bounds, self.instant()) {
+            if deadline.is_some() || self.books.is_news(before, &self.bounds, self.instant()) {
                 self.wake_up();
             }
         }
@@ -181,6 +211,10 @@ impl Player<'_> {
     fn look(&mut self) -> Result<(), Error> {
         (self.looks, self.timer) = (None, None);
         loop {
+            if self.books.expire(self.instant(), &mut Vec::new()) {
+                self.tell()?;
+                self.ask();
+            }
             match self.books.next(&self.bounds, self.instant()) {
                 Next::Sleep => return Ok(()),
                 Next::LookAt(at) => {
@@ -246,6 +280,11 @@ impl Player<'_> {
         let output = Arc::new(ticket.wait()?);
         self.books.deliver(rows, &output, self.instant(), &mut Vec::new());
         drop(output);
+        self.tell()
+    }
+
+    /// Tells clients what their rows were answered with.
+    fn tell(&mut self) -> Result<(), Error> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut wrong = None;
         let mut woken: Vec<Picos> = Vec::new();
@@ -253,15 +292,18 @@ impl Player<'_> {
             if !self.books.is_done(client.entry) {
                 return true;
             }
-            let (answer, _) = self.books.take(client.entry, Wake::Nobody);
-            let is_own = matches!(answer, Some(Ok(output)) if is_stamped(output.bytes(), client.entry));
-            wrong = wrong.or((!is_own).then_some(client.request.number));
             // Who has an answer wakes two others that have.
             let waker = woken.len().checked_sub(1).map_or(self.sim.now(), |others| woken[others / 2]);
             let at = waker + self.late(self.wake);
             woken.push(at);
-            self.log.answers.push(Answer { at, latency: at - client.request.asked, rows: 1 });
-            self.idle.extend(self.is_closed.then_some(at));
+            match self.books.take(client.entry, Wake::Nobody).0 {
+                Some(Ok(output)) if is_stamped(output.bytes(), client.entry) => {
+                    self.log.answers.push(Answer { at, latency: at - client.request.asked, rows: 1 });
+                    self.idle.extend(self.is_closed.then_some(at));
+                }
+                Some(Err(Error::Deadline { .. })) => self.expired(at),
+                _ => wrong = wrong.or(Some(client.request.number)),
+            }
             false
         });
         self.waiting = waiting;

@@ -17,10 +17,21 @@ pub(super) struct Log {
     pub answers: Vec<Answer>,
     /// The rows of each batch whose `submit` was called.
     pub submitted: Vec<usize>,
-    /// Those that were answered with an error.
+    /// Rows that a batcher had no place for.
+    pub refused: usize,
+    /// Rows that were in a batcher past their deadline.
+    pub expired: usize,
+    /// Those that were answered with an error of the device.
     pub failed: usize,
     pub fault: Option<Error>,
     pub credits: Credits,
+}
+
+impl Log {
+    /// Rows of a batcher that its clients were told of.
+    pub fn told(&self) -> usize {
+        self.answers.len() + self.refused + self.expired
+    }
 }
 
 pub(super) struct Answer {

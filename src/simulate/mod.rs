@@ -105,12 +105,18 @@ pub struct SimBatcher {
     pub jitter_us: f64,
     /// The same seed gives the same jitter.
     pub seed: u64,
+    /// Whether a row that finds no place is refused, as by [`WhenFull::Reject`](crate::WhenFull::Reject); else it waits
+    /// for one. Not in a closed loop, where a client that is refused would ask again at the same moment.
+    pub rejects: bool,
+    /// [`Request::deadline`](crate::Request::deadline) of every row, in microseconds; infinite for none.
+    pub deadline_us: f64,
 }
 
 impl Default for SimBatcher {
-    /// Of an engine with three slots, and no jitter.
+    /// Of an engine with three slots, and no jitter; rows wait for a place, and as long as it takes.
     fn default() -> Self {
-        Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0, jitter_us: 0.0, seed: 1 }
+        let (rejects, deadline_us) = (false, f64::INFINITY);
+        Self { max_delay_us: 5_000.0, in_flight: 4, wake_us: 10.0, jitter_us: 0.0, seed: 1, rejects, deadline_us }
     }
 }
 
@@ -297,6 +303,10 @@ impl SimBatcher {
         in_range("max_delay_us", self.max_delay_us, 0.0, MOST_US, "microseconds")?;
         in_range("wake_us", self.wake_us, 0.0, MOST_US, "microseconds")?;
         in_range("jitter_us", self.jitter_us, 0.0, MOST_US, "microseconds")?;
+        in_range("deadline_us", self.deadline_us, 0.0, f64::INFINITY, "microseconds")?;
+        if self.rejects && spec.arrival == Arrival::Closed {
+            return Err(Error::option("rejects", true, "false in a closed loop"));
+        }
         if self.in_flight == 0 {
             return Err(Error::option("in_flight", 0, "at least 1"));
         }

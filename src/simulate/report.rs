@@ -40,7 +40,11 @@ pub struct SimReport {
     pub mean_batch: f64,
     /// Submissions, of a batcher rows, answered with a result, each with its own.
     pub answered: usize,
-    /// Submissions answered with an error.
+    /// Rows of a batcher that found no place, see [`SimBatcher::rejects`](super::SimBatcher::rejects).
+    pub refused: usize,
+    /// Rows of a batcher that were not uploaded by their deadline.
+    pub expired: usize,
+    /// Submissions answered with an error of the device.
     pub failed: usize,
     /// The fault, if one was injected and met.
     pub fault: Option<String>,
@@ -138,6 +142,8 @@ pub(super) fn report(spec: &SimSpec, sim: &Sim, log: Log) -> SimReport {
         submitted: log.submitted.len(),
         mean_batch: costs.rows,
         answered: log.answers.len(),
+        refused: log.refused,
+        expired: log.expired,
         failed: log.failed,
         fault: log.fault.map(|fault| fault.to_string()),
         credits: log.credits,

@@ -11,6 +11,7 @@ mod faults;
 mod harness;
 mod interop;
 mod interpreter;
+mod logs;
 mod many;
 mod nvtx;
 mod open;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trefoil::{Device, Engine, EngineBuilder, Error, Target, Tuning};
@@ -127,6 +128,54 @@ fn a_measurement_that_is_ended_keeps_what_it_found() {
     assert_eq!(line(&report.stdout, "kept: "), "1");
     assert!(line(&report.stdout, "in the end: ").parse::<usize>().unwrap() > 2, "{}", report.stdout);
     fs::remove_dir_all(folder()).unwrap();
+}
+
+/// In a child: takes a mask of modes and, where a user is named, becomes that user for good.
+fn as_told() {
+    let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u32>().unwrap());
+    // SAFETY: calls that take a number; the child has one thread of its own that reads files.
+    unsafe {
+        libc::umask(number("UNDER_UMASK").unwrap());
+        if let Some(user) = number("AS_USER") {
+            assert_eq!((libc::setgid(user), libc::setuid(user)), (0, 0));
+        }
+    }
+}
+
+/// One process after the other with one folder: as one user under several masks and, as root, as another user too.
+#[test]
+fn users_share_a_folder_and_take_no_answer_from_another() {
+    const NOBODY: Option<u32> = Some(65534);
+    let scenario = Scenario::new("tuning::users_share_a_folder_and_take_no_answer_from_another", || {
+        let (model, device, measured) = (small_model(), Device::open(Target::Cuda(0)).unwrap(), AtomicUsize::new(0));
+        as_told();
+        let builder = Engine::builder(&model).on(&device).batch_sizes(&[4]).tuning(Tuning::Full);
+        let told =
+            move |_: &trefoil::TuningProgress| println!("measured: {}", measured.fetch_add(1, Ordering::Relaxed));
+        drop(builder.on_tuning(told).build().unwrap());
+    });
+    let cache = folder("users");
+    let _ = fs::remove_dir_all(&cache);
+    fs::create_dir_all(&cache).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    fs::set_permissions(&cache, fs::Permissions::from_mode(0o1777)).unwrap();
+    // SAFETY: the call reads nothing and cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let others = [(NOBODY, 0o000, true), (NOBODY, 0o077, false), (None, 0o022, true), (NOBODY, 0o022, true)];
+    let own = [(None, 0o000, true), (None, 0o077, false)];
+    for (user, mask, measures) in if is_root { [&others[..], &own].concat() } else { own.to_vec() } {
+        let user_text = user.map(|user| user.to_string());
+        let variables = [("TREFOIL_CACHE", cache.to_str().unwrap()), ("UNDER_UMASK", &mask.to_string())];
+        let user_variable = user_text.iter().map(|user| ("AS_USER", user.as_str()));
+        let report = scenario.run(&variables.into_iter().chain(user_variable).collect::<Vec<_>>());
+        report.assert_clean();
+        assert_eq!(report.stdout.contains("measured: "), measures, "user {user:?}, mask {mask:o}\n{report}");
+        let key = fs::read_dir(cache.join("tuning")).unwrap().next().unwrap().unwrap().path();
+        let files: Vec<PathBuf> = fs::read_dir(&key).unwrap().map(|file| file.unwrap().path()).collect();
+        assert!(files.len() > 2 && files.iter().all(|file| mode(file) == 0o600), "{files:?}");
+        assert_eq!([mode(&key), mode(&cache.join("tuning"))], [0o700; 2]);
+    }
+    fs::remove_dir_all(&cache).unwrap();
 }
 
 /// Ctrl-C once the first shape is being timed.

@@ -43,6 +43,7 @@ mod stop;
 mod threads;
 mod throughput;
 mod trace;
+mod vitals;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -78,6 +78,7 @@ fn spec(args: &SimulateArgs) -> SimSpec {
         wake_us: args.wake,
         jitter_us: args.jitter,
         seed: args.seed,
+        ..SimBatcher::default()
     };
     SimSpec {
         h2d_gbps: args.h2d,

@@ -1,7 +1,9 @@
 //! What was found by measurement, on disk: a small file for each shape.
 //!
-//! Nobody sees half of a file; two processes that tune the same shape both write a whole answer, and one of them stays. Shapes never share a file, so nothing is lost. A file says
-//! what it is for, and one that says something else, or nothing that can be read, is passed over with a warning.
+//! Nobody else can write a file that is read here, and only this user reads one that is written. Nobody sees half of a
+//! file; two processes that tune the same shape both write a whole answer, and one of them stays. Shapes never share a
+//! file, so nothing is lost. A file says what it is for, and one that says something else, or nothing that can be read,
+//! is passed over with a warning.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -115,7 +117,7 @@ impl Cache {
         for folder in entries(own.parent().expect("answers lie in a folder of their own")) {
             for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
             {
-                let text = files::read(READ, &path, MAX_ENTRY_BYTES).ok();
+                let text = files::own::read(READ, &path, MAX_ENTRY_BYTES).ok();
                 let entry = text.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
                 let of_this_gpu = |entry: &Entry| usize::from(entry.key.gpu == self.key.gpu);
                 match entry.filter(|entry| path.ends_with(file_name(&entry.shape))) {
@@ -146,7 +148,7 @@ impl Cache {
 
     fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
         let passed_over = |why: String| log::warn!("tuning: {} is passed over: {why}", path.display());
-        let text = match files::read(READ, path, MAX_ENTRY_BYTES) {
+        let text = match files::own::read(READ, path, MAX_ENTRY_BYTES) {
             Ok(text) => text,
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -168,11 +170,9 @@ impl Cache {
     }
 
     fn write(&self, path: &Path, shape: &str, answer: &Answer) -> Result<(), Error> {
-        let folder = path.parent().expect("a file lies in a folder");
-        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let entry = Entry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
         let text = serde_json::to_string_pretty(&entry).map_err(|error| Error::io("write", path, error.into()))?;
-        files::write(path, text + "\n")
+        files::own::write(path, (text + "\n").as_bytes())
     }
 }
 
@@ -291,6 +291,48 @@ mod tests {
             cache.put("conv", answer("sm90 128x64"));
             assert_eq!(Cache::new(key(), Some(&folder.0)).get("conv"), Some(answer("sm90 128x64")));
         }
+    }
+
+    #[test]
+    fn what_others_can_write_is_passed_over_and_replaced() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = Folder::new("others");
+        let cache = || Cache::new(key(), Some(&folder.0));
+        cache().put("conv", answer("sm90 64x256"));
+        let file = folder.files().remove(0);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(cache().get("conv"), None);
+        assert_eq!(cache().census(), Census { unreadable: vec![file.clone()], ..Census::default() });
+        cache().put("conv", answer("sm90 128x64"));
+        assert_eq!((cache().get("conv"), mode(&file)), (Some(answer("sm90 128x64")), 0o600));
+    }
+
+    /// Each byte changed, missing, or the last one.
+    #[test]
+    fn a_file_that_is_damaged_anywhere_is_passed_over_or_an_answer_for_the_shape() {
+        let folder = Folder::new("damaged");
+        Cache::new(key(), Some(&folder.0)).put("conv", answer("sm90 64x256"));
+        let file = folder.files().remove(0);
+        let (whole, mut answers) = (fs::read(&file).unwrap(), 0);
+        let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).unwrap();
+        for at in 0..whole.len() {
+            let changed = [&whole[..at], &[whole[at] ^ 1], &whole[at + 1..]].concat();
+            let shorter = [&whole[..at], &whole[at + 1..]].concat();
+            for bytes in [changed, shorter, whole[..at].to_vec()] {
+                fs::write(&file, &bytes).unwrap();
+                if Cache::new(key(), Some(&folder.0)).get("conv").is_none() {
+                    continue;
+                }
+                let (mut said, original) = (value(&bytes), value(&whole));
+                ["kernel", "planned", "gain_us"].map(|of_answer| said[of_answer] = original[of_answer].clone());
+                assert_eq!(said, original, "byte {at}");
+                answers += 1;
+            }
+        }
+        assert!(answers > 0, "not even without the last line end");
     }
 
     #[test]

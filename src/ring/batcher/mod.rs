@@ -26,6 +26,8 @@
 
 mod builder;
 mod close;
+#[cfg(test)]
+mod overload_tests;
 mod pace;
 mod places;
 mod row;

@@ -21,7 +21,7 @@ fn spec() -> RowSpec {
 }
 
 /// Gives back what it gets, one run for each permit, and remembers the first byte of each row.
-struct Held {
+pub(super) struct Held {
     device: Device,
     inputs: Vec<DeviceBuffer>,
     outputs: Vec<DeviceBuffer>,
@@ -37,7 +37,7 @@ struct Gate {
 }
 
 impl Held {
-    fn permit(&self, runs: usize) {
+    pub(super) fn permit(&self, runs: usize) {
         lock(&self.gate).permits += runs;
         self.changed.notify_all();
     }
@@ -99,7 +99,7 @@ impl Program for Held {
     }
 }
 
-fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
+pub(super) fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
     let device = Device::cpu(1).checked();
     let buffers = || (0..SLOTS).map(|_| DeviceBuffer::new(&device, CAPACITY * ROW_ALIGN).unwrap()).collect();
     let (inputs, outputs) = (buffers(), buffers());
@@ -120,11 +120,11 @@ fn ring(results: usize) -> (Arc<Core>, Arc<Held>) {
     (Core::build(&device, held.clone(), spec).unwrap(), held)
 }
 
-fn batcher(core: &Arc<Core>, max_delay: Duration) -> BatcherBuilder {
+pub(super) fn batcher(core: &Arc<Core>, max_delay: Duration) -> BatcherBuilder {
     BatcherBuilder::new(core).max_delay(max_delay)
 }
 
-fn answer(ticket: RowTicket) -> Result<RowOutput, Error> {
+pub(super) fn answer(ticket: RowTicket) -> Result<RowOutput, Error> {
     ticket.wait_for(LONG).map(|answer| answer.expect("no answer: it hangs"))
 }
 
@@ -147,7 +147,7 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-fn all_credits_return(core: &Core) {
+pub(super) fn all_credits_return(core: &Core) {
     until(|| {
         let Credits { filling, in_flight, unread, quarantined, .. } = core.credits().unwrap();
         (filling, in_flight, unread, quarantined) == (0, 0, 0, 0)

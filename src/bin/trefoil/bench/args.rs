@@ -38,6 +38,8 @@ pub enum BenchCommand {
     Clients(ClientsArgs),
     /// Finds the highest rate of random arrivals whose p99 latency stays within a limit
     Server(ServerArgs),
+    /// Runs clients for long, beside models that are opened and closed, and exits with 2 if anything grows
+    Soak(SoakArgs),
     /// Measures the start of a process up to its first result, phase by phase
     Cold(ColdArgs),
 }
@@ -50,6 +52,7 @@ impl BenchCommand {
             Self::Forum(args) => Some(("forum", &args.report)),
             Self::Clients(args) => Some(("clients", &args.report)),
             Self::Server(args) => Some(("server", &args.report)),
+            Self::Soak(args) => Some(("soak", &args.report)),
             Self::Cold(_) => None,
         }
     }
@@ -271,6 +274,34 @@ pub struct ServerArgs {
     pub report: ReportArgs,
 }
 
+/// Arguments of `bench soak`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil bench soak --seconds 3600 --periods 60 --record r.json
+
+Threads submit single images to a batcher, one in four whole batches to its ring, and compare every answer with that of a \
+run of one batch at a time, bit for bit. Beside them the model is opened, run and closed over and over. At the end of each \
+period, while nothing else is open, memory, descriptors and threads are looked at. Something grows if the last third of the \
+periods has more of it than the first; the very first period does not count.")]
+pub struct SoakArgs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Threads [default: 64 on a GPU, 4 on the CPU]
+    #[arg(long, value_name = "N", value_parser = count::<MAX_THREADS>)]
+    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub batcher: BatcherArgs,
+    /// Seconds in all
+    #[arg(long, value_name = "S", default_value = "60", value_parser = seconds)]
+    pub seconds: f64,
+    /// Periods that they are divided into
+    #[arg(long, value_name = "N", default_value = "10", value_parser = periods)]
+    pub periods: usize,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
 /// Arguments of `bench cold`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -295,6 +326,12 @@ pub struct ColdArgs {
     /// What a start is told: when it was made, in nanoseconds of the system's clock
     #[arg(long, hide = true)]
     pub since: Option<u64>,
+}
+
+/// Enough that the first and the last of them can be compared.
+fn periods(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (4..=10_000).contains(n));
+    number.ok_or_else(|| "expected a whole number from 4 to 10000".to_owned())
 }
 
 /// A time that somebody may be ready to wait.

@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
-use trefoil::{Batcher, BatcherStats, Device, OutputKind, Waiting};
+use trefoil::{Batcher, BatcherStats, Device, Engine, OutputKind, Waiting};
 
 use super::args::{BatcherArgs, ClientsArgs};
 use super::load::{on_threads, percentile};
@@ -42,6 +42,7 @@ const RING_INCLUDES: &str = "the ring alone with full batches: copying rows from
 /// A model behind a batcher, and the ring's own rate with full batches.
 pub struct Served {
     pub images: Images,
+    pub engine: Engine,
     pub batcher: Batcher,
     pub batch: usize,
     pub ring_images_per_second: f64,
@@ -152,7 +153,7 @@ impl Served {
             batcher = batcher.max_delay(Duration::from_secs_f64(max_delay * 1e-3));
         }
         let batcher = batcher.build()?;
-        Ok(Self { images, batcher, batch, ring_images_per_second: batch as f64 / batch_seconds })
+        Ok(Self { images, engine, batcher, batch, ring_images_per_second: batch as f64 / batch_seconds })
     }
 
     /// The ring's rate, as a figure.

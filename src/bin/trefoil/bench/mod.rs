@@ -5,6 +5,7 @@ mod clients;
 mod cold;
 mod engines;
 mod forum;
+mod latencies;
 mod load;
 mod network;
 mod orders;
@@ -12,6 +13,7 @@ mod overlap;
 mod plot;
 mod record;
 mod server;
+mod soak;
 mod sources;
 mod stages;
 
@@ -27,6 +29,7 @@ pub fn run(args: &BenchArgs) -> Result<Outcome> {
         Some(BenchCommand::Forum(args)) => forum::run(args),
         Some(BenchCommand::Clients(args)) => clients::run(args),
         Some(BenchCommand::Server(args)) => server::run(args),
+        Some(BenchCommand::Soak(args)) => soak::run(args),
         Some(BenchCommand::Cold(args)) => cold::run(args),
     }
 }

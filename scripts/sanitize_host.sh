@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs tests of the library with a sanitizer of the compiler: scripts/sanitize_host.sh address|thread [FILTERS].
+# Needs nightly Rust and, for threads, its sources: rustup toolchain install nightly --component rust-src
+# GPU kernels have their own tools: see CONTRIBUTING.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=$1
+shift
+case $kind in
+address) build_std=() ;;
+thread) build_std=(-Zbuild-std) ;; # else the standard library's own locks are taken for races
+*) echo "expected address or thread, found $kind" >&2 && exit 64 ;;
+esac
+[ $# -gt 0 ] || set -- ring:: device::cpu loops:: files::
+export RUSTFLAGS="-Zsanitizer=$kind"
+cargo +nightly test --lib --no-default-features "${build_std[@]}" --target x86_64-unknown-linux-gnu \
+    --target-dir "target/$kind" -- "$@"
