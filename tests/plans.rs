@@ -4,8 +4,8 @@ use std::fs;
 
 use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Op, Preprocessing, Weights, Window, architecture, params};
 use trefoil::plan::{
-    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, Sm90Tile,
-    StepOp, TensorId, plan,
+    ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, S8Kernel,
+    S8Tile, Sm90Tile, StepOp, TensorId, plan,
 };
 use trefoil::{Dtype, Error, InputFormat, OutputKind, Shape};
 
@@ -496,63 +496,88 @@ fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less()
 fn printed_plans_are_as_kept() {
     let model = Model::open("weights/efficientnet-lite0").unwrap();
     for (name, limits) in targets() {
-        let printed = format!("{}\n", plan_of(&model, &limits, 8, OutputKind::TopK(5)).unwrap());
-        let kept = format!("tests/golden/plan-efficientnet-lite0-{name}.txt");
-        if std::env::var("TREFOIL_BLESS").is_ok_and(|v| v == "1") {
-            fs::create_dir_all("tests/golden").unwrap();
-            fs::write(&kept, &printed).unwrap();
-        }
-        let expected = fs::read_to_string(&kept).unwrap_or_default();
-        assert!(printed == expected, "the plan for {name} is not as kept in {kept}:\n{printed}");
+        let plan = plan_of(&model, &limits, 8, OutputKind::TopK(5)).unwrap();
+        is_as_kept(&plan, &format!("efficientnet-lite0-{name}"));
+    }
+    for (name, limits) in [("cpu", Limits::cpu(2)), ("h200", Limits::h200())] {
+        is_as_kept(&plan_in_bytes(&limits, &resnet50_in_bytes()), &format!("resnet50-bytes-{name}"));
     }
 }
 
-/// A ResNet-50 all of whose values have scales, but for its first layer, which stays in floats.
+fn is_as_kept(plan: &Plan, name: &str) {
+    let (printed, kept) = (format!("{plan}\n"), format!("tests/golden/plan-{name}.txt"));
+    if std::env::var("TREFOIL_BLESS").is_ok_and(|v| v == "1") {
+        fs::create_dir_all("tests/golden").unwrap();
+        fs::write(&kept, &printed).unwrap();
+    }
+    let expected = fs::read_to_string(&kept).unwrap_or_default();
+    assert!(printed == expected, "the plan is not as kept in {kept}:\n{printed}");
+}
+
+/// A ResNet-50 all of whose values but the image have scales.
 fn resnet50_in_bytes() -> Graph {
     let mut graph = architecture("resnet50", 1000, None).unwrap();
-    for node in &mut graph.nodes {
-        node.scale = Some(0.02);
-        if let Op::Conv2d(conv) = &mut node.op {
-            conv.in_floats = node.name == "conv1";
-        }
-    }
+    graph.nodes.iter_mut().skip(1).for_each(|node| node.scale = Some(0.02));
     graph
 }
 
+fn plan_in_bytes(limits: &Limits, graph: &Graph) -> Plan {
+    let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::TopK(5), Choices::new());
+    let preprocessing = &Preprocessing::new(graph.input);
+    plan(graph, &Request { limits, batch: 256, input, preprocessing, output, choices: &choices }).unwrap()
+}
+
 #[test]
-fn a_resnet_in_bytes_is_converted_twice_on_a_gpu_that_has_the_kernels() {
+fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
     let graph = resnet50_in_bytes();
-    let choices = Choices::new();
-    let of = |limits: &Limits, graph: &Graph| {
-        let (input, output, preprocessing) =
-            (InputFormat::U8Nhwc, OutputKind::TopK(5), Preprocessing::new(graph.input));
-        plan(graph, &Request { limits, batch: 256, input, preprocessing: &preprocessing, output, choices: &choices })
-            .unwrap()
-    };
     for limits in [Limits::h200(), Limits::cpu(2)] {
-        let plan = of(&limits, &graph);
+        let plan = plan_in_bytes(&limits, &graph);
         let count = |kind: fn(&StepOp) -> bool| plan.steps.iter().filter(|step| kind(&step.op)).count();
-        assert_eq!(count(|op| matches!(op, StepOp::QuantizedConv(_))), 52, "{plan}");
-        let conversions =
-            [count(|op| matches!(op, StepOp::Quantize(_))), count(|op| matches!(op, StepOp::Dequantize(_)))];
-        assert_eq!(conversions, [1, 1], "{plan}");
+        assert_eq!(count(|op| matches!(op, StepOp::QuantizedConv(_))), 48, "{plan}");
+        let joined = count(|op| matches!(op, StepOp::QuantizedConv(of) if of.joined.is_some()));
+        let ends = count(|op| matches!(op, StepOp::QuantizedStem(_) | StepOp::QuantizedMean(_)));
+        assert_eq!([joined, ends, plan.steps.len()], [4, 2, 52], "{plan}");
         let dtypes = |name: &str| {
             let step = plan.steps.iter().find(|step| step.name == name).unwrap();
             let of = |id: &TensorId| plan.tensors[id.0].dtype;
             (step.inputs.iter().map(of).collect::<Vec<_>>(), of(&step.outputs[0]))
         };
-        assert_eq!(dtypes("layer1.0.downsample.0"), (vec![Dtype::U8], Dtype::I8));
-        assert_eq!(dtypes("layer1.0.conv3"), (vec![Dtype::U8, Dtype::I8], Dtype::U8));
+        assert_eq!(dtypes("conv1"), (vec![Dtype::U8], Dtype::U8));
+        assert_eq!(dtypes("layer1.0.conv3"), (vec![Dtype::U8, Dtype::U8], Dtype::U8));
         assert_eq!(dtypes("layer1.1.conv3"), (vec![Dtype::U8, Dtype::U8], Dtype::U8));
     }
-    let bytes = of(&Limits::h200(), &graph);
-    let halo = bytes.steps.iter().find(|step| step.name == "layer1.0.conv2").unwrap();
-    assert_eq!(halo.kernel.to_string(), "sm90 s8 conv halo");
-    let floats = of(&Limits::h200(), &architecture("resnet50", 1000, None).unwrap());
+    let bytes = plan_in_bytes(&Limits::h200(), &graph);
+    let kernel = |name: &str| bytes.steps.iter().find(|step| step.name == name).unwrap().kernel.to_string();
+    assert_eq!(["conv1", "layer1.0.conv2"].map(kernel), ["sm90 s8 stem 112x56", "sm90 s8 conv halo"]);
+    let floats = plan_in_bytes(&Limits::h200(), &architecture("resnet50", 1000, None).unwrap());
     assert!(bytes.arena_bytes * 3 < floats.arena_bytes * 2, "{} {}", bytes.arena_bytes, floats.arena_bytes);
     // A GPU without such kernels computes the layers in halves, as if there were no scales.
-    let a100 = of(&Limits::a100(), &graph);
-    assert_eq!(a100, of(&Limits::a100(), &architecture("resnet50", 1000, None).unwrap()));
+    let a100 = plan_in_bytes(&Limits::a100(), &graph);
+    assert_eq!(a100, plan_in_bytes(&Limits::a100(), &architecture("resnet50", 1000, None).unwrap()));
+}
+
+/// What is computed together in bytes is so on every device: a kernel for a part of it is no choice. Without bytes in the
+/// rows, or with the first layers among the floats, they are in halves.
+#[test]
+fn layers_that_are_one_in_bytes_are_not_taken_apart() {
+    let graph = resnet50_in_bytes();
+    let (limits, mut choices, preprocessing) = (Limits::h200(), Choices::new(), Preprocessing::new(graph.input));
+    let of = |graph: &Graph, input, choices: &Choices| {
+        let output = OutputKind::TopK(5);
+        plan(graph, &Request { limits: &limits, batch: 8, input, preprocessing: &preprocessing, output, choices })
+    };
+    let mut in_floats = graph.clone();
+    let Op::Conv2d(conv1) = &mut in_floats.nodes[1].op else { panic!("no convolution") };
+    conv1.in_floats = true;
+    for (graph, input) in [(&in_floats, InputFormat::U8Nhwc), (&graph, InputFormat::F16Nhwc)] {
+        let plan = of(graph, input, &choices).unwrap();
+        assert!(plan.steps.iter().any(|step| step.name == "maxpool.quantize"), "{plan}");
+    }
+    choices.insert("layer1.0.downsample.0".into(), Kernel::Joined);
+    assert!(of(&graph, InputFormat::U8Nhwc, &choices).is_ok());
+    let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128 };
+    choices.insert("layer1.0.downsample.0".into(), Kernel::Sm90S8(S8Kernel::Tiled { tile, pair: false }));
+    assert!(matches!(of(&graph, InputFormat::U8Nhwc, &choices), Err(Error::Unsupported { .. })));
 }
 
 /// Channels that the kernels of bytes do not take: these layers alone are in halves.

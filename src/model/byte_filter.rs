@@ -1,52 +1,127 @@
 //! Weights as the kernels of bytes want them: a scale for each output channel, biases as whole numbers.
 
-use super::fold::fold_conv;
+use super::fold::{FoldedConv, fold_conv};
 use super::graph::Conv2d;
 use super::weights::Weights;
 use crate::error::Error;
 
-/// A convolution's weights in bytes, with its batch norm inside.
+/// The weights of a sum of convolutions in bytes, with their batch norms inside.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ByteFilter {
-    /// `[K, C, R, S]`, S innermost.
-    pub filter: Vec<i8>,
+    /// Of each convolution `[K, C, R, S]`, S innermost.
+    pub filters: Vec<Vec<i8>>,
     /// `[K]`, added to the exact sums.
     pub bias: Vec<i32>,
     /// `[K]`: what these are multiplied by, in units of the result.
     pub scale: Vec<f32>,
 }
 
-/// Scales of what a convolution of bytes reads and writes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ConvScales {
-    pub(crate) input: f32,
-    pub(crate) output: f32,
+/// A convolution whose products go into a sum, and what it reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteSource<'a> {
+    pub(crate) conv: &'a Conv2d,
+    pub(crate) in_channels: usize,
+    /// What 1 of its input stands for.
+    pub(crate) scale: f32,
 }
 
-/// Reads a dense convolution's filter and bias, folds its batch norm into them, and rounds each output channel to whole
-/// numbers from -127 to 127 of its own scale: the largest weight by 127, or more where its bias would not fit 32 bits beside
-/// any sum.
+/// Reads the filters and biases of dense convolutions, folds their batch norms into them, and rounds each output channel to
+/// whole numbers from -127 to 127 of one unit for all that goes into its sum: the largest product of a weight and 1 of its
+/// input by 127, or more where the bias would not fit 32 bits beside any sum.
 ///
 /// # Errors
 /// As [`fold_conv`]; [`Error::Unsupported`] if a scale exceeds f32.
 pub(crate) fn byte_filter(
     weights: &Weights,
-    conv: &Conv2d,
-    in_channels: usize,
-    scales: ConvScales,
+    sources: &[ByteSource<'_>],
+    output_scale: f32,
 ) -> Result<ByteFilter, Error> {
-    let folded = fold_conv(weights, conv, in_channels)?;
-    let terms = folded.filter.len() / conv.out_channels;
-    let most_bias = f64::from(i32::MAX) - (terms * 255 * 128) as f64;
-    let [x, y] = [scales.input, scales.output].map(f64::from);
-    let mut bytes = ByteFilter { filter: Vec::with_capacity(folded.filter.len()), bias: Vec::new(), scale: Vec::new() };
-    for (k_out, (taps, &bias)) in folded.filter.chunks_exact(terms).zip(&folded.bias).enumerate() {
-        let largest = taps.iter().fold(0.0_f32, |largest, tap| largest.max(tap.abs()));
-        let least = (f64::from(largest) / 127.0).max(f64::from(bias).abs() / (x * most_bias));
-        let step = if least > 0.0 { least } else { 1.0 }; // a channel of zeros
-        bytes.filter.extend(taps.iter().map(|&tap| (f64::from(tap) / step).round_ties_even() as i8));
-        bytes.bias.push((f64::from(bias) / (x * step)).round_ties_even() as i32);
-        bytes.scale.push(finite(x * step / y, conv, k_out)?);
+    let terms = |of: &ByteSource<'_>| {
+        let bytes = vec![Byte { unit: of.scale.into(), zero: 0.0 }; of.in_channels];
+        Ok(Terms { folded: fold_conv(weights, of.conv, of.in_channels)?, bytes })
+    };
+    let terms = sources.iter().map(terms).collect::<Result<Vec<_>, Error>>()?;
+    rounded(&terms, sources[0].conv, output_scale)
+}
+
+/// The same of a convolution that reads the bytes of photos: their normalisation, by a mean from 0 to 1 and a deviation of
+/// each channel, is in weights and biases. What is outside of an image is [`outside`] of it.
+pub(crate) fn byte_filter_of_photos(
+    weights: &Weights,
+    conv: &Conv2d,
+    [mean, deviation]: [&[f32]; 2],
+    output_scale: f32,
+) -> Result<ByteFilter, Error> {
+    let byte = |(mean, deviation): (&f32, &f32)| Byte {
+        unit: 1.0 / (255.0 * f64::from(*deviation)),
+        zero: 255.0 * f64::from(*mean),
+    };
+    let bytes: Vec<Byte> = mean.iter().zip(deviation).map(byte).collect();
+    let terms = Terms { folded: fold_conv(weights, conv, bytes.len())?, bytes };
+    rounded(&[terms], conv, output_scale)
+}
+
+/// The bytes that are nearest to 0 once they are normalised.
+pub(crate) fn outside(mean: [f32; 3]) -> [u8; 3] {
+    mean.map(|mean| (255.0 * f64::from(mean)).round_ties_even() as u8)
+}
+
+/// A convolution's weights, and what each input channel's bytes stand for.
+struct Terms {
+    folded: FoldedConv,
+    bytes: Vec<Byte>,
+}
+
+/// What a byte stands for: `unit` times what it is above `zero`.
+#[derive(Clone, Copy, Debug)]
+struct Byte {
+    unit: f64,
+    zero: f64,
+}
+
+impl Terms {
+    /// Terms of an output channel.
+    fn len(&self) -> usize {
+        self.folded.filter.len() / self.folded.bias.len()
+    }
+
+    /// What a byte of 1 adds to an output channel by each of its weights, and the byte that stands for 0 there.
+    fn products(&self, k_out: usize) -> impl Iterator<Item = (f64, f64)> {
+        let taps = self.len() / self.bytes.len();
+        let weights = self.folded.filter[k_out * self.len()..][..self.len()].iter().enumerate();
+        weights.map(move |(at, weight)| {
+            let Byte { unit, zero } = self.bytes[at / taps];
+            (f64::from(*weight) * unit, zero)
+        })
+    }
+
+    /// The largest sum, in magnitude, of an output channel's products and of what their zeros take from its bias.
+    fn most(&self) -> f64 {
+        let taps = (self.len() / self.bytes.len()) as f64;
+        self.bytes.iter().map(|byte| taps * 128.0 * (255.0 + byte.zero)).sum()
+    }
+}
+
+fn rounded(terms: &[Terms], conv: &Conv2d, output_scale: f32) -> Result<ByteFilter, Error> {
+    let most_bias = f64::from(i32::MAX) - terms.iter().map(Terms::most).sum::<f64>();
+    let filters = terms.iter().map(|of| Vec::with_capacity(of.folded.filter.len())).collect();
+    let mut bytes = ByteFilter { filters, bias: Vec::new(), scale: Vec::new() };
+    for k_out in 0..conv.out_channels {
+        let products = terms.iter().flat_map(|of| of.products(k_out));
+        let largest = products.fold(0.0_f64, |largest, (product, _)| largest.max(product.abs()));
+        let bias: f64 = terms.iter().map(|of| f64::from(of.folded.bias[k_out])).sum();
+        let least = (largest / 127.0).max(bias.abs() / most_bias);
+        let unit = if least > 0.0 { least } else { 1.0 }; // a channel of zeros
+        let mut of_zeros = 0.0;
+        for (of, filter) in terms.iter().zip(&mut bytes.filters) {
+            for (product, zero) in of.products(k_out) {
+                let weight = (product / unit).round_ties_even();
+                of_zeros += weight * zero;
+                filter.push(weight as i8);
+            }
+        }
+        bytes.bias.push((bias / unit - of_zeros).round_ties_even() as i32);
+        bytes.scale.push(finite(unit / f64::from(output_scale), conv, k_out)?);
     }
     Ok(bytes)
 }
@@ -67,44 +142,88 @@ mod tests {
     use super::*;
     use crate::model::Window;
 
-    const SCALES: ConvScales = ConvScales { input: 0.5, output: 0.25 };
+    /// What 1 of a result stands for.
+    const RESULT: f32 = 0.25;
 
-    fn of(filter: Vec<f32>, bias: Vec<f32>) -> Result<ByteFilter, Error> {
-        let (channels, terms) = (bias.len(), filter.len() / bias.len());
-        let weights = Weights::from_tensors([
-            ("c.weight", vec![channels, terms, 1, 1], filter),
-            ("c.bias", vec![channels], bias),
-        ])?;
-        let conv = Conv2d { bias: Some("c.bias".into()), ..Conv2d::named("c", channels, Window::square(1, 1, 0)) };
-        byte_filter(&weights, &conv, terms, SCALES)
+    /// 1x1 convolutions with so many output channels, by their filters, biases and scales of what they read.
+    fn of(channels: usize, sources: &[(Vec<f32>, Vec<f32>, f32)]) -> Result<ByteFilter, Error> {
+        let mut tensors = Vec::new();
+        let mut convs = Vec::new();
+        for (at, (filter, bias, scale)) in sources.iter().enumerate() {
+            let (name, terms) = (format!("c{at}"), filter.len() / channels);
+            tensors.push((format!("{name}.weight"), vec![channels, terms, 1, 1], filter.clone()));
+            tensors.push((format!("{name}.bias"), vec![channels], bias.clone()));
+            let conv = Conv2d::named(&name, channels, Window::square(1, 1, 0));
+            convs.push((Conv2d { bias: Some(format!("{name}.bias")), ..conv }, terms, *scale));
+        }
+        let weights = Weights::from_tensors(tensors)?;
+        let sources: Vec<_> =
+            convs.iter().map(|&(ref conv, in_channels, scale)| ByteSource { conv, in_channels, scale }).collect();
+        byte_filter(&weights, &sources, RESULT)
+    }
+
+    fn near(found: &[f32], expected: &[f32]) {
+        let is_near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6;
+        assert!(found.len() == expected.len() && found.iter().zip(expected).all(is_near), "{found:?}");
     }
 
     #[test]
     fn each_channel_has_the_scale_of_its_largest_weight() {
-        let bytes = of(vec![1.27, -0.64, 0.0, 25.4, 0.09, -0.11], vec![0.1, -3.0]).unwrap();
-        assert_eq!(bytes.filter, [127, -64, 0, 127, 0, -1]);
-        assert_eq!(bytes.bias, [20, -30]); // in steps of 0.5 * 0.01 and 0.5 * 0.2
-        for (scale, expected) in bytes.scale.iter().zip([0.02, 0.4]) {
-            assert!((scale - expected).abs() < 1e-6, "{scale}");
-        }
+        let bytes = of(2, &[(vec![1.27, -0.64, 0.0, 25.4, 0.09, -0.11], vec![0.1, -3.0], 0.5)]).unwrap();
+        assert_eq!(bytes.filters, [[127, -64, 0, 127, 0, -1]]);
+        assert_eq!(bytes.bias, [20, -30]); // in units of 0.5 * 0.01 and 0.5 * 0.2
+        near(&bytes.scale, &[0.02, 0.4]);
+    }
+
+    #[test]
+    fn convolutions_of_one_sum_share_the_larger_unit() {
+        let first = (vec![1.27, -0.64, 0.48, 0.0], vec![0.1, 0.0], 0.5);
+        let bytes = of(2, &[first, (vec![0.127, -2.54], vec![0.2, 1.0], 1.0)]).unwrap();
+        // Units of 0.5 * 0.01 and 1.0 * 0.02.
+        assert_eq!(bytes.filters, [vec![127, -64, 12, 0], vec![25, -127]]);
+        assert_eq!(bytes.bias, [60, 50]);
+        near(&bytes.scale, &[0.02, 0.08]);
     }
 
     #[test]
     fn a_large_bias_takes_part_of_the_precision() {
-        let bytes = of(vec![1e-9, 1e-9, 0.0, 0.0], vec![1000.0, 0.0]).unwrap();
+        let bytes = of(2, &[(vec![1e-9, 1e-9, 0.0, 0.0], vec![1000.0, 0.0], 0.5)]).unwrap();
         let most = i32::MAX - 2 * 255 * 128;
-        assert!((bytes.bias[0] - most).abs() <= 1 && bytes.filter[..2] == [0, 0], "{bytes:?}");
-        let result = f64::from(bytes.bias[0]) * f64::from(bytes.scale[0]) * f64::from(SCALES.output);
+        assert!((bytes.bias[0] - most).abs() <= 1 && bytes.filters[0][..2] == [0, 0], "{bytes:?}");
+        let result = f64::from(bytes.bias[0]) * f64::from(bytes.scale[0]) * f64::from(RESULT);
         assert!((result - 1000.0).abs() < 1e-3, "{result}");
-        assert_eq!((bytes.bias[1], bytes.scale[1]), (0, 2.0));
+        assert_eq!((bytes.bias[1], bytes.scale[1]), (0, 4.0));
+    }
+
+    /// A photo of one grey is its normalised value times the sum of the weights, within half a unit of each rounding.
+    #[test]
+    fn normalisation_is_in_weights_and_biases() {
+        let conv = Conv2d { bias: Some("c.bias".into()), ..Conv2d::named("c", 1, Window::square(1, 1, 0)) };
+        let filter = vec![0.5, -0.25, 0.125];
+        let tensors = [("c.weight", vec![1, 3, 1, 1], filter.clone()), ("c.bias", vec![1], vec![0.75])];
+        let weights = Weights::from_tensors(tensors).unwrap();
+        let (mean, deviation) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+        let bytes = byte_filter_of_photos(&weights, &conv, [&mean, &deviation], RESULT).unwrap();
+        assert_eq!((outside(mean), bytes.filters[0][0]), ([124, 116, 104], 127));
+        for grey in [0, 100, 255] {
+            let sum = bytes.bias[0] + bytes.filters[0].iter().map(|weight| i32::from(*weight) * grey).sum::<i32>();
+            let found = f64::from(sum) * f64::from(bytes.scale[0]) * f64::from(RESULT);
+            let expected: f64 = (0..3)
+                .map(|c| {
+                    (f64::from(grey) / 255.0 - f64::from(mean[c])) / f64::from(deviation[c]) * f64::from(filter[c])
+                })
+                .sum();
+            let unit = f64::from(bytes.scale[0]) * f64::from(RESULT);
+            assert!((found - expected - 0.75).abs() < unit * (0.5 + 3.0 * 0.5 * 151.0), "{grey}: {found} {expected}");
+        }
     }
 
     #[test]
     fn a_scale_beyond_f32_is_an_error() {
-        let tiny = ConvScales { input: 1e12, output: 1e-12 };
         let weights = Weights::from_tensors([("c.weight", vec![1, 1, 1, 1], vec![1e20])]).unwrap();
         let conv = Conv2d::named("c", 1, Window::square(1, 1, 0));
-        let error = byte_filter(&weights, &conv, 1, tiny).unwrap_err().to_string();
+        let source = ByteSource { conv: &conv, in_channels: 1, scale: 1e12 };
+        let error = byte_filter(&weights, &[source], 1e-12).unwrap_err().to_string();
         assert!(error.contains("`c.weight`") && error.contains("channel 0"), "{error}");
     }
 }

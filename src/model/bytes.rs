@@ -1,36 +1,62 @@
 //! A quantised graph as it is computed: values in bytes or in floats, and conversions between them.
 
-use super::graph::{Conv2d, Graph, Node, NodeId, Op};
+use super::first_layers::{FirstLayers, first_layers};
+use super::graph::{Conv2d, Graph, Node, NodeId, Op, Pool};
 use crate::tensor::{Activation, Shape};
 
+/// What a device is asked to compute in bytes.
+pub(crate) enum ByteWork<'a> {
+    /// A dense convolution, from one shape to another.
+    Conv(&'a Conv2d, [Shape; 2]),
+    /// A network's first layers from photos: the shapes of these, of the convolution's results, and of their maxima.
+    First { conv: &'a Conv2d, pool: &'a Pool, shapes: [Shape; 3] },
+}
+
 /// The graph whose nodes with a scale are kept in bytes: the dense convolutions whose operands and result have scales and
-/// which the device `takes`. Everything else is in floats. A node between the two has its value in the other form: an
+/// which the device `takes`, and the first layers. Of what else there is only a mean reads bytes: all pixels of a value that
+/// is there in no other form. Everything else is in floats. A node between the two has its value in the other form: an
 /// activation that does nothing.
 ///
 /// `graph` is rewritten, and `shapes` are those of its nodes.
-pub(crate) fn in_bytes(graph: &Graph, shapes: &[Shape], takes: impl Fn(&Conv2d, Shape, Shape) -> bool) -> Graph {
-    let has_scale = |id: &NodeId| graph.nodes[id.0].scale.is_some();
-    let mut kept = Kept { graph, nodes: Vec::new(), ids: vec![[None; 2]; graph.nodes.len()] };
+pub(crate) fn in_bytes(graph: &Graph, shapes: &[Shape], takes: impl Fn(&ByteWork<'_>) -> bool) -> Graph {
+    let first = first_layers(graph).filter(|first| is_in_bytes(graph, shapes, *first, &takes));
+    let mut kept = Kept { graph, nodes: Vec::new(), ids: vec![[None; 2]; graph.nodes.len()], made: Vec::new() };
     for (index, node) in graph.nodes.iter().enumerate() {
-        let is_in_bytes = match &node.op {
+        let id = NodeId(index);
+        let [reads, writes] = match &node.op {
+            Op::Conv2d(_) if first.is_some_and(|first| first.conv == id) => [false, true],
+            Op::MaxPool(_) if first.is_some_and(|first| first.pool == id) => [true; 2],
             Op::Conv2d(conv) => {
-                let has_scales = node.inputs.iter().chain([&NodeId(index)]).all(has_scale);
+                let has_scales = node.inputs.iter().chain([&id]).all(|id| graph.nodes[id.0].scale.is_some());
                 let is_one = conv.groups == 1 && !conv.in_floats && has_scales;
-                is_one && takes(conv, shapes[node.inputs[0].0], shapes[index])
+                [is_one && takes(&ByteWork::Conv(conv, [shapes[node.inputs[0].0], shapes[index]])); 2]
             }
-            _ => false,
+            Op::GlobalAvgPool => [kept.made[node.inputs[0].0], false],
+            _ => [false; 2],
         };
-        let inputs = node.inputs.iter().map(|&input| kept.get(input, is_in_bytes)).collect();
-        kept.ids[index][usize::from(is_in_bytes)] = Some(NodeId(kept.nodes.len()));
-        let mut op = node.op.clone();
-        if let Op::Conv2d(conv) = &mut op {
-            conv.in_floats = false; // it is decided
-        }
-        let (name, scale) = (node.name.clone(), node.scale.filter(|_| is_in_bytes));
-        kept.nodes.push(Node { name, op, inputs, scale });
+        let scale = match first {
+            Some(first) if first.conv == id => graph.nodes[first.pool.0].scale,
+            _ => node.scale.filter(|_| writes),
+        };
+        kept.push(node, scale, reads);
     }
     let output = kept.get(graph.output, false);
     Graph { nodes: kept.nodes, output, input: graph.input }
+}
+
+/// Whether first layers have the scale of their maxima, and the device takes them.
+fn is_in_bytes(
+    graph: &Graph,
+    shapes: &[Shape],
+    FirstLayers { conv, pool }: FirstLayers,
+    takes: impl Fn(&ByteWork<'_>) -> bool,
+) -> bool {
+    match (&graph.nodes[conv.0].op, &graph.nodes[pool.0]) {
+        (Op::Conv2d(of), Node { op: Op::MaxPool(max), scale: Some(_), .. }) if !of.in_floats => {
+            takes(&ByteWork::First { conv: of, pool: max, shapes: [NodeId(0), conv, pool].map(|id| shapes[id.0]) })
+        }
+        _ => false,
+    }
 }
 
 /// Nodes of a graph in both forms.
@@ -39,9 +65,23 @@ struct Kept<'a> {
     nodes: Vec<Node>,
     /// In floats, and in bytes, as far as something needs them.
     ids: Vec<[Option<NodeId>; 2]>,
+    /// Whether the form in which each is computed is bytes.
+    made: Vec<bool>,
 }
 
 impl Kept<'_> {
+    /// The next node, of a value in bytes if that has a scale, and what it reads in one of the forms.
+    fn push(&mut self, node: &Node, scale: Option<f32>, reads_bytes: bool) {
+        let inputs = node.inputs.iter().map(|&input| self.get(input, reads_bytes)).collect();
+        let mut op = node.op.clone();
+        if let Op::Conv2d(conv) = &mut op {
+            conv.in_floats = false; // it is decided
+        }
+        self.ids[self.made.len()][usize::from(scale.is_some())] = Some(NodeId(self.nodes.len()));
+        self.made.push(scale.is_some());
+        self.nodes.push(Node { name: node.name.clone(), op, inputs, scale });
+    }
+
     /// A value in one of the forms.
     fn get(&mut self, id: NodeId, in_bytes: bool) -> NodeId {
         let form = usize::from(in_bytes);
@@ -97,7 +137,7 @@ mod tests {
     fn values_are_converted_once_where_the_form_changes() {
         let graph = optimize(&graph());
         let shapes = infer(&graph).unwrap();
-        let all = in_bytes(&graph, &shapes, |_, _, _| true);
+        let all = in_bytes(&graph, &shapes, |_| true);
         infer(&all).unwrap();
         assert_eq!(
             told(&all),
@@ -117,11 +157,35 @@ mod tests {
     fn what_the_device_does_not_take_is_as_without_scales() {
         let graph = optimize(&graph());
         let shapes = infer(&graph).unwrap();
-        let none = in_bytes(&graph, &shapes, |_, _, _| false);
+        let none = in_bytes(&graph, &shapes, |_| false);
         assert!(none.nodes.iter().all(|node| node.scale.is_none()) && none.nodes.len() == graph.nodes.len());
-        let one = in_bytes(&graph, &shapes, |conv, _, _| conv.filter == "b.weight");
+        let one = in_bytes(&graph, &shapes, |of| matches!(of, ByteWork::Conv(conv, _) if conv.filter == "b.weight"));
         let expected = ["stem.quantize(stem) Some(0.5)", "a.quantize(a) Some(0.25)", "b.dequantize(b) None"];
         let told = told(&one);
         assert!(expected.iter().all(|part| told.iter().any(|node| node == part)), "{told:?}");
+    }
+
+    /// First layers, a convolution of their maxima, and the mean of what that gives.
+    #[test]
+    fn photos_become_bytes_and_bytes_a_mean_without_conversions() {
+        let mut g = GraphBuilder::new(Shape::new(32, 32, 3));
+        let x = g.conv2d("conv", g.input(), 16, Window::square(7, 2, 3));
+        let x = g.relu("relu", x);
+        let pool = g.max_pool("pool", x, Window::square(3, 2, 1));
+        let a = g.conv2d("a", pool, 16, Window::square(1, 1, 0));
+        let mean = g.global_avg_pool("mean", a);
+        g.scale(pool, 0.5);
+        g.scale(a, 0.25);
+        let mut graph = optimize(&g.finish(mean).unwrap());
+        let shapes = infer(&graph).unwrap();
+        let all = in_bytes(&graph, &shapes, |_| true);
+        let expected = ["input() None", "conv(input) Some(0.5)", "pool(conv) Some(0.5)", "a(pool) Some(0.25)"];
+        assert_eq!(told(&all), [expected.as_slice(), &["mean(a) None"]].concat());
+        let apart = ["conv(input) None", "pool(conv) None", "pool.quantize(pool) Some(0.5)", "mean(a) None"];
+        let has_all = |graph: &Graph| apart.iter().all(|part| told(graph).iter().any(|node| node == part));
+        assert!(has_all(&in_bytes(&graph, &shapes, |of| matches!(of, ByteWork::Conv(..)))));
+        let Op::Conv2d(conv) = &mut graph.nodes[1].op else { panic!("no convolution") };
+        conv.in_floats = true;
+        assert!(has_all(&in_bytes(&graph, &shapes, |_| true)));
     }
 }

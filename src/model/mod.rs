@@ -8,6 +8,7 @@ mod byte_filter;
 mod bytes;
 mod config;
 mod families;
+mod first_layers;
 mod fold;
 mod graph;
 #[cfg(test)]
@@ -35,9 +36,10 @@ use crate::onnx::Sizes;
 use crate::tensor::{Dims, Shape, Size};
 
 pub use builder::GraphBuilder;
-pub(crate) use byte_filter::{ByteFilter, ConvScales, byte_filter};
-pub(crate) use bytes::in_bytes;
+pub(crate) use byte_filter::{ByteFilter, ByteSource, byte_filter, byte_filter_of_photos, outside};
+pub(crate) use bytes::{ByteWork, in_bytes};
 pub use families::{architecture, architectures, build};
+pub(crate) use first_layers::overlaps_its_neighbour;
 pub(crate) use fold::read_linear;
 pub use fold::{FoldedConv, fold_conv};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};

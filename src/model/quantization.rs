@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
+use super::first_layers::{FirstLayers, first_layers};
 use super::graph::{Graph, Node, NodeId, Op};
 use super::names::nearest;
 use super::rewrite::optimize_of;
@@ -13,7 +14,8 @@ use crate::tensor::Activation;
 ///
 /// A value is named by the node that gives it, as the model's graph has it before any rewrite. A dense convolution is
 /// computed in bytes, with exact sums, unless it is among the `floats`: then its operands and its result have scales, the
-/// result that of the last node that is computed with it, such as its ReLU.
+/// result that of the last node that is computed with it, such as its ReLU. First layers of photos, by 7x7 windows with a
+/// maximum over 3x3, need the scale of their maxima alone.
 ///
 /// ```
 /// use trefoil::{Shape, model::{GraphBuilder, Model, Preprocessing, Quantization, Weights, Window}};
@@ -69,7 +71,8 @@ impl Quantization {
         }
         let of_node = |node: &Node| check(node).err().map(|what| format!("`scales`: `{}`: {what}", node.name));
         problems.extend(graph.nodes.iter().filter_map(of_node));
-        problems.extend(missing(&graph));
+        let lacks = |(layer, value)| format!("layer `{layer}`: no scale of `{value}`, and it is not among `floats`");
+        problems.extend(missing(&graph).into_iter().map(lacks));
         if problems.is_empty() { Ok(graph) } else { Err(problems) }
     }
 }
@@ -85,26 +88,34 @@ fn find(graph: &Graph, name: &str) -> Result<NodeId, String> {
 /// Characters of a name that a message has.
 const MOST_OF_A_NAME: usize = 80;
 
-/// The scales that layers lack.
-fn missing(graph: &Graph) -> Vec<String> {
+/// The scales that layers lack: their names, and those of the values.
+pub(super) fn missing(graph: &Graph) -> Vec<(String, String)> {
     let (optimized, values) = optimize_of(graph);
-    let mut problems = Vec::new();
+    let first = first_layers(&optimized);
+    let mut lacking = Vec::new();
     for (index, node) in optimized.nodes.iter().enumerate() {
         let Op::Conv2d(conv) = &node.op else { continue };
         if conv.groups > 1 || conv.in_floats {
             continue;
         }
-        for id in node.inputs.iter().copied().chain([NodeId(index)]) {
+        for id in kept_values(&optimized, first, NodeId(index)) {
             if optimized.nodes[id.0].scale.is_none() {
-                let value = &graph.nodes[values[id.0].0].name;
-                problems.push(format!("layer `{}`: no scale of `{value}`, and it is not among `floats`", node.name));
+                lacking.push((node.name.clone(), graph.nodes[values[id.0].0].name.clone()));
             }
         }
     }
-    problems
+    lacking
 }
 
-/// A layer that can be computed in bytes: a dense convolution that does not read the image.
+/// The values that are kept in bytes for a layer: what it reads and writes; of first layers their maxima alone.
+fn kept_values(graph: &Graph, first: Option<FirstLayers>, layer: NodeId) -> Vec<NodeId> {
+    match first {
+        Some(first) if first.conv == layer => vec![first.pool],
+        _ => graph.nodes[layer.0].inputs.iter().copied().chain([layer]).collect(),
+    }
+}
+
+/// A layer that can be computed in bytes: a dense convolution that does not read the image, or a network's first layers.
 pub(crate) struct ByteLayer {
     pub(crate) name: String,
     /// What it reads and writes.
@@ -124,16 +135,17 @@ pub(crate) struct ByteValue {
 /// The layers of a graph that can be computed in bytes.
 pub(crate) fn byte_layers(graph: &Graph) -> Vec<ByteLayer> {
     let (optimized, values) = optimize_of(graph);
-    let never_negative = never_negative(&optimized);
+    let (never_negative, first) = (never_negative(&optimized), first_layers(&optimized));
     let value = |id: NodeId| {
         let mut steps = Vec::new();
         collect_steps(&optimized, id, &mut steps);
         let node = graph.nodes[values[id.0].0].name.clone();
         ByteValue { node, steps, never_negative: never_negative[id.0] }
     };
+    let is_first = |index: usize| first.is_some_and(|first| first.conv == NodeId(index));
     let layer = |(index, node): (usize, &Node)| match &node.op {
-        Op::Conv2d(conv) if conv.groups == 1 && node.inputs[0] != NodeId(0) => {
-            let values = node.inputs.iter().copied().chain([NodeId(index)]).map(value).collect();
+        Op::Conv2d(conv) if conv.groups == 1 && (node.inputs[0] != NodeId(0) || is_first(index)) => {
+            let values = kept_values(&optimized, first, NodeId(index)).into_iter().map(value).collect();
             Some(ByteLayer { name: node.name.clone(), values })
         }
         _ => None,

@@ -4,7 +4,7 @@ use super::concat::Part;
 use super::work::{Operand, Work};
 use super::{Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Node, NodeId, Op, never_negative};
+use crate::model::{Conv2d, Graph, Node, NodeId, Op, Pool, never_negative};
 use crate::tensor::{Activation, Dtype, Shape};
 
 /// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
@@ -88,6 +88,22 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// A dense convolution of bytes, what it reads, and the scale of its result.
+    pub(crate) fn dense_in_bytes(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId], f32)> {
+        match self.node(id)? {
+            Node { op: Op::Conv2d(conv), inputs, scale: Some(scale), .. } => Some((conv, inputs, *scale)),
+            _ => None,
+        }
+    }
+
+    /// A maximum over windows.
+    pub(crate) fn max_pool(&self, id: NodeId) -> Option<&'a Pool> {
+        match self.node(id)? {
+            Node { op: Op::MaxPool(pool), .. } => Some(pool),
+            _ => None,
+        }
+    }
+
     /// A depthwise convolution, and what it reads.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
@@ -153,7 +169,10 @@ impl<'a> Context<'a> {
             Op::Linear(linear) => StepOp::Linear(linear.clone()),
             Op::MaxPool(pool) => StepOp::MaxPool(*pool),
             Op::AvgPool(pool) => StepOp::AvgPool(*pool),
-            Op::GlobalAvgPool => StepOp::GlobalAvgPool,
+            Op::GlobalAvgPool => match self.scale(node.inputs[0]) {
+                Some(scale) => StepOp::QuantizedMean(scale),
+                None => StepOp::GlobalAvgPool,
+            },
             Op::Activation(Activation::None) => match (self.scale(node.inputs[0]), node.scale) {
                 (None, Some(scale)) => StepOp::Quantize(scale),
                 (Some(scale), None) => StepOp::Dequantize(scale),
@@ -175,14 +194,21 @@ impl<'a> Context<'a> {
         Match { name: name.into(), op, kernel: None, place: id, covers: vec![id], reads, writes: vec![id], saved: 0.0 }
     }
 
-    fn scale(&self, id: NodeId) -> Option<f32> {
+    /// What 1 of a value in bytes stands for.
+    pub(crate) fn scale(&self, id: NodeId) -> Option<f32> {
         self.graph.nodes[id.0].scale
     }
 
     fn quantized_conv(&self, node: &Node, conv: &Conv2d, output_scale: f32) -> StepOp {
         let input_scale = self.scale(node.inputs[0]).expect("what a convolution of bytes reads is in bytes");
         let residual_scale = node.inputs.get(1).and_then(|&id| self.scale(id));
-        StepOp::QuantizedConv(QuantizedConv { conv: conv.clone(), input_scale, residual_scale, output_scale })
+        StepOp::QuantizedConv(QuantizedConv {
+            conv: conv.clone(),
+            input_scale,
+            residual_scale,
+            joined: None,
+            output_scale,
+        })
     }
 
     fn conv(&self, node: &Node, conv: &Conv2d) -> Result<StepOp, Error> {

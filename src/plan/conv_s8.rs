@@ -194,7 +194,6 @@ impl S8Conv {
     }
 
     /// An error unless a kernel adds the sums of `second` to its own: they are of the same outputs, and fit 32 bits together.
-    #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) fn check_sum(&self, second: &Self) -> Result<(), Error> {
         second.check()?;
         if (self.batch, self.output) != (second.batch, second.output) {
@@ -228,7 +227,7 @@ impl S8Conv {
 }
 
 /// So that sums of bytes fit 32 bits.
-const MOST_PRODUCTS: usize = 1 << 16;
+pub(super) const MOST_PRODUCTS: usize = 1 << 16;
 
 /// Which of 16 output channels comes at each place of the kernel's filters: a thread has the sums of a row and of the one
 /// eight rows below, and wants two channels that follow each other.

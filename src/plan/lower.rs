@@ -4,8 +4,8 @@ use super::context::{Context, Match};
 use super::tensors::{Draft, Growing};
 use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
-use crate::model::{self, Conv2d, Graph, NodeId, Op};
-use crate::tensor::{Activation, Shape};
+use crate::model::{self, Graph, NodeId, Op};
+use crate::tensor::Activation;
 
 /// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
 pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
@@ -14,8 +14,7 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     }
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
-    let takes = |conv: &Conv2d, x: Shape, y: Shape| kernels::take_bytes(conv, [x, y], request.limits);
-    let graph = model::in_bytes(&graph, &shapes, takes);
+    let graph = model::in_bytes(&graph, &shapes, |of| kernels::take_bytes(of, request));
     let shapes = model::infer(&graph)?;
     let parts = concat::parts(&graph, &shapes, request)?;
     let context = Context::new(&graph, &shapes, request, parts);

@@ -5,6 +5,7 @@
 
 mod arena;
 mod attention;
+mod bytes;
 mod candidates;
 mod check;
 mod choices;
@@ -23,7 +24,6 @@ pub(crate) mod packing;
 mod product;
 mod roofline;
 pub(crate) mod rows;
-#[cfg(feature = "cuda")]
 mod stem_s8;
 mod tensors;
 mod transformer;
@@ -45,15 +45,15 @@ pub(crate) use conv_s8::{CHUNK_PIXELS, FILTER_ORDER};
 pub use conv_s8::{S8Conv, S8Kernel, S8Tile};
 pub use kernels::{ChainTile, ConvTile, DepthwiseTile, Kernel, LinearTile, Sm90Tile, Stem, StemTile, Tail, TailTile};
 pub use limits::{Family, Limits};
-pub use op::{HandOp, Joined, LoopOp, QuantizedConv, StepOp};
+pub(crate) use op::mean_factor;
+pub use op::{HandOp, Joined, JoinedBytes, LoopOp, QuantizedConv, QuantizedStem, StepOp};
 #[cfg(feature = "cuda")]
 pub(crate) use product::{ActivationKind, CHUNK_ROWS, SLAB, STEP_K};
 pub use product::{ProductActivation, ProductKernel, ProductSizes, ProductTile, ProductWay, RowsAt};
 pub use roofline::{Rates, Roofline};
-#[cfg(feature = "cuda")]
 pub use stem_s8::S8Stem;
 #[cfg(feature = "cuda")]
-pub(crate) use stem_s8::{STEM_FILTER_BYTES, stem_filter_index};
+pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_TAPS, stem_filter_index};
 pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
 /// What a plan is asked for.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::transformer::{AttentionOp, ProductOp, RowNormOp};
 use super::work::{Layer, Operand, Weights};
 use super::{Stem, Tail};
+use crate::error::Error;
 use crate::graph::{Op, ValueType};
 use crate::loops::Loop;
-use crate::model::{Conv2d, ConvScales, Linear, Pool, Window};
+use crate::model::{self, ByteFilter, ByteSource, Conv2d, Linear, Pool, Window, byte_filter};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 /// What a step computes.
@@ -34,6 +35,10 @@ pub enum StepOp {
     Conv(Conv2d),
     /// The same of bytes.
     QuantizedConv(QuantizedConv),
+    /// A network's first layers from photos to bytes: input rows → bytes.
+    QuantizedStem(QuantizedStem),
+    /// Mean over all pixels of bytes, 1 of which stands for this.
+    QuantizedMean(f32),
     /// Floats → bytes of a scale.
     Quantize(f32),
     /// Bytes of a scale → floats.
@@ -134,7 +139,7 @@ pub struct Joined {
 /// ```
 /// use trefoil::{model::{Conv2d, Window}, plan::{QuantizedConv, StepOp}};
 /// let conv = Conv2d::named("conv3", 256, Window::square(1, 1, 0));
-/// let of = QuantizedConv { conv, input_scale: 0.5, residual_scale: Some(0.1), output_scale: 0.4 };
+/// let of = QuantizedConv { conv, input_scale: 0.5, residual_scale: Some(0.1), joined: None, output_scale: 0.4 };
 /// assert_eq!((of.residual_factor(), StepOp::QuantizedConv(of).label(2)), (Some(0.25), "s8 conv1x1+res".to_string()));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -145,22 +150,103 @@ pub struct QuantizedConv {
     pub input_scale: f32,
     /// What 1 of the residual stands for, if there is one.
     pub residual_scale: Option<f32>,
+    /// The convolution whose products go into the same sums, if there is one; then there is no residual.
+    pub joined: Option<Box<JoinedBytes>>,
     /// What 1 of the result stands for.
     pub output_scale: f32,
 }
 
+/// A convolution of bytes, of a step's second input, whose products go into the sums of the step's own.
+///
+/// ```
+/// use trefoil::{model::{Conv2d, Window}, plan::{Joined, JoinedBytes, QuantizedConv, StepOp}};
+/// let single = |name| Conv2d::named(name, 256, Window::square(1, 1, 0));
+/// let of = Joined { name: "downsample.0".into(), conv: single("downsample.0") };
+/// let joined = Some(Box::new(JoinedBytes { of, input_scale: 0.02 }));
+/// let sum = QuantizedConv { conv: single("conv3"), input_scale: 0.5, residual_scale: None, joined, output_scale: 0.4 };
+/// assert_eq!(StepOp::QuantizedConv(sum).label(2), "s8 conv1x1+1x1");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct JoinedBytes {
+    /// The convolution.
+    pub of: Joined,
+    /// What 1 of the second input stands for.
+    pub input_scale: f32,
+}
+
 impl QuantizedConv {
+    /// A convolution alone, of values that are bytes.
+    pub(crate) fn plain(conv: &Conv2d) -> Self {
+        Self { conv: conv.clone(), input_scale: 1.0, residual_scale: None, joined: None, output_scale: 1.0 }
+    }
+
     /// What a residual is multiplied by, in units of the result.
     pub fn residual_factor(&self) -> Option<f32> {
         self.residual_scale.map(|scale| (f64::from(scale) / f64::from(self.output_scale)) as f32)
     }
 
-    pub(crate) const fn scales(&self) -> ConvScales {
-        ConvScales { input: self.input_scale, output: self.output_scale }
+    /// The convolutions whose products go into its sums, in the order of the step's inputs.
+    pub(crate) fn convs(&self) -> impl Iterator<Item = (&Conv2d, f32)> {
+        let joined = self.joined.iter().map(|joined| (&joined.of.conv, joined.input_scale));
+        [(&self.conv, self.input_scale)].into_iter().chain(joined)
+    }
+
+    fn filter(&self, weights: &model::Weights, channels: &[usize]) -> Result<ByteFilter, Error> {
+        let source = |((conv, scale), &in_channels): ((_, f32), &usize)| ByteSource { conv, in_channels, scale };
+        let sources: Vec<_> = self.convs().zip(channels).map(source).collect();
+        byte_filter(weights, &sources, self.output_scale)
+    }
+}
+
+/// A network's first layers from photos to bytes. Weights and biases have the normalisation; sums are of the photo's bytes and
+/// exact, and a maximum of them is rounded once. A pixel outside of the photo is the one nearest to the mean.
+///
+/// ```
+/// # use trefoil::{Shape, model::{Conv2d, Pool, Window}};
+/// use trefoil::plan::{QuantizedStem, Stem, StepOp};
+/// let [mean, std] = [vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]];
+/// let pool = Some(Pool { window: Window::square(3, 2, 1), count_pad: false });
+/// let conv = Conv2d::named("conv1", 64, Window::square(7, 2, 3));
+/// let stem = Stem { mean, std, conv, conv_shape: Shape::new(112, 112, 64), pool };
+/// let of = QuantizedStem { stem, output_scale: 0.02 };
+/// assert_eq!((of.outside(), StepOp::QuantizedStem(of).label(1)), ([124, 116, 104], "s8 stem7x7+max".to_string()));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizedStem {
+    /// The layers.
+    pub stem: Stem,
+    /// What 1 of the result stands for.
+    pub output_scale: f32,
+}
+
+impl QuantizedStem {
+    /// The bytes of a pixel outside of the photo.
+    ///
+    /// # Panics
+    /// If the mean is not of three channels.
+    pub fn outside(&self) -> [u8; 3] {
+        model::outside(self.stem.mean[..].try_into().expect("first layers of bytes have three channels"))
+    }
+
+    fn filter(&self, weights: &model::Weights) -> Result<ByteFilter, Error> {
+        let Stem { mean, std, conv, .. } = &self.stem;
+        model::byte_filter_of_photos(weights, conv, [mean, std], self.output_scale)
     }
 }
 
 impl StepOp {
+    /// The weights in bytes of a step of bytes, of inputs with so many channels.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where they are not as the graph has them; [`Error::Unsupported`] if a scale exceeds f32.
+    pub(crate) fn byte_filter(&self, weights: &model::Weights, channels: &[usize]) -> Result<ByteFilter, Error> {
+        match self {
+            Self::QuantizedConv(of) => of.filter(weights, channels),
+            Self::QuantizedStem(of) => of.filter(weights),
+            other => Err(Error::Internal { what: format!("{} in bytes", other.label(channels.len())) }),
+        }
+    }
+
     /// A short name of the operation; `inputs` tells a fused residual.
     pub fn label(&self, inputs: usize) -> String {
         match self {
@@ -175,7 +261,16 @@ impl StepOp {
                 let residual = if inputs > 1 { "+res" } else { "" };
                 format!("conv{r}x{s}{residual}{}", suffix(conv.activation))
             }
-            Self::QuantizedConv(of) => format!("s8 {}", Self::Conv(of.conv.clone()).label(inputs)),
+            Self::QuantizedConv(of) => {
+                let conv = of.conv.clone();
+                let in_floats = match &of.joined {
+                    Some(joined) => Self::ConvSum { conv, joined: Box::new(joined.of.clone()) },
+                    None => Self::Conv(conv),
+                };
+                format!("s8 {}", in_floats.label(inputs))
+            }
+            Self::QuantizedStem(of) => format!("s8 {}", Self::Stem(of.stem.clone()).label(inputs)),
+            Self::QuantizedMean(_) => "s8 global-pool".into(),
             Self::Quantize(_) => "quantize".into(),
             Self::Dequantize(_) => "dequantize".into(),
             Self::ConvSum { conv, joined } => {
@@ -219,6 +314,8 @@ impl StepOp {
             Self::Stem(_) => "stem",
             Self::Conv(_) | Self::ConvSum { .. } => "conv2d_fprop",
             Self::QuantizedConv(_) => "conv2d_s8",
+            Self::QuantizedStem(_) => "stem_s8",
+            Self::QuantizedMean(_) => "mean_s8",
             Self::Quantize(_) | Self::Dequantize(_) => "convert",
             Self::Chain { .. } => "conv2d_chain",
             Self::Depthwise(_) | Self::ExpandDepthwise { .. } => "conv2d_depthwise",
@@ -239,9 +336,11 @@ impl StepOp {
     /// What else decides how long it takes beside its operands, as text.
     pub(super) fn detail(&self) -> String {
         match self {
-            Self::Stem(stem) => format!("{} {}", window(&stem.conv.window), stem.conv_shape),
+            Self::Stem(stem) | Self::QuantizedStem(QuantizedStem { stem, .. }) => {
+                format!("{} {}", window(&stem.conv.window), stem.conv_shape)
+            }
             Self::Conv(conv) | Self::Depthwise(conv) | Self::ExpandDepthwise { conv, .. } => window(&conv.window),
-            Self::QuantizedConv(of) => window(&of.conv.window),
+            Self::QuantizedConv(of) => of.convs().map(|(conv, _)| window(&conv.window)).collect::<Vec<_>>().join(" + "),
             Self::ConvSum { conv, joined } | Self::Chain { conv, joined: Some(joined), .. } => {
                 format!("{} + {}", window(&conv.window), window(&joined.conv.window))
             }
@@ -252,6 +351,7 @@ impl StepOp {
             Self::Attention(of) => format!("{:?}", of.sizes),
             Self::RowNorm(of) => format!("{}x{}", of.rows, of.columns),
             Self::Normalize { .. }
+            | Self::QuantizedMean(_)
             | Self::Quantize(_)
             | Self::Dequantize(_)
             | Self::GlobalAvgPool
@@ -269,12 +369,14 @@ impl StepOp {
         let conv = |node, conv, input, output| layer(node, Weights::Conv(conv), input, output);
         let joined = |of: &'a Joined| conv(&of.name, &of.conv, x[1], y[0]);
         match self {
-            Self::Stem(stem) => {
+            Self::Stem(stem) | Self::QuantizedStem(QuantizedStem { stem, .. }) => {
                 let output = Operand { shape: stem.conv_shape, ..y[0] };
                 vec![vec![conv(name, &stem.conv, x[0], output)]]
             }
-            Self::Conv(own) | Self::Depthwise(own) | Self::QuantizedConv(QuantizedConv { conv: own, .. }) => {
-                vec![vec![conv(name, own, x[0], y[0])]]
+            Self::Conv(own) | Self::Depthwise(own) => vec![vec![conv(name, own, x[0], y[0])]],
+            Self::QuantizedConv(of) => {
+                let others = of.joined.iter().map(|other| joined(&other.of));
+                vec![[conv(name, &of.conv, x[0], y[0])].into_iter().chain(others).collect()]
             }
             Self::ConvSum { conv: own, joined: other } => vec![vec![conv(name, own, x[0], y[0]), joined(other)]],
             Self::Chain { conv: own, joined: other, next } => {
@@ -297,6 +399,7 @@ impl StepOp {
                 vec![vec![conv(name, &of.weights, rows(channels), rows(of.weights.out_channels))]]
             }
             Self::Normalize { .. }
+            | Self::QuantizedMean(_)
             | Self::Quantize(_)
             | Self::Dequantize(_)
             | Self::MaxPool(_)
@@ -317,8 +420,9 @@ impl StepOp {
         match self {
             Self::Normalize { .. } => 2 * y[0].shape.elems(),
             Self::Stem(stem) => 2 * x[0].shape.elems() + stem.pool.as_ref().map_or(0, window),
+            Self::QuantizedStem(of) => of.stem.pool.as_ref().map_or(0, window),
             Self::MaxPool(pool) | Self::AvgPool(pool) => window(pool),
-            Self::GlobalAvgPool | Self::Tail(_) => x[0].shape.elems(),
+            Self::GlobalAvgPool | Self::QuantizedMean(_) | Self::Tail(_) => x[0].shape.elems(),
             Self::Loop(of) => of.flops as usize,
             Self::Add(Activation::None) if x.len() == 1 => 0,
             Self::Add(_) => x.len() * y[0].shape.elems(),
@@ -347,12 +451,20 @@ impl StepOp {
         }
     }
 
-    /// Whether it is one node of a graph, or its output rows: what a CPU computes.
-    pub(super) const fn is_of_one_node(&self) -> bool {
+    /// Whether its products are of bytes.
+    pub(super) const fn is_of_bytes(&self) -> bool {
+        matches!(self, Self::QuantizedConv(_) | Self::QuantizedStem(_))
+    }
+
+    /// Whether a CPU computes it: one node of a graph, its output rows, or nodes that are computed together in bytes wherever
+    /// they are.
+    pub(super) const fn is_for_cpus(&self) -> bool {
         match self {
             Self::Normalize { .. }
             | Self::Conv(_)
             | Self::QuantizedConv(_)
+            | Self::QuantizedStem(_)
+            | Self::QuantizedMean(_)
             | Self::Quantize(_)
             | Self::Dequantize(_)
             | Self::Depthwise(_)
@@ -380,7 +492,7 @@ impl StepOp {
         match self {
             Self::Conv(_) | Self::ConvSum { .. } | Self::MaxPool(_) | Self::AvgPool(_) | Self::Add(_) => true,
             Self::Dequantize(_) => true,
-            Self::QuantizedConv(_) | Self::Quantize(_) => false,
+            Self::QuantizedConv(_) | Self::QuantizedStem(_) | Self::QuantizedMean(_) | Self::Quantize(_) => false,
             Self::Normalize { .. }
             | Self::Stem(_)
             | Self::Chain { .. }
@@ -397,6 +509,11 @@ impl StepOp {
             | Self::Hand(_) => false,
         }
     }
+}
+
+/// What the mean of bytes of this scale multiplies sums over all pixels by.
+pub(crate) fn mean_factor(scale: f32, image: Shape) -> f32 {
+    (f64::from(scale) / image.pixels() as f64) as f32
 }
 
 fn suffix(activation: Activation) -> String {

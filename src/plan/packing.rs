@@ -2,8 +2,7 @@
 
 use super::kernels::StemLayers;
 use super::work::{Layer, Weights, Work, taps};
-use super::{FILTER_ORDER, StepOp};
-use crate::model::ConvScales;
+use super::{FILTER_ORDER, STEM_FILTER_BYTES, STEM_TAPS, StepOp, stem_filter_index};
 use crate::tensor::Dtype;
 
 /// The weights that go into one sum.
@@ -22,8 +21,19 @@ pub(crate) struct Packing<'a> {
     pub(crate) order: FilterOrder,
     /// Their type.
     pub(crate) dtype: Dtype,
-    /// What they are rounded to bytes for, if they are.
-    pub(crate) scales: Option<ConvScales>,
+    /// How they are rounded to bytes, if they are.
+    pub(crate) bytes: Option<ByteWeights<'a>>,
+}
+
+/// One of the filters of a step of bytes: how it is rounded depends on all that goes into the step's sums.
+#[derive(Clone, Debug)]
+pub(crate) struct ByteWeights<'a> {
+    /// What the step computes.
+    pub(crate) op: &'a StepOp,
+    /// Channels of what each filter reads.
+    pub(crate) channels: Vec<usize>,
+    /// Which one it is; the first has the sums' biases and scales behind it.
+    pub(crate) index: usize,
 }
 
 /// How a filter's values follow one another.
@@ -34,8 +44,10 @@ pub(crate) enum FilterOrder {
     /// `[taps][K]`.
     Depthwise,
     /// As [`Dense`](Self::Dense), the output channels of each sixteen in the order in which the kernels of bytes take them;
-    /// behind them a bias in i32 for each output channel, and a scale in f32.
+    /// behind those of a sum's first filter a bias in i32 for each output channel, and a scale in f32.
     Bytes,
+    /// As the kernel of a network's first layers of bytes reads them; behind them biases and scales, too.
+    StemBytes,
     /// As the kernel of a network's first layers reads them, with the bias in f32 behind.
     Stem(StemLayers),
 }
@@ -44,7 +56,7 @@ pub(crate) enum FilterOrder {
 pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     let packing = |layer: Layer<'a>| {
         let order = if layer.is_depthwise() { FilterOrder::Depthwise } else { FilterOrder::Dense };
-        Packing { layer, order, dtype: Dtype::F16, scales: None }
+        Packing { layer, order, dtype: Dtype::F16, bytes: None }
     };
     let sum = |layers: Vec<Layer<'a>>| PackedSum {
         filters: layers.into_iter().map(packing).collect(),
@@ -53,15 +65,15 @@ pub(super) fn usual<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
     work.sums().into_iter().map(sum).collect()
 }
 
-/// Filters in bytes, with biases and scales behind.
-pub(super) fn in_bytes<'a>(work: &Work<'a>) -> Vec<PackedSum<'a>> {
-    let scales = match work.op {
-        StepOp::QuantizedConv(of) => Some(of.scales()),
-        _ => None,
+/// The filters of a step of bytes in this order, with biases and scales behind the first.
+pub(super) fn in_bytes<'a>(work: &Work<'a>, order: FilterOrder) -> Vec<PackedSum<'a>> {
+    let layers: Vec<Layer<'a>> = work.sums().into_iter().flatten().collect();
+    let channels: Vec<usize> = layers.iter().map(|layer| layer.input.shape.channels).collect();
+    let packing = |(index, layer)| {
+        let bytes = Some(ByteWeights { op: work.op, channels: channels.clone(), index });
+        Packing { layer, order, dtype: Dtype::I8, bytes }
     };
-    let packing = |layer| Packing { layer, order: FilterOrder::Bytes, dtype: Dtype::I8, scales };
-    let filters = work.sums().into_iter().flatten().map(packing).collect();
-    vec![PackedSum { filters, bias: None }]
+    vec![PackedSum { filters: layers.into_iter().enumerate().map(packing).collect(), bias: None }]
 }
 
 impl Packing<'_> {
@@ -87,16 +99,21 @@ impl Packing<'_> {
     /// Bytes of the filter, padding included, and of what lies behind it.
     pub(crate) fn bytes(&self) -> usize {
         match self.order {
-            FilterOrder::Dense | FilterOrder::Depthwise => self.filter_bytes(),
-            FilterOrder::Bytes => self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>()),
             FilterOrder::Stem(layers) => layers.weight_bytes(),
+            FilterOrder::Bytes | FilterOrder::StemBytes if self.bias_behind().is_some() => {
+                self.filter_bytes() + self.k_stored() * (size_of::<i32>() + size_of::<f32>())
+            }
+            _ => self.filter_bytes(),
         }
     }
 
     /// Bytes of the filter alone.
     fn filter_bytes(&self) -> usize {
         let [_, _, taps] = self.dims();
-        self.k_stored() * taps * self.c_stored() * self.dtype.bytes()
+        match self.order {
+            FilterOrder::StemBytes => STEM_FILTER_BYTES,
+            _ => self.k_stored() * taps * self.c_stored() * self.dtype.bytes(),
+        }
     }
 
     /// Where the weight of an output channel, an input channel and a tap lies, in values.
@@ -111,6 +128,7 @@ impl Packing<'_> {
                 ((group * FILTER_ORDER.len() + place) * taps + tap) * self.c_stored() + c
             }
             FilterOrder::Stem(layers) => layers.filter_index([tap / layers.taps, tap % layers.taps], k, c),
+            FilterOrder::StemBytes => stem_filter_index([tap / STEM_TAPS, tap % STEM_TAPS, c], k),
         }
     }
 
@@ -118,7 +136,9 @@ impl Packing<'_> {
     pub(crate) fn bias_behind(&self) -> Option<usize> {
         match self.order {
             FilterOrder::Dense | FilterOrder::Depthwise => None,
-            FilterOrder::Bytes => Some(self.filter_bytes()),
+            FilterOrder::Bytes | FilterOrder::StemBytes => {
+                self.bytes.as_ref().is_some_and(|of| of.index == 0).then(|| self.filter_bytes())
+            }
             FilterOrder::Stem(layers) => Some(layers.filter_elems() * self.dtype.bytes()),
         }
     }

@@ -1,6 +1,6 @@
 //! The time that a step cannot be faster than: its work over what the hardware does in a second.
 
-use super::{Limits, Plan, StepOp, kernels};
+use super::{Limits, Plan, kernels};
 
 /// What a GPU does in a second.
 ///
@@ -131,7 +131,7 @@ impl Plan {
         let step = &self.steps[step];
         let work = self.work(step);
         let read = kernels::of(&work, step.kernel).map_or(0, |def| def.cache_bytes(&work, &self.limits));
-        let rate = if matches!(work.op, StepOp::QuantizedConv(_)) { BYTES * rates.flops } else { rates.flops };
+        let rate = if work.op.is_of_bytes() { BYTES * rates.flops } else { rates.flops };
         Roofline {
             tensor: work.products() as f64 / rate,
             memory: step.bytes as f64 / rates.memory_bytes,

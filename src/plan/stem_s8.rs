@@ -1,6 +1,7 @@
 //! A network's first layers of bytes: what they compute, the tiles of their kernel, and the order in which it wants filters.
 
-use super::{Limits, StemTile};
+use super::work::Work;
+use super::{Limits, StemTile, StepOp};
 use crate::error::Error;
 use crate::tensor::Shape;
 
@@ -29,6 +30,14 @@ pub struct S8Stem {
 }
 
 impl S8Stem {
+    /// Those of a step; none if it computes something else.
+    pub(crate) fn of(work: &Work<'_>) -> Option<Self> {
+        let StepOp::QuantizedStem(of) = work.op else { return None };
+        let (pad, output) = (of.stem.conv.window.pad, work.outputs[0].stored());
+        let conv = Shape { channels: output.channels, ..of.stem.conv_shape };
+        Some(Self { batch: work.batch, input: work.inputs[0].shape, pad: [pad.top, pad.left], conv, output })
+    }
+
     /// Every tile that makes other bands of rows.
     pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
         if !limits.has_sm90_kernels() || self.check().is_err() {
@@ -78,10 +87,16 @@ const COLUMNS: usize = 112;
 /// What all sizes stay below.
 const MOST_PIXELS: usize = 1 << 14;
 
+/// Taps of the filter along each axis.
+#[cfg(feature = "cuda")]
+pub(crate) const STEM_TAPS: usize = 7;
+
 /// Bytes of the filter as the kernel reads it.
+#[cfg(feature = "cuda")]
 pub(crate) const STEM_FILTER_BYTES: usize = PRODUCTS * GROUP_THREADS * 16;
 
 /// Where in the filter a weight of an output channel lies: of tap row `r` and column `s`, channel `c`.
+#[cfg(feature = "cuda")]
 pub(crate) const fn stem_filter_index([r, s, c]: [usize; 3], channel: usize) -> usize {
     let at = 3 * s + c;
     // The line of the products' ten, and the term in it.
@@ -98,19 +113,20 @@ pub(crate) const fn stem_filter_index([r, s, c]: [usize; 3], channel: usize) -> 
 }
 
 /// The term of what is left of one of three rows: four of each, then the last of each.
+#[cfg(feature = "cuda")]
 const fn left(row: usize, at: usize) -> usize {
     if at < 20 { 4 * row + at - 16 } else { 12 + row }
 }
 
 /// Of a row of the convolution, with two lines each.
+#[cfg(feature = "cuda")]
 const PRODUCTS: usize = 5;
 /// Threads of a block that multiply.
+#[cfg(feature = "cuda")]
 const GROUP_THREADS: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     fn stem() -> S8Stem {
@@ -118,10 +134,11 @@ mod tests {
         S8Stem { batch: 2, input, pad: [3, 2], conv, output }
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn every_weight_has_a_place_of_its_own() {
         let taps = (0..7).flat_map(|r| (0..7).flat_map(move |s| (0..3).map(move |c| [r, s, c])));
-        let places: BTreeSet<usize> =
+        let places: std::collections::BTreeSet<usize> =
             taps.flat_map(|tap| (0..64).map(move |channel| stem_filter_index(tap, channel))).collect();
         assert_eq!(places.len(), 147 * 64);
         assert!(places.last() < Some(&STEM_FILTER_BYTES));

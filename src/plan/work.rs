@@ -130,7 +130,7 @@ impl<'a> Work<'a> {
     /// Bytes of filters of this type, and of a bias in f32 for each sum; or of filters in bytes, with a scale too.
     pub(super) fn weight_bytes(&self, dtype: Dtype) -> u64 {
         let (of_term, of_channel) = match self.op {
-            StepOp::QuantizedConv(_) => (Dtype::I8.bytes(), size_of::<i32>() + size_of::<f32>()),
+            op if op.is_of_bytes() => (Dtype::I8.bytes(), size_of::<i32>() + size_of::<f32>()),
             _ => (dtype.bytes(), size_of::<f32>()),
         };
         let of_sum = |layers: &Vec<Layer<'_>>| {

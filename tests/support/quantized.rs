@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, NodeId, Op, Preprocessing, Weights, Window, infer, optimize};
+use trefoil::model::{
+    Conv2d, Graph, GraphBuilder, Model, NodeId, Op, Pad, Preprocessing, Weights, Window, infer, optimize,
+};
 use trefoil::{Activation, Device, Engine, InputFormat, OutputKind, Shape, Tuning};
 
+use super::byte_rules::{Value, convolved, maxima, mean};
 use super::random::Random;
 
 /// A quantised network on random weights and rows. Scales are powers of two, so that halves hold all its values.
@@ -13,6 +16,8 @@ pub struct Problem {
     pub name: String,
     graph: Graph,
     tensors: BTreeMap<String, Vec<f32>>,
+    /// Of photos in bytes, or of floats.
+    input: InputFormat,
     rows: Vec<Vec<f32>>,
 }
 
@@ -27,170 +32,190 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
     for &([height, width, channels], inside) in sizes {
         let input = Shape::new(height, width, channels);
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
-            all.push(block(input, inside, activation, 1.0 / 64.0));
+            all.extend([false, true].map(|behind| block(input, inside, behind, activation, 1.0 / 64.0)));
         }
-        all.push(block(input, inside, Activation::Relu, 1.0 / 1024.0)); // most results are beyond the largest byte
+        // Most results are beyond the largest byte.
+        all.push(block(input, inside, true, Activation::Relu, 1.0 / 1024.0));
+    }
+    if for_gpus {
+        let pad = Pad { top: 3, left: 2, bottom: 2, right: 4 };
+        all.push(photos(64, Pad { top: 3, left: 3, bottom: 3, right: 3 }, true, 1.0 / 32.0));
+        all.push(photos(16, pad, false, 1.0 / 64.0));
+        all.push(photos(48, pad, true, 1.0 / 512.0)); // most results are beyond the largest byte
     }
     all
 }
 
-/// A block of a ResNet: 1x1, 3x3 at stride 2, 1x1 with a downsample added; then a 3x3 that adds what it reads, with a
-/// residual after an activation.
-fn block(input: Shape, inside: usize, activation: Activation, scale: f32) -> Problem {
-    let name = format!("block of {input} by {inside}, {activation}, scale {scale}");
-    let single = |stride| Window::square(1, stride, 0);
-    let mut g = GraphBuilder::new(input);
-    let image = g.input();
-    g.scale(image, 1.0 / 128.0);
-    let act = |g: &mut GraphBuilder, name: &str, x: NodeId, activation: Activation| {
-        let y = if activation == Activation::None { x } else { g.activation(&format!("{name}.act"), x, activation) };
-        g.scale(y, scale);
-        y
-    };
-    let conv = |g: &mut GraphBuilder, name: &str, x: NodeId, channels: usize, window: Window| {
+/// A network that is made node by node.
+struct Growing {
+    graph: GraphBuilder,
+    scale: f32,
+}
+
+impl Growing {
+    fn conv(&mut self, name: &str, x: NodeId, channels: usize, window: Window) -> NodeId {
         let conv = Conv2d { bias: Some(format!("{name}.bias")), ..Conv2d::named(name, channels, window) };
-        g.conv2d_with(name, x, conv)
-    };
+        self.graph.conv2d_with(name, x, conv)
+    }
+
+    fn act(&mut self, name: &str, x: NodeId, activation: Activation) -> NodeId {
+        let name = format!("{name}.act");
+        let y = if activation == Activation::None { x } else { self.graph.activation(&name, x, activation) };
+        self.graph.scale(y, self.scale);
+        y
+    }
+
+    fn finish(self, name: String, output: NodeId, input: InputFormat, row: impl FnMut(&mut Random) -> f32) -> Problem {
+        let graph = self.graph.finish(output).expect("a problem's graph is well-formed");
+        let mut random = Random::new(&name);
+        let tensors = trefoil::model::params(&graph).expect("as above").into_iter().map(|(name, dims)| {
+            let terms = dims[1..].iter().product::<usize>();
+            let values =
+                random.singles(dims.iter().product(), if terms > 1 { (3.0 / terms as f64).sqrt() } else { 0.5 });
+            (name.to_owned(), values)
+        });
+        let tensors = tensors.collect();
+        let mut value = row;
+        let rows = (0..ROWS).map(|_| (0..graph.input.elems()).map(|_| value(&mut random)).collect()).collect();
+        Problem { name, graph, tensors, input, rows }
+    }
+}
+
+/// A block of a ResNet, of the image or `behind` another layer: 1x1, 3x3 at stride 2, 1x1 with a downsample added; then a 3x3
+/// that adds what it reads, with a residual after an activation. Behind a layer the downsample reads bytes that are signed
+/// as those of the last 1x1 are, and is a part of its sums.
+fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scale: f32) -> Problem {
+    let place = if behind { "behind a layer" } else { "of the image" };
+    let name = format!("block {place} of {input} by {inside}, {activation}, scale {scale}");
+    let single = |stride| Window::square(1, stride, 0);
+    let mut g = Growing { graph: GraphBuilder::new(input), scale };
+    let mut image = g.graph.input();
+    g.graph.scale(image, 1.0 / 128.0);
+    if behind {
+        let x = g.conv("front", image, input.channels, single(1));
+        image = g.act("front", x, activation);
+    }
     let out = 2 * inside - inside % 2 * 5; // odd where `inside` is
-    let down = conv(&mut g, "down", image, out, single(2));
-    g.scale(down, 1.0 / 32.0);
-    let x = conv(&mut g, "a", image, inside, single(1));
-    let x = act(&mut g, "a", x, activation);
-    let x = conv(&mut g, "b", x, inside, Window::square(3, 2, 1));
-    let x = act(&mut g, "b", x, activation);
-    let x = conv(&mut g, "c", x, out, single(1));
-    let sum = g.add("sum", x, down);
-    let x = act(&mut g, "sum", sum, activation);
-    let y = conv(&mut g, "d", x, out, Window::square(3, 1, 1));
-    let sum = g.add("last", y, x);
-    let y = act(&mut g, "last", sum, Activation::Relu);
-    let graph = g.finish(y).expect("a problem's graph is well-formed");
-    let mut random = Random::new(&name);
-    let tensors = trefoil::model::params(&graph).expect("as above").into_iter().map(|(name, dims)| {
-        let terms = dims[1..].iter().product::<usize>();
-        let values = random.singles(dims.iter().product(), if terms > 1 { (3.0 / terms as f64).sqrt() } else { 0.5 });
-        (name.to_owned(), values)
-    });
-    let tensors = tensors.collect();
-    let row = |_| (0..input.elems()).map(|_| random.between(0, 320) as f32 / 128.0 - 1.25).collect();
-    let rows = (0..ROWS).map(row).collect();
-    Problem { name, graph, tensors, rows }
+    let down = g.conv("down", image, out, if behind { Window::square(3, 2, 1) } else { single(2) });
+    g.graph.scale(down, 1.0 / 32.0);
+    let x = g.conv("a", image, inside, single(1));
+    let x = g.act("a", x, activation);
+    let x = g.conv("b", x, inside, Window::square(3, 2, 1));
+    let x = g.act("b", x, activation);
+    let x = g.conv("c", x, out, single(1));
+    let sum = g.graph.add("sum", x, down);
+    let x = g.act("sum", sum, activation);
+    let y = g.conv("d", x, out, Window::square(3, 1, 1));
+    let sum = g.graph.add("last", y, x);
+    let y = g.act("last", sum, Activation::Relu);
+    g.finish(name, y, InputFormat::F32Nhwc, |random| random.between(0, 320) as f32 / 128.0 - 1.25)
+}
+
+/// First layers from photos, a convolution of their maxima, and the mean of its results: of so few that halves hold it.
+fn photos(channels: usize, pad: Pad, relu: bool, scale: f32) -> Problem {
+    let name = format!("photos to {channels} channels, {pad:?}, ReLU {relu}, scale {scale}");
+    let activation = if relu { Activation::Relu } else { Activation::None };
+    let mut g = Growing { graph: GraphBuilder::new(Shape::new(39, 47, 3)), scale };
+    let image = g.graph.input();
+    let mut x = g.conv("first", image, channels, Window { pad, ..Window::square(7, 2, 0) });
+    if relu {
+        x = g.graph.relu("first.act", x);
+    }
+    let x = g.graph.max_pool("max", x, Window::square(3, 2, 1));
+    g.graph.scale(x, scale);
+    let across = Window { size: [5, 3], stride: [5, 3], ..Window::square(1, 1, 0) };
+    let x = g.conv("a", x, 32, across);
+    let x = g.act("a", x, activation);
+    let y = g.graph.global_avg_pool("mean", x);
+    g.finish(name, y, InputFormat::U8Nhwc, |random| random.between(0, 255) as f32)
 }
 
 impl Problem {
-    /// Runs the network on a device, cut at each of its values in bytes, and compares all of them.
+    /// Runs the network on a device, cut at each of its values in bytes and at its last, and compares all of them.
     pub fn run(&self, device: &Device) -> Result<(), String> {
         let dims: BTreeMap<_, _> = trefoil::model::params(&self.graph).expect("well-formed").into_iter().collect();
         let tensors =
             self.tensors.iter().map(|(name, values)| (name.clone(), dims[name.as_str()].clone(), values.clone()));
         let weights = Weights::from_tensors(tensors).map_err(|error| error.to_string())?;
-        let model = Model::new(self.graph.clone(), weights, Preprocessing::new(self.graph.input), Vec::new());
+        let model = Model::new(self.graph.clone(), weights, self.preprocessing(), Vec::new());
         let model = model.map_err(|error| error.to_string())?;
         for (index, node) in self.graph.nodes.iter().enumerate().skip(1) {
-            let Some(scale) = node.scale else { continue };
+            if node.scale.is_none() && NodeId(index) != self.graph.output {
+                continue;
+            }
             let cut = model.features_at(&node.name).map_err(|error| error.to_string())?;
             let results = self.results(&cut, device).map_err(|error| format!("at `{}`: {error}", node.name))?;
             for (row, found) in self.rows.iter().zip(&results) {
-                let expected = evaluate(&self.graph.cut(NodeId(index)), &self.tensors, row);
-                compare(found, &expected, scale).map_err(|error| format!("at `{}`: {error}", node.name))?;
+                let expected = self.evaluate(&self.graph.cut(NodeId(index)), row);
+                compare(found, &expected).map_err(|error| format!("at `{}`: {error}", node.name))?;
             }
         }
         Ok(())
     }
 
+    fn preprocessing(&self) -> Preprocessing {
+        let plain = Preprocessing::new(self.graph.input);
+        match self.input {
+            InputFormat::U8Nhwc => {
+                Preprocessing { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..plain }
+            }
+            _ => plain,
+        }
+    }
+
     fn results(&self, model: &Model, device: &Device) -> Result<Vec<Vec<f32>>, trefoil::Error> {
-        let engine = Engine::builder(model).on(device).input(InputFormat::F32Nhwc).output(OutputKind::Features);
+        let engine = Engine::builder(model).on(device).input(self.input).output(OutputKind::Features);
         let engine = engine.tuning(Tuning::Off).batch(ROWS).build()?;
         let mut batch = engine.acquire()?;
         for (row, values) in self.rows.iter().enumerate() {
-            batch.row_mut(row).copy_from_slice(bytemuck::cast_slice(values));
+            match self.input {
+                InputFormat::U8Nhwc => {
+                    batch.row_mut(row).iter_mut().zip(values).for_each(|(byte, value)| *byte = *value as u8);
+                }
+                _ => batch.row_mut(row).copy_from_slice(bytemuck::cast_slice(values)),
+            }
         }
         let output = batch.submit(ROWS)?.wait()?;
         Ok((0..ROWS).map(|row| output.values(row).to_vec()).collect())
     }
+
+    /// The result, by the rules of `docs/quantization.md`.
+    fn evaluate(&self, graph: &Graph, row: &[f32]) -> Vec<f32> {
+        let graph = optimize(graph);
+        let shapes = infer(&graph).expect("well-formed");
+        let mut values: Vec<Value> = Vec::new();
+        for (node, &shape) in graph.nodes.iter().zip(&shapes) {
+            let value = match (&node.op, node.scale) {
+                (Op::Input, Some(scale)) => {
+                    let byte = |x: &f32| (x * (1.0 / scale)).round_ties_even().clamp(-128.0, 127.0) as i32;
+                    Value::new(shape, row.iter().map(byte).collect(), scale, true)
+                }
+                (Op::Input, None) => self.photo(row),
+                (Op::Conv2d(_), _) => convolved(&graph, node, shape, &self.tensors, &values),
+                (Op::MaxPool(_), Some(_)) => maxima(&values[node.inputs[0].0], shape),
+                (Op::GlobalAvgPool, None) => return mean(&values[node.inputs[0].0]),
+                (other, _) => panic!("no problem has {} here", other.kind()),
+            };
+            values.push(value);
+        }
+        let result = values.pop().expect("a graph has a node");
+        result.bytes.iter().map(|byte| *byte as f32 * result.scale).collect()
+    }
+
+    /// The bytes of a photo, which stand for what it is once it is normalised.
+    fn photo(&self, row: &[f32]) -> Value {
+        let Preprocessing { mean, std, .. } = self.preprocessing();
+        let channel = |(mean, std): (&f32, &f32)| [1.0 / (255.0 * f64::from(*std)), 255.0 * f64::from(*mean)];
+        let channels = mean.iter().zip(&std).map(channel).collect();
+        let bytes = row.iter().map(|x| *x as i32).collect();
+        Value { channels, ..Value::new(self.graph.input, bytes, 1.0, false) }
+    }
 }
 
-fn compare(found: &[f32], expected: &[i32], scale: f32) -> Result<(), String> {
+fn compare(found: &[f32], expected: &[f32]) -> Result<(), String> {
     assert_eq!(found.len(), expected.len());
-    let wrong = |at: &usize| found[*at] != expected[*at] as f32 * scale;
+    let wrong = |at: &usize| found[*at] != expected[*at];
     let Some(first) = (0..found.len()).find(wrong) else { return Ok(()) };
     let count = (first..found.len()).filter(wrong).count();
-    Err(format!(
-        "{count} values are wrong; the first, {first}: {} instead of {} steps of {scale}",
-        found[first], expected[first]
-    ))
-}
-
-/// A value in bytes.
-struct Value {
-    shape: Shape,
-    bytes: Vec<i32>,
-    scale: f32,
-}
-
-/// The result in bytes, by the rules of `docs/quantization.md`.
-fn evaluate(graph: &Graph, tensors: &BTreeMap<String, Vec<f32>>, row: &[f32]) -> Vec<i32> {
-    let graph = optimize(graph);
-    let shapes = infer(&graph).expect("well-formed");
-    let mut values: Vec<Value> = Vec::new();
-    for (node, &shape) in graph.nodes.iter().zip(&shapes) {
-        let scale = node.scale.expect("every value of a problem has a scale");
-        let bytes = match &node.op {
-            Op::Input => {
-                row.iter().map(|x| (x * (1.0 / scale)).round_ties_even().clamp(-128.0, 127.0) as i32).collect()
-            }
-            Op::Conv2d(conv) => {
-                let residual = node.inputs.get(1).map(|id| &values[id.0]);
-                convolution(conv, tensors, &values[node.inputs[0].0], residual, shape, scale)
-            }
-            other => panic!("no problem has {}", other.kind()),
-        };
-        values.push(Value { shape, bytes, scale });
-    }
-    values.pop().expect("a graph has a node").bytes
-}
-
-fn convolution(
-    conv: &Conv2d,
-    tensors: &BTreeMap<String, Vec<f32>>,
-    x: &Value,
-    residual: Option<&Value>,
-    y: Shape,
-    scale: f32,
-) -> Vec<i32> {
-    let Window { size: [r_size, s_size], stride, pad, .. } = conv.window;
-    let (taps, terms) = (r_size * s_size, r_size * s_size * x.shape.channels);
-    let (filter, bias) = (&tensors[&conv.filter], &tensors[conv.bias.as_ref().expect("problems have biases")]);
-    let [lowest, highest] = if conv.activation == Activation::None { [-128, 127] } else { [0, 255] };
-    let mut result = vec![0; y.elems()];
-    for k in 0..y.channels {
-        let filter = &filter[k * terms..][..terms]; // [C][R][S]
-        let largest = filter.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
-        let of_bias =
-            f64::from(bias[k].abs()) / (f64::from(x.scale) * (f64::from(i32::MAX) - (terms * 255 * 128) as f64));
-        let step = (largest / 127.0).max(of_bias);
-        let filter: Vec<i64> = filter.iter().map(|w| (f64::from(*w) / step).round_ties_even() as i64).collect();
-        let bias = (f64::from(bias[k]) / (f64::from(x.scale) * step)).round_ties_even() as i64;
-        let factor = (f64::from(x.scale) * step / f64::from(scale)) as f32;
-        for pixel in 0..y.pixels() {
-            let mut sum = bias;
-            for tap in 0..taps {
-                let h = (pixel / y.width * stride[0] + tap / s_size).checked_sub(pad.top);
-                let w = (pixel % y.width * stride[1] + tap % s_size).checked_sub(pad.left);
-                let (Some(h), Some(w)) = (h, w) else { continue };
-                if h < x.shape.height && w < x.shape.width {
-                    let x = &x.bytes[(h * x.shape.width + w) * x.shape.channels..][..x.shape.channels];
-                    sum += x.iter().enumerate().map(|(c, x)| i64::from(*x) * filter[c * taps + tap]).sum::<i64>();
-                }
-            }
-            let scaled = i32::try_from(sum).expect("problems stay inside 32 bits") as f32 * factor;
-            let at = pixel * y.channels + k;
-            let value = residual.map_or(scaled, |of| {
-                let factor = (f64::from(of.scale) / f64::from(scale)) as f32;
-                (of.bytes[at] as f32).mul_add(factor, scaled)
-            });
-            result[at] = value.round_ties_even().clamp(lowest as f32, highest as f32) as i32;
-        }
-    }
-    result
+    Err(format!("{count} values are wrong; the first, {first}: {} instead of {}", found[first], expected[first]))
 }

@@ -1,8 +1,8 @@
-//! Dense convolution of bytes with bias, residual and activation: the same bytes as on a GPU.
+//! Dense convolution of bytes with bias, residual and activation, or the sum of two: the same bytes as on a GPU.
 //!
 //! y[p][q][k] = saturate(round((sum over r, s, c of x[h][w][c] * filter[k][c][r][s] + bias[k]) * scale[k] +
 //! residual[p][q][k] * factor)), where h = p * stride_h + r * dilation_h - pad_top, w likewise, and taps in the padding add
-//! nothing.
+//! nothing. Instead of a residual the sum may have another convolution's products, of an input of its own.
 //!
 //! - x: read, bytes [H][W][C] without gaps. residual: read if there is one, bytes [P][Q][K]. y: written, bytes [P][Q][K],
 //!   disjoint from both. Each of them is unsigned or signed. Any alignment.
@@ -13,10 +13,12 @@
 //!   products of bytes stay below 2^24, so that floats add them exactly, in any order. Between passes sums are i32.
 //! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
+use std::ops::Range;
+
 use super::conv2d_fprop::{BLOCK, DEPTH, TILE, accumulate, depth};
 use super::simd::{Isa, LANES, Lanes, vectorized};
 use super::taps::Taps;
-use crate::model::{ByteFilter, Conv2d};
+use crate::model::{ByteFilter, Conv2d, Window};
 use crate::plan::QuantizedConv;
 use crate::tensor::{Activation, Shape};
 
@@ -27,70 +29,90 @@ const _: () = assert!(DEPTH * 255 * 128 < 1 << 24);
 #[derive(Debug)]
 pub(super) struct Conv2dS8 {
     isa: Isa,
-    x: Shape,
     y: Shape,
+    /// The convolutions whose products go into the sums: one or two.
+    sources: Vec<Source>,
+    bias: Vec<i32>,  // [K, a multiple of 16]
+    scale: Vec<f32>, // [K]
+    /// What a residual is multiplied by, and whether it is signed.
+    residual: Option<(f32, bool)>,
+    /// What a result may be.
+    range: [f32; 2],
+}
+
+/// One of the convolutions of a sum.
+#[derive(Debug)]
+struct Source {
+    x: Image,
     taps: Taps,
     /// Terms of a sum: R * S * C.
     k_gemm: usize,
     /// Terms of one pass.
     depth: usize,
     panels: Vec<Lanes>, // [ceil(K / 16)][k_gemm]
-    bias: Vec<i32>,     // [K, a multiple of 16]
-    scale: Vec<f32>,    // [K]
-    residual_factor: f32,
-    signed: Signed,
-    /// What a result may be.
-    range: [f32; 2],
 }
 
-/// Which operands are signed.
+/// Bytes of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Signed {
-    pub x: bool,
-    pub residual: bool,
-    pub y: bool,
+pub(super) struct Image {
+    pub shape: Shape,
+    /// Whether they are signed.
+    pub signed: bool,
 }
 
-/// Floats of scratch that a run of `conv` from `x` to `y` needs: terms and sums of some pixels.
-pub(super) fn scratch_of(conv: &Conv2d, x: Shape, y: Shape) -> usize {
-    let [r_size, s_size] = conv.window.size;
-    BLOCK.min(y.pixels()) * (depth(r_size * s_size * x.channels) + y.channels.next_multiple_of(LANES))
+/// Floats of scratch that a run of `of` from such inputs to `y` needs: terms and sums of some pixels.
+pub(super) fn scratch_of(of: &QuantizedConv, inputs: &[Shape], y: Shape) -> usize {
+    let terms = |((conv, _), x): ((&Conv2d, _), &Shape)| conv.window.size.iter().product::<usize>() * x.channels;
+    let deepest = of.convs().zip(inputs).map(terms).map(depth).max();
+    BLOCK.min(y.pixels()) * (deepest.expect("a convolution") + y.channels.next_multiple_of(LANES))
+}
+
+impl Source {
+    fn new(window: &Window, x: Image, y: Shape, filter: &[i8]) -> Self {
+        let taps: usize = window.size.iter().product();
+        let (channels, k_gemm) = (x.shape.channels, taps * x.shape.channels);
+        let mut panels = vec![Lanes::ZERO; y.channels.div_ceil(LANES) * k_gemm];
+        for (at, &value) in filter.iter().enumerate() {
+            let [k_out, c, tap] = [at / k_gemm, at / taps % channels, at % taps];
+            panels[k_out / LANES * k_gemm + tap * channels + c].0[k_out % LANES] = f32::from(value);
+        }
+        Self { x, taps: Taps::new(window, x.shape, y), k_gemm, depth: depth(k_gemm), panels }
+    }
 }
 
 impl Conv2dS8 {
-    /// Repacks the weights of `of`, which makes `y` of `x`.
-    pub fn new(isa: Isa, of: &QuantizedConv, weights: ByteFilter, [x, y]: [Shape; 2], signed: Signed) -> Self {
-        let ByteFilter { filter, mut bias, scale } = weights;
-        let [r_size, s_size] = of.conv.window.size;
-        let (taps, k_gemm) = (r_size * s_size, r_size * s_size * x.channels);
-        let mut panels = vec![Lanes::ZERO; y.channels.div_ceil(LANES) * k_gemm];
-        for (at, &value) in filter.iter().enumerate() {
-            let [k_out, c, tap] = [at / k_gemm, at / taps % x.channels, at % taps];
-            panels[k_out / LANES * k_gemm + tap * x.channels + c].0[k_out % LANES] = f32::from(value);
-        }
-        bias.resize(y.channels.next_multiple_of(LANES), 0);
-        let lowest = if signed.y && of.conv.activation == Activation::None { -128.0 } else { 0.0 };
+    /// Repacks the weights of `of`, which makes `y` of the inputs: of each convolution's, and of the residual.
+    pub fn new(isa: Isa, of: &QuantizedConv, weights: ByteFilter, inputs: &[Image], y: Image) -> Self {
+        let ByteFilter { filters, mut bias, scale } = weights;
+        let source = |(((conv, _), filter), &x): (((&Conv2d, _), &Vec<i8>), &Image)| {
+            Source::new(&conv.window, x, y.shape, filter)
+        };
+        let sources: Vec<Source> = of.convs().zip(&filters).zip(inputs).map(source).collect();
+        bias.resize(y.shape.channels.next_multiple_of(LANES), 0);
+        let lowest = if y.signed && of.conv.activation == Activation::None { -128.0 } else { 0.0 };
         Self {
             isa,
-            x,
-            y,
-            taps: Taps::new(&of.conv.window, x, y),
-            k_gemm,
-            depth: depth(k_gemm),
-            panels,
+            y: y.shape,
+            residual: of.residual_factor().zip(inputs.get(sources.len()).map(|residual| residual.signed)),
+            sources,
             bias,
             scale,
-            residual_factor: of.residual_factor().unwrap_or(0.0),
-            signed,
-            range: [lowest, if signed.y { 127.0 } else { 255.0 }],
+            range: [lowest, if y.signed { 127.0 } else { 255.0 }],
         }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[u8], residual: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+    /// Computes one image; `second` is the residual, or what the second convolution reads.
+    pub fn run(&self, x: &[u8], second: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) {
+        assert_eq!(y.len(), self.y.elems());
+        let (of_sources, residual) = match self.residual {
+            Some(_) => ([Some(x), None], second),
+            None => ([Some(x), second], None),
+        };
         assert!(residual.is_none_or(|residual| residual.len() == y.len()));
-        conv(self.isa, self, x, residual, y, scratch);
+        for (source, x) in self.sources.iter().zip(of_sources) {
+            assert_eq!(x.map(<[u8]>::len), Some(source.x.shape.elems()));
+        }
+        conv(self.isa, self, of_sources, residual, y, scratch);
     }
 
     /// The results of a pixel's sums.
@@ -99,12 +121,12 @@ impl Conv2dS8 {
         let [low, high] = self.range;
         let byte = |value: f32| value.clamp(low, high).round_ties_even() as i32 as u8;
         let scaled = sums.iter().zip(&self.scale).map(|(sum, scale)| *sum as f32 * scale);
-        match residual {
+        match residual.zip(self.residual) {
             None => y.iter_mut().zip(scaled).for_each(|(y, value)| *y = byte(value)),
-            Some(residual) => {
+            Some((residual, (factor, signed))) => {
                 for ((y, value), &added) in y.iter_mut().zip(scaled).zip(residual) {
-                    let added = if self.signed.residual { f32::from(added as i8) } else { f32::from(added) };
-                    *y = byte(added.mul_add(self.residual_factor, value));
+                    let added = if signed { f32::from(added as i8) } else { f32::from(added) };
+                    *y = byte(added.mul_add(factor, value));
                 }
             }
         }
@@ -112,32 +134,60 @@ impl Conv2dS8 {
 }
 
 vectorized! {
-    fn conv(conv: &Conv2dS8, x: &[u8], residual: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) = conv_body
+    fn conv(
+        conv: &Conv2dS8,
+        xs: [Option<&[u8]>; 2],
+        residual: Option<&[u8]>,
+        y: &mut [u8],
+        scratch: &mut [f32],
+    ) = conv_body
 }
 
 #[inline(always)]
-fn conv_body<const FMA: bool>(conv: &Conv2dS8, x: &[u8], residual: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) {
+fn conv_body<const FMA: bool>(
+    conv: &Conv2dS8,
+    xs: [Option<&[u8]>; 2],
+    residual: Option<&[u8]>,
+    y: &mut [u8],
+    scratch: &mut [f32],
+) {
     let (pixels, k_out, channels) = (conv.y.pixels(), conv.y.channels, conv.bias.len());
-    let (terms, sums) = scratch.split_at_mut(BLOCK.min(pixels) * conv.depth);
+    let deepest = conv.sources.iter().map(|source| source.depth).max().expect("a sum has a source");
+    let (terms, sums) = scratch.split_at_mut(BLOCK.min(pixels) * deepest);
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums); // [BLOCK][channels]
     for first in (0..pixels).step_by(BLOCK) {
         let block = first..pixels.min(first + BLOCK);
         sums.chunks_exact_mut(channels).for_each(|sums| sums.copy_from_slice(&conv.bias));
-        for start in (0..conv.k_gemm).step_by(conv.depth) {
-            let depth = start..conv.k_gemm.min(start + conv.depth);
-            if conv.signed.x {
-                conv.taps.gather(x, block.clone(), &depth, terms, |byte| f32::from(byte as i8));
-            } else {
-                conv.taps.gather(x, block.clone(), &depth, terms, f32::from);
-            }
-            for (index, panel) in conv.panels.chunks_exact(conv.k_gemm).enumerate() {
-                let sums = &mut sums[index * LANES..];
-                add_panel::<FMA>(&panel[depth.clone()], block.len(), terms, sums, channels);
-            }
+        for (source, x) in conv.sources.iter().zip(xs.into_iter().flatten()) {
+            add_source::<FMA>(source, x, &block, terms, sums, channels);
         }
         for (pixel, sums) in block.zip(sums.chunks_exact(channels)) {
             let at = pixel * k_out..(pixel + 1) * k_out;
             conv.requantise(&sums[..k_out], residual.map(|residual| &residual[at.clone()]), &mut y[at.clone()]);
+        }
+    }
+}
+
+/// Adds a convolution's products of a block of pixels to their sums.
+#[inline(always)]
+fn add_source<const FMA: bool>(
+    source: &Source,
+    x: &[u8],
+    block: &Range<usize>,
+    terms: &mut [f32],
+    sums: &mut [i32],
+    channels: usize,
+) {
+    for start in (0..source.k_gemm).step_by(source.depth) {
+        let depth = start..source.k_gemm.min(start + source.depth);
+        if source.x.signed {
+            source.taps.gather(x, block.clone(), &depth, terms, |byte| f32::from(byte as i8));
+        } else {
+            source.taps.gather(x, block.clone(), &depth, terms, f32::from);
+        }
+        for (index, panel) in source.panels.chunks_exact(source.k_gemm).enumerate() {
+            let sums = &mut sums[index * LANES..];
+            add_panel::<FMA>(&panel[depth.clone()], block.len(), terms, sums, channels);
         }
     }
 }

@@ -12,12 +12,14 @@ mod emit;
 mod global_avg_pool;
 mod linear;
 mod mean;
+mod mean_s8;
 mod network;
 mod normalize;
 mod pool;
 mod pool2d;
 mod probe;
 mod simd;
+mod stem_s8;
 mod taps;
 mod target;
 #[cfg(test)]

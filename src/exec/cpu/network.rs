@@ -5,19 +5,21 @@ use std::ops::Range;
 use super::add::Add;
 use super::conv2d_depthwise::Conv2dDepthwise;
 use super::conv2d_fprop::{Conv2dFprop, scratch_of};
-use super::conv2d_s8::{self, Conv2dS8, Signed};
+use super::conv2d_s8::{self, Conv2dS8, Image};
 use super::convert::{Dequantize, Quantize};
 use super::emit;
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
+use super::mean_s8::MeanS8;
 use super::normalize::Normalize;
 use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
+use super::stem_s8::{StemS8, scratch_of_stem};
 use super::target::Target;
 use crate::error::Error;
-use crate::model::{Model, byte_filter, fold_conv, read_linear};
-use crate::plan::{Place, Plan, Step, StepOp, TensorId};
-use crate::tensor::{Dtype, OutputKind};
+use crate::model::{Model, fold_conv, read_linear};
+use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp, TensorId};
+use crate::tensor::{Dtype, OutputKind, Shape};
 
 /// A network made ready.
 pub(super) struct Images {
@@ -39,6 +41,8 @@ enum Kernel {
     Normalize(Normalize),
     Conv(Box<Conv2dFprop>),
     ConvS8(Box<Conv2dS8>),
+    StemS8(Box<StemS8>),
+    MeanS8(MeanS8),
     Quantize(Quantize),
     Dequantize(Box<Dequantize>),
     Depthwise(Box<Conv2dDepthwise>),
@@ -85,6 +89,7 @@ impl Images {
         for (index, step) in self.steps.iter().enumerate() {
             match &step.kernel {
                 Kernel::Normalize(kernel) => kernel.run(x, floats_mut(&mut arena[step.output.clone()])),
+                Kernel::StemS8(kernel) => kernel.run(x, &mut arena[step.output.clone()], scratch),
                 Kernel::Emit(output) => emit::run(*output, floats(&arena[step.inputs[0].clone()]), y),
                 kernel => kernel.run_between(step, arena, scratch),
             }
@@ -111,6 +116,7 @@ impl Kernel {
         match self {
             Self::Conv(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y), scratch),
             Self::ConvS8(kernel) => kernel.run(x, second, y, scratch),
+            Self::MeanS8(kernel) => kernel.run(x, floats_mut(y)),
             Self::Quantize(kernel) => kernel.run(floats(x), y),
             Self::Dequantize(kernel) => kernel.run(x, floats_mut(y)),
             Self::Depthwise(kernel) => kernel.run(floats(x), floats_mut(y)),
@@ -118,7 +124,7 @@ impl Kernel {
             Self::GlobalAvgPool(kernel) => kernel.run(floats(x), floats_mut(y)),
             Self::Linear(kernel) => kernel.run(floats(x), floats_mut(y)),
             Self::Add(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y)),
-            Self::Normalize(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
+            Self::Normalize(_) | Self::StemS8(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
         }
     }
 }
@@ -147,8 +153,9 @@ pub(super) fn weight_bytes(plan: &Plan) -> [u64; 2] {
             let channels = conv.out_channels as u64;
             step.weight_bytes / channels * channels.next_multiple_of(LANES as u64)
         }
-        StepOp::QuantizedConv(of) => {
-            let channels = of.conv.out_channels as u64;
+        StepOp::QuantizedConv(QuantizedConv { conv, .. })
+        | StepOp::QuantizedStem(QuantizedStem { stem: Stem { conv, .. }, .. }) => {
+            let channels = conv.out_channels as u64;
             let bytes = size_of::<f32>() as u64 * step.weight_bytes; // a filter's are kept as floats
             bytes / channels * channels.next_multiple_of(LANES as u64)
         }
@@ -166,9 +173,10 @@ fn scratch_elems(plan: &Plan) -> usize {
             scratch_of(conv, x, y)
         }
         StepOp::QuantizedConv(of) => {
-            let [x, y] = [step.inputs[0], step.outputs[0]].map(|id| plan.tensors[id.0].shape);
-            conv2d_s8::scratch_of(&of.conv, x, y)
+            let inputs: Vec<Shape> = step.inputs.iter().map(|id| plan.tensors[id.0].shape).collect();
+            conv2d_s8::scratch_of(of, &inputs, plan.tensors[step.outputs[0].0].shape)
         }
+        StepOp::QuantizedStem(of) => scratch_of_stem(of, plan.tensors[step.inputs[0].0].shape),
         _ => 0,
     };
     plan.steps.iter().map(of_step).max().unwrap_or(0)
@@ -178,6 +186,7 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.outputs[0].0].shape);
     let target = target(plan, step.outputs[0]);
     let is_signed = |id: TensorId| plan.tensors[id.0].dtype == Dtype::I8;
+    let image = |id: TensorId| Image { shape: plan.tensors[id.0].shape, signed: is_signed(id) };
     Ok(match &step.op {
         StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
@@ -186,14 +195,16 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
             Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, target).into())
         }
         StepOp::QuantizedConv(of) => {
-            let weights = byte_filter(model.weights(), &of.conv, x.channels, of.scales())?;
-            let signed = Signed {
-                x: is_signed(step.inputs[0]),
-                residual: step.inputs.get(1).is_some_and(|&id| is_signed(id)),
-                y: is_signed(step.outputs[0]),
-            };
-            Kernel::ConvS8(Conv2dS8::new(isa, of, weights, [x, y], signed).into())
+            let inputs: Vec<Image> = step.inputs.iter().map(|&id| image(id)).collect();
+            let weights =
+                step.op.byte_filter(model.weights(), &inputs.iter().map(|x| x.shape.channels).collect::<Vec<_>>())?;
+            Kernel::ConvS8(Conv2dS8::new(isa, of, weights, &inputs, image(step.outputs[0])).into())
         }
+        StepOp::QuantizedStem(of) => {
+            let weights = step.op.byte_filter(model.weights(), &[x.channels])?;
+            Kernel::StemS8(StemS8::new(isa, of, weights, x, image(step.outputs[0])).into())
+        }
+        StepOp::QuantizedMean(scale) => Kernel::MeanS8(MeanS8::new(*scale, image(step.inputs[0]))),
         StepOp::Quantize(scale) => Kernel::Quantize(Quantize::new(isa, *scale, is_signed(step.outputs[0]))),
         StepOp::Dequantize(scale) => {
             Kernel::Dequantize(Dequantize::new(*scale, is_signed(step.inputs[0]), target).into())

@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::steps::Operands;
-use super::{LAUNCHERS, mean, mean_s8, sm90_stem_s8};
+use super::{LAUNCHERS, mean};
 use crate::error::Error;
 
 /// What launches a kernel of `crate::plan::kernels`.
@@ -46,11 +46,11 @@ impl Entry {
     }
 }
 
-/// All entry points: those of steps, that of the mean of several models, and those of operations by themselves.
+/// All entry points: those of steps, and that of the mean of several models.
 pub(crate) fn entries() -> Vec<Entry> {
     let of_steps = LAUNCHERS.iter().flat_map(|launcher| launcher.entries());
     let of_mean = Entry::flat("mean", &[mean::ENTRY], mean::THREADS);
-    of_steps.chain(of_mean).chain(mean_s8::entries()).chain(sm90_stem_s8::entries()).collect()
+    of_steps.chain(of_mean).collect()
 }
 
 /// An argument struct as the kernel's source has it.
@@ -97,11 +97,7 @@ pub(super) mod tests {
     fn structs() -> Vec<(&'static str, Arguments)> {
         let of_steps = LAUNCHERS.iter().flat_map(|l| l.arguments().into_iter().map(|found| (l.name(), found)));
         let mean = Arguments::of::<mean::MeanArgs>("mean.cu", "MeanArgs", mean::MeanArgs::FIELDS);
-        let fields = sm90_stem_s8::StemS8Args::FIELDS;
-        let stem = Arguments::of::<sm90_stem_s8::StemS8Args>("sm90_stem_s8.cu", "StemS8Args", fields);
-        let mean_s8 = Arguments::of::<mean_s8::MeanS8Args>("mean_s8.cu", "MeanS8Args", mean_s8::MeanS8Args::FIELDS);
-        let alone = [("mean_s8", mean_s8), ("sm90_stem_s8", stem)];
-        of_steps.chain([("mean", mean)]).chain(alone).collect()
+        of_steps.chain([("mean", mean)]).collect()
     }
 
     /// Bytes of each module's argument.

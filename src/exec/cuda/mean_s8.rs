@@ -1,9 +1,13 @@
 //! Launches of `kernels/mean_s8.cu`.
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
+use super::steps::{Operands, stored};
 use crate::error::Error;
-use crate::tensor::Shape;
+use crate::plan::{StepOp, mean_factor};
+use crate::tensor::{Dtype, Shape};
 
 kernel_args! {
     /// `MeanS8Args`.
@@ -47,9 +51,29 @@ const ENTRY: &str = "sm80_mean_s8";
 /// So that sums fit 32 bits.
 const MOST_PIXELS: usize = 1 << 23;
 
-/// Its entry point.
-pub(super) fn entries() -> Vec<Entry> {
-    Entry::flat("mean_s8", &[ENTRY], THREADS)
+/// Means over all pixels of bytes.
+pub(super) struct MeanS8;
+
+impl Launcher for MeanS8 {
+    fn name(&self) -> &'static str {
+        "mean_s8"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        Entry::flat("mean_s8", &[ENTRY], THREADS)
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let StepOp::QuantizedMean(scale) = *step.op() else { return Err(step.wrong_kernel()) };
+        let ((x, _, y), input) = (step.pointers(), stored(step.x()));
+        let (x_signed, scale) = (step.x().dtype == Dtype::I8, mean_factor(scale, input));
+        launch(&S8MeanProblem { batch: step.batch(), input, x, x_signed, scale, y })
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<MeanS8Args>("mean_s8.cu", "MeanS8Args", MeanS8Args::FIELDS)]
+    }
 }
 
 /// The launch of `problem`.

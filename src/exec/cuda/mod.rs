@@ -3,6 +3,8 @@
 mod add;
 mod alone;
 mod attention_run;
+#[cfg(test)]
+mod bytes_tests;
 mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
@@ -84,6 +86,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &global_avg_pool::GlobalAvgPool,
     &linear::Linear,
     &loops::Loops,
+    &mean_s8::MeanS8,
     &normalize::Normalize,
     &pool2d::Pool2d,
     &sm90_attention::Sm90Attention,
@@ -97,6 +100,7 @@ static LAUNCHERS: &[&dyn Launcher] = &[
     &sm90_product::Sm90Product,
     &sm90_row_norm::Sm90RowNorm,
     &sm90_stem::Sm90Stem,
+    &sm90_stem_s8::Sm90StemS8,
     &sm90_tail::Sm90Tail,
     #[cfg(test)]
     &toy::Toy,

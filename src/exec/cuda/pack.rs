@@ -8,10 +8,10 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::error::Error;
-use crate::model::{Conv2d, ConvScales, Linear, Model, byte_filter, fold_conv, read_linear};
-use crate::plan::packing::{FilterOrder, PackedSum, Packing};
+use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
+use crate::plan::packing::{ByteWeights, FilterOrder, PackedSum, Packing};
 use crate::plan::work::Weights;
-use crate::plan::{Constant, Plan, Step, kernels};
+use crate::plan::{Constant, Plan, Step, StepOp, kernels};
 use crate::sync::{Mutex, lock, start};
 use crate::tensor::Dtype;
 
@@ -38,8 +38,8 @@ struct Source {
     dims: [usize; 3],
     /// Output channels as they are stored, and input channels.
     stored: [usize; 2],
-    /// What it is rounded to bytes for, if it is.
-    scales: Option<ConvScales>,
+    /// The step that it is rounded to bytes for, if it is, and the channels of what that reads.
+    bytes: Option<(StepOp, Vec<usize>)>,
 }
 
 /// What a layer computes.
@@ -78,7 +78,8 @@ impl Source {
             Weights::Conv(conv) => LayerOp::Conv(conv.clone()),
             Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
-        Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()], scales: packing.scales }
+        let bytes = packing.bytes.as_ref().map(|of| (of.op.clone(), of.channels.clone()));
+        Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()], bytes }
     }
 }
 
@@ -253,8 +254,8 @@ fn sums<'a>(plan: &Plan, step: &'a Step) -> Result<Vec<PackedSum<'a>>, Error> {
 
 /// Writes a filter at the start of `target`, which is zeros before or the same; gives the bias.
 fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Result<Vec<f32>, Error> {
-    if let Some(scales) = packing.scales {
-        return fill_bytes(model, packing, scales, target);
+    if let Some(of) = &packing.bytes {
+        return fill_bytes(model, packing, of, target);
     }
     let [k, c, taps] = packing.dims();
     let (filter, bias) = match packing.layer.weights {
@@ -290,19 +291,24 @@ fn fill_filter(model: &Model, packing: &Packing<'_>, target: &mut [u8]) -> Resul
     Ok(bias)
 }
 
-/// The same in bytes, with biases and scales behind; they are in no other place.
-fn fill_bytes(model: &Model, packing: &Packing<'_>, scales: ConvScales, target: &mut [u8]) -> Result<Vec<f32>, Error> {
-    let Weights::Conv(conv) = packing.layer.weights else { unreachable!("only convolutions are packed in bytes") };
+/// The same in bytes, with biases and scales behind the first filter of a sum; they are in no other place.
+fn fill_bytes(
+    model: &Model,
+    packing: &Packing<'_>,
+    of: &ByteWeights<'_>,
+    target: &mut [u8],
+) -> Result<Vec<f32>, Error> {
     let [k, c, taps] = packing.dims();
-    let bytes = byte_filter(model.weights(), conv, c, scales)?;
-    for (at, &value) in bytes.filter.iter().enumerate() {
+    let bytes = of.op.byte_filter(model.weights(), &of.channels)?;
+    for (at, &value) in bytes.filters[of.index].iter().enumerate() {
         let [of_k, of_c, tap] = [at / (c * taps), at / taps % c, at % taps];
         target[packing.index(of_k, of_c, tap)] = value as u8;
     }
-    let behind = packing.bias_behind().expect("biases lie behind filters of bytes");
-    let (biases, factors) = target[behind..packing.bytes()].split_at_mut(k * size_of::<i32>());
-    biases.copy_from_slice(bytemuck::cast_slice(&bytes.bias));
-    factors.copy_from_slice(bytemuck::cast_slice(&bytes.scale));
+    if let Some(behind) = packing.bias_behind() {
+        let (biases, factors) = target[behind..packing.bytes()].split_at_mut(k * size_of::<i32>());
+        biases.copy_from_slice(bytemuck::cast_slice(&bytes.bias));
+        factors.copy_from_slice(bytemuck::cast_slice(&bytes.scale));
+    }
     Ok(Vec::new())
 }
 

@@ -5,10 +5,10 @@ use half::f16;
 
 use super::alone::{Alone, check_lengths};
 use super::mean_s8::{self, S8MeanProblem};
-use super::sm90_stem_s8::{self, S8StemProblem, TAPS, packed_stem};
+use super::sm90_stem_s8::{self, S8StemProblem, packed_stem};
 use crate::device::Device;
 use crate::error::Error;
-use crate::plan::{S8Stem, StemTile};
+use crate::plan::{S8Stem, STEM_TAPS, StemTile};
 use crate::tensor::Shape;
 
 /// A network's first layers of bytes and their operands, in host memory.
@@ -56,7 +56,7 @@ impl S8StemRun {
         let channels = stem.output.channels;
         check_lengths([
             ("x", x.len(), stem.batch.checked_mul(row_pitch)),
-            ("filter", filter.len(), Some(channels * TAPS * TAPS * 3)),
+            ("filter", filter.len(), Some(channels * STEM_TAPS * STEM_TAPS * 3)),
             ("bias", bias.len(), Some(channels)),
             ("scale", scale.len(), Some(channels)),
             ("result", result.0.len(), stem.batch.checked_mul(stem.output.elems()).map(|values| values + result_at)),

@@ -11,7 +11,7 @@ use super::sm90_requantise::S8Output;
 use super::steps::{Operands, stored};
 use crate::device::cuda::{TensorMap, Windows};
 use crate::error::Error;
-use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, Kernel, S8Conv, S8Kernel, S8Tile, StepOp};
+use crate::plan::{CHUNK_PIXELS, FILTER_ORDER, JoinedBytes, Kernel, S8Conv, S8Kernel, S8Tile, StepOp};
 use crate::tensor::{Activation, Dtype};
 
 kernel_args! {
@@ -151,11 +151,15 @@ impl S8Problem {
         let (window, activation) = (of.conv.window, of.conv.activation);
         let (input, output) = (stored(step.x()), stored(step.y()));
         let conv = S8Conv { batch: step.batch(), input, output, window };
-        let (x, residual, y) = step.pointers();
+        let (x, other, y) = step.pointers();
         let is_signed = |dtype| dtype == Dtype::I8;
-        let residual = residual.zip(of.residual_factor()).map(|(address, scale)| {
+        let residual = other.zip(of.residual_factor()).map(|(address, scale)| {
             let signed = is_signed(step.input(1).dtype);
             S8Residual { address, signed, scale }
+        });
+        let second = other.zip(of.joined.as_deref()).map(|(x, JoinedBytes { of, .. })| {
+            let conv = S8Conv { input: stored(step.input(1)), window: of.conv.window, ..conv };
+            S8Second { conv, x, filter: step.filter(&of.name) }
         });
         let filter = step.filter(step.name());
         let bias = filter + (output.channels * conv.products()) as u64;
@@ -164,7 +168,7 @@ impl S8Problem {
             x,
             x_signed: is_signed(step.x().dtype),
             filter,
-            second: None,
+            second,
             bias,
             scale: bias + (output.channels * size_of::<i32>()) as u64,
             residual,

@@ -2,13 +2,17 @@
 
 use bytemuck::Zeroable;
 
-use super::entries::Entry;
+#[cfg(test)]
+use super::entries::Arguments;
+use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::sm90_conv2d_fprop::int;
 use super::sm90_requantise::S8Output;
 use super::sm90_stem::{STAGES, THREADS};
+use super::steps::Operands;
 use crate::error::Error;
-use crate::plan::{S8Stem, STEM_FILTER_BYTES, StemTile, stem_filter_index};
+use crate::plan::{Kernel, S8Stem, STEM_FILTER_BYTES, STEM_TAPS, StemTile, StepOp, stem_filter_index};
+use crate::tensor::{Activation, Dtype};
 
 kernel_args! {
     /// `StemS8Args`.
@@ -43,9 +47,47 @@ kernel_args! {
 const ENTRY: &str = "sm90_stem_u8_7x7_pool_112";
 const COLUMNS: usize = 112;
 
-/// Its entry point.
-pub(super) fn entries() -> Vec<Entry> {
-    vec![Entry { module: "sm90_stem_s8", name: ENTRY, threads: THREADS, shared_bytes: SHARED_BYTES as u32, cluster: 1 }]
+/// A network's first layers from bytes to bytes.
+pub(super) struct Sm90StemS8;
+
+impl Launcher for Sm90StemS8 {
+    fn name(&self) -> &'static str {
+        "sm90_stem_s8"
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        let (threads, shared_bytes) = (THREADS, SHARED_BYTES as u32);
+        vec![Entry { module: "sm90_stem_s8", name: ENTRY, threads, shared_bytes, cluster: 1 }]
+    }
+
+    fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
+        let (StepOp::QuantizedStem(of), Kernel::Sm90StemS8(tile), Some(stem)) =
+            (step.op(), step.kernel(), S8Stem::of(&step.work()))
+        else {
+            return Err(step.wrong_kernel());
+        };
+        let (x, _, y) = step.pointers();
+        let filter = step.filter(step.name());
+        let bias = filter + STEM_FILTER_BYTES as u64;
+        let problem = S8StemProblem {
+            stem,
+            x,
+            row_pitch: step.input_rows().row_pitch,
+            outside: of.outside(),
+            filter,
+            bias,
+            scale: bias + (stem.output.channels * size_of::<i32>()) as u64,
+            y,
+            y_signed: step.y().dtype == Dtype::I8,
+            relu: of.stem.conv.activation != Activation::None,
+        };
+        launch(&problem, tile)
+    }
+
+    #[cfg(test)]
+    fn arguments(&self) -> Vec<Arguments> {
+        vec![Arguments::of::<StemS8Args>("sm90_stem_s8.cu", "StemS8Args", StemS8Args::FIELDS)]
+    }
 }
 
 /// Dynamic shared memory of a block: three lines of image rows for each stage and the three before the first, the first line
@@ -80,16 +122,13 @@ pub(crate) struct S8StemProblem {
 /// Filters [K][7][7][3], of up to 64 channels, as the kernel takes them.
 pub(crate) fn packed_stem(filter: &[i8]) -> Vec<i8> {
     let mut packed = vec![0; STEM_FILTER_BYTES];
-    for (channel, taps) in filter.chunks_exact(TAPS * TAPS * 3).enumerate() {
+    for (channel, taps) in filter.chunks_exact(STEM_TAPS * STEM_TAPS * 3).enumerate() {
         for (at, weight) in taps.iter().enumerate() {
-            packed[stem_filter_index([at / 3 / TAPS, at / 3 % TAPS, at % 3], channel)] = *weight;
+            packed[stem_filter_index([at / 3 / STEM_TAPS, at / 3 % STEM_TAPS, at % 3], channel)] = *weight;
         }
     }
     packed
 }
-
-/// Of the filter along each axis.
-pub(crate) const TAPS: usize = 7;
 
 /// The launch of `problem` in tiles of `tile`.
 pub(crate) fn launch(problem: &S8StemProblem, tile: StemTile) -> Result<Launch, Error> {

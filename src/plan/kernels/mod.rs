@@ -14,6 +14,7 @@ mod sm90_linear;
 mod sm90_product;
 mod sm90_row_norm;
 mod sm90_stem;
+mod sm90_stem_s8;
 mod sm90_tail;
 #[cfg(test)]
 mod toy;
@@ -25,10 +26,10 @@ use super::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use super::packing::PackedSum;
 use super::work::{Operand, Work};
-use super::{AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, S8Kernel, StepOp};
+use super::{AttentionKernel, Choices, Family, Limits, ProductKernel, QuantizedConv, Request, S8Kernel, StepOp, bytes};
 use crate::error::Error;
-use crate::model::{Conv2d, NodeId};
-use crate::tensor::{Dtype, Shape};
+use crate::model::{ByteWork, NodeId};
+use crate::tensor::Dtype;
 
 pub(crate) use conv_shape::{ConvShape, check as check_sm90};
 pub use conv2d_fprop::ConvTile;
@@ -117,6 +118,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &linear::Linear,
     &sm90_linear::Sm90Linear,
     &sm90_stem::Sm90Stem,
+    &sm90_stem_s8::Sm90StemS8,
     &sm90_tail::Sm90Tail,
     &sm90_product::Sm90Product,
     &sm90_attention::Sm90Attention,
@@ -124,6 +126,7 @@ pub(crate) static KERNELS: &[&dyn KernelDef] = &[
     &without_tiles::NORMALIZE,
     &without_tiles::POOL2D,
     &without_tiles::GLOBAL_AVG_POOL,
+    &without_tiles::MEAN_S8,
     &without_tiles::ADD,
     &without_tiles::CONVERT,
     &without_tiles::EMIT,
@@ -154,12 +157,19 @@ pub(super) fn variants(work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
     able.flat_map(|def| def.variants(work, limits)).collect()
 }
 
-/// Whether a kernel computes this convolution of bytes, from one shape to another.
-pub(super) fn take_bytes(conv: &Conv2d, shapes: [Shape; 2], limits: &Limits) -> bool {
-    let op = QuantizedConv { conv: conv.clone(), input_scale: 1.0, residual_scale: None, output_scale: 1.0 };
-    let [input, output] = shapes.map(|shape| Operand::activations(shape, Dtype::U8, limits.family));
-    let (op, inputs, outputs) = (StepOp::QuantizedConv(op), vec![input], vec![output]);
-    !variants(&Work { name: &conv.filter, op: &op, batch: 1, inputs, outputs }, limits).is_empty()
+/// Whether a kernel computes this in bytes.
+pub(super) fn take_bytes(of: &ByteWork<'_>, request: &Request<'_>) -> bool {
+    let (op, shapes) = match *of {
+        ByteWork::Conv(conv, shapes) => (StepOp::QuantizedConv(QuantizedConv::plain(conv)), shapes),
+        ByteWork::First { conv, pool, shapes: [image, between, result] } => {
+            let stem = bytes::stem(conv, pool, between, 1.0, request);
+            let Some(stem) = stem else { return false };
+            (StepOp::QuantizedStem(stem), [image, result])
+        }
+    };
+    let [input, output] = shapes.map(|shape| Operand::activations(shape, Dtype::U8, request.limits.family));
+    let (inputs, outputs) = (vec![input], vec![output]);
+    !variants(&Work { name: "in bytes", op: &op, batch: 1, inputs, outputs }, request.limits).is_empty()
 }
 
 /// The one that takes the fewest clocks, the first of those that take as many; one without a model if there is no other.
@@ -232,6 +242,8 @@ pub enum Kernel {
     Sm90Chain(ChainTile),
     /// The sm90 kernel of a network's first layers with a tile.
     Sm90Stem(StemTile),
+    /// The same from bytes to bytes.
+    Sm90StemS8(StemTile),
     /// The sm90 depthwise convolution with a tile.
     Sm90Depthwise(DepthwiseTile),
     /// The same, computing the 1x1 convolution too whose result it reads.
@@ -275,6 +287,7 @@ impl Kernel {
             Self::Sm90S8(_)
             | Self::Sm90Chain(_)
             | Self::Sm90Stem(_)
+            | Self::Sm90StemS8(_)
             | Self::Sm90Depthwise(_)
             | Self::Sm90Expand(_)
             | Self::Sm90Linear(_)
@@ -308,6 +321,7 @@ impl fmt::Display for Kernel {
             Self::Hand => write!(f, "by hand"),
             Self::Sm90Chain(tile) => write!(f, "sm90 chain {tile}"),
             Self::Sm90Stem(tile) => write!(f, "sm90 stem {tile}"),
+            Self::Sm90StemS8(tile) => write!(f, "sm90 s8 stem {tile}"),
             Self::Sm90Depthwise(tile) => write!(f, "sm90 depthwise {tile}"),
             Self::Sm90Expand(tile) => write!(f, "sm90 expand {tile}"),
             Self::Sm90Linear(tile) => write!(f, "sm90 linear {tile}"),

@@ -3,10 +3,12 @@
 use super::sm90_conv2d_halo::CHANNELS as HALO_CHANNELS;
 use super::{HaloTile, Kernel, KernelDef, Variant, not_a_choice};
 use crate::error::Error;
+use crate::model::{Conv2d, NodeId};
+use crate::plan::context::{Context, Match};
 #[cfg(feature = "cuda")]
-use crate::plan::packing::{self, PackedSum};
-use crate::plan::work::Work;
-use crate::plan::{Limits, QuantizedConv, S8Conv, S8Kernel, S8Tile, StepOp};
+use crate::plan::packing::{self, FilterOrder, PackedSum};
+use crate::plan::work::{Operand, Work};
+use crate::plan::{Limits, S8Conv, S8Kernel, S8Tile, StepOp, bytes};
 use crate::tensor::Dtype;
 
 /// A kernel for convolutions of bytes.
@@ -28,7 +30,7 @@ impl KernelDef for Sm90Conv2dS8 {
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
-        layer(work).is_some()
+        sum(work).is_some()
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -36,50 +38,67 @@ impl KernelDef for Sm90Conv2dS8 {
     }
 
     fn variants(&self, work: &Work<'_>, limits: &Limits) -> Vec<Variant> {
-        let Some(layer) = layer(work) else { return Vec::new() };
-        let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&layer, kernel, limits)) };
-        layer.kernels(limits).into_iter().map(of).filter(|variant| self.has(variant.kernel)).collect()
+        let Some(sum) = sum(work) else { return Vec::new() };
+        let of = |kernel| Variant { kernel: Kernel::Sm90S8(kernel), clocks: Some(clocks(&sum, kernel, limits)) };
+        kernels(&sum, limits).map(of).filter(|variant| self.has(variant.kernel)).collect()
     }
 
     fn check(&self, work: &Work<'_>, kernel: Kernel, limits: &Limits) -> Result<(), Error> {
-        let layer = layer(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
-        layer.check()?;
-        let is_one = layer.kernels(limits).into_iter().any(|of| Kernel::Sm90S8(of) == kernel);
+        let sum = sum(work).ok_or_else(|| not_a_choice(work.name, kernel))?;
+        sum[0].check()?;
+        let is_one = kernels(&sum, limits).any(|of| Kernel::Sm90S8(of) == kernel);
         if is_one { Ok(()) } else { Err(not_a_choice(work.name, kernel)) }
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        if self.is_halo { Ok(Vec::new()) } else { Ok(bytes::joined(context, at)?.into_iter().collect()) }
     }
 
     #[cfg(feature = "cuda")]
     fn packing<'a>(&self, work: &Work<'a>) -> Vec<PackedSum<'a>> {
-        packing::in_bytes(work)
+        packing::in_bytes(work, FilterOrder::Bytes)
     }
 }
 
-/// The convolution of bytes that a step computes; none if it computes something else.
-fn layer(work: &Work<'_>) -> Option<S8Conv> {
-    let StepOp::QuantizedConv(QuantizedConv { conv, .. }) = work.op else { return None };
+/// The convolutions of bytes whose products go into a step's sums; none if it computes something else.
+fn sum(work: &Work<'_>) -> Option<Vec<S8Conv>> {
+    let StepOp::QuantizedConv(of) = work.op else { return None };
     let mut operands = work.inputs.iter().chain(&work.outputs);
     let is_in_bytes = operands.all(|operand| matches!(operand.dtype, Dtype::U8 | Dtype::I8));
-    let (input, output) = (work.inputs[0].stored(), work.outputs[0].stored());
-    is_in_bytes.then_some(S8Conv { batch: work.batch, input, output, window: conv.window })
+    let (batch, output) = (work.batch, work.outputs[0].stored());
+    let conv = |((conv, _), input): ((&Conv2d, _), &Operand)| {
+        let (input, window) = (input.stored(), conv.window);
+        S8Conv { batch, input, output, window }
+    };
+    is_in_bytes.then(|| of.convs().zip(&work.inputs).map(conv).collect())
+}
+
+/// The kernels that compute a sum.
+fn kernels(sum: &[S8Conv], limits: &Limits) -> impl Iterator<Item = S8Kernel> {
+    let (first, others) = sum.split_first().expect("a step has a convolution");
+    let (is_alone, fits) = (others.is_empty(), others.iter().all(|other| first.check_sum(other).is_ok()));
+    first.kernels(limits).into_iter().filter(move |kernel| is_alone || (fits && *kernel != S8Kernel::Halo))
 }
 
 /// Clocks of the busiest multiprocessor.
-fn clocks(layer: &S8Conv, kernel: S8Kernel, limits: &Limits) -> f64 {
+fn clocks(sum: &[S8Conv], kernel: S8Kernel, limits: &Limits) -> f64 {
     match kernel {
-        S8Kernel::Tiled { tile, pair } => tiled_clocks(layer, tile, pair, limits),
-        S8Kernel::Halo => halo_clocks(layer, limits),
+        S8Kernel::Tiled { tile, pair } => tiled_clocks(sum, tile, pair, limits),
+        S8Kernel::Halo => halo_clocks(&sum[0], limits),
     }
 }
 
 /// Blocks that share a multiprocessor take turns at its tensor cores, and one's results are stored during the products of
 /// the other.
-fn tiled_clocks(layer: &S8Conv, tile: S8Tile, pair: bool, limits: &Limits) -> f64 {
+fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pair: bool, limits: &Limits) -> f64 {
+    let layer = &sum[0];
     let Some(pipeline) = tile.pipeline() else { return f64::INFINITY };
     let S8Tile { pixels, channels, row_bytes } = tile;
     let [sharing, blocks] = [if pair { 2 } else { 1 }, pipeline.blocks];
     let pixel_tiles = (layer.batch * layer.output.pixels()).div_ceil(pixels * sharing) * sharing;
     let tiles = pixel_tiles * layer.output.channels.div_ceil(channels);
-    let steps = layer.window.size.iter().product::<usize>() * layer.input.channels.div_ceil(row_bytes);
+    let steps_of = |of: &S8Conv| of.window.size.iter().product::<usize>() * of.input.channels.div_ceil(row_bytes);
+    let steps: usize = sum.iter().map(steps_of).sum();
     let area = (pixels * channels) as f64;
     let copied = ((channels / sharing + pixels) * row_bytes) as f64 / BYTES_A_CLOCK;
     let step = (area * row_bytes as f64 / PRODUCTS_A_CLOCK).max(copied);
@@ -129,23 +148,27 @@ mod tests {
             output: Shape::new(side, side, channels[1]),
             window,
         };
-        let three = Window::square(3, 1, 1);
+        let (three, shortcut) = (Window::square(3, 1, 1), Window::square(1, 2, 0));
         let measured = [
-            (of(56, 1, [64, 64], three), 41.3),
-            (of(28, 1, [128, 128], three), 46.3),
-            (of(28, 1, [128, 512], single), 65.2),
-            (of(14, 1, [256, 256], three), 40.4),
-            (of(14, 1, [256, 1024], single), 42.2),
-            (of(14, 2, [256, 256], Window::square(3, 2, 1)), 41.8),
-            (of(7, 1, [512, 512], three), 37.2),
-            (of(7, 1, [512, 2048], single), 30.0),
+            (vec![of(56, 1, [64, 64], three)], 41.3),
+            (vec![of(28, 1, [128, 128], three)], 46.3),
+            (vec![of(28, 1, [128, 512], single)], 65.2),
+            (vec![of(14, 1, [256, 256], three)], 40.4),
+            (vec![of(14, 1, [256, 1024], single)], 42.2),
+            (vec![of(14, 2, [256, 256], Window::square(3, 2, 1))], 41.8),
+            (vec![of(7, 1, [512, 512], three)], 37.2),
+            (vec![of(7, 1, [512, 2048], single)], 30.0),
+            (vec![of(56, 1, [64, 256], single), of(56, 1, [64, 256], single)], 106.3),
+            (vec![of(28, 1, [128, 512], single), of(28, 2, [256, 512], shortcut)], 75.6),
+            (vec![of(14, 1, [256, 1024], single), of(14, 2, [512, 1024], shortcut)], 62.5),
+            (vec![of(7, 1, [512, 2048], single), of(7, 2, [1024, 2048], shortcut)], 54.6),
         ];
         let limits = Limits::h200();
-        for (layer, microseconds) in measured {
-            let least = layer.kernels(&limits).into_iter().map(|kernel| clocks(&layer, kernel, &limits));
+        for (sum, microseconds) in measured {
+            let least = kernels(&sum, &limits).map(|kernel| clocks(&sum, kernel, &limits));
             let predicted = least.fold(f64::INFINITY, f64::min) / 1830.0;
             let factor = predicted / microseconds;
-            assert!((0.7..1.4).contains(&factor), "{layer:?}: {predicted} instead of {microseconds}");
+            assert!((0.7..1.4).contains(&factor), "{sum:?}: {predicted} instead of {microseconds}");
         }
     }
 
@@ -156,7 +179,8 @@ mod tests {
         let limits = Limits::h200();
         let best = |layer: &S8Conv| {
             let all = layer.kernels(&limits).into_iter();
-            all.min_by(|a, b| clocks(layer, *a, &limits).total_cmp(&clocks(layer, *b, &limits))).unwrap()
+            let clocks = |kernel| clocks(&[*layer], kernel, &limits);
+            all.min_by(|a, b| clocks(*a).total_cmp(&clocks(*b))).unwrap()
         };
         assert_eq!(best(&layer), S8Kernel::Halo);
         let tile = S8Tile { pixels: 128, channels: 128, row_bytes: 128 };

@@ -6,7 +6,7 @@ use half::f16;
 
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;
-use crate::model::{Conv2d, Node, NodeId, Op, Pad, Pool, Window};
+use crate::model::{Conv2d, NodeId, Pool, Window, overlaps_its_neighbour};
 use crate::plan::context::{ALWAYS, CHOSEN, Context, Match};
 #[cfg(feature = "cuda")]
 use crate::plan::packing::{FilterOrder, PackedSum, Packing};
@@ -44,7 +44,7 @@ impl KernelDef for Sm90Stem {
         let StepOp::Stem(stem) = work.op else { return Vec::new() };
         let order = FilterOrder::Stem(stem.layers().expect("planned for what the kernel does"));
         let layers = work.sums().into_iter().flatten();
-        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16, scales: None }).collect();
+        let filters = layers.map(|layer| Packing { layer, order, dtype: Dtype::F16, bytes: None }).collect();
         vec![PackedSum { filters, bias: None }]
     }
 }
@@ -209,12 +209,6 @@ impl Stem {
     }
 }
 
-/// Whether a pooling window is 3x3, two pixels from the next, the first one pixel out of the image.
-fn overlaps_its_neighbour(window: Window) -> bool {
-    let Window { size, stride, dilation, pad: Pad { top, left, bottom, right } } = window;
-    size == [3; 2] && stride == [2; 2] && dilation == [1; 2] && [top, left] == [1; 2] && bottom.max(right) <= 1
-}
-
 /// What the pixels along each axis of an image, of the convolution and of padding stay below.
 const MOST_PIXELS: usize = 1 << 14;
 
@@ -234,10 +228,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
         pool,
     };
     let pooled = match context.readers(at) {
-        &[reader] => match context.node(reader) {
-            Some(Node { op: Op::MaxPool(pool), .. }) => Some((Some(*pool), reader)),
-            _ => None,
-        },
+        &[reader] => context.max_pool(reader).map(|pool| (Some(*pool), reader)),
         _ => None,
     };
     // Where a maximum cannot be in it, the convolution may be alone.
@@ -286,12 +277,23 @@ fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Ke
     tiles.map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
 }
 
-/// Clocks of the busiest multiprocessor, whose blocks come in rounds of as many as it holds.
+/// Clocks of the busiest multiprocessor.
 fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limits: &Limits) -> f64 {
+    clocks_of(layers, if layers.pools { POOLED } else { APART }, batch, output, tile, limits)
+}
+
+/// The same with rows of the convolution that take so long: blocks come in rounds of as many as a multiprocessor holds.
+pub(super) fn clocks_of(
+    layers: StemLayers,
+    RowClocks { whole, column }: RowClocks,
+    batch: usize,
+    output: Shape,
+    tile: StemTile,
+    limits: &Limits,
+) -> f64 {
     let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
     let of_busiest = blocks.div_ceil(limits.units.max(1));
     let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
-    let RowClocks { whole, column } = if layers.pools { POOLED } else { APART };
     let alone = conv_rows * (whole + column * tile.columns as f64);
     let round = |blocks: usize| OF_ROUND + alone * (1.0 + (blocks - 1) as f64 * BESIDE_ANOTHER);
     let resident = layers.resident(tile.columns);
@@ -309,11 +311,12 @@ const OF_ROUND: f64 = 2000.0;
 const BESIDE_ANOTHER: f64 = 0.75;
 
 /// Clocks of a row of the convolution, of a block that is alone.
-struct RowClocks {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowClocks {
     /// However wide it is.
-    whole: f64,
+    pub(super) whole: f64,
     /// More for each column.
-    column: f64,
+    pub(super) column: f64,
 }
 
 /// Every other row and column goes out.

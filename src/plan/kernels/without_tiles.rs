@@ -1,10 +1,13 @@
 //! Kernels that come in one way and have no model: those of the CPU, and what passes over memory on a GPU.
 
 use super::{Kernel, KernelDef, Variant};
+use crate::error::Error;
+use crate::model::NodeId;
+use crate::plan::context::{Context, Match};
 #[cfg(feature = "cuda")]
 use crate::plan::packing::PackedSum;
 use crate::plan::work::Work;
-use crate::plan::{Family, Limits, StepOp};
+use crate::plan::{Family, Limits, StepOp, bytes};
 use crate::tensor::Dtype;
 
 /// The CPU's one kernel of each operation.
@@ -20,7 +23,7 @@ impl KernelDef for Cpu {
     }
 
     fn takes(&self, work: &Work<'_>) -> bool {
-        work.op.is_of_one_node()
+        work.op.is_for_cpus()
     }
 
     fn has(&self, kernel: Kernel) -> bool {
@@ -29,6 +32,10 @@ impl KernelDef for Cpu {
 
     fn variants(&self, _work: &Work<'_>, _limits: &Limits) -> Vec<Variant> {
         vec![Variant { kernel: Kernel::Cpu, clocks: None }]
+    }
+
+    fn matches(&self, context: &Context<'_>, at: NodeId) -> Result<Vec<Match>, Error> {
+        Ok(bytes::joined(context, at)?.into_iter().chain(bytes::first(context, at)).collect())
     }
 }
 
@@ -82,6 +89,13 @@ pub(super) const POOL2D: AnyGpu = AnyGpu {
 pub(super) const GLOBAL_AVG_POOL: AnyGpu = AnyGpu {
     name: "global_avg_pool",
     takes: |work| matches!(work.op, StepOp::GlobalAvgPool) && work.is_in(Dtype::F16, Dtype::F16),
+};
+pub(super) const MEAN_S8: AnyGpu = AnyGpu {
+    name: "mean_s8",
+    takes: |work| match work.op {
+        StepOp::QuantizedMean(_) => work.is_in(Dtype::U8, Dtype::F16) || work.is_in(Dtype::I8, Dtype::F16),
+        _ => false,
+    },
 };
 pub(super) const ADD: AnyGpu =
     AnyGpu { name: "add", takes: |work| matches!(work.op, StepOp::Add(_)) && work.is_in(Dtype::F16, Dtype::F16) };

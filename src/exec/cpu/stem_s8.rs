@@ -1,0 +1,109 @@
+//! A network's first layers from photos to bytes: convolution, maximum over windows; the same bytes as on a GPU.
+//!
+//! y[u][v][k] = max over the pixels p, q of window u, v of conv[p][q][k], where conv is the convolution of bytes of an image
+//! with a border: `outside` for each pixel of the padding.
+//!
+//! - x: read, bytes [H][W][3]. y: written, bytes, unsigned or signed, disjoint from x. Any alignment.
+//! - A scale that is not negative keeps the order of sums, so that the maximum of bytes is that of the sums, rounded.
+
+use super::conv2d_s8::{Conv2dS8, Image, scratch_of};
+use super::simd::Isa;
+use super::window::Spans;
+use crate::model::{ByteFilter, Conv2d, Pad, Window};
+use crate::plan::{QuantizedConv, QuantizedStem};
+use crate::tensor::Shape;
+
+/// First layers made ready.
+#[derive(Debug)]
+pub(super) struct StemS8 {
+    x: Shape,
+    /// The image with its border, and its first pixel there.
+    bordered: Shape,
+    first: [usize; 2],
+    outside: [u8; 3],
+    conv: Conv2dS8,
+    /// Of its results.
+    between: Shape,
+    windows: Spans,
+    y: Image,
+}
+
+/// The image with its border, and a convolution of it without padding.
+fn bordered(of: &QuantizedStem, x: Shape) -> (Shape, QuantizedConv) {
+    let Window { pad, .. } = of.stem.conv.window;
+    let shape =
+        Shape { height: x.height + pad.top + pad.bottom, width: x.width + pad.left + pad.right, channels: x.channels };
+    let window = Window { pad: Pad::default(), ..of.stem.conv.window };
+    (shape, QuantizedConv::plain(&Conv2d { window, ..of.stem.conv.clone() }))
+}
+
+/// Floats that hold so many bytes.
+const fn floats(bytes: usize) -> usize {
+    bytes.div_ceil(size_of::<f32>())
+}
+
+/// Floats of scratch that a run from images of shape `x` needs: the image with its border, the convolution's results, and
+/// what that needs.
+pub(super) fn scratch_of_stem(of: &QuantizedStem, x: Shape) -> usize {
+    let (image, conv) = bordered(of, x);
+    let between = of.stem.conv_shape;
+    floats(image.elems()) + floats(between.elems()) + scratch_of(&conv, &[image], between)
+}
+
+impl StemS8 {
+    /// Repacks the weights of `of`, which makes `y` of photos of shape `x`.
+    pub fn new(isa: Isa, of: &QuantizedStem, weights: ByteFilter, x: Shape, y: Image) -> Self {
+        let (image, conv) = bordered(of, x);
+        let (between, pad) = (of.stem.conv_shape, of.stem.conv.window.pad);
+        let inputs = [Image { shape: image, signed: false }];
+        let pool = of.stem.pool.expect("first layers of bytes have a maximum");
+        Self {
+            x,
+            bordered: image,
+            first: [pad.top, pad.left],
+            outside: of.outside(),
+            conv: Conv2dS8::new(isa, &conv, weights, &inputs, Image { shape: between, ..y }),
+            between,
+            windows: Spans::new(&pool.window, between, y.shape),
+            y,
+        }
+    }
+
+    /// Computes one image.
+    pub fn run(&self, x: &[u8], y: &mut [u8], scratch: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.shape.elems()));
+        let (image, rest) = scratch.split_at_mut(floats(self.bordered.elems()));
+        let (between, scratch) = rest.split_at_mut(floats(self.between.elems()));
+        let image = &mut bytemuck::cast_slice_mut(image)[..self.bordered.elems()];
+        let between = &mut bytemuck::cast_slice_mut(between)[..self.between.elems()];
+        self.border(x, image);
+        self.conv.run(image, None, between, scratch);
+        self.pool(between, y);
+    }
+
+    /// Copies the image into its border.
+    fn border(&self, x: &[u8], image: &mut [u8]) {
+        image.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&self.outside));
+        let [top, left] = self.first;
+        let row_bytes = self.x.width * 3;
+        let rows = image.chunks_exact_mut(self.bordered.width * 3).skip(top);
+        rows.zip(x.chunks_exact(row_bytes)).for_each(|(to, from)| to[3 * left..][..row_bytes].copy_from_slice(from));
+    }
+
+    /// The maxima over windows.
+    fn pool(&self, x: &[u8], y: &mut [u8]) {
+        // What makes the order of signed bytes that of unsigned ones.
+        let flip = if self.y.signed { 0x80 } else { 0 };
+        let channels = self.between.channels;
+        let windows = self.windows.rows.iter().flat_map(|row| self.windows.cols.iter().map(move |col| (row, col)));
+        for ((row, col), y) in windows.zip(y.chunks_exact_mut(channels)) {
+            y.fill(flip);
+            for (h, w) in
+                (0..row.taps.len()).flat_map(|r| (0..col.taps.len()).map(move |s| (row.first + r, col.first + s)))
+            {
+                let x = &x[(h * self.between.width + w) * channels..][..channels];
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = (*y ^ flip).max(*x ^ flip) ^ flip);
+            }
+        }
+    }
+}

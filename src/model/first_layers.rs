@@ -1,0 +1,78 @@
+//! A network's first layers that can be computed from the bytes of photos.
+
+use super::graph::{Graph, NodeId, Op, Pad, Pool, Window};
+use crate::tensor::Activation;
+
+/// The convolution that reads the image, and the maximum over windows of its results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstLayers {
+    pub(crate) conv: NodeId,
+    pub(crate) pool: NodeId,
+}
+
+/// Those of a rewritten graph: a dense convolution of three channels by 7x7 windows, two pixels from one to the next, to 16,
+/// 32, 48 or 64 channels, and the maximum over 3x3 windows of its results, the first a pixel out of it and two from one to
+/// the next. Nothing else reads the image, or what is between them.
+pub(crate) fn first_layers(graph: &Graph) -> Option<FirstLayers> {
+    let use_counts = graph.use_counts();
+    let reader = |of: NodeId| {
+        let index = graph.nodes.iter().position(|node| node.inputs == [of])?;
+        (use_counts[of.0] == 1).then_some(NodeId(index))
+    };
+    let conv = reader(NodeId(0))?;
+    let Op::Conv2d(attributes) = &graph.nodes[conv.0].op else { return None };
+    let Window { size, stride, dilation, .. } = attributes.window;
+    let channels = attributes.out_channels;
+    let is_one = [size, stride, dilation] == [[7; 2], [2; 2], [1; 2]]
+        && (graph.input.channels, attributes.groups) == (3, 1)
+        && channels.is_multiple_of(16)
+        && (16..=64).contains(&channels)
+        && matches!(attributes.activation, Activation::None | Activation::Relu);
+    let pool = reader(conv).filter(|_| is_one)?;
+    match &graph.nodes[pool.0].op {
+        Op::MaxPool(Pool { window, .. }) if overlaps_its_neighbour(*window) => Some(FirstLayers { conv, pool }),
+        _ => None,
+    }
+}
+
+/// Whether a pooling window is 3x3, two pixels from the next, the first one pixel out of the image.
+pub(crate) fn overlaps_its_neighbour(window: Window) -> bool {
+    let Window { size, stride, dilation, pad: Pad { top, left, bottom, right } } = window;
+    size == [3; 2] && stride == [2; 2] && dilation == [1; 2] && [top, left] == [1; 2] && bottom.max(right) <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{GraphBuilder, optimize};
+    use crate::tensor::Shape;
+
+    /// The first layers of a graph with such windows, and something else that reads the image or the convolution.
+    fn found(channels: [usize; 2], conv: Window, pool: Window, also: Option<&str>) -> bool {
+        let mut g = GraphBuilder::new(Shape::new(32, 32, channels[0]));
+        let x = g.conv2d("conv", g.input(), channels[1], conv);
+        let x = g.batch_norm("bn", x, 1e-5);
+        let x = g.relu("relu", x);
+        let y = g.max_pool("pool", x, pool);
+        let other = match also {
+            Some("image") => g.conv2d("other", g.input(), channels[1], Window::square(4, 4, 0)),
+            Some(_) => g.max_pool("other", x, pool),
+            None => y,
+        };
+        let y = g.add("sum", y, other);
+        first_layers(&optimize(&g.finish(y).unwrap())).is_some()
+    }
+
+    #[test]
+    fn first_layers_are_those_of_a_resnet() {
+        let (conv, pool) = (Window::square(7, 2, 3), Window::square(3, 2, 1));
+        let graph = optimize(&crate::model::architecture("resnet50", 1000, None).unwrap());
+        let layers = first_layers(&graph).unwrap();
+        assert_eq!([layers.conv, layers.pool].map(|id| &*graph.nodes[id.0].name), ["conv1", "maxpool"]);
+        let is_so = |channels| found(channels, conv, pool, None);
+        assert!(is_so([3, 64]) && is_so([3, 16]) && !is_so([3, 24]) && !is_so([3, 80]) && !is_so([1, 64]));
+        assert!(!found([3, 64], Window::square(7, 2, 0), Window::square(2, 2, 0), None));
+        assert!(!found([3, 64], Window { dilation: [2; 2], ..conv }, pool, None));
+        assert!(!found([3, 64], conv, pool, Some("image")) && !found([3, 64], conv, pool, Some("conv")));
+    }
+}

@@ -1,0 +1,148 @@
+//! What `docs/quantization.md` says of a layer in bytes, by plain loops in integers.
+
+use std::collections::BTreeMap;
+
+use trefoil::model::{Conv2d, Graph, Node, Op, Window};
+use trefoil::{Activation, Shape};
+
+/// A value in bytes.
+pub struct Value {
+    pub shape: Shape,
+    pub bytes: Vec<i32>,
+    pub scale: f32,
+    pub is_signed: bool,
+    /// What 1 stands for in each channel, and what stands for 0.
+    pub channels: Vec<[f64; 2]>,
+}
+
+impl Value {
+    pub fn new(shape: Shape, bytes: Vec<i32>, scale: f32, is_signed: bool) -> Self {
+        Self { shape, bytes, scale, is_signed, channels: vec![[f64::from(scale), 0.0]; shape.channels] }
+    }
+
+    /// The byte of a channel in a row and a column, or outside of them.
+    fn at(&self, h: Option<usize>, w: Option<usize>, c: usize) -> i64 {
+        match (h.filter(|h| *h < self.shape.height), w.filter(|w| *w < self.shape.width)) {
+            (Some(h), Some(w)) => self.bytes[(h * self.shape.width + w) * self.shape.channels + c].into(),
+            _ => self.channels[c][1].round_ties_even() as i64,
+        }
+    }
+}
+
+/// A node's result: a convolution that is added is part of its sums where it can be.
+pub fn convolved(
+    graph: &Graph,
+    node: &Node,
+    y: Shape,
+    tensors: &BTreeMap<String, Vec<f32>>,
+    values: &[Value],
+) -> Value {
+    let Op::Conv2d(conv) = &node.op else { panic!("no convolution") };
+    let x = &values[node.inputs[0].0];
+    let mut sources = vec![(conv, x)];
+    let mut residual = None;
+    if let Some(added) = node.inputs.get(1) {
+        let Node { op, inputs, .. } = &graph.nodes[added.0];
+        match op {
+            Op::Conv2d(other)
+                if inputs.len() == 1
+                    && other.activation == Activation::None
+                    && graph.use_counts()[added.0] == 1
+                    && values[inputs[0].0].is_signed == x.is_signed =>
+            {
+                sources.push((other, &values[inputs[0].0]));
+            }
+            _ => residual = Some(&values[added.0]),
+        }
+    }
+    // First layers have the scale of their maxima.
+    let max = || graph.nodes.iter().find(|node| matches!(node.op, Op::MaxPool(_))).and_then(|node| node.scale);
+    let scale = node.scale.or_else(max).expect("every layer of a problem has a scale");
+    let bytes = convolution(&sources, tensors, residual, y, scale);
+    Value::new(y, bytes, scale, conv.activation == Activation::None)
+}
+
+fn convolution(
+    sources: &[(&Conv2d, &Value)],
+    tensors: &BTreeMap<String, Vec<f32>>,
+    residual: Option<&Value>,
+    y: Shape,
+    scale: f32,
+) -> Vec<i32> {
+    let bias = |k: usize| {
+        let of = |(conv, _): &(&Conv2d, _)| f64::from(tensors[conv.bias.as_ref().expect("problems have biases")][k]);
+        sources.iter().map(of).sum::<f64>()
+    };
+    let taps = |conv: &Conv2d| conv.window.size.iter().product::<usize>();
+    let most = |(conv, x): &(&Conv2d, &Value)| -> f64 {
+        x.channels.iter().map(|[_, zero]| taps(conv) as f64 * 128.0 * (255.0 + zero)).sum()
+    };
+    let most = f64::from(i32::MAX) - sources.iter().map(most).sum::<f64>();
+    let [lowest, highest] = if sources[0].0.activation == Activation::None { [-128, 127] } else { [0, 255] };
+    let mut result = vec![0; y.elems()];
+    for k in 0..y.channels {
+        // What a byte of 1 adds by each weight, [C][R][S].
+        let products = sources.iter().map(|(conv, x)| {
+            let terms = taps(conv) * x.shape.channels;
+            let weights = tensors[&conv.filter][k * terms..][..terms].iter().enumerate();
+            weights.map(|(at, w)| f64::from(*w) * x.channels[at / taps(conv)][0]).collect::<Vec<f64>>()
+        });
+        let products: Vec<Vec<f64>> = products.collect();
+        let largest = products.iter().flatten().fold(0.0_f64, |most, product| most.max(product.abs()));
+        let unit = (largest / 127.0).max(bias(k).abs() / most);
+        let filters: Vec<Vec<i64>> =
+            products.iter().map(|of| of.iter().map(|w| (w / unit).round_ties_even() as i64).collect()).collect();
+        let mut of_zeros = 0.0;
+        for ((conv, x), filter) in sources.iter().zip(&filters) {
+            of_zeros +=
+                filter.iter().enumerate().map(|(at, w)| *w as f64 * x.channels[at / taps(conv)][1]).sum::<f64>();
+        }
+        let bias = (bias(k) / unit - of_zeros).round_ties_even() as i64;
+        let factor = (unit / f64::from(scale)) as f32;
+        for pixel in 0..y.pixels() {
+            let seen = |((conv, x), filter): (&(&Conv2d, &Value), &Vec<i64>)| sum_of(conv, x, filter, pixel, y.width);
+            let sum = bias + sources.iter().zip(&filters).map(seen).sum::<i64>();
+            let scaled = i32::try_from(sum).expect("problems stay inside 32 bits") as f32 * factor;
+            let at = pixel * y.channels + k;
+            let value = residual.map_or(scaled, |of| {
+                let factor = (f64::from(of.scale) / f64::from(scale)) as f32;
+                (of.bytes[at] as f32).mul_add(factor, scaled)
+            });
+            result[at] = value.round_ties_even().clamp(lowest as f32, highest as f32) as i32;
+        }
+    }
+    result
+}
+
+/// The products under a convolution's window at an output pixel.
+fn sum_of(conv: &Conv2d, x: &Value, filter: &[i64], pixel: usize, width: usize) -> i64 {
+    let Window { size: [r_size, s_size], stride, pad, .. } = conv.window;
+    let mut sum = 0;
+    for (c, tap) in (0..x.shape.channels).flat_map(|c| (0..r_size * s_size).map(move |tap| (c, tap))) {
+        let h = (pixel / width * stride[0] + tap / s_size).checked_sub(pad.top);
+        let w = (pixel % width * stride[1] + tap % s_size).checked_sub(pad.left);
+        sum += x.at(h, w, c) * filter[c * r_size * s_size + tap];
+    }
+    sum
+}
+
+/// The maxima over 3x3 windows, the first a pixel outside and two from one to the next.
+pub fn maxima(x: &Value, y: Shape) -> Value {
+    let at = |i: usize| {
+        let (pixel, c) = (i / y.channels, i % y.channels);
+        let window = (0..9).filter_map(|tap| {
+            let h = (2 * (pixel / y.width) + tap / 3).checked_sub(1).filter(|h| *h < x.shape.height)?;
+            let w = (2 * (pixel % y.width) + tap % 3).checked_sub(1).filter(|w| *w < x.shape.width)?;
+            Some(x.bytes[(h * x.shape.width + w) * x.shape.channels + c])
+        });
+        window.max().expect("a window has a pixel")
+    };
+    Value::new(y, (0..y.elems()).map(at).collect(), x.scale, x.is_signed)
+}
+
+/// The mean over all pixels of each channel.
+pub fn mean(x: &Value) -> Vec<f32> {
+    let sum = |c: usize| x.bytes.iter().skip(c).step_by(x.shape.channels).sum::<i32>();
+    let factor = (f64::from(x.scale) / x.shape.pixels() as f64) as f32;
+    (0..x.shape.channels).map(|c| sum(c) as f32 * factor).collect()
+}
