@@ -5,6 +5,7 @@
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+pub mod embedding;
 pub mod encoder;
 pub mod loops;
 #[cfg(feature = "cuda")]
