@@ -71,6 +71,11 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
             .into_iter()
             .map(|problem| on_device(format!("transformer, {problem}"), device, move |device| problem.run(device))),
     );
+    trials.extend(
+        support::embedding::problems::all()
+            .into_iter()
+            .map(|problem| on_device(format!("encoder, {problem}"), device, move |device| problem.run(device, true))),
+    );
     #[cfg(feature = "cuda")]
     trials.push(in_the_middle(device));
     let mut of_kernels = BTreeMap::<String, Vec<(usize, Trial)>>::new();

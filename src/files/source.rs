@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// Bytes that are read at positions, from several threads at once if need be.
 #[derive(Debug)]
@@ -11,6 +12,17 @@ pub(crate) enum Source {
     File(File),
     /// What a file would hold.
     Memory(Vec<u8>),
+    /// Parts of others, one behind the other.
+    Parts(Vec<Part>),
+}
+
+/// Bytes of a source.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub source: Arc<Source>,
+    /// The first one.
+    pub offset: u64,
+    pub bytes: u64,
 }
 
 impl Source {
@@ -29,6 +41,44 @@ impl Source {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
+            Self::Parts(parts) => read_parts(parts, out, offset),
+        }
+    }
+}
+
+/// Fills `out` with what lies from `offset` on in all parts together.
+fn read_parts(parts: &[Part], mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+    for part in parts {
+        let here = part.bytes.saturating_sub(offset).min(out.len() as u64);
+        let (now, rest) = out.split_at_mut(here as usize);
+        if !now.is_empty() {
+            part.source.read_at(now, part.offset + offset)?;
+        }
+        offset = offset.saturating_sub(part.bytes);
+        out = rest;
+    }
+    if out.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_as_if_they_lay_one_behind_the_other() {
+        let source = Arc::new(Source::Memory((0..20).collect()));
+        let part = |offset, bytes| Part { source: source.clone(), offset, bytes };
+        let parts = Source::Parts(vec![part(10, 4), part(3, 0), part(0, 3), part(17, 3)]);
+        let whole: Vec<u8> = vec![10, 11, 12, 13, 0, 1, 2, 17, 18, 19];
+        for start in 0..=whole.len() {
+            for end in start..=whole.len() {
+                let mut out = vec![0xff; end - start];
+                parts.read_at(&mut out, start as u64).unwrap();
+                assert_eq!(out, whole[start..end]);
+            }
+            let mut beyond = vec![0; whole.len() - start + 1];
+            let error = parts.read_at(&mut beyond, start as u64).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         }
     }
 }

@@ -7,6 +7,7 @@ mod builder;
 mod byte_filter;
 mod bytes;
 mod config;
+mod encoders;
 mod families;
 mod first_layers;
 mod fold;
@@ -38,6 +39,7 @@ use crate::tensor::{Dims, Shape, Size};
 pub use builder::GraphBuilder;
 pub(crate) use byte_filter::{ByteFilter, ByteSource, byte_filter, byte_filter_of_photos, outside};
 pub(crate) use bytes::{ByteWork, in_bytes};
+pub use encoders::{Embedding, Pooling, Tower};
 pub use families::{architecture, architectures, build};
 pub(crate) use first_layers::overlaps_its_neighbour;
 pub(crate) use fold::read_linear;
@@ -77,6 +79,8 @@ pub struct Model {
     name: Arc<str>,
     /// See [`Model::metadata`].
     metadata: Arc<[(String, String)]>,
+    /// How pictures become rows of a network of any values, where they do.
+    pictures: Option<Arc<Preprocessing>>,
 }
 
 /// What a model computes.
@@ -131,6 +135,9 @@ impl Model {
         }
         let about = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
         let (weights, config) = if about.is_dir() {
+            if let Some(encoder) = encoders::open(path, &Embedding::new())? {
+                return Ok(encoder);
+            }
             let config = open_config(&path.join("config.json"))?;
             (Weights::open(path.join("model.safetensors"))?, config)
         } else {
@@ -150,9 +157,10 @@ impl Model {
         Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&printable(&architecture, MOST_OF_A_NAME)))
     }
 
-    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs. The
-    /// first dimension of the inputs may stay free, or one whose name has `batch` in it: it is the batch, whose sizes the
-    /// engine's builder names. The builder may also have [other sizes](crate::EngineBuilder::sizes) for the other ones.
+    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs, or the
+    /// folder of an encoder at its `sequence`, or its `height` and `width`. The first dimension of the inputs may stay free, or
+    /// one whose name has `batch` in it: it is the batch, whose sizes the engine's builder names. The builder may also have
+    /// [other sizes](crate::EngineBuilder::sizes) for the other ones.
     ///
     /// ```no_run
     /// use trefoil::{model::Model, onnx::Sizes};
@@ -163,7 +171,43 @@ impl Model {
     /// # Errors
     /// As for [`Model::open`]; [`Error::Option`] for a size that is missing, and for one that the model has no use for.
     pub fn open_at(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
-        onnx::open(path.as_ref(), sizes)
+        let path = path.as_ref();
+        if path.is_dir() { Self::open_encoder(path, &Embedding::of_sizes(sizes)?) } else { onnx::open(path, sizes) }
+    }
+
+    /// Opens a folder with an encoder of texts or images: `model.safetensors` and `config.json` of Hugging Face's BERT,
+    /// RoBERTa, DistilBERT, MPNet, ViT, DeiT, DINOv2 or CLIP, or of a vision transformer of timm. What
+    /// `sentence-transformers` writes beside it is read too.
+    ///
+    /// An encoder of texts has the inputs `input_ids`, `attention_mask` and, of BERT, `token_type_ids`, all i64; rows are
+    /// padded behind their last token. One of images has the input `pixels` of bytes, channels innermost, which
+    /// [`preprocessing`](Self::preprocessing) describes. The output is `embedding`, or `tokens` where none are pooled; a
+    /// classifier of images that is there adds `logits`.
+    ///
+    /// ```no_run
+    /// use trefoil::{Engine, model::{Embedding, Model}};
+    /// let model = Model::open_encoder("all-MiniLM-L6-v2", &Embedding::new().sequence(128))?;
+    /// let engine = Engine::builder(&model).build()?;
+    /// let mut batch = engine.acquire()?;
+    /// batch.port_mut::<i64>(0, "input_ids")?[..3].copy_from_slice(&[101, 7592, 102]);
+    /// batch.port_mut::<i64>(0, "attention_mask")?[..3].fill(1);
+    /// let output = batch.submit(1)?.wait()?;
+    /// assert_eq!(output.port::<f32>(0, "embedding")?.len(), 384);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Format`] with everything that is wrong in the configuration, or with every tensor that is
+    /// missing, misshapen, or of a layer that the configuration does not have; [`Error::UnknownArchitecture`] for another
+    /// model; [`Error::Option`] for a size that it cannot have; [`Error::Unsupported`] for a module of
+    /// `sentence-transformers` that is not built here.
+    pub fn open_encoder(folder: impl AsRef<Path>, asked: &Embedding) -> Result<Self, Error> {
+        let folder = folder.as_ref();
+        encoders::open(folder, asked)?.ok_or_else(|| Error::UnknownArchitecture {
+            path: folder.join("config.json"),
+            found: "no encoder".into(),
+            known: encoders::known().collect(),
+        })
     }
 
     /// A model of a graph built in code. Labels are one for each class, or none.
@@ -193,6 +237,7 @@ impl Model {
             labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
             name: "model".into(),
             metadata: Arc::default(),
+            pictures: None,
         })
     }
 
@@ -297,7 +342,7 @@ impl Model {
     fn of_values(values: Values, weights: Arc<Weights>) -> Result<Self, Error> {
         let weights = padding::with_layers(weights, &values)?;
         let (network, labels) = (Network::Values(values.into()), Arc::from([]));
-        Ok(Self { network, weights, labels, name: "model".into(), metadata: Arc::default() })
+        Ok(Self { network, weights, labels, name: "model".into(), metadata: Arc::default(), pictures: None })
     }
 
     /// The same of other graphs.
@@ -451,12 +496,16 @@ impl Model {
         &self.weights
     }
 
-    /// How a picture becomes the input.
+    /// How a picture becomes the input. An encoder of images normalises bytes in its graph: its mean and deviation are 0
+    /// and 1.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a model that is no network of images.
+    /// [`Error::Unsupported`] for a model that reads no pictures.
     pub fn preprocessing(&self) -> Result<&Preprocessing, Error> {
-        Ok(&self.images()?.preprocessing)
+        match &self.pictures {
+            Some(pictures) => Ok(pictures),
+            None => Ok(&self.images()?.preprocessing),
+        }
     }
 
     /// The shape of the result for one image.
@@ -507,8 +556,11 @@ fn open_config(path: &Path) -> Result<Config, Error> {
 
 /// The input for which an architecture, named by the configuration at `path`, was designed.
 fn default_input(path: &Path, architecture: &str) -> Result<Shape, Error> {
-    let unknown =
-        || Error::UnknownArchitecture { path: path.to_owned(), found: architecture.to_owned(), known: architectures() };
+    let unknown = || Error::UnknownArchitecture {
+        path: path.to_owned(),
+        found: architecture.to_owned(),
+        known: architectures().into_iter().chain(encoders::known()).collect(),
+    };
     families::find(architecture).map(families::Architecture::default_input).ok_or_else(unknown)
 }
 

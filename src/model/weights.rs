@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
-use crate::files::{Opened, Source};
+use crate::files::{Opened, Part, Source};
 use crate::graph::{Constant, Expr, Op, Tensor, ValueType};
 use crate::loops;
 use crate::tensor::Dtype;
@@ -175,6 +175,46 @@ impl Weights {
             all.header.tensors.insert(filter_of(of, transposed), Entry { dims, transposed, ..entry.clone() });
         }
         Ok(all)
+    }
+
+    /// These weights, and others that are several of them one behind the other along the first axis, by name.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if one of them is not there, or they differ in their type or their other axes.
+    pub(super) fn with_joined(&self, joins: &BTreeMap<String, Vec<String>>) -> Result<Self, Error> {
+        let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
+        for (name, names) in joins {
+            let mut parts = Vec::new();
+            let mut whole: Option<Entry> = None;
+            for name in names {
+                let Some(entry) = self.header.tensors.get(name) else { return Err(self.missing(name, "a tensor")) };
+                let source = self.sources[entry.source].clone();
+                parts.push(Part { source, offset: entry.offset, bytes: entry.bytes as u64 });
+                whole = Some(match whole {
+                    None => Entry { source: all.sources.len(), offset: 0, ..entry.clone() },
+                    Some(whole) => self.behind(whole, name, entry)?,
+                });
+            }
+            all.header.tensors.extend(whole.map(|whole| (name.clone(), whole)));
+            all.sources.push(Arc::new(Source::Parts(parts)));
+        }
+        Ok(all)
+    }
+
+    /// What two tensors are together.
+    fn behind(&self, whole: Entry, name: &str, next: &Entry) -> Result<Entry, Error> {
+        let is_like = whole.dtype == next.dtype && whole.dims.get(1..) == next.dims.get(1..) && !next.dims.is_empty();
+        if !is_like {
+            let found = format!("{} {:?}", next.dtype, next.dims);
+            return Err(self.error(
+                name,
+                format!("{} {:?}, as the others that it is joined with", whole.dtype, whole.dims),
+                found,
+            ));
+        }
+        let mut dims = whole.dims;
+        dims[0] += next.dims[0];
+        Ok(Entry { dims, elems: whole.elems + next.elems, bytes: whole.bytes + next.bytes, ..whole })
     }
 
     fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
@@ -376,6 +416,11 @@ impl Weights {
             Source::File(file) => {
                 let mut bytes = vec![0; file.metadata()?.len() as usize];
                 file.read_exact_at(&mut bytes, 0)?;
+                Ok(Arc::new(Source::Memory(bytes)))
+            }
+            Source::Parts(parts) => {
+                let mut bytes = vec![0; parts.iter().map(|part| part.bytes as usize).sum()];
+                source.read_at(&mut bytes, 0)?;
                 Ok(Arc::new(Source::Memory(bytes)))
             }
         };

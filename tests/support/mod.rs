@@ -6,6 +6,7 @@ pub mod attention;
 pub mod byte_rules;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;
+pub mod embedding;
 pub mod encoder;
 pub mod loops;
 #[cfg(feature = "cuda")]

@@ -55,7 +55,7 @@ impl Sizes {
     }
 
     /// All names of dimensions and inputs.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.dims.keys().chain(self.constants.keys()).map(String::as_str)
     }
 }

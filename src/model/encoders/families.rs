@@ -1,0 +1,304 @@
+//! Encoders by what their configuration says.
+
+use super::block::{Activation, Stack};
+use super::images::Images;
+use super::names::{self, Names};
+use super::options::{Embedding, Pooling};
+use super::settings::Settings;
+use super::text::{End, Text};
+use crate::model::weights::Weights;
+
+/// The names of the families, as `model_type` has them; timm's are vision transformers by their architecture.
+pub(super) const FAMILIES: [&str; 10] = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "distilbert",
+    "mpnet",
+    "vit",
+    "deit",
+    "dinov2",
+    "dinov2_with_registers",
+];
+/// A family of two towers.
+pub(super) const CLIP: &str = "clip";
+/// What timm's architectures begin with.
+pub(super) const TIMM: [&str; 2] = ["vit_", "deit_"];
+
+/// What ends CLIP's texts in configurations that do not say it rightly.
+const LEGACY_END: usize = 2;
+/// CLIP's mean and deviation of pixels.
+pub(super) const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+
+/// The first of some beginnings that names of tensors have, as one of them shows.
+fn prefix(weights: &Weights, of: &[&str], shown: &str) -> String {
+    let found = of.iter().find(|prefix| weights.dims(&format!("{prefix}{shown}")).is_some());
+    (*found.unwrap_or(&"")).to_owned()
+}
+
+/// Layers as most configurations describe them.
+fn stack(settings: &Settings, names: &'static Names, prefix: String, eps: f64) -> Stack {
+    let width = settings.count(&["hidden_size", "dim"], 768);
+    let heads = settings.count(&["num_attention_heads", "n_heads"], 12);
+    if !width.is_multiple_of(heads) {
+        settings.refuse(format!("{width} values of a token for {heads} heads: expected as many for each"));
+    }
+    Stack {
+        names,
+        prefix,
+        width,
+        heads,
+        layers: settings.count(&["num_hidden_layers", "n_layers"], 12),
+        inner: settings.count(&["intermediate_size", "hidden_dim"], 4 * width),
+        eps: settings.fraction("layer_norm_eps", eps),
+        activation: settings.activation(&["hidden_act", "activation"], Activation::Gelu),
+        qkv_bias: settings.flag("qkv_bias", true),
+    }
+}
+
+/// BERT, or what has its shape.
+pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, kind: &str, longest: usize) -> Text {
+    let (names, beginnings) = match kind {
+        "distilbert" => (&names::DISTILBERT, ["", "distilbert."]),
+        "mpnet" => (&names::MPNET, ["", "mpnet."]),
+        "bert" => (&names::BERT, ["", "bert."]),
+        _ => (&names::BERT, ["", "roberta."]),
+    };
+    let prefix = prefix(weights, &beginnings, "embeddings.word_embeddings.weight");
+    let style = settings.name("position_embedding_type");
+    if !["", "absolute"].contains(&style) {
+        settings.refuse(format!("`position_embedding_type` `{style}` is not supported: `absolute` is"));
+    }
+    // A row for padding, and those before it, are no places.
+    let first_place = match kind {
+        "bert" | "distilbert" => 0,
+        _ => settings.count(&["pad_token_id"], 1) + 1,
+    };
+    let places = settings.count(&["max_position_embeddings"], 512);
+    let has_types = !["distilbert", "mpnet"].contains(&kind);
+    Text {
+        stack: stack(settings, names, prefix, if kind == "roberta" { 1e-5 } else { 1e-12 }),
+        words: ("embeddings.word_embeddings", settings.count(&["vocab_size"], 30_522)),
+        places: ("embeddings.position_embeddings", places),
+        types: has_types.then(|| ("embeddings.token_type_embeddings", settings.count(&["type_vocab_size"], 2))),
+        first_place,
+        norm: Some("embeddings.LayerNorm"),
+        last_norm: None,
+        distances: (kind == "mpnet")
+            .then(|| ("encoder.relative_attention_bias", settings.count(&["relative_attention_num_buckets"], 32))),
+        is_causal: false,
+        end: End::Seen,
+        sequence: asked.sequence.unwrap_or(longest.min(places.saturating_sub(first_place))),
+        pooling: asked.pooling.unwrap_or(Pooling::Mean),
+        normalized: asked.normalized.unwrap_or(false),
+        projection: None,
+    }
+}
+
+/// CLIP's texts.
+pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) -> Text {
+    let quick = stack_of_clip(of, "text_model.", [512, 8, 2048]);
+    let places = of.count(&["max_position_embeddings"], 77);
+    let end = match of.get("eos_token_id").and_then(serde_json::Value::as_i64) {
+        None => End::Largest,
+        Some(id) if id == LEGACY_END as i64 => End::Largest,
+        Some(id) => End::Id(id),
+    };
+    Text {
+        stack: quick,
+        words: ("embeddings.token_embedding", of.count(&["vocab_size"], 49_408)),
+        places: ("embeddings.position_embedding", places),
+        types: None,
+        first_place: 0,
+        norm: None,
+        last_norm: Some("final_layer_norm"),
+        distances: None,
+        is_causal: true,
+        end,
+        sequence: asked.sequence.unwrap_or(places),
+        pooling: asked.pooling.unwrap_or(Pooling::Last),
+        normalized: asked.normalized.unwrap_or(false),
+        projection: Some(("text_projection", settings.count(&["projection_dim"], 512))),
+    }
+}
+
+/// CLIP's images.
+pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding) -> Images {
+    let stack = stack_of_clip(of, "vision_model.", [768, 12, 3072]);
+    let (patch, size) = (of.count(&["patch_size"], 32), of.sides("image_size", 224));
+    let places = size.map(|side| side / patch).iter().product::<usize>() + 1;
+    Images {
+        size: asked.image.unwrap_or(size),
+        patch,
+        filter: ("embeddings.patch_embedding", false),
+        tokens: vec![("embeddings.class_embedding", vec![stack.width])],
+        places: ("embeddings.position_embedding.weight", vec![places, stack.width]),
+        placed: 1,
+        antialias: false,
+        first_norm: Some("pre_layrnorm"),
+        last_norm: None,
+        pooled_norm: Some("post_layernorm"),
+        mean: CLIP_MEAN,
+        std: CLIP_STD,
+        pooling: asked.pooling.unwrap_or(Pooling::Class),
+        normalized: asked.normalized.unwrap_or(false),
+        projection: Some(("visual_projection", settings.count(&["projection_dim"], 512))),
+        classes: None,
+        stack,
+    }
+}
+
+/// Layers of a tower, whose configuration leaves out what is as these defaults: width, heads, values inside.
+fn stack_of_clip(of: &Settings, prefix: &str, [width, heads, inner]: [usize; 3]) -> Stack {
+    let (width, heads) = (of.count(&["hidden_size"], width), of.count(&["num_attention_heads"], heads));
+    if !width.is_multiple_of(heads) {
+        of.refuse(format!("{width} values of a token for {heads} heads: expected as many for each"));
+    }
+    Stack {
+        names: &names::CLIP,
+        prefix: prefix.to_owned(),
+        width,
+        heads,
+        layers: of.count(&["num_hidden_layers"], 12),
+        inner: of.count(&["intermediate_size"], inner),
+        eps: of.fraction("layer_norm_eps", 1e-5),
+        activation: of.activation(&["hidden_act"], Activation::QuickGelu),
+        qkv_bias: true,
+    }
+}
+
+/// ViT, DeiT and DINOv2 as the library `transformers` has them.
+pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kind: &str) -> Images {
+    let is_dino = kind.starts_with("dinov2");
+    let (names, beginnings) = match kind {
+        "vit" => (&names::VIT, ["", "vit."]),
+        "deit" => (&names::VIT, ["", "deit."]),
+        "dinov2" => (&names::DINOV2, ["", "dinov2."]),
+        _ => (&names::DINOV2, ["", "dinov2_with_registers."]),
+    };
+    let prefix = prefix(weights, &beginnings, "embeddings.cls_token");
+    let mut stack = stack(settings, names, prefix, if is_dino { 1e-6 } else { 1e-12 });
+    if is_dino {
+        stack.inner = stack.width * settings.count(&["mlp_ratio"], 4);
+        if settings.flag("use_swiglu_ffn", false) {
+            settings.refuse("`use_swiglu_ffn` is not supported: layers of two products are".into());
+        }
+    }
+    let channels = settings.count(&["num_channels"], 3);
+    if channels != 3 {
+        settings.refuse(format!("images of {channels} channels are not supported: those of 3 are"));
+    }
+    let patch = settings.count(&["patch_size"], if is_dino { 14 } else { 16 });
+    let size = settings.sides("image_size", 224);
+    let mut tokens = vec![("embeddings.cls_token", vec![1, 1, stack.width])];
+    if kind == "deit" {
+        tokens.push(("embeddings.distillation_token", vec![1, 1, stack.width]));
+    }
+    let placed = tokens.len();
+    if kind == "dinov2_with_registers" {
+        tokens.push(("embeddings.register_tokens", vec![1, settings.count(&["num_register_tokens"], 4), stack.width]));
+    }
+    let places = size.map(|side| side / patch).iter().product::<usize>() + placed;
+    Images {
+        size: asked.image.unwrap_or(size),
+        patch,
+        filter: ("embeddings.patch_embeddings.projection", true),
+        tokens,
+        places: ("embeddings.position_embeddings", vec![1, places, stack.width]),
+        placed,
+        antialias: false,
+        first_norm: None,
+        last_norm: Some("layernorm"),
+        pooled_norm: None,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+        pooling: asked.pooling.unwrap_or(Pooling::Class),
+        normalized: asked.normalized.unwrap_or(false),
+        projection: None,
+        classes: classes(weights, "classifier", stack.width),
+        stack,
+    }
+}
+
+/// Width, layers and heads of timm's vision transformers, by their names.
+const SIZES: [(&str, [usize; 3]); 6] = [
+    ("tiny", [192, 12, 3]),
+    ("small", [384, 12, 6]),
+    ("medium", [512, 12, 8]),
+    ("base", [768, 12, 12]),
+    ("large", [1024, 24, 16]),
+    ("huge", [1280, 32, 16]),
+];
+
+/// A vision transformer of timm, whose name tells its size, and whose tensors what it has.
+pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, name: &str) -> Images {
+    let model = settings.inner("model_args"); // what differs from what the name says
+    let found = SIZES.iter().find(|(size, _)| name.split('_').any(|part| part == *size));
+    let [width, layers, heads] = found.map_or([768, 12, 12], |(_, sizes)| *sizes);
+    let stack = Stack {
+        names: if weights.dims("blocks.0.ls1.gamma").is_some() { &names::TIMM_SCALED } else { &names::TIMM },
+        prefix: String::new(),
+        width: model.count(&["embed_dim"], width),
+        layers: model.count(&["depth"], layers),
+        heads: model.count(&["num_heads"], heads),
+        inner: model.count(&["mlp_ratio"], 4) * model.count(&["embed_dim"], width),
+        eps: 1e-6,
+        activation: if name.contains("quickgelu") { Activation::QuickGelu } else { Activation::Gelu },
+        qkv_bias: weights.dims("blocks.0.attn.qkv.bias").is_some(),
+    };
+    if found.is_none() {
+        settings.refuse(format!("`{name}`: expected a name with one of {}", SIZES.map(|(size, _)| size).join(", ")));
+    }
+    settings.include(&model);
+    let patch = patch(name).unwrap_or_else(|| {
+        settings.refuse(format!("`{name}`: expected a name with the size of its patches, as in patch16"));
+        16
+    });
+    let mut tokens = Vec::new();
+    for token in ["cls_token", "dist_token", "reg_token"] {
+        tokens.extend(weights.dims(token).map(|dims| (token, vec![1, dims.get(1).copied().unwrap_or(1), stack.width])));
+    }
+    let prefix: usize = tokens.iter().map(|(_, dims)| dims[1]).sum();
+    let stored = weights.dims("pos_embed").and_then(|dims| dims.get(1).copied()).unwrap_or(prefix + 1);
+    let is_square = |count: usize| count.isqrt().pow(2) == count;
+    let placed = [prefix, 0].into_iter().find(|placed| stored > *placed && is_square(stored - placed)).unwrap_or(0);
+    let side = patch * (stored - placed).isqrt();
+    let has = |norm: &'static str| weights.dims(&format!("{norm}.weight")).map(|_| norm);
+    let is_mean = settings.name("global_pool") == "avg";
+    let pooling = if is_mean { Pooling::Mean } else { Pooling::Class };
+    Images {
+        size: asked.image.unwrap_or([side; 2]),
+        patch,
+        filter: ("patch_embed.proj", weights.dims("patch_embed.proj.bias").is_some()),
+        tokens,
+        places: ("pos_embed", vec![1, stored, stack.width]),
+        placed,
+        antialias: true,
+        first_norm: has("norm_pre"),
+        last_norm: if has("fc_norm").is_some() { None } else { Some("norm") },
+        pooled_norm: has("fc_norm"),
+        mean: [0.5; 3],
+        std: [0.5; 3],
+        pooling: asked.pooling.unwrap_or(pooling),
+        normalized: asked.normalized.unwrap_or(false),
+        projection: None,
+        // Two heads whose mean counts belong to two tokens.
+        classes: if placed == 2 { None } else { classes(weights, "head", stack.width) },
+        stack,
+    }
+}
+
+/// A classifier that is there and reads one vector.
+fn classes(weights: &Weights, name: &'static str, width: usize) -> Option<(&'static str, usize)> {
+    match weights.dims(&format!("{name}.weight")) {
+        Some(&[classes, read]) if read == width => Some((name, classes)),
+        _ => None,
+    }
+}
+
+/// The side of patches: of `vit_base_patch16_224` 16.
+fn patch(name: &str) -> Option<usize> {
+    name.split('_').find_map(|part| part.strip_prefix("patch")?.parse().ok()).filter(|side| *side > 0)
+}

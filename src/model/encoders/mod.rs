@@ -1,0 +1,20 @@
+//! Encoders of texts and images from safetensors, with the names and configurations of Hugging Face and timm, as graphs of
+//! values.
+//!
+//! Queries, keys and values are one product, whose weights are read as if they lay one behind the other. Pooling, and
+//! division by the length, are part of the graph. Bytes of pixels are normalised in it.
+
+mod block;
+mod families;
+mod images;
+mod names;
+mod open;
+mod options;
+mod pictures;
+mod places;
+mod pooling;
+mod settings;
+mod text;
+
+pub(super) use open::{known, open};
+pub use options::{Embedding, Pooling, Tower};

@@ -1,0 +1,83 @@
+//! What the tensors of a layer are called, by whoever wrote them.
+
+/// Names in a layer, without its number and what is before.
+pub(super) struct Names {
+    /// What is before the layer's number.
+    pub layers: &'static str,
+    /// The products for queries, keys and values, or the one for all three.
+    pub qkv: &'static [&'static str],
+    /// What follows attention.
+    pub out: &'static str,
+    /// Both products behind it.
+    pub fc: [&'static str; 2],
+    /// Both norms.
+    pub norms: [&'static str; 2],
+    /// Factors of what is added to the residual stream, where there are some.
+    pub scales: Option<[&'static str; 2]>,
+    /// Whether norms are before attention and products, or behind the sums.
+    pub norm_first: bool,
+}
+
+pub(super) const BERT: Names = Names {
+    layers: "encoder.layer.",
+    qkv: &["attention.self.query", "attention.self.key", "attention.self.value"],
+    out: "attention.output.dense",
+    fc: ["intermediate.dense", "output.dense"],
+    norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+    scales: None,
+    norm_first: false,
+};
+
+pub(super) const MPNET: Names = Names {
+    qkv: &["attention.attn.q", "attention.attn.k", "attention.attn.v"],
+    out: "attention.attn.o",
+    norms: ["attention.LayerNorm", "output.LayerNorm"],
+    ..BERT
+};
+
+pub(super) const DISTILBERT: Names = Names {
+    layers: "transformer.layer.",
+    qkv: &["attention.q_lin", "attention.k_lin", "attention.v_lin"],
+    out: "attention.out_lin",
+    fc: ["ffn.lin1", "ffn.lin2"],
+    norms: ["sa_layer_norm", "output_layer_norm"],
+    ..BERT
+};
+
+pub(super) const VIT: Names = Names {
+    layers: "encoder.layer.",
+    qkv: &["attention.attention.query", "attention.attention.key", "attention.attention.value"],
+    out: "attention.output.dense",
+    fc: ["intermediate.dense", "output.dense"],
+    norms: ["layernorm_before", "layernorm_after"],
+    scales: None,
+    norm_first: true,
+};
+
+pub(super) const DINOV2: Names = Names {
+    fc: ["mlp.fc1", "mlp.fc2"],
+    norms: ["norm1", "norm2"],
+    scales: Some(["layer_scale1.lambda1", "layer_scale2.lambda1"]),
+    ..VIT
+};
+
+pub(super) const CLIP: Names = Names {
+    layers: "encoder.layers.",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    out: "self_attn.out_proj",
+    fc: ["mlp.fc1", "mlp.fc2"],
+    norms: ["layer_norm1", "layer_norm2"],
+    ..VIT
+};
+
+pub(super) const TIMM: Names = Names {
+    layers: "blocks.",
+    qkv: &["attn.qkv"],
+    out: "attn.proj",
+    fc: ["mlp.fc1", "mlp.fc2"],
+    norms: ["norm1", "norm2"],
+    ..VIT
+};
+
+/// timm's, of layers that scale what they add.
+pub(super) const TIMM_SCALED: Names = Names { scales: Some(["ls1.gamma", "ls2.gamma"]), ..TIMM };

@@ -1,0 +1,74 @@
+//! How pictures become an encoder's pixels.
+
+use serde_json::Value;
+
+use super::images::Images;
+use super::settings::Settings;
+use crate::error::Error;
+use crate::model::preprocessing::{Interpolation, Preprocessing};
+use crate::tensor::Shape;
+
+/// The share of a resized picture's side that is cut out, as timm's models have it where nothing is said.
+const TIMM_SHARE: f64 = 0.9;
+/// Less of a picture is not cut out of it.
+const LEAST_SHARE: f64 = 0.1;
+
+/// By timm's `pretrained_cfg`. The mean and deviation become the encoder's, for pixels stay bytes.
+///
+/// # Errors
+/// [`Error::Format`] or [`Error::Option`] with what cannot be.
+pub(super) fn by_timm(settings: &Settings, images: &mut Images) -> Result<Preprocessing, Error> {
+    let interpolation = match settings.name("interpolation") {
+        "" => Some(Interpolation::Bicubic),
+        name => Interpolation::from_name(name),
+    };
+    let share = settings.fraction("crop_pct", TIMM_SHARE);
+    described(settings, ["mean", "std"], share, interpolation, images)
+}
+
+/// By the `preprocessor_config.json` of the library `transformers`.
+///
+/// # Errors
+/// As [`by_timm`].
+pub(super) fn by_transformers(settings: &Settings, images: &mut Images) -> Result<Preprocessing, Error> {
+    let side = |key: &str| {
+        let value = settings.get(key)?;
+        value.as_u64().or_else(|| value.get("shortest_edge")?.as_u64()).or_else(|| value.get("height")?.as_u64())
+    };
+    let share = match (side("size"), side("crop_size")) {
+        (Some(size), Some(crop)) if crop <= size && settings.flag("do_center_crop", true) => crop as f64 / size as f64,
+        _ => 1.0,
+    };
+    // Pillow's numbers.
+    let interpolation = match settings.get("resample").and_then(Value::as_u64) {
+        Some(0) => Some(Interpolation::Nearest),
+        Some(1) => Some(Interpolation::Lanczos),
+        None | Some(2) => Some(Interpolation::Bilinear),
+        Some(3) => Some(Interpolation::Bicubic),
+        Some(4) => Some(Interpolation::Box),
+        Some(5) => Some(Interpolation::Hamming),
+        Some(_) => None,
+    };
+    described(settings, ["image_mean", "image_std"], share, interpolation, images)
+}
+
+fn described(
+    settings: &Settings,
+    [mean, std]: [&str; 2],
+    share: f64,
+    interpolation: Option<Interpolation>,
+    images: &mut Images,
+) -> Result<Preprocessing, Error> {
+    images.mean = settings.channels(mean, images.mean);
+    images.std = settings.channels(std, images.std);
+    if interpolation.is_none() {
+        settings.refuse("the way to resize pictures is not known".into());
+    }
+    settings.check()?;
+    let [height, width] = images.size;
+    let (side, input) = (height.max(width), Shape { height, width, channels: images.mean.len() });
+    let resize = (side as f64 / share.max(LEAST_SHARE)).floor() as usize;
+    let plain = Preprocessing { resize, interpolation: interpolation.unwrap_or_default(), ..Preprocessing::new(input) };
+    Preprocessing { mean: images.mean.to_vec(), std: images.std.to_vec(), ..plain.clone() }.check(input)?;
+    Ok(plain)
+}

@@ -1,0 +1,102 @@
+//! What says where tokens are: tables of positions at other sizes, and biases of scores by distance.
+
+use crate::error::Error;
+use crate::graph::{Op, Resize, ResizeCoordinates, ResizeMode, Tensor, ValueType};
+use crate::loops;
+use crate::tensor::Dtype;
+
+/// The coefficient of the cubic that PyTorch interpolates by.
+const CUBIC: f64 = -0.75;
+
+/// Vectors of the places of a grid `[height, width, values]`, for another grid. `antialias` filters them for a smaller one.
+pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<Tensor, Error> {
+    let from = table.value_type().dims.clone();
+    if from[..2] == to {
+        return Ok(table);
+    }
+    let dims = vec![to[0], to[1], from[2]];
+    let resize = Resize {
+        mode: ResizeMode::Cubic(CUBIC),
+        coordinates: ResizeCoordinates::HalfPixel,
+        scales: dims.iter().zip(&from).map(|(to, from)| *to as f64 / *from as f64).collect(),
+        dims: dims.clone(),
+        crop: vec![[0.0, 1.0]; 3],
+        antialias,
+        exclude_outside: false,
+        outside: None,
+    };
+    let of = ValueType::new(Dtype::F32, &dims);
+    Ok(loops::compute(&Op::Resize(resize), &[Some(&table)], &[of])?.remove(0))
+}
+
+/// For each pair of a token and a key the bucket of their distance, as MPNet and T5 have them: half of the buckets for each
+/// direction, of which the first half has a distance each and the others have logarithmic ranges up to [`FAR`].
+pub(super) fn buckets(tokens: usize, buckets: usize) -> Vec<i64> {
+    let pairs = (0..tokens).flat_map(|token| (0..tokens).map(move |key| key as i64 - token as i64));
+    pairs.map(|distance| bucket(distance, buckets as i64)).collect()
+}
+
+/// Larger distances are one bucket.
+const FAR: f64 = 128.0;
+
+fn bucket(distance: i64, buckets: i64) -> i64 {
+    let half = buckets / 2;
+    let direction = if distance > 0 { half } else { 0 };
+    let (far, exact) = (distance.abs(), half / 2);
+    if far < exact {
+        return direction + far;
+    }
+    // In f32, as the original: boundaries are where it rounds.
+    let share = (far as f32 / exact as f32).ln() / (FAR / exact as f64).ln() as f32;
+    direction + (exact + (share * (half - exact) as f32) as i64).min(half - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `relative_position_bucket` of the library `transformers` for 32 buckets, run on these distances.
+    #[test]
+    fn buckets_are_those_of_the_original() {
+        let original = [
+            (0, 0),
+            (-1, 1),
+            (1, 17),
+            (-7, 7),
+            (-8, 8),
+            (8, 24),
+            (-11, 8),
+            (-12, 9),
+            (-15, 9),
+            (-16, 10),
+            (16, 26),
+            (-22, 10),
+            (-23, 11),
+            (-32, 12),
+            (-45, 12),
+            (-46, 13),
+            (-63, 13),
+            (-64, 14),
+            (-90, 14),
+            (-91, 15),
+            (-128, 15),
+            (500, 31),
+        ];
+        for (distance, expected) in original {
+            assert_eq!(bucket(distance, 32), expected, "{distance}");
+        }
+        assert_eq!(buckets(2, 32), [0, 17, 1, 0]);
+    }
+
+    #[test]
+    fn a_table_keeps_its_values_at_its_own_size_and_constants_at_every_size() {
+        let table = Tensor::of(&[2, 2, 1], &[1.0_f32, 2.0, 3.0, 4.0]);
+        assert_eq!(resized(table.clone(), [2, 2], false).unwrap(), table);
+        let constant = Tensor::of(&[3, 3, 2], &[0.5_f32; 18]);
+        for (to, antialias) in [([5, 4], false), ([2, 1], true), ([2, 2], false)] {
+            let other = resized(constant.clone(), to, antialias).unwrap();
+            assert_eq!(other.value_type().dims, [to[0], to[1], 2]);
+            assert!(other.elems::<f32>().iter().all(|x| (x - 0.5).abs() < 1e-6), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Keys of the JSON files beside a model's weights. What is wrong in one file is told all at once.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::block::Activation;
+use crate::error::Error;
+use crate::files;
+
+/// A file of settings, or an object in one. Null counts as absent.
+pub(super) struct Settings {
+    path: PathBuf,
+    map: Map<String, Value>,
+    problems: RefCell<Vec<String>>,
+}
+
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// The largest size that a setting may be.
+const MOST: u64 = 1 << 24;
+
+impl Settings {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Format`] if it is no JSON object.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let text = files::read("open the model's configuration", path, MAX_FILE_BYTES)?;
+        let map = serde_json::from_slice(&text).map_err(|e| Error::format(path, format!("configuration: {e}")))?;
+        Ok(Self::of(path, map))
+    }
+
+    /// Reads a file, if it is there.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn beside(folder: &Path, name: &str) -> Result<Self, Error> {
+        let path = folder.join(name);
+        if path.exists() { Self::open(&path) } else { Ok(Self::of(&path, Map::new())) }
+    }
+
+    pub fn of(path: &Path, map: Map<String, Value>) -> Self {
+        Self { path: path.to_owned(), map, problems: RefCell::default() }
+    }
+
+    /// The object under a key, empty if it is not there.
+    pub fn inner(&self, key: &str) -> Self {
+        let map = match self.get(key) {
+            Some(Value::Object(map)) => map.clone(),
+            None => Map::new(),
+            Some(other) => {
+                self.wrong(key, "an object", other);
+                Map::new()
+            }
+        };
+        Self::of(&self.path, map)
+    }
+
+    /// What stands under a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A size under one of some keys, of which the first one names it in errors.
+    pub fn count(&self, keys: &[&str], default: usize) -> usize {
+        let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return default };
+        value.as_u64().filter(|n| (1..=MOST).contains(n)).map_or_else(
+            || {
+                self.wrong(key, &format!("a whole number from 1 to {MOST}"), value);
+                default
+            },
+            |n| n as usize,
+        )
+    }
+
+    /// Height and width: one number for both, or two.
+    pub fn sides(&self, key: &str, default: usize) -> [usize; 2] {
+        let side = |value: &Value| value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize);
+        match self.get(key) {
+            Some(Value::Array(sides)) if sides.len() == 2 => match [side(&sides[0]), side(&sides[1])] {
+                [Some(height), Some(width)] => [height, width],
+                _ => [self.count(&[key], default); 2],
+            },
+            _ => [self.count(&[key], default); 2],
+        }
+    }
+
+    /// A number from 0 to 1.
+    pub fn fraction(&self, key: &str, default: f64) -> f64 {
+        let Some(value) = self.get(key) else { return default };
+        value.as_f64().filter(|number| (0.0..=1.0).contains(number)).unwrap_or_else(|| {
+            self.wrong(key, "a number from 0 to 1", value);
+            default
+        })
+    }
+
+    /// Whether something holds.
+    pub fn flag(&self, key: &str, default: bool) -> bool {
+        let Some(value) = self.get(key) else { return default };
+        value.as_bool().unwrap_or_else(|| {
+            self.wrong(key, "true or false", value);
+            default
+        })
+    }
+
+    /// A name, empty where it is not there.
+    pub fn name(&self, key: &str) -> &str {
+        match self.get(key) {
+            None => "",
+            Some(Value::String(name)) => name,
+            Some(other) => {
+                self.wrong(key, "a name", other);
+                ""
+            }
+        }
+    }
+
+    /// Three numbers, one for each channel.
+    pub fn channels(&self, key: &str, default: [f32; 3]) -> [f32; 3] {
+        let Some(value) = self.get(key) else { return default };
+        let numbers = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect::<Vec<_>>());
+        match numbers.as_deref() {
+            Some(&[r, g, b]) => [r, g, b].map(|number| number as f32),
+            _ => {
+                self.wrong(key, "three numbers", value);
+                default
+            }
+        }
+    }
+
+    /// The activation between the two products of a layer.
+    pub fn activation(&self, keys: &[&str], default: Activation) -> Activation {
+        let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return default };
+        value.as_str().and_then(Activation::from_name).unwrap_or_else(|| {
+            self.wrong(key, "gelu, gelu_new, gelu_pytorch_tanh, quick_gelu, relu or silu", value);
+            default
+        })
+    }
+
+    /// Notes something that is not as it should be.
+    pub fn wrong(&self, key: &str, expected: &str, found: &Value) {
+        self.problems.borrow_mut().push(format!("`{key}`: expected {expected}, found {found}"));
+    }
+
+    /// Notes a part of the model that is not built here.
+    pub fn refuse(&self, what: String) {
+        self.problems.borrow_mut().push(what);
+    }
+
+    /// Takes over what was wrong in an object of the same file.
+    pub fn include(&self, inner: &Self) {
+        self.problems.borrow_mut().append(&mut inner.problems.borrow_mut());
+    }
+
+    /// # Errors
+    /// [`Error::Format`] with everything that was wrong.
+    pub fn check(&self) -> Result<(), Error> {
+        let problems = self.problems.borrow();
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(Error::format(&self.path, format!("configuration: {}", problems.join("; "))))
+    }
+}
