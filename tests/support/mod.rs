@@ -20,3 +20,4 @@ pub mod reference;
 pub mod row_norm;
 pub mod tolerance;
 pub mod values;
+pub mod whole_numbers;
