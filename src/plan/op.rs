@@ -305,7 +305,7 @@ impl StepOp {
 fn suffix(activation: Activation) -> String {
     match activation {
         Activation::None => String::new(),
-        Activation::Relu | Activation::Relu6 => format!("+{activation}"),
+        _ => format!("+{activation}"),
     }
 }
 
