@@ -31,17 +31,23 @@ impl Recogniser<'_> {
 
     /// The bound that an expression of one image is, if it is one: whether from above, and where.
     fn bound(&mut self, node: &values::Node, expr: &Expr, at: usize) -> Result<Option<(bool, f64)>, Failed> {
-        match bound_of(expr, at) {
-            Some((is_above, Limit::Number(limit))) => Ok(Some((is_above, limit))),
-            Some((is_above, Limit::Operand(other))) => {
-                let id = node.inputs[other].expect("an expression reads what is there");
+        let Expr::Binary(op @ (Binary::Max | Binary::Min), of) = expr else { return Ok(None) };
+        let limit = match (&of[0], &of[1]) {
+            (Expr::Arg(x), limit) | (limit, Expr::Arg(x)) if *x == at => limit,
+            _ => return Ok(None),
+        };
+        let limit = match limit {
+            Expr::Const(_, Number::Float(limit)) => *limit,
+            Expr::Arg(other) => {
+                let id = node.inputs[*other].expect("an expression reads what is there");
                 match self.from.value(id).elems() {
-                    1 => Ok(Some((is_above, self.tensor(id)?.to_f64s()[0]))),
-                    _ => Ok(None),
+                    1 => self.tensor(id)?.to_f64s()[0],
+                    _ => return Ok(None),
                 }
             }
-            None => Ok(None),
-        }
+            _ => return Ok(None),
+        };
+        Ok(Some((*op == Binary::Min, limit)))
     }
 
     fn activation(&mut self, node: &values::Node, bound: (bool, f64), x: NodeId) -> Result<NodeId, Failed> {
@@ -125,29 +131,6 @@ impl Recogniser<'_> {
         let result = loops::compute(&values::Op::Map(whole), &all, &[ValueType::new(Dtype::F32, &dims)])?.remove(0);
         Ok(result.cast(ValueType::new(Dtype::F32, &[channels])))
     }
-}
-
-/// What an operand is bound by.
-pub(crate) enum Limit {
-    /// A number.
-    Number(f64),
-    /// The operand of this number.
-    Operand(usize),
-}
-
-/// The bound of the operand `at` that an expression is, if it is one: whether from above, and by what.
-pub(crate) fn bound_of(expr: &Expr, at: usize) -> Option<(bool, Limit)> {
-    let Expr::Binary(op @ (Binary::Max | Binary::Min), of) = expr else { return None };
-    let limit = match (&of[0], &of[1]) {
-        (Expr::Arg(x), limit) | (limit, Expr::Arg(x)) if *x == at => limit,
-        _ => return None,
-    };
-    let limit = match limit {
-        Expr::Const(_, Number::Float(limit)) => Limit::Number(*limit),
-        Expr::Arg(other) => Limit::Operand(*other),
-        _ => return None,
-    };
-    Some((*op == Binary::Min, limit))
 }
 
 /// Whether an expression is the sum of two operands.

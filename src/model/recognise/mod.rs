@@ -18,7 +18,7 @@ use crate::loops;
 use crate::tensor::{Dtype, Shape};
 
 pub(crate) use layers::{mean_of, pool_of, window_of};
-pub(crate) use maps::{Limit, bound_of, is_sum};
+pub(crate) use maps::is_sum;
 
 /// A network of images that computes what a graph of values does.
 pub(super) struct Network {

@@ -3,19 +3,15 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::activations::activation;
 use super::layers::{has_kernel, image, layer};
-use crate::graph::{
-    Constant, Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Tensor, Value, ValueId, ValueType,
-};
-use crate::model::{self, Limit, bound_of, is_sum, mean_of, pool_of};
+use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType};
+use crate::model::{self, is_sum, mean_of, pool_of};
 use crate::plan::{Family, Limits};
 use crate::tensor::{Activation, Dtype, Shape};
 
 /// Channels are stored in multiples of this.
 const ALIGN: usize = Family::Sm80.channel_align();
-
-/// The shape of what nobody reads.
-const NOTHING: Shape = Shape::vector(1);
 
 /// A graph of values, and the network of images that computes some of its nodes.
 pub(super) struct Layered {
@@ -67,15 +63,16 @@ struct Split<'a> {
     to: Layered,
     /// The node of the network that computes each value, or that it is given by.
     images: HashMap<ValueId, model::NodeId>,
-    /// The values that the network's nodes are in the new graph.
-    stored: Vec<ValueId>,
+    /// The values that the network's nodes are in the new graph, and their dimensions there, but for padding.
+    stored: Vec<(ValueId, Vec<usize>)>,
     /// For each value of the graph the nodes of the network that it is computed from.
     sources: Vec<BTreeSet<model::NodeId>>,
 }
 
 impl<'a> Split<'a> {
     fn new(from: &'a Graph, batch: usize) -> Self {
-        let network = model::Graph { nodes: Vec::new(), output: model::NodeId(0), input: NOTHING };
+        let input = Shape::vector(1); // of an input, which it has not
+        let network = model::Graph { nodes: Vec::new(), output: model::NodeId(0), input };
         let to = Layered {
             graph: Graph { nodes: Vec::new(), ..from.clone() },
             apart: HashSet::new(),
@@ -91,7 +88,7 @@ impl<'a> Split<'a> {
     fn finish(mut self) -> Layered {
         let outputs = &self.from.outputs;
         let sources = outputs.iter().flat_map(|port| self.sources[port.value.0].clone()).collect();
-        self.to.network.output = self.give("outputs (f32)".into(), None, NOTHING, &sources);
+        self.to.network.output = self.give("outputs (f32)".into(), None, vec![1, 1], &sources);
         self.to
     }
 
@@ -102,7 +99,8 @@ impl<'a> Split<'a> {
         let rank = self.from.value(x).rank();
         match &node.op {
             Op::Conv(_) | Op::Contract(_) => Some((model::Op::Conv2d(layer(self.from, node)?), vec![x])),
-            Op::Map(expr) => self.map(node, expr, &reads),
+            Op::Map(expr) if is_sum(expr) => Some((model::Op::Add(Activation::None), self.summands(reads)?)),
+            Op::Map(_) => self.activation(node),
             Op::Pool(pool) => match pool_of(node, pool).ok()? {
                 op @ model::Op::MaxPool(_) => self.is_of_layers(x).then_some((op, reads)),
                 op => self.is_image(x).then_some((op, reads)),
@@ -118,41 +116,26 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// A sum of images, or an activation. Of the two that are added, one is an image, and the other as exact as it.
-    fn map(&self, node: &Node, expr: &Expr, reads: &[ValueId]) -> Option<(model::Op, Vec<ValueId>)> {
-        if is_sum(expr) {
-            let are_images = reads.iter().any(|&id| self.is_image(id)) && self.from.value(reads[0]).rank() == 4;
-            let fits = are_images && reads.len() == 2 && reads.iter().all(|&id| self.is_of_layers(id));
-            return fits.then(|| (model::Op::Add(Activation::None), reads.to_vec()));
-        }
-        let at = node.inputs.iter().position(|id| id.is_some_and(|id| self.is_image(id)))?;
-        let x = node.inputs[at]?;
-        match (self.bound(node, expr, at)?, &self.from.values[x.0].origin) {
-            ((false, 0.0), _) => Some((model::Op::Activation(Activation::Relu), vec![x])),
-            ((true, 6.0), Origin::Node(before, _)) => match self.operation(&self.from.nodes[before.0])? {
-                (model::Op::Activation(Activation::Relu), reads) => {
-                    Some((model::Op::Activation(Activation::Relu6), reads))
-                }
-                _ => None,
-            },
-            _ => None,
-        }
+    /// What is added, if one is an image, and the other as exact as it.
+    fn summands(&self, reads: Vec<ValueId>) -> Option<Vec<ValueId>> {
+        let are_images = reads.iter().any(|&id| self.is_image(id)) && self.from.value(reads[0]).rank() == 4;
+        let fits = are_images && reads.len() == 2 && reads.iter().all(|&id| self.is_of_layers(id));
+        fits.then_some(reads)
     }
 
-    /// The bound that an expression is: whether from above, and where.
-    fn bound(&self, node: &Node, expr: &Expr, at: usize) -> Option<(bool, f64)> {
-        match bound_of(expr, at)? {
-            (is_above, Limit::Number(limit)) => Some((is_above, limit)),
-            (is_above, Limit::Operand(other)) => {
-                let (of, constant) = (self.from.value(node.inputs[other]?), self.from.constant(node.inputs[other]?)?);
-                match constant {
-                    Constant::Bytes(bytes) if of.elems() == 1 => {
-                        Some((is_above, Tensor::from_bytes(of.clone(), bytes).to_f64s()[0]))
-                    }
-                    _ => None,
-                }
-            }
-        }
+    /// The activation that a node is of an image, or of what another activation is of.
+    fn activation(&self, node: &Node) -> Option<(model::Op, Vec<ValueId>)> {
+        let sources: BTreeSet<_> = node.inputs.iter().flatten().flat_map(|id| &self.sources[id.0]).collect();
+        let &source = sources.first().filter(|_| sources.len() == 1)?;
+        let before = match &self.to.network.nodes[source.0] {
+            model::Node { op: model::Op::Activation(_), inputs, .. } => inputs.first(),
+            _ => None,
+        };
+        let is_source = |of: &model::NodeId| of == source || Some(of) == before;
+        let mut shown: Vec<ValueId> = self.images.iter().filter(|(_, of)| is_source(of)).map(|(&id, _)| id).collect();
+        shown.sort_unstable();
+        let found = |x: ValueId| Some((model::Op::Activation(activation(self.from, node, x)?), vec![x]));
+        shown.into_iter().filter(|&x| self.is_image(x)).find_map(found)
     }
 
     /// Whether the network computes a value.
@@ -173,11 +156,17 @@ impl<'a> Split<'a> {
             of.dtype == Dtype::F32 && of.rank() >= 2 && of.dims[0] == self.batch && of.elems() > 0
         };
         let [y] = node.outputs[..] else { return false };
+        if !reads.iter().chain([&y]).all(is_of_rows) {
+            return false;
+        }
         let shape = |id: ValueId| image(&self.from.value(id).dims);
-        let shapes: Vec<_> = reads.iter().map(|&id| shape(id)).collect();
-        reads.iter().chain([&y]).all(is_of_rows)
-            && op.shape(&shapes) == Ok(shape(y))
-            && has_kernel(op, (shapes[0], shape(y)), self.batch, limits)
+        let shapes: Vec<Shape> = reads.iter().map(|&id| shape(id)).collect();
+        let is_as_stored =
+            |&id: &ValueId| self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == shape(id));
+        matches!(op, model::Op::Activation(_)) // whatever the dimensions
+            || (op.shape(&shapes) == Ok(shape(y))
+                && reads.iter().all(is_as_stored)
+                && has_kernel(op, (shapes[0], shape(y)), self.batch, limits))
     }
 
     /// A node as it is.
@@ -198,24 +187,35 @@ impl<'a> Split<'a> {
             && let Some(&there) = self.images.get(x)
             && dims.len() >= 2
             && dims[0] == self.batch
-            && image(dims) == image(&self.from.value(*x).dims)
+            && self.is_shown(&self.stored[there.0].1, dims)
         {
             self.images.insert(*y, there);
         }
         self.push(node.clone());
     }
 
+    /// Whether an image of the first dimensions has the second as well: a vector may have any.
+    fn is_shown(&self, image_dims: &[usize], dims: &[usize]) -> bool {
+        let of = image(image_dims);
+        image(dims) == of || (of.pixels() == 1 && dims.iter().product::<usize>() == self.batch * of.channels)
+    }
+
     /// A node of the network, and what loops read of it in f32.
     fn push_image(&mut self, node: &Node, op: model::Op, reads: &[ValueId]) {
         let inputs: Vec<model::NodeId> = reads.iter().map(|&x| self.image(x, &node.name)).collect();
-        let (y, of) = (node.outputs[0], self.from.value(node.outputs[0]).clone());
+        let y = node.outputs[0];
+        let mut of = self.from.value(y).clone();
+        let shown = of.dims.clone();
+        if let model::Op::Activation(_) = op {
+            of.dims.clone_from(&self.stored[inputs[0].0].1);
+        }
         let channels = *of.dims.last().expect("it has channels");
         let stored = self.add(with_channels(&of, channels.next_multiple_of(ALIGN)));
         self.to.channels.insert(stored, channels);
         self.to.apart.insert(NodeId(self.to.graph.nodes.len()));
-        let read = inputs.iter().map(|id| Some(self.stored[id.0])).collect();
+        let read = inputs.iter().map(|id| Some(self.stored[id.0].0)).collect();
         self.push(Node { inputs: read, outputs: vec![stored], ..node.clone() });
-        let id = self.push_node(model::Node { name: node.name.clone(), op, inputs }, stored);
+        let id = self.push_node(model::Node { name: node.name.clone(), op, inputs }, stored, of.dims.clone());
         self.images.insert(y, id);
         self.sources[y.0] = BTreeSet::from([id]);
         let cut = match channels.is_multiple_of(ALIGN) {
@@ -223,6 +223,13 @@ impl<'a> Split<'a> {
             false => {
                 let slice = Slice { start: vec![0; of.rank()], step: vec![1; of.rank()], dims: of.dims.clone() };
                 self.node(&node.name, "channels", Op::Slice(slice), stored, with_channels(&of, channels))
+            }
+        };
+        let cut = match shown == of.dims {
+            true => cut,
+            false => {
+                let to = ValueType { dtype: Dtype::F16, dims: shown.clone() };
+                self.node(&node.name, "dimensions", Op::Reshape(shown), cut, to)
             }
         };
         let (name, cast) = (format!("{} (f32)", node.name), Op::Map(Expr::arg(0).cast(Dtype::F32)));
@@ -234,8 +241,8 @@ impl<'a> Split<'a> {
         if let Some(&there) = self.images.get(&x) {
             return there;
         }
-        let (half, shape) = (self.half(x, reader), image(&self.from.value(x).dims));
-        let id = self.give(format!("{reader} (f16)"), Some(half), shape, &self.sources[x.0].clone());
+        let (half, dims) = (self.half(x, reader), self.from.value(x).dims.clone());
+        let id = self.give(format!("{reader} (f16)"), Some(half), dims, &self.sources[x.0].clone());
         self.images.insert(x, id);
         id
     }
@@ -245,18 +252,19 @@ impl<'a> Split<'a> {
         &mut self,
         name: String,
         value: Option<ValueId>,
-        shape: Shape,
+        dims: Vec<usize>,
         sources: &BTreeSet<model::NodeId>,
     ) -> model::NodeId {
         let inputs: Vec<model::NodeId> = sources.iter().copied().collect();
-        let reads = inputs.iter().map(|id| self.stored[id.0]).collect();
+        let reads = inputs.iter().map(|id| self.stored[id.0].0).collect();
         self.to.given.insert(name.clone(), Given { value, reads });
-        self.push_node(model::Node { name, op: model::Op::Given(shape), inputs }, value.unwrap_or(ValueId(0)))
+        let op = model::Op::Given(image(&dims));
+        self.push_node(model::Node { name, op, inputs }, value.unwrap_or(ValueId(0)), dims)
     }
 
-    fn push_node(&mut self, node: model::Node, stored: ValueId) -> model::NodeId {
+    fn push_node(&mut self, node: model::Node, stored: ValueId, dims: Vec<usize>) -> model::NodeId {
         self.to.network.nodes.push(node);
-        self.stored.push(stored);
+        self.stored.push((stored, dims));
         model::NodeId(self.stored.len() - 1)
     }
 

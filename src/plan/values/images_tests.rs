@@ -196,3 +196,74 @@ fn networks_of_images_within_values_have_the_kernels_of_several_layers() {
         "{plan}"
     );
 }
+
+/// Each way to write an activation behind a convolution, and what looks like one.
+#[test]
+fn activations_are_found_in_whatever_pieces() {
+    type Write = fn(&mut Network, ValueId) -> ValueId;
+    let ways: [(&str, Write); 6] = [
+        ("conv1x1+silu", |g, x| {
+            let one = || Expr::float(Dtype::F32, 1.0);
+            let gate = g.0.map("gate", one() / (one() + (-Expr::arg(0)).unary(Unary::Exp)), &[x]);
+            g.0.map("gated", Expr::arg(1) * Expr::arg(0), &[x, gate])
+        }),
+        ("conv1x1+hard-swish", |g, x| {
+            let k = |number| Expr::float(Dtype::F32, number);
+            let gate =
+                (Expr::arg(0) * k(0.166_666_67) + k(0.5)).binary(Binary::Max, k(0.0)).binary(Binary::Min, k(1.0));
+            g.0.map("hard-swish", Expr::arg(0) * gate, &[x])
+        }),
+        ("conv1x1+hard-swish", |g, x| {
+            let three = g.0.constant(Dtype::F32, &[], 3.0_f32.to_le_bytes().to_vec());
+            let six = g.0.constant(Dtype::F32, &[], 6.0_f32.to_le_bytes().to_vec());
+            let moved = g.0.map("moved", Expr::arg(0) + Expr::arg(1), &[x, three]);
+            let low = g.relu("low", moved);
+            let high = g.0.map("high", Expr::arg(0).binary(Binary::Min, Expr::arg(1)), &[low, six]);
+            let product = g.0.map("product", Expr::arg(0) * Expr::arg(1), &[x, high]);
+            g.0.map("swish", Expr::arg(0) / Expr::arg(1), &[product, six])
+        }),
+        ("conv1x1+relu6", |g, x| {
+            let low = g.relu("low", x);
+            g.bound("high", low, Binary::Min, 6.0)
+        }),
+        ("conv1x1", |g, x| g.bound("five", x, Binary::Min, 5.0)),
+        ("conv1x1", |g, x| {
+            let gate = g.tanh("gate", x);
+            g.0.map("gated", Expr::arg(1) * Expr::arg(0), &[x, gate])
+        }),
+    ];
+    for (label, write) in ways {
+        let (mut g, x) = Network::new(1, [8, 8, 16]);
+        let a = g.conv("a", x, [16, 24, 1]);
+        let y = write(&mut g, a);
+        let plan = g.planned(&Limits::h200(), &[y]);
+        assert_eq!(images(&plan), named(&[("a", label)]));
+        assert_eq!(loops(&plan), 2, "{plan}");
+    }
+}
+
+/// A mean, two layers of it and an activation between them, in whatever dimensions a vector is written.
+#[test]
+fn a_vector_in_other_dimensions_stays_an_image() {
+    let (mut g, x) = Network::new(2, [8, 8, 16]);
+    let a = g.conv("a", x, [16, 24, 1]);
+    let mean = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: true };
+    let x = g.0.node("mean", Op::Reduce(mean), &[a]);
+    let x = g.conv("squeeze", x, [24, 8, 1]);
+    let x = g.0.node("planes", Op::Reshape(vec![2, 8, 1, 1]), &[x]);
+    let x = g.relu("relu", x);
+    let x = g.0.node("pixels", Op::Reshape(vec![2, 1, 1, 8]), &[x]);
+    let x = g.conv("excite", x, [8, 24, 1]);
+    let gate = g.tanh("gate", x);
+    let y = g.0.map("gated", Expr::arg(0) * Expr::arg(1), &[a, gate]);
+    let y = g.conv("b", y, [24, 16, 1]);
+    let plan = g.planned(&Limits::h200(), &[y]);
+    let all = [
+        ("a", "conv1x1"),
+        ("mean", "global-pool"),
+        ("squeeze", "conv1x1+relu"),
+        ("excite", "conv1x1"),
+        ("b", "conv1x1"),
+    ];
+    assert_eq!(images(&plan), named(&all));
+}

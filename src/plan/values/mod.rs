@@ -1,6 +1,7 @@
 //! The plan of a graph of values: the steps of a network of images, and a step for each loop of its schedule, which reads and
 //! writes rows in place.
 
+mod activations;
 mod images;
 #[cfg(test)]
 mod images_tests;
