@@ -19,29 +19,10 @@ TREFOIL_DEVICE uint32_t divide(uint32_t n, const FastDivide &by) {
 }
 
 // Values of `tensor::Activation` as launch.rs numbers them.
-enum : int32_t {
-  kActivationNone = 0,
-  kActivationRelu = 1,
-  kActivationRelu6 = 2,
-  kActivationSilu = 3,
-  kActivationHardSwish = 4,
-};
-
-// Whether an activation is no bound: x times a gate, which is 0 of 0.
-TREFOIL_DEVICE bool is_gated(int32_t activation) { return activation >= kActivationSilu; }
-
-// SiLU, x / (1 + exp(-x)), off by less than 2^-16 of itself, or 2^-30; else hard swish, x * clamp(x / 6 + 0.5, 0, 1).
-// NaN stays NaN, -infinity becomes NaN.
-TREFOIL_DEVICE float gated(float x, int32_t activation) {
-  const float gate = activation == kActivationSilu
-                         ? reciprocal_approximate(1.0f + exp2_approximate(-1.442695041f * x))
-                         : __saturatef(fmaf(x, 1.0f / 6.0f, 0.5f));
-  return x * gate;
-}
+enum : int32_t { kActivationNone = 0, kActivationRelu = 1, kActivationRelu6 = 2 };
 
 // NaN stays NaN.
 TREFOIL_DEVICE float activate(float x, int32_t activation) {
-  if (is_gated(activation)) return gated(x, activation);
   if (activation != kActivationNone) x = max_or_nan(x, 0.0f);
   if (activation == kActivationRelu6) x = min_or_nan(x, 6.0f);
   return x;
@@ -74,19 +55,15 @@ TREFOIL_DEVICE uint32_t min_half2_or_nan(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t *>(&d);
 }
 
-// An activation of two sums, rounded. Where it is a bound, rounding to half first gives the same: it is monotone, and both
-// bounds are halves.
-struct Rounded {
-  int32_t activation;
+// An activation of two sums, rounded: its bounds. Rounding to half first gives the same: it is monotone, and both bounds are halves.
+struct Clamp {
   __half2 low, high;
 
-  __device__ __forceinline__ explicit Rounded(int32_t activation)
-      : activation(activation),
-        low(__float2half2_rn(activation == kActivationRelu || activation == kActivationRelu6 ? 0.0f : -INFINITY)),
+  __device__ __forceinline__ explicit Clamp(int32_t activation)
+      : low(__float2half2_rn(activation == kActivationNone ? -INFINITY : 0.0f)),
         high(__float2half2_rn(activation == kActivationRelu6 ? 6.0f : INFINITY)) {}
 
   __device__ __forceinline__ uint32_t operator()(float2 sum) const {
-    if (is_gated(activation)) sum = make_float2(gated(sum.x, activation), gated(sum.y, activation));
     const __half2 rounded = __hmin2_nan(__hmax2_nan(__floats2half2_rn(sum.x, sum.y), low), high);
     return *reinterpret_cast<const uint32_t *>(&rounded);
   }

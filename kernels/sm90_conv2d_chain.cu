@@ -221,7 +221,7 @@ TREFOIL_DEVICE float2 bias_at(const float *bias, int32_t channel, int32_t channe
 
 // Sums and bias, and what lies there if it is to be added, as halves where this lane's matrices begin.
 template <int kSums>
-TREFOIL_DEVICE void put(uint32_t smem_lane, const float (&d)[kSums], float2 bias, bool adds, const Rounded &rounded) {
+TREFOIL_DEVICE void put(uint32_t smem_lane, const float (&d)[kSums], float2 bias, bool adds, const Clamp &clamp) {
 #pragma unroll
   for (int j = 0; j < kSums / 8; ++j) {
     uint32_t there[4] = {}, out[4];
@@ -234,7 +234,7 @@ TREFOIL_DEVICE void put(uint32_t smem_lane, const float (&d)[kSums], float2 bias
         const float2 other = unpack_half2(there[q]);
         sum.x += other.x, sum.y += other.y;
       }
-      out[q] = rounded(sum);
+      out[q] = clamp(sum);
     }
     stmatrix_x4_trans(smem_lane + j * 16 * kRowBytes, out);
   }
@@ -249,7 +249,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
   const int32_t channel = warp * 16 + lane / 4;  // of a slab, and eight more
-  const Rounded rounded(args.activation), next_rounded(args.next_activation);
+  const Clamp clamp(args.activation), next_clamp(args.next_activation);
 
   Ring filters = rings.filters(), x = rings.x(part), slots = rings.slots(part);
   uint32_t filter_before = 0, slot_before = 0;
@@ -279,7 +279,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
       if (slab + 1 == args.slabs && lane == 0) barrier_arrive(x.empty());
 
       barrier_wait(slots.full(), slots.phase);
-      put(slots.data() + lane_offset, y, bias, args.has_residual, rounded);
+      put(slots.data() + lane_offset, y, bias, args.has_residual, clamp);
       store(&args.y, slab * kSlabChannels, m);
 #pragma unroll
       for (int next = 0; next < Tile::kNext; ++next) multiply(z[next], filters, filter_before, slots.data(), slab > 0);
@@ -292,7 +292,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ChainArgs &args, const Rings<Ti
       wgmma_use(z[next]);
       const float2 bias = bias_at(args.next_bias, next * kSlabChannels + channel, args.n_stored);
       barrier_wait(slots.full(), slots.phase);
-      put(slots.data() + lane_offset, z[next], bias, false, next_rounded);
+      put(slots.data() + lane_offset, z[next], bias, false, next_clamp);
       store(&args.z, next * kSlabChannels, m);
       slots.advance();
     }

@@ -130,7 +130,7 @@ TREFOIL_DEVICE void convolve(const Sm90DepthwiseArgs &args, const Filter<U> &fil
 }
 
 template <class U>
-TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Rounded &rounded, int32_t image, int32_t p, int32_t q,
+TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Clamp &clamp, int32_t image, int32_t p, int32_t q,
                           int32_t c, const float2 (&sums)[U::kRows][U::kColumns]) {
   const int32_t pairs = args.c_stored / 2;
   const int64_t first = (static_cast<int64_t>(image) * args.out_height + p) * args.out_width + q;
@@ -140,13 +140,13 @@ TREFOIL_DEVICE void store(const Sm90DepthwiseArgs &args, const Rounded &rounded,
     if (p + row >= args.out_height) break;
 #pragma unroll
     for (int column = 0; column < U::kColumns; ++column)
-      if (q + column < args.out_width) y[column * pairs] = rounded(sums[row][column]);
+      if (q + column < args.out_width) y[column * pairs] = clamp(sums[row][column]);
   }
 }
 
 // The outputs of a tile, from its box or from what was made of it.
 template <class U, int kPixelBytes>
-TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U> &filter, const Rounded &rounded, Tile tile,
+TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U> &filter, const Clamp &clamp, Tile tile,
                                   int32_t c, uint32_t smem) {
   const uint32_t pair = threadIdx.x % kPairs, group = threadIdx.x / kPairs, groups = blockDim.x / kPairs;
   for (int32_t unit = group; unit < args.units; unit += groups) {
@@ -156,7 +156,7 @@ TREFOIL_DEVICE void convolve_tile(const Sm90DepthwiseArgs &args, const Filter<U>
     float2 sums[U::kRows][U::kColumns];
     convolve<U, kPixelBytes>(args, filter,
                              smem + pair * 4 + (row * args.box_width + column) * U::kStride * kPixelBytes, sums);
-    store<U>(args, rounded, tile.image, tile.p + row, tile.q + column, c, sums);
+    store<U>(args, clamp, tile.image, tile.p + row, tile.q + column, c, sums);
   }
 }
 
@@ -189,7 +189,7 @@ template <class U>
 TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, Tile tile, uint32_t smem_x, uint32_t smem_filter,
                                 uint32_t smem_bias, uint32_t smem_out) {
   const uint32_t lane = threadIdx.x % 32;
-  const Rounded rounded(args.x_activation);
+  const Clamp clamp(args.x_activation);
   const int32_t h_first = tile.p * U::kStride - args.pad_top, w_first = tile.q * U::kStride - args.pad_left;
   // This lane's row of the four 8x8 matrices of a and of b.
   const uint32_t b = smem_filter + ((lane / 16 * 8 + lane % 8) * row_chunks(args) + lane / 8 % 2) * 16;
@@ -233,7 +233,7 @@ TREFOIL_DEVICE void expand_tile(const Sm90DepthwiseArgs &args, Tile tile, uint32
       for (int j = 0; j < 4; ++j) {
         const float *sums = d[row / 2][j] + row % 2 * 2;
         store_shared_u32(smem_out + pixel * kExpandedBytes + j * 16 + lane % 4 * 4,
-                         inside ? rounded(make_float2(sums[0], sums[1])) : 0);
+                         inside ? clamp(make_float2(sums[0], sums[1])) : 0);
       }
     }
   }
@@ -263,7 +263,7 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
   if constexpr (kExpands) stage_x_filter(args, c_first, smem_x_filter, smem_x_bias);
   const int32_t c = c_first + threadIdx.x % kPairs * 2;
   const Filter<U> filter = load_filter<U>(args, c, c < args.c_stored);
-  const Rounded rounded(args.activation);
+  const Clamp clamp(args.activation);
   // Boxes that come before they are needed: all of one tile, or one of each of two tiles.
   constexpr uint32_t kAhead = kExpands ? 1 : kStages;
   const auto copy = [&](int32_t index, uint32_t stage) {
@@ -284,10 +284,10 @@ template <class U, bool kExpands> TREFOIL_DEVICE void sm90_depthwise(const Sm90D
       expand_tile<U>(args, tile, smem, smem_x_filter, smem_x_bias, smem_expanded);
       __syncthreads();
       if (threadIdx.x == 0) copy(index + stride, 0);
-      convolve_tile<U, kExpandedBytes>(args, filter, rounded, tile, c, smem_expanded);
+      convolve_tile<U, kExpandedBytes>(args, filter, clamp, tile, c, smem_expanded);
       __syncthreads();
     } else {
-      convolve_tile<U, kBoxBytes>(args, filter, rounded, tile, c, smem + stage * args.stage_bytes);
+      convolve_tile<U, kBoxBytes>(args, filter, clamp, tile, c, smem + stage * args.stage_bytes);
       __syncthreads();
       if (threadIdx.x == 0) copy(index + kStages * stride, stage);
     }

@@ -363,7 +363,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
                                                               static_cast<int64_t>(m) * args.k_stored + k));
   }
   barrier_wait_cluster(received);
-  const Rounded rounded(args.activation);
+  const Clamp clamp(args.activation);
 #pragma unroll
   for (uint32_t i = 0; i < kMostTwos; ++i) {
     if (i >= twos) break;
@@ -379,7 +379,7 @@ TREFOIL_DEVICE void add_and_store(const Sm90ConvArgs &args, const Share &share, 
     const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
     const float2 add = unpack_half2(residual[i]);
     sum = odd ? make_float2(other + add.x, sum.y + add.y) : make_float2(sum.x + add.x, other + add.y);
-    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = rounded(sum);
+    if (at[i] >= 0) *reinterpret_cast<uint32_t *>(args.y_values + at[i]) = clamp(sum);
   }
 }
 
@@ -393,7 +393,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
   // This lane's row of the four 8x8 matrices of 16 pixels: pixel, and 8 channels, swizzled like a tensor map's box.
   const uint32_t pixel = lane / 16 * 8 + lane % 8, channel_chunk = warp * 2 + lane / 8 % 2;
   const uint32_t lane_offset = pixel * kRowBytes + (channel_chunk ^ lane % 8) * 16;
-  const Rounded rounded(args.activation);
+  const Clamp clamp(args.activation);
   const bool has_residual = args.residual_values != nullptr;
 
   uint32_t chunk_slot = 0;
@@ -432,7 +432,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ConvArgs &args, const Share &sh
             const float2 other = unpack_half2(add[q]);
             sum.x += other.x, sum.y += other.y;
           }
-          out[q] = rounded(sum);
+          out[q] = clamp(sum);
         }
         stmatrix_x4_trans(smem_chunk + lane_offset + j * 16 * kRowBytes, out);
       }

@@ -86,7 +86,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
   const int32_t k_lane = first.k + warp * 16 + lane / 4;  // and eight more
   const float bias[2] = {k_lane < args.k_stored ? __ldg(args.bias + k_lane) : 0.0f,
                          k_lane + 8 < args.k_stored ? __ldg(args.bias + k_lane + 8) : 0.0f};
-  const Rounded rounded(args.activation);
+  const Clamp clamp(args.activation);
   if (stores && has_residual) {
     wait_for_earlier_launches();
     load_residual(args, shared, part, 0, first);
@@ -128,7 +128,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90HaloArgs &args, const Shared &s
           const float2 other = unpack_half2(add[q]);
           sum.x += other.x, sum.y += other.y;
         }
-        out[q] = rounded(sum);
+        out[q] = clamp(sum);
       }
       if (whole) {
         stmatrix_x4_trans(smem_lane, out);

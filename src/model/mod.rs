@@ -36,7 +36,7 @@ pub(crate) use fold::read_linear;
 pub use fold::{FoldedConv, fold_conv};
 pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
 pub use preprocessing::{Interpolation, Preprocessing};
-pub(crate) use recognise::{is_sum, mean_of, pool_of, window_of};
+pub(crate) use recognise::{is_sum, pool_of, window_of};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
 use values::LayerWeights;

@@ -305,7 +305,7 @@ impl StepOp {
 fn suffix(activation: Activation) -> String {
     match activation {
         Activation::None => String::new(),
-        _ => format!("+{activation}"),
+        Activation::Relu | Activation::Relu6 => format!("+{activation}"),
     }
 }
 

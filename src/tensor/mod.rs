@@ -234,10 +234,6 @@ pub enum Activation {
     Relu,
     /// min(max(x, 0), 6).
     Relu6,
-    /// x / (1 + exp(-x)).
-    Silu,
-    /// x * min(max(x / 6 + 0.5, 0), 1).
-    HardSwish,
 }
 
 impl Activation {
@@ -248,18 +244,6 @@ impl Activation {
             Self::None => x,
             Self::Relu => relu(x),
             Self::Relu6 => x.clamp(0.0, 6.0),
-            Self::Silu => x / (1.0 + (-x).exp()),
-            Self::HardSwish => x * (x / 6.0 + 0.5).clamp(0.0, 1.0),
-        }
-    }
-
-    /// The range that it keeps x in, if that is all that it does.
-    pub(crate) const fn range(self) -> Option<[f32; 2]> {
-        match self {
-            Self::None => Some([f32::NEG_INFINITY, f32::INFINITY]),
-            Self::Relu => Some([0.0, f32::INFINITY]),
-            Self::Relu6 => Some([0.0, 6.0]),
-            Self::Silu | Self::HardSwish => None,
         }
     }
 }
@@ -270,8 +254,6 @@ impl fmt::Display for Activation {
             Self::None => "none",
             Self::Relu => "relu",
             Self::Relu6 => "relu6",
-            Self::Silu => "silu",
-            Self::HardSwish => "hard-swish",
         })
     }
 }

@@ -41,8 +41,8 @@ pub fn run_graph(graph: &Graph, weights: &Weights, input: &Expected, how: Arithm
                 };
                 batch_norm(norm, weights, x, terms, how)
             }
-            Op::Activation(activation) => activate(*activation, x.clone(), how),
-            Op::Add(activation) => add(*activation, x, second.expect("an addition has two operands"), how),
+            Op::Activation(activation) => activate(*activation, x.clone()),
+            Op::Add(activation) => add(*activation, x, second.expect("an addition has two operands")),
             Op::MaxPool(pool) => max_pool(pool, x, y),
             Op::AvgPool(pool) => avg_pool(pool, x, y, how),
             Op::GlobalAvgPool => global_avg_pool(x, how),
@@ -160,8 +160,8 @@ fn convolution(
         result = batch_norm(norm, weights, &result, terms(conv, x.shape), how);
     }
     match residual {
-        Some(residual) => add(conv.activation, &result, residual, how),
-        None => activate(conv.activation, result, how),
+        Some(residual) => add(conv.activation, &result, residual),
+        None => activate(conv.activation, result),
     }
 }
 
@@ -197,37 +197,26 @@ fn batch_norm(norm: &BatchNorm, weights: &Weights, x: &Expected, terms: usize, h
     y
 }
 
-/// Errors pass a bound undiminished at most. A function grows them by its slope, 1.5 at most, and is off by a part of itself:
-/// 2^-16, or 2^-30 in all, where it is approximated, and some roundings where it is not.
-fn activate(activation: Activation, mut x: Expected, how: Arithmetic) -> Expected {
-    let (part, least) = match how.storage {
-        Storage::F32 => (8.0 * U32, 0.0),
-        Storage::F16 => ((-16_f64).exp2(), (-30_f64).exp2()),
-    };
-    for (value, error) in x.values.iter_mut().zip(&mut x.errors) {
-        let function = match activation {
-            Activation::None => continue,
+/// Errors pass an activation undiminished at most.
+fn activate(activation: Activation, mut x: Expected) -> Expected {
+    for value in &mut x.values {
+        *value = match activation {
+            Activation::None => *value,
             Activation::Relu => value.max(0.0),
             Activation::Relu6 => value.clamp(0.0, 6.0),
-            Activation::Silu => *value / (1.0 + (-*value).exp()),
-            Activation::HardSwish => *value * (*value / 6.0 + 0.5).clamp(0.0, 1.0),
         };
-        if matches!(activation, Activation::Silu | Activation::HardSwish) {
-            *error = 1.5 * *error + part * function.abs() + least;
-        }
-        *value = function;
     }
     x
 }
 
 /// The operands' errors may depend on each other: they add.
-fn add(activation: Activation, a: &Expected, b: &Expected, how: Arithmetic) -> Expected {
+fn add(activation: Activation, a: &Expected, b: &Expected) -> Expected {
     let mut sum = a.clone();
     for i in 0..sum.values.len() {
         sum.values[i] += b.values[i];
         sum.errors[i] += b.errors[i] + U32 * sum.values[i].abs();
     }
-    activate(activation, sum, how)
+    activate(activation, sum)
 }
 
 /// Each pixel's channels of one operand after the other's.

@@ -76,30 +76,27 @@ macro_rules! vectorized {
 }
 pub(super) use vectorized;
 
-/// An activation as the range that it clamps to, or as another function.
+/// An activation as the range that it clamps to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Clamp {
     low: f32,
     high: f32,
-    other: Option<Activation>,
 }
 
 impl From<Activation> for Clamp {
     fn from(activation: Activation) -> Self {
-        match activation.range() {
-            Some([low, high]) => Self { low, high, other: None },
-            None => Self { low: f32::NEG_INFINITY, high: f32::INFINITY, other: Some(activation) },
+        match activation {
+            Activation::None => Self { low: f32::NEG_INFINITY, high: f32::INFINITY },
+            Activation::Relu => Self { low: 0.0, high: f32::INFINITY },
+            Activation::Relu6 => Self { low: 0.0, high: 6.0 },
         }
     }
 }
 
 impl Clamp {
-    /// `x` within the range, or the function of it; a NaN stays one.
+    /// `x` within the range; a NaN stays one.
     #[inline(always)]
     pub fn apply(self, x: f32) -> f32 {
-        if let Some(activation) = self.other {
-            return activation.apply(x);
-        }
         let x = if x < self.low { self.low } else { x };
         if x > self.high { self.high } else { x }
     }
@@ -111,10 +108,9 @@ mod tests {
 
     #[test]
     fn clamping_is_the_activation_and_keeps_nan() {
-        use Activation::{HardSwish, None, Relu, Relu6, Silu};
-        for activation in [None, Relu, Relu6, Silu, HardSwish] {
+        for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             let clamp = Clamp::from(activation);
-            for x in [-f32::MAX, -7.5, -0.0, 0.0, 3.25, 6.0, 6.5, f32::INFINITY] {
+            for x in [-f32::INFINITY, -7.5, -0.0, 0.0, 3.25, 6.0, 6.5, f32::INFINITY] {
                 assert_eq!(clamp.apply(x), activation.apply(x), "{activation} of {x}");
             }
             assert!(clamp.apply(f32::NAN).is_nan());

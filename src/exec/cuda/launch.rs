@@ -162,8 +162,6 @@ pub(crate) const fn activation_code(activation: Activation) -> i32 {
         Activation::None => 0,
         Activation::Relu => 1,
         Activation::Relu6 => 2,
-        Activation::Silu => 3,
-        Activation::HardSwish => 4,
     }
 }
 

@@ -125,8 +125,12 @@ impl StemLayers {
 
 /// What an activation keeps its results between, each bound as two halves.
 fn activation_bounds(activation: Activation) -> [u32; 2] {
-    let range = activation.range().expect("a stem has no other activation");
-    range.map(|bound| u32::from(f16::from_f32(bound).to_bits()) * 0x1_0001)
+    let [low, high] = match activation {
+        Activation::None => [f16::NEG_INFINITY, f16::INFINITY],
+        Activation::Relu => [f16::ZERO, f16::INFINITY],
+        Activation::Relu6 => [f16::ZERO, f16::from_f32(6.0)],
+    };
+    [low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001)
 }
 
 /// The launch of `problem` in tiles of `tile`.

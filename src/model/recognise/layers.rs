@@ -115,7 +115,7 @@ pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Wh
 }
 
 /// The mean over all pixels that a reduction of a value of this rank is.
-pub(crate) fn mean_of(of: &values::Reduce, rank: usize) -> Result<Op, Why> {
+fn mean_of(of: &values::Reduce, rank: usize) -> Result<Op, Why> {
     match (of.op, &of.axes[..], rank) {
         (ReduceOp::Mean, [1, 2], 4) => Ok(Op::GlobalAvgPool),
         _ => Err("it is no mean over all pixels"),

@@ -17,7 +17,7 @@ use crate::graph::{self as values, Constant, Origin, Tensor, ValueId};
 use crate::loops;
 use crate::tensor::{Dtype, Shape};
 
-pub(crate) use layers::{mean_of, pool_of, window_of};
+pub(crate) use layers::{pool_of, window_of};
 pub(crate) use maps::is_sum;
 
 /// A network of images that computes what a graph of values does.

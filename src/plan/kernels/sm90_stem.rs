@@ -197,7 +197,6 @@ impl Stem {
         let most = [pad.top, pad.left, self.conv_shape.height, self.conv_shape.width].into_iter().max();
         let fits = r == s && stride == [2; 2] && dilation == [1; 2] && most < Some(MOST_PIXELS);
         let channels = self.conv.groups == 1 && self.conv.out_channels <= MOST_STEM_CHANNELS;
-        let fits = fits && self.conv.activation.range().is_some();
         (fits && channels && self.pixels_are_halves() && StemLayers::ALL.contains(&layers)).then_some(layers)
     }
 

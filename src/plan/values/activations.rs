@@ -1,6 +1,6 @@
 //! Activations in a graph of values, in whatever pieces they were written: expressions of one value.
 
-use crate::graph::{Binary, Constant, Expr, Graph, Node, Number, Op, Origin, Tensor, Unary, ValueId};
+use crate::graph::{Binary, Constant, Expr, Graph, Node, Number, Op, Origin, Tensor, ValueId};
 use crate::tensor::{Activation, Dtype};
 
 /// How many nodes one behind the other make an activation at most.
@@ -51,19 +51,8 @@ fn operand(graph: &Graph, id: ValueId, x: ValueId, most: usize) -> Option<Expr> 
 /// The ways in which activations are written, without the order of what commutes.
 fn forms() -> Vec<(Activation, Expr)> {
     let (x, k) = (|| Expr::arg(0), |number| Expr::float(Dtype::F32, number));
-    let clamp = |of: Expr, high| of.binary(Binary::Max, k(0.0)).binary(Binary::Min, k(high));
-    let exp = || k(1.0) + (-x()).unary(Unary::Exp);
-    vec![
-        (Activation::Relu, x().binary(Binary::Max, k(0.0))),
-        (Activation::Relu6, clamp(x(), 6.0)),
-        (Activation::Silu, x() * (k(1.0) / exp())),
-        (Activation::Silu, x() / exp()),
-        (Activation::HardSwish, x() * clamp(x() * k(1.0 / 6.0) + k(0.5), 1.0)),
-        (Activation::HardSwish, x() * clamp(x() + k(3.0), 6.0) / k(6.0)),
-        (Activation::HardSwish, x() * (clamp(x() + k(3.0), 6.0) / k(6.0))),
-        (Activation::HardSwish, x() * clamp(x() + k(3.0), 6.0) * k(1.0 / 6.0)),
-        (Activation::HardSwish, x() * (clamp(x() + k(3.0), 6.0) * k(1.0 / 6.0))),
-    ]
+    let relu = || x().binary(Binary::Max, k(0.0));
+    vec![(Activation::Relu, relu()), (Activation::Relu6, relu().binary(Binary::Min, k(6.0)))]
 }
 
 /// Whether two expressions compute the same, but for the last digits of numbers in f32.

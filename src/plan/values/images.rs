@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use super::activations::activation;
 use super::layers::{has_kernel, image, layer};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Slice, Value, ValueId, ValueType};
-use crate::model::{self, is_sum, mean_of, pool_of};
+use crate::model::{self, is_sum, pool_of};
 use crate::plan::{Family, Limits};
 use crate::tensor::{Activation, Dtype, Shape};
 
@@ -105,7 +105,6 @@ impl<'a> Split<'a> {
                 op @ model::Op::MaxPool(_) => self.is_of_layers(x).then_some((op, reads)),
                 op => self.is_image(x).then_some((op, reads)),
             },
-            Op::Reduce(of) => Some((mean_of(of, rank).ok()?, reads)).filter(|_| self.is_image(x)),
             Op::Concat(axis) if axis + 1 == rank => {
                 let (_, others) = reads.split_last()?;
                 let channels = |id: &ValueId| self.from.value(*id).dims[*axis];
@@ -116,11 +115,10 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// What is added, if one is an image, and the other as exact as it.
+    /// What is added, if both are images: a loop adds what it computes itself.
     fn summands(&self, reads: Vec<ValueId>) -> Option<Vec<ValueId>> {
-        let are_images = reads.iter().any(|&id| self.is_image(id)) && self.from.value(reads[0]).rank() == 4;
-        let fits = are_images && reads.len() == 2 && reads.iter().all(|&id| self.is_of_layers(id));
-        fits.then_some(reads)
+        let fits = reads.len() == 2 && self.from.value(reads[0]).rank() == 4;
+        (fits && reads.iter().all(|&id| self.is_image(id))).then_some(reads)
     }
 
     /// The activation that a node is of an image, or of what another activation is of.
