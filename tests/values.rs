@@ -4,6 +4,8 @@
 mod cases;
 #[path = "support/records.rs"]
 mod records;
+#[path = "support/whole_numbers.rs"]
+mod whole_numbers;
 
 use trefoil::{Device, Target};
 
@@ -27,5 +29,6 @@ on_the_cpu!(
     a_batcher_takes_single_records,
     every_output_is_there_whoever_reads_it,
     models_read_one_another,
-    outputs_are_whatever_the_graph_says
+    outputs_are_whatever_the_graph_says,
+    images_between_loops_are_exact
 );

@@ -28,7 +28,7 @@ pub struct NodeId(pub usize);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
-    /// The nodes; the first is [`Op::Input`].
+    /// The nodes; the first is [`Op::Input`] or [`Op::Given`].
     pub nodes: Vec<Node>,
     /// The node whose value is the graph's result.
     pub output: NodeId,
@@ -70,6 +70,9 @@ pub struct Node {
 pub enum Op {
     /// The normalised image.
     Input,
+    /// A value of this shape that is computed elsewhere, from those that the node reads. In a graph of values, networks of
+    /// images read and write such values; no model of images has them.
+    Given(Shape),
     /// Convolution; after the rewrites with batch norm, residual and activation inside.
     /// A second input, if present, is the residual that is added before the activation.
     Conv2d(Conv2d),
@@ -299,6 +302,7 @@ impl Op {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Input => "input",
+            Self::Given(_) => "given",
             Self::Conv2d(_) => "conv2d",
             Self::BatchNorm(_) => "batch_norm",
             Self::Activation(_) => "activation",

@@ -25,3 +25,4 @@ pub mod s8_ends;
 pub mod tolerance;
 pub mod transformer;
 pub mod values;
+pub mod whole_numbers;
