@@ -108,7 +108,7 @@ pub struct Conv2d {
     pub out_channels: usize,
     /// The window: size, stride, padding, dilation.
     pub window: Window,
-    /// 1, or C for a depthwise convolution.
+    /// Into how many parts C and K are divided, each of its own; C where every output channel reads one input channel.
     pub groups: usize,
     /// Name of the filter tensor.
     pub filter: String,
@@ -317,6 +317,16 @@ impl Op {
 }
 
 impl Conv2d {
+    /// Whether every output channel reads the input channel of its own number, of so many.
+    pub(crate) const fn is_depthwise(&self, in_channels: usize) -> bool {
+        self.groups > 1 && self.groups == in_channels && self.out_channels == in_channels
+    }
+
+    /// The first of so many input channels that an output channel reads.
+    pub(crate) const fn first_channel(&self, k_out: usize, in_channels: usize) -> usize {
+        k_out / (self.out_channels / self.groups) * (in_channels / self.groups)
+    }
+
     /// A dense convolution without bias whose filter is `{module}.weight`, as PyTorch names it.
     pub fn named(module: &str, out_channels: usize, window: Window) -> Self {
         Self {

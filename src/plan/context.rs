@@ -120,7 +120,7 @@ impl<'a> Context<'a> {
     /// A depthwise convolution, and what it reads.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
-            Node { op: Op::Conv2d(conv), inputs, .. } if is_depthwise(conv, self.shapes[inputs[0].0]) => {
+            Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
                 Some((conv, inputs))
             }
             _ => None,
@@ -215,15 +215,8 @@ impl<'a> Context<'a> {
 
     fn conv(&self, node: &Node, conv: &Conv2d) -> Result<StepOp, Error> {
         let (name, input) = (&node.name, self.shapes[node.inputs[0].0]);
-        if conv.groups == 1 {
+        if !conv.is_depthwise(input.channels) {
             return Ok(StepOp::Conv(conv.clone()));
-        }
-        if !is_depthwise(conv, input) {
-            let channels = input.channels;
-            return Err(Error::Unsupported {
-                what: format!("node `{name}`: a convolution of {} groups over {channels} channels", conv.groups),
-                instead: "one group, or depthwise with as many output as input channels".into(),
-            });
         }
         if node.inputs.len() > 1 {
             return Err(Error::Unsupported {
@@ -262,11 +255,6 @@ impl<'a> Context<'a> {
             && of.writes.iter().filter(|id| **id < self.rows()).all(is_behind)
             && kept.copied().all(|id| self.readers(id).iter().all(is_inside))
     }
-}
-
-/// Whether every output channel reads the input channel of its own number.
-fn is_depthwise(conv: &Conv2d, input: Shape) -> bool {
-    conv.groups > 1 && conv.groups == input.channels && conv.out_channels == input.channels
 }
 
 #[cfg(test)]
