@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::layered::{ALIGN, Split, with_channels};
-use super::layers::{has_kernel, image, layer};
+use super::layers::{image, kernel, layer};
 use super::patterns::{float, inlined, writer};
 use crate::graph::{Binary, Expr, Node, NodeId, Op, Slice, ValueId, ValueType};
 use crate::model::{self, is_sum, pool_of};
@@ -92,10 +92,12 @@ impl Split<'_> {
         let shapes: Vec<Shape> = reads.iter().map(|&id| shape(id)).collect();
         let is_as_stored =
             |&id: &ValueId| self.images.get(&id).is_none_or(|of| image(&self.stored[of.0].1) == shape(id));
-        matches!(op, model::Op::Activation(_)) // whatever the dimensions
-            || (op.shape(&shapes) == Ok(shape(y))
-                && reads.iter().all(is_as_stored)
-                && has_kernel(op, (shapes[0], shape(y)), self.batch, limits))
+        let has_kernel = match op {
+            model::Op::Activation(_) => return true, // whatever the dimensions
+            model::Op::Conv2d(conv) => kernel(conv, [shapes[0], shape(y)], self.batch, limits).is_some(),
+            _ => true,
+        };
+        has_kernel && op.shape(&shapes) == Ok(shape(y)) && reads.iter().all(is_as_stored)
     }
 
     /// An image that a reshape shows in other dimensions stays one, if it has them too.

@@ -2,9 +2,10 @@
 //! convolutions of one tap whose pixels are tokens.
 
 use crate::graph::{Graph, Node, Op, ValueId};
-use crate::model::{self, Conv2d, Window, filter_of, name_of, window_of};
+use crate::model::{Conv2d, Window, filter_of, name_of, window_of};
+use crate::plan::kernels::{self, Variant};
 use crate::plan::work::{Operand, Work};
-use crate::plan::{Limits, StepOp, kernels};
+use crate::plan::{Limits, StepOp};
 use crate::tensor::{Dtype, Shape};
 
 /// The convolution that a node is, of an operand whose last axis is channels.
@@ -22,14 +23,8 @@ pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
                 Some(id) => Some(weight(id)?),
                 None => None,
             };
-            let channels = [x.dims[3], y.dims[3]];
-            let is_depthwise = conv.groups == channels[0] && channels[0] == channels[1];
-            if conv.groups > 1 && !is_depthwise {
-                return None;
-            }
-            let (window, groups) = (window_of(&conv.window).ok()?, conv.groups);
-            let named = Conv2d::named(&node.name, channels[1], window);
-            Some(Conv2d { filter, bias, groups, ..named })
+            let named = Conv2d::named(&node.name, y.dims[3], window_of(&conv.window).ok()?);
+            Some(Conv2d { filter, bias, groups: conv.groups, ..named })
         }
         Op::Contract(of) => {
             let filter = filter_of(&filter, of.sums_first()?);
@@ -39,12 +34,12 @@ pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
     }
 }
 
-/// Whether a kernel of the device computes an operation of and to images of these shapes.
-pub(super) fn has_kernel(op: &model::Op, (x, y): (Shape, Shape), batch: usize, limits: &Limits) -> bool {
-    let model::Op::Conv2d(conv) = op else { return true };
-    let op = if conv.groups > 1 { StepOp::Depthwise(conv.clone()) } else { StepOp::Conv(conv.clone()) };
-    let [inputs, outputs] = [x, y].map(|of| vec![Operand::activations(of, Dtype::F16, limits.family)]);
-    kernels::best(&Work { name: "", op: &op, batch, inputs, outputs }, limits).is_some()
+/// The best kernel of the device for a convolution from and to images of these shapes, if there is one.
+pub(super) fn kernel(conv: &Conv2d, shapes: [Shape; 2], batch: usize, limits: &Limits) -> Option<Variant> {
+    let of = conv.clone();
+    let op = if conv.is_depthwise(shapes[0].channels) { StepOp::Depthwise(of) } else { StepOp::Conv(of) };
+    let [inputs, outputs] = shapes.map(|of| vec![Operand::activations(of, Dtype::F16, limits.family)]);
+    kernels::best(&Work { name: "", op: &op, batch, inputs, outputs }, limits)
 }
 
 /// The image that a row of a value is as kernels see it: the last axis has its channels, the others are its pixels.
