@@ -29,6 +29,24 @@ impl Network {
         self.0.map(name, Expr::arg(0).unary(Unary::Tanh), &[x])
     }
 
+    /// x * sigmoid(x), in two nodes.
+    fn silu(&mut self, name: &str, x: ValueId) -> ValueId {
+        let one = || Expr::float(Dtype::F32, 1.0);
+        let gate = one() / (one() + (-Expr::arg(0)).unary(Unary::Exp));
+        let gate = self.0.map(&format!("{name}.gate"), gate, &[x]);
+        self.0.map(name, Expr::arg(0) * Expr::arg(1), &[x, gate])
+    }
+
+    fn mean(&mut self, name: &str, x: ValueId) -> ValueId {
+        let of = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: true };
+        self.0.node(name, Op::Reduce(of), &[x])
+    }
+
+    fn depthwise(&mut self, name: &str, x: ValueId, [c, size]: [usize; 2]) -> ValueId {
+        let filter = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[c, 1, size, size]);
+        self.0.node(name, Op::Conv(Conv { window: Window::all(2, size, 1, size / 2), groups: c }), &[x, filter])
+    }
+
     fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
         self.0.map(name, Expr::arg(0) + Expr::arg(1), &[a, b])
     }
@@ -156,15 +174,11 @@ fn a_concatenation_of_images_is_written_in_place() {
 #[test]
 fn what_is_no_image_stays_a_loop() {
     let (mut g, x) = Network::new(1, [8, 8, 8]);
-    let mean = |g: &mut Network, name: &str, x: ValueId| {
-        let of = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: true };
-        g.0.node(name, Op::Reduce(of), &[x])
-    };
     let pool = Pool { op: PoolOp::Max, window: Window::all(2, 3, 1, 1) };
     let pooled = g.0.node("pool", Op::Pool(pool), &[x]);
     let a = g.conv("a", pooled, [8, 8, 3]);
     let square = g.0.map("square", Expr::arg(0) * Expr::arg(0), &[a]);
-    let variance = mean(&mut g, "variance", square);
+    let variance = g.mean("variance", square);
     let sum = g.sum("sum", x, a);
     let relu = g.relu("relu", x);
     let plan = g.planned(&Limits::h200(), &[variance, sum, relu]);
@@ -228,8 +242,7 @@ fn activations_are_found_in_whatever_pieces() {
 fn a_vector_in_other_dimensions_stays_an_image() {
     let (mut g, x) = Network::new(2, [8, 8, 16]);
     let a = g.conv("a", x, [16, 24, 1]);
-    let mean = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: true };
-    let x = g.0.node("mean", Op::Reduce(mean), &[a]);
+    let x = g.mean("mean", a);
     let x = g.conv("squeeze", x, [24, 8, 1]);
     let x = g.0.node("planes", Op::Reshape(vec![2, 8, 1, 1]), &[x]);
     let x = g.relu("relu", x);
@@ -241,4 +254,59 @@ fn a_vector_in_other_dimensions_stays_an_image() {
     let plan = g.planned(&Limits::h200(), &[y]);
     let all = [("a", "conv1x1"), ("squeeze", "conv1x1+relu"), ("excite", "conv1x1"), ("b", "conv1x1")];
     assert_eq!(images(&plan), named(&all));
+}
+
+/// Of 1x1 convolutions, products have the gates, and kernels for images the bounds. What a product writes is an image.
+#[test]
+fn a_gate_behind_single_pixels_makes_a_product_of_them() {
+    let network = |limits: &Limits| {
+        let (mut g, x) = Network::new(32, [28, 28, 24]);
+        let a = g.conv("a", x, [24, 144, 1]);
+        let a = g.silu("a.silu", a);
+        let b = g.depthwise("b", a, [144, 5]);
+        let b = g.relu("b.relu", b);
+        let c = g.conv("c", b, [144, 24, 1]);
+        let ramp = Expr::arg(0) * Expr::float(Dtype::F32, 1.0 / 6.0) + Expr::float(Dtype::F32, 0.5);
+        let [zero, one] = [0.0, 1.0].map(|bound| Expr::float(Dtype::F32, bound));
+        let gate = g.0.map("c.gate", ramp.binary(Binary::Max, zero).binary(Binary::Min, one), &[c]);
+        let c = g.0.map("c.swish", Expr::arg(0) * Expr::arg(1), &[c, gate]);
+        let d = g.conv("d", c, [24, 144, 1]);
+        let d = g.relu("d.relu", d);
+        g.planned(limits, &[d])
+    };
+    let plan = network(&Limits::h200());
+    let all = [("a", "product+silu"), ("b", "dw5x5+relu"), ("c", "product+hard-swish"), ("d", "conv1x1+relu")];
+    assert_eq!(images(&plan), named(&all));
+    assert_eq!(loops(&plan), 2, "{plan}"); // casts of what comes and what goes
+    let all = [("a", "conv1x1"), ("b", "dw5x5+relu"), ("c", "conv1x1"), ("d", "conv1x1+relu")];
+    assert_eq!(images(&network(&Limits::a100())), named(&all));
+}
+
+/// A GPU computes a gate where it is read, a mean and a product, rather than keep in f32 what it is of in f16.
+#[test]
+fn a_gate_that_is_read_twice_is_computed_twice() {
+    let (mut g, x) = Network::new(1, [28, 28, 24]);
+    let a = g.depthwise("a", x, [24, 3]);
+    let a = g.silu("silu", a);
+    let mean = g.mean("mean", a);
+    let gated = g.0.map("gated", Expr::arg(0) * Expr::arg(1), &[a, mean]);
+    let b = g.conv("b", gated, [24, 8, 1]);
+    let plan = g.planned(&Limits::h200(), &[b]);
+    assert_eq!(images(&plan), named(&[("a", "dw3x3"), ("b", "conv1x1")]));
+    assert_eq!(loops(&plan), 4, "{plan}"); // a cast of what comes, the mean, the product, a cast of what goes
+}
+
+/// A convolution of groups has a kernel for images.
+#[test]
+fn groups_are_one_with_zeros_between() {
+    let (mut g, x) = Network::new(2, [14, 14, 48]);
+    let a = g.conv("a", x, [48, 48, 1]);
+    let filter = g.0.weight("groups.weight", Dtype::F32, &[48, 16, 3, 3]);
+    let conv = Conv { window: Window::all(2, 3, 2, 1), groups: 3 };
+    let b = g.0.node("groups", Op::Conv(conv), &[a, filter]);
+    let b = g.relu("relu", b);
+    let plan = g.planned(&Limits::h200(), &[b]);
+    assert_eq!(images(&plan), named(&[("a", "conv1x1"), ("groups", "conv3x3+relu")]));
+    let step = plan.steps.iter().find(|step| step.name == "groups").unwrap();
+    assert_eq!(step.flops, 2 * 2 * 7 * 7 * 48 * 16 * 9);
 }

@@ -7,6 +7,7 @@ mod images;
 mod images_tests;
 mod layered;
 mod layers;
+mod order;
 mod patterns;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use self::layered::Layered;
-use super::context::{Context, Match, Target};
+use self::order::Order;
+use super::context::{Context, Target};
 use super::lower::Lowering;
 use super::work::Work;
 use super::{
@@ -43,7 +45,8 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         Precision::F16 if on_gpu => Layered::of(&graph, limits, batch),
         Precision::F16 | Precision::F32 => Layered::of_loops(&graph),
     };
-    let schedule = loops::schedule_apart(&of.graph, &|id| of.is_apart(id));
+    let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
+    let schedule = loops::schedule_apart(&of.graph, machine, &|id| of.is_apart(id));
     let network = model::optimize(&of.network);
     let shapes = model::infer(&network)?;
     let parts = concat::parts(&network, &shapes, limits.family)?;
@@ -99,50 +102,6 @@ fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
         }
     }
     graph
-}
-
-/// When loops can be computed: behind which nodes of the network.
-struct Order<'a> {
-    of: &'a Layered,
-    /// The node of the network that writes each value that loops read of it.
-    images: HashMap<ValueId, model::NodeId>,
-    /// The place of the step that writes each node's value.
-    places: HashMap<model::NodeId, model::NodeId>,
-}
-
-impl<'a> Order<'a> {
-    fn new(of: &'a Layered, network: &model::Graph, steps: &[Match]) -> Self {
-        let places = steps.iter().flat_map(|step| step.writes.iter().map(|&node| (node, step.place))).collect();
-        let mut images = HashMap::new();
-        for node in &network.nodes {
-            if let Some(given) = of.given.get(&node.name) {
-                images.extend(given.reads.iter().copied().zip(node.inputs.iter().copied()));
-            }
-        }
-        Self { of, images, places }
-    }
-
-    /// For each step of the schedule the node of the network in whose place all that it reads is there.
-    fn due(&self, schedule: &Schedule) -> Vec<model::NodeId> {
-        let mut of_value: HashMap<ValueId, model::NodeId> = HashMap::new();
-        let written = |&node: &model::NodeId| self.places.get(&node).copied().unwrap_or(node);
-        of_value.extend(self.images.iter().map(|(&value, node)| (value, written(node))));
-        let mut due = Vec::new();
-        for step in &schedule.steps {
-            let last = step.reads.iter().filter_map(|id| of_value.get(id)).max();
-            let last = last.copied().unwrap_or(model::NodeId(0));
-            if !self.is_image(step) {
-                of_value.extend(step.writes.iter().map(|&id| (id, last)));
-            }
-            due.push(last);
-        }
-        due
-    }
-
-    /// Whether the network computes a step.
-    fn is_image(&self, step: &loops::Step) -> bool {
-        matches!(step.kernel, loops::Kernel::Apart(node) if self.of.apart.contains(&node))
-    }
 }
 
 /// A plan that grows by a step at a time.
