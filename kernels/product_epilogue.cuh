@@ -24,6 +24,14 @@ struct Sigmoid {
   }
 };
 
+// x * min(max(slope x + offset, 0), 1): hard swish. Minus infinity becomes NaN.
+struct Ramp {
+  float slope, offset;
+
+  __device__ __forceinline__ Ramp(float slope, float offset) : slope(slope), offset(offset) {}
+  __device__ __forceinline__ float operator()(float x) const { return x * __saturatef(fmaf(x, slope, offset)); }
+};
+
 // GELU by erf: max(x, 0) - |x| q, where q is the part of a normal distribution beyond |x|. Its logarithm is nearly a
 // parabola: a polynomial with the least relative error of q up to 6.25, beyond which the result rounds to a half of 0.
 // Off by less than 2^-17 of itself, or 2^-29.

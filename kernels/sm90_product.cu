@@ -24,9 +24,9 @@ using Split128x64 = SplitTile<2, 64, 4>;
 //            fill with zeros; their boxes are those that Sm90ProductArgs names.
 // Arithmetic half products, float sums in a fixed order, float bias, activation, scale and residual, one rounding to
 //            half at the end (overflow becomes infinity). The activation is of the entry's kind, as
-//            product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), erf (GELU by
-//            erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN but by those that are
-//            clamped.
+//            product_epilogue.cuh has it: clamped (none, ReLU), sigmoid (SiLU, QuickGELU, GELU by tanh), ramp (hard
+//            swish), erf (GELU by erf), with two numbers of the launch. NaN stays NaN; an infinite sum becomes NaN but
+//            by those that are clamped, or plus infinity by a ramp.
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all three together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
@@ -62,4 +62,5 @@ using Split128x64 = SplitTile<2, 64, 4>;
 
 TREFOIL_SM90_PRODUCTS(clamped, Clamped)
 TREFOIL_SM90_PRODUCTS(sigmoid, Sigmoid)
+TREFOIL_SM90_PRODUCTS(ramp, Ramp)
 TREFOIL_SM90_PRODUCTS(erf, Erf)

@@ -6,6 +6,8 @@ mod cases;
 mod records;
 #[path = "support/sizes.rs"]
 mod sizes;
+#[path = "support/whole_numbers.rs"]
+mod whole_numbers;
 
 use trefoil::{Device, Target};
 
@@ -31,6 +33,7 @@ on_the_cpu!(
         every_output_is_there_whoever_reads_it,
         models_read_one_another,
         outputs_are_whatever_the_graph_says,
+        images_between_loops_are_exact,
     }
     sizes::{
         every_size_has_rows_of_its_own,

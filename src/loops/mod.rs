@@ -36,8 +36,8 @@ pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 pub use lower::{Lowered, lower};
 pub(crate) use scalar::bits;
-pub(crate) use schedule::schedule_apart;
 pub use schedule::{Kernel, Schedule, Step, schedule};
+pub(crate) use schedule::{Machine, schedule_apart};
 pub(crate) use work::operations;
 
 #[cfg(test)]

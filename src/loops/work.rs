@@ -75,11 +75,19 @@ impl<'l> Work<'l> {
         (0..self.of.terms.len()).filter(|&id| self.needed[id])
     }
 
-    /// Reductions and dear functions: what nothing is saved by computing again.
+    /// Those of reductions: what nothing is saved by computing again.
+    pub fn reductions(&self) -> f64 {
+        self.terms().map(|id| self.runs(id)).sum()
+    }
+
+    /// Those of dear functions.
+    pub fn functions(&self) -> f64 {
+        self.terms().filter(|&id| is_dear(&self.of.terms[id].kind)).map(|id| DEAR * self.times[id]).sum()
+    }
+
+    /// Reductions and dear functions.
     pub fn dear(&self) -> f64 {
-        self.terms()
-            .map(|id| if is_dear(&self.of.terms[id].kind) { DEAR * self.times[id] } else { self.runs(id) })
-            .sum()
+        self.reductions() + self.functions()
     }
 
     /// All operations.

@@ -28,7 +28,7 @@ pub struct NodeId(pub usize);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
-    /// The nodes; the first is [`Op::Input`].
+    /// The nodes; the first is [`Op::Input`] or [`Op::Given`].
     pub nodes: Vec<Node>,
     /// The node whose value is the graph's result.
     pub output: NodeId,
@@ -70,6 +70,9 @@ pub struct Node {
 pub enum Op {
     /// The normalised image.
     Input,
+    /// A value of this shape that is computed elsewhere, from those that the node reads. In a graph of values, networks of
+    /// images read and write such values; no model of images has them.
+    Given(Shape),
     /// Convolution; after the rewrites with batch norm, residual and activation inside.
     /// A second input, if present, is the residual that is added before the activation.
     Conv2d(Conv2d),
@@ -105,7 +108,7 @@ pub struct Conv2d {
     pub out_channels: usize,
     /// The window: size, stride, padding, dilation.
     pub window: Window,
-    /// 1, or C for a depthwise convolution.
+    /// Into how many parts C and K are divided, each of its own; C where every output channel reads one input channel.
     pub groups: usize,
     /// Name of the filter tensor.
     pub filter: String,
@@ -299,6 +302,7 @@ impl Op {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Input => "input",
+            Self::Given(_) => "given",
             Self::Conv2d(_) => "conv2d",
             Self::BatchNorm(_) => "batch_norm",
             Self::Activation(_) => "activation",
@@ -313,6 +317,16 @@ impl Op {
 }
 
 impl Conv2d {
+    /// Whether every output channel reads the input channel of its own number, of so many.
+    pub(crate) const fn is_depthwise(&self, in_channels: usize) -> bool {
+        self.groups > 1 && self.groups == in_channels && self.out_channels == in_channels
+    }
+
+    /// The first of so many input channels that an output channel reads.
+    pub(crate) const fn first_channel(&self, k_out: usize, in_channels: usize) -> usize {
+        k_out / (self.out_channels / self.groups) * (in_channels / self.groups)
+    }
+
     /// A dense convolution without bias whose filter is `{module}.weight`, as PyTorch names it.
     pub fn named(module: &str, out_channels: usize, window: Window) -> Self {
         Self {

@@ -48,6 +48,7 @@ pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, W
 pub use preprocessing::{Interpolation, Preprocessing};
 pub use quantization::Quantization;
 pub(crate) use quantization::{ByteLayer, byte_layers, never_negative};
+pub(crate) use recognise::{is_sum, pool_of, window_of};
 pub use rewrite::optimize;
 pub use shape::{infer, params};
 pub(crate) use values::Values;

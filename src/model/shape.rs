@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::graph::{BatchNorm, Conv2d, Graph, Linear, Node, Op, Pool, Window};
+use super::graph::{BatchNorm, Conv2d, Graph, Linear, Op, Pool, Window};
 use super::quantization;
 use crate::error::Error;
 use crate::tensor::Shape;
@@ -30,7 +30,11 @@ pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
     let mut shapes: Vec<Shape> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let inputs: Vec<Shape> = node.inputs.iter().map(|id| shapes[id.0]).collect();
-        let shape = node_shape(node, graph.input, &inputs).map_err(|what| Error::graph(&node.name, what))?;
+        let shape = match &node.op {
+            Op::Input => Ok(graph.input),
+            op => op.shape(&inputs),
+        };
+        let shape = shape.map_err(|what| Error::graph(&node.name, what))?;
         let fits = product(&[shape.height, shape.width, shape.channels]).is_ok();
         if !fits || shape.elems() == 0 {
             return Err(Error::graph(&node.name, format!("a value of {shape} elements: expected 1 to {MAX_ELEMS}")));
@@ -78,7 +82,7 @@ fn check_structure(graph: &Graph) -> Result<(), Error> {
     let Some(first) = graph.nodes.first() else {
         return Err(Error::graph("", "the graph is empty: expected an input node"));
     };
-    if first.op != Op::Input {
+    if !matches!(first.op, Op::Input | Op::Given(_)) {
         return Err(Error::graph(&first.name, format!("the first node: expected input, found {}", first.op.kind())));
     }
     let mut seen = HashMap::new();
@@ -117,6 +121,7 @@ fn check_structure(graph: &Graph) -> Result<(), Error> {
 const fn arity(op: &Op) -> (usize, usize) {
     match op {
         Op::Input => (0, 0),
+        Op::Given(_) => (0, usize::MAX),
         Op::Conv2d(_) => (1, 2),
         Op::Add(_) => (2, 2),
         Op::Concat => (1, usize::MAX),
@@ -124,20 +129,27 @@ const fn arity(op: &Op) -> (usize, usize) {
     }
 }
 
-fn node_shape(node: &Node, input: Shape, inputs: &[Shape]) -> Result<Shape, String> {
-    match &node.op {
-        Op::Input => Ok(input),
-        Op::Conv2d(conv) => conv_shape(conv, inputs[0], inputs.get(1).copied()),
-        Op::BatchNorm(norm) => check_eps(norm).map(|()| inputs[0]),
-        Op::Activation(_) => Ok(inputs[0]),
-        Op::Add(_) if inputs[0] != inputs[1] => {
-            Err(format!("operands of one shape expected, found {} and {}", inputs[0], inputs[1]))
+impl Op {
+    /// The shape of what it computes of values of these shapes, as many as it takes.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(crate) fn shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
+        match self {
+            Self::Input => Err("an input has the graph's shape".into()),
+            Self::Given(shape) => Ok(*shape),
+            Self::Conv2d(conv) => conv_shape(conv, inputs[0], inputs.get(1).copied()),
+            Self::BatchNorm(norm) => check_eps(norm).map(|()| inputs[0]),
+            Self::Activation(_) => Ok(inputs[0]),
+            Self::Add(_) if inputs[0] != inputs[1] => {
+                Err(format!("operands of one shape expected, found {} and {}", inputs[0], inputs[1]))
+            }
+            Self::Add(_) => Ok(inputs[0]),
+            Self::MaxPool(pool) | Self::AvgPool(pool) => pool_shape(pool, inputs[0]),
+            Self::GlobalAvgPool => Ok(Shape::vector(inputs[0].channels)),
+            Self::Linear(linear) => linear_shape(linear, inputs[0]),
+            Self::Concat => concat_shape(inputs),
         }
-        Op::Add(_) => Ok(inputs[0]),
-        Op::MaxPool(pool) | Op::AvgPool(pool) => pool_shape(pool, inputs[0]),
-        Op::GlobalAvgPool => Ok(Shape::vector(inputs[0].channels)),
-        Op::Linear(linear) => linear_shape(linear, inputs[0]),
-        Op::Concat => concat_shape(inputs),
     }
 }
 
@@ -265,7 +277,7 @@ fn linear_params<'a>(linear: &'a Linear, channels: usize, params: &mut Vec<(&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::graph::{NodeId, Pad};
+    use crate::model::graph::{Node, NodeId, Pad};
     use crate::tensor::Activation;
 
     fn graph(input: Shape, ops: &[(&str, Op, &[usize])]) -> Graph {

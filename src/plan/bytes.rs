@@ -1,10 +1,10 @@
 //! What is computed together in bytes on every device, so that all of them give the same bytes.
 
-use super::context::{ALWAYS, Context, Match};
+use super::context::{ALWAYS, Context, Ends, Match};
 use super::conv_s8::MOST_PRODUCTS;
 use super::kernels::not_a_choice;
 use super::work::taps;
-use super::{Joined, JoinedBytes, Kernel, QuantizedConv, QuantizedStem, Request, Stem, StepOp};
+use super::{Joined, JoinedBytes, Kernel, QuantizedConv, QuantizedStem, Stem, StepOp};
 use crate::error::Error;
 use crate::model::{Conv2d, NodeId, Pool};
 use crate::tensor::{Activation, InputFormat, Shape};
@@ -55,7 +55,7 @@ pub(super) fn first(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let (conv, &[image @ NodeId(0)], scale) = context.dense_in_bytes(at)? else { return None };
     let &[pool] = context.readers(at) else { return None };
     let max = context.max_pool(pool).filter(|_| context.scale(image).is_none())?;
-    let op = stem(conv, max, context.shapes[at.0], scale, context.request)?;
+    let op = stem(conv, max, context.shapes[at.0], scale, context.ends?)?;
     Some(Match {
         name: context.graph.nodes[at.0].name.clone(),
         op: StepOp::QuantizedStem(op),
@@ -74,10 +74,10 @@ pub(super) fn stem(
     pool: &Pool,
     conv_shape: Shape,
     output_scale: f32,
-    request: &Request<'_>,
+    ends: Ends<'_>,
 ) -> Option<QuantizedStem> {
-    let [mean, std] = [&request.preprocessing.mean, &request.preprocessing.std].map(Clone::clone);
-    let is_photo = request.input == InputFormat::U8Nhwc && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
+    let [mean, std] = [&ends.preprocessing.mean, &ends.preprocessing.std].map(Clone::clone);
+    let is_photo = ends.input == InputFormat::U8Nhwc && mean.iter().all(|mean| (0.0..=1.0).contains(mean));
     let stem = Stem { mean, std, conv: conv.clone(), conv_shape, pool: Some(*pool) };
     is_photo.then_some(QuantizedStem { stem, output_scale })
 }

@@ -1,6 +1,6 @@
 //! Which values are written where a concatenation has their channels, so that it needs no step of its own.
 
-use super::Request;
+use super::Family;
 use crate::error::Error;
 use crate::model::{Graph, NodeId, Op};
 use crate::tensor::Shape;
@@ -19,12 +19,12 @@ pub(super) struct Part {
 ///
 /// # Errors
 /// [`Error::Unsupported`] where an operand would begin between two channels that are stored together.
-pub(super) fn parts(graph: &Graph, shapes: &[Shape], request: &Request<'_>) -> Result<Vec<Option<Part>>, Error> {
+pub(super) fn parts(graph: &Graph, shapes: &[Shape], family: Family) -> Result<Vec<Option<Part>>, Error> {
     let use_counts = graph.use_counts();
     let mut parts = vec![None; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Concat) {
         for (input, first_channel) in node.inputs.iter().zip(first_channels(graph, shapes, index)) {
-            let align = request.limits.family.channel_align();
+            let align = family.channel_align();
             if !first_channel.is_multiple_of(align) {
                 return Err(Error::Unsupported {
                     what: format!("node `{}`: an operand that begins at channel {first_channel}", node.name),
@@ -54,6 +54,6 @@ fn writes_parts(op: &Op) -> bool {
     match op {
         Op::Conv2d(conv) => conv.groups == 1,
         Op::MaxPool(_) | Op::AvgPool(_) | Op::Add(_) | Op::Activation(_) | Op::Concat => true,
-        Op::Input | Op::BatchNorm(_) | Op::GlobalAvgPool | Op::Linear(_) => false,
+        Op::Input | Op::Given(_) | Op::BatchNorm(_) | Op::GlobalAvgPool | Op::Linear(_) => false,
     }
 }

@@ -2,22 +2,50 @@
 
 use super::concat::Part;
 use super::work::{Operand, Work};
-use super::{Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
+use super::{Choices, Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Node, NodeId, Op, Pool, never_negative};
-use crate::tensor::{Activation, Dtype, Shape};
+use crate::model::{Conv2d, Graph, Node, NodeId, Op, Pool, Preprocessing, never_negative};
+use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
-/// A rewritten graph with what it is planned for. Its output rows are a node behind the last.
+/// A rewritten graph with what it is planned for. Its output rows, if it has any, are a node behind the last.
 pub(crate) struct Context<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) shapes: &'a [Shape],
-    pub(crate) request: &'a Request<'a>,
+    pub(crate) target: Target<'a>,
+    /// Its rows; none where all that it reads is given, and read elsewhere.
+    pub(crate) ends: Option<Ends<'a>>,
     /// The part of a concatenation that each node writes, if it does.
     pub(super) parts: Vec<Option<Part>>,
     /// The nodes that read each node's value.
     readers: Vec<Vec<NodeId>>,
     /// Whether each node's value is never negative.
     never_negative: Vec<bool>,
+}
+
+/// What a network is planned for, whatever it reads and writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) limits: &'a Limits,
+    pub(crate) batch: usize,
+    pub(crate) choices: &'a Choices,
+}
+
+/// The rows of a network of images.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) input: InputFormat,
+    pub(crate) preprocessing: &'a Preprocessing,
+    pub(crate) output: OutputKind,
+}
+
+impl<'a> Request<'a> {
+    pub(super) const fn target(&self) -> Target<'a> {
+        Target { limits: self.limits, batch: self.batch, choices: self.choices }
+    }
+
+    pub(super) const fn ends(&self) -> Ends<'a> {
+        Ends { input: self.input, preprocessing: self.preprocessing, output: self.output }
+    }
 }
 
 /// Nodes that one step would compute.
@@ -50,7 +78,8 @@ impl<'a> Context<'a> {
     pub(super) fn new(
         graph: &'a Graph,
         shapes: &'a [Shape],
-        request: &'a Request<'a>,
+        target: Target<'a>,
+        ends: Option<Ends<'a>>,
         parts: Vec<Option<Part>>,
     ) -> Self {
         let mut readers = vec![Vec::new(); graph.nodes.len()];
@@ -58,11 +87,11 @@ impl<'a> Context<'a> {
             node.inputs.iter().for_each(|input| readers[input.0].push(NodeId(index)));
         }
         readers[graph.output.0].push(NodeId(graph.nodes.len()));
-        Self { graph, shapes, request, parts, readers, never_negative: never_negative(graph) }
+        Self { graph, shapes, target, ends, parts, readers, never_negative: never_negative(graph) }
     }
 
     pub(crate) fn limits(&self) -> &'a Limits {
-        self.request.limits
+        self.target.limits
     }
 
     /// The output rows.
@@ -107,7 +136,7 @@ impl<'a> Context<'a> {
     /// A depthwise convolution, and what it reads.
     pub(crate) fn depthwise(&self, id: NodeId) -> Option<(&'a Conv2d, &'a [NodeId])> {
         match self.node(id)? {
-            Node { op: Op::Conv2d(conv), inputs, .. } if is_depthwise(conv, self.shapes[inputs[0].0]) => {
+            Node { op: Op::Conv2d(conv), inputs, .. } if conv.is_depthwise(self.shapes[inputs[0].0].channels) => {
                 Some((conv, inputs))
             }
             _ => None,
@@ -116,12 +145,15 @@ impl<'a> Context<'a> {
 
     /// The kernel that somebody has chosen for a node.
     pub(crate) fn chosen(&self, id: NodeId) -> Option<Kernel> {
-        self.request.choices.get(&self.node(id)?.name).copied()
+        self.target.choices.get(&self.node(id)?.name).copied()
     }
 
     /// What holds a node's value, or the output rows.
     pub(crate) fn operand(&self, id: NodeId) -> Operand {
-        let Some(node) = self.node(id) else { return self.output_rows() };
+        let Some(node) = self.node(id) else {
+            let output = self.ends.expect("output rows are read").output;
+            return Operand::rows(rows::result(self.shapes[self.graph.output.0], output), Dtype::F32);
+        };
         let family = self.limits().family;
         let dtype = match node.scale {
             None => rows::dtype(&node.op, family),
@@ -133,34 +165,30 @@ impl<'a> Context<'a> {
 
     /// The input rows.
     pub(super) fn input_rows(&self) -> Operand {
-        Operand::rows(self.shapes[0], self.request.input.dtype())
-    }
-
-    /// The output rows.
-    fn output_rows(&self) -> Operand {
-        Operand::rows(rows::result(self.shapes[self.graph.output.0], self.request.output), Dtype::F32)
+        Operand::rows(self.shapes[0], self.ends.expect("input rows are read").input.dtype())
     }
 
     /// What a kernel sees of a match.
     pub(crate) fn work<'m>(&self, of: &'m Match) -> Work<'m> {
         let operands = |ids: &[NodeId]| ids.iter().map(|&id| self.operand(id)).collect::<Vec<_>>();
         let inputs = if of.reads.is_empty() { vec![self.input_rows()] } else { operands(&of.reads) };
-        Work { name: &of.name, op: &of.op, batch: self.request.batch, inputs, outputs: operands(&of.writes) }
+        Work { name: &of.name, op: &of.op, batch: self.target.batch, inputs, outputs: operands(&of.writes) }
     }
 
-    /// A node by itself, or the output rows; none for a concatenation, which has no step of its own.
+    /// A node by itself, or the output rows; none for a concatenation and a given value, which have no step of their own.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what no kernel computes.
     pub(crate) fn single(&self, id: NodeId) -> Result<Option<Match>, Error> {
         let Some(node) = self.node(id) else {
-            let op = StepOp::Emit(self.request.output);
-            return Ok(Some(self.alone("output", op, id, vec![self.graph.output])));
+            let emit = |ends: Ends<'_>| self.alone("output", StepOp::Emit(ends.output), id, vec![self.graph.output]);
+            return Ok(self.ends.map(emit));
         };
         let op = match &node.op {
             Op::Input => {
-                let [mean, std] = [&self.request.preprocessing.mean, &self.request.preprocessing.std].map(Clone::clone);
-                StepOp::Normalize { format: self.request.input, mean, std }
+                let Ends { input, preprocessing, .. } = self.ends.expect("input rows are read");
+                let [mean, std] = [&preprocessing.mean, &preprocessing.std].map(Clone::clone);
+                StepOp::Normalize { format: input, mean, std }
             }
             Op::Conv2d(conv) => match node.scale {
                 Some(output_scale) => self.quantized_conv(node, conv, output_scale),
@@ -179,7 +207,7 @@ impl<'a> Context<'a> {
                 _ => StepOp::Add(Activation::None),
             },
             Op::Add(activation) | Op::Activation(activation) => StepOp::Add(*activation),
-            Op::Concat => return Ok(None),
+            Op::Concat | Op::Given(_) => return Ok(None),
             Op::BatchNorm(_) => {
                 return Err(Error::Unsupported {
                     what: format!("node `{}`: a batch norm that no convolution feeds alone", node.name),
@@ -213,15 +241,8 @@ impl<'a> Context<'a> {
 
     fn conv(&self, node: &Node, conv: &Conv2d) -> Result<StepOp, Error> {
         let (name, input) = (&node.name, self.shapes[node.inputs[0].0]);
-        if conv.groups == 1 {
+        if !conv.is_depthwise(input.channels) {
             return Ok(StepOp::Conv(conv.clone()));
-        }
-        if !is_depthwise(conv, input) {
-            let channels = input.channels;
-            return Err(Error::Unsupported {
-                what: format!("node `{name}`: a convolution of {} groups over {channels} channels", conv.groups),
-                instead: "one group, or depthwise with as many output as input channels".into(),
-            });
         }
         if node.inputs.len() > 1 {
             return Err(Error::Unsupported {
@@ -251,18 +272,15 @@ impl<'a> Context<'a> {
     }
 
     /// Whether steps can come in an order with this one among them: it reads what is there in its place, whatever else is
-    /// computed together, and nobody else reads what it keeps to itself.
+    /// computed together, what it writes is read behind that place, and nobody else reads what it keeps to itself.
     pub(super) fn is_sound(&self, of: &Match) -> bool {
         let is_inside = |id: &NodeId| of.covers.contains(id);
         let kept = of.covers.iter().filter(|id| !of.writes.contains(id));
+        let is_behind = |id: &NodeId| self.readers(*id).iter().all(|reader| is_inside(reader) || *reader > of.place);
         of.reads.iter().all(|read| *read < of.place && !is_inside(read))
+            && of.writes.iter().filter(|id| **id < self.rows()).all(is_behind)
             && kept.copied().all(|id| self.readers(id).iter().all(is_inside))
     }
-}
-
-/// Whether every output channel reads the input channel of its own number.
-fn is_depthwise(conv: &Conv2d, input: Shape) -> bool {
-    conv.groups > 1 && conv.groups == input.channels && conv.out_channels == input.channels
 }
 
 #[cfg(test)]
@@ -290,7 +308,8 @@ mod tests {
             output: OutputKind::Features,
             choices: &Choices::new(),
         };
-        let context = Context::new(&graph, &shapes, &request, vec![None; graph.nodes.len()]);
+        let context =
+            Context::new(&graph, &shapes, request.target(), Some(request.ends()), vec![None; graph.nodes.len()]);
         let is_sound = |place, covers: &[NodeId], reads: &[NodeId], writes: &[NodeId]| {
             let alone = context.single(a).unwrap().unwrap();
             let [covers, reads, writes] = [covers, reads, writes].map(<[NodeId]>::to_vec);
@@ -304,5 +323,6 @@ mod tests {
         assert!(is_sound(sum, &[a, b, c, sum], &[x], &[sum]));
         assert!(is_sound(context.rows(), &[sum, context.rows()], &[b, c], &[context.rows()]));
         assert!(!is_sound(sum, &[a, sum], &[x, a, b, c], &[a, sum]), "it reads what it writes itself");
+        assert!(!is_sound(c, &[a, c], &[x], &[a, c]), "b comes before c");
     }
 }

@@ -1,7 +1,10 @@
 //! From a rewritten graph to steps: one launch for what is computed together, with its kernel and its tensors.
 
+use std::iter::Peekable;
+use std::vec;
+
 use super::context::{Context, Match};
-use super::tensors::{Draft, Growing};
+use super::tensors::{self, Draft, Growing};
 use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
 use crate::model::{self, Graph, NodeId, Op};
@@ -12,25 +15,54 @@ pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error>
     if !(1..=MAX_BATCH).contains(&request.batch) {
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
     }
+    if let Some(node) = graph.nodes.iter().find(|node| matches!(node.op, Op::Given(_))) {
+        return Err(Error::Unsupported {
+            what: format!("node `{}`: a value that is computed elsewhere", node.name),
+            instead: "let an input be the first node, and all others be computed from it".into(),
+        });
+    }
     let graph = model::optimize(graph);
     let shapes = model::infer(&graph)?;
     let graph = model::in_bytes(&graph, &shapes, |of| kernels::take_bytes(of, request));
     let shapes = model::infer(&graph)?;
-    let parts = concat::parts(&graph, &shapes, request)?;
-    let context = Context::new(&graph, &shapes, request, parts);
+    let parts = concat::parts(&graph, &shapes, request.limits.family)?;
+    let context = Context::new(&graph, &shapes, request.target(), Some(request.ends()), parts);
     rows::check(&graph, &shapes, request.limits.family, request.output)?;
-    let steps = cover::cover(&context)?;
-    let mut plan = Growing::new(&context, &steps);
-    let mut steps = steps.into_iter().peekable();
-    for id in (0..=graph.nodes.len()).map(NodeId) {
-        while let Some(step) = steps.next_if(|step| step.place == id) {
-            push(&context, &mut plan, step)?;
+    let ends = [rows::input(shapes[0], request.input), rows::output(shapes[graph.output.0], request.output)];
+    let plan = Plan { tensors: vec![tensors::input_rows(&context)], ..Plan::new(request.limits, request.batch, ends) };
+    let mut lowering = Lowering::new(&context, cover::cover(&context)?, plan);
+    (0..=graph.nodes.len()).map(NodeId).try_for_each(|id| lowering.at(id))?;
+    Ok(lowering.growing.plan)
+}
+
+/// The steps of a network, added to a plan node by node.
+pub(super) struct Lowering<'a> {
+    context: &'a Context<'a>,
+    /// The plan.
+    pub growing: Growing<'a>,
+    /// The steps that are not in it yet.
+    steps: Peekable<vec::IntoIter<Match>>,
+}
+
+impl<'a> Lowering<'a> {
+    /// These steps, which [`cover`](cover::cover) gave, for a plan.
+    pub fn new(context: &'a Context<'a>, steps: Vec<Match>, plan: Plan) -> Self {
+        Self { context, growing: Growing::new(context, &steps, plan), steps: steps.into_iter().peekable() }
+    }
+
+    /// Adds what has its place at a node, or at the output rows. All before it must be there, and be given what is given.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for what no kernel computes.
+    pub fn at(&mut self, id: NodeId) -> Result<(), Error> {
+        while let Some(step) = self.steps.next_if(|step| step.place == id) {
+            push(self.context, &mut self.growing, step)?;
         }
-        if context.node(id).is_some_and(|node| node.op == Op::Concat) {
-            push_concat(&context, &mut plan, id)?;
+        match self.context.node(id) {
+            Some(node) if node.op == Op::Concat => push_concat(self.context, &mut self.growing, id),
+            _ => Ok(()),
         }
     }
-    Ok(plan.finish())
 }
 
 /// The step of a match.
@@ -45,7 +77,7 @@ fn push(context: &Context<'_>, plan: &mut Growing<'_>, step: Match) -> Result<()
 /// The kernel of a match, and its work.
 fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
     let work = context.work(step);
-    let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.limits(), context.request.choices), Ok)?;
+    let kernel = step.kernel.map_or_else(|| kernels::choose(&work, context.limits(), context.target.choices), Ok)?;
     let (flops, weight_bytes) = (work.flops(), work.weight_bytes(context.limits().family.dtype()));
     Ok(Draft { op: step.op.clone(), kernel, outputs: work.outputs, flops, weight_bytes })
 }

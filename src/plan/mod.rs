@@ -145,6 +145,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A plan without steps, which reads and writes such rows.
+    fn new(limits: &Limits, batch: usize, [input, output]: [RowSpec; 2]) -> Self {
+        let (limits, steps, tensors, constants) = (limits.clone(), Vec::new(), Vec::new(), Vec::new());
+        Self { limits, batch, input, output, steps, tensors, constants, arena_bytes: 0, arena_bytes_without_reuse: 0 }
+    }
+
     /// The same steps in several lanes, as [`plan`] gives them where there are independent branches, or in one.
     ///
     /// ```

@@ -39,7 +39,8 @@ pub(crate) struct ByteWeights<'a> {
 /// How a filter's values follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FilterOrder {
-    /// `[K][taps][C]`, of a dense convolution or a linear layer, with the stored channels.
+    /// `[K][taps][C]`, of a convolution or a linear layer, with the stored channels; zeros where others than its group's
+    /// would be.
     Dense,
     /// `[taps][K]`.
     Depthwise,
@@ -116,11 +117,19 @@ impl Packing<'_> {
         }
     }
 
-    /// Where the weight of an output channel, an input channel and a tap lies, in values.
+    /// The input channel that an output channel's first weight is of.
+    fn first_channel(&self, k: usize) -> usize {
+        match self.layer.weights {
+            Weights::Conv(conv) => conv.first_channel(k, self.layer.input.shape.channels),
+            Weights::Linear(_) => 0,
+        }
+    }
+
+    /// Where the weight of an output channel, a tap, and one of the input channels that it has weights of lies, in values.
     pub(crate) fn index(&self, k: usize, c: usize, tap: usize) -> usize {
         let [_, _, taps] = self.dims();
         match self.order {
-            FilterOrder::Dense => (k * taps + tap) * self.c_stored() + c,
+            FilterOrder::Dense => (k * taps + tap) * self.c_stored() + self.first_channel(k) + c,
             FilterOrder::Depthwise => tap * self.k_stored() + k,
             FilterOrder::Bytes => {
                 let [group, place] = [k / FILTER_ORDER.len(), k % FILTER_ORDER.len()];

@@ -42,6 +42,8 @@ pub enum ProductActivation {
     QuickGelu,
     /// x * sigmoid(x).
     Silu,
+    /// x * min(max(x / 6 + 1 / 2, 0), 1).
+    HardSwish,
 }
 
 /// How a kernel computes an activation.
@@ -52,6 +54,8 @@ pub(crate) enum ActivationKind {
     Clamped,
     /// x / (1 + 2^(x * (linear + cubic x^2))).
     Sigmoid,
+    /// x * min(max(slope x + offset, 0), 1).
+    Ramp,
     /// GELU by erf.
     Erf,
 }
@@ -98,7 +102,8 @@ pub struct ProductKernel {
 
 impl ProductActivation {
     /// Every activation.
-    pub const ALL: [Self; 6] = [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu];
+    pub const ALL: [Self; 7] =
+        [Self::None, Self::Relu, Self::Gelu, Self::GeluTanh, Self::QuickGelu, Self::Silu, Self::HardSwish];
 
     /// Its value, exactly.
     pub(super) fn of(self, x: f64) -> f64 {
@@ -110,6 +115,7 @@ impl ProductActivation {
             Self::GeluTanh => x * sigmoid(SQRT_2 * FRAC_2_SQRT_PI * (x + TANH_CUBIC * x * x * x)),
             Self::QuickGelu => x * sigmoid(QUICK * x),
             Self::Silu => x * sigmoid(x),
+            Self::HardSwish => x * (x / 6.0 + 0.5).clamp(0.0, 1.0),
         }
     }
 
@@ -127,6 +133,7 @@ impl ProductActivation {
             Self::GeluTanh => sigmoid(SQRT_2 * FRAC_2_SQRT_PI, SQRT_2 * FRAC_2_SQRT_PI * TANH_CUBIC),
             Self::QuickGelu => sigmoid(QUICK, 0.0),
             Self::Silu => sigmoid(1.0, 0.0),
+            Self::HardSwish => (ActivationKind::Ramp, [1.0 / 6.0, 0.5]),
         }
     }
 }
@@ -260,7 +267,8 @@ impl ProductSizes {
         let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
         let store = STORE * (tile.n * tile.m) as f64;
         match tile.way {
-            ProductWay::InTurns => rounds * products + store,
+            // One stores while the other multiplies.
+            ProductWay::InTurns => rounds * products.max(store / 2.0) + store,
             ProductWay::Together => rounds * (products + store),
             ProductWay::Split => rounds * (SPLIT_STEP * products + SPLIT_ROUND) + SPLIT_ROUND,
         }

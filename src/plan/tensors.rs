@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::concat::Part;
 use super::context::{Context, Match};
-use super::rows;
 use super::work::Operand;
 use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
 use crate::model::NodeId;
@@ -29,37 +28,19 @@ pub(super) struct Growing<'a> {
     of_concat: BTreeMap<NodeId, TensorId>,
     /// The tensors that hold nodes' values.
     of_node: BTreeMap<NodeId, TensorId>,
-    plan: Plan,
+    pub(super) plan: Plan,
 }
 
 impl<'a> Growing<'a> {
-    /// No steps yet, but what they will be; the only tensor is the input rows.
-    pub(super) fn new(context: &'a Context<'a>, steps: &[Match]) -> Self {
+    /// A plan to which these steps will be added.
+    pub(super) fn new(context: &'a Context<'a>, steps: &[Match], plan: Plan) -> Self {
         let mut parts = context.parts.clone();
         for node in steps.iter().filter(|step| !step.op.writes_parts()).flat_map(|step| &step.writes) {
             if let Some(part) = parts.get_mut(node.0) {
                 *part = None; // its kernel writes whole pixels
             }
         }
-        let (request, rows) = (context.request, context.input_rows());
-        let input = Tensor { place: Place::Input(0), ..tensor(rows, rows_bytes(request.batch, rows)) };
-        let plan = Plan {
-            limits: request.limits.clone(),
-            batch: request.batch,
-            input: rows::input(context.shapes[0], request.input),
-            output: rows::output(context.shapes[context.graph.output.0], request.output),
-            steps: Vec::new(),
-            tensors: vec![input],
-            constants: Vec::new(),
-            arena_bytes: 0,
-            arena_bytes_without_reuse: 0,
-        };
         Self { context, parts, of_concat: BTreeMap::new(), of_node: BTreeMap::new(), plan }
-    }
-
-    /// The plan, when all steps are there.
-    pub(super) fn finish(self) -> Plan {
-        self.plan
     }
 
     /// The tensor that holds a node's value.
@@ -144,6 +125,12 @@ impl<'a> Growing<'a> {
         self.plan.tensors.push(tensor);
         TensorId(self.plan.tensors.len() - 1)
     }
+}
+
+/// The tensor of a network's input rows, the first of its plan.
+pub(super) fn input_rows(context: &Context<'_>) -> Tensor {
+    let rows = context.input_rows();
+    Tensor { place: Place::Input(0), ..tensor(rows, rows_bytes(context.target.batch, rows)) }
 }
 
 fn tensor(of: Operand, bytes: usize) -> Tensor {

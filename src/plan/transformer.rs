@@ -101,6 +101,7 @@ impl ProductOp {
             ProductActivation::GeluTanh => "+gelu(tanh)",
             ProductActivation::QuickGelu => "+quick-gelu",
             ProductActivation::Silu => "+silu",
+            ProductActivation::HardSwish => "+hard-swish",
         };
         let scale = if self.scale { "+scale" } else { "" };
         let residual = if self.residual { "+res" } else { "" };

@@ -47,7 +47,7 @@ pub(crate) struct Layer<'a> {
 /// The operation of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Weights<'a> {
-    /// A convolution, dense or depthwise.
+    /// A convolution.
     Conv(&'a Conv2d),
     /// A fully connected layer.
     Linear(#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "no weights are packed"))] &'a Linear),
@@ -71,30 +71,32 @@ impl Operand {
 }
 
 impl<'a> Layer<'a> {
-    /// Products of an output value.
+    /// Products of an output value, those with the zeros that stand for weights of other groups too.
     pub(crate) fn terms(&self) -> usize {
+        let channels = if self.is_depthwise() { 1 } else { self.input.shape.channels };
         match self.weights {
-            Weights::Conv(conv) => taps(conv) * self.input.shape.channels / conv.groups,
-            Weights::Linear(_) => self.input.shape.channels,
+            Weights::Conv(conv) => taps(conv) * channels,
+            Weights::Linear(_) => channels,
         }
     }
 
-    /// The convolution, if it is dense.
+    /// The convolution, if it is computed as one of one group.
     pub(crate) fn dense_conv(&self) -> Option<&'a Conv2d> {
         match self.weights {
-            Weights::Conv(conv) if conv.groups == 1 => Some(conv),
+            Weights::Conv(conv) if !self.is_depthwise() => Some(conv),
             Weights::Conv(_) | Weights::Linear(_) => None,
         }
     }
 
     /// Whether each output channel reads one input channel alone.
     pub(crate) fn is_depthwise(&self) -> bool {
-        matches!(self.weights, Weights::Conv(conv) if conv.groups > 1)
+        matches!(self.weights, Weights::Conv(conv) if conv.is_depthwise(self.input.shape.channels))
     }
 
-    /// Multiply-adds of a row, as two operations each.
+    /// Multiply-adds of a row, as two operations each, without those of zeros.
     fn flops(&self) -> usize {
-        2 * self.output.shape.elems() * self.terms()
+        let groups = self.dense_conv().map_or(1, |conv| conv.groups);
+        2 * self.output.shape.elems() * self.terms() / groups
     }
 }
 

@@ -28,3 +28,4 @@ pub mod sizes;
 pub mod tolerance;
 pub mod transformer;
 pub mod values;
+pub mod whole_numbers;

@@ -123,7 +123,7 @@ pub fn normalize() -> Vec<Case> {
     each.collect()
 }
 
-/// A convolution, dense or depthwise, with what may be fused into it.
+/// A convolution with what may be fused into it.
 #[derive(Clone, Copy)]
 struct Convolution {
     x: Shape,
@@ -133,18 +133,22 @@ struct Convolution {
     norm: bool,
     /// Added by a convolution of the same shape, which reads the same input.
     residual: bool,
-    depthwise: bool,
+    groups: usize,
     rows: usize,
 }
 
 impl Convolution {
     fn dense(x: [usize; 3], k: usize, window: Window) -> Self {
         let x = Shape::new(x[0], x[1], x[2]);
-        Self { x, k, window, activation: Activation::None, norm: false, residual: false, depthwise: false, rows: 1 }
+        Self { x, k, window, activation: Activation::None, norm: false, residual: false, groups: 1, rows: 1 }
     }
 
     fn depthwise(x: [usize; 3], window: Window) -> Self {
-        Self { depthwise: true, ..Self::dense(x, x[2], window) }
+        Self { groups: x[2], ..Self::dense(x, x[2], window) }
+    }
+
+    fn groups(self, groups: usize) -> Self {
+        Self { groups, ..self }
     }
 
     fn and(self, activation: Activation) -> Self {
@@ -166,11 +170,15 @@ impl Convolution {
 
 impl Problem for Convolution {
     fn case(&self) -> Case {
-        let Self { x, k, window, activation, norm, residual, depthwise, rows } = *self;
+        let Self { x, k, window, activation, norm, residual, groups, rows } = *self;
         let Window { size: [r, s], stride, pad, dilation } = window;
+        let kind = match groups {
+            1 => "conv".into(),
+            groups if [x.channels, k] == [groups; 2] => "depthwise".into(),
+            groups => format!("conv of {groups} groups"),
+        };
         let name = format!(
-            "{} {x} to {k}, {r}x{s} stride {stride:?} pad [{}, {}, {}, {}] dilation {dilation:?}, {activation}{}{}, rows {rows}",
-            if depthwise { "depthwise" } else { "conv" },
+            "{kind} {x} to {k}, {r}x{s} stride {stride:?} pad [{}, {}, {}, {}] dilation {dilation:?}, {activation}{}{}, rows {rows}",
             pad.top,
             pad.left,
             pad.bottom,
@@ -179,11 +187,7 @@ impl Problem for Convolution {
             if residual { ", residual" } else { "" },
         );
         let mut g = GraphBuilder::new(x);
-        let conv = Conv2d {
-            groups: if depthwise { x.channels } else { 1 },
-            bias: (!norm).then(|| "conv.bias".into()),
-            ..Conv2d::named("conv", k, window)
-        };
+        let conv = Conv2d { groups, bias: (!norm).then(|| "conv.bias".into()), ..Conv2d::named("conv", k, window) };
         let other = residual.then(|| {
             let other = Conv2d { filter: "other.weight".into(), bias: None, ..conv.clone() };
             g.conv2d_with("other", g.input(), other)
@@ -236,6 +240,10 @@ pub fn conv2d() -> Vec<Case> {
         dense([3, 41, 5], 7, window([3, 1], [1, 1], [1, 0, 1, 0], [1, 1])),
         dense([41, 3, 5], 7, window([1, 3], [1, 1], [0, 1, 0, 1], [1, 1])),
         dense([14, 14, 256], 72, square(3, 2, 1)).norm().and(Relu),
+        dense([9, 7, 64], 64, square(3, 1, 1)).groups(4).norm().and(Relu).rows(2),
+        dense([8, 9, 24], 36, square(3, 2, 1)).groups(3).rows(3),
+        dense([5, 6, 13], 26, square(3, 1, 1)).groups(13).and(Relu6),
+        dense([4, 4, 144], 72, square(1, 1, 0)).groups(9).norm(),
     ];
     let mut random = Random::new("conv2d");
     let any = (0..24).map(|_| {
@@ -461,6 +469,9 @@ pub fn depthwise() -> Vec<Case> {
         depthwise([9, 40, 136], square(3, 1, 1)).and(Relu).rows(7),
         depthwise([4, 4, 16], square(3, 1, 9)).rows(2),
         depthwise([14, 14, 480], square(5, 1, 2)).norm().and(Relu6).rows(20),
+        depthwise([15, 29, 40], square(7, 1, 3)).norm().and(Relu).rows(3),
+        depthwise([7, 6, 100], Window { pad: Pad { top: 1, left: 5, bottom: 3, right: 0 }, ..square(7, 1, 0) }),
+        depthwise([56, 56, 72], square(7, 1, 3)).rows(9),
     ];
     let mut random = Random::new("depthwise");
     let any = (0..16).map(|_| {
@@ -537,7 +548,7 @@ pub fn expanded() -> Vec<Case> {
     let mut random = Random::new("expanded");
     let any = (0..5).map(|_| {
         let x = [random.between(1, 23), random.between(1, 23), random.pick(&[1, 8, 16, 24, 40, 72, 112])];
-        let (size, stride) = (random.pick(&[3, 5]), random.between(1, 2));
+        let (size, stride) = random.pick(&[(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)]);
         let most = size / 2 + 1;
         let pad = [0; 4].map(|_| random.between(size / 2, most));
         let activations = [0; 2].map(|_| random.pick(&ACTIVATIONS));

@@ -191,6 +191,7 @@ fn activate(activation: ProductActivation, x: f64) -> f64 {
         }
         ProductActivation::QuickGelu => x * sigmoid(1.702 * x),
         ProductActivation::Silu => x * sigmoid(x),
+        ProductActivation::HardSwish => x * (x + 3.0).clamp(0.0, 6.0) / 6.0,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Models of any values through the engine, on any device: several ports of different types.
 
 use super::records::{check, fill, image, joined};
+pub use super::whole_numbers::images_between_loops_are_exact;
 use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op, TopK};
 use trefoil::model::{Model, Weights};
 use trefoil::{Device, Dtype, Engine, Error};
@@ -135,10 +136,11 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// Each case with its name.
-pub const ALL: [Case; 5] = [
+pub const ALL: [Case; 6] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),
     ("every_output_is_there_whoever_reads_it", every_output_is_there_whoever_reads_it),
     ("models_read_one_another", models_read_one_another),
     ("outputs_are_whatever_the_graph_says", outputs_are_whatever_the_graph_says),
+    ("images_between_loops_are_exact", images_between_loops_are_exact),
 ];

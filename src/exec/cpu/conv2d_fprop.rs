@@ -61,23 +61,24 @@ fn is_pointwise(conv: &Conv2d) -> bool {
 }
 
 impl Conv2dFprop {
-    /// Repacks the weights of `conv`, which has one group and makes `y` of `x`.
+    /// Repacks the weights of `conv`, which makes `y` of `x`.
     pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: impl Into<Target>) -> Self {
         let target = y.into();
         let y = target.shape;
         let [r_size, s_size] = conv.window.size;
         let taps = r_size * s_size;
-        let k_gemm = taps * x.channels;
+        let (k_gemm, group) = (taps * x.channels, x.channels / conv.groups);
         let count = y.channels.div_ceil(LANES);
         let mut panels = vec![Lanes::ZERO; count * k_gemm];
         let mut bias = vec![Lanes::ZERO; count];
         for k_out in 0..y.channels {
             let (panel, lane) = (k_out / LANES, k_out % LANES);
             bias[panel].0[lane] = folded.bias[k_out];
-            for c in 0..x.channels {
+            let first = conv.first_channel(k_out, x.channels);
+            for c in 0..group {
                 for tap in 0..taps {
-                    let value = folded.filter[(k_out * x.channels + c) * taps + tap];
-                    panels[panel * k_gemm + tap * x.channels + c].0[lane] = value;
+                    let value = folded.filter[(k_out * group + c) * taps + tap];
+                    panels[panel * k_gemm + tap * x.channels + first + c].0[lane] = value;
                 }
             }
         }

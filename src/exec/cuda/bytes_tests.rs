@@ -105,7 +105,7 @@ fn weights_of_bytes_are_where_kernels_read_them() {
     let sources = [source("last", 48, SIDE), source("shortcut", 16, PHOTOS)];
     let sum = byte_filter(model.weights(), &sources, 1.0).unwrap();
     let [last, shortcut] = [("last", 48, 0), ("shortcut", 16, 1)].map(|(name, channels, index)| {
-        let filter: Vec<u8> = bytemuck::cast_vec(packed(&sum.filters[index], channels));
+        let filter: Vec<u8> = bytemuck::cast_slice(&packed(&sum.filters[index], channels)).to_vec();
         is_there(at("last", name), &filter, name);
         filter
     });
@@ -118,6 +118,6 @@ fn weights_of_bytes_are_where_kernels_read_them() {
     // [K][3][7][7] to [K][7][7][3], as the packing by itself takes them.
     let turned: Vec<i8> =
         (0..first.filters[0].len()).map(|at| first.filters[0][at / 147 * 147 + at % 3 * 49 + at % 147 / 3]).collect();
-    let filter: Vec<u8> = bytemuck::cast_vec(packed_stem(&turned));
+    let filter: Vec<u8> = bytemuck::cast_slice(&packed_stem(&turned)).to_vec();
     is_there(at("first", "first"), &[filter, behind(&first)].concat(), "first layers");
 }

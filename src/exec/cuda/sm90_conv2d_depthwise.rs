@@ -106,7 +106,7 @@ pub(super) const MOST_THREADS: u32 = kernels::MOST_THREADS as u32;
 pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - kernels::STATIC_BYTES as u32;
 
 /// The kernels: size of the window, stride, unit, whether a 1x1 convolution is in front.
-pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 16] = [
+pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 20] = [
     (3, 1, [2, 7], false, "sm90_conv2d_depthwise_3x3_stride1_2x7"),
     (3, 1, [1, 4], false, "sm90_conv2d_depthwise_3x3_stride1_1x4"),
     (3, 2, [2, 7], false, "sm90_conv2d_depthwise_3x3_stride2_2x7"),
@@ -115,6 +115,8 @@ pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 16] = [
     (5, 1, [1, 4], false, "sm90_conv2d_depthwise_5x5_stride1_1x4"),
     (5, 2, [2, 7], false, "sm90_conv2d_depthwise_5x5_stride2_2x7"),
     (5, 2, [1, 4], false, "sm90_conv2d_depthwise_5x5_stride2_1x4"),
+    (7, 1, [2, 7], false, "sm90_conv2d_depthwise_7x7_stride1_2x7"),
+    (7, 1, [1, 4], false, "sm90_conv2d_depthwise_7x7_stride1_1x4"),
     (3, 1, [2, 7], true, "sm90_conv2d_depthwise_expand_3x3_stride1_2x7"),
     (3, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_3x3_stride1_1x4"),
     (3, 2, [2, 7], true, "sm90_conv2d_depthwise_expand_3x3_stride2_2x7"),
@@ -123,6 +125,8 @@ pub(super) const ENTRIES: [(usize, usize, [usize; 2], bool, &str); 16] = [
     (5, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_5x5_stride1_1x4"),
     (5, 2, [2, 7], true, "sm90_conv2d_depthwise_expand_5x5_stride2_2x7"),
     (5, 2, [1, 4], true, "sm90_conv2d_depthwise_expand_5x5_stride2_1x4"),
+    (7, 1, [2, 7], true, "sm90_conv2d_depthwise_expand_7x7_stride1_2x7"),
+    (7, 1, [1, 4], true, "sm90_conv2d_depthwise_expand_7x7_stride1_1x4"),
 ];
 
 /// A 1x1 convolution whose result the depthwise one reads.
@@ -156,7 +160,11 @@ pub(crate) fn launch(
     let wanted = (size, stride, tile.unit, expand.is_some());
     let entry = ENTRIES.iter().find(|entry| (entry.0, entry.1, entry.2, entry.3) == wanted);
     let (Some(grid), Some(&(.., entry))) = (shape.grid(tile, limits), entry) else {
-        return Err(unsupported("depthwise tile", tile, "whole units of a window of 3x3 or 5x5, in shared memory"));
+        return Err(unsupported(
+            "depthwise tile",
+            tile,
+            "whole units of a window of 3x3, 5x5 or 7x7, in shared memory",
+        ));
     };
     let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, 1 << 14);
     product("input pixels", &[batch, input.height, input.width])?;

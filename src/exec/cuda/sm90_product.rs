@@ -43,31 +43,61 @@ kernel_args! {
     }
 }
 
-/// The kernels of each tile: those of a lower bound, of a sigmoid, and of GELU by erf.
-const ENTRIES: [(ProductTile, [&str; 3]); ProductTile::ALL.len()] = [
+/// The kernels of each tile: those of a lower bound, of a sigmoid, of a ramp, and of GELU by erf.
+const ENTRIES: [(ProductTile, [&str; 4]); ProductTile::ALL.len()] = [
     (
         ProductTile { n: 128, m: 192, way: ProductWay::InTurns },
-        ["sm90_product_128x192_clamped", "sm90_product_128x192_sigmoid", "sm90_product_128x192_erf"],
+        [
+            "sm90_product_128x192_clamped",
+            "sm90_product_128x192_sigmoid",
+            "sm90_product_128x192_ramp",
+            "sm90_product_128x192_erf",
+        ],
     ),
     (
         ProductTile { n: 128, m: 128, way: ProductWay::InTurns },
-        ["sm90_product_128x128_clamped", "sm90_product_128x128_sigmoid", "sm90_product_128x128_erf"],
+        [
+            "sm90_product_128x128_clamped",
+            "sm90_product_128x128_sigmoid",
+            "sm90_product_128x128_ramp",
+            "sm90_product_128x128_erf",
+        ],
     ),
     (
         ProductTile { n: 128, m: 64, way: ProductWay::InTurns },
-        ["sm90_product_128x64_clamped", "sm90_product_128x64_sigmoid", "sm90_product_128x64_erf"],
+        [
+            "sm90_product_128x64_clamped",
+            "sm90_product_128x64_sigmoid",
+            "sm90_product_128x64_ramp",
+            "sm90_product_128x64_erf",
+        ],
     ),
     (
         ProductTile { n: 192, m: 192, way: ProductWay::Together },
-        ["sm90_product_192x192_clamped", "sm90_product_192x192_sigmoid", "sm90_product_192x192_erf"],
+        [
+            "sm90_product_192x192_clamped",
+            "sm90_product_192x192_sigmoid",
+            "sm90_product_192x192_ramp",
+            "sm90_product_192x192_erf",
+        ],
     ),
     (
         ProductTile { n: 64, m: 64, way: ProductWay::Split },
-        ["sm90_product_split_64x64_clamped", "sm90_product_split_64x64_sigmoid", "sm90_product_split_64x64_erf"],
+        [
+            "sm90_product_split_64x64_clamped",
+            "sm90_product_split_64x64_sigmoid",
+            "sm90_product_split_64x64_ramp",
+            "sm90_product_split_64x64_erf",
+        ],
     ),
     (
         ProductTile { n: 128, m: 64, way: ProductWay::Split },
-        ["sm90_product_split_128x64_clamped", "sm90_product_split_128x64_sigmoid", "sm90_product_split_128x64_erf"],
+        [
+            "sm90_product_split_128x64_clamped",
+            "sm90_product_split_128x64_sigmoid",
+            "sm90_product_split_128x64_ramp",
+            "sm90_product_split_128x64_erf",
+        ],
     ),
 ];
 
@@ -80,7 +110,7 @@ impl Launcher for Sm90Product {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of_tile = |(tile, names): (ProductTile, [&'static str; 3])| {
+        let of_tile = |(tile, names): (ProductTile, [&'static str; 4])| {
             let (threads, shared_bytes) = (tile.threads() as u32, tile.shared_bytes() as u32);
             let cluster = tile.part_counts().iter().fold(1, |most, &parts| most.max(parts as u32));
             names.map(|name| Entry { module: "sm90_product", name, threads, shared_bytes, cluster })
@@ -196,9 +226,10 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
 /// The kernel of a tile that computes this kind of activation.
 fn entry(tile: ProductTile, kind: ActivationKind) -> Result<&'static str, Error> {
     let names = ENTRIES.iter().find(|(of, _)| *of == tile).map(|(_, names)| names);
-    let of_kind = |[clamped, sigmoid, erf]: &[&'static str; 3]| match kind {
+    let of_kind = |[clamped, sigmoid, ramp, erf]: &[&'static str; 4]| match kind {
         ActivationKind::Clamped => *clamped,
         ActivationKind::Sigmoid => *sigmoid,
+        ActivationKind::Ramp => *ramp,
         ActivationKind::Erf => *erf,
     };
     names.map(of_kind).ok_or_else(|| unsupported("product tile", format!("{tile:?}"), "use one of ProductTile::ALL"))
@@ -247,7 +278,8 @@ mod tests {
                 ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{}, {m}, {stages}", n / SLAB)),
                 _ => ("", format!("Tile{n}x{m} = ProductTile<{}, {m}, {stages}", way == ProductWay::InTurns)),
             };
-            assert_eq!(names, ["clamped", "sigmoid", "erf"].map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}")));
+            let kinds = ["clamped", "sigmoid", "ramp", "erf"];
+            assert_eq!(names, kinds.map(|kind| format!("sm90_product_{stem}{n}x{m}_{kind}")));
             line
         });
         assert!(found.eq(listed));

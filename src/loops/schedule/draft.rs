@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::Machine;
 use crate::graph::{Graph, NodeId, ValueId, ValueType};
 use crate::loops::affine::{affine, needed};
 use crate::loops::fuse::Join;
@@ -12,9 +13,6 @@ use crate::loops::work::{Work, only_moves};
 /// Bounds of what becomes one loop.
 const MOST_TERMS: usize = 256;
 const MOST_OPERANDS: usize = 16;
-
-/// Operations that take as long as a byte that is moved.
-const OPS_OF_A_BYTE: f64 = 4.0;
 
 /// A loop whose operands are values of a graph.
 pub(super) struct Draft {
@@ -35,19 +33,30 @@ pub(super) struct Draft {
 pub(super) struct Costs {
     /// Operations.
     pub ops: f64,
-    /// Those among them that are not repeated.
-    pub dear: f64,
+    /// Those among them of reductions.
+    pub reductions: f64,
+    /// Those among them of dear functions.
+    pub functions: f64,
     /// Bytes that are moved.
     pub bytes: f64,
 }
 
 impl Costs {
     pub fn plus(self, other: Self) -> Self {
-        Self { ops: self.ops + other.ops, dear: self.dear + other.dear, bytes: self.bytes + other.bytes }
+        Self {
+            ops: self.ops + other.ops,
+            reductions: self.reductions + other.reductions,
+            functions: self.functions + other.functions,
+            bytes: self.bytes + other.bytes,
+        }
     }
 
-    pub fn total(self) -> f64 {
-        self.ops + OPS_OF_A_BYTE * self.bytes
+    /// Whether these are no more than those on a machine, and repeat nothing that it does not.
+    pub fn are_within(self, other: Self, machine: Machine) -> bool {
+        let total = |of: Self| of.ops + machine.ops_of_a_byte * of.bytes;
+        self.reductions <= other.reductions
+            && (machine.repeats_functions || self.functions <= other.functions)
+            && total(self) <= total(other)
     }
 }
 
@@ -68,7 +77,8 @@ impl Draft {
 
     fn new(of: Loop, reads: Vec<ValueId>, nodes: BTreeSet<NodeId>) -> Self {
         let work = Work::of(&of);
-        let costs = Costs { ops: work.ops(), dear: work.dear(), bytes: work.bytes() };
+        let costs =
+            Costs { ops: work.ops(), reductions: work.reductions(), functions: work.functions(), bytes: work.bytes() };
         let reuses = (0..reads.len()).map(|operand| work.reuses(operand)).collect();
         let (times, nests, reduces_rows) = (work.reads(), work.nests(), work.reduces_rows());
         Self { of, reads, nodes, costs, times, reuses, nests, reduces_rows }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::draft::{Costs, Draft};
-use super::{Kernel, Schedule, Step};
+use super::{Kernel, Machine, Schedule, Step};
 use crate::graph::{Graph, Node, NodeId, ValueId, ValueType};
 use crate::loops::lower::{Lowered, lower};
 use crate::loops::rewrite::collapsed;
@@ -14,6 +14,7 @@ const MOST_FOLLOWING: usize = 8;
 
 pub(super) struct Planner<'g> {
     graph: &'g Graph,
+    machine: Machine,
     /// The value whose bytes each value has.
     views: Vec<ValueId>,
     /// What writes each value by a loop: its node alone, and once it is a step, with what that took in.
@@ -31,10 +32,11 @@ pub(super) struct Planner<'g> {
 
 impl<'g> Planner<'g> {
     /// `is_apart` tells which nodes are steps by themselves.
-    pub fn new(graph: &'g Graph, is_apart: &dyn Fn(NodeId) -> bool) -> Self {
+    pub fn new(graph: &'g Graph, machine: Machine, is_apart: &dyn Fn(NodeId) -> bool) -> Self {
         let values = graph.values.len();
         let mut planner = Self {
             graph,
+            machine,
             views: (0..values).map(ValueId).collect(),
             drafts: (0..values).map(|_| None).collect(),
             kept: vec![false; values],
@@ -128,7 +130,7 @@ impl<'g> Planner<'g> {
         (once || self.is_followed(value, producer, &fused, MOST_FOLLOWING)).then_some(fused)
     }
 
-    /// Steps with what writes a value taken in, if that takes fewer operations and bytes.
+    /// Steps with what writes a value taken in, if that takes no longer.
     fn joined(&self, value: ValueId, producer: &Draft, readers: &[(ValueId, &Draft)]) -> Option<Vec<(ValueId, Draft)>> {
         let (mut before, mut after) = (producer.costs, Costs::default());
         let mut fused = Vec::new();
@@ -137,7 +139,7 @@ impl<'g> Planner<'g> {
             (before, after) = (before.plus(reader.costs), after.plus(both.costs));
             fused.push((step, both));
         }
-        (after.dear <= before.dear && after.total() <= before.total()).then_some(fused)
+        after.are_within(before, self.machine).then_some(fused)
     }
 
     /// Whether steps that took in a value take in what it is computed from as well, so many values far at most. Otherwise

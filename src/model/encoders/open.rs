@@ -18,6 +18,7 @@ use crate::model::Model;
 use crate::model::preprocessing::Preprocessing;
 use crate::model::values::Values;
 use crate::model::weights::Weights;
+use crate::tensor::{Dims, Size};
 
 /// An encoder, ready to be built.
 enum Encoder {
@@ -210,7 +211,8 @@ impl Encoder {
             Self::Images(of) => of.computed(weights)?,
         };
         let weights = weights.with(computed)?.with_joined(&joins)?;
-        Model::of_values(Values::built(move |rows| self.graph(rows))?, weights.into())
+        let build = move |size: &Size| self.graph(size.batch());
+        Model::of_values(Values::built(Dims::new(), build)?, weights.into())
     }
 
     /// What the names of the tensors of layers begin with.

@@ -1,6 +1,6 @@
 //! Layers: convolutions, pools, means, concatenations, linear layers, and the softmax behind them.
 
-use super::{Failed, Recogniser, read};
+use super::{Failed, Recogniser, Why, read};
 use crate::graph::{self as values, PoolOp, ReduceOp, ValueId, ValueType};
 use crate::loops;
 use crate::model::graph::{Conv2d, Linear, NodeId, Op, Pad, Pool, Window};
@@ -17,31 +17,18 @@ impl Recogniser<'_> {
             groups: conv.groups,
             filter: self.named(node, "filter", filter)?,
             bias: bias.map(|bias| self.named(node, "bias", bias)).transpose()?,
-            ..Conv2d::named(&node.name, self.from.value(filter).dims[0], window(&conv.window)?)
+            ..Conv2d::named(&node.name, self.from.value(filter).dims[0], window_of(&conv.window)?)
         });
         Ok(self.push(node, op, vec![x]))
     }
 
     pub(super) fn pool(&mut self, node: &values::Node, pool: &values::Pool, x: NodeId) -> Result<NodeId, Failed> {
-        let window = window(&pool.window)?;
-        if node.outputs.len() > 1 {
-            return Err("the places of its maxima are asked for".into());
-        }
-        let is_even = pool.window.pad.iter().all(|[before, behind]| before == behind);
-        let op = match pool.op {
-            PoolOp::Max => Op::MaxPool(Pool { window, count_pad: false }),
-            PoolOp::Mean => Op::AvgPool(Pool { window, count_pad: false }),
-            PoolOp::MeanOfTaps if is_even => Op::AvgPool(Pool { window, count_pad: true }),
-            PoolOp::MeanOfTaps | PoolOp::Sum => return Err("no kernel computes such windows".into()),
-        };
-        Ok(self.push(node, op, vec![x]))
+        Ok(self.push(node, pool_of(node, pool)?, vec![x]))
     }
 
     pub(super) fn mean(&mut self, node: &values::Node, of: &values::Reduce, x: NodeId) -> Result<NodeId, Failed> {
-        match (of.op, &of.axes[..], self.from.value(read(node)).rank()) {
-            (ReduceOp::Mean, [1, 2], 4) => Ok(self.push(node, Op::GlobalAvgPool, vec![x])),
-            _ => Err("it is no mean over all pixels".into()),
-        }
+        let op = mean_of(of, self.from.value(read(node)).rank())?;
+        Ok(self.push(node, op, vec![x]))
     }
 
     pub(super) fn concat(&mut self, node: &values::Node, axis: usize, images: &[NodeId]) -> Result<NodeId, Failed> {
@@ -112,11 +99,35 @@ impl Recogniser<'_> {
     }
 }
 
-fn window(window: &values::Window) -> Result<Window, Failed> {
-    let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| Failed::Why("its window has other axes than two"));
+/// The pooling that a node is.
+pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Why> {
+    let window = window_of(&pool.window)?;
+    if node.outputs.len() > 1 {
+        return Err("the places of its maxima are asked for");
+    }
+    let is_even = pool.window.pad.iter().all(|[before, behind]| before == behind);
+    match pool.op {
+        PoolOp::Max => Ok(Op::MaxPool(Pool { window, count_pad: false })),
+        PoolOp::Mean => Ok(Op::AvgPool(Pool { window, count_pad: false })),
+        PoolOp::MeanOfTaps if is_even => Ok(Op::AvgPool(Pool { window, count_pad: true })),
+        PoolOp::MeanOfTaps | PoolOp::Sum => Err("no kernel computes such windows"),
+    }
+}
+
+/// The mean over all pixels that a reduction of a value of this rank is.
+fn mean_of(of: &values::Reduce, rank: usize) -> Result<Op, Why> {
+    match (of.op, &of.axes[..], rank) {
+        (ReduceOp::Mean, [1, 2], 4) => Ok(Op::GlobalAvgPool),
+        _ => Err("it is no mean over all pixels"),
+    }
+}
+
+/// A window over the two axes of an image.
+pub(crate) fn window_of(window: &values::Window) -> Result<Window, Why> {
+    let pair = |of: &[usize]| <[usize; 2]>::try_from(of).map_err(|_| "its window has other axes than two");
     let [size, stride, dilation] = [pair(&window.size)?, pair(&window.stride)?, pair(&window.dilation)?];
     let [[top, bottom], [left, right]] = window.pad[..] else {
-        return Err("its window has other axes than two".into());
+        return Err("its window has other axes than two");
     };
     Ok(Window { size, stride, dilation, pad: Pad { top, bottom, left, right } })
 }

@@ -133,6 +133,7 @@ impl Recogniser<'_> {
     }
 }
 
-fn is_sum(expr: &Expr) -> bool {
+/// Whether an expression is the sum of two operands.
+pub(crate) fn is_sum(expr: &Expr) -> bool {
     matches!(expr, Expr::Binary(Binary::Add, of) if matches!(&**of, [Expr::Arg(0), Expr::Arg(1)] | [Expr::Arg(1), Expr::Arg(0)]))
 }

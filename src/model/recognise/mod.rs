@@ -17,6 +17,9 @@ use crate::graph::{self as values, Constant, Origin, Tensor, ValueId};
 use crate::loops;
 use crate::tensor::{Dtype, Shape};
 
+pub(crate) use layers::{pool_of, window_of};
+pub(crate) use maps::is_sum;
+
 /// A network of images that computes what a graph of values does.
 pub(super) struct Network {
     /// The network, without softmax.
@@ -86,7 +89,7 @@ struct Recogniser<'a> {
 }
 
 /// Why a node is none of a network of images.
-type Why = &'static str;
+pub(crate) type Why = &'static str;
 
 /// What a node of the graph is.
 type Found = Result<Option<NodeId>, Failed>;

@@ -307,7 +307,7 @@ impl<'a> Chain<'a> {
 
     /// Bytes of what is between the two.
     fn read_back(&self) -> usize {
-        self.context.request.batch * self.context.shapes[self.first.place.0].elems() * VALUE_BYTES
+        self.context.target.batch * self.context.shapes[self.first.place.0].elems() * VALUE_BYTES
     }
 }
 

@@ -121,6 +121,8 @@ pub(crate) struct DepthwiseGrid {
     pub(crate) blocks: usize,
 }
 
+/// Sizes and strides of the windows that the kernel is compiled for.
+const WINDOWS: [(usize, usize); 5] = [(3, 1), (3, 2), (5, 1), (5, 2), (7, 1)];
 /// Channels of a tile.
 pub(crate) const TILE_CHANNELS: usize = 32;
 /// Boxes in shared memory: one that is computed, one on its way.
@@ -150,13 +152,7 @@ impl DepthwiseShape {
         let Window { size: [r, s], stride: [down, right], dilation, pad } = self.window;
         let pads = [pad.top, pad.left].into_iter().max() < Some(1 << 14);
         let extents = [self.output.height, self.output.width].into_iter().max() < Some(1 << 14);
-        r == s
-            && [3, 5].contains(&r)
-            && down == right
-            && [1, 2].contains(&down)
-            && dilation == [1; 2]
-            && pads
-            && extents
+        r == s && down == right && WINDOWS.contains(&(r, down)) && dilation == [1; 2] && pads && extents
     }
 
     /// How a launch in this tile divides the work; `None` if the kernel does not take the window or the tile.
@@ -207,7 +203,11 @@ const EXPANDED_BYTES: usize = TILE_CHANNELS * 2 + 16;
 /// Blocks that a multiprocessor has room for.
 fn resident(size: usize, threads: usize, shared_bytes: usize, limits: &Limits) -> usize {
     // As many of the largest as the kernels' launch bounds say.
-    let largest = if size == 3 { 5 } else { 4 };
+    let largest = match size {
+        3 => 5,
+        5 => 4,
+        _ => 3,
+    };
     let by_memory = (limits.shared_bytes + 1024) / (shared_bytes + STATIC_BYTES + 1024);
     (largest * MOST_THREADS / threads).min(by_memory).max(1)
 }
@@ -292,7 +292,8 @@ mod tests {
     fn windows_that_are_not_compiled_have_no_tile() {
         let tile = |window| tile(&shape(1, 14, 96, window), &Limits::h200());
         assert!(tile(Window::square(3, 1, 1)).is_some() && tile(Window::square(5, 2, 2)).is_some());
-        assert_eq!(tile(Window::square(7, 1, 3)), None);
+        assert!(tile(Window::square(7, 1, 3)).is_some());
+        assert_eq!(tile(Window::square(7, 2, 3)), None);
         assert_eq!(tile(Window::square(3, 3, 1)), None);
         assert_eq!(tile(Window { stride: [1, 2], ..Window::square(3, 1, 1) }), None);
         assert_eq!(tile(Window { dilation: [2, 2], ..Window::square(3, 1, 1) }), None);
@@ -306,6 +307,7 @@ mod tests {
             (256, 56, 96, Window::square(3, 2, 1)),
             (32, 28, 240, Window::square(5, 1, 2)),
             (1, 7, 1152, Window::square(5, 1, 2)),
+            (32, 56, 40, Window::square(7, 1, 3)),
             (3, 1, 8, Window::square(5, 2, 2)),
         ] {
             let shape = shape(batch, side, channels, window);

@@ -215,11 +215,10 @@ const MOST_PIXELS: usize = 1 << 14;
 /// The layers that a graph begins with and whose convolution is a node, if one kernel computes them. Their values must be
 /// read by nobody else, no other kernel be chosen for the convolution, and the input be bytes.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (input, request) = (context.shapes[0], context.request);
-    let fits =
-        request.input == InputFormat::U8Nhwc && input.channels == 3 && input.height.max(input.width) < MOST_PIXELS;
+    let (input, Some(ends)) = (context.shapes[0], context.ends) else { return None };
+    let fits = ends.input == InputFormat::U8Nhwc && input.channels == 3 && input.height.max(input.width) < MOST_PIXELS;
     let (conv, &[NodeId(0)]) = context.dense(at).filter(|_| fits)? else { return None };
-    let [mean, std] = [&request.preprocessing.mean, &request.preprocessing.std].map(Clone::clone);
+    let [mean, std] = [&ends.preprocessing.mean, &ends.preprocessing.std].map(Clone::clone);
     let with = |pool| Stem {
         mean: mean.clone(),
         std: std.clone(),
@@ -239,7 +238,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let mut covers = vec![NodeId(0), at, last];
     covers.dedup();
     let (tile, saved) = match context.chosen(at) {
-        None => (tile(layers, request.batch, context.shapes[last.0], request.limits), ALWAYS),
+        None => (tile(layers, context.target.batch, context.shapes[last.0], context.limits()), ALWAYS),
         Some(Kernel::Sm90Stem(tile)) => (tile, CHOSEN),
         Some(_) => return None,
     };

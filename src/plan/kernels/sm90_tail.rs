@@ -191,7 +191,7 @@ const MOST_ROWS: usize = 1;
 /// The mean and the linear layer that a graph ends with, and its output rows, if one kernel computes them. Nobody else may
 /// read the mean, and no other kernel be chosen for the layer.
 fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
-    let (output, layer) = (context.request.output, context.graph.output);
+    let (output, layer) = (context.ends?.output, context.graph.output);
     let node = context.node(layer).filter(|_| at == context.rows() && output != OutputKind::Features)?;
     let (Op::Linear(linear), &[mean]) = (&node.op, &node.inputs[..]) else { return None };
     let pooled = context.node(mean).filter(|node| node.op == Op::GlobalAvgPool)?;

@@ -1,31 +1,29 @@
 //! Steps that compute several nodes, as nodes of their own: what they read in f16, and what they write.
 
-use std::collections::HashMap;
-
-use super::layers::Layered;
-use super::patterns::{Found, Mask, Read, ends_in_eights};
-use crate::graph::{Expr, Node, NodeId, Number, Op, Origin, Pad, PadMode, ValueId, ValueType};
+use super::layered::Split;
+use super::patterns::{Found, Mask, Read, ends_in_eights, writer};
+use crate::graph::{Expr, Node, NodeId, Number, Op, Pad, PadMode, ValueId, ValueType};
 use crate::tensor::Dtype;
 
-impl Layered {
+impl Split<'_> {
     /// Adds a step, named after a node, in the place of its nodes, and what it writes as f32 for whatever else reads that.
-    pub(super) fn push_found(&mut self, named: &Node, found: &Found, halves: &mut HashMap<ValueId, ValueId>) {
-        let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name, halves))).collect();
-        let dims = &self.graph.value(found.writes).dims;
+    pub fn push_found(&mut self, named: &Node, found: &Found) {
+        let inputs = found.reads.iter().map(|read| Some(self.read(read, &named.name))).collect();
+        self.sources[found.writes.0] = self.sources_of(found.reads.iter().flat_map(Read::values).copied());
+        let dims = &self.from.value(found.writes).dims;
         let (channels, written) = (dims[dims.len() - 1], ValueType::new(Dtype::F16, dims));
         let written = self.add(written);
-        self.channels.insert(written, channels);
-        self.layers.insert(NodeId(self.graph.nodes.len()), found.op.clone());
+        self.to.channels.insert(written, channels);
+        self.to.fused.insert(NodeId(self.to.graph.nodes.len()), found.op.clone());
         self.push(Node { inputs, outputs: vec![written], ..named.clone() });
-        halves.insert(found.writes, written);
-        let (name, cast) = (format!("{} (f32)", named.name), Op::Map(Expr::arg(0).cast(Dtype::F32)));
-        self.push(Node { name, op: cast, inputs: vec![Some(written)], outputs: vec![found.writes] });
+        self.halves.insert(found.writes, written);
+        self.push_f32(&named.name, written, found.writes);
     }
 
     /// What a step reads.
-    fn read(&mut self, read: &Read, name: &str, halves: &mut HashMap<ValueId, ValueId>) -> ValueId {
+    fn read(&mut self, read: &Read, name: &str) -> ValueId {
         match read {
-            Read::Half(value) => self.dense_half(*value, name, halves),
+            Read::Half(value) => self.dense_half(*value, name),
             Read::Constant(value) => *value,
             Read::Patches { value, size } => self.patches(*value, *size, name),
             Read::Mask(mask) => match self.masks.iter().find(|(known, _)| known == mask) {
@@ -47,26 +45,21 @@ impl Layered {
     }
 
     /// A value in f16. A reshape of one that is there in f16 is a view of that.
-    fn dense_half(&mut self, x: ValueId, name: &str, halves: &mut HashMap<ValueId, ValueId>) -> ValueId {
-        if let Some(&there) = halves.get(&x) {
-            return there;
-        }
-        if let Origin::Node(node, 0) = self.graph.values[x.0].origin
-            && let Node { op: Op::Reshape(dims), inputs, .. } = &self.graph.nodes[node.0]
-            && let Some(from) = inputs[0].filter(|&from| ends_in_eights(&self.graph, from))
+    fn dense_half(&mut self, x: ValueId, name: &str) -> ValueId {
+        if !self.halves.contains_key(&x)
+            && let Some(Node { op: Op::Reshape(dims), inputs, .. }) = writer(self.from, x)
+            && let Some(from) = inputs[0].filter(|&from| ends_in_eights(self.from, from))
         {
-            let dims = dims.clone();
-            let from = self.dense_half(from, name, halves);
-            return self.node(name, "reshape", Op::Reshape(dims.clone()), from, ValueType { dtype: Dtype::F16, dims });
+            let of = ValueType::new(Dtype::F16, dims);
+            let from = self.dense_half(from, name);
+            return self.node(name, "reshape", Op::Reshape(dims.clone()), from, of);
         }
-        let half = self.half(x, name);
-        halves.insert(x, half);
-        half
+        self.half(x, name)
     }
 
     /// The pixels of an image's windows, window by window.
     fn patches(&mut self, x: ValueId, [r, s]: [usize; 2], name: &str) -> ValueId {
-        let [batch, height, width, channels] = self.graph.value(x).dims[..] else { unreachable!("of an image") };
+        let [batch, height, width, channels] = self.to.graph.value(x).dims[..] else { unreachable!("of an image") };
         let of = |dtype, dims: [usize; 6]| ValueType::new(dtype, &dims);
         let apart = of(Dtype::F32, [batch, height / r, r, width / s, s, channels]);
         let x = self.node(name, "windows", Op::Reshape(apart.dims.clone()), x, apart);
@@ -77,7 +70,7 @@ impl Layered {
 
     /// A value with rows that are one longer.
     fn padded(&mut self, x: ValueId, name: &str) -> ValueId {
-        let mut dims = self.graph.value(x).dims.clone();
+        let mut dims = self.to.graph.value(x).dims.clone();
         let (before, mut after) = (vec![0; dims.len()], vec![0; dims.len()]);
         let last = dims.len() - 1;
         (dims[last], after[last]) = (dims[last] + 1, 1);

@@ -1,9 +1,15 @@
-//! The plan of a graph of values: a step for each step of its schedule, which reads and writes rows in place.
+//! The plan of a graph of values: the steps of a network of images, and a step for each loop of its schedule, which reads and
+//! writes rows in place.
 
 mod fused;
+mod images;
+#[cfg(test)]
+mod images_tests;
+mod layered;
 mod layers;
 #[cfg(test)]
 mod op_set;
+mod order;
 mod patterns;
 #[cfg(test)]
 mod tests;
@@ -11,14 +17,19 @@ mod tests;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use self::layers::{Layered, layered};
+use self::layered::Layered;
+use self::order::Order;
+use super::context::{Context, Target};
+use super::lower::Lowering;
 use super::work::Work;
 use super::{
-    Choices, Constant, Family, HandOp, Kernel, Limits, LoopOp, Place, Plan, Step, StepOp, Tensor, TensorId, kernels,
+    Choices, Constant, Family, HandOp, Kernel, Limits, LoopOp, Place, Plan, Step, StepOp, Tensor, TensorId, concat,
+    cover, kernels,
 };
 use crate::error::Error;
 use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
+use crate::model;
 use crate::tensor::{Dtype, Precision, RowSpec, Shape};
 
 /// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
@@ -26,25 +37,37 @@ use crate::tensor::{Dtype, Precision, RowSpec, Shape};
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device computes.
 pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
-    let &ValuesRequest { limits, batch, rows, precision, .. } = request;
+    let &ValuesRequest { limits, batch, rows, precision, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
         true => with_rows(&expand(graph), batch, rows[0]), // a GPU computes nothing by hand
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
-        Precision::F16 if on_gpu => layered(&graph, limits, batch),
-        Precision::F16 | Precision::F32 => Layered::of(graph),
+        Precision::F16 if on_gpu => Layered::of(&graph, limits, batch),
+        Precision::F16 | Precision::F32 => Layered::of_loops(&graph),
     };
-    let apart = |id: NodeId| of.layers.contains_key(&id);
-    let schedule = loops::schedule_apart(&of.graph, &apart);
-    let mut growing = Growing::new(&of, &schedule, request);
-    schedule.steps.iter().try_for_each(|step| growing.push(step))?;
+    let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
+    let schedule = loops::schedule_apart(&of.graph, machine, &|id| of.is_apart(id));
+    let network = model::optimize(&of.network);
+    let shapes = model::infer(&network)?;
+    let parts = concat::parts(&network, &shapes, limits.family)?;
+    let context = Context::new(&network, &shapes, Target { limits, batch, choices }, None, parts);
+    let steps = cover::cover(&context)?;
+    let order = Order::new(&of, &network, &steps);
+    let due = order.due(&schedule);
+    let lowering = Lowering::new(&context, steps, Plan::new(limits, batch, rows.map(RowSpec::clone)));
+    let mut growing = Growing::new(&of, &schedule, order, lowering, request);
+    for node in (0..network.nodes.len()).map(model::NodeId) {
+        growing.push_images(&network, node)?;
+        let now = schedule.steps.iter().zip(&due).filter(|(_, due)| **due == node);
+        now.map(|(step, _)| growing.push(step)).collect::<Result<(), Error>>()?;
+    }
     match is_dense(batch, rows[1]) {
         true => growing.copy_out(&schedule),
         false => growing.pack(&schedule),
     }
-    let mut plan = growing.plan;
+    let mut plan = growing.lowering.growing.plan;
     if on_gpu {
         all_written(&plan)?;
     }
@@ -109,16 +132,23 @@ fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
 struct Growing<'a> {
     graph: &'a Graph,
     of: &'a Layered,
+    order: Order<'a>,
     request: &'a ValuesRequest<'a>,
     of_value: HashMap<ValueId, TensorId>,
     /// The number of the output that each of these values is, where steps write outputs in place.
     outputs: HashMap<ValueId, usize>,
-    plan: Plan,
+    lowering: Lowering<'a>,
 }
 
 impl<'a> Growing<'a> {
-    fn new(of: &'a Layered, schedule: &Schedule, request: &'a ValuesRequest<'a>) -> Self {
-        let &ValuesRequest { limits, batch, rows, .. } = request;
+    fn new(
+        of: &'a Layered,
+        schedule: &Schedule,
+        order: Order<'a>,
+        lowering: Lowering<'a>,
+        request: &'a ValuesRequest<'a>,
+    ) -> Self {
+        let &ValuesRequest { batch, rows, .. } = request;
         let graph = &of.graph;
         let mut outputs = HashMap::new();
         for (index, port) in graph.outputs.iter().enumerate().filter(|_| is_dense(batch, rows[1])) {
@@ -127,25 +157,33 @@ impl<'a> Growing<'a> {
                 outputs.entry(of).or_insert(index);
             }
         }
-        let plan = Plan {
-            limits: limits.clone(),
-            batch,
-            input: rows[0].clone(),
-            output: rows[1].clone(),
-            steps: Vec::new(),
-            tensors: Vec::new(),
-            constants: Vec::new(),
-            arena_bytes: 0,
-            arena_bytes_without_reuse: 0,
-        };
-        Self { graph, of, request, of_value: HashMap::new(), outputs, plan }
+        Self { graph, of, order, request, of_value: HashMap::new(), outputs, lowering }
     }
 
+    fn plan(&mut self) -> &mut Plan {
+        &mut self.lowering.growing.plan
+    }
+
+    /// The steps that have their place at a node of the network, whose value is there if it is given.
+    fn push_images(&mut self, network: &model::Graph, node: model::NodeId) -> Result<(), Error> {
+        self.lowering.at(node)?;
+        let given = self.of.given.get(&network.nodes[node.0].name);
+        if let Some(value) = given.and_then(|given| given.value) {
+            let tensor = self.tensor(value);
+            self.lowering.growing.bind(node, tensor);
+        }
+        Ok(())
+    }
+
+    /// A step that the network does not compute.
     fn push(&mut self, step: &loops::Step) -> Result<(), Error> {
-        if let loops::Kernel::Apart(node) = &step.kernel
-            && let Some(op) = self.of.layers.get(node)
-        {
-            return self.push_layer(step, *node, op);
+        if let loops::Kernel::Apart(node) = &step.kernel {
+            if self.order.is_image(step) {
+                return Ok(());
+            }
+            if let Some(op) = self.of.fused.get(node) {
+                return self.push_fused(step, *node, op);
+            }
         }
         let nodes: Vec<String> = step.nodes.iter().map(|id| self.graph.nodes[id.0].name.clone()).collect();
         let name = nodes.last().cloned().unwrap_or_default();
@@ -163,18 +201,19 @@ impl<'a> Growing<'a> {
         Ok(())
     }
 
-    /// A layer that a kernel computes; the weights of its products are no tensors.
-    fn push_layer(&mut self, step: &loops::Step, node: NodeId, op: &StepOp) -> Result<(), Error> {
+    /// A step that computes several nodes; the weights of its products are no tensors.
+    fn push_fused(&mut self, step: &loops::Step, node: NodeId, op: &StepOp) -> Result<(), Error> {
         let name = &self.graph.nodes[node.0].name;
         let [inputs, outputs] =
             [&step.reads, &step.writes].map(|ids| ids.iter().map(|&id| self.tensor(id)).collect::<Vec<_>>());
-        let &ValuesRequest { limits, choices, .. } = self.request;
-        let operands = |ids: &[TensorId]| ids.iter().map(|id| self.plan.tensors[id.0].operand()).collect();
-        let work = Work { name, op, batch: self.plan.batch, inputs: operands(&inputs), outputs: operands(&outputs) };
+        let &ValuesRequest { limits, batch, choices, .. } = self.request;
+        let tensors = &self.plan().tensors;
+        let operands = |ids: &[TensorId]| ids.iter().map(|id| tensors[id.0].operand()).collect();
+        let work = Work { name, op, batch, inputs: operands(&inputs), outputs: operands(&outputs) };
         let (kernel, flops) = (kernels::choose(&work, limits, choices)?, work.flops());
         let weight_bytes = work.weight_bytes(Dtype::F16);
         self.add(name.clone(), op.clone(), kernel, inputs, outputs, flops);
-        let step = self.plan.steps.last_mut().expect("just added");
+        let step = self.plan().steps.last_mut().expect("just added");
         (step.weight_bytes, step.bytes) = (weight_bytes, step.bytes + weight_bytes);
         Ok(())
     }
@@ -201,7 +240,7 @@ impl<'a> Growing<'a> {
         let rows = self.request.rows[1];
         let inputs: Vec<TensorId> =
             self.graph.outputs.iter().map(|port| schedule.view_of(port.value)).map(|id| self.tensor(id)).collect();
-        let of = packing(self.plan.batch, rows);
+        let of = packing(self.plan().batch, rows);
         let words = ValueType::new(of.dtype(), &of.axes);
         let output = self.add_tensor(words, Place::Output(0));
         let op = LoopOp { kinds: "pack".into(), nodes: Vec::new(), of: Arc::new(of), flops: 0 };
@@ -218,9 +257,9 @@ impl<'a> Growing<'a> {
         flops: u64,
     ) {
         let touched: BTreeSet<&TensorId> = inputs.iter().chain(&outputs).collect();
-        let bytes = touched.iter().map(|id| self.plan.tensors[id.0].bytes as u64).sum();
+        let bytes = touched.iter().map(|id| self.plan().tensors[id.0].bytes as u64).sum();
         let (lane, after) = (0, Vec::new());
-        self.plan.steps.push(Step { name, op, inputs, outputs, kernel, lane, after, flops, bytes, weight_bytes: 0 });
+        self.plan().steps.push(Step { name, op, inputs, outputs, kernel, lane, after, flops, bytes, weight_bytes: 0 });
     }
 
     /// What the nodes of a step are, those of one kind once in a row.
@@ -243,19 +282,23 @@ impl<'a> Growing<'a> {
         if let Some(&there) = self.of_value.get(&id) {
             return there;
         }
+        if let Some(&image) = self.order.images.get(&id) {
+            return self.lowering.growing.of(image);
+        }
         let of = self.graph.value(id).clone();
         let place = match (&self.graph.values[id.0].origin, self.outputs.get(&id)) {
             (_, Some(&output)) => Place::Output(self.request.rows[1].ports()[output].offset),
             (Origin::Input(input), _) => Place::Input(self.request.rows[0].ports()[*input].offset),
             (Origin::Constant(source), _) => {
-                self.plan.constants.push(Constant { of: of.clone(), source: source.clone() });
-                Place::Constant(self.plan.constants.len() - 1)
+                let constants = &mut self.plan().constants;
+                constants.push(Constant { of: of.clone(), source: source.clone() });
+                Place::Constant(constants.len() - 1)
             }
             (Origin::Node(..), None) => Place::Arena(0),
         };
         let tensor = self.add_tensor(of, place);
         if let Some(&channels) = self.of.channels.get(&id) {
-            let of = &mut self.plan.tensors[tensor.0];
+            let of = &mut self.plan().tensors[tensor.0];
             let image = layers::image(&of.value.as_ref().expect("a tensor of a value").dims);
             (of.stored_channels, of.pitch) = (image.channels, image.channels);
             of.shape = Shape { channels, ..image };
@@ -265,7 +308,7 @@ impl<'a> Growing<'a> {
     }
 
     fn add_tensor(&mut self, of: ValueType, place: Place) -> TensorId {
-        self.plan.tensors.push(Tensor {
+        self.plan().tensors.push(Tensor {
             shape: Shape::vector(of.elems()),
             stored_channels: of.elems(),
             dtype: of.dtype,
@@ -276,7 +319,7 @@ impl<'a> Growing<'a> {
             lifetime: [0, 0],
             value: Some(of),
         });
-        TensorId(self.plan.tensors.len() - 1)
+        TensorId(self.plan().tensors.len() - 1)
     }
 }
 

@@ -15,6 +15,13 @@ pub(super) struct Epilogue {
     pub residual: Option<ValueId>,
 }
 
+impl Epilogue {
+    /// Whether it has what no kernel for images has: bounds and residuals they have.
+    pub fn is_of_products(&self) -> bool {
+        self.scale.is_some() || !matches!(self.activation, ProductActivation::None | ProductActivation::Relu)
+    }
+}
+
 /// Larger expressions are not looked at.
 pub(super) const MOST_TERMS: usize = 256;
 

@@ -4,7 +4,7 @@ use crate::graph::{Binary, Constant, Expr, Graph, Node, Number, Op, Tensor, Unar
 use crate::tensor::Dtype;
 
 /// The expression of a map with the numbers that it reads from constants of one element.
-pub(super) fn inlined(graph: &Graph, node: &Node) -> Option<Expr> {
+pub fn inlined(graph: &Graph, node: &Node) -> Option<Expr> {
     let Op::Map(expr) = &node.op else { return None };
     let arg =
         |(number, id): (usize, &Option<ValueId>)| id.and_then(|id| number_of(graph, id)).unwrap_or(Expr::arg(number));
@@ -24,7 +24,7 @@ fn number_of(graph: &Graph, id: ValueId) -> Option<Expr> {
 }
 
 /// The value that a map multiplies by a number, and the number.
-pub(super) fn factor_of(graph: &Graph, node: &Node) -> Option<(ValueId, f64)> {
+pub fn factor_of(graph: &Graph, node: &Node) -> Option<(ValueId, f64)> {
     let expr = inlined(graph, node)?;
     let numbers = args(&expr);
     let [number] = numbers[..] else { return None };
@@ -34,7 +34,7 @@ pub(super) fn factor_of(graph: &Graph, node: &Node) -> Option<(ValueId, f64)> {
 }
 
 /// The operands that an expression reads, ascending.
-pub(super) fn args(expr: &Expr) -> Vec<usize> {
+pub fn args(expr: &Expr) -> Vec<usize> {
     fn add(expr: &Expr, to: &mut Vec<usize>) {
         match expr {
             Expr::Arg(number) => to.push(*number),
@@ -52,7 +52,7 @@ pub(super) fn args(expr: &Expr) -> Vec<usize> {
 }
 
 /// How many operations and operands an expression has.
-pub(super) fn size(expr: &Expr) -> usize {
+pub fn size(expr: &Expr) -> usize {
     1 + match expr {
         Expr::Arg(_) | Expr::Axis(_) | Expr::Const(..) => 0,
         Expr::Cast(_, of) | Expr::Unary(_, of) => size(of),
@@ -63,7 +63,7 @@ pub(super) fn size(expr: &Expr) -> usize {
 
 /// The factor and what is added, where an expression is an operand times a number, plus what does not read the operand.
 /// What replaces the operand by minus infinity where something holds adds minus infinity there.
-pub(super) fn linear(expr: &Expr, operand: usize) -> Option<(f64, Option<Expr>)> {
+pub fn linear(expr: &Expr, operand: usize) -> Option<(f64, Option<Expr>)> {
     let reads = |of: &Expr| args(of).contains(&operand);
     match expr {
         Expr::Arg(number) => (*number == operand).then_some((1.0, None)),
@@ -106,7 +106,7 @@ fn times((factor, term): (f64, Option<Expr>), number: f64) -> Option<(f64, Optio
 }
 
 /// A number of an expression in f32.
-pub(super) fn float(expr: &Expr) -> Option<f64> {
+pub fn float(expr: &Expr) -> Option<f64> {
     match expr {
         Expr::Const(Dtype::F32, Number::Float(number)) => Some(*number),
         _ => None,

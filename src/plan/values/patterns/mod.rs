@@ -16,6 +16,8 @@ use std::collections::{HashMap, HashSet};
 use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
 
+pub(super) use expr::{float, inlined};
+
 /// A step that computes some nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Found {
@@ -128,7 +130,7 @@ pub(super) fn needed(graph: &Graph, found: &HashMap<NodeId, Found>) -> Vec<bool>
 }
 
 /// The node whose first result a value is.
-fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
+pub(super) fn writer(graph: &Graph, id: ValueId) -> Option<&Node> {
     match graph.values[id.0].origin {
         Origin::Node(node, 0) => Some(&graph.nodes[node.0]),
         _ => None,

@@ -8,7 +8,9 @@ use super::strided::Strided;
 use super::{Context, Found, Read};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
-use crate::plan::{ProductOp, ProductSizes, RowsAt, StepOp};
+use crate::plan::roofline::LAUNCH;
+use crate::plan::values::layers::{self, image, layer};
+use crate::plan::{Limits, ProductOp, ProductSizes, Rates, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
 /// How many nodes behind a product are looked at.
@@ -26,6 +28,10 @@ pub(super) fn find(context: &Context<'_>, at: NodeId, halves: &HashSet<ValueId>)
         made => (made, RowsAt { first: 0, pitch: k }),
     };
     let (last, writes, epilogue) = behind(context, at, n, own);
+    let is_of_pixels = matches!((&context.graph.nodes[at.0].op, &x), (Op::Conv(_), Read::Half(_)));
+    if is_of_pixels && !(epilogue.is_of_products() && is_sooner(context, at, sizes)) {
+        return None;
+    }
     let Epilogue { bias, activation, scale, residual } = epilogue;
     let vectors = [bias, scale].into_iter().flatten().map(Read::Constant);
     let reads = [x].into_iter().chain(vectors).chain(residual.map(Read::Half)).collect();
@@ -58,7 +64,7 @@ impl Product {
         let node = &graph.nodes[at.0];
         let product = match &node.op {
             Op::Contract(of) => Self::of_rows(graph, node, of),
-            Op::Conv(of) => Self::of_patches(graph, node, of),
+            Op::Conv(of) => Self::of_windows(graph, node, of),
             _ => None,
         }?;
         let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
@@ -77,18 +83,23 @@ impl Product {
         Some(Self { weights, x: Read::Half(x), bias: None, sizes })
     }
 
-    /// A convolution whose windows lie side by side and cover the image: a product of what they see. Where pixels have
-    /// channels in multiples of 8, kernels for images read them where they are.
-    fn of_patches(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
+    /// A convolution whose windows lie side by side and cover the image: a product of what they see. Windows of several
+    /// pixels are put side by side where kernels for images would pad the channels, and read where they are else.
+    fn of_windows(graph: &Graph, node: &Node, of: &Conv) -> Option<Self> {
         let [x, w] = [node.inputs[0]?, node.inputs[1]?];
         let (&[_, height, width, channels], &[r, s]) = (&graph.value(x).dims[..], &of.window.size[..]) else {
             return None;
         };
         let covers = height % r == 0 && width % s == 0 && of.window.pad.iter().flatten().all(|&pad| pad == 0);
         let is_apart = of.window.stride == of.window.size && of.window.dilation.iter().all(|&by| by == 1);
-        if of.groups != 1 || !covers || !is_apart || channels % 8 == 0 {
+        if of.groups != 1 || !covers || !is_apart {
             return None;
         }
+        let read = match (channels % 8 == 0, r * s) {
+            (true, 1) => Read::Half(x),
+            (true, _) => return None,
+            (false, _) => Read::Patches { value: x, size: [r, s] },
+        };
         let bias = node.inputs.get(2).copied().flatten();
         if bias.is_some_and(|id| graph.constant(id).is_none() || graph.value(id).dtype != Dtype::F32) {
             return None;
@@ -99,8 +110,27 @@ impl Product {
         let filter = name_of(graph.constant(w)?, graph.value(w));
         let weights = Conv2d { filter, ..Conv2d::named(&node.name, n, window) };
         let sizes = ProductSizes { m: y.elems().checked_div(n)?, n, k: r * s * channels };
-        Some(Self { weights, x: Read::Patches { value: x, size: [r, s] }, bias, sizes })
+        Some(Self { weights, x: read, bias, sizes })
     }
+}
+
+/// Whether a convolution of single pixels is done sooner as a product, epilogue and all, than by a kernel for images and a
+/// loop behind it.
+fn is_sooner(context: &Context<'_>, at: NodeId, sizes: ProductSizes) -> bool {
+    let Context { graph, limits, batch, .. } = *context;
+    let node = &graph.nodes[at.0];
+    let (Some(conv), Some(x)) = (layer(graph, node), node.inputs[0]) else { return false };
+    let shapes = [x, node.outputs[0]].map(|id| image(&graph.value(id).dims));
+    let kernel = layers::kernel(&conv, shapes, batch, limits);
+    let apart = kernel.and_then(|kernel| Some(kernel.clocks? + pass_clocks(sizes, limits)?));
+    let whole = sizes.kernels(limits).first().map(|&kernel| sizes.clocks(kernel, limits));
+    apart.zip(whole).is_none_or(|(apart, whole)| whole <= apart)
+}
+
+/// Clocks of a loop that reads and writes what a product writes, if that is known.
+fn pass_clocks(ProductSizes { m, n, .. }: ProductSizes, limits: &Limits) -> Option<f64> {
+    let (rates, bytes) = (Rates::of(limits)?, 2 * m * n * Dtype::F16.bytes());
+    Some((bytes as f64 / rates.memory_bytes + LAUNCH) * rates.clock_hz)
 }
 
 /// What has the rows, and where: a view of a value that is in f16 already is read where it is.

@@ -1,0 +1,312 @@
+use super::*;
+use crate::graph::{Binary, Conv, Expr, GraphBuilder, Pool, PoolOp, Reduce, ReduceOp, Unary, Window};
+
+/// A graph of values that grows by layers.
+struct Network(GraphBuilder, usize);
+
+impl Network {
+    fn new(batch: usize, dims: [usize; 3]) -> (Self, ValueId) {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", Dtype::F32, &[batch, dims[0], dims[1], dims[2]]);
+        (Self(g, batch), x)
+    }
+
+    /// A convolution of one group from and to so many channels.
+    fn conv(&mut self, name: &str, x: ValueId, [c, k, size]: [usize; 3]) -> ValueId {
+        let filter = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[k, c, size, size]);
+        self.0.node(name, Op::Conv(Conv { window: Window::all(2, size, 1, size / 2), groups: 1 }), &[x, filter])
+    }
+
+    fn bound(&mut self, name: &str, x: ValueId, op: Binary, limit: f64) -> ValueId {
+        self.0.map(name, Expr::arg(0).binary(op, Expr::float(Dtype::F32, limit)), &[x])
+    }
+
+    fn relu(&mut self, name: &str, x: ValueId) -> ValueId {
+        self.bound(name, x, Binary::Max, 0.0)
+    }
+
+    fn tanh(&mut self, name: &str, x: ValueId) -> ValueId {
+        self.0.map(name, Expr::arg(0).unary(Unary::Tanh), &[x])
+    }
+
+    /// x * sigmoid(x), in two nodes.
+    fn silu(&mut self, name: &str, x: ValueId) -> ValueId {
+        let one = || Expr::float(Dtype::F32, 1.0);
+        let gate = one() / (one() + (-Expr::arg(0)).unary(Unary::Exp));
+        let gate = self.0.map(&format!("{name}.gate"), gate, &[x]);
+        self.0.map(name, Expr::arg(0) * Expr::arg(1), &[x, gate])
+    }
+
+    fn mean(&mut self, name: &str, x: ValueId) -> ValueId {
+        let of = Reduce { op: ReduceOp::Mean, axes: vec![1, 2], keep: true };
+        self.0.node(name, Op::Reduce(of), &[x])
+    }
+
+    fn depthwise(&mut self, name: &str, x: ValueId, [c, size]: [usize; 2]) -> ValueId {
+        let filter = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[c, 1, size, size]);
+        self.0.node(name, Op::Conv(Conv { window: Window::all(2, size, 1, size / 2), groups: c }), &[x, filter])
+    }
+
+    fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        self.0.map(name, Expr::arg(0) + Expr::arg(1), &[a, b])
+    }
+
+    /// The plan with these outputs, checked.
+    fn planned(mut self, limits: &Limits, outputs: &[ValueId]) -> Plan {
+        for (index, &value) in outputs.iter().enumerate() {
+            self.0.output(&format!("y{index}"), value);
+        }
+        let (graph, batch) = (self.0.finish().unwrap(), self.1);
+        let rows = |ports: &[crate::graph::Port]| {
+            RowSpec::new(ports.iter().map(|port| {
+                let of = graph.value(port.value);
+                (port.name.clone(), of.dtype, of.dims[1..].to_vec())
+            }))
+        };
+        let (rows, choices) = ([rows(&graph.inputs), rows(&graph.outputs)], Choices::new());
+        let rows = [&rows[0], &rows[1]];
+        let plan = plan(&graph, &ValuesRequest { limits, batch, rows, precision: Precision::F16, choices: &choices });
+        let plan = plan.unwrap();
+        plan.check().unwrap();
+        are_in_order(&plan);
+        plan
+    }
+}
+
+/// Whatever a step reads is a row's, a constant, or written by a step before it.
+fn are_in_order(plan: &Plan) {
+    for (index, step) in plan.steps.iter().enumerate() {
+        for &input in step.inputs.iter().filter(|id| matches!(plan.tensors[id.0].place, Place::Arena(_))) {
+            let writes = |step: &Step| step.outputs.iter().any(|&id| plan.whole(id) == plan.whole(input));
+            assert!(plan.steps[..index].iter().any(writes), "step {index} `{}`\n{plan}", step.name);
+        }
+    }
+}
+
+/// The steps that are no loops, by name and operation.
+fn images(plan: &Plan) -> Vec<(&str, String)> {
+    let steps = plan.steps.iter().filter(|step| step.kernel != Kernel::Loop);
+    steps.map(|step| (step.name.as_str(), step.op.label(step.inputs.len()))).collect()
+}
+
+fn loops(plan: &Plan) -> usize {
+    plan.steps.iter().filter(|step| step.kernel == Kernel::Loop).count()
+}
+
+fn named<'a>(steps: &[(&'a str, &str)]) -> Vec<(&'a str, String)> {
+    steps.iter().map(|&(name, label)| (name, label.to_owned())).collect()
+}
+
+#[test]
+fn a_residual_block_has_its_sum_and_activations_in_its_convolutions() {
+    for limits in [Limits::a100(), Limits::h200()] {
+        let (mut g, x) = Network::new(1, [9, 7, 3]);
+        let a = g.conv("a", x, [3, 13, 3]);
+        let a = g.relu("a.relu", a);
+        let b = g.conv("b", a, [13, 13, 3]);
+        let sum = g.sum("sum", a, b);
+        let sum = g.relu("sum.relu", sum);
+        let c = g.conv("c", sum, [13, 40, 1]);
+        let low = g.relu("c.low", c);
+        let c = g.bound("c.high", low, Binary::Min, 6.0);
+        let plan = g.planned(&limits, &[c]);
+        assert_eq!(images(&plan), named(&[("a", "conv3x3+relu"), ("b", "conv3x3+res+relu"), ("c", "conv1x1+relu6")]));
+        // What a row brings is converted, and what it gets.
+        assert_eq!(loops(&plan), 2, "{plan}");
+        let between = plan.tensors[plan.steps[1].outputs[0].0].clone();
+        assert_eq!((between.shape.channels, between.stored_channels, between.dtype), (13, 16, Dtype::F16));
+    }
+}
+
+#[test]
+fn what_others_read_is_written() {
+    let (mut g, x) = Network::new(1, [9, 7, 24]);
+    let a = g.conv("a", x, [24, 24, 3]);
+    let b = g.conv("b", a, [24, 24, 3]);
+    let twice = g.tanh("tanh", b);
+    let sum = g.sum("sum", a, b);
+    let relu = g.relu("relu", sum);
+    let c = g.conv("c", relu, [24, 24, 1]);
+    let d = g.relu("c.relu", c);
+    let plan = g.planned(&Limits::h200(), &[twice, relu, c, d]);
+    let all = [("a", "conv3x3"), ("b", "conv3x3"), ("sum", "add+relu"), ("c", "conv1x1"), ("c.relu", "act+relu")];
+    assert_eq!(images(&plan), named(&all));
+}
+
+/// A loop reads a convolution's result, and what it makes of it is added to another's.
+#[test]
+fn loops_between_layers_have_their_place() {
+    let (mut g, x) = Network::new(2, [8, 8, 16]);
+    let a = g.conv("a", x, [16, 16, 1]);
+    let t = g.tanh("tanh", a);
+    let b = g.conv("b", t, [16, 16, 1]);
+    let sum = g.sum("sum", b, t);
+    let u = g.tanh("again", sum);
+    let c = g.conv("c", u, [16, 24, 1]);
+    let d = g.conv("d", a, [16, 24, 1]);
+    let last = g.sum("last", d, c);
+    let plan = g.planned(&Limits::h200(), &[last]);
+    let all = [("a", "conv1x1"), ("b", "conv1x1"), ("c", "conv1x1"), ("d", "conv1x1+res")];
+    let mut found = images(&plan);
+    found.sort();
+    // The two summands may be one step: a convolution that another one joins.
+    assert!(found == named(&all) || found.iter().any(|(_, label)| label == "conv1x1+1x1"), "{plan}");
+}
+
+#[test]
+fn a_concatenation_of_images_is_written_in_place() {
+    for (channels, copies) in [(16, 0), (13, 1)] {
+        let (mut g, x) = Network::new(1, [8, 8, 16]);
+        let a = g.conv("a", x, [16, channels, 1]);
+        let b = g.conv("b", a, [channels, 24, 3]);
+        let pool = Pool { op: PoolOp::Max, window: Window::all(2, 3, 1, 1) };
+        let c = g.0.node("c", Op::Pool(pool), &[a]);
+        let both = g.0.node("both", Op::Concat(3), &[c, b]);
+        let d = g.conv("d", both, [channels + 24, 8, 1]);
+        let plan = g.planned(&Limits::h200(), &[d]);
+        assert_eq!(loops(&plan), 2 + copies, "{plan}");
+        let parts = plan.tensors.iter().filter(|tensor| tensor.part_of.is_some()).count();
+        assert_eq!(parts, if copies == 0 { 2 } else { 0 }, "{plan}");
+    }
+}
+
+/// Squares would not be held by f16, nor numbers that no layer has made.
+#[test]
+fn what_is_no_image_stays_a_loop() {
+    let (mut g, x) = Network::new(1, [8, 8, 8]);
+    let pool = Pool { op: PoolOp::Max, window: Window::all(2, 3, 1, 1) };
+    let pooled = g.0.node("pool", Op::Pool(pool), &[x]);
+    let a = g.conv("a", pooled, [8, 8, 3]);
+    let square = g.0.map("square", Expr::arg(0) * Expr::arg(0), &[a]);
+    let variance = g.mean("variance", square);
+    let sum = g.sum("sum", x, a);
+    let relu = g.relu("relu", x);
+    let plan = g.planned(&Limits::h200(), &[variance, sum, relu]);
+    assert_eq!(images(&plan), named(&[("a", "conv3x3")]));
+}
+
+/// 1x1 convolutions, one behind the other, with a residual: what the chain kernel is for.
+#[test]
+fn networks_of_images_within_values_have_the_kernels_of_several_layers() {
+    let (mut g, x) = Network::new(32, [56, 56, 64]);
+    let mut x = g.conv("first", x, [64, 256, 1]);
+    for block in ["a", "b", "c"] {
+        let y = g.conv(&format!("{block}.1"), x, [256, 64, 1]);
+        let y = g.relu(&format!("{block}.1.relu"), y);
+        let y = g.conv(&format!("{block}.2"), y, [64, 64, 3]);
+        let y = g.relu(&format!("{block}.2.relu"), y);
+        let y = g.conv(&format!("{block}.3"), y, [64, 256, 1]);
+        let y = g.sum(&format!("{block}.sum"), y, x);
+        x = g.relu(&format!("{block}.relu"), y);
+    }
+    let plan = g.planned(&Limits::h200(), &[x]);
+    let has = |of: fn(&Kernel) -> bool| plan.steps.iter().any(|step| of(&step.kernel));
+    assert!(
+        has(|kernel| matches!(kernel, Kernel::Sm90Chain(_))) && has(|kernel| *kernel == Kernel::Sm90Halo),
+        "{plan}"
+    );
+}
+
+/// Each way to write an activation behind a convolution, and what looks like one.
+#[test]
+fn activations_are_found_in_whatever_pieces() {
+    type Write = fn(&mut Network, ValueId) -> ValueId;
+    let ways: [(&str, Write); 4] = [
+        ("conv1x1+relu6", |g, x| {
+            let [low, high] = [0.0_f32, 6.0].map(|of| g.0.constant(Dtype::F32, &[], of.to_le_bytes().to_vec()));
+            let x = g.0.map("low", Expr::arg(1).binary(Binary::Max, Expr::arg(0)), &[x, low]);
+            g.0.map("high", Expr::arg(0).binary(Binary::Min, Expr::arg(1)), &[x, high])
+        }),
+        ("conv1x1+relu6", |g, x| {
+            let low = g.relu("low", x);
+            g.bound("high", low, Binary::Min, 6.0)
+        }),
+        ("conv1x1", |g, x| g.bound("five", x, Binary::Min, 5.0)),
+        ("conv1x1", |g, x| {
+            let gate = g.tanh("gate", x);
+            g.0.map("gated", Expr::arg(1) * Expr::arg(0), &[x, gate])
+        }),
+    ];
+    for (label, write) in ways {
+        let (mut g, x) = Network::new(1, [8, 8, 16]);
+        let a = g.conv("a", x, [16, 24, 1]);
+        let y = write(&mut g, a);
+        let plan = g.planned(&Limits::h200(), &[y]);
+        assert_eq!(images(&plan), named(&[("a", label)]));
+        assert_eq!(loops(&plan), 2, "{plan}");
+    }
+}
+
+/// A mean, two layers of it and an activation between them, in whatever dimensions a vector is written.
+#[test]
+fn a_vector_in_other_dimensions_stays_an_image() {
+    let (mut g, x) = Network::new(2, [8, 8, 16]);
+    let a = g.conv("a", x, [16, 24, 1]);
+    let x = g.mean("mean", a);
+    let x = g.conv("squeeze", x, [24, 8, 1]);
+    let x = g.0.node("planes", Op::Reshape(vec![2, 8, 1, 1]), &[x]);
+    let x = g.relu("relu", x);
+    let x = g.0.node("pixels", Op::Reshape(vec![2, 1, 1, 8]), &[x]);
+    let x = g.conv("excite", x, [8, 24, 1]);
+    let gate = g.tanh("gate", x);
+    let y = g.0.map("gated", Expr::arg(0) * Expr::arg(1), &[a, gate]);
+    let y = g.conv("b", y, [24, 16, 1]);
+    let plan = g.planned(&Limits::h200(), &[y]);
+    let all = [("a", "conv1x1"), ("squeeze", "conv1x1+relu"), ("excite", "conv1x1"), ("b", "conv1x1")];
+    assert_eq!(images(&plan), named(&all));
+}
+
+/// Of 1x1 convolutions, products have the gates, and kernels for images the bounds. What a product writes is an image.
+#[test]
+fn a_gate_behind_single_pixels_makes_a_product_of_them() {
+    let network = |limits: &Limits| {
+        let (mut g, x) = Network::new(32, [28, 28, 24]);
+        let a = g.conv("a", x, [24, 144, 1]);
+        let a = g.silu("a.silu", a);
+        let b = g.depthwise("b", a, [144, 5]);
+        let b = g.relu("b.relu", b);
+        let c = g.conv("c", b, [144, 24, 1]);
+        let ramp = Expr::arg(0) * Expr::float(Dtype::F32, 1.0 / 6.0) + Expr::float(Dtype::F32, 0.5);
+        let [zero, one] = [0.0, 1.0].map(|bound| Expr::float(Dtype::F32, bound));
+        let gate = g.0.map("c.gate", ramp.binary(Binary::Max, zero).binary(Binary::Min, one), &[c]);
+        let c = g.0.map("c.swish", Expr::arg(0) * Expr::arg(1), &[c, gate]);
+        let d = g.conv("d", c, [24, 144, 1]);
+        let d = g.relu("d.relu", d);
+        g.planned(limits, &[d])
+    };
+    let plan = network(&Limits::h200());
+    let all = [("a", "product+silu"), ("b", "dw5x5+relu"), ("c", "product+hard-swish"), ("d", "conv1x1+relu")];
+    assert_eq!(images(&plan), named(&all));
+    assert_eq!(loops(&plan), 2, "{plan}"); // casts of what comes and what goes
+    let all = [("a", "conv1x1"), ("b", "dw5x5+relu"), ("c", "conv1x1"), ("d", "conv1x1+relu")];
+    assert_eq!(images(&network(&Limits::a100())), named(&all));
+}
+
+/// A GPU computes a gate where it is read, a mean and a product, rather than keep in f32 what it is of in f16.
+#[test]
+fn a_gate_that_is_read_twice_is_computed_twice() {
+    let (mut g, x) = Network::new(1, [28, 28, 24]);
+    let a = g.depthwise("a", x, [24, 3]);
+    let a = g.silu("silu", a);
+    let mean = g.mean("mean", a);
+    let gated = g.0.map("gated", Expr::arg(0) * Expr::arg(1), &[a, mean]);
+    let b = g.conv("b", gated, [24, 8, 1]);
+    let plan = g.planned(&Limits::h200(), &[b]);
+    assert_eq!(images(&plan), named(&[("a", "dw3x3"), ("b", "conv1x1")]));
+    assert_eq!(loops(&plan), 4, "{plan}"); // a cast of what comes, the mean, the product, a cast of what goes
+}
+
+/// A convolution of groups has a kernel for images.
+#[test]
+fn groups_are_one_with_zeros_between() {
+    let (mut g, x) = Network::new(2, [14, 14, 48]);
+    let a = g.conv("a", x, [48, 48, 1]);
+    let filter = g.0.weight("groups.weight", Dtype::F32, &[48, 16, 3, 3]);
+    let conv = Conv { window: Window::all(2, 3, 2, 1), groups: 3 };
+    let b = g.0.node("groups", Op::Conv(conv), &[a, filter]);
+    let b = g.relu("relu", b);
+    let plan = g.planned(&Limits::h200(), &[b]);
+    assert_eq!(images(&plan), named(&[("a", "conv1x1"), ("groups", "conv3x3+relu")]));
+    let step = plan.steps.iter().find(|step| step.name == "groups").unwrap();
+    assert_eq!(step.flops, 2 * 2 * 7 * 7 * 48 * 16 * 9);
+}

@@ -1,0 +1,53 @@
+//! The order of a network's steps and of loops: each loop as soon as the network has computed what it reads.
+
+use std::collections::HashMap;
+
+use super::layered::Layered;
+use crate::graph::ValueId;
+use crate::loops::{self, Schedule};
+use crate::model;
+use crate::plan::context::Match;
+
+/// When loops can be computed: behind which nodes of the network.
+pub(super) struct Order<'a> {
+    of: &'a Layered,
+    /// The node of the network that writes each value that loops read of it.
+    pub images: HashMap<ValueId, model::NodeId>,
+    /// The place of the step that writes each node's value.
+    places: HashMap<model::NodeId, model::NodeId>,
+}
+
+impl<'a> Order<'a> {
+    pub fn new(of: &'a Layered, network: &model::Graph, steps: &[Match]) -> Self {
+        let places = steps.iter().flat_map(|step| step.writes.iter().map(|&node| (node, step.place))).collect();
+        let mut images = HashMap::new();
+        for node in &network.nodes {
+            if let Some(given) = of.given.get(&node.name) {
+                images.extend(given.reads.iter().copied().zip(node.inputs.iter().copied()));
+            }
+        }
+        Self { of, images, places }
+    }
+
+    /// For each step of the schedule the node of the network in whose place all that it reads is there.
+    pub fn due(&self, schedule: &Schedule) -> Vec<model::NodeId> {
+        let mut of_value: HashMap<ValueId, model::NodeId> = HashMap::new();
+        let written = |&node: &model::NodeId| self.places.get(&node).copied().unwrap_or(node);
+        of_value.extend(self.images.iter().map(|(&value, node)| (value, written(node))));
+        let mut due = Vec::new();
+        for step in &schedule.steps {
+            let last = step.reads.iter().filter_map(|id| of_value.get(id)).max();
+            let last = last.copied().unwrap_or(model::NodeId(0));
+            if !self.is_image(step) {
+                of_value.extend(step.writes.iter().map(|&id| (id, last)));
+            }
+            due.push(last);
+        }
+        due
+    }
+
+    /// Whether the network computes a step.
+    pub fn is_image(&self, step: &loops::Step) -> bool {
+        matches!(step.kernel, loops::Kernel::Apart(node) if self.of.apart.contains(&node))
+    }
+}
