@@ -95,7 +95,7 @@ impl Model {
         }
         let each = all.iter().map(|dims| values.at(dims)).collect::<Result<Vec<_>, _>>()?;
         let each = padded(values, each)?;
-        let weights = each.iter().try_fold(self.weights().clone(), |weights, values| with_layers(weights, values))?;
+        let weights = each.iter().try_fold(self.weights().clone(), with_layers)?;
         Ok(each.into_iter().map(|values| self.with_values(values.into(), weights.clone())).collect())
     }
 }

@@ -34,6 +34,11 @@ impl RowBucket {
         self.sizes.most()
     }
 
+    /// Bytes of a row's own, in and out: two buckets of different dimensions may have the same pitch.
+    fn dense_bytes(&self) -> usize {
+        self.input.row_bytes + self.outputs.iter().map(|output| output.row_bytes).sum::<usize>()
+    }
+
     /// Bytes of a row on its way in, and out.
     pub fn row_bytes(&self) -> [usize; 2] {
         [self.input.row_pitch, self.outputs.iter().map(|output| output.row_pitch).sum()]
@@ -123,7 +128,7 @@ impl Buckets {
             };
             (1..=bucket.capacity()).contains(&size.batch()) && dims.all(|(dim, &default)| holds(dim, default))
         };
-        let found = (0..self.len()).filter(fits).min_by_key(|&index| self.at(index).row_bytes().iter().sum::<usize>());
+        let found = (0..self.len()).filter(fits).min_by_key(|&index| self.at(index).dense_bytes());
         found.filter(|_| size.dims().keys().all(is_known)).ok_or_else(|| self.no_size(size))
     }
 
