@@ -327,7 +327,9 @@ mod tests {
                     continue;
                 }
                 let (mut said, original) = (value(&bytes), value(&whole));
-                ["kernel", "planned", "gain_us"].map(|of_answer| said[of_answer] = original[of_answer].clone());
+                for of_answer in ["kernel", "planned", "gain_us"] {
+                    said[of_answer] = original[of_answer].clone();
+                }
                 assert_eq!(said, original, "byte {at}");
                 answers += 1;
             }
