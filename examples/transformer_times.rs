@@ -1,41 +1,81 @@
 //! Times encoders of transformers with random weights, and their steps.
 //!
-//! usage: transformer_times [tuned] [RUNS [ROWS...]]
+//! usage: transformer_times [tuned] [only=NAME] [RUNS [ROWS...]]
 //!
-//! For vision transformers and a text encoder prints the milliseconds of a batch and the rows of a second, the median of
-//! so many runs of compute alone, and for each kind of step how many there are, what they take together, and their
-//! roofline. `tuned` takes kernels that are measured to be the fastest.
+//! For vision transformers and text encoders, as exporters write them and from folders as Hugging Face writes them, prints
+//! the milliseconds of a batch and the rows of a second, the median of so many runs of compute alone, and for each kind of
+//! step how many there are, what they take together, and their roofline. `only` is a part of the names of those that are
+//! timed. `tuned` takes kernels that are measured to be the fastest.
 
+#[path = "../tests/support/embedding/mod.rs"]
+#[allow(dead_code, reason = "tests compare results too")]
+mod embedding;
 #[path = "../tests/support/encoder.rs"]
 #[expect(dead_code, reason = "tests have one more")]
 mod encoder;
 #[path = "../tests/support/random.rs"]
 #[expect(dead_code, reason = "tests draw other numbers too")]
 mod random;
+#[path = "../tests/support/tolerance.rs"]
+#[allow(dead_code, reason = "tests compare results too")]
+mod tolerance;
 
 use std::collections::BTreeMap;
 
+use embedding::folder::{self, Folder, Size};
 use encoder::{Encoder, Style};
+use trefoil::model::{Embedding, Model};
 use trefoil::plan::Rates;
 use trefoil::{Device, Engine, Error, Stage, Target, Tuning};
 
 /// Name, encoder.
-const NETWORKS: [(&str, Encoder); 3] = [
+const EXPORTED: [(&str, Encoder); 3] = [
     ("ViT-tiny/16", Encoder { tokens: 197, heads: 3, dims: 64, layers: 12, style: Style::Images(16) }),
     ("ViT-B/16", Encoder { tokens: 197, heads: 12, dims: 64, layers: 12, style: Style::Images(16) }),
     ("BERT-base, 128 tokens", Encoder { tokens: 128, heads: 12, dims: 64, layers: 12, style: Style::Text }),
 ];
 
+/// The size of ViT-B/16 and of BERT-base.
+const BASE: Size = Size { width: 768, heads: 12, inner: 3072, layers: 12, words: 30_522, side: 224, patch: 16 };
+/// The size of all-MiniLM-L6.
+const MINI: Size = Size { width: 384, inner: 1536, layers: 6, ..BASE };
+
+/// Name, folder: whether it is one of texts, and its size.
+const FOLDERS: [(&str, bool, Size); 3] = [
+    ("ViT-B/16 from a folder", false, BASE),
+    ("BERT-base from a folder, 128 tokens", true, BASE),
+    ("MiniLM from a folder, 128 tokens", true, MINI),
+];
+
+/// Makes a model.
+type Open = Box<dyn Fn() -> Result<Model, Error>>;
+
+/// All networks by their names.
+fn networks() -> Vec<(&'static str, Open)> {
+    let exported = EXPORTED.into_iter().map(|(name, of)| (name, Box::new(move || of.model()) as Open));
+    let open = |is_text, size| {
+        let (config, stored) = if is_text { folder::bert(size, "", 512) } else { folder::vit(size, 1000) };
+        let folder = Folder::new(&config, &stored.tensors);
+        let asked = if is_text { Embedding::new().sequence(128) } else { Embedding::new() };
+        Model::open_encoder(&folder.0, &asked)
+    };
+    let of_folders =
+        FOLDERS.into_iter().map(|(name, is_text, size)| (name, Box::new(move || open(is_text, size)) as Open));
+    exported.chain(of_folders).collect()
+}
+
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1).peekable();
     let tuning = arguments.next_if(|argument| argument == "tuned").map_or(Tuning::Off, |_| Tuning::Full);
+    let only = arguments.next_if(|argument| argument.starts_with("only=")).unwrap_or_default();
+    let only = only.trim_start_matches("only=");
     let arguments = arguments.map(|argument| argument.parse().expect("RUNS and ROWS are numbers"));
     let arguments: Vec<usize> = arguments.collect();
     let runs = arguments.first().copied().unwrap_or(50);
     let rows = arguments.get(1..).filter(|rows| !rows.is_empty()).unwrap_or(&[1, 32, 128]);
     let device = Device::open(Target::Cuda(0))?;
-    for (name, of) in NETWORKS {
-        let model = of.model()?;
+    for (name, open) in networks().into_iter().filter(|(name, _)| name.contains(only)) {
+        let model = open()?;
         for &batch in rows {
             let builder = || Engine::builder(&model).on(&device).batch_sizes(&[batch]).tuning(tuning);
             let engine = builder().build()?;

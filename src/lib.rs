@@ -107,6 +107,10 @@ struct Guides;
 #[doc = include_str!("../docs/onnx.md")]
 struct OnnxGuide;
 
+#[cfg(doctest)]
+#[doc = include_str!("../docs/embed.md")]
+struct EmbedGuide;
+
 /// Those in the README compile.
 #[cfg(all(doctest, feature = "image"))]
 #[doc = include_str!("../README.md")]

@@ -3,6 +3,16 @@
 #![cfg(feature = "cli")]
 
 mod calibrate;
+mod embed;
+#[allow(dead_code, reason = "other tests compare results")]
+#[path = "../support/embedding/mod.rs"]
+mod embedding;
+#[allow(dead_code, reason = "other tests draw other numbers")]
+#[path = "../support/random.rs"]
+mod random;
+#[allow(dead_code, reason = "other tests compare results")]
+#[path = "../support/tolerance.rs"]
+mod tolerance;
 mod values;
 #[allow(dead_code, reason = "the tests of hostile files use all of it")]
 #[path = "../onnx/write.rs"]

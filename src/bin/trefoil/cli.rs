@@ -12,6 +12,7 @@ use crate::calibrate::CalibrateArgs;
 use crate::check::CheckArgs;
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
+use crate::embed::EmbedArgs;
 use crate::feed::SizeArgs;
 use crate::run::RunArgs;
 use crate::trace::TraceArgs;
@@ -85,6 +86,8 @@ pub fn wrong(command: &[&str], what: String) -> clap::Error {
 pub enum Command {
     /// Classifies photos
     Classify(ClassifyArgs),
+    /// Turns texts or photos into vectors
+    Embed(EmbedArgs),
     /// Runs any model on rows from files, or random ones
     Run(RunArgs),
     /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
@@ -131,7 +134,7 @@ pub struct Kernels {
 }
 
 /// `on` or `off`.
-fn on_or_off() -> impl TypedValueParser<Value = bool> {
+pub fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|value| value == "on")
 }
 

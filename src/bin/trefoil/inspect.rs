@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use trefoil::graph as values;
 use trefoil::model::{self, BatchNorm, Graph, Model, Op, Preprocessing, Window};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
 use trefoil::{Device, Error, InputFormat, OutputKind};
@@ -101,7 +102,10 @@ fn not_opened(args: &InspectArgs, error: anyhow::Error) -> Result<Outcome> {
             Ok(Outcome::NothingDone)
         }
         Some(Error::Option { option: "sizes", .. }) => {
-            onnx_file::print(&models::find(Some(&args.model))?)?;
+            let path = models::find(Some(&args.model))?;
+            if models::is_onnx(&path) {
+                onnx_file::print(&path)?;
+            }
             Err(error)
         }
         _ => Err(error),
@@ -110,8 +114,9 @@ fn not_opened(args: &InspectArgs, error: anyhow::Error) -> Result<Outcome> {
 
 fn print_model(model: &Model, path: &Path) -> Result<()> {
     if model.graph().is_err() {
-        onnx_file::print(path)?;
-        return onnx_file::print_graph(&model.values_graph(1)?);
+        let graph = model.values_graph(1)?;
+        if models::is_onnx(path) { onnx_file::print(path) } else { print_ports(model, &graph, path) }?;
+        return onnx_file::print_graph(&graph);
     }
     let mut out = io::stdout();
     let preprocessing = model.preprocessing()?;
@@ -123,6 +128,18 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
         preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
     )?;
     print_graph(model.graph()?)
+}
+
+/// What an encoder reads and gives.
+fn print_ports(model: &Model, graph: &values::Graph, path: &Path) -> Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "{} from {}", model.name(), report::path(path))?;
+    for (kind, ports) in [("input ", &graph.inputs), ("output", &graph.outputs)] {
+        for port in ports {
+            writeln!(out, "{kind}  `{}` of {}", port.name, graph.value(port.value))?;
+        }
+    }
+    Ok(())
 }
 
 /// The plan for a GPU that need not be there.

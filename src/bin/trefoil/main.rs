@@ -22,6 +22,7 @@ mod cli;
 mod completions;
 mod demo;
 mod doctor;
+mod embed;
 mod feed;
 mod inputs;
 mod inspect;
@@ -70,15 +71,17 @@ fn main() -> ExitCode {
     };
     start_logging();
     let listening = match &cli.command {
-        None | Some(Command::Classify(_) | Command::Calibrate(_) | Command::Bench(_) | Command::Trace(_)) => {
-            stop::listen()
-        }
+        None
+        | Some(
+            Command::Classify(_) | Command::Embed(_) | Command::Calibrate(_) | Command::Bench(_) | Command::Trace(_),
+        ) => stop::listen(),
         Some(Command::Inspect(args)) if args.kernels.tune == Tune::Full => stop::listen(),
         Some(_) => Ok(()),
     };
     let result = listening.and_then(|()| match cli.command {
         None => demo::run(&cli.demo),
         Some(Command::Classify(args)) => classify::run(&args),
+        Some(Command::Embed(args)) => embed::run(&args),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Calibrate(args)) => calibrate::run(&args),

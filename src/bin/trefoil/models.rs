@@ -22,10 +22,15 @@ pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
     opened(find(wanted)?, |path| Model::open(path))
 }
 
-/// The same at these sizes, which an ONNX file alone has.
+/// The same at these sizes, which ONNX files and encoders have.
 pub fn open_at(wanted: &Path, sizes: &Sizes) -> Result<(Model, PathBuf)> {
     let path = find(Some(wanted))?;
-    ensure!(is_onnx(&path), "--size and --constant are for ONNX files, and {} is none", path.display());
+    let is_sized = is_onnx(&path) || path.is_dir();
+    ensure!(
+        is_sized,
+        "--size and --constant are for ONNX files and folders of encoders, and {} is neither",
+        path.display()
+    );
     opened(path, |path| Model::open_at(path, sizes))
 }
 

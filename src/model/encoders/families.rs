@@ -99,7 +99,7 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
 
 /// CLIP's texts.
 pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) -> Text {
-    let quick = stack_of_clip(of, "text_model.", [512, 8, 2048]);
+    let stack = stack_of_clip(of, "text_model.", [512, 8, 2048]);
     let places = of.count(&["max_position_embeddings"], 77);
     let end = match of.get("eos_token_id").and_then(serde_json::Value::as_i64) {
         None => End::Largest,
@@ -107,7 +107,7 @@ pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) 
         Some(id) => End::Id(id),
     };
     Text {
-        stack: quick,
+        stack,
         words: ("embeddings.token_embedding", of.count(&["vocab_size"], 49_408)),
         places: ("embeddings.position_embedding", places),
         types: None,
@@ -208,7 +208,7 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
         tokens,
         places: ("embeddings.position_embeddings", vec![1, places, stack.width]),
         placed,
-        antialias: false,
+        antialias: kind == "dinov2_with_registers",
         first_norm: None,
         last_norm: Some("layernorm"),
         pooled_norm: None,
@@ -244,7 +244,7 @@ pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, na
         layers: model.count(&["depth"], layers),
         heads: model.count(&["num_heads"], heads),
         inner: model.count(&["mlp_ratio"], 4) * model.count(&["embed_dim"], width),
-        eps: 1e-6,
+        eps: if name.contains("clip") { 1e-5 } else { 1e-6 },
         activation: if name.contains("quickgelu") { Activation::QuickGelu } else { Activation::Gelu },
         qkv_bias: weights.dims("blocks.0.attn.qkv.bias").is_some(),
     };

@@ -5,10 +5,11 @@ use crate::graph::{Op, Resize, ResizeCoordinates, ResizeMode, Tensor, ValueType}
 use crate::loops;
 use crate::tensor::Dtype;
 
-/// The coefficient of the cubic that PyTorch interpolates by.
-const CUBIC: f64 = -0.75;
+/// The coefficients of the cubics that PyTorch interpolates by: without and with a filter.
+const CUBIC: [f64; 2] = [-0.75, -0.5];
 
-/// Vectors of the places of a grid `[height, width, values]`, for another grid. `antialias` filters them for a smaller one.
+/// Vectors of the places of a grid `[height, width, values]`, for another grid. `antialias` filters them for a smaller
+/// one, and leaves out what is outside the grid instead of repeating its edge.
 pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<Tensor, Error> {
     let from = table.value_type().dims.clone();
     if from[..2] == to {
@@ -16,13 +17,13 @@ pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<
     }
     let dims = vec![to[0], to[1], from[2]];
     let resize = Resize {
-        mode: ResizeMode::Cubic(CUBIC),
+        mode: ResizeMode::Cubic(CUBIC[usize::from(antialias)]),
         coordinates: ResizeCoordinates::HalfPixel,
         scales: dims.iter().zip(&from).map(|(to, from)| *to as f64 / *from as f64).collect(),
         dims: dims.clone(),
         crop: vec![[0.0, 1.0]; 3],
         antialias,
-        exclude_outside: false,
+        exclude_outside: antialias,
         outside: None,
     };
     let of = ValueType::new(Dtype::F32, &dims);

@@ -157,31 +157,44 @@ impl Net<'_> {
         Matrix::of(grid.map(|(y, x)| (0..WIDTH).map(|n| value(n, y, x)).collect()))
     }
 
-    /// Tokens before patches, and patches, each with its place; `placed` of the tokens have one.
-    pub fn tokens(&self, before: &[&str], places: &str, placed: usize, patches: &Matrix, grid: [usize; 2]) -> Matrix {
+    /// Tokens before patches, and patches, each with its place; `placed` of the tokens have one. The table of
+    /// places is filtered, or not, for other sizes.
+    pub fn tokens(
+        &self,
+        before: &[&str],
+        (places, is_filtered): (&str, bool),
+        placed: usize,
+        patches: &Matrix,
+        grid: [usize; 2],
+    ) -> Matrix {
         let places = self.table(places, WIDTH);
         let mut all: Vec<f64> = before.iter().flat_map(|name| self.tensor(name)).collect();
         all.iter_mut().zip(&places.values[..placed * WIDTH]).for_each(|(token, place)| *token += place);
         let stored = Matrix { columns: WIDTH, values: places.values[placed * WIDTH..].to_vec() };
         let side = stored.rows().isqrt();
-        let places = if grid == [side, side] { stored } else { larger(&stored, side, grid) };
+        let places = if grid == [side, side] { stored } else { larger(&stored, side, grid, is_filtered) };
         all.extend(patches.plus(&places).values);
         Matrix { columns: WIDTH, values: all }
     }
 }
 
-/// A square grid of vectors by cubic interpolation at the centres of more pixels, as PyTorch does it.
-pub fn larger(stored: &Matrix, side: usize, to: [usize; 2]) -> Matrix {
-    const A: f64 = -0.75;
+/// A square grid of vectors by cubic interpolation at the centres of more pixels, as PyTorch does it: with another cubic, and
+/// nothing outside the grid, where a filter is asked for, which more pixels do not need.
+pub fn larger(stored: &Matrix, side: usize, to: [usize; 2], is_filtered: bool) -> Matrix {
+    let a = if is_filtered { -0.5 } else { -0.75 };
     let weight = |x: f64| match x.abs() {
-        x if x <= 1.0 => (A + 2.0) * x.powi(3) - (A + 3.0) * x.powi(2) + 1.0,
-        x if x < 2.0 => A * (x.powi(3) - 5.0 * x.powi(2) + 8.0 * x - 4.0),
+        x if x <= 1.0 => (a + 2.0) * x.powi(3) - (a + 3.0) * x.powi(2) + 1.0,
+        x if x < 2.0 => a * (x.powi(3) - 5.0 * x.powi(2) + 8.0 * x - 4.0),
         _ => 0.0,
     };
     let taps = |index: usize, to: usize| {
         let at = (index as f64 + 0.5) * side as f64 / to as f64 - 0.5;
-        let first = at.floor() as i64 - 1;
-        (first..first + 4).map(move |tap| (tap.clamp(0, side as i64 - 1) as usize, weight(at - tap as f64)))
+        let (first, last) = (at.floor() as i64 - 1, side as i64 - 1);
+        let inside = (first..first + 4).filter(|tap| !is_filtered || (0..=last).contains(tap));
+        let taps: Vec<(usize, f64)> =
+            inside.map(|tap| (tap.clamp(0, last) as usize, weight(at - tap as f64))).collect();
+        let sum: f64 = taps.iter().map(|(_, weight)| weight).sum();
+        taps.into_iter().map(move |(tap, weight)| (tap, weight / sum))
     };
     let of = |y: usize, x: usize| {
         let mut sum = vec![0.0; stored.columns];

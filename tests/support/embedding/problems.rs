@@ -66,23 +66,22 @@ fn images() -> Vec<Problem> {
     let mut of_deit = Stored::new("deit", SMALL);
     of_deit.image("deit.", &[("cls_token", 1), ("distillation_token", 1)], 18).layers("deit.encoder.layer", &VIT);
     let deit_config = config("deit", SMALL, json!({}));
-    let mut of_dino = Stored::new("dinov2", SMALL);
-    of_dino.image("", &[("cls_token", 1), ("register_tokens", 4)], 17).layers("encoder.layer", &DINO);
-    of_dino.add("embeddings.mask_token", &[1, WIDTH]);
-    let dino_config = config(
-        "dinov2_with_registers",
-        SMALL,
-        json!({
-            "mlp_ratio": INNER / WIDTH, "num_register_tokens": 4, "layer_norm_eps": 1e-6,
-        }),
-    );
+    let dino = || {
+        let mut stored = Stored::new("dinov2", SMALL);
+        stored.image("", &[("cls_token", 1), ("register_tokens", 4)], 17).layers("encoder.layer", &DINO);
+        stored.add("embeddings.mask_token", &[1, WIDTH]);
+        let more = json!({"mlp_ratio": INNER / WIDTH, "num_register_tokens": 4, "layer_norm_eps": 1e-6});
+        (config("dinov2_with_registers", SMALL, more), stored)
+    };
+    let higher = Shape::Image { height: 40, width: 48 };
     let (large, wide) = (Embedding::new().image(48, 56), Shape::Image { height: 48, width: 56 });
     let unit = Embedding::new().normalized(true);
     vec![
         problem("ViT, classes", vit(SMALL, 5), Embedding::new(), square, by::vit_classes),
         problem("ViT, 48 x 56", vit(SMALL, 5), large, wide, by::vit_classes),
         problem("DeiT, mean", (deit_config, of_deit), Embedding::new().pooling(Pooling::Mean), square, by::deit),
-        problem("DINOv2 with registers, unit", (dino_config, of_dino), unit, square, by::dino),
+        problem("DINOv2 with registers, unit", dino(), unit.clone(), square, by::dino),
+        problem("DINOv2 with registers, 40 x 48", dino(), unit.image(40, 48), higher, by::dino),
     ]
 }
 

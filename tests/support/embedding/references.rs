@@ -105,7 +105,7 @@ pub fn clip_image(net: &Net<'_>, row: &Row) -> Computed {
     let [mean, std] = [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]];
     let x = net.patches(row, "vision_model.embeddings.patch_embedding", 8, mean, std);
     let places = "vision_model.embeddings.position_embedding.weight";
-    let x = net.tokens(&["vision_model.embeddings.class_embedding"], places, 1, &x, [4, 4]);
+    let x = net.tokens(&["vision_model.embeddings.class_embedding"], (places, false), 1, &x, [4, 4]);
     let x = net.norm(&x, "vision_model.pre_layrnorm", CLIP.eps);
     let free = |_: usize, _: usize, _: usize| 0.0;
     let x =
@@ -129,7 +129,13 @@ pub fn vit(
     let x = net.patches(row, &at("embeddings.patch_embeddings.projection"), 8, mean, std);
     let before: Vec<String> = before.iter().map(|name| at(&format!("embeddings.{name}"))).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
-    let x = net.tokens(&before, &at("embeddings.position_embeddings"), placed, &x, row.sides.map(|side| side / 8));
+    let x = net.tokens(
+        &before,
+        (&at("embeddings.position_embeddings"), style.scales.is_some()),
+        placed,
+        &x,
+        row.sides.map(|side| side / 8),
+    );
     let free = |_: usize, _: usize, _: usize| 0.0;
     let x = (0..LAYERS).fold(x, |x, layer| net.layer(&at(&format!("encoder.layer.{layer}")), style, &x, &free));
     net.norm(&x, &at("layernorm"), style.eps)
@@ -157,7 +163,7 @@ pub fn dino(net: &Net<'_>, row: &Row) -> Computed {
 /// Tokens of a vision transformer of timm.
 pub fn timm(net: &Net<'_>, row: &Row, before: &[&str], placed: usize, style: &Style) -> Matrix {
     let x = net.patches(row, "patch_embed.proj", 8, HALF[0], HALF[1]);
-    let x = net.tokens(before, "pos_embed", placed, &x, row.sides.map(|side| side / 8));
+    let x = net.tokens(before, ("pos_embed", true), placed, &x, row.sides.map(|side| side / 8));
     let free = |_: usize, _: usize, _: usize| 0.0;
     (0..LAYERS).fold(x, |x, layer| net.layer(&format!("blocks.{layer}"), style, &x, &free))
 }

@@ -1,0 +1,70 @@
+//! What is embedded: texts of a file, a line each, or photos.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use trefoil::image;
+use trefoil::model::Tower;
+
+use super::tokens::Texts;
+use crate::inputs::{Input, Inputs};
+
+/// The inputs, in order.
+pub enum Source {
+    Texts(Texts),
+    Photos(Vec<Input>),
+}
+
+impl Source {
+    /// What the paths name: photos if the first one is a folder or named like one, otherwise files of texts.
+    pub fn collect(model: &Path, paths: &[PathBuf]) -> Result<Self> {
+        if paths.iter().all(|path| path.is_dir() || image::is_image(path)) {
+            return Ok(Self::Photos(Inputs::collect(paths).list));
+        }
+        let mut lines = Vec::new();
+        for path in paths {
+            ensure!(!path.is_dir() && !image::is_image(path), "{} among texts: give photos alone", path.display());
+            lines.extend(read(path)?.lines().map(str::to_owned));
+        }
+        ensure!(!lines.is_empty(), "there are no texts: expected one on each line");
+        Texts::new(model, lines).map(Self::Texts)
+    }
+
+    /// Inputs.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Photos(photos) => photos.len(),
+        }
+    }
+
+    /// What an input is called.
+    pub fn name(&self, input: usize) -> String {
+        match self {
+            Self::Texts(texts) => texts.line(input).to_owned(),
+            Self::Photos(photos) => photos[input].path.to_string_lossy().into_owned(),
+        }
+    }
+
+    /// The part of a model of two towers that reads them.
+    pub fn tower(&self) -> Tower {
+        match self {
+            Self::Texts(_) => Tower::Texts,
+            Self::Photos(_) => Tower::Images,
+        }
+    }
+}
+
+/// The text in a file, or of the standard input.
+fn read(path: &Path) -> Result<String> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        return io::stdin().read_to_string(&mut text).map(|_| text).context("cannot read the standard input");
+    }
+    let named = || format!("cannot read {}", path.display());
+    let about = fs::metadata(path).with_context(named)?;
+    ensure!(about.is_file(), "{}: it is no file", named()); // a device may never end
+    fs::read_to_string(path).with_context(named)
+}

@@ -1,0 +1,76 @@
+//! Texts as the numbers of their tokens.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow, ensure};
+use tokenizers::{Encoding, Tokenizer, TruncationParams};
+use trefoil::Batch;
+
+/// Texts, and the tokens of each.
+pub struct Texts {
+    lines: Vec<String>,
+    tokens: Vec<Encoding>,
+    tokenizer: Tokenizer,
+    /// The number of the token that fills rows.
+    padding: i64,
+}
+
+impl Texts {
+    /// Texts by the `tokenizer.json` of a model's folder.
+    pub fn new(model: &Path, lines: Vec<String>) -> Result<Self> {
+        let path = model.join("tokenizer.json");
+        ensure!(path.is_file(), "{} is not there: texts need the model's tokenizer", path.display());
+        let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
+        let mut tokenizer = Tokenizer::from_file(&path).map_err(told)?;
+        let padding = tokenizer.get_padding().map_or(0, |padding| i64::from(padding.pad_id));
+        tokenizer.with_padding(None).with_truncation(None).map_err(told)?;
+        let tokens = tokenizer.encode_batch(lines.iter().map(String::as_str).collect(), true).map_err(told)?;
+        Ok(Self { lines, tokens, tokenizer, padding })
+    }
+
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    pub fn line(&self, input: usize) -> &str {
+        &self.lines[input]
+    }
+
+    /// Tokens of the longest text.
+    pub fn longest(&self) -> usize {
+        self.tokens.iter().map(Encoding::len).max().unwrap_or(1).max(1)
+    }
+
+    /// Writes a text to the ports of a row; one that is too long is cut, but for the tokens that end it.
+    pub fn fill(&self, input: usize, batch: &mut Batch, row: usize) -> Result<(), String> {
+        let told = |error: trefoil::Error| error.to_string();
+        let room = batch.port_mut::<i64>(row, "input_ids").map_err(told)?.len();
+        let cut = self.cut(input, room)?;
+        let tokens = cut.as_ref().unwrap_or(&self.tokens[input]);
+        let parts = [
+            ("input_ids", tokens.get_ids(), self.padding),
+            ("attention_mask", tokens.get_attention_mask(), 0),
+            ("token_type_ids", tokens.get_type_ids(), 0),
+        ];
+        for (port, values, padding) in parts {
+            if batch.spec().port(port).is_err() {
+                continue; // of types some models know none
+            }
+            let to = batch.port_mut::<i64>(row, port).map_err(told)?;
+            to.fill(padding);
+            to.iter_mut().zip(values).for_each(|(to, value)| *to = i64::from(*value));
+        }
+        Ok(())
+    }
+
+    /// The tokens of a text that is longer than a row.
+    fn cut(&self, input: usize, room: usize) -> Result<Option<Encoding>, String> {
+        if self.tokens[input].len() <= room {
+            return Ok(None);
+        }
+        let mut tokenizer = self.tokenizer.clone();
+        let truncation = TruncationParams { max_length: room, ..TruncationParams::default() };
+        let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(self.line(input), true));
+        cut.map(Some).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,75 @@
+//! Where vectors go: lines of JSON, or an array in a file.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use trefoil::{Dtype, Engine, files};
+
+use crate::{npy, report};
+
+/// Takes what became of the inputs, in order.
+pub struct Sink<'a> {
+    /// The file, and the values for it.
+    file: Option<(&'a Path, Vec<f32>)>,
+    width: usize,
+    counts: Counts,
+}
+
+/// Inputs that were taken, and those of them that failed.
+#[derive(Clone, Copy, Default)]
+pub struct Counts {
+    pub done: usize,
+    pub failed: usize,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Line<'a> {
+    Vector { input: &'a str, embedding: &'a [f32] },
+    Error { input: &'a str, error: &'a str },
+}
+
+impl<'a> Sink<'a> {
+    pub fn new(engine: &Engine, path: Option<&'a Path>) -> Result<Self> {
+        let port = engine.output().port("embedding").context("the model gives no embedding")?;
+        let width = port.dims.iter().product();
+        Ok(Self { file: path.map(|path| (path, Vec::new())), width, counts: Counts::default() })
+    }
+
+    /// Inputs so far.
+    pub fn done(&self) -> usize {
+        self.counts.done
+    }
+
+    /// Takes an input's vector, or why it has none.
+    pub fn add(&mut self, input: &str, result: Result<&[f32], &str>) -> Result<()> {
+        self.counts.done += 1;
+        self.counts.failed += usize::from(result.is_err());
+        match (&mut self.file, result) {
+            (None, result) => {
+                let line = match result {
+                    Ok(embedding) => Line::Vector { input, embedding },
+                    Err(error) => Line::Error { input, error },
+                };
+                writeln!(io::stdout(), "{}", serde_json::to_string(&line)?)?;
+            }
+            (Some((_, values)), Ok(embedding)) => values.extend_from_slice(embedding),
+            (Some((_, values)), Err(error)) => {
+                values.resize(values.len() + self.width, f32::NAN);
+                let _ = writeln!(io::stderr(), "error: {}", report::message(&format!("{input}: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the file, if there is one.
+    pub fn finish(self) -> Result<Counts> {
+        if let Some((path, values)) = self.file {
+            let dims = [self.counts.done, self.width];
+            files::write(path, npy::write(Dtype::F32, &dims, bytemuck::cast_slice(&values)))?;
+        }
+        Ok(self.counts)
+    }
+}

@@ -1,0 +1,181 @@
+//! Texts and photos as vectors: their order, where they are written, and what inputs get that fail.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use trefoil::model::{Embedding, Model};
+use trefoil::{Device, Engine, Target};
+
+use super::embedding::Problem;
+use super::embedding::folder::Folder;
+use super::embedding::problems::all;
+use super::{expect_code, json_lines, program, run, stderr, stdout};
+
+const WORDS: [&str; 8] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cats", "purr", "dogs", "##s"];
+const TEXTS: [&str; 5] = ["Cats purr", "dogs", "cats purr, cats purr, dogs purr", "", "CATS PURR"];
+
+fn problem(name: &str) -> Problem {
+    all().into_iter().find(|problem| problem.name == name).expect("a problem of this name")
+}
+
+/// A folder with an encoder of texts and a tokenizer of [`WORDS`].
+fn of_texts() -> Folder {
+    let folder = problem("BERT, mean, unit").folder();
+    let special = |id: usize| {
+        json!({
+            "id": id, "content": WORDS[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+        })
+    };
+    let token = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let known = |id: usize| json!({"id": WORDS[id], "ids": [id], "tokens": [WORDS[id]]});
+    let vocabulary: serde_json::Map<String, Value> =
+        WORDS.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "decoder": null,
+        "padding": {"strategy": {"Fixed": 128}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+        "added_tokens": (0..4).map(special).collect::<Vec<_>>(),
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [token("[CLS]"), sequence, token("[SEP]")], "pair": [sequence],
+            "special_tokens": {"[CLS]": known(2), "[SEP]": known(3)},
+        },
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    });
+    fs::write(folder.0.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
+}
+
+fn path(folder: &Folder) -> &str {
+    folder.0.to_str().unwrap()
+}
+
+/// A file in the folder with these texts, one on each line.
+fn lines(folder: &Folder, texts: &[&str]) -> String {
+    let path = folder.0.join("texts.txt");
+    fs::write(&path, texts.join("\n") + "\n").unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn vectors(lines: &[Value]) -> Vec<Vec<f32>> {
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    lines.iter().map(|line| line["embedding"].as_array().unwrap().iter().map(number).collect()).collect()
+}
+
+/// What the library gives for these numbers of tokens.
+fn by_library(folder: &Path, ids: &[i64]) -> Vec<f32> {
+    let model = Model::open_encoder(folder, &Embedding::new().sequence(16)).unwrap();
+    let engine = Engine::builder(&model).on(&Device::open(Target::Cpu).unwrap()).build().unwrap();
+    let mut batch = engine.acquire().unwrap();
+    batch.row_mut(0).fill(0);
+    batch.port_mut::<i64>(0, "input_ids").unwrap()[..ids.len()].copy_from_slice(ids);
+    batch.port_mut::<i64>(0, "attention_mask").unwrap()[..ids.len()].fill(1);
+    batch.submit(1).unwrap().wait().unwrap().port::<f32>(0, "embedding").unwrap().to_vec()
+}
+
+/// Sums in f32 in another order.
+fn is_near(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5)
+}
+
+#[test]
+fn texts_become_vectors_in_their_order() {
+    let folder = of_texts();
+    let file = lines(&folder, &TEXTS);
+    let output = run(&["embed", path(&folder), &file, "--device", "cpu", "--batch", "2"]);
+    expect_code(&output, 0);
+    let told = json_lines(&output);
+    let inputs: Vec<&str> = told.iter().map(|line| line["input"].as_str().unwrap()).collect();
+    assert_eq!(inputs, TEXTS);
+    let vectors = vectors(&told);
+    assert_eq!(vectors[0], vectors[4], "case does not count");
+    for (index, ids) in
+        [&[2, 4, 5, 3][..], &[2, 6, 3], &[2, 4, 5, 1, 4, 5, 1, 6, 5, 3], &[2, 3]].into_iter().enumerate()
+    {
+        assert!(is_near(&vectors[index], &by_library(&folder.0, ids)), "{}", TEXTS[index]);
+    }
+    let length = |vector: &[f32]| vector.iter().map(|x| x * x).sum::<f32>().sqrt();
+    assert!((length(&vectors[0]) - 1.0).abs() > 1e-3);
+    let units = run(&["embed", path(&folder), &file, "--device", "cpu", "--normalize", "on"]);
+    assert!(self::vectors(&json_lines(&units)).iter().all(|vector| (length(vector) - 1.0).abs() < 1e-5));
+}
+
+#[test]
+fn the_standard_input_and_an_array_are_the_same_vectors() {
+    let folder = of_texts();
+    let file = lines(&folder, &TEXTS);
+    let lines = vectors(&json_lines(&run(&["embed", path(&folder), &file, "--device", "cpu"])));
+    let array = folder.0.join("vectors.npy");
+    let mut command = program();
+    command.args(["embed", path(&folder), "-", "--device", "cpu", "--output", array.to_str().unwrap()]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(TEXTS.join("\n").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    expect_code(&output, 0);
+    assert_eq!(stdout(&output), "");
+    let file = fs::read(&array).unwrap();
+    let start = 10 + usize::from(u16::from_le_bytes([file[8], file[9]]));
+    assert!(String::from_utf8_lossy(&file[..start]).contains("'<f4', 'fortran_order': False, 'shape': (5, 64,)"));
+    let all: Vec<f32> =
+        file[start..].chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+    assert_eq!(all, lines.concat());
+}
+
+#[test]
+fn long_texts_are_cut_before_their_end() {
+    let folder = of_texts();
+    let file = lines(&folder, &["cats purr dogs purr cats", "cats purr"]);
+    let output = run(&["embed", path(&folder), &file, "--device", "cpu", "--sequence", "4"]);
+    expect_code(&output, 0);
+    let vectors = vectors(&json_lines(&output));
+    assert_eq!(vectors[0], vectors[1]);
+    let long = lines(&folder, &["cats ".repeat(100).as_str()]);
+    expect_code(&run(&["embed", path(&folder), &long, "--device", "cpu"]), 0);
+}
+
+#[test]
+fn photos_become_vectors_and_a_broken_one_is_told() {
+    let folder = problem("ViT, classes").folder();
+    let photos = folder.0.join("photos");
+    fs::create_dir(&photos).unwrap();
+    for name in ["chelsea.png", "rocket.jpg"] {
+        fs::copy(super::root().join("weights/photos").join(name), photos.join(name)).unwrap();
+    }
+    fs::write(photos.join("empty.png"), b"").unwrap();
+    let photos = photos.to_str().unwrap();
+    let output = run(&["embed", path(&folder), photos, "--device", "cpu"]);
+    expect_code(&output, 2);
+    let told = json_lines(&output);
+    let ends = ["chelsea.png", "empty.png", "rocket.jpg"];
+    assert!(told.iter().zip(ends).all(|(line, end)| line["input"].as_str().unwrap().ends_with(end)), "{told:?}");
+    assert!(told[1]["error"].as_str().unwrap().contains("empty.png"), "{told:?}");
+    assert!(told[0]["embedding"].as_array().unwrap().len() == 64 && told[0]["embedding"] != told[2]["embedding"]);
+    let texts = of_texts();
+    let output = run(&["embed", path(&texts), photos, "--device", "cpu"]);
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("the inputs are photos"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let folder = problem("BERT, mean, unit").folder();
+    let file = lines(&folder, &TEXTS);
+    let refused = |args: &[&str], part: &str| {
+        let output = run(args);
+        expect_code(&output, 1);
+        assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
+    };
+    refused(&["embed", path(&folder), &file, "--device", "cpu"], "tokenizer.json");
+    refused(&["embed", path(&of_texts()), "no/such/file", "--device", "cpu"], "no/such/file");
+    refused(&["embed", path(&of_texts()), &file, "--device", "cpu", "--sequence", "41"], "1 to 40 tokens");
+    let none = lines(&folder, &[]);
+    fs::write(&none, "").unwrap();
+    refused(&["embed", path(&of_texts()), &none, "--device", "cpu"], "one on each line");
+}
