@@ -66,7 +66,7 @@ fn tokens(rows: usize, layers: usize) -> Result<values::Graph, Error> {
     let [matrix, bias] = [g.weight("matrix", Dtype::F32, &[dims, dims]), g.weight("bias", Dtype::F32, &[dims])];
     for layer in 0..layers {
         let name = |part: &str| format!("layer{layer}.{part}");
-        let mut dense = |g: &mut values::GraphBuilder, part: &str, x| {
+        let dense = |g: &mut values::GraphBuilder, part: &str, x| {
             let product = g.node(&name(part), values::Op::Contract(Contract::matmul(3, 2)), &[x, matrix]);
             g.map(&name(&format!("{part}.bias")), Expr::arg(0) + Expr::arg(1), &[product, bias])
         };

@@ -94,6 +94,7 @@ struct Shared {
     /// What its rows are.
     bucket: usize,
     /// One for all buckets of a batcher.
+    #[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "programs in C ask where a ticket is from"))]
     identity: Arc<()>,
     bounds: Bounds,
     when_full: WhenFull,
