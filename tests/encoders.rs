@@ -126,6 +126,8 @@ fn modules_beside_a_model_say_how_it_pools() {
     assert!(graph.find("seen.count").is_some() && graph.find("unit").is_none());
     let told = with(json!([module("Dense", "2_Dense")]), Embedding::new()).unwrap_err();
     assert!(matches!(&told, Error::Unsupported { what, .. } if what.contains("Dense")), "{told}");
+    let told = with(json!([module("Pooling", "../1_Pooling")]), Embedding::new()).unwrap_err().to_string();
+    assert!(told.contains("`../1_Pooling`"), "{told}");
     let both = json!({"pooling_mode_cls_token": true, "pooling_mode_max_tokens": true});
     fs::write(path.join("1_Pooling/config.json"), both.to_string()).unwrap();
     let told = with(json!([module("Pooling", "1_Pooling")]), Embedding::new()).unwrap_err().to_string();

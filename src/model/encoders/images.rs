@@ -130,7 +130,8 @@ impl Images {
         self.tokens.iter().map(|(_, dims)| dims.iter().product::<usize>() / self.stack.width).sum()
     }
 
-    /// What is computed of the weights once: tokens before patches with their places, and places of patches at this size.
+    /// What is computed of the weights once: tokens before patches with their places, and places of patches at this
+    /// size.
     ///
     /// # Errors
     /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are no floats.

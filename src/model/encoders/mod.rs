@@ -1,5 +1,5 @@
-//! Encoders of texts and images from safetensors, with the names and configurations of Hugging Face and timm, as graphs of
-//! values.
+//! Encoders of texts and images from safetensors, with the names and configurations of Hugging Face and timm, as
+//! graphs of values.
 //!
 //! Queries, keys and values are one product, whose weights are read as if they lay one behind the other. Pooling, and
 //! division by the length, are part of the graph. Bytes of pixels are normalised in it.
@@ -7,6 +7,7 @@
 mod block;
 mod families;
 mod images;
+mod modules;
 mod names;
 mod open;
 mod options;

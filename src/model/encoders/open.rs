@@ -1,5 +1,6 @@
 //! From a folder to a model.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use serde_json::Value;
 use super::block::Block;
 use super::families::{self, CLIP, FAMILIES, TIMM};
 use super::images::Images;
+use super::modules;
 use super::options::{Embedding, Pooling, Tower};
 use super::pictures;
 use super::settings::Settings;
@@ -40,7 +42,7 @@ pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<
     let settings = Settings::open(&folder.join("config.json"))?;
     let Some(kind) = kind(&settings) else { return Ok(None) };
     let weights = in_new_names(&Weights::open(folder.join("model.safetensors"))?)?;
-    let asked = told_beside(folder, asked)?;
+    let asked = modules::told(folder, asked)?;
     let (encoder, pictures) = encoder(folder, &settings, &weights, &asked, &kind)?;
     settings.check()?;
     encoder.check_options(&asked)?;
@@ -91,62 +93,6 @@ fn encoder(
         Some(_) => pictures::by_transformers(&Settings::beside(folder, "preprocessor_config.json")?, &mut images),
     }?;
     Ok((Encoder::Images(images.into()), Some(preprocessing.into())))
-}
-
-/// What the library `sentence-transformers` says beside a model, where nothing else is asked for.
-fn told_beside(folder: &Path, asked: &Embedding) -> Result<Embedding, Error> {
-    let path = folder.join("modules.json");
-    if !path.exists() {
-        return Ok(asked.clone());
-    }
-    let text = crate::files::read("open the list of modules", &path, 1 << 20)?;
-    let modules: Vec<Value> = serde_json::from_slice(&text).map_err(|e| Error::format(&path, e.to_string()))?;
-    let mut told = Embedding { normalized: Some(false), ..Embedding::default() };
-    for module in &modules {
-        let name = |key: &str| module.get(key).and_then(Value::as_str).unwrap_or("");
-        match name("type").rsplit('.').next() {
-            Some("Transformer" | "CLIPModel") => {}
-            Some("Normalize") => told.normalized = Some(true),
-            Some("Pooling") => {
-                told.pooling = Some(pooling(&Settings::open(&folder.join(name("path")).join("config.json"))?)?)
-            }
-            _ => {
-                return Err(Error::Unsupported {
-                    what: format!("{}: the module `{}`", path.display(), name("type")),
-                    instead: "Transformer, Pooling and Normalize are".into(),
-                });
-            }
-        }
-    }
-    Ok(Embedding {
-        pooling: asked.pooling.or(told.pooling),
-        normalized: asked.normalized.or(told.normalized),
-        ..asked.clone()
-    })
-}
-
-/// The pooling that a module says.
-fn pooling(settings: &Settings) -> Result<Pooling, Error> {
-    let ways = [
-        ("cls", "pooling_mode_cls_token", Pooling::Class),
-        ("mean", "pooling_mode_mean_tokens", Pooling::Mean),
-        ("lasttoken", "pooling_mode_lasttoken", Pooling::Last),
-    ];
-    let mode = settings.name("pooling_mode");
-    let told = ways.iter().filter(|(name, flag, _)| mode == *name || settings.flag(flag, false));
-    let others = ["pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens"];
-    let is_other = others.iter().any(|flag| settings.flag(flag, false));
-    let told: Vec<Pooling> = told.map(|(_, _, pooling)| *pooling).collect();
-    match told[..] {
-        [one] if !is_other => {
-            settings.check()?;
-            Ok(one)
-        }
-        _ => {
-            settings.refuse("expected one way to pool: the first token, the mean of tokens, or the last token".into());
-            settings.check().map(|()| Pooling::Mean)
-        }
-    }
 }
 
 /// The weights, with the names that norms have today beside those that they had once.
@@ -225,13 +171,9 @@ impl Encoder {
     }
 }
 
-/// Whether all tensors are there in these dimensions, and none of the layers is left over, which would be one that is not
-/// computed.
-fn check(
-    weights: &Weights,
-    needs: &std::collections::BTreeMap<String, Vec<usize>>,
-    layers: String,
-) -> Result<(), Error> {
+/// Whether all tensors are there in these dimensions, and none of the layers is left over, which would be one that is
+/// not computed.
+fn check(weights: &Weights, needs: &BTreeMap<String, Vec<usize>>, layers: String) -> Result<(), Error> {
     let mut problems = Vec::new();
     for (name, dims) in needs {
         match weights.check(name, dims) {

@@ -129,13 +129,9 @@ pub fn vit(
     let x = net.patches(row, &at("embeddings.patch_embeddings.projection"), 8, mean, std);
     let before: Vec<String> = before.iter().map(|name| at(&format!("embeddings.{name}"))).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
-    let x = net.tokens(
-        &before,
-        (&at("embeddings.position_embeddings"), style.scales.is_some()),
-        placed,
-        &x,
-        row.sides.map(|side| side / 8),
-    );
+    let places = at("embeddings.position_embeddings");
+    let grid = row.sides.map(|side| side / 8);
+    let x = net.tokens(&before, (&places[..], style.scales.is_some()), placed, &x, grid);
     let free = |_: usize, _: usize, _: usize| 0.0;
     let x = (0..LAYERS).fold(x, |x, layer| net.layer(&at(&format!("encoder.layer.{layer}")), style, &x, &free));
     net.norm(&x, &at("layernorm"), style.eps)

@@ -13,7 +13,7 @@ use crate::inputs::{Input, Inputs};
 
 /// The inputs, in order.
 pub enum Source {
-    Texts(Texts),
+    Texts(Box<Texts>),
     Photos(Vec<Input>),
 }
 
@@ -29,7 +29,7 @@ impl Source {
             lines.extend(read(path)?.lines().map(str::to_owned));
         }
         ensure!(!lines.is_empty(), "there are no texts: expected one on each line");
-        Texts::new(model, lines).map(Self::Texts)
+        Ok(Self::Texts(Texts::new(model, lines)?.into()))
     }
 
     /// Inputs.
