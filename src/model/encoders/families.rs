@@ -30,7 +30,7 @@ pub(super) const TIMM: [&str; 2] = ["vit_", "deit_"];
 const LEGACY_END: usize = 2;
 /// CLIP's mean and deviation of pixels.
 pub(super) const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
 /// The first of some beginnings that names of tensors have, as one of them shows.
 fn prefix(weights: &Weights, of: &[&str], shown: &str) -> String {
