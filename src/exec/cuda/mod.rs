@@ -3,8 +3,6 @@
 mod add;
 mod alone;
 mod attention_run;
-#[cfg(test)]
-mod bytes_tests;
 mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;
