@@ -46,7 +46,7 @@ fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, 
         false => (Vec::new(), Preprocessing::new(network.graph.input)),
     };
     let weights = weights.with(network.computed)?.with_views(network.views)?;
-    Model::new(network.graph, weights, preprocessing, labels)
+    Model::new(network.graph, weights, preprocessing, labels)?.with_layers_in_floats(network.in_floats)
 }
 
 /// The names of the first dimensions of the inputs, where they are free and have no size.
