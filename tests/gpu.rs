@@ -103,8 +103,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
 #[cfg(feature = "cuda")]
 const LOOPS: usize = 50;
 
-/// Attention, matrix products, norms of rows and convolutions of bytes alone, which no network has yet, with each kernel;
-/// loops as PTX.
+/// Attention, matrix products, norms of rows and layers of bytes apart from any network, with each kernel; loops as PTX.
 #[cfg(feature = "cuda")]
 fn alone(device: Option<&Device>, limits: &Limits, of_kernels: &mut BTreeMap<String, Vec<(usize, Trial)>>) {
     for problem in support::attention::all() {

@@ -101,6 +101,8 @@ pub(crate) struct Images {
     output: Shape,
     /// Whether it was cut, so that its result is the features asked for.
     is_cut: bool,
+    /// Layers of a file in bytes that are in floats, and why.
+    in_floats: Arc<[String]>,
 }
 
 impl Model {
@@ -231,7 +233,8 @@ impl Model {
             let expected = format!("one for each of {} classes, or none", output.channels);
             return Err(Error::option("labels", format_args!("a list of {}", labels.len()), expected));
         }
-        let images = Images { graph: graph.into(), preprocessing: preprocessing.into(), output, is_cut: false };
+        let (graph, preprocessing, in_floats) = (graph.into(), preprocessing.into(), Arc::from([]));
+        let images = Images { graph, preprocessing, output, is_cut: false, in_floats };
         Ok(Self {
             network: Network::Images(images),
             weights,
@@ -451,6 +454,12 @@ impl Model {
         })
     }
 
+    /// The same with layers that a file leaves in floats.
+    fn with_layers_in_floats(self, in_floats: Vec<String>) -> Result<Self, Error> {
+        let images = Images { in_floats: in_floats.into(), ..self.images()?.clone() };
+        Ok(self.with(images))
+    }
+
     fn with(&self, images: Images) -> Self {
         Self { network: Network::Images(images), ..self.clone() }
     }
@@ -475,6 +484,22 @@ impl Model {
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn graph(&self) -> Result<&Graph, Error> {
         Ok(&self.images()?.graph)
+    }
+
+    /// The layers that are computed in floats although the model's file has values in bytes, each with the reason: a value
+    /// without a scale, or one whose 0 is another byte than 0.
+    ///
+    /// ```
+    /// # use trefoil::model::Model;
+    /// let model = Model::open("weights/convnet28")?;
+    /// assert!(model.layers_in_floats().is_empty()); // a file of floats
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn layers_in_floats(&self) -> &[String] {
+        match &self.network {
+            Network::Images(images) => &images.in_floats,
+            Network::Values(_) => &[],
+        }
     }
 
     /// What a model of any values computes for so many rows; one that computes one row at once has a graph for 1 alone.

@@ -47,7 +47,7 @@ fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, 
         false => (Vec::new(), Preprocessing::new(network.graph.input)),
     };
     let weights = weights.with(network.computed)?.with_views(network.views)?;
-    Model::new(network.graph, weights, preprocessing, labels)
+    Model::new(network.graph, weights, preprocessing, labels)?.with_layers_in_floats(network.in_floats)
 }
 
 /// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one

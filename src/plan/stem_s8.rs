@@ -43,10 +43,7 @@ impl S8Stem {
         if !limits.has_sm90_kernels() || self.check().is_err() {
             return Vec::new();
         }
-        let height = self.output.height;
-        let is_lowest = |rows: &usize| *rows == height.div_ceil(height.div_ceil(*rows));
-        let rows = (1..=height).filter(is_lowest);
-        rows.map(|rows| StemTile { columns: COLUMNS, rows }).collect()
+        StemTile::rows_of(self.output.height).map(|rows| StemTile { columns: COLUMNS, rows }).collect()
     }
 
     /// An error that names what the kernel cannot do, if anything.

@@ -10,6 +10,7 @@ mod import;
 mod memory;
 mod mutations;
 mod oracle;
+mod quantised;
 #[path = "../support/splitmix.rs"]
 mod splitmix;
 mod write;

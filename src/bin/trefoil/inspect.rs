@@ -127,6 +127,9 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
         "preprocessing: shorter side to {}, {:?}; centre crop; mean {:?}, std {:?}\n",
         preprocessing.resize, preprocessing.interpolation, preprocessing.mean, preprocessing.std
     )?;
+    for reason in model.layers_in_floats() {
+        writeln!(out, "in floats: {reason}")?;
+    }
     print_graph(model.graph()?)
 }
 

@@ -3,6 +3,8 @@
 mod add;
 mod alone;
 mod attention_run;
+#[cfg(test)]
+mod bytes_tests;
 mod capture;
 mod conv2d_depthwise;
 mod conv2d_fprop;

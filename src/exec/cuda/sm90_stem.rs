@@ -133,6 +133,14 @@ fn activation_bounds(activation: Activation) -> [u32; 2] {
     [low, high].map(|bound| u32::from(bound.to_bits()) * 0x1_0001)
 }
 
+/// An error unless images of a shape may be so many bytes apart.
+pub(super) fn check_row_pitch(row_pitch: usize, input: Shape) -> Result<(), Error> {
+    if row_pitch < input.elems() || !row_pitch.is_multiple_of(4) || u32::try_from(row_pitch).is_err() {
+        return Err(unsupported("row pitch", row_pitch, "rows must not overlap, nor lie apart by anything but words"));
+    }
+    Ok(())
+}
+
 /// The launch of `problem` in tiles of `tile`.
 pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemPointers) -> Result<Launch, Error> {
     let StemProblem { batch, input, output, row_pitch, stem } = *problem;
@@ -149,9 +157,7 @@ pub(crate) fn launch(problem: &StemProblem<'_>, tile: StemTile, pointers: &StemP
     };
     let extent = |what: &str, value: usize, min: usize| in_range(what, value, min, 1 << 14);
     in_range("channels", input.channels, 3, 4)?;
-    if row_pitch < input.elems() || row_pitch % 4 != 0 || u32::try_from(row_pitch).is_err() {
-        return Err(unsupported("row pitch", row_pitch, "rows must not overlap, nor lie apart by anything but words"));
-    }
+    check_row_pitch(row_pitch, input)?;
     let column_tiles = layers.column_tiles(columns, output.width);
     let band_rows = extent("rows of a tile", tile.rows, 1)?;
     let bands = output.height.div_ceil(tile.rows);

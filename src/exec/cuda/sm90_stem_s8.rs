@@ -8,9 +8,10 @@ use super::entries::{Entry, Launcher};
 use super::launch::{ArgBytes, FastDivide, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::sm90_conv2d_fprop::int;
 use super::sm90_requantise::S8Output;
-use super::sm90_stem::{STAGES, THREADS};
+use super::sm90_stem::{STAGES, THREADS, check_row_pitch};
 use super::steps::Operands;
 use crate::error::Error;
+use crate::plan::kernels::StemLayers;
 use crate::plan::{Kernel, S8Stem, STEM_FILTER_BYTES, STEM_TAPS, StemTile, StepOp, stem_filter_index};
 use crate::tensor::{Activation, Dtype};
 
@@ -138,11 +139,8 @@ pub(crate) fn launch(problem: &S8StemProblem, tile: StemTile) -> Result<Launch, 
     if tile.columns != COLUMNS {
         return Err(unsupported("stem tile", tile, "use one of S8Stem::tiles"));
     }
-    if row_pitch < input.elems() || row_pitch % 4 != 0 || u32::try_from(row_pitch).is_err() {
-        return Err(unsupported("row pitch", row_pitch, "rows must not overlap, nor lie apart by anything but words"));
-    }
-    // A pooled column needs the convolution's column to its left.
-    let column_tiles = 1 + output.width.saturating_sub(COLUMNS / 2).div_ceil(COLUMNS / 2 - 1);
+    check_row_pitch(row_pitch, input)?;
+    let column_tiles = StemLayers { taps: STEM_TAPS, pools: true }.column_tiles(COLUMNS, output.width);
     let band_rows = in_range("rows of a tile", tile.rows, 1, 1 << 14)?;
     let bands = output.height.div_ceil(tile.rows);
     let word = |word: usize| u32::from_le_bytes(std::array::from_fn(|byte| outside[(4 * word + byte) % 3]));

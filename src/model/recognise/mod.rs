@@ -2,6 +2,7 @@
 //! layers, in whatever pieces they were written.
 
 mod affine;
+mod bytes;
 mod layers;
 mod maps;
 #[cfg(test)]
@@ -14,7 +15,6 @@ use super::shape::infer;
 use super::weights::Weights;
 use crate::error::Error;
 use crate::graph::{self as values, Constant, Origin, Tensor, ValueId};
-use crate::loops;
 use crate::tensor::{Dtype, Shape};
 
 pub(crate) use layers::{pool_of, window_of};
@@ -28,6 +28,8 @@ pub(super) struct Network {
     pub computed: Vec<(String, Tensor)>,
     /// Weights that are also read in other dimensions: the new name, the name, the dimensions.
     pub views: Vec<(String, String, Vec<usize>)>,
+    /// Of a network in bytes the layers that are in floats for want of a scale, and why.
+    pub in_floats: Vec<String>,
 }
 
 /// The order that makes pixels of planes.
@@ -42,9 +44,10 @@ const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 /// weights that cannot be read.
 pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Network, Error> {
     let mut least: Option<Vec<String>> = None;
+    let (graph, kept) = bytes::without_pairs(graph, weights)?;
     // What is done to planes before the first convolution can as well be done to pixels.
-    for graph in [values::simplify(graph), values::simplify(&of_pixels(graph))] {
-        match Recogniser::new(&graph, weights)?.run()? {
+    for graph in [values::simplify(&graph), values::simplify(&of_pixels(&graph))] {
+        match Recogniser::new(&graph, weights, &kept)?.run()? {
             Ok(network) => return Ok(network),
             Err(refused) if least.as_ref().is_none_or(|least| refused.len() < least.len()) => least = Some(refused),
             Err(_) => {}
@@ -86,6 +89,10 @@ struct Recogniser<'a> {
     views: Vec<(String, String, Vec<usize>)>,
     softmax: Option<ValueId>,
     input: Shape,
+    /// What bounds keep of values, by their names.
+    kept: &'a HashMap<String, bytes::Kept>,
+    /// The zero points of values in bytes without a scale, by their nodes.
+    asymmetric: HashMap<String, i64>,
 }
 
 /// Why a node is none of a network of images.
@@ -112,7 +119,11 @@ impl From<Error> for Failed {
 }
 
 impl<'a> Recogniser<'a> {
-    fn new(from: &'a values::Graph, weights: &'a Weights) -> Result<Self, Error> {
+    fn new(
+        from: &'a values::Graph,
+        weights: &'a Weights,
+        kept: &'a HashMap<String, bytes::Kept>,
+    ) -> Result<Self, Error> {
         let refused =
             |what: String| Error::Unsupported { what, instead: "one input of f32 images and one output".into() };
         let ([input], [_]) = (&from.inputs[..], &from.outputs[..]) else {
@@ -145,6 +156,8 @@ impl<'a> Recogniser<'a> {
             views: Vec::new(),
             softmax: None,
             input: Shape::new(height, width, channels),
+            kept,
+            asymmetric: HashMap::new(),
         })
     }
 
@@ -184,7 +197,8 @@ impl<'a> Recogniser<'a> {
                 debug_assert!(index > 0, "the first node is the input");
             }
         }
-        Ok(Ok(Network { graph, computed: self.computed, views: self.views }))
+        let in_floats = bytes::leave_in_floats(&mut graph, &self.asymmetric);
+        Ok(Ok(Network { graph, computed: self.computed, views: self.views, in_floats }))
     }
 
     fn recognise(&mut self, node: &values::Node) -> Found {
@@ -204,7 +218,10 @@ impl<'a> Recogniser<'a> {
             values::Op::Conv(conv) => self.conv(node, conv, images[0]).map(Some),
             values::Op::Pool(pool) => self.pool(node, pool, images[0]).map(Some),
             values::Op::Reduce(of) => self.mean(node, of, images[0]).map(Some),
-            values::Op::Map(expr) => self.map(node, expr, &images).map(Some),
+            values::Op::Map(expr) => match self.kept.get(&node.name) {
+                Some(&kept) => self.kept(node, kept, images[0]).map(Some),
+                None => self.map(node, expr, &images).map(Some),
+            },
             values::Op::Concat(axis) => self.concat(node, *axis, &images).map(Some),
             values::Op::Contract(of) => self.linear(node, of, &images).map(Some),
             values::Op::Reshape(_) => self.reshape(node, images[0]).map(Some),
@@ -269,9 +286,7 @@ impl<'a> Recogniser<'a> {
     }
 
     fn tensor(&self, id: ValueId) -> Result<Tensor, Error> {
-        let outputs = vec![values::Port { name: "constant".into(), value: id }];
-        let alone = values::simplify(&values::Graph { inputs: Vec::new(), outputs, ..self.from.clone() });
-        Ok(loops::evaluate(&alone, &mut |name, of| self.weights.read_as(name, of), &[])?.remove(0))
+        Ok(bytes::constants_of(self.from, self.weights, &[id])?.remove(0))
     }
 
     fn push(&mut self, node: &values::Node, op: Op, inputs: Vec<NodeId>) -> NodeId {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::graph::{Binary, Contract, Conv, Expr, GraphBuilder, PoolOp, Reduce, ReduceOp, Unary, ValueType};
+use crate::loops;
 use crate::model::interpreter::{Tensors, Xorshift, evaluate};
 
 const F32: Dtype = Dtype::F32;

@@ -101,10 +101,16 @@ fn tiled_clocks(sum: &[S8Conv], tile: S8Tile, pair: bool, limits: &Limits) -> f6
     let steps: usize = sum.iter().map(steps_of).sum();
     let area = (pixels * channels) as f64;
     let copied = ((channels / sharing + pixels) * row_bytes) as f64 / BYTES_A_CLOCK;
-    let step = (area * row_bytes as f64 / PRODUCTS_A_CLOCK).max(copied);
+    let waits = if has_windows(sum) { OF_STEP[sharing - 1] } else { 0.0 };
+    let step = (area * row_bytes as f64 / PRODUCTS_A_CLOCK).max(copied) + waits;
     let value = if blocks > 1 { OF_VALUE } else { OF_VALUE_ALONE };
     let waves = tiles.div_ceil(limits.units.max(1) * blocks) as f64;
     STARTUP + if pair { PAIR } else { 0.0 } + waves * blocks as f64 * (steps as f64 * step + area * value)
+}
+
+/// Whether pixels are copied more than once, for several taps.
+fn has_windows(sum: &[S8Conv]) -> bool {
+    sum.iter().any(|of| of.window.size != [1; 2])
 }
 
 fn halo_clocks(layer: &S8Conv, limits: &Limits) -> f64 {
@@ -124,10 +130,12 @@ const PRODUCTS_A_CLOCK: f64 = 4096.0 / 1.06;
 const BYTES_A_CLOCK: f64 = 60.0;
 /// Of an output value: beside the products of another block, and with nothing beside.
 const OF_VALUE: f64 = 0.12;
-const OF_VALUE_ALONE: f64 = 0.17;
+const OF_VALUE_ALONE: f64 = 0.13;
 /// Launch, barriers and the first load; until the blocks of a pair have begun and ended together.
 const STARTUP: f64 = 1500.0;
 const PAIR: f64 = 300.0;
+/// Of each step where windows have several taps, in blocks by themselves and in pairs, which wait for each other.
+const OF_STEP: [f64; 2] = [20.0, 60.0];
 /// The same of the halo kernel, with its filters; and of a tile of it, beside its products.
 const HALO_STARTUP: f64 = 5000.0;
 const HALO_TILE: f64 = 500.0;
@@ -187,5 +195,19 @@ mod tests {
         let wide = S8Conv { input: Shape::new(28, 28, 128), output: Shape::new(28, 28, 512), ..layer };
         let single = S8Conv { window: Window::square(1, 1, 0), ..wide };
         assert!(matches!(best(&single), S8Kernel::Tiled { tile: found, .. } if found == tile));
+    }
+
+    /// By windows of several taps pairs were slower than blocks by themselves.
+    #[test]
+    fn windows_of_several_taps_are_for_no_pairs() {
+        let limits = Limits::h200();
+        let best = |side: usize, channels: usize| {
+            let shape = Shape::new(side, side, channels);
+            let sum = [S8Conv { batch: 256, input: shape, output: shape, window: Window::square(3, 1, 1) }];
+            let all = kernels(&sum, &limits);
+            all.min_by(|a, b| clocks(&sum, *a, &limits).total_cmp(&clocks(&sum, *b, &limits))).unwrap().to_string()
+        };
+        let expected = ["sm90 s8 conv 128x128/128", "sm90 s8 conv 192x256/128", "sm90 s8 conv 192x256/128"];
+        assert_eq!([best(28, 128), best(14, 256), best(7, 512)], expected);
     }
 }

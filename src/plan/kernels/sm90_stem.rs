@@ -97,6 +97,12 @@ pub struct StemTile {
 impl StemTile {
     /// The columns that the kernel is compiled for.
     pub const COLUMNS: [usize; 2] = [112, 64];
+
+    /// The rows of tiles that divide a result of such a height in different ways: of those that make as many bands the
+    /// fewest.
+    pub(crate) fn rows_of(height: usize) -> impl Iterator<Item = usize> {
+        (1..=height).filter(move |rows| *rows == height.div_ceil(height.div_ceil(*rows)))
+    }
 }
 
 impl fmt::Display for StemTile {
@@ -260,9 +266,9 @@ fn tile(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> Ste
     tiles.min_by(|a, b| a.1.total_cmp(&b.1)).expect("a result has rows").0
 }
 
-/// Every tile, with its clocks.
+/// Every tile that makes other bands of rows, with its clocks.
 fn tiles(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> impl Iterator<Item = (StemTile, f64)> {
-    let rows = move |columns| (1..=output.height).map(move |rows| StemTile { columns, rows });
+    let rows = move |columns| StemTile::rows_of(output.height).map(move |rows| StemTile { columns, rows });
     let tiles = StemTile::COLUMNS.into_iter().flat_map(rows);
     tiles.map(move |tile| (tile, clocks(layers, batch, output, tile, limits)))
 }
@@ -270,10 +276,7 @@ fn tiles(layers: StemLayers, batch: usize, output: Shape, limits: &Limits) -> im
 /// Every kernel of a network's first layers, with its clocks.
 fn kernels(stem: &Stem, batch: usize, output: Shape, limits: &Limits) -> Vec<(Kernel, f64)> {
     let Some(layers) = stem.layers() else { return Vec::new() };
-    // Of tiles that make as many bands the lowest.
-    let is_lowest = |tile: StemTile| tile.rows == output.height.div_ceil(output.height.div_ceil(tile.rows));
-    let tiles = tiles(layers, batch, output, limits).filter(|(tile, _)| is_lowest(*tile));
-    tiles.map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
+    tiles(layers, batch, output, limits).map(|(tile, clocks)| (Kernel::Sm90Stem(tile), clocks)).collect()
 }
 
 /// Clocks of the busiest multiprocessor.

@@ -1,0 +1,147 @@
+//! Networks of images whose file rounds values to bytes and back: an engine computes them in bytes.
+
+use trefoil::graph::Tensor;
+use trefoil::model::Model;
+use trefoil::onnx::{File, Sizes};
+use trefoil::plan::StepOp;
+use trefoil::{Device, Engine, InputFormat, OutputKind, Target, loops};
+
+use super::Folder;
+use super::write::{attribute, bytes, int, message};
+
+const CHANNELS: usize = 16;
+const SIDE: usize = 9;
+const ELEMS: usize = CHANNELS * SIDE * SIDE;
+
+/// Numbers of ONNX for f32, u8 and i8.
+const F32: i64 = 1;
+const U8: i64 = 2;
+const I8: i64 = 3;
+
+/// A file that grows by a node at a time.
+#[derive(Default)]
+struct Growing {
+    fields: Vec<Vec<u8>>,
+}
+
+impl Growing {
+    fn tensor(&mut self, name: &str, dtype: i64, dims: &[usize], raw: &[u8]) {
+        let dims: Vec<u8> = dims.iter().flat_map(|&dim| int(1, dim as i64)).collect();
+        self.fields.push(message(5, &[dims, int(2, dtype), bytes(8, name), bytes(9, raw)]));
+    }
+
+    fn node(&mut self, op: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) {
+        let inputs: Vec<u8> = inputs.iter().flat_map(|name| bytes(1, name)).collect();
+        self.fields.push(message(1, &[inputs, bytes(2, output), bytes(3, output), bytes(4, op), attributes.concat()]));
+    }
+
+    /// `x` rounded to integers and back, as `x.dq`.
+    fn rounded(&mut self, x: &str, scale: f32, dtype: i64, zero: u8) -> String {
+        let [s, z, q, dq] = ["scale", "zero", "q", "dq"].map(|part| format!("{x}.{part}"));
+        self.tensor(&s, F32, &[], &scale.to_le_bytes());
+        self.tensor(&z, dtype, &[], &[zero]);
+        self.node("QuantizeLinear", &[x, &s, &z], &q, &[]);
+        self.node("DequantizeLinear", &[&q, &s, &z], &dq, &[]);
+        dq
+    }
+
+    /// A convolution whose filter is of bytes, with a scale for each output channel.
+    fn conv(&mut self, name: &str, x: &str, side: usize) {
+        let terms = CHANNELS * side * side;
+        // The first of each channel is the largest byte, so that the scale is what 1/127 of it is.
+        let weight = |at: usize| if at.is_multiple_of(terms) { 127 } else { (at * 89 % 211) as i32 - 105 } as i8 as u8;
+        let weights: Vec<u8> = (0..CHANNELS * terms).map(weight).collect();
+        let scales: Vec<u8> = (0..CHANNELS)
+            .flat_map(|k| ((1.0 + k as f32 / 16.0) / (90.0 * (terms as f32).sqrt())).to_le_bytes())
+            .collect();
+        let [w, s, dq] = ["weight", "weight.scale", "weight.dq"].map(|part| format!("{name}.{part}"));
+        self.tensor(&w, I8, &[CHANNELS, CHANNELS, side, side], &weights);
+        self.tensor(&s, F32, &[CHANNELS], &scales);
+        let axis = attribute("axis", &[int(3, 0), int(20, 2)]);
+        self.node("DequantizeLinear", &[&w, &s], &dq, &[axis]);
+        let pads: Vec<u8> = [side / 2; 4].iter().flat_map(|&pad| int(8, pad as i64)).collect();
+        self.node("Conv", &[x, &dq], name, &[attribute("pads", &[pads, int(20, 7)])]);
+    }
+
+    fn finish(self, output: &str) -> Vec<u8> {
+        let port = |number, name: &str| {
+            let dims: Vec<u8> =
+                [1, CHANNELS, SIDE, SIDE].iter().flat_map(|&dim| message(1, &[int(1, dim as i64)])).collect();
+            let tensor = message(1, &[int(1, F32), bytes(2, dims)]);
+            message(number, &[bytes(1, name), bytes(2, tensor)])
+        };
+        let graph = [self.fields.concat(), bytes(2, "g"), port(11, "image"), port(12, output)];
+        [int(1, 10), message(7, &graph), message(8, &[int(2, 21)])].concat()
+    }
+}
+
+/// Two layers with a shortcut, each way of writing bytes that are symmetric; and one of a value that is not.
+fn file() -> Vec<u8> {
+    let mut g = Growing::default();
+    let image = g.rounded("image", 1.0 / 100.0, I8, 0);
+    g.conv("a", &image, 3);
+    let a = g.rounded("a", 1.0 / 120.0, U8, 0); // negative numbers become 0: a ReLU
+    g.conv("b", &a, 1);
+    let b = g.rounded("b", 1.0 / 80.0, U8, 128);
+    g.node("Add", &[&b, &image], "sum", &[]);
+    g.node("Relu", &["sum"], "relu", &[]);
+    let relu = g.rounded("relu", 1.0 / 64.0, U8, 0);
+    g.conv("c", &relu, 1);
+    let c = g.rounded("c", 1.0 / 50.0, U8, 100);
+    g.conv("d", &c, 1);
+    g.finish("d")
+}
+
+fn image() -> Vec<f32> {
+    (0..ELEMS).map(|i| ((i * 2_654_435_761) % 1009) as f32 / 504.5 - 1.0).collect()
+}
+
+/// What the engine gives at a node, and the file's own graph at a value, as planes.
+fn both(path: &std::path::Path, node: &str, value: &str) -> (Vec<f32>, Vec<f32>) {
+    let model = Model::open(path).unwrap().features_at(node).unwrap();
+    let device = Device::open(Target::Cpu).unwrap();
+    let builder = Engine::builder(&model).on(&device).input(InputFormat::F32Nchw).output(OutputKind::Features);
+    let engine = builder.batch(1).build().unwrap();
+    let mut batch = engine.acquire().unwrap();
+    batch.row_mut(0).copy_from_slice(bytemuck::cast_slice(&image()));
+    let output = batch.submit(1).unwrap().wait().unwrap();
+    let pixels = output.values(0);
+    let planes = (0..ELEMS).map(|at| pixels[at % (SIDE * SIDE) * CHANNELS + at / (SIDE * SIDE)]).collect();
+
+    let file = File::open(path).unwrap();
+    let mut graph = file.graph(&Sizes::new()).unwrap();
+    let writer = graph.nodes.iter().find(|of| of.name == value).unwrap_or_else(|| panic!("no node {value}"));
+    graph.outputs[0].value = writer.outputs[0];
+    let input = Tensor::of(&[1, CHANNELS, SIDE, SIDE], &image());
+    let expected = loops::evaluate(&graph, &mut |name, _| file.weight(name), &[input]).unwrap();
+    (planes, expected[0].elems::<f32>().to_vec())
+}
+
+#[test]
+fn a_file_of_bytes_is_a_network_in_bytes() {
+    let folder = Folder::new();
+    let path = folder.write("quantised.onnx", file());
+    let model = Model::open(&path).unwrap();
+    let told =
+        ["`c`: `c` has the zero point 100", "`d`: `c` has the zero point 100", "`d`: the file has no scale of `d`"];
+    assert_eq!(model.layers_in_floats(), told);
+    let engine = Engine::builder(&model).on(&Device::cpu(1)).input(InputFormat::F32Nchw).output(OutputKind::Features);
+    let plans = engine.batch(1).plans().unwrap();
+    let plan = &plans[0];
+    let in_bytes: Vec<&str> = plan
+        .steps
+        .iter()
+        .filter(|step| matches!(step.op, StepOp::QuantizedConv(_)))
+        .map(|step| step.name.as_str())
+        .collect();
+    assert_eq!(in_bytes, ["a", "b"], "{plan}");
+
+    // Both round to the same integers, but for a quotient that lies beside a half.
+    for (node, value, scale) in [("a.dq", "a.dq", 1.0 / 120.0), ("relu", "relu.dq", 1.0 / 64.0)] {
+        let (found, expected) = both(&path, node, value);
+        let steps: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| (a - b).abs() / scale).collect();
+        let other = steps.iter().filter(|steps| **steps > 0.01).count();
+        assert!(other * 200 < ELEMS && steps.iter().all(|steps| *steps < 1.01), "{node}: {other} values differ");
+        assert!(expected.iter().filter(|value| **value > 0.0).count() > ELEMS / 4, "{node}: hardly any value");
+    }
+}
