@@ -82,7 +82,17 @@ impl<'l> Work<'l> {
 
     /// Those of dear functions.
     pub fn functions(&self) -> f64 {
-        self.terms().filter(|&id| is_dear(&self.of.terms[id].kind)).map(|id| DEAR * self.times[id]).sum()
+        self.functions_where(|_| true)
+    }
+
+    /// Those of dear functions within reductions.
+    pub fn reduced_functions(&self) -> f64 {
+        self.functions_where(|id| self.deps[id].range(self.of.rank..).next().is_some())
+    }
+
+    fn functions_where(&self, counts: impl Fn(usize) -> bool) -> f64 {
+        let dear = self.terms().filter(|&id| is_dear(&self.of.terms[id].kind) && counts(id));
+        dear.map(|id| DEAR * self.times[id]).sum()
     }
 
     /// Reductions and dear functions.

@@ -37,9 +37,14 @@ pub(super) struct Costs {
     pub reductions: f64,
     /// Those among them of dear functions.
     pub functions: f64,
+    /// Operations for which a GPU would have time meanwhile: it has fewer threads for reductions of few results.
+    pub idle: f64,
     /// Bytes that are moved.
     pub bytes: f64,
 }
+
+/// Results from which on a GPU has threads enough for functions within their reductions.
+const MANY_RESULTS: f64 = 800.0;
 
 impl Costs {
     pub fn plus(self, other: Self) -> Self {
@@ -47,13 +52,15 @@ impl Costs {
             ops: self.ops + other.ops,
             reductions: self.reductions + other.reductions,
             functions: self.functions + other.functions,
+            idle: self.idle + other.idle,
             bytes: self.bytes + other.bytes,
         }
     }
 
     /// Whether these are no more than those on a machine, and repeat nothing that it does not.
     pub fn are_within(self, other: Self, machine: Machine) -> bool {
-        let total = |of: Self| of.ops + machine.ops_of_a_byte * of.bytes;
+        let idle = |of: Self| if machine.repeats_functions { of.idle } else { 0.0 };
+        let total = |of: Self| of.ops + idle(of) + machine.ops_of_a_byte * of.bytes;
         self.reductions <= other.reductions
             && (machine.repeats_functions || self.functions <= other.functions)
             && total(self) <= total(other)
@@ -77,8 +84,14 @@ impl Draft {
 
     fn new(of: Loop, reads: Vec<ValueId>, nodes: BTreeSet<NodeId>) -> Self {
         let work = Work::of(&of);
-        let costs =
-            Costs { ops: work.ops(), reductions: work.reductions(), functions: work.functions(), bytes: work.bytes() };
+        let idle_threads = (MANY_RESULTS / of.elems().max(1) as f64 - 1.0).max(0.0);
+        let costs = Costs {
+            ops: work.ops(),
+            reductions: work.reductions(),
+            functions: work.functions(),
+            idle: idle_threads * work.reduced_functions(),
+            bytes: work.bytes(),
+        };
         let reuses = (0..reads.len()).map(|operand| work.reuses(operand)).collect();
         let (times, nests, reduces_rows) = (work.reads(), work.nests(), work.reduces_rows());
         Self { of, reads, nodes, costs, times, reuses, nests, reduces_rows }
