@@ -806,7 +806,10 @@ trefoil_status trefoil_engine_output(trefoil_engine engine, struct trefoil_tenso
  Pointers:
  `sizes` has room for `capacity`, or is null where that is 0; `count` can be written or is null.
  */
-trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine, size_t *sizes, size_t capacity, size_t *count);
+trefoil_status trefoil_engine_batch_sizes(trefoil_engine engine,
+                                          size_t *sizes,
+                                          size_t capacity,
+                                          size_t *count);
 
 /*
  The most rows of a batch, at the dimensions of the first size.
@@ -915,7 +918,10 @@ trefoil_status trefoil_try_acquire(trefoil_engine engine, trefoil_batch *batch);
  Pointers:
  `row` can be written or is null, and so is `bytes`.
  */
-trefoil_status trefoil_batch_row(trefoil_batch batch, size_t index, void **row, size_t *bytes);
+trefoil_status trefoil_batch_row(trefoil_batch batch,
+                                 size_t index,
+                                 void **row,
+                                 size_t *bytes);
 
 /*
  Where a port of row `index` of a batch is, by its number, to be written as the row is: `dtype` is a trefoil_dtype, the
