@@ -302,7 +302,7 @@ fn configurations_from_elsewhere() {
         Model::open(&folder.0)
     };
     for (config, name) in [
-        (r#"{"architecture": "vit_base_patch16_224"}"#, "vit_base_patch16_224"),
+        (r#"{"architecture": "swin_base_patch4_window7_224"}"#, "swin_base_patch4_window7_224"),
         (
             r#"{"architectures": ["ResNetForImageClassification"], "model_type": "resnet"}"#,
             "ResNetForImageClassification",

@@ -45,6 +45,10 @@ on_the_cpu!(
         models_side_by_side_have_the_same_sizes,
         a_mean_is_there_at_every_size,
         the_batch_may_be_another_axis,
-        sizes_share_their_memory,
     }
 );
+
+#[test]
+fn sizes_share_their_memory() {
+    sizes::sizes_share_their_memory(&Device::cpu(1));
+}

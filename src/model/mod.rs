@@ -201,15 +201,16 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Format`] with everything that is wrong in the configuration, or with every tensor that is
-    /// missing, misshapen, or of a layer that the configuration does not have; [`Error::UnknownArchitecture`] for another
-    /// model; [`Error::Option`] for a size that it cannot have; [`Error::Unsupported`] for a module of
-    /// `sentence-transformers` that is not built here.
+    /// missing, misshapen, or of a layer that the configuration does not have; [`Error::Option`] for a size that it cannot
+    /// have; [`Error::Unsupported`] for another model, or a module of `sentence-transformers` that is not built here.
     pub fn open_encoder(folder: impl AsRef<Path>, asked: &Embedding) -> Result<Self, Error> {
         let folder = folder.as_ref();
-        encoders::open(folder, asked)?.ok_or_else(|| Error::UnknownArchitecture {
-            path: folder.join("config.json"),
-            found: "no encoder".into(),
-            known: encoders::known().collect(),
+        encoders::open(folder, asked)?.ok_or_else(|| Error::Unsupported {
+            what: format!("an encoder, or sizes of free dimensions, of {}", folder.display()),
+            instead: format!(
+                "open an ONNX file, or a folder of one of {}",
+                encoders::known().collect::<Vec<_>>().join(", ")
+            ),
         })
     }
 

@@ -63,14 +63,17 @@ impl Growing {
         self.node("Conv", &[x, &dq], name, &[attribute("pads", &[pads, int(20, 7)])]);
     }
 
-    fn finish(self, output: &str) -> Vec<u8> {
-        let port = |number, name: &str| {
-            let dims: Vec<u8> =
-                [1, CHANNELS, SIDE, SIDE].iter().flat_map(|&dim| message(1, &[int(1, dim as i64)])).collect();
+    /// The file, which answers with the mean of each channel of `last`.
+    fn finish(mut self, last: &str) -> Vec<u8> {
+        self.node("GlobalAveragePool", &[last], "mean", &[]);
+        self.node("Flatten", &["mean"], "means", &[]);
+        let port = |number, name: &str, dims: &[usize]| {
+            let dims: Vec<u8> = dims.iter().flat_map(|&dim| message(1, &[int(1, dim as i64)])).collect();
             let tensor = message(1, &[int(1, F32), bytes(2, dims)]);
             message(number, &[bytes(1, name), bytes(2, tensor)])
         };
-        let graph = [self.fields.concat(), bytes(2, "g"), port(11, "image"), port(12, output)];
+        let ports = [port(11, "image", &[1, CHANNELS, SIDE, SIDE]), port(12, "means", &[1, CHANNELS])];
+        let graph = [self.fields.concat(), bytes(2, "g"), ports.concat()];
         [int(1, 10), message(7, &graph), message(8, &[int(2, 21)])].concat()
     }
 }
@@ -122,8 +125,11 @@ fn a_file_of_bytes_is_a_network_in_bytes() {
     let folder = Folder::new();
     let path = folder.write("quantised.onnx", file());
     let model = Model::open(&path).unwrap();
-    let told =
-        ["`c`: `c` has the zero point 100", "`d`: `c` has the zero point 100", "`d`: the file has no scale of `d`"];
+    let told = [
+        "`c#1`: `c#1` has the zero point 100",
+        "`d#1`: `c#1` has the zero point 100",
+        "`d#1`: the file has no scale of `d#1`",
+    ];
     assert_eq!(model.layers_in_floats(), told);
     let engine = Engine::builder(&model).on(&Device::cpu(1)).input(InputFormat::F32Nchw).output(OutputKind::Features);
     let plans = engine.batch(1).plans().unwrap();
@@ -134,7 +140,7 @@ fn a_file_of_bytes_is_a_network_in_bytes() {
         .filter(|step| matches!(step.op, StepOp::QuantizedConv(_)))
         .map(|step| step.name.as_str())
         .collect();
-    assert_eq!(in_bytes, ["a", "b"], "{plan}");
+    assert_eq!(in_bytes, ["a#1", "b#1"], "{plan}");
 
     // Both round to the same integers, but for a quotient that lies beside a half.
     for (node, value, scale) in [("a.dq", "a.dq", 1.0 / 120.0), ("relu", "relu.dq", 1.0 / 64.0)] {
