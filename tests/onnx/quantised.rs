@@ -142,12 +142,17 @@ fn a_file_of_bytes_is_a_network_in_bytes() {
         .collect();
     assert_eq!(in_bytes, ["a#1", "b#1"], "{plan}");
 
-    // Both round to the same integers, but for a quotient that lies beside a half.
-    for (node, value, scale) in [("a.dq", "a.dq", 1.0 / 120.0), ("relu", "relu.dq", 1.0 / 64.0)] {
+    // A layer gives the file's integers, but for quotients beside a half. A sum is one step from them at most: the file rounds
+    // what the second layer gives before it is added, the engine does not.
+    for (node, value, scale, most) in
+        [("a.dq", "a.dq", 1.0 / 120.0, ELEMS / 200), ("relu", "relu.dq", 1.0 / 64.0, ELEMS)]
+    {
         let (found, expected) = both(&path, node, value);
         let steps: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| (a - b).abs() / scale).collect();
         let other = steps.iter().filter(|steps| **steps > 0.01).count();
-        assert!(other * 200 < ELEMS && steps.iter().all(|steps| *steps < 1.01), "{node}: {other} values differ");
+        assert!(other <= most, "{node}: {other} values differ");
+        let largest = steps.iter().copied().fold(0.0, f32::max);
+        assert!(largest < 1.01, "{node}: by {largest} steps");
         assert!(expected.iter().filter(|value| **value > 0.0).count() > ELEMS / 4, "{node}: hardly any value");
     }
 }

@@ -111,6 +111,6 @@ fn numbers(name: &str, dims: &[usize], one_in: usize) -> Vec<f32> {
         state ^= state << 17;
         (state >> 20) as usize
     };
-    let number = |random: usize| if random % one_in == 0 { [-1.0, 1.0][random / one_in % 2] } else { 0.0 };
+    let number = |random: usize| if random.is_multiple_of(one_in) { [-1.0, 1.0][random / one_in % 2] } else { 0.0 };
     (0..dims.iter().product()).map(|_| number(next())).collect()
 }

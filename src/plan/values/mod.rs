@@ -60,8 +60,8 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let mut growing = Growing::new(&of, &schedule, order, lowering, request);
     for node in (0..network.nodes.len()).map(model::NodeId) {
         growing.push_images(&network, node)?;
-        let now = schedule.steps.iter().zip(&due).filter(|(_, due)| **due == node);
-        now.map(|(step, _)| growing.push(step)).collect::<Result<(), Error>>()?;
+        let mut now = schedule.steps.iter().zip(&due).filter(|(_, due)| **due == node);
+        now.try_for_each(|(step, _)| growing.push(step))?;
     }
     match is_dense(batch, rows[1]) {
         true => growing.copy_out(&schedule),
