@@ -174,6 +174,7 @@ pub(crate) fn time_steps(
 
 /// Plans a model, at each bucket's dimensions, for the batch sizes, in order; for a CPU once for each bucket, for a row.
 pub(crate) fn plan_all(models: &[Model], device: &Device, spec: &BuildSpec) -> Result<Vec<Plan>, Error> {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "a row is planned"))]
     let sizes = |bucket: &Bucket| match device.kind() {
         Kind::Cpu(_) | Kind::Sim(_) => vec![1],
         #[cfg(feature = "cuda")]
