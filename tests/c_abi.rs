@@ -332,11 +332,11 @@ fn threads() -> Outcome {
 
 /// A thing in a picture, and a line whose letters are colours.
 fn boxes_and_text() -> Outcome {
-    let photo = ppm("photo.ppm", [128, 64], |x, y| match ((32..48).contains(&x), (16..32).contains(&y)) {
+    let photo = painted("photo.ppm", [128, 64], |x, y| match ((32..48).contains(&x), (16..32).contains(&y)) {
         (true, true) => [255; 3],
         _ => [0; 3],
     })?;
-    let line = ppm("line.ppm", [56, 24], |x, _| [0, 1, 2].map(|bit| 255 * ((x / 8) as u8 >> bit & 1)))?;
+    let line = painted("line.ppm", [56, 24], |x, _| [0, 1, 2].map(|bit| 255 * ((x / 8) as u8 >> bit & 1)))?;
     let program = |name: &str| Program::of("examples/cpp", name);
     let found = run(Command::new(&program("detect.cpp")?.0).arg("tests/data/onnx/boxes.onnx").arg(photo))?;
     assert_eq!(found, "class 0 0.98 at 8,0 to 72,56\n");
@@ -379,7 +379,11 @@ fn pnm(name: &str, magic: &str, side: usize) -> Result<PathBuf, Failed> {
 }
 
 /// A picture in colours.
-fn ppm(name: &str, [width, height]: [usize; 2], colour: impl Fn(usize, usize) -> [u8; 3]) -> Result<PathBuf, Failed> {
+fn painted(
+    name: &str,
+    [width, height]: [usize; 2],
+    colour: impl Fn(usize, usize) -> [u8; 3],
+) -> Result<PathBuf, Failed> {
     let pixels = (0..width * height).flat_map(|at| colour(at % width, at / width)).collect::<Vec<_>>();
     let path = work().join(name);
     fs::write(&path, [format!("P6\n{width} {height}\n255\n").as_bytes(), &pixels].concat())?;
