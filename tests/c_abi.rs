@@ -339,7 +339,7 @@ fn boxes_and_text() -> Outcome {
     let line = painted("line.ppm", [56, 24], |x, _| [0, 1, 2].map(|bit| 255 * ((x / 8) as u8 >> bit & 1)))?;
     let program = |name: &str| Program::of("examples/cpp", name);
     let found = run(Command::new(&program("detect.cpp")?.0).arg("tests/data/onnx/boxes.onnx").arg(photo))?;
-    assert_eq!(found, "class 0 0.98 at 8,0 to 72,56\n");
+    assert_eq!(found, "class 0 0.99 at 8,0 to 72,56\n");
     let mut reader = Command::new(&program("read_text.cpp")?.0);
     let text = run(reader.arg("tests/data/onnx/text.onnx").arg(line).arg("width=160"))?;
     assert_eq!(text, "trefoil\n");

@@ -409,6 +409,8 @@ impl<'a> EngineBuilder<'a> {
         if sizes.is_empty() {
             return Err(Error::option("batch", "empty", "at least one batch size"));
         }
+        // Smaller ones may be of a batch that was named.
+        within("batch", sizes.iter().map(Size::batch).max().unwrap_or(0), 1 << 20)?;
         let whole = |size: &Size| {
             within("batch", size.batch(), 1 << 20)?;
             if size.dims().keys().any(|name| !own.contains_key(name)) {

@@ -150,8 +150,8 @@ impl Pace {
         let next = next.filter(|&(next, _)| next < now);
         let [from, until] = [before.map_or(begin, |before| before.0), next.map_or(now, |next| next.0)];
         let alone = until.saturating_duration_since(from);
-        let others_alike = before.into_iter().chain(next).all(|(_, size)| size == flight.size);
-        self.sizes[flight.size].took(took, alone.min(took), others_alike);
+        let is_alike = |other: Option<(Instant, usize)>| other.map_or(flight.size, |(_, size)| size) == flight.size;
+        self.sizes[flight.size].took(took, alone.min(took), is_alike(before) && is_alike(next));
     }
 
     /// The batching thread woke so long after the time that it was to wake at.
