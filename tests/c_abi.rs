@@ -340,8 +340,8 @@ fn boxes_and_text() -> Outcome {
     let program = |name: &str| Program::of("examples/cpp", name);
     let found = run(Command::new(&program("detect.cpp")?.0).arg("tests/data/onnx/boxes.onnx").arg(photo))?;
     assert_eq!(found, "class 0 0.99 at 8,0 to 72,56\n");
-    let mut reader = Command::new(&program("read_text.cpp")?.0);
-    let text = run(reader.arg("tests/data/onnx/text.onnx").arg(line).arg("width=160"))?;
+    let reader = program("read_text.cpp")?;
+    let text = run(Command::new(&reader.0).arg("tests/data/onnx/text.onnx").arg(line).arg("width=160"))?;
     assert_eq!(text, "trefoil\n");
     Ok(())
 }
