@@ -59,26 +59,9 @@ impl From<Dtype> for trefoil_dtype {
     }
 }
 
-/// Every type.
-const DTYPES: [Dtype; 13] = [
-    Dtype::U8,
-    Dtype::F16,
-    Dtype::F32,
-    Dtype::Bool,
-    Dtype::U16,
-    Dtype::U32,
-    Dtype::U64,
-    Dtype::I8,
-    Dtype::I16,
-    Dtype::I32,
-    Dtype::I64,
-    Dtype::Bf16,
-    Dtype::F64,
-];
-
 /// The type that a number from outside means.
 pub(super) fn dtype_of(number: u32) -> Answer<Dtype> {
-    let found = DTYPES.into_iter().find(|&dtype| trefoil_dtype::from(dtype) as u32 == number);
+    let found = Dtype::ALL.into_iter().find(|&dtype| trefoil_dtype::from(dtype) as u32 == number);
     found.ok_or_else(|| Failure::argument(format!("dtype is {number}: expected a trefoil_dtype")))
 }
 
@@ -621,13 +604,15 @@ pub(super) fn narrow(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn numbers_of_types_are_0_to_12_each_its_own() {
-        let numbers = DTYPES.map(|dtype| trefoil_dtype::from(dtype) as u32);
-        assert_eq!(numbers.to_vec(), (0..13).collect::<Vec<u32>>());
-        assert!(DTYPES.iter().zip(numbers).all(|(&dtype, number)| dtype_of(number).unwrap() == dtype));
+        let numbers = Dtype::ALL.map(|dtype| trefoil_dtype::from(dtype) as u32);
+        assert_eq!(BTreeSet::from(numbers), (0..13).collect());
+        assert!(Dtype::ALL.iter().zip(numbers).all(|(&dtype, number)| dtype_of(number).unwrap() == dtype));
         assert!(dtype_of(13).is_err());
     }
 }

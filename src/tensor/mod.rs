@@ -49,6 +49,28 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Every type.
+    ///
+    /// ```
+    /// use trefoil::Dtype;
+    /// assert_eq!(Dtype::ALL.iter().filter(|dtype| dtype.is_float()).count(), 4);
+    /// ```
+    pub const ALL: [Self; 13] = [
+        Self::Bool,
+        Self::U8,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+    ];
+
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {

@@ -21,22 +21,6 @@ pub struct Case {
     pub scale: f64,
 }
 
-pub const DTYPES: [Dtype; 13] = [
-    Dtype::Bool,
-    Dtype::U8,
-    Dtype::U16,
-    Dtype::U32,
-    Dtype::U64,
-    Dtype::I8,
-    Dtype::I16,
-    Dtype::I32,
-    Dtype::I64,
-    Dtype::F16,
-    Dtype::Bf16,
-    Dtype::F32,
-    Dtype::F64,
-];
-
 const UNARIES: [Unary; 25] = [
     Unary::Neg,
     Unary::Abs,
@@ -283,7 +267,7 @@ fn converted(of: &Tensor, dtype: Dtype) -> Tensor {
 
 fn functions() -> Vec<Case> {
     let mut all = Vec::new();
-    for dtype in DTYPES {
+    for dtype in Dtype::ALL {
         let [a, b] = ["a", "b"].map(|seed| values(dtype, &[3, 701], &format!("{seed} {dtype}")));
         for op in UNARIES.into_iter().filter(|op| op.dtype(dtype).is_ok()) {
             let of = if dtype.is_float() { &signed(dtype, &[5, 640], "x") } else { &a };
@@ -311,7 +295,7 @@ fn casts() -> Vec<Case> {
         let x = values(from, &[2, 700], &format!("cast {from}"));
         Case::of(&format!("cast of {from} to {to}"), &Op::Map(Expr::arg(0).cast(to)), &[&x], 1)
     };
-    DTYPES.into_iter().flat_map(|from| DTYPES.into_iter().flat_map(move |to| cast(from, to))).collect()
+    Dtype::ALL.into_iter().flat_map(|from| Dtype::ALL.into_iter().flat_map(move |to| cast(from, to))).collect()
 }
 
 fn reduce(op: ReduceOp, axes: &[usize]) -> Op {
@@ -321,7 +305,7 @@ fn reduce(op: ReduceOp, axes: &[usize]) -> Op {
 fn reductions() -> Vec<Case> {
     let mut all = Vec::new();
     let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Mean];
-    for dtype in DTYPES {
+    for dtype in Dtype::ALL {
         let x = signed(dtype, &[6, 35, 16], "reduced");
         for (op, axes) in
             ops.into_iter().flat_map(|op| [&[0][..], &[1], &[2], &[0, 2], &[0, 1, 2]].map(|axes| (op, axes)))
@@ -352,7 +336,7 @@ fn reductions() -> Vec<Case> {
             all.extend(Case::of(&format!("extreme of {dims:?}, {of:?}"), &of, &[&x], 1));
         }
     }
-    for dtype in DTYPES.into_iter().filter(|&dtype| dtype != Dtype::Bool) {
+    for dtype in Dtype::ALL.into_iter().filter(|&dtype| dtype != Dtype::Bool) {
         let x = values(dtype, &[70, 90], "extreme");
         for (largest, axis) in [(true, 0), (false, 1)] {
             let of = Op::ArgReduce(ArgReduce { largest, axis, keep: false, last: axis == 0 });
@@ -384,7 +368,7 @@ fn rows() -> Vec<Case> {
 
 fn moves() -> Vec<Case> {
     let mut all = Vec::new();
-    for dtype in DTYPES {
+    for dtype in Dtype::ALL {
         let x = values(dtype, &[4, 36, 48], "moved");
         let mut put = |what: &str, of: Op| all.extend(Case::of(&format!("{what} of {dtype}"), &of, &[&x], 1));
         put("reshape", Op::Reshape(vec![48, 144]));

@@ -8,20 +8,10 @@ use crate::graph::{
 use crate::loops::{Lowered, evaluate, inline, lower};
 use crate::tensor::Dtype;
 
-const NUMBERS: [Dtype; 12] = [
-    Dtype::U8,
-    Dtype::U16,
-    Dtype::U32,
-    Dtype::U64,
-    Dtype::I8,
-    Dtype::I16,
-    Dtype::I32,
-    Dtype::I64,
-    Dtype::F16,
-    Dtype::Bf16,
-    Dtype::F32,
-    Dtype::F64,
-];
+/// The types of numbers.
+fn numbers() -> impl Iterator<Item = Dtype> + Clone {
+    Dtype::ALL.into_iter().filter(|&dtype| dtype != Dtype::Bool)
+}
 
 /// Elements of a type whose sums and products floats hold, many of them equal; some are not finite.
 fn random(dice: &mut Dice, dtype: Dtype, dims: &[usize]) -> Tensor {
@@ -123,7 +113,7 @@ fn loop_of(graph: &Graph, node: &Node) -> crate::loops::Loop {
 #[test]
 fn the_extremes_are_those_with_the_fewest_before_them() {
     let (mut dice, mut fused) = (Dice(7), 0);
-    for (round, dtype) in NUMBERS.into_iter().cycle().take(96).enumerate() {
+    for (round, dtype) in numbers().cycle().take(96).enumerate() {
         let mut dims = {
             let rank = 1 + dice.below(5);
             dims(&mut dice, rank)
@@ -134,7 +124,7 @@ fn the_extremes_are_those_with_the_fewest_before_them() {
         let x = random(&mut dice, dtype, &dims);
         fused += check(&Op::TopK(TopK { axis, k, largest: round % 2 == 0 }), &[(&x, false)]);
     }
-    for (round, dtype) in NUMBERS.into_iter().enumerate() {
+    for (round, dtype) in numbers().enumerate() {
         let x = random(&mut dice, dtype, &[2, 600, 2]);
         let k = [1, 3, 70, 150][round % 4];
         fused += check(&Op::TopK(TopK { axis: 1, k, largest: dice.below(2) == 0 }), &[(&x, false)]);
@@ -147,7 +137,7 @@ fn the_extremes_are_those_with_the_fewest_before_them() {
 #[test]
 fn sums_so_far_are_sums_of_blocks_and_within_them() {
     let (mut dice, mut fused) = (Dice(11), 0);
-    for (round, dtype) in NUMBERS.into_iter().cycle().take(96).enumerate() {
+    for (round, dtype) in numbers().cycle().take(96).enumerate() {
         let mut dims = {
             let rank = 1 + dice.below(5);
             dims(&mut dice, rank)
@@ -169,9 +159,7 @@ fn sums_so_far_are_sums_of_blocks_and_within_them() {
 fn places_find_the_elements_that_are_scattered_to_them() {
     let (mut dice, mut fused) = (Dice(13), 0);
     let all = [Scatter::Replace, Scatter::Add, Scatter::Mul, Scatter::Min, Scatter::Max];
-    for (how, dtype) in
-        all.into_iter().flat_map(|how| NUMBERS.into_iter().chain([Dtype::Bool]).map(move |of| (how, of)))
-    {
+    for (how, dtype) in all.into_iter().flat_map(|how| numbers().chain([Dtype::Bool]).map(move |of| (how, of))) {
         if dtype == Dtype::Bool && matches!(how, Scatter::Add | Scatter::Mul) {
             continue;
         }
@@ -196,7 +184,7 @@ fn places_find_the_elements_that_are_scattered_to_them() {
 fn places_find_the_slices_that_are_scattered_to_them() {
     let (mut dice, mut fused) = (Dice(17), 0);
     let all = [Scatter::Replace, Scatter::Add, Scatter::Mul, Scatter::Min, Scatter::Max];
-    for (how, dtype) in all.into_iter().flat_map(|how| NUMBERS.into_iter().map(move |of| (how, of))) {
+    for (how, dtype) in all.into_iter().flat_map(|how| numbers().map(move |of| (how, of))) {
         for known in [false, true, true] {
             let to = {
                 let rank = dice.below(6);

@@ -7,22 +7,6 @@ use crate::graph::{
 };
 use crate::loops::ptx;
 
-const DTYPES: [Dtype; 13] = [
-    Dtype::Bool,
-    Dtype::U8,
-    Dtype::U16,
-    Dtype::U32,
-    Dtype::U64,
-    Dtype::I8,
-    Dtype::I16,
-    Dtype::I32,
-    Dtype::I64,
-    Dtype::F16,
-    Dtype::Bf16,
-    Dtype::F32,
-    Dtype::F64,
-];
-
 /// Kinds of operations; the last one is a concatenation of more operands than a kernel takes.
 const KINDS: usize = 26;
 
@@ -146,7 +130,7 @@ fn graph_of(op: &Op, operands: &[ValueType], outputs: usize) -> (Graph, [RowSpec
 #[test]
 fn what_a_cpu_computes_a_gpu_has_kernels_for() {
     let mut accepted = [0; KINDS];
-    for (op, operands) in DTYPES.into_iter().flat_map(samples) {
+    for (op, operands) in Dtype::ALL.into_iter().flat_map(samples) {
         let outputs = if matches!(op, Op::TopK(_)) { 2 } else { 1 };
         if op.infer(&operands.iter().map(Some).collect::<Vec<_>>(), outputs).is_err() {
             continue; // no graph has it, whatever the device
