@@ -84,6 +84,7 @@ mod exec;
 #[cfg(feature = "ffi")]
 mod ffi;
 pub mod files;
+mod fnv;
 pub mod graph;
 #[cfg(feature = "image")]
 pub mod image;

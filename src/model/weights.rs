@@ -16,6 +16,7 @@ use super::names::nearest;
 use super::safetensors_header::{Entry, Header};
 use crate::error::Error;
 use crate::files::{Opened, Part, Source};
+use crate::fnv::fnv1a64;
 use crate::graph::{Constant, Expr, Op, Tensor, ValueType};
 use crate::loops;
 use crate::tensor::Dtype;
@@ -472,10 +473,7 @@ impl fmt::Debug for Weights {
 pub(crate) fn name_of(constant: &Constant, of: &ValueType) -> String {
     match constant {
         Constant::Weight(name) => name.clone(),
-        Constant::Bytes(bytes) => {
-            let hash = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-            format!("constant {of} {:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash))
-        }
+        Constant::Bytes(bytes) => format!("constant {of} {}", fnv1a64(bytes)),
     }
 }
 

@@ -91,6 +91,7 @@ pub(super) mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::fnv::fnv1a64;
     use crate::plan::kernels::KERNELS;
 
     /// Each argument struct, with its module.
@@ -163,12 +164,6 @@ pub(super) mod tests {
     /// Kernels that need compute capability 9.0 exactly are kept as cubins.
     fn is_cubin(module: &str) -> bool {
         module.starts_with("sm90_")
-    }
-
-    fn fnv1a64(bytes: &[u8]) -> String {
-        let hash =
-            bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
-        format!("{hash:016x}")
     }
 
     #[test]

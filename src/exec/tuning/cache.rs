@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::DeviceInfo;
 use crate::error::Error;
 use crate::files;
+use crate::fnv::fnv1a64;
 use crate::sync::{Mutex, lock};
 
 /// What an answer depends on beside the shape.
@@ -94,7 +95,7 @@ impl Cache {
     /// The answers for `key` below `folder`.
     pub fn new(key: Key, folder: Option<&Path>) -> Self {
         let of = format!("{} / {} / {} / format {FORMAT}", key.gpu, key.driver, key.kernels);
-        let name = format!("{:016x}", fnv(of.as_bytes()));
+        let name = fnv1a64(of.as_bytes());
         Self { key, folder: folder.map(|folder| folder.join("tuning").join(name)), known: Mutex::default() }
     }
 
@@ -186,7 +187,7 @@ pub(super) fn default_folder() -> Option<PathBuf> {
 }
 
 fn file_name(shape: &str) -> String {
-    format!("{:016x}.json", fnv(shape.as_bytes()))
+    format!("{}.json", fnv1a64(shape.as_bytes()))
 }
 
 /// What is in a folder, in order; nothing where there is none.
@@ -194,11 +195,6 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
     paths.sort();
     paths
-}
-
-/// FNV-1a, to name files by.
-pub(super) fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -167,13 +167,14 @@ mod on_gpus {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use super::cache::{Answer, Cache, Census, Key, default_folder, fnv};
+    use super::cache::{Answer, Cache, Census, Key, default_folder};
     use super::search::{self, Group, search};
     use super::{Told, TuningCache, TuningProgress, TuningSpec};
     use crate::device::cuda::Cuda;
     use crate::device::{Device, DeviceInfo};
     use crate::error::Error;
     use crate::exec::{BuildSpec, cuda, plan_batch, plan_with};
+    use crate::fnv::fnv1a64;
     use crate::model::Model;
     use crate::plan::{Choices, Plan, Rates};
 
@@ -259,7 +260,7 @@ mod on_gpus {
     fn branches(plan: &Plan) -> Option<String> {
         let can_branch = plan.clone().with_lanes(true).lanes() > 1;
         let shapes = (0..plan.steps.len()).map(|step| plan.shape_of(step)).collect::<Vec<_>>().join("\n");
-        can_branch.then(|| format!("lanes of {} steps {:016x}", plan.steps.len(), fnv(shapes.as_bytes())))
+        can_branch.then(|| format!("lanes of {} steps {}", plan.steps.len(), fnv1a64(shapes.as_bytes())))
     }
 
     /// The name that an answer has.

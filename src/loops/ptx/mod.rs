@@ -43,6 +43,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::ir::{Loop, Monoid, TermKind};
 use crate::error::Error;
+use crate::fnv::fnv1a64;
 use crate::tensor::Dtype;
 use emit::Emitter;
 use nest::Nest;
@@ -182,14 +183,10 @@ fn finished(emitter: &Emitter<'_>, blocks: u32, threads: u32) -> Kernel {
         "(\n\t.param .align 8 .b8 args[{bytes}]\n)\n.maxntid {threads}, 1, 1\n{{\n{}\tret;\n}}\n",
         emitter.text.finish()
     );
-    let entry = format!("loop_{:016x}", fnv1a64(body.as_bytes()));
+    let entry = format!("loop_{}", fnv1a64(body.as_bytes()));
     let text = format!(".visible .entry {entry}{body}");
     let (functions, operands) = (emitter.text.functions().clone(), emitter.operands().to_vec());
     Kernel { entry, text, functions, operands, blocks, threads }
-}
-
-fn fnv1a64(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// The text of a module that has these kernels, each once, and the functions that they call.
