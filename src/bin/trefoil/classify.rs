@@ -55,14 +55,9 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let device = setup::open_device(args.place.device)?;
     let threads = args.threads.unwrap_or_else(setup::cores).min(inputs.len());
     let top = args.top.min(model.classes());
-    let ring = Ring {
-        sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
-        slots: args.slots,
-        compute_streams: 1,
-        producers: threads,
-        output: if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities },
-        kernels: args.place.kernels,
-    };
+    let sizes = args.batch.map_or(Sizes::Default, Sizes::UpTo);
+    let output = if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities };
+    let ring = Ring { slots: args.slots, producers: threads, output, ..Ring::new(sizes, args.place.kernels) };
     let engine = setup::build_engine(&model, &device, &ring)?;
 
     // A few photos are spread over the threads, rather than waiting for one thread to fill a batch.

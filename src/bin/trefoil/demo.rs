@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use trefoil::model::Model;
-use trefoil::{Device, Engine, OutputKind, Stage, image};
+use trefoil::{Device, Engine, Stage, image};
 
 use crate::cli::Place;
 use crate::inputs::Inputs;
@@ -35,14 +35,7 @@ pub fn run(args: &Place) -> Result<Outcome> {
     let gpu = !setup::is_cpu(&device);
     let producers = if gpu { setup::cores().min(8) } else { 2 };
     let sizes = if gpu { Sizes::UpTo(GPU_BATCH) } else { Sizes::Default };
-    let ring = Ring {
-        sizes,
-        slots: SLOTS,
-        compute_streams: 1,
-        producers,
-        output: OutputKind::Probabilities,
-        kernels: args.kernels,
-    };
+    let ring = Ring { slots: SLOTS, producers, ..Ring::new(sizes, args.kernels) };
     let engine = setup::build_engine(&model, &device, &ring)?;
 
     let (rows, outcome) = show_photos(&model, &engine, &path)?;

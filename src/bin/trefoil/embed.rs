@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use trefoil::model::{Embedding, Model, Pooling};
-use trefoil::{Batch, Engine, Error, OutputKind, Target, Ticket, files, image};
+use trefoil::{Batch, Engine, Error, Target, Ticket, files, image};
 
 use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::setup::{self, Ring, Sizes};
@@ -75,14 +75,7 @@ pub fn run(args: &EmbedArgs) -> Result<Outcome> {
     let source = Source::collect(&folder, &args.inputs)?;
     let model = args.open(&folder, &source)?;
     let device = setup::open_device(args.device)?;
-    let ring = Ring {
-        sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
-        slots: 3,
-        compute_streams: 1,
-        producers: 1,
-        output: OutputKind::Probabilities,
-        kernels: args.kernels,
-    };
+    let ring = Ring::new(args.batch.map_or(Sizes::Default, Sizes::UpTo), args.kernels);
     let engine = setup::build_engine(&model, &device, &ring)?;
     let mut sink = Sink::new(&engine, args.output.as_deref())?;
     stream(&engine, &model, &source, &mut sink)?;

@@ -89,14 +89,8 @@ impl Feed {
         classes: OutputKind,
         kernels: Kernels,
     ) -> Result<(Engine, Vec<(Size, Inputs)>)> {
-        let ring = Ring {
-            sizes: self.at.sizes(Sizes::Default, Sizes::UpTo),
-            slots: 3,
-            compute_streams: 1,
-            producers: 1,
-            output: output(model, classes),
-            kernels,
-        };
+        let sizes = self.at.sizes(Sizes::Default, Sizes::UpTo);
+        let ring = Ring { output: output(model, classes), ..Ring::new(sizes, kernels) };
         let engine = setup::build_engine(model, device, &ring)?;
         let mut largest: Vec<Size> = Vec::new();
         for size in engine.sizes() {

@@ -184,14 +184,7 @@ fn on_device(args: &InspectArgs, model: &Model) -> Result<Vec<(Plan, Steps)>> {
 }
 
 fn at_size(args: &InspectArgs, model: &Model, device: &Device, sizes: Sizes) -> Result<(Plan, Steps)> {
-    let ring = Ring {
-        sizes,
-        slots: 1,
-        compute_streams: 1,
-        producers: 1,
-        output: OutputKind::Probabilities,
-        kernels: args.kernels,
-    };
+    let ring = Ring { slots: 1, ..Ring::new(sizes, args.kernels) };
     let builder = setup::engine_builder(model, device, &ring);
     if setup::is_cpu(device) {
         let plan = builder.plans()?.swap_remove(0);

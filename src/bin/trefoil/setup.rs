@@ -45,6 +45,13 @@ pub struct Ring {
     pub kernels: Kernels,
 }
 
+impl Ring {
+    /// Three slots, one compute stream, one producer, and probabilities where the network gives classes.
+    pub fn new(sizes: Sizes, kernels: Kernels) -> Self {
+        Self { sizes, slots: 3, compute_streams: 1, producers: 1, output: OutputKind::Probabilities, kernels }
+    }
+}
+
 /// Opens the device asked for.
 pub fn open_device(target: Target) -> Result<Device> {
     Device::open(target).map_err(|error| match error {

@@ -98,7 +98,7 @@ pub fn run(args: &TraceArgs) -> Result<Outcome> {
     files.check()?; // before the run, which may be long
     let (sizes, kernels) = (Sizes::Exactly(vec![batch]), args.place.kernels);
     let (slots, compute_streams) = (args.on_device.slots(), args.on_device.compute_streams);
-    let ring = Ring { sizes, slots, compute_streams, producers, output, kernels };
+    let ring = Ring { slots, compute_streams, producers, output, ..Ring::new(sizes, kernels) };
     let remembered = args.batches.unwrap_or(REMEMBERED);
     let engine = setup::build(setup::engine_builder(&model, &device, &ring).trace_batches(remembered))?;
     let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);

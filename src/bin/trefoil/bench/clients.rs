@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
 use trefoil::model::Model;
-use trefoil::{Batcher, BatcherStats, Device, Engine, OutputKind, Waiting};
+use trefoil::{Batcher, BatcherStats, Device, Engine, Waiting};
 
 use super::args::{BatcherArgs, ClientsArgs};
 use super::load::{on_threads, percentile};
@@ -137,8 +137,8 @@ impl Served {
             all => Sizes::Exactly(all.to_vec()),
         };
         let SlotsArgs { compute_streams, .. } = args.on_device;
-        let (slots, output) = (args.on_device.slots(), OutputKind::Probabilities);
-        let ring = Ring { sizes, slots, compute_streams, producers, output, kernels };
+        let slots = args.on_device.slots();
+        let ring = Ring { slots, compute_streams, producers, ..Ring::new(sizes, kernels) };
         let waiting = if args.spin { Waiting::Spin } else { Waiting::default() };
         let engine = setup::build(setup::engine_builder(model, device, &ring).waiting(waiting))?;
         let images = Images::learn(&engine, IMAGES)?;

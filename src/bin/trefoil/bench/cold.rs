@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use trefoil::{OutputKind, Phase};
+use trefoil::Phase;
 
 use super::args::ColdArgs;
 use crate::setup::{self, Ring, Sizes};
@@ -119,14 +119,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
     lap("model's header and graph", &[]);
     let device = setup::open_device(args.place.device)?;
     lap("rest of the device", device.opening());
-    let ring = Ring {
-        sizes: args.batch.map_or(Sizes::Default, Sizes::UpTo),
-        slots: 3,
-        compute_streams: 1,
-        producers: 1,
-        output: OutputKind::Probabilities,
-        kernels: args.place.kernels,
-    };
+    let ring = Ring::new(args.batch.map_or(Sizes::Default, Sizes::UpTo), args.place.kernels);
     let engine = setup::build_engine(&model, &device, &ring)?;
     lap("rest of the engine", engine.building());
     let mut batch = engine.acquire()?;

@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use trefoil::model::Model;
-use trefoil::{Device, Engine, OutputKind, Stage};
+use trefoil::{Device, Engine, Stage};
 
 use super::args::{BenchStage, StagesArgs};
 use crate::report::{self, Spread};
@@ -98,12 +98,10 @@ impl Bench<'_> {
         }
         self.bar.set_message(format!("batch {batch}: building"));
         let ring = Ring {
-            sizes: Sizes::Exactly(vec![batch]),
             slots: self.args.on_device.slots(),
             compute_streams: self.args.on_device.compute_streams,
             producers: self.producers,
-            output: OutputKind::Probabilities,
-            kernels: self.args.place.kernels,
+            ..Ring::new(Sizes::Exactly(vec![batch]), self.args.place.kernels)
         };
         let engine = setup::build_engine(self.model, self.device, &ring)?;
         let rows = throughput::random_rows(RANDOM_ROWS, engine.input().row_bytes);

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use trefoil::{Close, OutputKind};
+use trefoil::Close;
 
 use crate::bench::sources::Images;
 use crate::cli::Place;
@@ -47,8 +47,7 @@ impl<'a> Beside<'a> {
     fn answer(&self, size: usize) -> Result<Vec<u8>> {
         let (model, _) = models::open(Some(self.model))?;
         let device = setup::open_device(self.place.device)?;
-        let (sizes, output) = (Sizes::Exactly(vec![size]), OutputKind::Probabilities);
-        let ring = Ring { sizes, slots: 2, compute_streams: 1, producers: 1, output, kernels: self.place.kernels };
+        let ring = Ring { slots: 2, ..Ring::new(Sizes::Exactly(vec![size]), self.place.kernels) };
         let engine = setup::engine_builder(&model, &device, &ring).build()?;
         let mut batch = engine.acquire()?;
         batch.rows_mut().zip(self.images.all()).for_each(|(row, pixels)| row.copy_from_slice(pixels));
