@@ -256,7 +256,7 @@ fn tables_say_what_is_in_the_figures() {
     });
     assert_eq!((&one[0], &one[1..]), (&"-", &["1.00x", "-", "-", "-"][..]), "{table}");
     assert!(two[1].ends_with('x') && two[0] == "-" && two[2..] == ["-"; 3], "{table}");
-    let clients = run(&[&["clients"], &MODEL[..], &["--threads", "2", "--batch", "2", "--seconds", "0.1"]].concat());
+    let clients = run(&[&["clients"], &MODEL[..], &["--threads", "2", "--batch", "2", "--seconds", "0.5"]].concat());
     expect_code(&clients, 0);
     for part in ["commit abc", "With the upload", "copying an image", "p99", "ratio", "bound"] {
         assert!(text(&clients.stdout).contains(part), "no `{part}` in:\n{}", text(&clients.stdout));

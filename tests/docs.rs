@@ -134,7 +134,7 @@ fn quick(command: &str) -> Vec<&str> {
     match words[..] {
         ["bench", "overlap", ..] => words.extend(["--quick", "--repetitions", "1", "--batches", "2"]),
         ["bench", "cold", ..] => words.extend(["--runs", "1"]),
-        ["bench", ..] => words.extend(["--seconds", "0.1"]),
+        ["bench", ..] => words.extend(["--seconds", "0.5"]),
         _ => {}
     }
     words
