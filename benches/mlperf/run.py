@@ -52,7 +52,7 @@ def main():
         "loadgen": importlib.metadata.version("mlcommons-loadgen"),
         "device": engine.device_info().name.decode(),
         "model": Path(options.model).name,
-        "precision": "fp16" if engine.device_info().capability_major else "fp32",
+        "precision": precision(engine, Path(options.model)),
         "includes": "copying images from ordinary memory, upload, normalisation, network, the best class, download",
         "cores": os.cpu_count(),
         "options": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
@@ -76,6 +76,14 @@ def main():
         options.record.write_text(json.dumps(kept, indent=1) + "\n")
     print(kept["runs"][-1]["summary"])
     return 0 if valid else 1
+
+
+def precision(engine, model):
+    """What the network is computed in; a model with scales computes its convolutions in bytes."""
+    floats = "fp16" if engine.device_info().capability_major else "fp32"
+    config = model / "config.json"
+    is_quantised = config.is_file() and "quantization" in json.loads(config.read_text())
+    return f"int8 and {floats}" if is_quantised else floats
 
 
 def parse():

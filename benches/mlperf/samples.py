@@ -3,8 +3,8 @@
 
     python3 benches/mlperf/samples.py FOLDER
 
-ResNet-50 with fair random weights (FOLDER/resnet50), 1024 images varied from the photos (images.npy), and what torch
-says of them in fp32 (labels.npy). Prints how often torch in fp16 says the same: such weights leave the first two
+ResNet-50 with fair random weights (FOLDER/resnet50), 1024 images varied from the photos (images.npy), what torch says of
+them in fp32 (labels.npy), and other images to calibrate on (photos/). Prints how often torch in fp16 says the same: such weights leave the first two
 classes close to each other, so that rounding alone changes some answers.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "peers"))
@@ -21,6 +22,7 @@ import models  # noqa: E402
 from images import photos_in, varied  # noqa: E402
 
 IMAGES, BATCH = 1024, 128
+CALIBRATION_PHOTOS, CALIBRATION_SIZE = 64, (256, 256)
 device = torch.device("cuda:0")
 
 
@@ -35,6 +37,9 @@ def main():
     labels, half = classes(loaded, images, torch.float32), classes(loaded, images, torch.float16)
     np.save(folder / "images.npy", images)
     np.save(folder / "labels.npy", labels)
+    (folder / "photos").mkdir(exist_ok=True)
+    for number, photo in enumerate(varied(photos, CALIBRATION_PHOTOS, CALIBRATION_SIZE, seed=3)):
+        Image.fromarray(photo).save(folder / f"photos/{number:02}.png")
     print(f"{len(set(labels))} classes; torch in fp16 agrees with fp32 on {(labels == half).sum()} of {IMAGES} images")
 
 
