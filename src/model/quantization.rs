@@ -116,6 +116,7 @@ fn kept_values(graph: &Graph, first: Option<FirstLayers>, layer: NodeId) -> Vec<
 }
 
 /// A layer that can be computed in bytes: a dense convolution that does not read the image, or a network's first layers.
+#[derive(Clone)]
 pub(crate) struct ByteLayer {
     pub(crate) name: String,
     /// What it reads and writes.
@@ -123,6 +124,7 @@ pub(crate) struct ByteLayer {
 }
 
 /// A value that would be in bytes.
+#[derive(Clone)]
 pub(crate) struct ByteValue {
     /// The node that has it, in a graph before rewrites.
     pub(crate) node: String,

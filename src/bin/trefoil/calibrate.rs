@@ -3,15 +3,18 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 use trefoil::model::{Model, Quantization};
 use trefoil::{CalibrationMethod, Calibrator, Sensitivity, files, image};
 
-use crate::inputs::Inputs;
-use crate::{Outcome, models, report, stop};
+use crate::inputs::{Input, Inputs};
+use crate::threads::{join, spawn};
+use crate::{Outcome, models, report, setup, stop};
 
 /// Arguments of `calibrate`.
 #[derive(Args, Debug)]
@@ -133,13 +136,35 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
-/// Shows the model all photos; how many could not be read.
+/// Shows the model all photos, a part of them on each core; how many could not be read.
 fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Result<usize> {
-    let bar =
-        report::progress_bar(inputs.list.len() as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
+    let count = inputs.list.len();
+    let bar = report::progress_bar(count as u64, "{bar:30} {pos}/{len} photos, {rate} a second, {eta} left");
+    let parts = inputs.list.chunks(count.div_ceil(setup::cores()));
+    let others = parts.clone().map(|_| calibrator.another()).collect::<Result<Vec<_>, _>>()?;
+    let failed = thread::scope(|scope| {
+        let observe = |(number, (mut other, part))| {
+            let (name, bar) = (format!("trefoil-photos-{number}"), &bar);
+            spawn(scope, name, move || observe_some(&mut other, model, part, bar).map(|failed| (other, failed)))
+        };
+        let started: Vec<_> = others.into_iter().zip(parts).enumerate().map(observe).collect();
+        let mut all = 0;
+        for thread in started {
+            let (other, failed) = join(thread?)?;
+            calibrator.merge(other);
+            all += failed;
+        }
+        Ok::<_, anyhow::Error>(all)
+    })?;
+    bar.finish_and_clear();
+    Ok(failed)
+}
+
+/// Shows the model some photos; how many could not be read.
+fn observe_some(calibrator: &mut Calibrator, model: &Model, inputs: &[Input], bar: &ProgressBar) -> Result<usize> {
     let mut row = vec![0; calibrator.row_bytes()];
     let mut failed = 0;
-    for input in inputs.list.iter().take_while(|_| !stop::requested()) {
+    for input in inputs.iter().take_while(|_| !stop::requested()) {
         let loaded = match &input.problem {
             Some(problem) => Err(format!("{}: {problem}", input.path.display())),
             None => image::load(&input.path, model.preprocessing()?, &mut row).map_err(|error| error.to_string()),
@@ -153,7 +178,6 @@ fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Resul
         }
         bar.inc(1);
     }
-    bar.finish_and_clear();
     Ok(failed)
 }
 

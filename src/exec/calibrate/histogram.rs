@@ -21,11 +21,12 @@ pub enum CalibrationMethod {
     Mse,
 }
 
-/// Counts of magnitudes. The range doubles when a number is beyond it, so that one pass sees them all.
+/// Counts of magnitudes. The range doubles when a number is beyond it, so that one pass sees them all. Bins are as wide as a
+/// power of two, so that the counts are the same in whichever order, and however many histograms, numbers are counted.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram {
     counts: Vec<u64>,
-    /// Of a bin; 0 while nothing but zeros was seen.
+    /// Of a bin, a power of two; 0 while nothing but zeros was seen.
     width: f32,
     largest: f32,
 }
@@ -48,13 +49,20 @@ impl Histogram {
         }
     }
 
+    /// Counts what another histogram has counted.
+    pub fn merge(&mut self, mut other: Self) {
+        let largest = self.largest.max(other.largest);
+        [&mut *self, &mut other].into_iter().for_each(|of| of.reach(largest));
+        self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
+    }
+
     /// Widens the range until `largest` is in it.
     fn reach(&mut self, largest: f32) {
         self.largest = self.largest.max(largest);
-        if self.width == 0.0 {
-            self.width = largest / BINS as f32;
+        if self.width == 0.0 && largest > 0.0 {
+            self.width = power_of_two_above(largest / BINS as f32);
         }
-        while largest > self.width * BINS as f32 {
+        while self.width > 0.0 && largest >= self.width * BINS as f32 {
             for bin in 0..BINS / 2 {
                 self.counts[bin] = self.counts[2 * bin] + self.counts[2 * bin + 1];
             }
@@ -133,6 +141,12 @@ impl Histogram {
     }
 }
 
+/// The least power of two that is above a positive number.
+fn power_of_two_above(number: f32) -> f32 {
+    const EXPONENT: u32 = 0xff << 23;
+    f32::from_bits((number.max(f32::MIN_POSITIVE).to_bits() & EXPONENT) + (1 << 23))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,12 +164,32 @@ mod tests {
     fn a_range_that_grows_counts_the_same() {
         let histogram = with_outliers(3);
         assert_eq!((histogram.counts.iter().sum::<u64>(), histogram.largest), (100_003, 8.0));
-        // The range is just below 16.
+        // The range ends at 16.
         let below: u64 = histogram.counts[..BINS / 32].iter().sum();
         assert!((49_000..51_000).contains(&below), "{below}");
         let mut zeros = Histogram::new();
         zeros.add(&[0.0, f32::NAN, f32::INFINITY]);
         assert_eq!((zeros.limit(CalibrationMethod::Mse, 255), zeros.counts[0]), (0.0, 1));
+    }
+
+    #[test]
+    fn counts_are_the_same_in_any_order() {
+        let numbers: Vec<f32> = (0..4_000).map(|i| ((i * 7_919 % 4_001) as f32 * 0.01).exp2() * 1e-7).collect();
+        let of = |numbers: &[f32]| {
+            let mut histogram = Histogram::new();
+            numbers.chunks(7).for_each(|some| histogram.add(some));
+            histogram
+        };
+        let whole = of(&numbers);
+        for at in [0, 1, 1_999, 4_000] {
+            let (front, behind) = numbers.split_at(at);
+            let mut merged = of(behind);
+            merged.merge(of(front));
+            assert_eq!(
+                (merged.counts, merged.width, merged.largest),
+                (whole.counts.clone(), whole.width, whole.largest)
+            );
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use self::histogram::Histogram;
 use super::cpu::Probe;
 use crate::error::Error;
 use crate::model::{ByteLayer, Model, Op, Quantization, byte_layers};
+use crate::sync;
 
 pub use histogram::CalibrationMethod;
 
@@ -117,6 +118,45 @@ impl Calibrator {
         Ok(())
     }
 
+    /// One of the same network that has observed nothing yet, for another thread; [`Calibrator::merge`] takes what it
+    /// observes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn another(&self) -> Result<Self, Error> {
+        let (model, layers, counts_for) = (self.model.clone(), self.layers.clone(), self.counts_for.clone());
+        let histograms = self.histograms.keys().map(|node| (node.clone(), Histogram::new())).collect();
+        Ok(Self { model, probe: self.probe.another()?, layers, histograms, counts_for, kept: Vec::new(), rows: 0 })
+    }
+
+    /// Takes what [another one](Calibrator::another) has observed, as if its rows had been observed here, in this order.
+    ///
+    /// ```
+    /// # use trefoil::{CalibrationMethod, Calibrator, model::Model};
+    /// # let model = Model::open("weights/convnet28")?;
+    /// let mut calibrator = Calibrator::new(&model)?;
+    /// let rows = vec![vec![127; calibrator.row_bytes()]; Calibrator::FEWEST_ROWS];
+    /// let parts = std::thread::scope(|scope| {
+    ///     let observe = |rows: &[Vec<u8>]| {
+    ///         let mut part = calibrator.another()?;
+    ///         rows.iter().try_for_each(|row| part.observe(row)).map(|()| part)
+    ///     };
+    ///     let threads: Vec<_> = rows.chunks(8).map(|rows| scope.spawn(move || observe(rows))).collect();
+    ///     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// parts.into_iter().for_each(|part| calibrator.merge(part));
+    /// assert_eq!(calibrator.rows(), Calibrator::FEWEST_ROWS);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn merge(&mut self, other: Self) {
+        for (node, histogram) in other.histograms {
+            self.histograms.get_mut(&node).expect("of the same network").merge(histogram);
+        }
+        let room = KEPT - self.kept.len();
+        self.kept.extend(other.kept.into_iter().take(room));
+        self.rows += other.rows;
+    }
+
     /// Scales for all layers that can be computed in bytes; those that read the image stay in floats.
     ///
     /// # Errors
@@ -137,26 +177,27 @@ impl Calibrator {
         Ok(Quantization { scales, floats: self.floats(can_be) })
     }
 
-    /// What each layer in bytes by itself does to the results of some of the rows, the worst first. `goes_on` is told how many
-    /// layers are done, of how many; if it says no, the rest is left out.
+    /// What each layer in bytes by itself does to the results of some of the rows, the worst first; on as many threads as
+    /// there are cores. `goes_on` is told how many layers were begun before, of how many; if it says no, that one is left out.
     ///
     /// # Errors
     /// As for [`Model::quantized`], and for an engine of it on the CPU.
     pub fn sensitivities(
         &self,
         quantization: &Quantization,
-        mut goes_on: impl FnMut(usize, usize) -> bool,
+        goes_on: impl Fn(usize, usize) -> bool + Sync,
     ) -> Result<Vec<Sensitivity>, Error> {
-        let mut all = Vec::new();
-        for (done, layer) in self.layers.iter().enumerate() {
-            if !goes_on(done, self.layers.len()) {
-                break;
+        let alone = |(before, layer): (usize, &ByteLayer)| {
+            if !goes_on(before, self.layers.len()) {
+                return Ok(None);
             }
             let alone = Quantization { floats: self.floats(|other| other == layer.name), ..quantization.clone() };
             let error = self.error(&self.model.quantized(&alone)?)?;
-            all.push(Sensitivity { layer: layer.name.clone(), error });
-        }
-        all.sort_by(|a, b| b.error.total_cmp(&a.error));
+            Ok(Some(Sensitivity { layer: layer.name.clone(), error }))
+        };
+        let told = sync::share("trefoil-calibrate", self.layers.iter().enumerate().collect(), alone)?;
+        let mut all: Vec<_> = told.into_iter().flatten().collect();
+        all.sort_by(|a, b| b.error.total_cmp(&a.error).then_with(|| a.layer.cmp(&b.layer)));
         Ok(all)
     }
 

@@ -1,5 +1,7 @@
 //! A network of images on the calling thread, whose values are seen as they are computed.
 
+use std::sync::Arc;
+
 use super::network::{Arena, Images};
 use super::simd::Isa;
 use crate::error::Error;
@@ -9,8 +11,8 @@ use crate::tensor::{Dtype, InputFormat, OutputKind};
 
 /// A network made ready, with a place to compute in.
 pub(crate) struct Probe {
-    plan: Plan,
-    images: Images,
+    plan: Arc<Plan>,
+    images: Arc<Images>,
     arena: Arena,
     result: Vec<u32>,
 }
@@ -28,6 +30,15 @@ impl Probe {
         };
         let plan = plan::plan(model.graph()?, &request)?;
         let images = Images::new(model, &plan, Isa::detect())?;
+        Self::of(Arc::new(plan), Arc::new(images))
+    }
+
+    /// Another one of the same network, for another thread.
+    pub fn another(&self) -> Result<Self, Error> {
+        Self::of(self.plan.clone(), self.images.clone())
+    }
+
+    fn of(plan: Arc<Plan>, images: Arc<Images>) -> Result<Self, Error> {
         let (arena, result) = (images.arena()?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
         Ok(Self { plan, images, arena, result })
     }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::thread;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -12,7 +11,7 @@ use crate::model::{Conv2d, Linear, Model, fold_conv, read_linear};
 use crate::plan::packing::{ByteWeights, FilterOrder, PackedSum, Packing};
 use crate::plan::work::Weights;
 use crate::plan::{Constant, Plan, Step, StepOp, kernels};
-use crate::sync::{Mutex, lock, start};
+use crate::sync::share;
 use crate::tensor::Dtype;
 
 /// Every filter and bias starts at a multiple of this.
@@ -214,30 +213,11 @@ struct Filter<'a> {
 fn fill_filters(model: &Model, filters: HashMap<Part, Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
     let mut filters: Vec<_> = filters.into_iter().collect();
     filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(filters.len());
-    let filters = Mutex::new(filters.into_iter());
-    let next = || lock(&filters).next();
-    let work = || -> Result<Vec<(Part, Vec<f32>)>, Error> {
-        let mut biases = Vec::new();
-        while let Some((part, Filter { packing, target })) = next() {
-            biases.push((part, fill_filter(model, &packing, target)?));
-        }
-        Ok(biases)
+    let fill = |(part, Filter { packing, target }): (Part, Filter<'_>)| {
+        fill_filter(model, &packing, target).map(|bias| (part, bias))
     };
-    thread::scope(|scope| {
-        // One that cannot be had leaves its share to the others.
-        let spawn = |number| start(format!("trefoil-pack-{number}"), |builder| builder.spawn_scoped(scope, work)).ok();
-        let others: Vec<_> = (1..threads).filter_map(spawn).collect();
-        let mut biases: HashMap<_, _> = work()?.into_iter().collect();
-        for other in others {
-            biases.extend(other.join().expect("packing does not panic")?);
-        }
-        Ok(biases)
-    })
+    Ok(share("trefoil-pack", filters, fill)?.into_iter().collect())
 }
-
-/// Beyond so many threads the memory is what takes the time.
-const MOST_THREADS: usize = 16;
 
 fn steps(plans: &[Plan]) -> impl Iterator<Item = (&Plan, &Step)> {
     plans.iter().flat_map(|plan| plan.steps.iter().map(move |step| (plan, step)))
