@@ -92,7 +92,7 @@ use crate::tensor::OutputKind;
 
 pub use batch::Batch;
 pub use batcher::{Batcher, BatcherBuilder, BatcherStats, Request, Row, RowOutput, RowPriority, RowTicket, WhenFull};
-pub(crate) use batcher::{Books, Bounds, Next, Queued, Wake};
+pub(crate) use batcher::{Books, Bounds, News, Next, Queued, Wake};
 pub(crate) use bucket::{Buckets, RowBucket};
 pub(crate) use flow::Node;
 pub use health::Health;

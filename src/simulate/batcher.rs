@@ -10,7 +10,7 @@ use super::random::Random;
 use super::{Arrival, SimBatcher, SimSpec};
 use crate::device::sim::{Picos, Sim, picos};
 use crate::error::Error;
-use crate::ring::{Books, Bounds, Core, Next, Queued, RowPriority, Ticket, Wake};
+use crate::ring::{Books, Bounds, Core, News, Next, Queued, RowPriority, Ticket, Wake};
 
 /// A client with a row.
 struct Client {
@@ -195,8 +195,10 @@ impl Player<'_> {
             let (before, deadline) = (self.books.queued(), self.deadline(request));
             let entry = self.books.commit(place, RowPriority::Normal, deadline, self.instant());
             self.waiting.push(Waiting { request, entry });
-            if deadline.is_some() || self.books.is_news(before, &self.bounds, self.instant()) {
-                self.wake_up();
+            match self.books.news(before, deadline.is_some(), &self.bounds, self.instant()) {
+                News::Nothing => {}
+                News::Look => self.wake_up(),
+                News::Leave => self.looks = Some(now), // no thread has to wake
             }
         }
     }

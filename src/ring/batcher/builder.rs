@@ -131,6 +131,7 @@ impl BatcherBuilder {
             places: rows,
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(input.row_pitch))?),
             state: Mutex::new(State::new(rows, &sizes.batch_sizes, self.core.compute_streams())),
+            sender: Mutex::default(),
             work: Condvar::new(),
             flown: Condvar::new(),
             room: Condvar::new(),

@@ -20,7 +20,8 @@
 //! What the device is done with is told by an event behind the batch's download: then its rows are free for new claims
 //! and its tickets have their answers.
 //!
-//! Two threads serve a batcher: `trefoil-batch-N` closes batches and submits them, `trefoil-rows-N` waits for them in
+//! Of a batcher with nothing in flight, the thread that commits a row submits the batch: no other has to wake for it. Two
+//! threads do the rest: `trefoil-batch-N` submits all other batches and measures uploads, `trefoil-rows-N` waits for them in
 //! order. One lock guards the books, for a few instructions at a time; pixels are written, wakers woken and outputs
 //! dropped without it. In steady state the only allocation is one `Arc` a batch.
 
@@ -53,8 +54,9 @@ pub use state::RowPriority;
 pub use stats::BatcherStats;
 pub use ticket::{RowOutput, RowTicket};
 
-pub(crate) use state::{Bounds, Next, Queued, State as Books, Wake};
+pub(crate) use state::{Bounds, News, Next, Queued, State as Books, Wake};
 
+use serve::Sender;
 use state::State;
 
 /// Takes single rows from any number of threads and runs them in batches; [`Engine::batcher`](crate::Engine::batcher)
@@ -104,6 +106,8 @@ struct Shared {
     /// device alone. In an `Arc` so that it can be left to the device if need be.
     rows: Arc<HostBuffer>,
     state: Mutex<State>,
+    /// Whoever sends a batch has it until the batch is among the flights, so that these are in the ring's order.
+    sender: Mutex<Sender>,
     /// Tells the batching thread of commits, of batches delivered, and of the end.
     work: Condvar,
     /// Tells the delivering thread of batches submitted, and of the end.

@@ -114,6 +114,11 @@ impl Pace {
         Sent { is_measured: self.sizes[size].sent(), in_turn }
     }
 
+    /// Whether the upload of the next batch of so many rows is to be measured.
+    pub fn measures(&self, rows: usize) -> bool {
+        self.sizes[self.size_of(rows)].measures()
+    }
+
     /// The upload of the batch of `rows` sent last, which waited for no other, took so long.
     pub fn uploaded(&mut self, rows: usize, took: Duration) {
         let size = self.size_of(rows);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::state::RowPriority;
+use super::state::{News, RowPriority};
 use super::{RowTicket, Shared};
 use crate::device::{Access, Note};
 use crate::error::Error;
@@ -154,9 +154,9 @@ impl Shared {
             }));
         }
         let has_deadline = rows.iter().any(|row| !matches!(row.deadline, Deadline::None));
-        let is_news = has_deadline || state.is_news(before, &self.bounds, now);
+        let news = state.news(before, has_deadline, &self.bounds, now);
         drop(state);
-        if is_news {
+        if news == News::Look || (news == News::Leave && !self.send_at_once()) {
             self.work.notify_one();
         }
     }

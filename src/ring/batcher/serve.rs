@@ -1,4 +1,4 @@
-//! The two threads of a batcher: one closes batches and submits them, one waits for them and delivers.
+//! How batches are sent, by whom that may be, and delivered.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,23 +22,34 @@ const LOOKS: u32 = 32;
 
 /// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
 pub(super) fn batch(shared: &Shared) {
-    if catch_unwind(AssertUnwindSafe(|| batch_until_closed(shared))).is_err() {
-        shared.fail(&Error::Internal { what: "the batching thread panicked".into() });
-    }
+    shared.or_fail(|| batch_until_closed(shared));
     lock(&shared.state).ended = true;
     shared.flown.notify_all();
 }
 
+/// What whoever sends batches has at hand.
+#[derive(Default)]
+pub(super) struct Sender {
+    /// Runs of neighbours among the rows of a batch.
+    runs: Vec<Range<usize>>,
+    /// The staging of the batch before, whose upload may be under way.
+    last_upload: Option<usize>,
+}
+
+/// Whether a sender waits for an upload that is to be measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Measure {
+    Uploads,
+    Nothing,
+}
+
 fn batch_until_closed(shared: &Shared) {
-    let mut runs = Vec::with_capacity(shared.bounds.full);
-    let mut last_upload = None;
     let mut without_credit: Option<Instant> = None;
     while shared.wait_for_batch() {
         match shared.core.acquire(CREDIT_LIMIT) {
             Ok(batch) => {
                 without_credit = None;
-                let batch = batch.in_bucket(shared.bucket);
-                shared.send(batch, &mut runs, &mut last_upload);
+                shared.send(batch, &mut lock(&shared.sender), Measure::Uploads);
             }
             Err(error @ Error::Timeout { .. }) => {
                 let since = *without_credit.get_or_insert_with(Instant::now);
@@ -116,25 +127,46 @@ impl Shared {
         }
     }
 
-    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
-    /// `last_upload` is the staging of the batch before, whose upload may be under way.
-    fn send(&self, mut batch: Batch, runs: &mut Vec<Range<usize>>, last_upload: &mut Option<usize>) {
+    /// Sends a batch for a commit with which it leaves at once; whether it was sent, and nothing is left for the batching
+    /// thread to look at. Never waits: if another thread sends, or the ring has no credits, that is the batching thread's to
+    /// wait for.
+    pub(super) fn send_at_once(&self) -> bool {
+        let Ok(mut sender) = self.sender.try_lock() else { return false };
+        let Ok(Some(batch)) = self.core.try_acquire() else { return false };
+        self.or_fail(|| self.send(batch, &mut sender, Measure::Nothing));
+        drop(sender);
+        lock(&self.state).queued() == 0
+    }
+
+    /// Runs what panics only by a bug, and then answers everything with that.
+    fn or_fail(&self, run: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            self.fail(&Error::Internal { what: "sending a batch panicked".into() });
+        }
+    }
+
+    /// Fills `batch` from the queue and submits it, unless another thread has sent what was to leave. What expired while
+    /// the ring's credits were waited for stays out.
+    fn send(&self, batch: Batch, sender: &mut Sender, measure: Measure) {
+        let mut batch = batch.in_bucket(self.bucket);
+        let Sender { runs, last_upload } = sender;
         let (rows, told, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
-            let rows = state.pick(&self.bounds, now);
+            let leaves = state.next(&self.bounds, now) == Next::Leave;
+            let rows = if leaves { state.pick(&self.bounds, now) } else { Vec::new() };
             runs_of(&rows, runs);
             let told = (!rows.is_empty()).then(|| state.sent(&rows, runs.len(), now));
             (rows, told, now)
         });
         let Some(told) = told else {
-            self.room.notify_all();
-            return; // all expired or abandoned; the batch gives its credits back
+            self.room.notify_all(); // for rows that have expired
+            return; // the batch gives its credits back
         };
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
         let last = last_upload.replace(staging);
-        let is_measured = told.is_measured && self.core.would_upload_at_once(last);
+        let is_measured = measure == Measure::Uploads && told.is_measured && self.core.would_upload_at_once(last);
         let from = Gathered { buffer: &self.rows, runs };
         batch.compute_in_turn(told.in_turn);
         // SAFETY: the rows are committed, so their Rows are gone, and nobody claims them before the delivering thread

@@ -96,6 +96,18 @@ pub(crate) enum Next {
     Sleep,
 }
 
+/// What a commit changes for the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Nothing leaves earlier than it would have.
+    Nothing,
+    /// The batching thread has to look at the queue.
+    Look,
+    /// A batch leaves now, nothing about it is to be measured, and none is in flight whose clients could be back before
+    /// it: whoever commits sends it.
+    Leave,
+}
+
 /// A batch on its way through the ring.
 pub(crate) struct Flight {
     pub ticket: Ticket,
@@ -208,11 +220,18 @@ impl State {
         entry
     }
 
-    /// Whether a queue that has just grown from `before` rows may leave earlier than it would have.
-    pub fn is_news(&self, before: usize, bounds: &Bounds, now: Instant) -> bool {
+    /// What it means that the queue has just grown from `before` rows, or had a deadline added.
+    pub fn news(&self, before: usize, has_deadline: bool, bounds: &Bounds, now: Instant) -> News {
         let queued = self.queued();
+        if queued == before {
+            return News::Nothing;
+        }
+        if self.next(bounds, now) == Next::Leave {
+            let is_alone = self.in_flight == 0 && !self.pace.measures(queued.min(bounds.full));
+            return if is_alone { News::Leave } else { News::Look };
+        }
         let grown = before < bounds.full && self.pace.size_of(queued) > self.pace.size_of(before);
-        queued > before && (before == 0 || grown || self.next(bounds, now) == Next::Leave)
+        if before == 0 || grown || has_deadline { News::Look } else { News::Nothing }
     }
 
     pub fn queued(&self) -> usize {

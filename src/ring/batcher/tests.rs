@@ -139,6 +139,18 @@ fn busy(batcher: &Batcher, number: u8) -> RowTicket {
     ticket
 }
 
+#[test]
+fn who_commits_sends_what_leaves_at_once() {
+    let (core, held) = ring(4);
+    let batcher = batcher(&core, HOUR).build().unwrap();
+    held.permit(2);
+    answer(submit(&batcher, 1)).unwrap(); // sent by the batching thread, which measures the upload
+    until(|| batcher.shared[0].sender.try_lock().is_ok());
+    let ticket = submit(&batcher, 2);
+    assert_eq!(batcher.queued(), 0, "this thread has sent it");
+    answer(ticket).unwrap();
+}
+
 fn until(condition: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !condition() {

@@ -42,9 +42,15 @@ impl Size {
 
     /// A batch of this size was sent; whether its upload is to be measured.
     pub fn sent(&mut self) -> bool {
+        let is_measured = self.measures();
         self.unused = 0;
         self.unmeasured = self.unmeasured.saturating_sub(1);
-        self.unmeasured == 0
+        is_measured
+    }
+
+    /// Whether the upload of the next batch of this size is to be measured.
+    pub fn measures(&self) -> bool {
+        self.unmeasured <= 1
     }
 
     /// A batch of another size was sent. What was slow once is tried again: a size that is not used for long forgets.

@@ -95,11 +95,11 @@ fn a_full_batch_queues_deeper_than_another() {
     assert_eq!(state.next(&BOUNDS, now), Next::Sleep, "three are all that may be in flight");
 }
 
-/// Whether each of the next rows is news.
-fn news_of(state: &mut State, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<bool> {
+/// What each of the next rows changes.
+fn news_of(state: &mut State, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<News> {
     let news = |before| {
         commit(state, None, now);
-        state.is_news(before, bounds, now)
+        state.news(before, false, bounds, now)
     };
     before.map(news).collect()
 }
@@ -113,11 +113,26 @@ fn news_is_what_changes_when_a_batch_leaves() {
     let patient = Bounds { max_delay: MS(1_000), ..BOUNDS };
     assert_eq!(
         news_of(&mut state, 0..4, &patient, now),
-        [true, true, false, true],
-        "the first, one that takes the next size, a full batch"
+        [News::Look, News::Look, News::Nothing, News::Look],
+        "the first, one that takes the next size, a full batch that is to be measured"
     );
     send(&mut state, 0, now);
     send(&mut state, 4, now);
-    assert_eq!(news_of(&mut state, 0..5, &patient, now), [true, true, false, false, false], "none may leave");
-    assert!(!state.is_news(5, &patient, now), "nothing came");
+    let none_may_leave = [News::Look, News::Look, News::Nothing, News::Nothing, News::Nothing];
+    assert_eq!(news_of(&mut state, 0..5, &patient, now), none_may_leave);
+    assert_eq!(state.news(5, false, &patient, now), News::Nothing, "nothing came");
+}
+
+#[test]
+fn who_commits_sends_a_batch_with_none_beside_it() {
+    let start = Instant::now();
+    let mut state = books(start);
+    let now = start + MS(100);
+    assert_eq!(news_of(&mut state, 0..1, &BOUNDS, now), [News::Look], "its upload is to be measured");
+    send(&mut state, 0, now);
+    state.uploaded(1, MS(0));
+    done(&mut state, now + MS(10));
+    assert_eq!(news_of(&mut state, 0..1, &BOUNDS, now + MS(20)), [News::Leave]);
+    send(&mut state, 0, now + MS(20));
+    assert_eq!(news_of(&mut state, 0..1, &BOUNDS, now + MS(29)), [News::Look], "one is in flight");
 }
