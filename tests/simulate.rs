@@ -561,3 +561,26 @@ fn a_thousand_producers_cost_about_as_much_as_a_few() {
     let (few, many) = (best(16), best(1024));
     assert!(many < 8.0 * few, "{few:e} s a batch with 16 producers, {many:e} s with 1024");
 }
+
+/// Twice what the device computes: what is not answered is told.
+#[test]
+fn the_program_tells_what_an_overloaded_batcher_did_not_answer() {
+    let load = ["--compute", "8=1000", "--batcher", "--arrival", "poisson", "--rate", "16000", "--batches", "2000"];
+    let simulate = |more: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_trefoil"))
+            .arg("simulate")
+            .args([&load[..], more].concat())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let of = |more: &[&str], key: &str| {
+        let figures: serde_json::Value = serde_json::from_str(&simulate(&[more, &["--json"]].concat())).unwrap();
+        figures[key].as_u64().unwrap()
+    };
+    assert_eq!((of(&[], "answered"), of(&[], "refused")), (2_000, 0), "all wait as long as it takes");
+    assert!((500..1_500).contains(&of(&["--rejects"], "refused")));
+    assert!((500..1_500).contains(&of(&["--deadline", "5000"], "expired")));
+    assert!(simulate(&["--rejects"]).contains(" refused, 0 past their deadline"));
+}

@@ -346,6 +346,12 @@ pub struct SimulateArgs {
     /// By how much more threads take to wake up and rows to be filled, at random, in the mean, microseconds
     #[arg(long, value_name = "US", default_value = "0", value_parser = microseconds, requires = "batcher")]
     pub jitter: f64,
+    /// Refuse a row that finds no place instead of letting it wait; with --arrival poisson or periodic
+    #[arg(long, requires_all = ["batcher", "rate"])]
+    pub rejects: bool,
+    /// How long a row may take from its request to its upload, microseconds [default: no limit]
+    #[arg(long, value_name = "US", value_parser = microseconds, requires = "batcher")]
+    pub deadline: Option<f64>,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,

@@ -20,6 +20,9 @@ struct Figures {
     staging: usize,
     results: usize,
     producers: usize,
+    answered: usize,
+    refused: usize,
+    expired: usize,
     mean_batch: f64,
     images_per_second: f64,
     bound: Bound,
@@ -78,7 +81,8 @@ fn spec(args: &SimulateArgs) -> SimSpec {
         wake_us: args.wake,
         jitter_us: args.jitter,
         seed: args.seed,
-        ..SimBatcher::default()
+        rejects: args.rejects,
+        deadline_us: args.deadline.unwrap_or(f64::INFINITY),
     };
     SimSpec {
         h2d_gbps: args.h2d,
@@ -125,6 +129,7 @@ fn usage(error: &Error) -> clap::Error {
                 "wake_us" => "wake",
                 "jitter_us" => "jitter",
                 "in_flight" => "in-flight",
+                "deadline_us" => "deadline",
                 "side_by_side" => "side-by-side",
                 same => same,
             };
@@ -152,6 +157,9 @@ impl Figures {
             staging: spec.staging,
             results: spec.results,
             producers: spec.producers,
+            answered: report.answered,
+            refused: report.refused,
+            expired: report.expired,
             mean_batch: report.mean_batch,
             images_per_second: report.images_per_s,
             bound: Bound { stage: name(report.bound.stage), images_per_second: report.bound.images_per_s },
@@ -202,6 +210,10 @@ fn print(figures: &Figures, out: &mut impl Write) -> Result<()> {
     writeln!(out, "throughput {rate:.0} images/s, {part:.1} % of the bound, {:.1} images a batch", figures.mean_batch)?;
     writeln!(out, "bound      {:.0} images/s: {} without a gap", bound.images_per_second, bound.stage)?;
     writeln!(out, "latency    p50 {p50}, p90 {p90}, p99 {p99}, max {max}")?;
+    let Figures { answered, refused, expired, .. } = figures;
+    if refused + expired > 0 {
+        writeln!(out, "answered   {answered}; {refused} refused, {expired} past their deadline")?;
+    }
     writeln!(
         out,
         "makespan   {}; {} with nothing overlapping",
