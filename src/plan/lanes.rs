@@ -51,11 +51,14 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     lane_of
 }
 
-/// The steps that write what a step reads.
+/// The steps that write what a step reads, and those that read the state that it overwrites.
 fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
     let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.whole(input) == plan.whole(id));
-    let writers = plan.steps.iter().enumerate().filter(|(_, writer)| writer.outputs.iter().copied().any(reads));
-    writers.map(|(index, _)| index).collect()
+    let overwrites = |id: TensorId| step.outputs.iter().any(|&output| plan.is_same_state(output, id));
+    let is_source = |(_, other): &(usize, &Step)| {
+        other.outputs.iter().copied().any(reads) || other.inputs.iter().copied().any(overwrites)
+    };
+    plan.steps.iter().enumerate().filter(is_source).map(|(index, _)| index).collect()
 }
 
 /// The steps in chains, the longest first.
