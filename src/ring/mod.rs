@@ -82,6 +82,8 @@ mod prefetch;
 mod schedules;
 #[cfg(test)]
 mod semantics_tests;
+#[cfg(test)]
+mod sizes_tests;
 mod states;
 mod ticket;
 mod waiting;
