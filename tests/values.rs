@@ -46,6 +46,8 @@ on_the_cpu!(
         a_fleet_has_batches_of_every_size,
         models_side_by_side_have_the_same_sizes,
         a_mean_is_there_at_every_size,
+        models_that_read_one_another_have_the_same_sizes,
+        a_batcher_feeds_models_that_read_one_another,
         the_batch_may_be_another_axis,
     }
     states::{

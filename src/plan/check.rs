@@ -74,7 +74,7 @@ impl Plan {
     }
 
     /// Whether two tensors are the same state.
-    pub(super) fn is_same_state(&self, a: TensorId, b: TensorId) -> bool {
+    fn is_same_state(&self, a: TensorId, b: TensorId) -> bool {
         let [a, b] = [a, b].map(|id| self.tensors[id.0].place);
         matches!(a, Place::State(_)) && a == b
     }
