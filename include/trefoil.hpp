@@ -274,6 +274,13 @@ public:
         check(trefoil_model_padded(get(), dim, names.data(), values.data(), inputs.size(), &raw));
         return model(raw);
     }
+    /// The model with an input as a state: its value is what the output gave in the batch before; see
+    /// trefoil_model_with_state().
+    model with_state(const char *input, const char *output) const {
+        trefoil_model raw = 0;
+        check(trefoil_model_with_state(get(), input, output, &raw));
+        return model(raw);
+    }
     trefoil_model_info info() const { return detail::ask<trefoil_model_info>(trefoil_model_get_info, get()); }
     std::string label(std::size_t index) const {
         return text([&](char *to, std::size_t capacity, std::size_t *length) {
@@ -527,6 +534,18 @@ public:
         if (status == TREFOIL_STATUS_NOT_READY) return std::nullopt;
         check(status);
         return batch(raw);
+    }
+    /// Has all states be zeros for the batch that is submitted next.
+    void reset_states() const { check(trefoil_engine_reset_states(get())); }
+    /// Copies a state to `count` elements, all that it has, behind the batches that were submitted before.
+    template <class T>
+    void read_state(const char *name, T *elements, std::size_t count) const {
+        check(trefoil_engine_read_state(get(), name, dtype_of<T>, elements, count * sizeof(T)));
+    }
+    /// Writes a state for the batches that are submitted from now on.
+    template <class T>
+    void write_state(const char *name, const T *elements, std::size_t count) const {
+        check(trefoil_engine_write_state(get(), name, dtype_of<T>, elements, count * sizeof(T)));
     }
     /// Finishes what is in flight and takes no more; with `abort` nobody gets the results.
     void close(std::chrono::nanoseconds limit, bool abort = false) const {

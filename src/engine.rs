@@ -19,7 +19,9 @@ use crate::model::Model;
 use crate::phases::Phase;
 use crate::plan::{Plan, Step};
 use crate::ring::{Batch, BatcherBuilder, Close, Core, Health, Stage};
-use crate::tensor::{RowSpec, Size};
+#[cfg(feature = "ffi")]
+use crate::tensor::RowPort;
+use crate::tensor::{Element, RowSpec, Size};
 use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use builder::EngineBuilder;
 pub use fleet::Fleet;
@@ -182,6 +184,77 @@ impl Engine {
     /// several models follow one another.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
+    }
+
+    /// Has the states of its models be zeros for the next batch: the next of another sequence. Returns at once.
+    ///
+    /// ```
+    /// # use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
+    /// # let model = Model::of_graphs(Weights::from_tensors::<String>([])?, |rows| {
+    /// #     let mut g = GraphBuilder::new();
+    /// #     let [x, before] = ["x", "before"].map(|name| g.input(name, Dtype::F32, &[rows, 1]));
+    /// #     let sum = g.map("add", Expr::arg(0) + Expr::arg(1), &[x, before]);
+    /// #     g.output("sum", sum);
+    /// #     g.output("after", sum);
+    /// #     g.finish()
+    /// # })?;
+    /// let model = model.with_state("before", "after")?; // a running sum
+    /// let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).build()?;
+    /// let next = |x: f32| -> Result<f32, trefoil::Error> {
+    ///     let mut batch = engine.acquire()?;
+    ///     batch.port_mut::<f32>(0, "x")?.fill(x);
+    ///     Ok(batch.submit(1)?.wait()?.port::<f32>(0, "sum")?[0])
+    /// };
+    /// assert_eq!([next(1.0)?, next(2.0)?], [1.0, 3.0]);
+    /// engine.reset_states();
+    /// assert_eq!([next(4.0)?, next(8.0)?], [4.0, 12.0]);
+    /// engine.write_state("before", &[100.0_f32])?;
+    /// assert_eq!(next(1.0)?, 101.0);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn reset_states(&self) {
+        self.core.reset_states();
+    }
+
+    /// The elements of a state, known by the name of its input, as the batches that were submitted so far leave it: the rows
+    /// of the largest batch, one behind the other. Waits for those batches.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a state that no model has, or elements of another type; [`Error::Fault`] if the device is out of
+    /// use.
+    pub fn read_state<T: Element>(&self, name: &str) -> Result<Vec<T>, Error> {
+        let (row, rows) = self.core.state(name)?;
+        row.check::<T>()?;
+        let mut elems = vec![T::zeroed(); row.elems() * rows];
+        self.core.read_state(name, bytemuck::cast_slice_mut(&mut elems))?;
+        Ok(elems)
+    }
+
+    /// Writes all elements of a state for the batches that are submitted from now on. Waits for those that were before.
+    ///
+    /// # Errors
+    /// As for [`Engine::read_state`]; [`Error::Option`] for another number of elements.
+    pub fn write_state<T: Element>(&self, name: &str, elems: &[T]) -> Result<(), Error> {
+        self.core.state(name)?.0.check::<T>()?;
+        self.core.write_state(name, bytemuck::cast_slice(elems))
+    }
+
+    /// What a row of a state is, alone.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn state(&self, name: &str) -> Result<&RowPort, Error> {
+        self.core.state(name).map(|(row, _)| row)
+    }
+
+    /// So many bytes of a state, which are all.
+    #[cfg(feature = "ffi")]
+    pub(crate) fn read_state_bytes(&self, name: &str, bytes: usize) -> Result<Vec<u8>, Error> {
+        let mut to = vec![0; bytes];
+        self.core.read_state(name, &mut to).map(|()| to)
+    }
+
+    #[cfg(feature = "ffi")]
+    pub(crate) fn write_state_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        self.core.write_state(name, bytes)
     }
 
     /// What building it took, phase after phase.

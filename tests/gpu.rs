@@ -56,7 +56,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
         Limits::gpu(&info.name, info.compute_capability, info.units, info.shared_bytes)
     });
     let mut trials = vec![recorded(device), several(device), tuned(device)];
-    let of_values = support::values::ALL.into_iter().chain(support::sizes::ALL);
+    let of_values = support::values::ALL.into_iter().chain(support::sizes::ALL).chain(support::states::ALL);
     trials.extend(of_values.map(|(name, case)| {
         on_device(format!("values, {name}"), device, move |device| {
             case(device);

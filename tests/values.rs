@@ -6,6 +6,8 @@ mod cases;
 mod records;
 #[path = "support/sizes.rs"]
 mod sizes;
+#[path = "support/states.rs"]
+mod states;
 #[path = "support/whole_numbers.rs"]
 mod whole_numbers;
 
@@ -44,7 +46,17 @@ on_the_cpu!(
         a_fleet_has_batches_of_every_size,
         models_side_by_side_have_the_same_sizes,
         a_mean_is_there_at_every_size,
+        models_that_read_one_another_have_the_same_sizes,
+        a_batcher_feeds_models_that_read_one_another,
         the_batch_may_be_another_axis,
+    }
+    states::{
+        a_batch_goes_on_where_the_one_before_ended,
+        each_row_has_a_state_of_its_own,
+        states_may_be_what_others_were,
+        an_lstm_step_by_step_is_the_sequence_in_one_go,
+        models_that_read_one_another_have_states_each,
+        what_states_cannot_do_is_refused,
     }
 );
 

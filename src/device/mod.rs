@@ -39,7 +39,7 @@ use held::Held;
 pub use held::MemoryUse;
 pub(crate) use noise::Noise;
 pub(crate) use note::{Access, Note, Span};
-pub(crate) use program::{Inputs, Program, Run};
+pub(crate) use program::{Inputs, Program, Run, State};
 pub(crate) use signal::Signal;
 pub use target::Target;
 

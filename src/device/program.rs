@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Access, DeviceBuffer, Span};
+use super::{Access, Device, DeviceBuffer, Span};
 use crate::error::Error;
+use crate::tensor::RowPort;
 
 /// One run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +32,39 @@ pub(crate) trait Program: Send + Sync {
     fn input(&self, slot: usize) -> &DeviceBuffer;
     /// A slot's device output: rows of the output spec's pitch.
     fn output(&self, slot: usize) -> &DeviceBuffer;
-    /// All memory that a run touches, and how: the slot's input and output, weights, and what is shared by all slots.
+    /// What it keeps from one run to the next, whatever their slots; a program with states has one compute stream.
+    fn states(&self) -> &[State] {
+        &[]
+    }
+    /// All memory that a run touches, and how: the slot's input and output, weights, states, and what is shared by all slots.
     fn touches(&self, run: Run) -> Vec<(Span, Access)>;
     /// Enqueues one run on `stream`; never waits.
     /// # Safety
     /// `stream` is valid; other work on the memory that the run touches is ordered with it.
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error>;
+}
+
+/// A value that a run reads as the run before has left it.
+pub(crate) struct State {
+    /// What a row of it is, alone.
+    pub row: RowPort,
+    /// How many rows there are: of the largest batch.
+    pub rows: usize,
+    /// The rows, one behind the other.
+    pub buffer: DeviceBuffer,
+}
+
+impl State {
+    /// Memory for so many rows, contents undefined.
+    pub fn new(device: &Device, row: RowPort, rows: usize) -> Result<Self, Error> {
+        let buffer = DeviceBuffer::new(device, row.bytes() * rows)?;
+        Ok(Self { row, rows, buffer })
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.row.bytes() * self.rows
+    }
 }
 
 /// Where a program's input rows lie. What it shares with another program lives as long as both.

@@ -186,7 +186,7 @@ impl<'a> EngineBuilder<'a> {
     /// small batch leaves much of a GPU idle, and two of them fill it better; batches that fill it alone gain nothing, and
     /// each of them takes longer. The number of slots is a multiple of it. Each stream takes memory for activations of its
     /// own. Results are the same bit by bit, and are ready in the order of submission all the same. On the CPU a batch
-    /// keeps every thread busy, so that there is one stream whatever this is. A [`Batcher`](crate::Batcher) computes side by
+    /// keeps every thread busy, so that there is one stream whatever this is. A model [with state](Model::with_state) has one. A [`Batcher`](crate::Batcher) computes side by
     /// side what pays, and full batches in turn. Default 1.
     ///
     /// ```
@@ -314,7 +314,8 @@ impl<'a> EngineBuilder<'a> {
     /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count, and for slots that are no multiple of the compute streams; what [`Device::open`] and the model's weights give;
+    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, and for several of those or
+    /// sizes with other states where a model has state; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
     pub fn build(self) -> Result<Engine, Error> {
         self.build_ring(&self.device_or_default()?, 1, None)
@@ -395,10 +396,22 @@ impl<'a> EngineBuilder<'a> {
         within("compute_streams", streams, 1 << 6)?;
         let slots = self.slots.unwrap_or((streams + 2).next_multiple_of(streams));
         within("slots", slots, 1 << 10)?;
+        if streams > 1 && self.has_states() {
+            return Err(Error::option(
+                "compute_streams",
+                streams,
+                "1: batches of a model with state follow one another",
+            ));
+        }
         if !slots.is_multiple_of(streams) {
             return Err(Error::option("slots", slots, format!("a multiple of the {streams} compute streams")));
         }
         Ok(slots)
+    }
+
+    /// Whether a model has states.
+    pub(super) fn has_states(&self) -> bool {
+        self.models.iter().any(|member| !member.model.states().is_empty())
     }
 
     /// The sizes by their free dimensions, of which those that are not named are as the models have them.

@@ -59,10 +59,17 @@ impl EngineBuilder<'_> {
     /// last one left.
     ///
     /// # Errors
-    /// [`Error::Option`] for no device; as for [`EngineBuilder::build`].
+    /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](Model::with_state); as for [`EngineBuilder::build`].
     pub fn build_on(self, devices: &[Device]) -> Result<Fleet, Error> {
         if devices.is_empty() {
             return Err(Error::option("devices", "an empty list", "at least one"));
+        }
+        if self.has_states() {
+            return Err(Error::Unsupported {
+                what: "a fleet of a model with state: batches of one sequence would be computed on several devices"
+                    .into(),
+                instead: "build an engine on each device, and give it sequences of its own".into(),
+            });
         }
         let models = self.models.iter().map(|member| member.model.in_memory()).collect::<Result<Vec<Model>, _>>()?;
         let member = |(model, member): (_, &Member<'_>)| Member { model, after: member.after };

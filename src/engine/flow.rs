@@ -68,6 +68,7 @@ impl<'a> Flow<'a> {
                     format!("one that reads {given}"),
                 ));
             }
+            check_states(&models, &stages)?;
             stages.push(Stage { models, spec, after, is_last, inputs, outputs });
         }
         let this = Self { device, stages, average: builder.average };
@@ -138,9 +139,7 @@ impl<'a> Flow<'a> {
             self.stages.iter().map(|stage| &stage.models[0]).zip(plans.iter().map(|p| &p[..])).collect();
         for (index, stage) in self.stages.iter().enumerate() {
             let needs = exec::needs(planned[index], &planned[..index], self.device, &stage.sized(sizes))?;
-            all.device = all.device.saturating_add(needs.device);
-            all.host = all.host.saturating_add(needs.host);
-            all.passing = all.passing.max(needs.passing);
+            all = all.with(&needs);
         }
         if self.average {
             let bytes = |(index, bucket): (usize, &Bucket)| {
@@ -199,6 +198,22 @@ impl<'a> Flow<'a> {
             nodes.push(Node { program, reads });
         }
         Ok(nodes)
+    }
+}
+
+/// States are the same at every size, and have names of their own among those of an engine.
+fn check_states(models: &[Model], before: &[Stage]) -> Result<(), Error> {
+    let states = models[0].states();
+    if let Some(other) = models.iter().find(|other| other.states() != states) {
+        let [found, expected] =
+            [other.states(), states].map(|rows| rows.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
+        return Err(Error::option("sizes", format!("one with states {found}"), format!("states {expected} at each")));
+    }
+    let is_taken =
+        |name: &str| before.iter().any(|stage| stage.models[0].states().iter().any(|row| &*row.name == name));
+    match states.iter().find(|row| is_taken(&row.name)) {
+        Some(row) => Err(Error::option("state", row, "a name that no state of the engine's other models has")),
+        None => Ok(()),
     }
 }
 

@@ -5,6 +5,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod mean;
+mod states;
 mod step_times;
 mod tuning;
 
@@ -62,16 +63,20 @@ impl BuildSpec {
     /// [`Error::Option`] for more than one row of a model that computes one at a time.
     pub fn with_default_sizes<'m>(
         mut self,
-        mut models: impl Iterator<Item = &'m Model>,
+        models: impl Iterator<Item = &'m Model>,
         device: &Device,
     ) -> Result<Self, Error> {
-        let is_batched = models.all(|model| match model.network() {
-            Network::Images(_) => true,
-            Network::Values(values) => values.is_batched(),
-        });
+        let (mut is_batched, mut has_state) = (true, false);
+        for model in models {
+            is_batched &= match model.network() {
+                Network::Images(_) => true,
+                Network::Values(values) => values.is_batched(),
+            };
+            has_state |= !model.states().is_empty();
+        }
         for bucket in self.buckets.iter_mut().filter(|bucket| bucket.batch_sizes.is_empty()) {
             bucket.batch_sizes = match device.kind() {
-                _ if !is_batched => vec![1],
+                _ if !is_batched || has_state => vec![1],
                 Kind::Cpu(_) | Kind::Sim(_) => vec![8],
                 #[cfg(feature = "cuda")]
                 Kind::Cuda(_) => vec![1, 2, 4, 8, 16, 32],
@@ -213,8 +218,9 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }
         Network::Values(values) => {
-            let (rows, precision) = ([values.input(), values.output()], spec.precision);
-            plan::values::plan(&values.graph(batch)?, &ValuesRequest { limits, batch, rows, precision, choices })?
+            let (rows, states, precision) = ([values.input(), values.output()], values.states(), spec.precision);
+            let request = ValuesRequest { limits, batch, rows, states, precision, choices };
+            plan::values::plan(&values.graph(batch)?, &request)?
         }
     };
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })
@@ -231,6 +237,17 @@ pub(crate) struct Needs {
     pub passing: u64,
 }
 
+impl Needs {
+    /// What is needed with others' needs.
+    pub fn with(self, other: &Self) -> Self {
+        Self {
+            device: self.device.saturating_add(other.device),
+            host: self.host.saturating_add(other.host),
+            passing: self.passing.max(other.passing),
+        }
+    }
+}
+
 /// A model, and its plans for all sizes.
 pub(crate) type Planned<'a> = (&'a Model, &'a [Plan]);
 
@@ -242,12 +259,13 @@ pub(crate) fn needs(
     device: &Device,
     spec: &BuildSpec,
 ) -> Result<Needs, Error> {
-    match device.kind() {
-        Kind::Cpu(_) => Ok(cpu::needs(planned, before, device, spec)),
+    let program = match device.kind() {
+        Kind::Cpu(_) => cpu::needs(planned, before, device, spec),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(_) => cuda::needs(planned, before, device, spec),
-        Kind::Sim(_) => Err(no_models()),
-    }
+        Kind::Cuda(_) => cuda::needs(planned, before, device, spec)?,
+        Kind::Sim(_) => return Err(no_models()),
+    };
+    Ok(program.with(&states::needs(planned.1, spec)))
 }
 
 /// The rows that `model` reads and writes, whatever the batch and the kernels.

@@ -25,6 +25,7 @@ mod port;
 mod random_calls;
 mod rows;
 mod sizes;
+mod states;
 mod status;
 mod ticket;
 mod trace;

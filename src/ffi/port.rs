@@ -14,11 +14,18 @@ use crate::tensor::{RowPort, RowSpec};
 
 /// The port of this number, whose elements are of the type that the program says they are.
 pub(super) fn typed(spec: &RowSpec, port: usize, dtype: u32) -> Answer<&RowPort> {
-    let (port, dtype) = (spec.port(port)?, dtype_of(dtype)?);
+    let port = spec.port(port)?;
+    of_dtype(port, dtype)?;
+    Ok(port)
+}
+
+/// Refuses a port whose elements are of another type than the program says.
+pub(super) fn of_dtype(port: &RowPort, dtype: u32) -> Answer {
+    let dtype = dtype_of(dtype)?;
     if port.dtype != dtype {
         return Err(Error::option("port", port, format!("elements of {dtype}")).into());
     }
-    Ok(port)
+    Ok(())
 }
 
 /// How many ports a row has that producers write.

@@ -210,6 +210,17 @@ impl Graph {
         self
     }
 
+    /// The graph with these inputs and outputs, known by their names, behind the others, in this order.
+    pub(crate) fn with_last(mut self, inputs: &[Arc<str>], outputs: &[Arc<str>]) -> Self {
+        let place = |port: &Port, last: &[Arc<str>]| last.iter().position(|name| **name == *port.name);
+        self.inputs.sort_by_key(|port| place(port, inputs).map_or(0, |place| place + 1));
+        self.outputs.sort_by_key(|port| place(port, outputs).map_or(0, |place| place + 1));
+        for (index, port) in self.inputs.iter().enumerate() {
+            self.values[port.value.0].origin = Origin::Input(index);
+        }
+        self
+    }
+
     /// For each value the nodes that read it, a node once for each time.
     pub fn readers(&self) -> Vec<Vec<NodeId>> {
         let mut readers = vec![Vec::new(); self.values.len()];

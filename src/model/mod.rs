@@ -23,6 +23,7 @@ mod recognise;
 mod rewrite;
 mod safetensors_header;
 mod shape;
+mod states;
 mod values;
 mod weights;
 

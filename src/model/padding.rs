@@ -16,8 +16,8 @@ use crate::tensor::{Dims, Dtype, Padding, RowPort};
 pub(super) struct Declared {
     /// The dimension.
     dim: Arc<str>,
-    /// The number of the input.
-    port: usize,
+    /// The input.
+    pub(super) port: Arc<str>,
     /// The bytes of an element that follows the row's own.
     elem: Arc<[u8]>,
 }
@@ -57,8 +57,7 @@ impl Model {
         }
         let declared = inputs.iter().map(|&(name, number)| {
             let port = values.input().port(name)?;
-            let number_of = values.input().ports().iter().take_while(|other| other.name != port.name).count();
-            Ok(Declared { dim: dim.into(), port: number_of, elem: elem(port, number)? })
+            Ok(Declared { dim: dim.into(), port: port.name.clone(), elem: elem(port, number)? })
         });
         let declared = declared.collect::<Result<Vec<_>, Error>>()?;
         let mut values = Values::clone(values);
@@ -117,8 +116,9 @@ pub(super) fn with_layers(weights: Arc<Weights>, values: &Values) -> Result<Arc<
 fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Error> {
     let mut padding = Vec::new();
     for declared in &of.padding {
-        let axis = axis_of(declared, of, &each)?;
-        padding.push((declared.port, Padding { axis, elem: declared.elem.clone() }));
+        let port = of.input().ports().iter().position(|port| port.name == declared.port).expect("it was looked for");
+        let axis = axis_of(declared, port, of, &each)?;
+        padding.push((port, Padding { axis, elem: declared.elem.clone() }));
     }
     each.iter().try_for_each(|values| all_told(of, values, &padding))?;
     let with_padding = |values: Values| {
@@ -129,10 +129,10 @@ fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Error> {
 }
 
 /// The axis of a port that is as long as the dimension at every size.
-fn axis_of(Declared { dim, port, .. }: &Declared, of: &Values, each: &[Values]) -> Result<usize, Error> {
-    let input = &of.input().ports()[*port];
+fn axis_of(Declared { dim, .. }: &Declared, port: usize, of: &Values, each: &[Values]) -> Result<usize, Error> {
+    let input = &of.input().ports()[port];
     let is_it = |&axis: &usize| {
-        let has = |values: &Values| values.input().ports()[*port].dims[axis] == values.dims()[&**dim];
+        let has = |values: &Values| values.input().ports()[port].dims[axis] == values.dims()[&**dim];
         each.iter().chain([of]).all(has)
     };
     match (0..input.dims.len()).filter(is_it).collect::<Vec<_>>()[..] {

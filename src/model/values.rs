@@ -9,9 +9,10 @@ use super::weights::{Weights, name_of};
 use crate::error::Error;
 use crate::graph::{Constant, Graph, Op, Port, Tensor, ValueType, batch_first, simplify};
 use crate::onnx::{File, Sizes};
-use crate::tensor::{Dims, Dtype, RowSpec, Size};
+use crate::tensor::{Dims, Dtype, RowPort, RowSpec, Size};
 
-/// A network as a function from a number of rows to a graph, and the rows that it reads and writes.
+/// A network as a function from a number of rows to a graph, and the rows that it reads and writes. Its graphs have states
+/// behind the ports of rows.
 #[derive(Clone)]
 pub(crate) struct Values {
     source: Arc<Source>,
@@ -25,6 +26,18 @@ pub(crate) struct Values {
     output: RowSpec,
     /// What rows may be padded with.
     pub(super) padding: Vec<Declared>,
+    states: States,
+}
+
+/// Inputs whose values are what outputs gave in the run before.
+#[derive(Clone, Default)]
+struct States {
+    /// The inputs' names.
+    inputs: Vec<Arc<str>>,
+    /// The names of the outputs, in the same order.
+    outputs: Vec<Arc<str>>,
+    /// What a row of each is, alone.
+    rows: Vec<RowPort>,
 }
 
 /// The axis of each input and output that is the batch.
@@ -106,16 +119,59 @@ impl Values {
     }
 
     fn new(source: Arc<Source>, dims: Dims, one: Graph, batch: Option<BatchAxes>) -> Result<Self, Error> {
-        let one = first(one, batch.as_ref());
-        let rows = |ports: &[Port]| {
-            let port = |port: &Port| -> (Arc<str>, Dtype, Vec<usize>) {
-                let ValueType { dtype, dims } = one.value(port.value);
-                (port.name.as_str().into(), *dtype, dims[usize::from(batch.is_some())..].to_vec())
-            };
-            RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
+        let (one, empty) = (first(one, batch.as_ref()), RowSpec::new::<&str>([]));
+        let (input, output) = (empty.clone(), empty);
+        let (padding, states) = (Vec::new(), States::default());
+        Self { source, dims, one, batch, input, output, padding, states }.with_states(&[], &[])
+    }
+
+    /// The same with these inputs as states, each with the output of the same place, which are as the inputs.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] for a row that no memory can hold.
+    fn with_states(&self, inputs: &[Arc<str>], outputs: &[Arc<str>]) -> Result<Self, Error> {
+        let one = self.one.clone().with_last(inputs, outputs);
+        let [read, written] =
+            [&one.inputs[..], &one.outputs[..]].map(|ports| ports.split_at(ports.len() - inputs.len()));
+        let (input, output) = (self.rows(&one, read.0)?, self.rows(&one, written.0)?);
+        let state = |port: &Port| self.rows(&one, std::slice::from_ref(port)).map(|row| row.ports()[0].clone());
+        let rows = read.1.iter().map(state).collect::<Result<_, _>>()?;
+        let states = States { inputs: inputs.to_vec(), outputs: outputs.to_vec(), rows };
+        Ok(Self { one, input, output, states, ..self.clone() })
+    }
+
+    /// Rows of these ports of the graph for one row.
+    fn rows(&self, one: &Graph, ports: &[Port]) -> Result<RowSpec, Error> {
+        let port = |port: &Port| -> (Arc<str>, Dtype, Vec<usize>) {
+            let ValueType { dtype, dims } = one.value(port.value);
+            (port.name.as_str().into(), *dtype, dims[usize::from(self.is_batched())..].to_vec())
         };
-        let (input, output) = (rows(&one.inputs)?, rows(&one.outputs)?);
-        Ok(Self { source, dims, one, batch, input, output, padding: Vec::new() })
+        RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
+    }
+
+    /// The same with an input as a state: its value is what an output gave in the run before.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an input or an output that it does not have, or the last one; for two of different types; for
+    /// an input that may be padded.
+    pub(super) fn with_state(&self, input: &str, output: &str) -> Result<Self, Error> {
+        let [read, written] = [self.input.port(input)?, self.output.port(output)?];
+        if (read.dtype, &read.dims) != (written.dtype, &written.dims) {
+            return Err(Error::option("state", written, format!("an output as the input is, {read}")));
+        }
+        if self.padding.iter().any(|declared| declared.port == read.name) {
+            return Err(Error::option("state", read, "an input that rows do not pad"));
+        }
+        if self.input.ports().len() == 1 || self.output.ports().len() == 1 {
+            return Err(Error::option("state", read, "a model with another input, and another output"));
+        }
+        let with = |names: &[Arc<str>], port: &RowPort| [names, &[port.name.clone()]].concat();
+        self.with_states(&with(&self.states.inputs, read), &with(&self.states.outputs, written))
+    }
+
+    /// The states: what a row of each is, alone, under the name of the input.
+    pub fn states(&self) -> &[RowPort] {
+        &self.states.rows
     }
 
     /// The same at other sizes of its free dimensions; those that it does not have are left aside.
@@ -136,7 +192,7 @@ impl Values {
             }
         };
         values.padding.clone_from(&self.padding);
-        Ok(values)
+        values.with_states(&self.states.inputs, &self.states.outputs)
     }
 
     /// The sizes of its free dimensions.
@@ -179,7 +235,10 @@ impl Values {
     pub fn graph(&self, rows: usize) -> Result<Graph, Error> {
         match rows {
             1 => Ok(simplify(&self.one)),
-            _ => Ok(simplify(&first(self.source.graph(&self.dims, rows)?, self.batch.as_ref()))),
+            _ => {
+                let graph = first(self.source.graph(&self.dims, rows)?, self.batch.as_ref());
+                Ok(simplify(&graph.with_last(&self.states.inputs, &self.states.outputs)))
+            }
         }
     }
 

@@ -27,7 +27,8 @@ impl Plan {
                 }
                 let is_other =
                     |output: TensorId| self.whole(output) != self.whole(input) && self.overlap(output, input);
-                let is_safe = |other: usize| is_before(reader, other) || writers.iter().all(|&w| is_before(other, w));
+                let is_rewritten = |other: usize| writers.iter().all(|&w| is_before(other, w));
+                let is_safe = |other| is_before(reader, other) || (!writers.is_empty() && is_rewritten(other));
                 if let Some(other) = self.writers(is_other).find(|&other| !is_safe(other)) {
                     return Err(hazard(reader, input, other, "may have overwritten it"));
                 }
@@ -60,15 +61,21 @@ impl Plan {
             .map(|(index, _)| index)
     }
 
-    /// Whether two tensors share a byte of the arena, each with all that it is a part of.
+    /// Whether two tensors share a byte of a state, or of the arena, each with all that it is a part of.
     fn overlap(&self, a: TensorId, b: TensorId) -> bool {
         let range = |id: TensorId| match self.tensors[self.whole(id).0].place {
             Place::Arena(offset) => Some(offset..offset + self.tensors[self.whole(id).0].bytes),
-            Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
+            Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_) => None,
         };
         match (range(a), range(b)) {
             (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
-            _ => false,
+            _ => self.is_same_state(a, b),
         }
+    }
+
+    /// Whether two tensors are the same state.
+    fn is_same_state(&self, a: TensorId, b: TensorId) -> bool {
+        let [a, b] = [a, b].map(|id| self.tensors[id.0].place);
+        matches!(a, Place::State(_)) && a == b
     }
 }

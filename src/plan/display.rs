@@ -65,6 +65,7 @@ fn place(tensor: &Tensor) -> String {
         Place::Output(0) => "output".into(),
         Place::Output(offset) => format!("output+{offset:#x}"),
         Place::Constant(number) => format!("constant {number}"),
+        Place::State(number) => format!("state {number}"),
         Place::Arena(offset) => format!("{offset:#x}"),
     }
 }

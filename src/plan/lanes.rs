@@ -5,7 +5,7 @@
 //! The others, by their first steps, get the first lane whose last step they come after anyway, or one of their own: lanes
 //! put nothing in order that what steps read does not.
 
-use super::{Family, Plan, Step, TensorId};
+use super::{Family, Place, Plan, Step, TensorId};
 
 /// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
 /// nothing that is in order anyway; gives that order.
@@ -51,11 +51,16 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     lane_of
 }
 
-/// The steps that write what a step reads.
+/// The steps that write what a step reads, and those that read the state that it overwrites.
 fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
     let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.whole(input) == plan.whole(id));
-    let writers = plan.steps.iter().enumerate().filter(|(_, writer)| writer.outputs.iter().copied().any(reads));
-    writers.map(|(index, _)| index).collect()
+    let place = |id: &TensorId| plan.tensors[id.0].place;
+    let states: Vec<Place> = step.outputs.iter().map(place).filter(|place| matches!(place, Place::State(_))).collect();
+    let is_source = |(_, other): &(usize, &Step)| {
+        other.outputs.iter().copied().any(reads)
+            || (!states.is_empty() && other.inputs.iter().any(|id| states.contains(&place(id))))
+    };
+    plan.steps.iter().enumerate().filter(is_source).map(|(index, _)| index).collect()
 }
 
 /// The steps in chains, the longest first.

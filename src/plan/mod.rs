@@ -33,7 +33,7 @@ pub(crate) mod work;
 use crate::error::Error;
 use crate::graph::{self, ValueType};
 use crate::model::{Graph, Preprocessing, Weights};
-use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
+use crate::tensor::{Dtype, InputFormat, OutputKind, RowPort, RowSpec, Shape};
 
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt};
 #[cfg(feature = "cuda")]
@@ -132,6 +132,8 @@ pub struct Plan {
     pub input: RowSpec,
     /// The rows that a run writes.
     pub output: RowSpec,
+    /// What a row of each state is, alone: a value that a run reads as the run before has left it.
+    pub states: Vec<RowPort>,
     /// The launches, in order.
     pub steps: Vec<Step>,
     /// The tensors between them.
@@ -147,8 +149,9 @@ pub struct Plan {
 impl Plan {
     /// A plan without steps, which reads and writes such rows.
     fn new(limits: &Limits, batch: usize, [input, output]: [RowSpec; 2]) -> Self {
-        let (limits, steps, tensors, constants) = (limits.clone(), Vec::new(), Vec::new(), Vec::new());
-        Self { limits, batch, input, output, steps, tensors, constants, arena_bytes: 0, arena_bytes_without_reuse: 0 }
+        let (limits, states, steps) = (limits.clone(), Vec::new(), Vec::new());
+        let (tensors, constants, arena_bytes, arena_bytes_without_reuse) = (Vec::new(), Vec::new(), 0, 0);
+        Self { limits, batch, input, output, states, steps, tensors, constants, arena_bytes, arena_bytes_without_reuse }
     }
 
     /// The same steps in several lanes, as [`plan`] gives them where there are independent branches, or in one.
@@ -188,12 +191,13 @@ impl Plan {
         self.tensors[id.0].part_of.map_or(id, |part| self.whole(part.of))
     }
 
-    /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, arena, inputs, outputs.
+    /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, states, arena, inputs, outputs.
     pub fn device_bytes(&self, slots: usize) -> u64 {
         let weights: u64 = self.steps.iter().map(|step| step.weight_bytes).sum();
         let constants: usize = self.constants.iter().map(|constant| constant.of.bytes()).sum();
+        let states: usize = self.states.iter().map(|state| self.batch * state.bytes()).sum();
         let rows = self.input_bytes() + self.output_bytes();
-        weights + (constants + self.arena_bytes + slots * rows) as u64
+        weights + (constants + states + self.arena_bytes + slots * rows) as u64
     }
 
     /// Bytes of a slot's input buffer.
@@ -362,6 +366,8 @@ pub enum Place {
     Output(usize),
     /// Among the weights: the constant of this number in [`Plan::constants`].
     Constant(usize),
+    /// The state of this number in [`Plan::states`], its rows one behind the other.
+    State(usize),
     /// At this byte offset in the arena.
     Arena(usize),
 }

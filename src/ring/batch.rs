@@ -205,7 +205,8 @@ impl Batch {
     /// Only those rows are uploaded. The smallest batch size that holds them runs.
     ///
     /// # Errors
-    /// [`Error::Option`] if `rows` is 0 or above the capacity: the batch's credits are free again.
+    /// [`Error::Option`] if `rows` is 0 or above the capacity, or no batch size of a model [with
+    /// state](crate::model::Model::with_state): the batch's credits are free again.
     /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another.
     /// [`Error::Closed`] if the engine was closed.
     pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
@@ -314,6 +315,7 @@ impl Batch {
         if !(1..=self.capacity()).contains(&rows) {
             return Err(Error::option("rows", rows, format!("1 to {}, the batch's capacity", self.capacity())));
         }
+        self.core.keeps_states(self.bucket, rows)?;
         if let Some(there) = self.elsewhere {
             there.stream.admit(&self.core.device)?; // once more: it may capture by now
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{BatcherBuilder, Buckets, Core, DeviceOutput, Node, RingSpec, Ticket, Waiting};
 use crate::device::sim::{Link, SideBySide, Sim, SimOptions, SimProgram};
 use crate::device::{Access, Backend, CallerStream, Device, DeviceBuffer, DeviceRows, Inputs, Kind, Note};
-use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, Stream};
+use crate::device::{Priority, Program, RowCopy, Run, Signal, Span, State, Stream};
 use crate::error::Error;
 use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, ROW_ALIGN, RowSpec};
@@ -296,10 +296,18 @@ enum Programs {
     OneArena,
     /// Of a ring that is one of several.
     OneOfAFleet,
+    /// With a state.
+    WithState,
     /// As [`FLOW_EDGES`] has them.
     Flow,
     /// As [`MEAN_EDGES`] has them.
     Mean,
+}
+
+/// A state of eight bytes a row.
+fn state(device: &Device) -> State {
+    let row = RowSpec::new([("state", Dtype::U8, vec![8])]).ports()[0].clone();
+    State::new(device, row, ROWS).unwrap()
 }
 
 /// A program that reads what two others give. It gives what the first one does.
@@ -354,13 +362,14 @@ fn ring_of(edge: Option<Edge>, results: usize, programs: Programs) -> (Device, R
     let first: Arc<dyn Program> = Arc::new(match programs {
         Programs::SideBySide => program().on_streams(&device, 2).unwrap(),
         Programs::OneArena => program().on_streams(&device, 2).unwrap().with_one_arena(),
+        Programs::WithState => program().with_state(state(&device)),
         _ => program(),
     });
     let mut nodes = vec![Node { program: first.clone(), reads: Vec::new() }];
     let after = || program().reading(Inputs::After(first.clone()));
     let beside = || -> Arc<dyn Program> { Arc::new(program().reading(Inputs::Beside(first.clone()))) };
     match programs {
-        Programs::One | Programs::SideBySide | Programs::OneArena | Programs::OneOfAFleet => {}
+        Programs::One | Programs::SideBySide | Programs::OneArena | Programs::OneOfAFleet | Programs::WithState => {}
         Programs::Flow => {
             nodes.push(Node { program: Arc::new(after()), reads: vec![0] });
             nodes.push(Node { program: beside(), reads: Vec::new() });
@@ -446,6 +455,39 @@ fn an_arena_that_two_compute_streams_share_is_a_hazard() {
     let used = use_ring(&core.unwrap());
     let fault = device.fault().unwrap_or_else(|| panic!("not found: {used:?}")).to_string();
     assert!(fault.contains("a write by launch on trefoil-compute.1 after a write by launch"), "{fault}");
+}
+
+/// States are zeros at first, and read, written and reset between batches that are in flight.
+#[test]
+fn states_are_in_the_order_of_the_batches() {
+    let (device, core) = ring_of(None, 6, Programs::WithState);
+    let core = core.unwrap();
+    let mut found = [1; 8 * ROWS];
+    let mut batches = |wanted: u8| {
+        let submit = || core.acquire(Duration::from_secs(1)).unwrap().submit(ROWS).unwrap();
+        let tickets = [(); 3].map(|()| submit());
+        core.read_state("state", &mut found).unwrap();
+        assert_eq!(found, [wanted; 8 * ROWS]);
+        tickets.into_iter().for_each(|ticket| drop(ticket.wait().unwrap()));
+    };
+    batches(0);
+    core.write_state("state", &[7; 8 * ROWS]).unwrap();
+    batches(7);
+    core.reset_states();
+    batches(0);
+    assert!(device.fault().is_none(), "{:?}", device.fault());
+}
+
+/// Nothing but the stream orders the runs of a program with a state: on another one they are a hazard.
+#[test]
+fn batches_with_a_state_side_by_side_are_a_hazard() {
+    let (device, core) = ring_of(None, 6, Programs::WithState);
+    let core = core.unwrap();
+    let program = core.runners[0].program.clone();
+    let [one, other] = ["one", "other"].map(|name| Stream::new(&device, Priority::Normal, name).unwrap());
+    one.launch(&program, Run { slot: 0, size: 0, rows: 1 }).unwrap();
+    let hazard = other.launch(&program, Run { slot: 1, size: 0, rows: 1 }).unwrap_err().to_string();
+    assert!(hazard.contains("nothing orders a write by launch on other"), "{hazard}");
 }
 
 /// Of a ring that is one of several: the event behind the answer is what frees the staging, not that behind the upload.

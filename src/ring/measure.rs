@@ -100,6 +100,7 @@ impl Core {
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
         };
         let mut held = self.acquire_all()?;
+        self.reset_states(); // runs that are measured leave them as they may
         let mut noise = Noise::new();
         for row in held[0].rows_mut() {
             noise.fill_row(row, &self.bucket(0).input);

@@ -18,6 +18,7 @@ impl Core {
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
         };
         let held = self.acquire_all()?;
+        self.reset_states();
         let most = held.len().min(self.slots());
         if !(1..=most).contains(&ahead) {
             return Err(Error::option("ahead", ahead, format!("1 to {most}, the slots")));

@@ -18,6 +18,7 @@
 //! | compute | wait `computed` of the slot of each program that reads it | the slot's last reader of its output is done |
 //! | compute | wait `done` of the slot's last result, if its use has not ended, unless programs read it | the slot's device output has been read |
 //! | compute | on several compute streams, for a batch in turn: wait `computed` of the slot before | nothing: see [`Batch::compute_in_turn`] |
+//! | compute | where states are due to be zeros: copy zeros → state, of each | |
 //! | compute | launch the program on the slot | |
 //! | compute | record `computed` of the slot | |
 //! | copy-out | wait `computed` of the slot, of each program that no other reads | the output is there |
@@ -46,6 +47,9 @@
 //! A program may have several compute streams, which the slots take in turn: slot i computes on number i modulo their
 //! count, and has of the program's memory what belongs to that stream alone. So no edge is added: what orders two batches is
 //! of their slot or of the copies, whose streams are one each, and downloads stay in the order of submission.
+//!
+//! A program may keep states from one run to the next ([`Program::states`]). It has one compute stream, which orders its runs,
+//! the copies of zeros to its states, and the host's copies from and to them ([`Core::read_state`]): no edge is added.
 //!
 //! A ring has one program, or several ([`Node`]): then the calls on the compute stream are made for each, in order, on
 //! streams of its own, and successive batches overlap there too.
@@ -78,6 +82,9 @@ mod prefetch;
 mod schedules;
 #[cfg(test)]
 mod semantics_tests;
+#[cfg(test)]
+mod sizes_tests;
+mod states;
 mod ticket;
 mod waiting;
 
@@ -113,6 +120,7 @@ use completion::Completion;
 use credits::{Lent, State};
 use flow::Runner;
 use on_device::OnDevice;
+use states::States;
 
 /// What becomes of the work in flight when a ring is closed.
 ///
@@ -165,6 +173,8 @@ pub(crate) struct Core {
     copy_out: Stream,
     staging: Vec<Staging>,
     results: Vec<ResultBuffer>,
+    /// Where programs have states.
+    states: Option<States>,
     /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
     state: Mutex<State>,
     /// Told of each credit that comes free while producers sleep, of a fault, and of the end.
@@ -197,6 +207,8 @@ struct Order {
     /// Batches enqueued so far.
     number: u64,
     next_slot: usize,
+    /// Whether states are zeros from the next batch on.
+    zeros_are_due: bool,
     /// The submissions that came last, oldest first.
     recent: VecDeque<Recent>,
 }
@@ -269,7 +281,8 @@ impl Core {
         let downloaded = runners.iter().filter(|runner| runner.is_downloaded()).count();
         assert_eq!(downloaded, spec.buckets.first().outputs.len(), "programs that no other reads, and outputs");
         let keep = 2 * slots - 1;
-        let order = Order { number: 0, next_slot: 0, recent: VecDeque::with_capacity(keep + 1) };
+        let order = Order { number: 0, next_slot: 0, zeros_are_due: true, recent: VecDeque::with_capacity(keep + 1) };
+        let states = States::new(device, &runners)?;
         let downloads_are_large = 2 * output_bytes >= input_bytes;
         device.note(Note::Published);
         Ok(Arc::new(Self {
@@ -285,6 +298,7 @@ impl Core {
             spec,
             staging,
             results,
+            states,
         }))
     }
 
@@ -350,7 +364,10 @@ impl Core {
             return Err(Error::Closed);
         }
         let healthy = self.device.healthy();
-        let enqueue = || self.enqueue_noted(&mut order, submission);
+        let enqueue = || {
+            self.zero_states(&mut order)?;
+            self.enqueue_noted(&mut order, submission)
+        };
         let enqueued = healthy.and_then(|()| during(number, enqueue));
         let mut state = lock(&self.state);
         match enqueued {

@@ -235,7 +235,8 @@ impl RowPort {
         Error::option("port", format!("{} elements for {self}", bytes / self.dtype.bytes()), expected)
     }
 
-    fn check<T: Element>(&self) -> Result<(), Error> {
+    /// Refuses elements of another type.
+    pub(crate) fn check<T: Element>(&self) -> Result<(), Error> {
         if T::DTYPES.contains(&self.dtype) {
             return Ok(());
         }

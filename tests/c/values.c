@@ -280,6 +280,52 @@ static void several_sizes(trefoil_model model, trefoil_device device)
     OK(trefoil_release(padded));
 }
 
+/* The numbers are a state, to which each batch adds its shift. */
+static void with_state(trefoil_model model, trefoil_device device)
+{
+    trefoil_model recurrent = 0;
+    trefoil_engine engine = 0;
+    trefoil_batcher batcher = 0;
+    size_t count = 0;
+    float state[N] = {9.0f}, start[N] = {0.5f, 1.5f, 2.5f};
+    EXPECT(trefoil_model_with_state(model, "numbers", "large", &recurrent), INVALID_ARGUMENT, "as the input is");
+    EXPECT(trefoil_model_with_state(model, "n", "sums", &recurrent), INVALID_ARGUMENT, "one of `numbers`");
+    EXPECT(trefoil_model_with_state(model, NULL, "sums", &recurrent), NULL_POINTER, "input is null");
+    EXPECT(trefoil_model_with_state(model, "numbers", NULL, &recurrent), NULL_POINTER, "output is null");
+    EXPECT(trefoil_model_with_state(model, "numbers", "sums", NULL), NULL_POINTER, "with_state is null");
+    OK(trefoil_model_with_state(model, "numbers", "sums", &recurrent));
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .check = 1};
+    OK(trefoil_engine_build(recurrent, &options, &engine));
+    OK(trefoil_engine_input_ports(engine, &count));
+    HOLDS(count == 1);
+    EXPECT(trefoil_batcher_build(engine, NULL, &batcher), UNSUPPORTED, "a batcher of a model with state");
+    EXPECT(trefoil_engine_write_state(engine, "shift", TREFOIL_DTYPE_F32, start, sizeof start), INVALID_ARGUMENT, "`numbers`");
+    EXPECT(trefoil_engine_write_state(engine, "numbers", TREFOIL_DTYPE_F32, NULL, sizeof start), NULL_POINTER, "elements");
+    EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_I32, state, sizeof state), INVALID_ARGUMENT,
+           "elements of i32");
+    EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, state, 8), INVALID_ARGUMENT, "12: 1 rows");
+    EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, NULL, sizeof state), NULL_POINTER, "elements");
+    EXPECT(trefoil_engine_read_state(engine, NULL, TREFOIL_DTYPE_F32, state, sizeof state), NULL_POINTER, "name is null");
+    EXPECT(trefoil_engine_reset_states(model), WRONG_KIND, NULL);
+    OK(trefoil_engine_write_state(engine, "numbers", TREFOIL_DTYPE_F32, start, sizeof start));
+    for (int round = 0; round < 2; round++) {
+        for (size_t step = 0; step < 3; step++) {
+            trefoil_batch batch = 0;
+            trefoil_ticket ticket = 0;
+            OK(trefoil_acquire(engine, &batch));
+            OK(trefoil_batch_write_port(batch, 0, 0, TREFOIL_DTYPE_I64, &shifts[0], sizeof shifts[0]));
+            OK(trefoil_submit(batch, 1, &ticket));
+            OK(trefoil_release(ticket));
+        }
+        OK(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, state, sizeof state));
+        for (size_t i = 0; i < N; i++)
+            HOLDS(state[i] == (round == 0 ? start[i] : 0.0f) + 3.0f * (float)shifts[0]);
+        OK(trefoil_engine_reset_states(engine));
+    }
+    OK(trefoil_release(engine));
+    OK(trefoil_release(recurrent));
+}
+
 /* A network of images has one port on each side. */
 static void images(const char *path, trefoil_device device)
 {
@@ -315,6 +361,7 @@ int main(int argc, char **argv)
     batches(engine);
     single_rows(engine);
     several_sizes(model, device);
+    with_state(model, device);
     images(argv[2], device);
     OK(trefoil_release(engine));
     OK(trefoil_release(model));

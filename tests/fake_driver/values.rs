@@ -2,10 +2,10 @@
 
 use trefoil::{Device, Engine, Precision, Target};
 
-use crate::harness::Scenario;
+use crate::harness::{Scenario, mark, wait_for_release};
 use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
-use crate::support::sizes;
+use crate::support::{sizes, states};
 
 /// Through the ring in batches of several sizes, in two lanes, behind the hazard checker.
 #[test]
@@ -54,4 +54,52 @@ fn sizes_are_computed_by_loops_alone() {
         }
     });
     scenario.run(&[]).assert_clean();
+}
+
+/// State stays on the device; behind the hazard checker.
+#[test]
+fn states_stay_on_the_device() {
+    let scenario = Scenario::new("values::states_stay_on_the_device", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        for (name, case) in states::ALL {
+            println!("{name}");
+            case(&device);
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// A batch with state makes the calls of one without: no copy of the state, and nothing that waits. A reset is one copy, on
+/// the stream of the batch behind it.
+#[test]
+fn a_batch_with_state_makes_no_other_calls() {
+    let scenario = Scenario::new("values::a_batch_with_state_makes_no_other_calls", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = states::running_sum();
+        let engine = Engine::builder(&model).on(&device).precision(Precision::F32).build().unwrap();
+        let next = || drop(engine.acquire().unwrap().submit(1).unwrap().wait().unwrap());
+        (0..8).for_each(|_| next());
+        mark("steady");
+        next();
+        mark("reset");
+        engine.reset_states();
+        mark("next");
+        next();
+        mark("end");
+        drop((engine, device));
+        wait_for_release();
+    });
+    let report = scenario.run(&[]);
+    report.assert_clean();
+    let kinds = |from: &str, to: &str| -> Vec<String> {
+        let name = |call: &str| call.split_whitespace().next().unwrap_or_default().to_owned();
+        report.between(from, to).into_iter().map(|call| name(call)).filter(|name| name != "cuEventQuery").collect()
+    };
+    let steady = kinds("steady", "reset");
+    let copies = |kinds: &[String]| kinds.iter().filter(|kind| kind.starts_with("cuMemcpy")).count();
+    assert_eq!((copies(&steady), steady.iter().filter(|kind| *kind == "cuGraphLaunch").count()), (2, 1), "{steady:?}");
+    assert!(steady.iter().all(|kind| !kind.contains("Alloc") && !kind.contains("StreamSynchronize")), "{steady:?}");
+    assert_eq!(kinds("reset", "next"), Vec::<String>::new());
+    let behind = kinds("next", "end");
+    assert_eq!((copies(&behind), behind.len()), (3, steady.len() + 1), "{behind:?}");
 }

@@ -25,6 +25,7 @@ pub mod row_norm;
 #[cfg(feature = "cuda")]
 pub mod s8_ends;
 pub mod sizes;
+pub mod states;
 pub mod tolerance;
 pub mod transformer;
 pub mod values;

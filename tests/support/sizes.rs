@@ -234,6 +234,88 @@ pub fn a_mean_is_there_at_every_size(device: &Device) {
     check_parts(&builder(Engine::builder(&model).beside(&other).average(), device).build().unwrap(), 1);
 }
 
+/// What is read of `tokens`: each product twice with the sum added, and the products' own sum.
+fn after(dim: &'static str) -> Model {
+    let build = move |size: &Size| {
+        let (rows, length) = (size.batch(), size.get(dim).expect("it is named"));
+        let mut g = GraphBuilder::new();
+        let x = g.input("products", Dtype::F32, &[rows, length, OUT]);
+        let sum = g.input("sums", Dtype::F32, &[rows, OUT]);
+        let of_each = g.node("each", Op::Reshape(vec![rows, 1, OUT]), &[sum]);
+        let added = g.map("added", Expr::arg(0) + Expr::arg(0) + Expr::arg(1), &[x, of_each]);
+        let total = g.node("total", Op::Reduce(Reduce { op: ReduceOp::Sum, axes: vec![1], keep: false }), &[x]);
+        g.output("added", added);
+        g.output("total", total);
+        g.finish()
+    };
+    let none = Weights::from_tensors::<String>([]).unwrap();
+    Model::of_sizes(none, &Size::new(1).dim(dim, 4), build).unwrap()
+}
+
+/// What `after` gives of a row of so many tokens that is padded to `all`.
+fn check_after(found: [&[f32]; 2], seed: usize, length: usize, all: usize) {
+    let products = product(&row(seed, length));
+    let [sum, padding] = [&products, &product(&[PADDING; IN])]
+        .map(|products: &Vec<f32>| [0, 1].map(|k: usize| products.chunks(OUT).map(|token| token[k]).sum::<f32>()));
+    let added: Vec<f32> = products.iter().enumerate().map(|(i, x)| 2.0 * x + sum[i % OUT]).collect();
+    assert_eq!(found[0][..added.len()], added, "row {seed} of {length} tokens");
+    assert_eq!(found[0].len(), all * OUT);
+    assert_eq!(found[1], [0, 1].map(|k| sum[k] + (all - length) as f32 * padding[k]), "row {seed} of {length} tokens");
+}
+
+/// More batches than slots, of all sizes in turn, through two models and through one with two readers.
+pub fn models_that_read_one_another_have_the_same_sizes(device: &Device) {
+    let (first, second, third) = (tokens(false), after("length"), after("length"));
+    let flow = Engine::builder(&first).then(&second);
+    for (builder_of, parts) in [(flow.clone(), 1), (flow.beside(&third), 2)] {
+        let engine = builder(builder_of, device).build().unwrap();
+        let mut tickets = Vec::new();
+        for (number, (rows, length)) in [(3, 7), (2, 4), (1, 7), (4, 2), (1, 4), (2, 7), (3, 2)].into_iter().enumerate()
+        {
+            let mut batch = engine.acquire_for(&size(rows, length)).unwrap();
+            (0..rows).for_each(|index| fill(&mut batch, index, 10 * number + index));
+            tickets.push((batch.submit(rows).unwrap(), 10 * number, rows, length));
+        }
+        for (ticket, seed, rows, length) in tickets {
+            let output = ticket.wait().unwrap();
+            assert_eq!(output.parts(), parts);
+            for (part, index) in (0..parts).flat_map(|part| (0..rows).map(move |index| (part, index))) {
+                let part = output.part(part);
+                let found = ["added", "total"].map(|name| part.port::<f32>(index, name).unwrap().to_vec());
+                check_after([&found[0], &found[1]], seed + index, length, length);
+            }
+        }
+        let trace = engine.trace().unwrap();
+        let ran: Vec<usize> = trace.stage(TraceStage::Compute).map(|interval| interval.size).collect();
+        assert_eq!(ran.len(), 7 * (1 + parts), "each model ran each batch");
+        assert!((0..4).all(|size| ran.contains(&size)), "{ran:?}");
+    }
+    let other = after("width");
+    let refused = builder(Engine::builder(&first).then(&other), device).build().unwrap_err().to_string();
+    assert!(refused.contains("then is a model that reads") && refused.contains("`products` of f32[4,2]"), "{refused}");
+}
+
+/// Rows of any length, padded to what the first model has, through two models and from many owners.
+pub fn a_batcher_feeds_models_that_read_one_another(device: &Device) {
+    let (first, second) = (padded(), after("length"));
+    let engine = builder(Engine::builder(&first).then(&second), device).build().unwrap();
+    let batcher = engine.batcher().build().unwrap();
+    let send = |seed: usize| {
+        let length = 1 + seed % 7;
+        let mut row_of = batcher.request().size(&size(1, length)).unwrap().row().unwrap();
+        row_of.write_port("tokens", &row(seed, length)).unwrap();
+        row_of.write_port("mask", &vec![1.0_f32; length]).unwrap();
+        (row_of.submit().unwrap(), length)
+    };
+    let tickets: Vec<_> = (0..40).map(send).collect();
+    for (seed, (ticket, length)) in tickets.into_iter().enumerate() {
+        let answer = ticket.wait().unwrap();
+        let all = [2, 4, 7].into_iter().find(|all| length <= *all).unwrap();
+        check_after([answer.port("added").unwrap(), answer.port("total").unwrap()], seed, length, all);
+    }
+    batcher.close(trefoil::Close::Drain, std::time::Duration::from_secs(20)).unwrap();
+}
+
 /// The batch is the second axis of the graphs' ports, and rows are slices of it.
 pub fn the_batch_may_be_another_axis(device: &Device) {
     let engine = engine(&tokens(true), device);
@@ -264,7 +346,7 @@ pub fn sizes_share_their_memory(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// Each case with its name.
-pub const ALL: [Case; 9] = [
+pub const ALL: [Case; 11] = [
     ("every_size_has_rows_of_its_own", every_size_has_rows_of_its_own),
     ("rows_of_no_size_name_the_sizes", rows_of_no_size_name_the_sizes),
     ("shorter_rows_are_padded", shorter_rows_are_padded),
@@ -273,5 +355,7 @@ pub const ALL: [Case; 9] = [
     ("a_fleet_has_batches_of_every_size", a_fleet_has_batches_of_every_size),
     ("models_side_by_side_have_the_same_sizes", models_side_by_side_have_the_same_sizes),
     ("a_mean_is_there_at_every_size", a_mean_is_there_at_every_size),
+    ("models_that_read_one_another_have_the_same_sizes", models_that_read_one_another_have_the_same_sizes),
+    ("a_batcher_feeds_models_that_read_one_another", a_batcher_feeds_models_that_read_one_another),
     ("the_batch_may_be_another_axis", the_batch_may_be_another_axis),
 ];

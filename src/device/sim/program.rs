@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::units::Moves;
 use super::{Picos, Sim};
-use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
 use crate::error::Error;
 
 /// Takes a given time for each batch size and moves the rows of a slot's input to its output.
@@ -18,6 +18,7 @@ pub(crate) struct SimProgram {
     outputs: Vec<DeviceBuffer>,
     /// What runs on a compute stream have for themselves.
     arenas: Vec<DeviceBuffer>,
+    states: Vec<State>,
     streams: usize,
 }
 
@@ -42,6 +43,7 @@ impl SimProgram {
             inputs: Inputs::Own(buffers()?),
             outputs: buffers()?,
             arenas: vec![DeviceBuffer::new(device, ARENA_BYTES)?],
+            states: Vec::new(),
             streams: 1,
         })
     }
@@ -59,6 +61,12 @@ impl SimProgram {
     pub fn with_one_arena(mut self) -> Self {
         self.arenas.truncate(1);
         self
+    }
+
+    /// The same with a state, which runs leave as it is.
+    #[cfg(test)]
+    pub fn with_state(self, state: State) -> Self {
+        Self { states: vec![state], ..self }
     }
 
     /// The same with the rows of another program for its input.
@@ -95,11 +103,17 @@ impl Program for SimProgram {
     fn touches(&self, run: Run) -> Vec<(Span, Access)> {
         let bytes = run.rows * self.row_bytes;
         let arena = &self.arenas[run.slot % self.arenas.len()];
-        vec![
+        let slot = [
             (arena.span_of(ARENA_BYTES), Access::Write),
             (self.inputs.at(run.slot).span_of(bytes), Access::Read),
             (self.outputs[run.slot].span_of(bytes), Access::Write),
-        ]
+        ];
+        let states = self.states.iter().map(|state| (state.buffer.span_of(state.bytes()), Access::Write));
+        slot.into_iter().chain(states).collect()
+    }
+
+    fn states(&self) -> &[State] {
+        &self.states
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {

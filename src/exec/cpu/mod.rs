@@ -37,9 +37,9 @@ pub(crate) use self::probe::Probe;
 use self::simd::Isa;
 use self::values::{Constants, Values};
 use super::mean::Averaged;
-use super::{BuildSpec, Needs, Planned};
+use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cpu::{Cpu, Work};
-use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span};
+use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
 use crate::error::Error;
 use crate::model::{Model, Network, Weights};
 use crate::phases::Stopwatch;
@@ -63,6 +63,7 @@ pub(crate) fn build(
     };
     let inputs = inputs.map_or_else(|| buffers(|plan| &plan.input).map(Inputs::Own), Ok)?;
     let outputs = buffers(|plan| &plan.output)?;
+    let states = states::new(device, plans, spec)?;
     watch.lap("device memory");
     let mut constants = Constants::default();
     let ready = |plan: &Plan| {
@@ -83,7 +84,7 @@ pub(crate) fn build(
     let of_bucket = |(ready, bucket): (Arc<Ready>, &Bucket)| vec![ready; bucket.batch_sizes.len()];
     let of_size = ready.into_iter().zip(&spec.buckets).flat_map(of_bucket).collect();
     let (cpu, batch_sizes) = (cpu.clone(), spec.batch_sizes());
-    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, of_size, pool, workers }))
+    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, pool, workers }))
 }
 
 /// Bytes of a slot's buffer: of the largest batch of any bucket.
@@ -143,6 +144,7 @@ pub(crate) struct CpuProgram {
     /// Of each slot, for the largest batch.
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,
+    states: Vec<State>,
     /// What computes a row at each size.
     of_size: Vec<Arc<Ready>>,
     pool: Pool,
@@ -185,11 +187,11 @@ impl Steps {
         }
     }
 
-    /// Computes the output row of one input row.
-    fn run(&self, x: &[u8], y: &mut [u8], worker: &mut Worker) {
+    /// Computes the output row of one input row, and the next row of each state.
+    fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], worker: &mut Worker) {
         match (self, worker) {
             (Self::Images(images), Worker::Images(arena)) => images.run(x, bytemuck::cast_slice_mut(y), arena),
-            (Self::Values(values), Worker::Values) => values.run(x, y),
+            (Self::Values(values), Worker::Values) => values.run(x, y, states),
             _ => unreachable!("a worker is made by the steps that it computes"),
         }
     }
@@ -223,7 +225,15 @@ impl Program for CpuProgram {
         let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
         let plan = &self.of_size[run.size].plan;
         let bytes = |spec: &RowSpec| run.rows * spec.row_pitch;
-        vec![(input.span_of(bytes(&plan.input)), Access::Read), (output.span_of(bytes(&plan.output)), Access::Write)]
+        let rows =
+            [(input.span_of(bytes(&plan.input)), Access::Read), (output.span_of(bytes(&plan.output)), Access::Write)];
+        let states =
+            self.states.iter().map(|state| (state.buffer.span_of(run.rows * state.row.bytes()), Access::Write));
+        rows.into_iter().chain(states).collect()
+    }
+
+    fn states(&self) -> &[State] {
+        &self.states
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {
@@ -248,7 +258,15 @@ impl Work for CpuProgram {
             // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
             // worker, and rows are disjoint.
             let y = unsafe { slice::from_raw_parts_mut((y + row * written.row_pitch) as *mut u8, written.row_bytes) };
-            steps.run(x, y, &mut lock(&self.workers[worker]));
+            let state = |state: &State| {
+                assert!(row < state.rows, "a row of a state");
+                let bytes = state.row.bytes();
+                // SAFETY: as above for the row of a state, which lives as long as self: nobody else accesses states during
+                // the run, for a ring orders all that does on the one compute stream.
+                unsafe { slice::from_raw_parts_mut((state.buffer.addr() as usize + row * bytes) as *mut u8, bytes) }
+            };
+            let mut states: Vec<&mut [u8]> = self.states.iter().map(state).collect();
+            steps.run(x, y, &mut states, &mut lock(&self.workers[worker]));
         });
     }
 }

@@ -236,7 +236,7 @@ fn target(plan: &Plan, id: TensorId) -> Target {
 fn bytes(plan: &Plan, id: TensorId) -> Option<Range<usize>> {
     match plan.tensors[id.0].place {
         Place::Arena(offset) => Some(offset..offset + target(plan, id).elems() * plan.tensors[id.0].dtype.bytes()),
-        Place::Input(_) | Place::Output(_) | Place::Constant(_) => None,
+        Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_) => None,
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Values {
     steps: Vec<Ready>,
     /// What a row brings: a tensor and where it begins.
     inputs: Vec<(TensorId, usize)>,
+    /// What the run before has left: a tensor and the number of the state.
+    states: Vec<(TensorId, usize)>,
     /// By tensor; nothing for what is no constant.
     constants: Vec<Option<Arc<Tensor>>>,
     types: Vec<ValueType>,
@@ -26,8 +28,8 @@ pub(super) type Constants = HashMap<Constant, Arc<Tensor>>;
 struct Ready {
     kernel: Kernel,
     reads: Vec<TensorId>,
-    /// With where each begins in the output row, if it is an output.
-    writes: Vec<(TensorId, Option<usize>)>,
+    /// With where each is left, if it is an output or a state.
+    writes: Vec<(TensorId, Option<Left>)>,
     /// What nobody reads behind it.
     last_of: Vec<TensorId>,
 }
@@ -35,6 +37,14 @@ struct Ready {
 enum Kernel {
     Loop(Arc<Loop>),
     Hand(HandOp),
+}
+
+/// Where a value is left.
+enum Left {
+    /// In the output row, from this byte on.
+    Row(usize),
+    /// As the state of this number.
+    State(usize),
 }
 
 impl Values {
@@ -51,35 +61,44 @@ impl Values {
         };
         let mut constant = |place: &Place| match place {
             Place::Constant(number) => read(&plan.constants[*number]).map(Some),
-            Place::Input(_) | Place::Output(_) | Place::Arena(_) => Ok(None),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => Ok(None),
         };
         let inputs = plan.tensors.iter().enumerate().filter_map(|(id, tensor)| match tensor.place {
             Place::Input(offset) => Some((TensorId(id), offset)),
-            Place::Output(_) | Place::Arena(_) | Place::Constant(_) => None,
+            Place::Output(_) | Place::Arena(_) | Place::Constant(_) | Place::State(_) => None,
+        });
+        let is_written = |id: &TensorId| plan.steps.iter().any(|step| step.outputs.contains(id));
+        let states = plan.tensors.iter().enumerate().filter_map(|(id, tensor)| match tensor.place {
+            Place::State(state) => Some((TensorId(id), state)),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::Constant(_) => None,
         });
         Ok(Self {
             steps: plan.steps.iter().enumerate().map(|(index, step)| Ready::new(plan, index, step)).collect(),
             inputs: inputs.collect(),
+            states: states.filter(|(id, _)| !is_written(id)).collect(),
             constants: plan.tensors.iter().map(|tensor| constant(&tensor.place)).collect::<Result<_, _>>()?,
             types: plan.tensors.iter().map(|tensor| tensor.value.clone().expect("a tensor of a value")).collect(),
         })
     }
 
-    /// Computes the output row of one input row.
+    /// Computes the output row of one input row, and the next row of each state.
     ///
     /// # Panics
     /// If there is no memory for a value: what all of them take was looked for when it was built.
-    pub fn run(&self, x: &[u8], y: &mut [u8]) {
+    pub fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]]) {
         let mut values: Vec<Option<Tensor>> = vec![None; self.types.len()];
-        for &(id, offset) in &self.inputs {
+        let inputs = self.inputs.iter().map(|&(id, offset)| (id, &x[offset..]));
+        for (id, bytes) in inputs.chain(self.states.iter().map(|&(id, state)| (id, &*states[state]))) {
             let of = self.types[id.0].clone();
-            values[id.0] = Some(Tensor::from_bytes(of.clone(), &x[offset..][..of.bytes()]));
+            values[id.0] = Some(Tensor::from_bytes(of.clone(), &bytes[..of.bytes()]));
         }
         for step in &self.steps {
             let written = self.compute(step, &values).unwrap_or_else(|error| panic!("{error}"));
-            for (&(id, to), value) in step.writes.iter().zip(written) {
-                if let Some(offset) = to {
-                    y[offset..][..value.bytes().len()].copy_from_slice(value.bytes());
+            for ((id, to), value) in step.writes.iter().zip(written) {
+                match to {
+                    Some(Left::Row(offset)) => y[*offset..][..value.bytes().len()].copy_from_slice(value.bytes()),
+                    Some(Left::State(state)) => states[*state].copy_from_slice(value.bytes()),
+                    None => {}
                 }
                 values[id.0] = Some(value); // steps read outputs, too
             }
@@ -114,7 +133,8 @@ impl Ready {
             other => unreachable!("{} in a plan of values", other.label(step.inputs.len())),
         };
         let to = |id: &TensorId| match plan.tensors[id.0].place {
-            Place::Output(offset) => Some(offset),
+            Place::Output(offset) => Some(Left::Row(offset)),
+            Place::State(state) => Some(Left::State(state)),
             Place::Input(_) | Place::Arena(_) | Place::Constant(_) => None,
         };
         let writes = step.outputs.iter().map(|id| (*id, to(id))).collect();

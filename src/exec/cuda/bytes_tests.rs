@@ -11,7 +11,8 @@ use crate::model::{byte_filter, byte_filter_of_photos};
 use crate::plan::{Choices, Limits, Plan, Request, Step, plan};
 use crate::tensor::{InputFormat, OutputKind, Shape};
 
-const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
+const ADDRESSES: Addresses =
+    Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40, states: Vec::new() };
 /// What 1 of the photos' maxima stands for, and of what the last convolution reads.
 const PHOTOS: f32 = 0.5;
 const SIDE: f32 = 0.25;

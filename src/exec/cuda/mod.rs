@@ -51,10 +51,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::mean::Averaged;
-use super::{BuildSpec, Needs, Planned};
+use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
-use crate::device::{Note, Priority, Program, Run, Span, Stream};
+use crate::device::{Note, Priority, Program, Run, Span, State, Stream};
 use crate::error::Error;
 use crate::model::{Model, Weights};
 use crate::phases::Stopwatch;
@@ -118,6 +118,7 @@ struct CudaProgram {
     outputs: Vec<DeviceBuffer>,
     /// One for each compute stream, for all its slots and sizes: a stream runs one graph at a time.
     arenas: Vec<DeviceBuffer>,
+    states: Vec<State>,
     weights: Arc<Uploaded>,
 }
 
@@ -146,6 +147,7 @@ struct Memory<'a> {
     input: &'a DeviceBuffer,
     output: &'a DeviceBuffer,
     arena: &'a DeviceBuffer,
+    states: &'a [State],
 }
 
 /// The modules and kernels that a program needs, loaded.
@@ -170,6 +172,7 @@ pub(super) fn build(
     plans.iter().try_for_each(Plan::check)?;
     let [input_bytes, output_bytes] = buffer_bytes(plans);
     let arenas = (0..spec.streams).map(|_| arena(device, plans)).collect::<Result<Vec<_>, _>>()?;
+    let states = states::new(device, plans, spec)?;
     watch.lap("device memory");
     let mut material = Material::new(model, device, cuda, spec.priority, plans, watch)?;
     let rows = |bytes: usize| (0..spec.slots).map(|_| DeviceBuffer::new(device, bytes)).collect::<Result<Vec<_>, _>>();
@@ -177,7 +180,7 @@ pub(super) fn build(
     let outputs = rows(output_bytes)?;
     let memory = |slot: usize| {
         let arena = &arenas[slot % arenas.len()];
-        Memory { input: inputs.at(slot), output: &outputs[slot], arena }
+        Memory { input: inputs.at(slot), output: &outputs[slot], arena, states: &states }
     };
     for plan in plans {
         let launches = material.launches(plan, memory(0))?;
@@ -202,6 +205,7 @@ pub(super) fn build(
         inputs,
         outputs,
         arenas,
+        states,
         weights,
     };
     Ok(Arc::new(program))
@@ -324,7 +328,8 @@ impl Material {
     fn launches(&self, plan: &Plan, memory: Memory<'_>) -> Result<Vec<Launch>, Error> {
         let [input, output, arena] = [memory.input, memory.output, memory.arena].map(DeviceBuffer::addr);
         let weights = self.weights.buffer.addr();
-        let addresses = Addresses { input, output, arena, weights };
+        let states = memory.states.iter().map(|state| state.buffer.addr()).collect();
+        let addresses = Addresses { input, output, arena, weights, states };
         steps::launches(plan, &self.weights.layout, &self.written, &addresses)
     }
 }
@@ -432,12 +437,18 @@ impl Program for CudaProgram {
         // The graph is that of the size: rows that nobody submitted are computed too.
         let [input, output] = self.bytes[run.size];
         let arena = &self.arenas[run.slot % self.arenas.len()];
-        vec![
+        let slot = [
             (self.inputs.at(run.slot).span_of(input), Access::Read),
             (self.outputs[run.slot].span_of(output), Access::Write),
             (arena.span_of(arena.len()), Access::Write),
             (self.weights.buffer.span_of(self.weights.buffer.len()), Access::Read),
-        ]
+        ];
+        let states = self.states.iter().map(|state| (state.buffer.span_of(state.bytes()), Access::Write));
+        slot.into_iter().chain(states).collect()
+    }
+
+    fn states(&self) -> &[State] {
+        &self.states
     }
 
     unsafe fn launch(self: Arc<Self>, run: Run, stream: u64) -> Result<(), Error> {

@@ -9,13 +9,14 @@ use crate::plan::work::Work;
 use crate::plan::{Kernel, Limits, Place, Plan, Step, StepOp, Tensor, TensorId, kernels};
 use crate::tensor::{RowSpec, Shape};
 
-/// Where a slot's buffers start.
-#[derive(Clone, Copy, Debug)]
+/// Where a slot's buffers start, and those of the program.
+#[derive(Clone, Debug)]
 pub(super) struct Addresses {
     pub input: u64,
     pub output: u64,
     pub arena: u64,
     pub weights: u64,
+    pub states: Vec<u64>,
 }
 
 /// The launches of `plan` on the buffers at `addresses`.
@@ -123,6 +124,7 @@ impl Operands<'_> {
             Place::Constant(number) => {
                 self.addresses.weights + self.layout.constant(&self.plan.constants[number]) as u64
             }
+            Place::State(number) => self.addresses.states[number],
             Place::Arena(offset) => self.addresses.arena + offset as u64,
         }
     }
@@ -181,7 +183,8 @@ mod tests {
     use crate::plan::{Choices, Request, TailTile, plan};
     use crate::tensor::{InputFormat, OutputKind};
 
-    const ADDRESSES: Addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
+    const ADDRESSES: Addresses =
+        Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40, states: Vec::new() };
 
     fn launches_of(limits: &Limits, batch: usize, output: OutputKind) -> (Plan, Vec<Launch>) {
         let model = Model::open("weights/efficientnet-lite0").unwrap();

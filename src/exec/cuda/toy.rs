@@ -51,7 +51,8 @@ mod tests {
         let request = Request { limits: &limits, batch: 30, input, preprocessing, output, choices: &choices };
         let plan = plan(&graph, &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
-        let addresses = Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40 };
+        let addresses =
+            Addresses { input: 1 << 20, output: 2 << 20, arena: 1 << 30, weights: 1 << 40, states: Vec::new() };
         let launches = launches(&plan, &layout, &crate::exec::cuda::Written::default(), &addresses).unwrap();
         let found: Vec<_> = launches.iter().filter(|launch| launch.entry == ENTRY).collect();
         assert_eq!((found.len(), found[0].grid, found[0].block), (1, [8, 1, 1], [THREADS, 1, 1]));

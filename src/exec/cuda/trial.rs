@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{BuildSpec, Material, Memory, UntilFault};
+use super::{BuildSpec, Material, Memory, UntilFault, states};
 use crate::device::cuda::{Cuda, Graph};
-use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note};
+use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note, State};
 use crate::error::Error;
 use crate::model::Model;
 use crate::phases::Stopwatch;
@@ -19,6 +19,7 @@ pub(in crate::exec) struct Trial {
     graphs: UntilFault<Vec<Graph>>,
     input: DeviceBuffer,
     output: DeviceBuffer,
+    states: Vec<State>,
 }
 
 /// A graph that is timed for about as long as this without a pause, in seconds.
@@ -40,6 +41,7 @@ impl Trial {
         let plan = &plans[0];
         let input = DeviceBuffer::new(device, plan.input_bytes())?;
         let output = DeviceBuffer::new(device, plan.output_bytes())?;
+        let states = states::new(device, plans, spec)?;
         let noise = HostBuffer::new(device, plan.input_bytes())?;
         // SAFETY: the buffer was just made, nothing else refers to it yet.
         let bytes = unsafe { noise.bytes_mut() };
@@ -55,7 +57,7 @@ impl Trial {
         uploaded.record(&material.stream)?;
         uploaded.wait()?;
         let graphs = UntilFault::new(device, Vec::new());
-        Ok(Self { device: device.clone(), material, arena, graphs, input, output })
+        Ok(Self { device: device.clone(), material, arena, graphs, input, output, states })
     }
 
     /// Seconds of a run of each plan, `[plan][round]`: in every round each is replayed for a while, in turns, so that
@@ -112,8 +114,8 @@ impl Trial {
         if plan.arena_bytes > self.arena.len() {
             return Err(Error::Internal { what: "plans of one trial differ in more than kernels".into() });
         }
-        let Self { material, input, output, arena, .. } = self;
-        material.capture(plan, Memory { input, output, arena }, marks)
+        let Self { material, input, output, arena, states, .. } = self;
+        material.capture(plan, Memory { input, output, arena, states }, marks)
     }
 
     fn run(&self, graph: usize) -> Result<(), Error> {

@@ -65,7 +65,8 @@ impl Network {
         };
         let (rows, choices) = ([rows(&graph.inputs), rows(&graph.outputs)], Choices::new());
         let rows = [&rows[0], &rows[1]];
-        let plan = plan(&graph, &ValuesRequest { limits, batch, rows, precision: Precision::F16, choices: &choices });
+        let request = ValuesRequest { limits, batch, rows, states: &[], precision: Precision::F16, choices: &choices };
+        let plan = plan(&graph, &request);
         let plan = plan.unwrap();
         plan.check().unwrap();
         are_in_order(&plan);

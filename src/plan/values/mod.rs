@@ -11,6 +11,7 @@ mod layers;
 mod op_set;
 mod order;
 mod patterns;
+mod states;
 #[cfg(test)]
 mod tests;
 
@@ -30,14 +31,14 @@ use crate::error::Error;
 use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
-use crate::tensor::{Dtype, Precision, RowSpec, Shape};
+use crate::tensor::{Dtype, Precision, RowPort, RowSpec, Shape};
 
 /// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
 ///
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device computes.
 pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
-    let &ValuesRequest { limits, batch, rows, precision, choices } = request;
+    let &ValuesRequest { limits, batch, rows, states, precision, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
         true => with_rows(&expand(graph), batch, rows[0]), // a GPU computes nothing by hand
@@ -56,7 +57,9 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let steps = cover::cover(&context)?;
     let order = Order::new(&of, &network, &steps);
     let due = order.due(&schedule);
-    let lowering = Lowering::new(&context, steps, Plan::new(limits, batch, rows.map(RowSpec::clone)));
+    let states = states.to_vec();
+    let plan = Plan { states, ..Plan::new(limits, batch, rows.map(RowSpec::clone)) };
+    let lowering = Lowering::new(&context, steps, plan);
     let mut growing = Growing::new(&of, &schedule, order, lowering, request);
     for node in (0..network.nodes.len()).map(model::NodeId) {
         growing.push_images(&network, node)?;
@@ -67,6 +70,7 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         true => growing.copy_out(&schedule),
         false => growing.pack(&schedule),
     }
+    growing.keep_states(&schedule);
     let mut plan = growing.lowering.growing.plan;
     if on_gpu {
         all_written(&plan)?;
@@ -102,6 +106,8 @@ pub(crate) struct ValuesRequest<'a> {
     pub batch: usize,
     /// What a run reads and writes.
     pub rows: [&'a RowSpec; 2],
+    /// What a row of each state is, alone: the last inputs and outputs of the graph.
+    pub states: &'a [RowPort],
     /// What layers are computed in.
     pub precision: Precision,
     /// Kernels that overrule the planner's.
@@ -111,6 +117,11 @@ pub(crate) struct ValuesRequest<'a> {
 /// Whether the ports of so many rows are dense values where they lie.
 fn is_dense(batch: usize, rows: &RowSpec) -> bool {
     batch == 1 || matches!(rows.ports(), [only] if only.bytes() == rows.row_pitch)
+}
+
+/// The outputs that rows have; states are behind them.
+fn row_outputs<'a>(graph: &'a Graph, rows: &RowSpec) -> std::slice::Iter<'a, crate::graph::Port> {
+    graph.outputs[..rows.ports().len()].iter()
 }
 
 /// The graph with inputs as they lie in rows.
@@ -151,7 +162,7 @@ impl<'a> Growing<'a> {
         let &ValuesRequest { batch, rows, .. } = request;
         let graph = &of.graph;
         let mut outputs = HashMap::new();
-        for (index, port) in graph.outputs.iter().enumerate().filter(|_| is_dense(batch, rows[1])) {
+        for (index, port) in row_outputs(graph, rows[1]).enumerate().filter(|_| is_dense(batch, rows[1])) {
             let of = schedule.view_of(port.value);
             if matches!(graph.values[of.0].origin, Origin::Node(..)) {
                 outputs.entry(of).or_insert(index);
@@ -220,26 +231,32 @@ impl<'a> Growing<'a> {
 
     /// Steps that copy outputs which are inputs, constants, or other outputs too.
     fn copy_out(&mut self, schedule: &Schedule) {
-        for (index, port) in self.graph.outputs.iter().enumerate() {
+        for (index, port) in row_outputs(self.graph, self.request.rows[1]).enumerate() {
             let id = schedule.view_of(port.value);
-            if self.outputs.get(&id) == Some(&index) {
-                continue;
+            if self.outputs.get(&id) != Some(&index) {
+                let from = self.tensor(id);
+                self.copy(&port.name, id, from, Place::Output(self.request.rows[1].ports()[index].offset));
             }
-            let (of, from) = (self.graph.value(id).clone(), self.tensor(id));
-            let mut b = LoopBuilder::new(std::slice::from_ref(&of), &of.dims);
-            let point = b.point();
-            let elem = b.load(0, &point);
-            let to = self.add_tensor(of, Place::Output(self.request.rows[1].ports()[index].offset));
-            let op = LoopOp { kinds: "copy".into(), nodes: Vec::new(), of: Arc::new(b.finish(elem)), flops: 0 };
-            self.add(port.name.clone(), StepOp::Loop(op), Kernel::Loop, vec![from], vec![to], 0);
         }
+    }
+
+    /// A step that copies a value, which lies in a tensor, to a place; the tensor there.
+    fn copy(&mut self, name: &str, id: ValueId, from: TensorId, to: Place) -> TensorId {
+        let of = self.graph.value(id).clone();
+        let mut b = LoopBuilder::new(std::slice::from_ref(&of), &of.dims);
+        let point = b.point();
+        let elem = b.load(0, &point);
+        let to = self.add_tensor(of, to);
+        let op = LoopOp { kinds: "copy".into(), nodes: Vec::new(), of: Arc::new(b.finish(elem)), flops: 0 };
+        self.add(name.to_owned(), StepOp::Loop(op), Kernel::Loop, vec![from], vec![to], 0);
+        to
     }
 
     /// A step that puts the outputs into rows, word by word.
     fn pack(&mut self, schedule: &Schedule) {
         let rows = self.request.rows[1];
-        let inputs: Vec<TensorId> =
-            self.graph.outputs.iter().map(|port| schedule.view_of(port.value)).map(|id| self.tensor(id)).collect();
+        let outputs = row_outputs(self.graph, rows).map(|port| schedule.view_of(port.value));
+        let inputs: Vec<TensorId> = outputs.map(|id| self.tensor(id)).collect();
         let of = packing(self.plan().batch, rows);
         let words = ValueType::new(of.dtype(), &of.axes);
         let output = self.add_tensor(words, Place::Output(0));
@@ -288,7 +305,7 @@ impl<'a> Growing<'a> {
         let of = self.graph.value(id).clone();
         let place = match (&self.graph.values[id.0].origin, self.outputs.get(&id)) {
             (_, Some(&output)) => Place::Output(self.request.rows[1].ports()[output].offset),
-            (Origin::Input(input), _) => Place::Input(self.request.rows[0].ports()[*input].offset),
+            (Origin::Input(input), _) => self.place_of_input(*input),
             (Origin::Constant(source), _) => {
                 let constants = &mut self.plan().constants;
                 constants.push(Constant { of: of.clone(), source: source.clone() });
@@ -305,6 +322,12 @@ impl<'a> Growing<'a> {
         }
         self.of_value.insert(id, tensor);
         tensor
+    }
+
+    /// Where an input lies: in the rows, or as a state, which come behind those.
+    fn place_of_input(&self, input: usize) -> Place {
+        let ports = self.request.rows[0].ports();
+        ports.get(input).map_or_else(|| Place::State(input - ports.len()), |port| Place::Input(port.offset))
     }
 
     fn add_tensor(&mut self, of: ValueType, place: Place) -> TensorId {

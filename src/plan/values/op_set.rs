@@ -144,6 +144,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
                     limits: &limits,
                     batch: 1,
                     rows: [&input, &output],
+                    states: &[],
                     precision,
                     choices: &Choices::new(),
                 };
@@ -187,7 +188,7 @@ fn a_plan_lists_all_that_a_gpu_does_not_compute() {
     let output = RowSpec::new((0..outputs).map(|i| (format!("y{i}"), Dtype::F32, vec![3])));
     let plan = |limits: &Limits| {
         let (rows, choices) = ([&input, &output], &Choices::new());
-        plan(&graph, &ValuesRequest { limits, batch: 2, rows, precision: Precision::F16, choices })
+        plan(&graph, &ValuesRequest { limits, batch: 2, rows, states: &[], precision: Precision::F16, choices })
     };
     let refused = plan(&Limits::h200()).unwrap_err().to_string();
     assert!(refused.contains("node `output` (pack)") && refused.contains("operands"), "{refused}");

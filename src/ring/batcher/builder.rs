@@ -100,8 +100,10 @@ impl BatcherBuilder {
     ///
     /// # Errors
     /// [`Error::Option`] for a count of zero or one that no machine holds, [`Error::OutOfMemory`], [`Error::Thread`],
-    /// [`Error::Fault`] if the device is out of use.
+    /// [`Error::Fault`] if the device is out of use; [`Error::Unsupported`] for a model [with
+    /// state](crate::model::Model::with_state).
     pub fn build(self) -> Result<Batcher, Error> {
+        self.core.has_no_states("a batcher")?;
         self.core.device.healthy()?;
         let identity = Arc::default();
         let mut batcher = Batcher { shared: Vec::new() }; // closes what has started if the rest cannot start

@@ -1,0 +1,197 @@
+//! The states of a ring's programs: values that a batch reads as the batch before has left them, on the one compute stream
+//! of the program.
+
+use super::{Core, Order};
+use crate::device::{Access, Device, Event, HostBuffer, Note, State, Stream};
+use crate::error::Error;
+use crate::ring::flow::Runner;
+use crate::sync::{Condvar, Mutex, lock, wait};
+use crate::tensor::RowPort;
+
+/// What a ring has for the states of its programs.
+pub(super) struct States {
+    /// As many zeros as the largest state has bytes. Nobody writes them.
+    zeros: HostBuffer,
+    /// What threads read and write states by, one at a time; nothing while one of them has it.
+    exchange: Mutex<Option<Exchange>>,
+    /// Told when it is there again.
+    returned: Condvar,
+}
+
+/// Page-locked memory that a state is copied from or to, until `done`.
+struct Exchange {
+    buffer: HostBuffer,
+    done: Event,
+}
+
+/// The exchange while a thread has it.
+struct Taken<'a> {
+    states: &'a States,
+    exchange: Option<Exchange>,
+}
+
+impl States {
+    /// For the programs of a ring, if any of them has states.
+    pub fn new(device: &Device, runners: &[Runner]) -> Result<Option<Self>, Error> {
+        let Some(bytes) = all(runners).map(|(_, state)| state.bytes()).max() else { return Ok(None) };
+        let is_one_stream = |runner: &Runner| runner.program.states().is_empty() || runner.streams() == 1;
+        assert!(runners.iter().all(is_one_stream), "states on several compute streams");
+        let exchange = Exchange { buffer: HostBuffer::new(device, bytes)?, done: Event::new(device)? };
+        let zeros = HostBuffer::new(device, bytes)?;
+        Ok(Some(Self { zeros, exchange: Mutex::new(Some(exchange)), returned: Condvar::new() }))
+    }
+
+    /// Waits until no other thread has the exchange.
+    fn take(&self, device: &Device) -> Taken<'_> {
+        let mut exchange = lock(&self.exchange);
+        while exchange.is_none() {
+            exchange = wait(&self.returned, exchange);
+        }
+        let taken = Taken { states: self, exchange: exchange.take() };
+        device.note(Note::Taken(taken.get().buffer.span()));
+        taken
+    }
+}
+
+impl Taken<'_> {
+    fn get(&self) -> &Exchange {
+        self.exchange.as_ref().expect("given back by the drop alone")
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *lock(&self.states.exchange) = self.exchange.take();
+        self.states.returned.notify_one();
+    }
+}
+
+/// All states, each with the program that has it.
+fn all(runners: &[Runner]) -> impl Iterator<Item = (&Runner, &State)> {
+    runners.iter().flat_map(|runner| runner.program.states().iter().map(move |state| (runner, state)))
+}
+
+impl Core {
+    /// Refuses so many rows of a bucket where rows that are not submitted would be computed with a state.
+    pub(super) fn keeps_states(&self, bucket: usize, rows: usize) -> Result<(), Error> {
+        let sizes = &self.bucket(bucket).sizes.batch_sizes;
+        match self.states.is_none() || sizes.contains(&rows) {
+            true => Ok(()),
+            false => {
+                let expected =
+                    format!("one of the batch sizes, {sizes:?}: each row goes on with the state of the same row");
+                Err(Error::option("rows", rows, expected))
+            }
+        }
+    }
+
+    /// Refuses to take rows of many owners if batches have states.
+    pub(super) fn has_no_states(&self, by: &str) -> Result<(), Error> {
+        match &self.states {
+            None => Ok(()),
+            Some(_) => Err(Error::Unsupported {
+                what: format!("{by} of a model with state, whose rows go on with the rows of the batch before"),
+                instead: "submit batches to the engine, each row of which is the next of one sequence".into(),
+            }),
+        }
+    }
+
+    /// Has all states be zeros for the next batch.
+    pub fn reset_states(&self) {
+        lock(&self.order).zeros_are_due = true;
+    }
+
+    /// Enqueues the copies of zeros to the states, if they are due. What is enqueued behind them in the same order is waited
+    /// for by the caller, or by a ticket.
+    pub(super) fn zero_states(&self, order: &mut Order) -> Result<(), Error> {
+        let Some(states) = self.states.as_ref().filter(|_| order.zeros_are_due) else { return Ok(()) };
+        for (runner, state) in all(&self.runners) {
+            // SAFETY: both buffers live as long as self, which is held until what comes behind the copy is done; nobody
+            // writes the zeros; everything else that touches the state is on this stream.
+            unsafe { runner.stream(0).copy_in(&state.buffer, &states.zeros, state.bytes())? };
+        }
+        order.zeros_are_due = false;
+        Ok(())
+    }
+
+    /// What a row of a state is, and how many there are.
+    pub fn state(&self, name: &str) -> Result<(&RowPort, usize), Error> {
+        self.find_state(name).map(|(_, state)| (&state.row, state.rows))
+    }
+
+    /// The bytes of a state as the batches that were submitted before leave it, for which this waits.
+    pub fn read_state(&self, name: &str, to: &mut [u8]) -> Result<(), Error> {
+        let (runner, state) = self.find_state(name)?;
+        check_bytes(state, to.len())?;
+        let taken = self.exchange();
+        self.behind_batches(&taken, runner.stream(0), |exchange, stream| {
+            // SAFETY: both buffers live as long as self, which the caller holds while it waits; the exchange is this
+            // thread's, and everything that writes the state is on this stream.
+            unsafe { stream.copy_out(&exchange.buffer, &state.buffer, state.bytes()) }
+        })?;
+        let buffer = &taken.get().buffer;
+        self.device.note(Note::Begin(buffer.span(), Access::Read));
+        // SAFETY: the exchange is this thread's, and the copy is done.
+        to.copy_from_slice(unsafe { &buffer.bytes()[..to.len()] });
+        self.device.note(Note::End(buffer.span()));
+        Ok(())
+    }
+
+    /// Writes a state behind the batches that were submitted before, for which this waits.
+    pub fn write_state(&self, name: &str, from: &[u8]) -> Result<(), Error> {
+        let (runner, state) = self.find_state(name)?;
+        check_bytes(state, from.len())?;
+        let taken = self.exchange();
+        let buffer = &taken.get().buffer;
+        self.device.note(Note::Begin(buffer.span(), Access::Write));
+        // SAFETY: the exchange is this thread's, and what was copied by it before is done.
+        unsafe { buffer.bytes_mut()[..from.len()].copy_from_slice(from) };
+        self.device.note(Note::End(buffer.span()));
+        self.behind_batches(&taken, runner.stream(0), |exchange, stream| {
+            // SAFETY: both buffers live as long as self, which the caller holds while it waits; the exchange is this
+            // thread's, and everything that touches the state is on this stream.
+            unsafe { stream.copy_in(&state.buffer, &exchange.buffer, state.bytes()) }
+        })
+    }
+
+    /// Enqueues a copy behind the batches that were submitted before, and waits for it.
+    fn behind_batches(
+        &self,
+        taken: &Taken<'_>,
+        stream: &Stream,
+        copy: impl FnOnce(&Exchange, &Stream) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let exchange = taken.get();
+        {
+            let mut order = lock(&self.order);
+            self.device.healthy()?;
+            self.zero_states(&mut order)?;
+            copy(exchange, stream)?;
+            exchange.done.record(stream)?;
+        }
+        exchange.done.wait()
+    }
+
+    fn exchange(&self) -> Taken<'_> {
+        self.states.as_ref().expect("a state was found").take(&self.device)
+    }
+
+    fn find_state(&self, name: &str) -> Result<(&Runner, &State), Error> {
+        all(&self.runners).find(|(_, state)| &*state.row.name == name).ok_or_else(|| {
+            let names: Vec<String> = all(&self.runners).map(|(_, state)| format!("`{}`", state.row.name)).collect();
+            let expected = match names.is_empty() {
+                true => "a model with states, see `Model::with_state`".into(),
+                false => format!("one of {}", names.join(", ")),
+            };
+            Error::option("state", format!("`{name}`"), expected)
+        })
+    }
+}
+
+fn check_bytes(state: &State, bytes: usize) -> Result<(), Error> {
+    if bytes != state.bytes() {
+        let expected = format!("{}: {} rows of {}", state.bytes(), state.rows, state.row);
+        return Err(Error::option("bytes of a state", bytes, expected));
+    }
+    Ok(())
+}
