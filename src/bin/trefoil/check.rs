@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use anyhow::{Result, ensure};
 use clap::Args;
 use trefoil::model::Model;
+use trefoil::plan::Plan;
 use trefoil::{Device, Dtype, OutputKind, RowPort, Target};
 
 use crate::cli::Kernels;
@@ -21,8 +22,9 @@ Example:
   trefoil check bert.onnx --size sequence=128 --input input_ids=ids.npy --tolerance 1e-2
 
 A number may differ from the CPU's by the tolerance times the largest number that the CPU has for its port in all rows. \
-Without --tolerance that is 1e-9 for f64, 1e-3 for f32, 1e-2 for f16 and for networks of images, whose activations are f16 \
-on a GPU, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same places.
+Without --tolerance that is 1e-9 for f64, 1e-2 for f16, 1e-2 for f32 where the device's plan rounds values to f16, as on a \
+GPU layers do, and else 1e-3, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same \
+places.
 
 Beyond it (exit code 2), the model is cut at one node after the other, by bisection, and the first whose own value is \
 beyond it is named.")]
@@ -48,15 +50,15 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         return Ok(Outcome::NothingDone);
     }
     let cpu = Device::open(Target::Cpu)?;
-    let compute = |device: &Device| -> Result<(Inputs, Results)> {
+    let compute = |device: &Device| -> Result<(Inputs, Results, bool)> {
         let (engine, mut all) = args.feed.engine(&model, device, OutputKind::Logits, args.kernels)?;
         ensure!(engine.sizes().len() == engine.batch_sizes().len(), "--size: give one size to check at");
         let rows = all.swap_remove(0);
         let mut results = Results::of(engine.output());
         stream(&engine, &rows, |output| results.add(output))?;
-        Ok((rows.1, results))
+        Ok((rows.1, results, engine.plans().iter().any(rounds)))
     };
-    let ((inputs, expected), (_, found)) = (compute(&cpu)?, compute(&device)?);
+    let ((inputs, expected, _), (_, found, rounds)) = (compute(&cpu)?, compute(&device)?);
     let mut out = io::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
     writeln!(out, "device  {}", setup::describe(device.info()))?;
@@ -64,7 +66,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         writeln!(out, "input   {}", report::message(&line))?;
     }
     writeln!(out, "rows    {}\n", inputs.rows())?;
-    let limit = Limit { tolerance: args.tolerance, is_images: model.graph().is_ok() };
+    let limit = Limit { tolerance: args.tolerance, rounds };
     let differences = limit.compare(&expected, &found);
     print(&differences)?;
     let Some(worst) = differences.iter().find(|difference| difference.is_beyond()) else {
@@ -102,7 +104,13 @@ fn name_first_node(
 struct Limit {
     /// As a part of the largest number; none: by type.
     tolerance: Option<f64>,
-    is_images: bool,
+    /// Whether the device rounds values to f16.
+    rounds: bool,
+}
+
+/// Whether a plan has values in f16.
+fn rounds(plan: &Plan) -> bool {
+    plan.tensors.iter().any(|tensor| tensor.dtype == Dtype::F16)
 }
 
 /// Where a port differs the most.
@@ -130,7 +138,7 @@ impl Limit {
         self.tolerance.unwrap_or(match dtype {
             Dtype::F64 => 1e-9,
             Dtype::F16 => 1e-2,
-            Dtype::F32 if self.is_images => 1e-2,
+            Dtype::F32 if self.rounds => 1e-2,
             Dtype::F32 => 1e-3,
             Dtype::Bf16 => 5e-2,
             _ => 0.0,
@@ -204,7 +212,7 @@ fn print(differences: &[Difference]) -> Result<()> {
 const MOST_OF_A_NAME: usize = 28;
 
 /// A part of the largest number.
-fn tolerance(text: &str) -> Result<f64, String> {
+pub fn tolerance(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|part| (0.0..=1e3).contains(part));
     number.ok_or_else(|| "expected a number from 0 to 1000".to_owned())
 }
@@ -212,7 +220,8 @@ fn tolerance(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trefoil::RowSpec;
+    use trefoil::plan::{self, Choices, Limits, Request};
+    use trefoil::{InputFormat, RowSpec};
 
     fn difference(dims: &[usize], expected: &[f32], found: &[f32]) -> Difference {
         let spec = RowSpec::new([("x", Dtype::F32, dims.to_vec())]);
@@ -240,5 +249,26 @@ mod tests {
             assert!(difference(&[3], &[nan, inf, 1.0], &found).is_beyond(), "{found:?}");
         }
         assert!(difference(&[1], &[0.0], &[1e-30]).is_beyond());
+    }
+
+    /// Layers in f16 leave f32 with the digits of f16.
+    #[test]
+    fn the_tolerance_is_of_what_the_plan_rounds_to() {
+        let model = Model::open("weights/convnet28").unwrap();
+        let rounds_on = |limits: Limits| {
+            let request = Request {
+                limits: &limits,
+                batch: 1,
+                input: InputFormat::U8Nhwc,
+                preprocessing: model.preprocessing().unwrap(),
+                output: OutputKind::Logits,
+                choices: &Choices::new(),
+            };
+            rounds(&plan::plan(model.graph().unwrap(), &request).unwrap())
+        };
+        assert_eq!([Limits::h200(), Limits::a100(), Limits::cpu(2)].map(rounds_on), [true, true, false]);
+        let of = |tolerance, rounds, dtype| Limit { tolerance, rounds }.of(dtype);
+        assert_eq!([of(None, true, Dtype::F32), of(None, true, Dtype::F16)], [1e-2; 2]);
+        assert_eq!([of(None, false, Dtype::F32), of(Some(1e-4), true, Dtype::F32)], [1e-3, 1e-4]);
     }
 }
