@@ -16,7 +16,7 @@
 struct Sm90ProductArgs {
   TensorMap w;         // halves {K, N}, box {64, channels of the tile}
   TensorMap x;         // halves {K, M}, box {64, rows of the tile}
-  TensorMap residual;  // halves {N, M}, box {64, 64}
+  TensorMap residual;  // halves {N, M}, box {64, 64}, or {64, 64 / blocks of a cluster}
   TensorMap y;         // halves {N, M}, box {64, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones
@@ -40,6 +40,7 @@ constexpr int kStepK = 64;              // of one stage: 128 bytes, the copy eng
 constexpr int kRowBytes = kStepK * 2;   // of a channel and of a row in a stage, and of 64 channels of a row of y
 constexpr int kSlabN = 64;              // channels of a warpgroup product
 constexpr int kSlabBytes = kSlabN * kRowBytes;
+constexpr int kPrefetchFloats = 8;  // of a sector of the L2 cache
 
 // Everything that follows from a tile's shape: whole slabs of channels, and a whole number of chunks of rows.
 template <bool kInTurns_, int kTileM_, int kStages_> struct ProductTile {
@@ -117,6 +118,7 @@ template <class Tile> TREFOIL_DEVICE void load(const Sm90ProductArgs &args, cons
   const uint32_t ahead = min(args.steps, Tile::kStages);
   const int32_t first_n = product_origin<Tile>(args, blockIdx.x).n;
   for (uint32_t at = 0; at < ahead; ++at) load_channels(args, shared, at, at, first_n);
+  for (const TensorMap *map : {&args.x, &args.residual, &args.y}) prefetch_tensor_map(map);
   wait_for_earlier_launches();
   uint32_t at = 0;
   for (int32_t tile = blockIdx.x; tile < args.tiles; tile += gridDim.x) {
@@ -229,6 +231,15 @@ TREFOIL_DEVICE void finish_sixteen(const float *d, const OfChannels &of, const A
   stmatrix_x4_trans(smem, out);
 }
 
+// Brings biases and scales of a warpgroup's first tile into the L2 cache: nothing has read them before in a run.
+template <class Tile>
+TREFOIL_DEVICE void prefetch_channels(const Sm90ProductArgs &args, int32_t tile, int32_t first_n) {
+  const int32_t n = product_origin<Tile>(args, tile).n + first_n + threadIdx.x % 128 * kPrefetchFloats;
+  if (threadIdx.x % 128 >= Tile::kGroupSlabs * kSlabN / kPrefetchFloats || n >= args.n) return;
+  if (args.bias != nullptr) prefetch_l2(args.bias + n);
+  if (args.scale != nullptr) prefetch_l2(args.scale + n);
+}
+
 template <class Tile, class Activation>
 TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared<Tile> &shared,
                                        uint32_t group) {
@@ -244,6 +255,7 @@ TREFOIL_DEVICE void multiply_and_store(const Sm90ProductArgs &args, const Shared
 
   const uint32_t slab = Tile::kInTurns ? 0 : group, turn = Tile::kInTurns ? group : 0;
   const int32_t first = blockIdx.x + turn * gridDim.x, first_n = slab * kSlabN;
+  prefetch_channels<Tile>(args, first, first_n);
   ProductChunk<Tile> ahead{first, 0, 0};
   if (stores) {
     wait_for_earlier_launches();

@@ -3,6 +3,7 @@
 // Where there are fewer tiles than multiprocessors, the blocks of a cluster share one: each sums a part of the steps,
 // and sends its sums to the shared memory of the blocks that add them up, each an equal part of the tile. Weights are
 // under way before earlier launches have ended: those of the first steps to shared memory, the others to the L2 cache.
+// So are biases and scales; residuals come while blocks multiply.
 #pragma once
 
 #include "sm90_product.cuh"
@@ -15,14 +16,15 @@ template <int kSlabs_, int kTileM_, int kStages_> struct SplitTile {
   static constexpr int kMultiply = 128 * kSlabs, kThreads = kMultiply + 32, kMinBlocks = 2;
   static constexpr int kWBytes = kSlabs * kSlabBytes, kXBytes = kTileM * kRowBytes, kStageBytes = kWBytes + kXBytes;
   static constexpr uint32_t kTwos = kTileM / 4;    // sums of a thread, by twos: two rows of a channel
-  static constexpr uint32_t kBatch = kTwos / kMostBlocks;  // twos whose residuals are under way together
+  static constexpr uint32_t kBatch = kTwos / kMostBlocks;  // twos that are finished together
   static constexpr int kTwoBytes = kMultiply * 8;  // a two of each thread
   static constexpr int kSumBytes = kTwos * kTwoBytes;
-  static constexpr int kBarriersAt = kStages * kStageBytes;
-  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 1);
+  static constexpr int kResidualsAt = kStages * kStageBytes, kResidualBytes = kSlabs * kTileM * kRowBytes;
+  static constexpr int kBarriersAt = kResidualsAt + kResidualBytes;
+  static constexpr int kSharedBytes = kBarriersAt + 8 * (2 * kStages + 2);
   static_assert(kXBytes % 1024 == 0, "swizzled in 1024 bytes");
-  static_assert(kTwos % kMostBlocks == 0 && kBatch % 2 == 0, "equal parts, and batches of whole eights of rows");
-  static_assert(kSumBytes <= kBarriersAt, "sums take the place of stages");
+  static_assert(kTwos % kMostBlocks == 0 && kBatch == 2, "equal parts, and batches of eight rows");
+  static_assert(kSumBytes <= kResidualsAt, "sums take the place of stages");
   static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "what a multiprocessor has");
 };
 
@@ -36,9 +38,14 @@ template <class Tile> struct SplitShare {
       : rank(cluster_rank()), blocks(cluster_blocks()), log_blocks(31 - __clz(blocks)),
         begin(args.steps * rank >> log_blocks), end(args.steps * (rank + 1) >> log_blocks),
         origin(product_origin<Tile>(args, blockIdx.x >> log_blocks)) {}
+
+  // Rows of the tile that this block adds up, from the first that it does.
+  __device__ __forceinline__ uint32_t rows() const { return Tile::kTileM >> log_blocks; }
+  __device__ __forceinline__ int32_t first_m() const { return origin.m + rank * rows(); }
 };
 
-// Shared memory: stages, later sums as [blocks][twos that this block adds up][threads]; barriers.
+// Shared memory: stages, later sums as [blocks][twos that this block adds up][threads]; residuals as [slabs][rows that
+// this block adds up]; barriers.
 template <class Tile> struct SplitShared {
   uint32_t base;
 
@@ -49,6 +56,9 @@ template <class Tile> struct SplitShared {
   }
   __device__ __forceinline__ uint32_t empty(uint32_t at) const { return full(at) + 8; }
   static __device__ __forceinline__ uint32_t parity(uint32_t at) { return at / Tile::kStages & 1; }
+  __device__ __forceinline__ uint32_t residuals() const { return base + Tile::kResidualsAt; }
+  // Completed by the residuals.
+  __device__ __forceinline__ uint32_t added() const { return base + Tile::kSharedBytes - 16; }
   // Completed by all blocks' sums.
   __device__ __forceinline__ uint32_t received() const { return base + Tile::kSharedBytes - 8; }
   __device__ __forceinline__ uint32_t sum(uint32_t index) const {
@@ -67,6 +77,8 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
     barrier_arrive_expect(shared.full(at), Tile::kStageBytes);
     copy_box_2d(shared.w(at), &args.w, shared.full(at), (share.begin + at) * kStepK, share.origin.n);
   }
+  prefetch_tensor_map(&args.x);
+  prefetch_tensor_map(&args.residual);
   // Blocks of the same channels have a part of the others each.
   const int32_t m_tile = share.origin.m / Tile::kTileM, m_tiles = (args.m + Tile::kTileM - 1) / Tile::kTileM;
   for (int32_t at = ahead + m_tile; at < steps; at += m_tiles)
@@ -81,6 +93,12 @@ TREFOIL_DEVICE void split_load(const Sm90ProductArgs &args, const SplitShared<Ti
     }
     copy_box_2d(shared.x(at), &args.x, shared.full(at), k, share.origin.m);
   }
+  if (args.residual_values == nullptr) return;
+  const uint32_t slab_bytes = share.rows() * kRowBytes;
+  barrier_arrive_expect(shared.added(), Tile::kSlabs * slab_bytes);
+  for (int32_t slab = 0; slab < Tile::kSlabs; ++slab)
+    copy_box_2d(shared.residuals() + slab * slab_bytes, &args.residual, shared.added(), share.origin.n + slab * kSlabN,
+                share.first_m());
 }
 
 // ---- multiply, add up and store: a warpgroup ---------------------------------------------------------------------
@@ -143,36 +161,29 @@ TREFOIL_DEVICE float2 add_sums(const SplitShared<Tile> &shared, const SplitShare
 // two channels of one.
 template <class Tile, class Activation>
 TREFOIL_DEVICE void split_store(const Sm90ProductArgs &args, const SplitShared<Tile> &shared,
-                                const SplitShare<Tile> &share) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2;
-  const uint32_t twos = Tile::kTwos >> share.log_blocks, first = share.rank * twos;
-  const int32_t n = share.origin.n + warp * 16 + lane / 4, m = share.origin.m + lane % 4 * 2 + odd;
-  const OfChannels of(args, n);
+                                const SplitShare<Tile> &share, const OfChannels &of) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, odd = lane / 4 % 2, row = lane % 4 * 2 + odd;
   const Activation activation(args.activation_a, args.activation_b);
-  // Where the two channels of a two are: twos go by eight rows, the first eight channels and the second of each.
-  const auto n_of = [&](uint32_t two) { return n - static_cast<int32_t>(odd) + static_cast<int32_t>(two % 2 * 8); };
-  const auto m_of = [&](uint32_t two) { return m + static_cast<int32_t>(two / 2 * 8); };
-  const auto is_inside = [&](uint32_t two) { return n_of(two) < args.n && m_of(two) < args.m; };
-#pragma unroll 1
-  for (uint32_t batch = first; batch < first + twos; batch += Tile::kBatch) {
-    uint32_t residual[Tile::kBatch] = {};
+  const int32_t n = share.origin.n + warp * 16 + lane / 4 - odd, first_m = share.first_m() + row;
+  const uint32_t residuals = shared.residuals() + warp / 4 * share.rows() * kRowBytes + row * kRowBytes;
+  const bool has_residual = args.residual_values != nullptr;
+  if (has_residual) barrier_wait(shared.added(), 0);
+  // Twos go by eight rows, the first eight channels and the second of each.
+#pragma unroll 2
+  for (uint32_t eight = 0; eight < share.rows() / 8; ++eight) {
+    const int32_t m = first_m + static_cast<int32_t>(eight) * 8;
+    __half *const y = args.y_values + static_cast<int64_t>(m) * args.y_pitch + n;
 #pragma unroll
     for (uint32_t i = 0; i < Tile::kBatch; ++i) {
-      if (args.residual_values != nullptr && is_inside(batch + i))
-        residual[i] = __ldcg(reinterpret_cast<const uint32_t *>(
-            args.residual_values + static_cast<int64_t>(m_of(batch + i)) * args.residual_pitch + n_of(batch + i)));
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < Tile::kBatch; ++i) {
-      float2 sum = add_sums(shared, share, batch + i - first);
-      sum.x = activation(sum.x + of.bias[i % 2]) * of.scale[i % 2];
-      sum.y = activation(sum.y + of.bias[i % 2]) * of.scale[i % 2];
+      float2 sum = add_sums(shared, share, eight * Tile::kBatch + i);
+      sum.x = activation(sum.x + of.bias[i]) * of.scale[i];
+      sum.y = activation(sum.y + of.bias[i]) * of.scale[i];
       const float other = __shfl_xor_sync(0xffffffff, odd ? sum.x : sum.y, 4);
-      const float2 add = unpack_half2(residual[i]);
+      const uint32_t in_row = (warp % 4 * 2 + i ^ row) * 16 + (lane / 4 - odd) * 2;
+      const float2 add = has_residual ? unpack_half2(load_shared_u32(residuals + eight * 8 * kRowBytes + in_row))
+                                      : float2{};
       const uint32_t two = odd ? pack_half2(other + add.x, sum.y + add.y) : pack_half2(sum.x + add.x, other + add.y);
-      if (is_inside(batch + i))
-        *reinterpret_cast<uint32_t *>(args.y_values + static_cast<int64_t>(m_of(batch + i)) * args.y_pitch +
-                                      n_of(batch + i)) = two;
+      if (n + static_cast<int32_t>(i) * 8 < args.n && m < args.m) *reinterpret_cast<uint32_t *>(y + i * 8) = two;
     }
   }
 }
@@ -188,6 +199,7 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(c
       barrier_init(shared.full(stage), 1);
       barrier_init(shared.empty(stage), 4 * Tile::kSlabs);
     }
+    barrier_init(shared.added(), 1);
     barrier_init(shared.received(), 1);
     barrier_arrive_expect(shared.received(), Tile::kSumBytes);
     fence_barrier_init();
@@ -201,9 +213,10 @@ template <class Tile, class Activation> TREFOIL_DEVICE void sm90_product_split(c
     if (share.blocks > 1) cluster_arrive();
     return;
   }
+  const OfChannels of(args, share.origin.n + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4);
   float d[Tile::kTileM / 2];
   split_multiply(shared, share.end - share.begin, group, d);
   send_sums(shared, share, d);
   wait_for_earlier_launches();
-  split_store<Tile, Activation>(args, shared, share);
+  split_store<Tile, Activation>(args, shared, share, of);
 }

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm of rows of halves, on Hopper: a warp has two rows in registers.
+// LayerNorm and RMSNorm of rows of halves, on Hopper: a warp has two rows in registers, or a block one.
 #include "common.cuh"
 #include "sm90_ptx.cuh"
 
@@ -21,6 +21,7 @@ static_assert(sizeof(RowNormArgs) == 72 && offsetof(RowNormArgs, rows) == 48, "m
 constexpr int kNormThreads = 64;
 constexpr int kWarpRows = 2;  // that a warp has at a time, so that it reads weights and biases half as often
 constexpr int kNormRows = kNormThreads / 32 * kWarpRows;  // of a block
+constexpr int kFewThreads = 256;                          // of a block that has a row, at most
 
 TREFOIL_DEVICE float warp_sum(float x) {
 #pragma unroll
@@ -89,6 +90,44 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
   }
 }
 
+// Over a block. `sums` is used once.
+TREFOIL_DEVICE float block_sum(float x, float (&sums)[kFewThreads / 32]) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0.0f;
+  for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sum += sums[warp];
+  return sum;
+}
+
+// The kernel body for few rows: a block has one, a thread a chunk of it. Weights and biases come while earlier launches
+// end, for nothing has read them before in a run.
+TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
+  __shared__ float sums[2][kFewThreads / 32];
+  const int64_t row = blockIdx.x;
+  const int32_t chunk = threadIdx.x;
+  const bool inside = chunk < args.chunks;
+  allow_next_launch();
+  const Chunk weight = inside ? load_chunk_f32(args.weight + chunk * kChunkElems) : Chunk{};
+  const Chunk bias = inside && args.bias != nullptr ? load_chunk_f32(args.bias + chunk * kChunkElems) : Chunk{};
+  wait_for_earlier_launches();
+  Chunk values = unpack_chunk(load_written_or_zero(args.x + row * args.x_pitch + chunk, inside));
+  float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (float value : values.v) sum += value;
+  const float mean = args.centred ? block_sum(sum, sums[0]) * args.per_column : 0.0f;
+#pragma unroll
+  for (float &value : values.v) {
+    value -= mean;
+    if (inside) squares = fmaf(value, value, squares);
+  }
+  const float scale = rsqrtf(block_sum(squares, sums[1]) * args.per_column + args.epsilon);
+  if (!inside) return;
+#pragma unroll
+  for (int j = 0; j < kChunkElems; ++j) values.v[j] = fmaf(values.v[j] * scale, weight.v[j], bias.v[j]);
+  args.y[row * args.y_pitch + chunk] = pack_chunk(values);
+}
+
 // Purpose    y[row][c] = (x[row][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], with mean and variance of
 //            the row (LayerNorm); centred 0: mean 0 (RMSNorm)
 // Operands   x         read   halves [rows][columns], rows x_pitch chunks of 8 apart
@@ -98,8 +137,9 @@ template <int kChunks> TREFOIL_DEVICE void row_norm(const RowNormArgs &args) {
 //            All at multiples of 16 bytes; columns a multiple of 8.
 // Arithmetic sums, mean and the variance of the centred row in float, in a fixed order; one rounding to half at the end
 //            (overflow becomes infinity). A row with NaN or infinity becomes NaN.
-// Launch     grid ceil(rows / kNormRows), block kNormThreads, no dynamic shared memory. The entry's number is
-//            ceil(columns / 256). Compute capability 9.0 exactly.
+// Launch     grid ceil(rows / kNormRows), block kNormThreads; the entry's number is ceil(columns / 256). Or, faster
+//            for few rows, _few: grid rows, block columns / 8 rounded up to a multiple of 32. No dynamic shared memory.
+//            Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
 //            after griddepcontrol.wait.
@@ -117,3 +157,7 @@ TREFOIL_SM90_ROW_NORM(5)
 TREFOIL_SM90_ROW_NORM(6)
 TREFOIL_SM90_ROW_NORM(7)
 TREFOIL_SM90_ROW_NORM(8)
+
+extern "C" __global__ void __launch_bounds__(kFewThreads) sm90_row_norm_few(const RowNormArgs args) {
+  row_norm_few(args);
+}

@@ -173,11 +173,11 @@ impl ProductTile {
         self.groups() * 128 + if self.is_split() { 32 } else { 128 }
     }
 
-    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup, barriers.
+    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup or the residuals of a tile, barriers.
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
-        let chunks = if self.is_split() { 0 } else { 3 * self.groups() };
-        let barriers = 2 * self.stages() + if self.is_split() { 1 } else { chunks };
+        let chunks = if self.is_split() { self.n * self.m / (SLAB * CHUNK_ROWS) } else { 3 * self.groups() };
+        let barriers = 2 * self.stages() + if self.is_split() { 2 } else { chunks };
         stages + chunks * CHUNK_ROWS * ROW_BYTES + 8 * barriers
     }
 
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
-        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 98_408, 98_376]);
+        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 106_608, 114_768]);
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 

@@ -24,7 +24,11 @@ pub fn all() -> Vec<Problem> {
         .into_iter()
         .map(|columns| of(13, columns))
         .collect();
-    all.extend([1, 7, 8, 1000].map(|rows| of(rows, 776)));
+    // Above 1024 rows a block has several.
+    all.extend([1, 7, 8, 1000, 1025].map(|rows| of(rows, 776)));
+    all.extend([8, 64, 256, 264, 1024, 1280, 1536, 1664, 2048].map(|columns| of(1027, columns)));
+    all.extend([-3.0, 100.0].map(|offset| Problem { offset, ..of(1030, 768) }));
+    all.push(Problem { centred: false, has_bias: false, ..of(1100, 2040) });
     all.extend([-3.0, 100.0].map(|offset| Problem { offset, ..of(50, 768) }));
     all.push(Problem { has_bias: false, ..of(50, 768) });
     all.extend([64, 768, 2040].map(|columns| Problem { centred: false, has_bias: false, ..of(50, columns) }));

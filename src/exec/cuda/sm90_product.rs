@@ -206,7 +206,7 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], tile.n)?,
         boxes("x", x, [k, m], tile.m)?,
-        boxes("residual", residual.unwrap_or(y), [n, m], CHUNK_ROWS)?,
+        boxes("residual", residual.unwrap_or(y), [n, m], CHUNK_ROWS / parts)?,
         boxes("y", y, [n, m], CHUNK_ROWS)?,
     ];
     let grid =
@@ -307,7 +307,8 @@ mod tests {
         assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_104, true));
         let of = launch(&PROBLEM, SPLIT, 13).unwrap();
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_128x64_sigmoid", [192, 1, 1], 4));
-        assert_eq!((of.block, of.shared_bytes), ([288, 1, 1], 98_376));
+        assert_eq!((of.block, of.shared_bytes), ([288, 1, 1], 114_768));
+        assert_eq!(of.maps[2], map(0x500, [328, 1000], 336, 16));
     }
 
     #[test]

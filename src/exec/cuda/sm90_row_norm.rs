@@ -41,6 +41,10 @@ const ENTRIES: [&str; 8] = [
     "sm90_row_norm_7",
     "sm90_row_norm_8",
 ];
+/// The kernel of few rows, and threads of a block of it at most.
+const FEW: (&str, u32) = ("sm90_row_norm_few", 256);
+/// Rows up to which that is taken: all blocks then run at once on an H200.
+const FEW_ROWS: usize = 1024;
 /// Threads of a block.
 const THREADS: u32 = 64;
 /// Rows of a block, two for each warp.
@@ -57,7 +61,8 @@ impl Launcher for Sm90RowNorm {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        Entry::flat("sm90_row_norm", &ENTRIES, THREADS)
+        let few = Entry::flat("sm90_row_norm", &[FEW.0], FEW.1);
+        Entry::flat("sm90_row_norm", &ENTRIES, THREADS).into_iter().chain(few).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -110,6 +115,11 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
     let chunks = chunks_of("columns", columns)?;
     let entry = ENTRIES.get(columns.div_ceil(LANE_COLUMNS) - 1);
     let entry = entry.ok_or_else(|| unsupported("columns", columns, "the kernel takes rows of up to 2048"))?;
+    let (entry, blocks, threads) = if rows <= FEW_ROWS {
+        (FEW.0, rows, chunks.next_multiple_of(32) as u32)
+    } else {
+        (*entry, rows.div_ceil(BLOCK_ROWS), THREADS)
+    };
     if !(epsilon.is_finite() && epsilon > 0.0) {
         return Err(unsupported("epsilon", epsilon, "a positive number is added to the variance"));
     }
@@ -129,10 +139,10 @@ pub(crate) fn launch(problem: &RowNormProblem) -> Result<Launch, Error> {
         ..Zeroable::zeroed()
     };
     Ok(Launch {
-        entry: (*entry).into(),
-        grid: [rows.div_ceil(BLOCK_ROWS) as u32, 1, 1],
+        entry: entry.into(),
+        grid: [blocks as u32, 1, 1],
         cluster: 1,
-        block: [THREADS, 1, 1],
+        block: [threads, 1, 1],
         shared_bytes: 0,
         args: ArgBytes::new(&args),
         maps: Vec::new(),
@@ -146,7 +156,7 @@ mod tests {
     use super::*;
 
     const PROBLEM: RowNormProblem = RowNormProblem {
-        sizes: [1001, 776],
+        sizes: [1025, 776],
         centred: true,
         epsilon: 1e-6,
         x: Rows { address: 0x100, pitch: 784 },
@@ -160,6 +170,7 @@ mod tests {
         let source = read("sm90_row_norm.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_ROW_NORM(")?.strip_suffix(')'));
         assert!(found.map(|chunks| format!("sm90_row_norm_{chunks}")).eq(ENTRIES));
+        assert!(source.contains(&format!(" {}(", FEW.0)));
     }
 
     #[test]
@@ -167,9 +178,11 @@ mod tests {
         let of = launch(&PROBLEM).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!([args.x, args.weight, args.bias, args.y], [0x100, 0x200, 0x300, 0x400]);
-        assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1001, 97, 1]));
+        assert_eq!(([args.x_pitch, args.y_pitch], [args.rows, args.chunks, args.centred]), ([98, 99], [1025, 97, 1]));
         assert_eq!([args.epsilon, args.per_column], [1e-6, 1.0 / 776.0]);
-        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [251, 1, 1], [64, 1, 1]));
+        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_4", [257, 1, 1], [64, 1, 1]));
+        let of = launch(&RowNormProblem { sizes: [1024, 776], ..PROBLEM }).unwrap();
+        assert_eq!((&*of.entry, of.grid, of.block), ("sm90_row_norm_few", [1024, 1, 1], [128, 1, 1]));
         let of = launch(&RowNormProblem { bias: None, centred: false, ..PROBLEM }).unwrap();
         let args: RowNormArgs = of.args.read();
         assert_eq!((args.bias, args.centred), (0, 0));
