@@ -94,7 +94,7 @@ fn a_batch_with_state_makes_no_other_calls() {
     report.assert_clean();
     let kinds = |from: &str, to: &str| -> Vec<String> {
         let name = |call: &str| call.split_whitespace().next().unwrap_or_default().to_owned();
-        report.between(from, to).into_iter().map(|call| name(call)).filter(|name| name != "cuEventQuery").collect()
+        report.between(from, to).into_iter().map(name).filter(|name| name != "cuEventQuery").collect()
     };
     let steady = kinds("steady", "reset");
     let copies = |kinds: &[String]| kinds.iter().filter(|kind| kind.starts_with("cuMemcpy")).count();
