@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 fn main() -> Result<(), Error> {
     let graph = network(134)?;
     let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
-    let model = Model::of_graphs(Weights::from_tensors(tokens_weights())?, |rows| tokens(rows, 63))?;
+    let model = Model::of_graphs(Weights::from_tensors(tokens_weights())?, |rows| tokens(rows, 72))?;
     let cpu = Device::open(Target::Cpu)?;
     let nodes = model.values_graph(1)?.nodes.len();
     timed(&format!("{nodes} nodes of values"), || {

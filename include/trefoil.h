@@ -1236,6 +1236,49 @@ trefoil_status trefoil_batch_write_port(trefoil_batch batch,
 trefoil_status trefoil_row_write_port(trefoil_row row, size_t port, uint32_t dtype, const void *elements, size_t bytes);
 
 /*
+ A model whose input `input` is a state, which stays on the device: its value is what the output `output` gave in the batch
+ before, zeros at first. Rows have neither of them. Each row of a batch goes on with the state of the same row, so that
+ batches have as many rows as one of the engine's sizes. A batcher of such a model is refused, and several compute streams.
+
+ Pointers:
+ `input` and `output` are C strings or null; `with_state` can be written or is null.
+ */
+trefoil_status trefoil_model_with_state(trefoil_model model,
+                                        const char *input,
+                                        const char *output,
+                                        trefoil_model *with_state);
+
+/* Has all states of the engine be zeros for the batch that is submitted next. Does not wait. */
+trefoil_status trefoil_engine_reset_states(trefoil_engine engine);
+
+/*
+ Copies a state, known by the name of its input, to `elements`, as the batches that were submitted so far leave it: the rows
+ of the largest batch, one behind the other, in `bytes` bytes; `dtype` is a trefoil_dtype, the type of its elements. Waits
+ for those batches; in a callback it answers IN_CALLBACK.
+
+ Pointers:
+ `name` is a C string or null; `bytes` bytes can be written at `elements`, or it is null.
+ */
+trefoil_status trefoil_engine_read_state(trefoil_engine engine,
+                                         const char *name,
+                                         uint32_t dtype,
+                                         void *elements,
+                                         size_t bytes);
+
+/*
+ Writes all elements of a state for the batches that are submitted from now on; the arguments are as for
+ trefoil_engine_read_state(). Waits for the batches that were submitted before; in a callback it answers IN_CALLBACK.
+
+ Pointers:
+ `name` is a C string or null; `elements` is null or has `bytes` bytes.
+ */
+trefoil_status trefoil_engine_write_state(trefoil_engine engine,
+                                          const char *name,
+                                          uint32_t dtype,
+                                          const void *elements,
+                                          size_t bytes);
+
+/*
  Opens the GPU of a CUDA context that the program made, a CUcontext: engines live there, in place of the device's primary
  context. For programs that call cuCtxCreate(); what is built on the CUDA runtime, such as torch, lives in the primary
  context, which trefoil_device_open() shares.

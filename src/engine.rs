@@ -353,7 +353,7 @@ impl Engine {
     /// ring around them, on this thread: the calls and one wait of each, `ahead` batches in flight (at most the
     /// slots), in the engine's way of [waiting](EngineBuilder::waiting). Seconds of each batch, from its first call to
     /// the end of its wait. What the ring itself costs is measured against this: see `examples/waiting.rs`. Takes all
-    /// credits while it runs.
+    /// credits while it runs. States are zeros afterwards.
     ///
     /// # Errors
     /// [`Error::Option`] for another batch size or too many ahead; [`Error::Timeout`] if credits are held elsewhere past
@@ -364,6 +364,7 @@ impl Engine {
 
     /// Times one stage of the ring alone, back to back on its stream: seconds for each of `repetitions` batches of
     /// `batch` rows, one of [`Engine::batch_sizes`]. The rows hold random numbers. Takes all credits while it runs.
+    /// States are zeros afterwards.
     ///
     /// # Errors
     /// [`Error::Option`] for another batch size; [`Error::Timeout`] if credits are held elsewhere past the limit.
@@ -374,7 +375,7 @@ impl Engine {
     /// Times one stage of the ring back to back on its stream, with the other two stages loaded as in a run: copies
     /// with the other direction and compute running beside them, compute with copies beside it, one batch of each for
     /// each batch timed. Mean seconds of a batch over `repetitions`. Takes all credits while it runs, and device memory
-    /// for one more input and output.
+    /// for one more input and output. States are zeros afterwards.
     ///
     /// ```no_run
     /// # fn f(engine: trefoil::Engine) -> Result<(), trefoil::Error> {

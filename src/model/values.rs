@@ -165,7 +165,7 @@ impl Values {
         if self.input.ports().len() == 1 || self.output.ports().len() == 1 {
             return Err(Error::option("state", read, "a model with another input, and another output"));
         }
-        let with = |names: &[Arc<str>], port: &RowPort| [names, &[port.name.clone()]].concat();
+        let with = |names: &[Arc<str>], port: &RowPort| [names, std::slice::from_ref(&port.name)].concat();
         self.with_states(&with(&self.states.inputs, read), &with(&self.states.outputs, written))
     }
 

@@ -1,10 +1,10 @@
 //! The states of a ring's programs: values that a batch reads as the batch before has left them, on the one compute stream
 //! of the program.
 
+use super::flow::Runner;
 use super::{Core, Order};
 use crate::device::{Access, Device, Event, HostBuffer, Note, State, Stream};
 use crate::error::Error;
-use crate::ring::flow::Runner;
 use crate::sync::{Condvar, Mutex, lock, wait};
 use crate::tensor::RowPort;
 

@@ -1,8 +1,9 @@
 //! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
 
-use trefoil::{Device, Engine, Precision, Target};
+use trefoil::{Device, Engine, Error, Precision, Target};
 
-use crate::harness::{Scenario, mark, wait_for_release};
+use crate::engine::fail_each_call_of;
+use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
 use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
 use crate::support::{sizes, states};
@@ -93,7 +94,7 @@ fn a_batch_with_state_makes_no_other_calls() {
     report.assert_clean();
     let kinds = |from: &str, to: &str| -> Vec<String> {
         let name = |call: &str| call.split_whitespace().next().unwrap_or_default().to_owned();
-        report.between(from, to).into_iter().map(|call| name(call)).filter(|name| name != "cuEventQuery").collect()
+        report.between(from, to).into_iter().map(name).filter(|name| name != "cuEventQuery").collect()
     };
     let steady = kinds("steady", "reset");
     let copies = |kinds: &[String]| kinds.iter().filter(|kind| kind.starts_with("cuMemcpy")).count();
@@ -102,4 +103,46 @@ fn a_batch_with_state_makes_no_other_calls() {
     assert_eq!(kinds("reset", "next"), Vec::<String>::new());
     let behind = kinds("next", "end");
     assert_eq!((copies(&behind), behind.len()), (3, steady.len() + 1), "{behind:?}");
+}
+
+/// Work that runs as late as it may, in many orders of the streams: a state is neither read nor written out of turn.
+#[test]
+fn late_work_leaves_states_in_order() {
+    let scenario = Scenario::new("values::late_work_leaves_states_in_order", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        states::a_batch_goes_on_where_the_one_before_ended(&device);
+        states::each_row_has_a_state_of_its_own(&device);
+    });
+    for_each_number(8, |seed| {
+        scenario.run(&[("FAKE_CUDA_EVENTS", "held"), ("FAKE_CUDA_SEED", &seed.to_string())]).assert_clean();
+    });
+}
+
+/// Two batches with a reset between them, and the state written before and read behind them.
+fn two_steps(device: &Device) -> Result<(), Error> {
+    let model = states::running_sum();
+    let engine = Engine::builder(&model).on(device).precision(Precision::F32).build()?;
+    engine.write_state("before", &[3])?;
+    engine.acquire()?.submit(1)?.wait()?;
+    engine.reset_states();
+    engine.acquire()?.submit(1)?.wait()?;
+    engine.read_state::<i32>("before")?;
+    mark("drop");
+    drop(engine);
+    Ok(())
+}
+
+#[test]
+fn every_call_of_a_model_with_state_may_fail() {
+    for sticky in ["0", "1"] {
+        fail_each_call_of("values::every_call_of_a_model_with_state_may_fail", sticky, || {
+            let opened = Device::open(Target::Cuda(0));
+            if let Err(error) = opened.as_ref().map_err(Error::clone).and_then(two_steps) {
+                println!("{error}");
+            }
+            if opened.is_ok_and(|device| device.fault().is_some()) {
+                println!("faulted");
+            }
+        });
+    }
 }
