@@ -1,9 +1,11 @@
 //! With what: a plan becomes a program that a device launches. Weights are folded, repacked and uploaded here.
 
+mod audit;
 mod calibrate;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod finite;
 mod mean;
 mod step_times;
 mod tuning;
@@ -18,12 +20,14 @@ use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
 
+pub use audit::{Audit, NotHeld};
 pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
     RowNormOperands, RowNormRun, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
+pub(crate) use finite::not_finite;
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};
@@ -213,8 +217,9 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }
         Network::Values(values) => {
-            let (rows, precision) = ([values.input(), values.output()], spec.precision);
-            plan::values::plan(&values.graph(batch)?, &ValuesRequest { limits, batch, rows, precision, choices })?
+            let (rows, precision, in_f32) = ([values.input(), values.output()], spec.precision, values.in_f32());
+            let request = ValuesRequest { limits, batch, rows, precision, in_f32, choices };
+            plan::values::plan(&values.graph(batch)?, &request)?
         }
     };
     Ok(if spec.lanes == Some(false) { planned.with_lanes(false) } else { planned })

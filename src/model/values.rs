@@ -25,6 +25,8 @@ pub(crate) struct Values {
     output: RowSpec,
     /// What rows may be padded with.
     pub(super) padding: Vec<Declared>,
+    /// Nodes that are computed in f32 on every device, by name.
+    pub(super) in_f32: BTreeSet<String>,
 }
 
 /// The axis of each input and output that is the batch.
@@ -115,7 +117,8 @@ impl Values {
             RowSpec::checked(ports.iter().map(port)).ok_or_else(|| Error::graph("", "a row that no memory can hold"))
         };
         let (input, output) = (rows(&one.inputs)?, rows(&one.outputs)?);
-        Ok(Self { source, dims, one, batch, input, output, padding: Vec::new() })
+        let (padding, in_f32) = (Vec::new(), BTreeSet::new());
+        Ok(Self { source, dims, one, batch, input, output, padding, in_f32 })
     }
 
     /// The same at other sizes of its free dimensions; those that it does not have are left aside.
@@ -136,7 +139,13 @@ impl Values {
             }
         };
         values.padding.clone_from(&self.padding);
+        values.in_f32.clone_from(&self.in_f32);
         Ok(values)
+    }
+
+    /// Nodes that are computed in f32 on every device, by name.
+    pub const fn in_f32(&self) -> &BTreeSet<String> {
+        &self.in_f32
     }
 
     /// The sizes of its free dimensions.

@@ -3,6 +3,7 @@
 use trefoil::{Device, Engine, Precision, Target};
 
 use crate::harness::Scenario;
+use crate::support::beyond_f16;
 use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
 use crate::support::sizes;
@@ -52,6 +53,15 @@ fn sizes_are_computed_by_loops_alone() {
             println!("{name}");
             case(&device);
         }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// Layers in f32 are loops, whose values are handed out too.
+#[test]
+fn nodes_in_f32_are_computed_by_loops() {
+    let scenario = Scenario::new("values::nodes_in_f32_are_computed_by_loops", || {
+        beyond_f16::loops_hold_what_f16_does_not(&Device::open(Target::Cuda(0)).unwrap());
     });
     scenario.run(&[]).assert_clean();
 }

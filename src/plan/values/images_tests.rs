@@ -52,7 +52,12 @@ impl Network {
     }
 
     /// The plan with these outputs, checked.
-    fn planned(mut self, limits: &Limits, outputs: &[ValueId]) -> Plan {
+    fn planned(self, limits: &Limits, outputs: &[ValueId]) -> Plan {
+        self.planned_with(limits, outputs, &[])
+    }
+
+    /// The same with some nodes in f32.
+    fn planned_with(mut self, limits: &Limits, outputs: &[ValueId], in_f32: &[&str]) -> Plan {
         for (index, &value) in outputs.iter().enumerate() {
             self.0.output(&format!("y{index}"), value);
         }
@@ -65,8 +70,8 @@ impl Network {
         };
         let (rows, choices) = ([rows(&graph.inputs), rows(&graph.outputs)], Choices::new());
         let rows = [&rows[0], &rows[1]];
-        let plan = plan(&graph, &ValuesRequest { limits, batch, rows, precision: Precision::F16, choices: &choices });
-        let plan = plan.unwrap();
+        let (in_f32, precision) = (&in_f32.iter().map(|&name| name.to_owned()).collect(), Precision::F16);
+        let plan = plan(&graph, &ValuesRequest { limits, batch, rows, precision, in_f32, choices: &choices }).unwrap();
         plan.check().unwrap();
         are_in_order(&plan);
         plan
@@ -298,6 +303,35 @@ fn a_gate_that_is_read_twice_is_computed_twice() {
         // Casts of what comes and goes, the mean, the product, and perhaps the gate.
         assert_eq!(loops(&plan), count, "{plan}");
     }
+}
+
+/// Nodes in f32 are loops, and no step computes one of them together with others.
+#[test]
+fn nodes_in_f32_are_loops() {
+    let network = |in_f32: &[&str]| {
+        let (mut g, x) = Network::new(32, [28, 28, 24]);
+        let a = g.conv("a", x, [24, 24, 3]);
+        let a = g.relu("a.relu", a);
+        let b = g.conv("b", a, [24, 144, 1]);
+        let b = g.silu("b.silu", b);
+        let c = g.conv("c", b, [144, 24, 3]);
+        g.planned_with(&Limits::h200(), &[c], in_f32)
+    };
+    let [a, b, c] = [("a", "conv3x3+relu"), ("b", "product+silu"), ("c", "conv3x3")];
+    assert_eq!(images(&network(&[])), named(&[a, b, c]));
+    let plan = network(&["a", "c"]);
+    assert_eq!(images(&plan), named(&[b]));
+    assert!(["a", "c"].iter().all(|name| computes(&plan, name)), "{plan}");
+    assert_eq!(images(&network(&["b.silu"])), named(&[a, ("b", "conv1x1"), c]));
+    let plan = network(&["b"]);
+    assert_eq!(images(&plan), named(&[a, c]));
+    assert!(computes(&plan, "b"), "{plan}");
+}
+
+/// Whether a loop computes a node.
+fn computes(plan: &Plan, node: &str) -> bool {
+    let has = |step: &Step| matches!(&step.op, StepOp::Loop(of) if of.nodes.iter().any(|name| name == node));
+    plan.steps.iter().any(has)
 }
 
 /// A convolution of groups has a kernel for images.
