@@ -1,5 +1,5 @@
 use super::*;
-use crate::graph::{Binary, Conv, Expr, GraphBuilder, Pool, PoolOp, Reduce, ReduceOp, Unary, Window};
+use crate::graph::{Binary, Contract, Conv, Expr, GraphBuilder, Pool, PoolOp, Reduce, ReduceOp, Unary, Window};
 
 /// A graph of values that grows by layers.
 struct Network(GraphBuilder, usize);
@@ -45,6 +45,13 @@ impl Network {
     fn depthwise(&mut self, name: &str, x: ValueId, [c, size]: [usize; 2]) -> ValueId {
         let filter = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[c, 1, size, size]);
         self.0.node(name, Op::Conv(Conv { window: Window::all(2, size, 1, size / 2), groups: c }), &[x, filter])
+    }
+
+    /// A product of vectors with a matrix of this many columns and rows.
+    fn linear(&mut self, name: &str, x: ValueId, [c, k]: [usize; 2]) -> ValueId {
+        let matrix = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[k, c]);
+        let product = Contract { left: vec![0, 1], right: vec![2, 1], result: vec![0, 2] };
+        self.0.node(name, Op::Contract(product), &[x, matrix])
     }
 
     fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
@@ -302,6 +309,29 @@ fn a_gate_that_is_read_twice_is_computed_twice() {
         assert_eq!(images(&plan), named(&[("a", "dw3x3"), ("b", "conv1x1")]));
         // Casts of what comes and goes, the mean, the product, and perhaps the gate.
         assert_eq!(loops(&plan), count, "{plan}");
+    }
+}
+
+/// A product of vectors that no other layer reads is a linear layer, whose results stay in f32 until what follows has read them.
+#[test]
+fn a_classifier_is_not_rounded() {
+    for limits in [Limits::a100(), Limits::h200()] {
+        for (outputs, stored) in [(1000, 1000), (13, 16)] {
+            let (mut g, x) = Network::new(3, [8, 8, 16]);
+            let a = g.conv("a", x, [16, 24, 3]);
+            let x = g.mean("mean", a);
+            let x = g.0.node("flat", Op::Reshape(vec![3, 24]), &[x]);
+            let hidden = g.linear("hidden", x, [24, 40]);
+            let hidden = g.relu("relu", hidden);
+            let y = g.linear("y", hidden, [40, outputs]);
+            let y = g.relu("y.relu", y);
+            let plan = g.planned(&limits, &[y]);
+            let step = plan.steps.iter().find(|step| step.name == "y").unwrap();
+            assert_eq!(step.op.label(1), "linear", "{plan}");
+            let result = &plan.tensors[step.outputs[0].0];
+            assert_eq!((result.dtype, result.shape.channels, result.stored_channels), (Dtype::F32, outputs, stored));
+            assert!(images(&plan).iter().all(|(name, label)| *name == "y" || label != "linear"), "{plan}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::layers::image;
 use super::patterns::{self, Mask};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
-use crate::plan::{Family, Limits, StepOp};
+use crate::plan::{Family, Limits, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
 /// Channels are stored in multiples of this.
@@ -63,7 +63,9 @@ impl Layered {
                 split.push_found(&graph.nodes[found.named.0], found);
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
-                split.to.halves.written.insert(node.outputs[0]);
+                if rows::dtype(&op, limits.family) == Dtype::F16 {
+                    split.to.halves.written.insert(node.outputs[0]);
+                }
                 split.push_image(node, op, &reads);
             } else {
                 split.push_other(node);
@@ -88,6 +90,8 @@ impl Layered {
 /// A graph whose nodes become the network's or fused steps, one after the other, or stay.
 pub(super) struct Split<'a> {
     pub from: &'a Graph,
+    /// The nodes that read each value of it.
+    pub readers: Vec<Vec<NodeId>>,
     pub batch: usize,
     pub to: Layered,
     /// The node of the network that computes each value, or that it is given by.
@@ -116,7 +120,8 @@ impl<'a> Split<'a> {
         };
         let sources = vec![BTreeSet::new(); from.values.len()];
         let (images, halves) = (HashMap::new(), HashMap::new());
-        Self { from, batch, to, images, stored: Vec::new(), sources, halves, masks: Vec::new() }
+        let (readers, stored, masks) = (from.readers(), Vec::new(), Vec::new());
+        Self { from, readers, batch, to, images, stored, sources, halves, masks }
     }
 
     /// With the node that stands for all outputs.
