@@ -316,14 +316,14 @@ fn an_audit_lets_the_file_be_in_f32() {
         port(12, "scores", FLOAT, &["batch", "2"]),
     ];
     fs::write(&files.1, [model(&graph), message(8, &[int(2, 18)])].concat()).unwrap();
-    fs::write(files.0.0.join("x.npy"), npy("<f4", "1, 3", &f32s(&[1.0, 1.0, 1.0]))).unwrap();
-    let input = format!("x={}", files.0.0.join("x.npy").display());
-    let output = files.run("audit", &["--input", &input, "--save"]);
+    let input = files.input("x", npy("<f4", "1, 3", &f32s(&[1.0, 1.0, 1.0])));
+    let audit = |more: &[&str]| run(&[&["audit", files.1.to_str().unwrap(), "--input", &input], more].concat());
+    let output = audit(&["--save"]);
     expect_code(&output, 0);
     assert!(stdout(&output).contains("in f32: `scores` (contract), up to 90000, off by inf"), "{}", stdout(&output));
     let config = fs::read_to_string(files.0.0.join("config.json")).unwrap();
     assert_eq!(config, "{\n  \"nodes_in_f32\": [\n    \"scores\"\n  ]\n}\n");
-    let again = files.run("audit", &["--input", &input]);
+    let again = audit(&[]);
     assert!(stdout(&again).contains("0 nodes in f32 beside 1 that were; outputs are off by 0"), "{}", stdout(&again));
     fs::write(files.0.0.join("config.json"), r#"{"nodes_in_f32": ["scor"]}"#).unwrap();
     let wrong = files.run("run", &[]);
@@ -349,9 +349,8 @@ fn values_that_are_not_finite_are_named() {
         ),
         ([1.0, 2.0, 3.0], 0, "0 values of 1 rows are not finite"),
     ] {
-        fs::write(files.0.0.join("x.npy"), npy("<f4", "1, 3", &f32s(&numbers))).unwrap();
-        let input = format!("x={}", files.0.0.join("x.npy").display());
-        let output = files.run("run", &["--input", &input, "--check-finite", "--device", "cpu"]);
+        let input = files.input("x", npy("<f4", "1, 3", &f32s(&numbers)));
+        let output = files.run("run", &["--input", &input, "--check-finite"]);
         expect_code(&output, code);
         assert!(stdout(&output).starts_with(said), "{}", stdout(&output));
     }
