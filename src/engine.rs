@@ -2,6 +2,7 @@
 
 mod budget;
 mod builder;
+mod finite;
 mod fleet;
 mod flow;
 mod measured;
@@ -24,6 +25,7 @@ use crate::tensor::RowPort;
 use crate::tensor::{Element, RowSpec, Size};
 use crate::trace::{Trace, TracedLayer, TracedModel, TracedProgram};
 pub use builder::EngineBuilder;
+pub use finite::NotFinite;
 pub use fleet::Fleet;
 
 /// A model on a device behind a ring: many threads acquire, fill and submit batches; copies and compute overlap.

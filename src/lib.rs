@@ -118,7 +118,7 @@ struct EmbedGuide;
 struct Readme;
 
 pub use device::{CallerStream, Device, DeviceInfo, DeviceRows, MemoryUse, Target};
-pub use engine::{Engine, EngineBuilder, Fleet};
+pub use engine::{Engine, EngineBuilder, Fleet, NotFinite};
 pub use error::{Credits, Error, FaultClass, printable};
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
@@ -126,6 +126,7 @@ pub use exec::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
     RowNormOperands, RowNormRun, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
+pub use exec::{Audit, NotHeld};
 pub use exec::{CalibrationMethod, Calibrator, Sensitivity};
 pub use exec::{StepTimes, Tuning, TuningCache, TuningProgress};
 pub use phases::Phase;

@@ -1,5 +1,7 @@
 //! Models of any values through the engine on the CPU; `tests/gpu.rs` runs the same cases on a GPU.
 
+#[path = "support/beyond_f16.rs"]
+mod beyond_f16;
 #[path = "support/values.rs"]
 mod cases;
 #[path = "support/records.rs"]
@@ -36,6 +38,7 @@ on_the_cpu!(
         models_read_one_another,
         outputs_are_whatever_the_graph_says,
         images_between_loops_are_exact,
+        nodes_in_f32_hold_what_f16_does_not,
     }
     sizes::{
         every_size_has_rows_of_its_own,
@@ -59,6 +62,26 @@ on_the_cpu!(
         what_states_cannot_do_is_refused,
     }
 );
+
+#[test]
+fn an_audit_names_what_is_beyond_f16() {
+    beyond_f16::an_audit_names_what_is_beyond_f16();
+}
+
+#[test]
+fn an_audit_names_where_digits_are_lost() {
+    beyond_f16::an_audit_names_where_digits_are_lost();
+}
+
+#[test]
+fn loops_hold_what_f16_does_not() {
+    beyond_f16::loops_hold_what_f16_does_not(&Device::cpu(1));
+}
+
+#[test]
+fn what_is_not_finite_is_named_first_one_first() {
+    beyond_f16::what_is_not_finite_is_named_first_one_first(&Device::cpu(1));
+}
 
 #[test]
 fn sizes_share_their_memory() {

@@ -1,9 +1,11 @@
 //! With what: a plan becomes a program that a device launches. Weights are folded, repacked and uploaded here.
 
+mod audit;
 mod calibrate;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod finite;
 mod mean;
 mod states;
 mod step_times;
@@ -19,12 +21,14 @@ use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
 
+pub use audit::{Audit, NotHeld};
 pub use calibrate::{CalibrationMethod, Calibrator, Sensitivity};
 #[cfg(feature = "cuda")]
 pub use cuda::{
     AttentionOperands, AttentionRun, ConvRun, HalfOperands, LoopModule, LoopRun, ProductOperands, ProductRun,
     RowNormOperands, RowNormRun, S8MeanOperands, S8MeanRun, S8Operands, S8StemOperands, S8StemRun,
 };
+pub(crate) use finite::not_finite;
 pub use step_times::StepTimes;
 pub(crate) use tuning::{GoesOn, Told, TuningSpec};
 pub use tuning::{Tuning, TuningCache, TuningProgress};
@@ -219,7 +223,7 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
         }
         Network::Values(values) => {
             let (rows, states, precision) = ([values.input(), values.output()], values.states(), spec.precision);
-            let request = ValuesRequest { limits, batch, rows, states, precision, choices };
+            let request = ValuesRequest { limits, batch, rows, states, precision, in_f32: values.in_f32(), choices };
             plan::values::plan(&values.graph(batch)?, &request)?
         }
     };

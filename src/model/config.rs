@@ -2,8 +2,9 @@
 //!
 //! What is read: `architecture`, `num_classes`, `label_names` or `id2label`, and from `pretrained_cfg` (or, if it is
 //! not there, from the top level) `input_size`, `mean`, `std`, `crop_pct`, `crop_mode`, `interpolation`,
-//! `transform_input`; from `quantization` at the top level `scales` and `floats`. Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and std
-//! for three channels, a crop of 0.875, bicubic.
+//! `transform_input`; from `quantization` at the top level `scales` and `floats`; of a file of any values `nodes_in_f32`.
+//! Everything else is ignored, and null counts as absent. Absent values are those that timm assumes: the ImageNet mean and
+//! std for three channels, a crop of 0.875, bicubic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -41,6 +42,23 @@ const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 /// The share of the resized picture's side that is kept.
 const CROP_PCT: f64 = 0.875;
 
+/// The nodes that the `config.json` at `path` names under `nodes_in_f32`; none where there is no such file.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read, [`Error::Format`] if it says something else there.
+pub(super) fn nodes_in_f32(path: &Path) -> Result<BTreeSet<String>, Error> {
+    if !path.exists() {
+        return Ok(BTreeSet::new());
+    }
+    let root = object(path, &files::read("open the model's configuration", path, MAX_FILE_BYTES)?)?;
+    let keys = Keys::new(path, &root)?;
+    keys.top("nodes_in_f32").map_or_else(|| Ok(BTreeSet::new()), |(key, names)| keys.names(&key, names))
+}
+
+fn object(path: &Path, text: &[u8]) -> Result<Map<String, Value>, Error> {
+    serde_json::from_slice(text).map_err(|e| Error::format(path, format!("configuration: {e}")))
+}
+
 const MAX_FILE_BYTES: u64 = 64 << 20;
 const MAX_SIDE: u64 = 1 << 16;
 const MAX_CLASSES: u64 = 1 << 24;
@@ -73,9 +91,7 @@ impl Config {
     }
 
     fn parse(path: &Path, text: &[u8], default_input: impl Fn(&str) -> Result<Shape, Error>) -> Result<Self, Error> {
-        let root: Map<String, Value> =
-            serde_json::from_slice(text).map_err(|e| Error::format(path, format!("configuration: {e}")))?;
-        Self::from_object(path, &root, default_input)
+        Self::from_object(path, &object(path, text)?, default_input)
     }
 
     fn from_object(
@@ -242,14 +258,15 @@ impl<'a> Keys<'a> {
         let scales = scales.iter().map(number).collect();
         let floats = match get("floats") {
             None => BTreeSet::new(),
-            Some(value) => {
-                let names = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
-                let names: Option<Vec<&str>> = names;
-                let names = names.ok_or_else(|| self.wrong(&format!("{key}.floats"), "a list of names", value))?;
-                names.into_iter().map(str::to_owned).collect()
-            }
+            Some(value) => self.names(&format!("{key}.floats"), value)?,
         };
         Ok(Some(Quantization { scales, floats }))
+    }
+
+    fn names(&self, key: &str, value: &Value) -> Result<BTreeSet<String>, Error> {
+        let name = |name: &Value| name.as_str().map(str::to_owned);
+        let names = value.as_array().and_then(|names| names.iter().map(name).collect());
+        names.ok_or_else(|| self.wrong(key, "a list of names", value))
     }
 
     /// A list of one number for each channel.

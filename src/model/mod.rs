@@ -12,6 +12,7 @@ mod families;
 mod first_layers;
 mod fold;
 mod graph;
+mod in_f32;
 #[cfg(test)]
 mod interpreter;
 mod names;
@@ -23,6 +24,7 @@ mod recognise;
 mod rewrite;
 mod safetensors_header;
 mod shape;
+mod shown;
 mod states;
 mod values;
 mod weights;
@@ -510,13 +512,7 @@ impl Model {
     /// [`Error::Unsupported`] for a network of images, which has another [`graph`](Self::graph); as for
     /// [`Model::of_graphs`] or [`Model::open_at`].
     pub fn values_graph(&self, rows: usize) -> Result<crate::graph::Graph, Error> {
-        match &self.network {
-            Network::Values(values) => values.graph(rows),
-            Network::Images(_) => Err(Error::Unsupported {
-                what: format!("`{}`, a network of images, as a graph of values", self.name),
-                instead: "read its graph of images".into(),
-            }),
-        }
+        self.values()?.graph(rows)
     }
 
     /// Where the graph's tensors are.

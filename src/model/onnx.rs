@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::config::Config;
+use super::config::{self, Config};
 use super::recognise::{self, Network};
 use super::values::Values;
 use super::weights::{Placed, Weights};
@@ -25,11 +25,13 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let batch = batch_dims(&file, sizes);
     let metadata = file.model().metadata.as_slice().into();
     let values = Values::of_file(file, sizes.clone(), batch)?;
+    let in_f32 = config::nodes_in_f32(&path.with_file_name("config.json"))?;
     let model = match recognise::network(&values.graph(1)?, &weights) {
-        Ok(network) => of_images(path, network, &weights)?,
+        Ok(network) if in_f32.is_empty() => of_images(path, network, &weights)?,
+        Ok(_) => Model::of_values(values, weights.into())?.with_f32(in_f32)?, // kernels for images are in f16
         Err(Error::Unsupported { what, .. }) => {
             log::info!("{name}: no network of images: {what}");
-            Model::of_values(values, weights.into())?
+            Model::of_values(values, weights.into())?.with_f32(in_f32)?
         }
         Err(other) => return Err(other),
     };

@@ -27,6 +27,8 @@ pub(crate) struct Values {
     /// What rows may be padded with.
     pub(super) padding: Vec<Declared>,
     states: States,
+    /// Nodes that are computed in f32 on every device, by name.
+    pub(super) in_f32: BTreeSet<String>,
 }
 
 /// Inputs whose values are what outputs gave in the run before.
@@ -121,8 +123,8 @@ impl Values {
     fn new(source: Arc<Source>, dims: Dims, one: Graph, batch: Option<BatchAxes>) -> Result<Self, Error> {
         let (one, empty) = (first(one, batch.as_ref()), RowSpec::new::<&str>([]));
         let (input, output) = (empty.clone(), empty);
-        let (padding, states) = (Vec::new(), States::default());
-        Self { source, dims, one, batch, input, output, padding, states }.with_states(&[], &[])
+        let (padding, states, in_f32) = (Vec::new(), States::default(), BTreeSet::new());
+        Self { source, dims, one, batch, input, output, padding, states, in_f32 }.with_states(&[], &[])
     }
 
     /// The same with these inputs as states, each with the output of the same place, which are as the inputs.
@@ -192,7 +194,13 @@ impl Values {
             }
         };
         values.padding.clone_from(&self.padding);
+        values.in_f32.clone_from(&self.in_f32);
         values.with_states(&self.states.inputs, &self.states.outputs)
+    }
+
+    /// Nodes that are computed in f32 on every device, by name.
+    pub const fn in_f32(&self) -> &BTreeSet<String> {
+        &self.in_f32
     }
 
     /// The sizes of its free dimensions.

@@ -4,6 +4,7 @@ use trefoil::{Device, Engine, Error, Precision, Target};
 
 use crate::engine::fail_each_call_of;
 use crate::harness::{Scenario, for_each_number, mark, wait_for_release};
+use crate::support::beyond_f16;
 use crate::support::encoder::{Encoder, Style};
 use crate::support::records::{check, fill, joined};
 use crate::support::{sizes, states};
@@ -145,4 +146,13 @@ fn every_call_of_a_model_with_state_may_fail() {
             }
         });
     }
+}
+
+/// Layers in f32 are loops, whose values are handed out too.
+#[test]
+fn nodes_in_f32_are_computed_by_loops() {
+    let scenario = Scenario::new("values::nodes_in_f32_are_computed_by_loops", || {
+        beyond_f16::loops_hold_what_f16_does_not(&Device::open(Target::Cuda(0)).unwrap());
+    });
+    scenario.run(&[]).assert_clean();
 }

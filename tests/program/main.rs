@@ -329,7 +329,8 @@ fn wrong_command_lines_are_usage_errors_that_name_the_option() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    let commands = ["", "classify", "run", "check", "inspect", "bench", "simulate", "trace", "doctor", "completions"];
+    let commands =
+        ["", "classify", "run", "check", "audit", "inspect", "bench", "simulate", "trace", "doctor", "completions"];
     let benchmarks = ["overlap", "forum", "clients", "server"].map(|name| format!("bench {name}"));
     for command in commands.into_iter().chain(benchmarks.iter().map(String::as_str)) {
         let output = run(&command.split_whitespace().chain(["--help"]).collect::<Vec<_>>());

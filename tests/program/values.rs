@@ -304,6 +304,58 @@ fn a_check_needs_another_device_than_the_cpu() {
     assert!(stderr(&missing).contains("`sequence`"), "{}", stderr(&missing));
 }
 
+/// What f16 does not hold is named, written beside the file, and in f32 for whoever opens it.
+#[test]
+fn an_audit_lets_the_file_be_in_f32() {
+    let files = Files::new("audit");
+    let large: Vec<u8> = [3e4_f32; 6].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let graph = [
+        port(11, "x", FLOAT, &["batch", "3"]),
+        initializer(FLOAT, &[3, 2], &[bytes(9, large)]),
+        op("MatMul", &["x", "w"], "scores", &[]),
+        port(12, "scores", FLOAT, &["batch", "2"]),
+    ];
+    fs::write(&files.1, [model(&graph), message(8, &[int(2, 18)])].concat()).unwrap();
+    let input = files.input("x", npy("<f4", "1, 3", &f32s(&[1.0, 1.0, 1.0])));
+    let audit = |more: &[&str]| run(&[&["audit", files.1.to_str().unwrap(), "--input", &input], more].concat());
+    let output = audit(&["--save"]);
+    expect_code(&output, 0);
+    assert!(stdout(&output).contains("in f32: `scores` (contract), up to 90000, off by inf"), "{}", stdout(&output));
+    let config = fs::read_to_string(files.0.0.join("config.json")).unwrap();
+    assert_eq!(config, "{\n  \"nodes_in_f32\": [\n    \"scores\"\n  ]\n}\n");
+    let again = audit(&[]);
+    assert!(stdout(&again).contains("0 nodes in f32 beside 1 that were; outputs are off by 0"), "{}", stdout(&again));
+    fs::write(files.0.0.join("config.json"), r#"{"nodes_in_f32": ["scor"]}"#).unwrap();
+    let wrong = files.run("run", &[]);
+    expect_code(&wrong, 1);
+    assert!(stderr(&wrong).contains("`scores`"), "{}", stderr(&wrong));
+}
+
+#[test]
+fn values_that_are_not_finite_are_named() {
+    let files = Files::new("finite");
+    let graph = [
+        port(11, "x", FLOAT, &["batch", "3"]),
+        op("Log", &["x"], "log", &[]),
+        op("Add", &["log", "x"], "sum", &[]),
+        port(12, "sum", FLOAT, &["batch", "3"]),
+    ];
+    fs::write(&files.1, [model(&graph), message(8, &[int(2, 18)])].concat()).unwrap();
+    for (numbers, code, said) in [
+        (
+            [1.0, 2.0, 0.0],
+            2,
+            "row 0: `log` (map) as map: f32[1, 3] has 1 numbers that are not finite, the first is -inf at 2",
+        ),
+        ([1.0, 2.0, 3.0], 0, "0 values of 1 rows are not finite"),
+    ] {
+        let input = files.input("x", npy("<f4", "1, 3", &f32s(&numbers)));
+        let output = files.run("run", &["--input", &input, "--check-finite"]);
+        expect_code(&output, code);
+        assert!(stdout(&output).starts_with(said), "{}", stdout(&output));
+    }
+}
+
 #[test]
 fn inspect_tells_of_any_file_what_it_is_made_of() {
     let files = Files::new("inspect-values");

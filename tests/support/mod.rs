@@ -3,6 +3,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod attention;
+pub mod beyond_f16;
 pub mod byte_rules;
 #[cfg(feature = "cuda")]
 pub mod conv_s8;

@@ -1,5 +1,6 @@
 //! Models of any values through the engine, on any device: several ports of different types.
 
+pub use super::beyond_f16::nodes_in_f32_hold_what_f16_does_not;
 use super::records::{check, fill, image, joined};
 pub use super::whole_numbers::images_between_loops_are_exact;
 use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op, TopK};
@@ -136,11 +137,12 @@ pub fn outputs_are_whatever_the_graph_says(device: &Device) {
 type Case = (&'static str, fn(&Device));
 
 /// Each case with its name.
-pub const ALL: [Case; 6] = [
+pub const ALL: [Case; 7] = [
     ("rows_have_ports_of_their_own_types", rows_have_ports_of_their_own_types),
     ("a_batcher_takes_single_records", a_batcher_takes_single_records),
     ("every_output_is_there_whoever_reads_it", every_output_is_there_whoever_reads_it),
     ("models_read_one_another", models_read_one_another),
     ("outputs_are_whatever_the_graph_says", outputs_are_whatever_the_graph_says),
     ("images_between_loops_are_exact", images_between_loops_are_exact),
+    ("nodes_in_f32_hold_what_f16_does_not", nodes_in_f32_hold_what_f16_does_not),
 ];

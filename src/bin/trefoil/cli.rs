@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use trefoil::Target;
 
+use crate::audit::AuditArgs;
 use crate::bench::args::{BenchArgs, BenchCommand};
 use crate::calibrate::CalibrateArgs;
 use crate::check::CheckArgs;
@@ -92,6 +93,8 @@ pub enum Command {
     Run(RunArgs),
     /// Runs a model on the CPU and on a GPU and compares, down to the first node that differs
     Check(CheckArgs),
+    /// Names the nodes of a model that f16 does not hold, and lets them be in f32
+    Audit(AuditArgs),
     /// Writes a model whose layers are computed in bytes, with scales found on photos
     Calibrate(CalibrateArgs),
     /// Prints what a model is made of and its plan for a device

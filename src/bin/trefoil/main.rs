@@ -14,6 +14,7 @@
 //!
 //! 0 success, 1 nothing could be done, 2 some inputs failed or results differ, 64 a wrong command line, 130 interrupted by Ctrl-C.
 
+mod audit;
 mod bench;
 mod calibrate;
 mod check;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         Some(Command::Embed(args)) => embed::run(&args),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args),
+        Some(Command::Audit(args)) => audit::run(&args),
         Some(Command::Calibrate(args)) => calibrate::run(&args),
         Some(Command::Inspect(args)) => inspect::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),

@@ -67,9 +67,20 @@ impl Inputs {
     /// around the same elements.
     pub fn fill(&self, batch: &mut Batch, to: usize, row: usize) -> Result<()> {
         let spec = batch.spec().clone();
+        self.fill_row(&spec, batch.row_mut(to), row)
+    }
+
+    /// One of the rows, as the bytes of a row of ports.
+    pub fn row(&self, spec: &RowSpec, row: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; spec.row_bytes];
+        self.fill_row(spec, &mut bytes, row)?;
+        Ok(bytes)
+    }
+
+    fn fill_row(&self, spec: &RowSpec, to: &mut [u8], row: usize) -> Result<()> {
         for (index, (port, source)) in self.ports.iter().enumerate() {
             let (bytes, offset) = (port.bytes(), spec.port(&*port.name)?.offset);
-            let to = &mut batch.row_mut(to)[offset..][..bytes];
+            let to = &mut to[offset..][..bytes];
             match source {
                 Source::File(_, all) => to.copy_from_slice(&all[row * bytes..][..bytes]),
                 Source::Random => Random::new((index as u64) << 48 ^ row as u64).fill(to, port.dtype),

@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
-use trefoil::{Engine, OutputKind, RowPort, Size, Target, files, printable};
+use trefoil::model::Model;
+use trefoil::{Device, Engine, OutputKind, RowPort, Size, Target, files, printable};
 
 use crate::cli::{Kernels, count};
 use crate::feed::Feed;
@@ -38,6 +39,9 @@ pub struct RunArgs {
     /// Times that all rows are run
     #[arg(long, value_name = "N", default_value = "1", value_parser = count::<1_000_000>)]
     repeat: usize,
+    /// Instead of running them say which values of the rows are not finite, the first one first (exit code 2)
+    #[arg(long, conflicts_with_all = ["output", "repeat"])]
+    check_finite: bool,
     #[command(flatten)]
     kernels: Kernels,
 }
@@ -46,6 +50,9 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
     args.output.iter().try_for_each(files::check)?; // before the run, which may be long
     let (model, path) = args.feed.at.open(&args.feed.model)?;
     let device = setup::open_device(args.device)?;
+    if args.check_finite {
+        return check_finite(args, &model, &device);
+    }
     let (engine, all) = args.feed.engine(&model, &device, OutputKind::Probabilities, args.kernels)?;
     if let (Some(path), [_, other, ..]) = (&args.output, &all[..]) {
         bail!(
@@ -65,6 +72,24 @@ pub fn run(args: &RunArgs) -> Result<Outcome> {
         run_size(args, &engine, rows)?;
     }
     Ok(Outcome::AllGood)
+}
+
+/// Says which values are not finite.
+fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcome> {
+    let (engine, mut all) = args.feed.engine(model, device, OutputKind::Features, args.kernels)?;
+    ensure!(all.len() == 1, "--check-finite: give one size");
+    let (spec, (_, inputs)) = (engine.input().clone(), all.swap_remove(0));
+    drop(engine); // its memory is for those that hand out every value
+    let (mut out, mut found) = (io::stdout(), 0);
+    for row in 0..inputs.rows() {
+        let builder = setup::tuned(Engine::builder(model).on(device), args.kernels);
+        for value in builder.not_finite(&inputs.row(&spec, row)?)? {
+            writeln!(out, "row {row}: {}", report::message(&value.to_string()))?;
+            found += 1;
+        }
+    }
+    writeln!(out, "{found} values of {} rows are not finite", inputs.rows())?;
+    Ok(if found == 0 { Outcome::AllGood } else { Outcome::SomeFailed })
 }
 
 /// Runs the rows of one size, and says what came out.

@@ -28,8 +28,7 @@ impl Cut {
         if of.graph().is_ok() {
             return Ok(of.features_at(&self.name)?);
         }
-        let graph = Graph { outputs: self.outputs.clone(), ..of.values_graph(1)? };
-        Ok(Model::of_graph(of.weights().clone(), graph)?)
+        Ok(of.showing(self.outputs.clone())?)
     }
 }
 

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 
 use super::layered::{ALIGN, Split, with_channels};
-use super::layers::{image, kernel, layer};
+use super::layers::{classifier, image, kernel, layer};
 use super::patterns::{float, inlined, writer};
 use crate::graph::{Binary, Expr, Node, NodeId, Op, Slice, ValueId, ValueType};
 use crate::model::{self, is_sum, pool_of};
-use crate::plan::Limits;
+use crate::plan::{Family, Limits, rows};
 use crate::tensor::{Activation, Dtype, Shape};
 
 /// An operation of a network of images, and the values that it is of.
@@ -27,6 +27,9 @@ impl Split<'_> {
     fn layer_or_between(&self, node: &Node) -> Option<Operation> {
         let reads: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
         let x = *reads.first()?;
+        if let Some(linear) = classifier(self.from, node, &self.readers) {
+            return Some((model::Op::Linear(linear), vec![x]));
+        }
         match &node.op {
             Op::Conv(_) | Op::Contract(_) => Some((model::Op::Conv2d(layer(self.from, node)?), vec![x])),
             Op::Map(_) => Some((model::Op::Add(Activation::None), self.summands(reads)?)),
@@ -67,10 +70,10 @@ impl Split<'_> {
         }
     }
 
-    /// Whether the network computes a value.
+    /// Whether the network computes a value, in f16.
     fn is_image(&self, id: ValueId) -> bool {
         let node = self.images.get(&id).map(|id| &self.to.network.nodes[id.0].op);
-        node.is_some_and(|op| !matches!(op, model::Op::Given(_)))
+        node.is_some_and(|op| !matches!(op, model::Op::Given(_) | model::Op::Linear(_)))
     }
 
     /// Whether a value is computed from some of the network's, so that it has no more digits than they have.
@@ -128,6 +131,8 @@ impl Split<'_> {
             of.dims.clone_from(&self.stored[inputs[0].0].1);
         }
         let channels = *of.dims.last().expect("it has channels");
+        let dtype = rows::dtype(&op, Family::Sm80);
+        let with_channels = |of: &ValueType, channels| ValueType { dtype, ..with_channels(of, channels) };
         let stored = self.add(with_channels(&of, channels.next_multiple_of(ALIGN)));
         self.to.channels.insert(stored, channels);
         self.to.apart.insert(NodeId(self.to.graph.nodes.len()));
@@ -143,9 +148,10 @@ impl Split<'_> {
             dense = self.node(&node.name, "channels", Op::Slice(slice), dense, with_channels(&of, channels));
         }
         match shown == of.dims {
-            true => _ = self.halves.insert(y, stored),
+            true if dtype == Dtype::F16 => _ = self.halves.insert(y, stored),
+            true => {}
             false => {
-                let to = ValueType { dtype: Dtype::F16, dims: shown.clone() };
+                let to = ValueType { dtype, dims: shown.clone() };
                 dense = self.node(&node.name, "dimensions", Op::Reshape(shown), dense, to);
             }
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::graph::{Binary, Conv, Expr, GraphBuilder, Pool, PoolOp, Reduce, ReduceOp, Unary, Window};
+use crate::graph::{Binary, Contract, Conv, Expr, GraphBuilder, Pool, PoolOp, Reduce, ReduceOp, Unary, Window};
 
 /// A graph of values that grows by layers.
 struct Network(GraphBuilder, usize);
@@ -47,12 +47,24 @@ impl Network {
         self.0.node(name, Op::Conv(Conv { window: Window::all(2, size, 1, size / 2), groups: c }), &[x, filter])
     }
 
+    /// A product of vectors with a matrix of this many columns and rows.
+    fn linear(&mut self, name: &str, x: ValueId, [c, k]: [usize; 2]) -> ValueId {
+        let matrix = self.0.weight(&format!("{name}.weight"), Dtype::F32, &[k, c]);
+        let product = Contract { left: vec![0, 1], right: vec![2, 1], result: vec![0, 2] };
+        self.0.node(name, Op::Contract(product), &[x, matrix])
+    }
+
     fn sum(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
         self.0.map(name, Expr::arg(0) + Expr::arg(1), &[a, b])
     }
 
     /// The plan with these outputs, checked.
-    fn planned(mut self, limits: &Limits, outputs: &[ValueId]) -> Plan {
+    fn planned(self, limits: &Limits, outputs: &[ValueId]) -> Plan {
+        self.planned_with(limits, outputs, &[])
+    }
+
+    /// The same with some nodes in f32.
+    fn planned_with(mut self, limits: &Limits, outputs: &[ValueId], in_f32: &[&str]) -> Plan {
         for (index, &value) in outputs.iter().enumerate() {
             self.0.output(&format!("y{index}"), value);
         }
@@ -65,9 +77,10 @@ impl Network {
         };
         let (rows, choices) = ([rows(&graph.inputs), rows(&graph.outputs)], Choices::new());
         let rows = [&rows[0], &rows[1]];
-        let request = ValuesRequest { limits, batch, rows, states: &[], precision: Precision::F16, choices: &choices };
-        let plan = plan(&graph, &request);
-        let plan = plan.unwrap();
+        let (in_f32, states) = (&in_f32.iter().map(|&name| name.to_owned()).collect(), &[][..]);
+        let (precision, choices) = (Precision::F16, &choices);
+        let request = ValuesRequest { limits, batch, rows, states, precision, in_f32, choices };
+        let plan = plan(&graph, &request).unwrap();
         plan.check().unwrap();
         are_in_order(&plan);
         plan
@@ -299,6 +312,58 @@ fn a_gate_that_is_read_twice_is_computed_twice() {
         // Casts of what comes and goes, the mean, the product, and perhaps the gate.
         assert_eq!(loops(&plan), count, "{plan}");
     }
+}
+
+/// A product of vectors that no other layer reads is a linear layer, whose results stay in f32 until what follows has read them.
+#[test]
+fn a_classifier_is_not_rounded() {
+    for limits in [Limits::a100(), Limits::h200()] {
+        for (outputs, stored) in [(1000, 1000), (13, 16)] {
+            let (mut g, x) = Network::new(3, [8, 8, 16]);
+            let a = g.conv("a", x, [16, 24, 3]);
+            let x = g.mean("mean", a);
+            let x = g.0.node("flat", Op::Reshape(vec![3, 24]), &[x]);
+            let hidden = g.linear("hidden", x, [24, 40]);
+            let hidden = g.relu("relu", hidden);
+            let y = g.linear("y", hidden, [40, outputs]);
+            let y = g.relu("y.relu", y);
+            let plan = g.planned(&limits, &[y]);
+            let step = plan.steps.iter().find(|step| step.name == "y").unwrap();
+            assert_eq!(step.op.label(1), "linear", "{plan}");
+            let result = &plan.tensors[step.outputs[0].0];
+            assert_eq!((result.dtype, result.shape.channels, result.stored_channels), (Dtype::F32, outputs, stored));
+            assert!(images(&plan).iter().all(|(name, label)| *name == "y" || label != "linear"), "{plan}");
+        }
+    }
+}
+
+/// Nodes in f32 are loops, and no step computes one of them together with others.
+#[test]
+fn nodes_in_f32_are_loops() {
+    let network = |in_f32: &[&str]| {
+        let (mut g, x) = Network::new(32, [28, 28, 24]);
+        let a = g.conv("a", x, [24, 24, 3]);
+        let a = g.relu("a.relu", a);
+        let b = g.conv("b", a, [24, 144, 1]);
+        let b = g.silu("b.silu", b);
+        let c = g.conv("c", b, [144, 24, 3]);
+        g.planned_with(&Limits::h200(), &[c], in_f32)
+    };
+    let [a, b, c] = [("a", "conv3x3+relu"), ("b", "product+silu"), ("c", "conv3x3")];
+    assert_eq!(images(&network(&[])), named(&[a, b, c]));
+    let plan = network(&["a", "c"]);
+    assert_eq!(images(&plan), named(&[b]));
+    assert!(["a", "c"].iter().all(|name| computes(&plan, name)), "{plan}");
+    assert_eq!(images(&network(&["b.silu"])), named(&[a, ("b", "conv1x1"), c]));
+    let plan = network(&["b"]);
+    assert_eq!(images(&plan), named(&[a, c]));
+    assert!(computes(&plan, "b"), "{plan}");
+}
+
+/// Whether a loop computes a node.
+fn computes(plan: &Plan, node: &str) -> bool {
+    let has = |step: &Step| matches!(&step.op, StepOp::Loop(of) if of.nodes.iter().any(|name| name == node));
+    plan.steps.iter().any(has)
 }
 
 /// A convolution of groups has a kernel for images.

@@ -7,7 +7,7 @@ use super::layers::image;
 use super::patterns::{self, Mask};
 use crate::graph::{Expr, Graph, Node, NodeId, Number, Op, Origin, Pad, PadMode, Value, ValueId, ValueType};
 use crate::model;
-use crate::plan::{Family, Limits, StepOp};
+use crate::plan::{Family, Limits, StepOp, rows};
 use crate::tensor::{Dtype, Shape};
 
 /// Channels are stored in multiples of this.
@@ -27,6 +27,19 @@ pub(super) struct Layered {
     pub given: HashMap<String, Given>,
     /// Channels of values that are stored with more.
     pub channels: HashMap<ValueId, usize>,
+    /// What of the graph that it was made of is in f16.
+    pub halves: Halves,
+}
+
+/// What of a graph is computed in f16.
+#[derive(Default)]
+pub(super) struct Halves {
+    /// Nodes: their operands are rounded, and their results.
+    pub nodes: HashSet<NodeId>,
+    /// Values that exist in f16 alone.
+    pub written: HashSet<ValueId>,
+    /// Values that such nodes read in f16.
+    pub read: HashSet<ValueId>,
 }
 
 /// A value that a network reads.
@@ -38,15 +51,21 @@ pub(super) struct Given {
 }
 
 impl Layered {
-    /// The graph for `batch` rows with all that kernels of the device compute of it in f16.
-    pub fn of(graph: &Graph, limits: &Limits, batch: usize) -> Self {
+    /// The graph for `batch` rows with all that kernels of the device compute of it in f16; nodes of these names stay in f32.
+    pub fn of(graph: &Graph, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> Self {
         let mut split = Split::new(graph, batch);
-        let found = patterns::find(graph, limits, batch);
+        let found = patterns::find(graph, limits, batch, in_f32);
         let needed = patterns::needed(graph, &found);
         for (index, node) in graph.nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
             if let Some(found) = found.get(&NodeId(index)) {
+                split.to.halves.nodes.extend(patterns::covered(graph, found));
+                split.to.halves.written.insert(found.writes);
                 split.push_found(&graph.nodes[found.named.0], found);
-            } else if let Some((op, reads)) = split.operation(node, limits) {
+            } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
+                split.to.halves.nodes.insert(NodeId(index));
+                if rows::dtype(&op, limits.family) == Dtype::F16 {
+                    split.to.halves.written.insert(node.outputs[0]);
+                }
                 split.push_image(node, op, &reads);
             } else {
                 split.push_other(node);
@@ -71,6 +90,8 @@ impl Layered {
 /// A graph whose nodes become the network's or fused steps, one after the other, or stay.
 pub(super) struct Split<'a> {
     pub from: &'a Graph,
+    /// The nodes that read each value of it.
+    pub readers: Vec<Vec<NodeId>>,
     pub batch: usize,
     pub to: Layered,
     /// The node of the network that computes each value, or that it is given by.
@@ -95,16 +116,19 @@ impl<'a> Split<'a> {
             network: model::Graph { nodes: Vec::new(), output: model::NodeId(0), input },
             given: HashMap::new(),
             channels: HashMap::new(),
+            halves: Halves::default(),
         };
         let sources = vec![BTreeSet::new(); from.values.len()];
         let (images, halves) = (HashMap::new(), HashMap::new());
-        Self { from, batch, to, images, stored: Vec::new(), sources, halves, masks: Vec::new() }
+        let (readers, stored, masks) = (from.readers(), Vec::new(), Vec::new());
+        Self { from, readers, batch, to, images, stored, sources, halves, masks }
     }
 
     /// With the node that stands for all outputs.
     fn finish(mut self) -> Layered {
         let sources = self.sources_of(self.from.outputs.iter().map(|port| port.value));
         self.to.network.output = self.give("outputs (f32)".into(), None, vec![1, 1], &sources);
+        self.to.halves.read = self.halves.into_keys().collect();
         self.to
     }
 

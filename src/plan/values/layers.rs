@@ -1,8 +1,10 @@
 //! Layers of a graph of values that the kernels for images compute: convolutions, and products with constants, which are
 //! convolutions of one tap whose pixels are tokens.
 
-use crate::graph::{Graph, Node, Op, ValueId};
-use crate::model::{Conv2d, Window, filter_of, name_of, window_of};
+use std::collections::HashSet;
+
+use crate::graph::{Graph, Node, NodeId, Op, ValueId};
+use crate::model::{Conv2d, Linear, Window, filter_of, name_of, window_of};
 use crate::plan::kernels::{self, Variant};
 use crate::plan::work::{Operand, Work};
 use crate::plan::{Limits, StepOp};
@@ -32,6 +34,32 @@ pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
         }
         _ => None,
     }
+}
+
+/// The linear layer that a node is, of vectors and a matrix that has a row for each result, if no layer is computed of its
+/// result: its kernels leave that in f32. `readers` are the nodes that read each value.
+pub(super) fn classifier(graph: &Graph, node: &Node, readers: &[Vec<NodeId>]) -> Option<Linear> {
+    let Op::Contract(of) = &node.op else { return None };
+    let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
+    let (matrix, is_vector) = (graph.value(w), graph.value(x).rank() == 2);
+    if of.sums_first()? || !is_vector || matrix.dtype != Dtype::F32 || is_read_by_layers(graph, y, readers) {
+        return None;
+    }
+    Some(Linear { out_features: matrix.dims[0], weight: name_of(graph.constant(w)?, matrix), bias: None })
+}
+
+/// Whether a layer is computed of a value.
+fn is_read_by_layers(graph: &Graph, of: ValueId, readers: &[Vec<NodeId>]) -> bool {
+    let (mut ahead, mut seen) = (readers[of.0].clone(), HashSet::new());
+    while let Some(id) = ahead.pop() {
+        let node = &graph.nodes[id.0];
+        match node.op {
+            Op::Conv(_) | Op::Contract(_) => return true,
+            _ if seen.insert(id) => ahead.extend(node.outputs.iter().flat_map(|id| &readers[id.0])),
+            _ => {}
+        }
+    }
+    false
 }
 
 /// The best kernel of the device for a convolution from and to images of these shapes, if there is one.

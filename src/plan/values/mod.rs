@@ -11,6 +11,7 @@ mod layers;
 mod op_set;
 mod order;
 mod patterns;
+mod rounded;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -33,19 +34,21 @@ use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
 use crate::tensor::{Dtype, Precision, RowPort, RowSpec, Shape};
 
+pub(crate) use rounded::{Rounded, exact, rounded};
+
 /// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
 ///
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device computes.
 pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, Error> {
-    let &ValuesRequest { limits, batch, rows, states, precision, choices } = request;
+    let &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices } = request;
     let on_gpu = limits.family != Family::Cpu;
     let graph = match on_gpu {
         true => with_rows(&expand(graph), batch, rows[0]), // a GPU computes nothing by hand
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
-        Precision::F16 if on_gpu => Layered::of(&graph, limits, batch),
+        Precision::F16 if on_gpu => Layered::of(&graph, limits, batch, in_f32),
         Precision::F16 | Precision::F32 => Layered::of_loops(&graph),
     };
     let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
@@ -110,6 +113,8 @@ pub(crate) struct ValuesRequest<'a> {
     pub states: &'a [RowPort],
     /// What layers are computed in.
     pub precision: Precision,
+    /// Nodes that are in f32 whatever layers are computed in, by name.
+    pub in_f32: &'a BTreeSet<String>,
     /// Kernels that overrule the planner's.
     pub choices: &'a Choices,
 }

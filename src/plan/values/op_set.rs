@@ -146,6 +146,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
                     rows: [&input, &output],
                     states: &[],
                     precision,
+                    in_f32: &BTreeSet::new(),
                     choices: &Choices::new(),
                 };
                 let plan = plan(&graph, &request).unwrap_or_else(|error| panic!("{limits}: {op:?}: {error}"));
@@ -187,8 +188,9 @@ fn a_plan_lists_all_that_a_gpu_does_not_compute() {
     let input = RowSpec::new([("x", Dtype::F32, vec![3])]);
     let output = RowSpec::new((0..outputs).map(|i| (format!("y{i}"), Dtype::F32, vec![3])));
     let plan = |limits: &Limits| {
-        let (rows, choices) = ([&input, &output], &Choices::new());
-        plan(&graph, &ValuesRequest { limits, batch: 2, rows, states: &[], precision: Precision::F16, choices })
+        let (rows, in_f32, choices) = ([&input, &output], &BTreeSet::new(), &Choices::new());
+        let (states, precision) = (&[][..], Precision::F16);
+        plan(&graph, &ValuesRequest { limits, batch: 2, rows, states, precision, in_f32, choices })
     };
     let refused = plan(&Limits::h200()).unwrap_err().to_string();
     assert!(refused.contains("node `output` (pack)") && refused.contains("operands"), "{refused}");

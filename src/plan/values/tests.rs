@@ -10,7 +10,8 @@ fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
 }
 
 pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Precision) -> Plan {
-    plan(graph, &ValuesRequest { limits, batch, rows, states: &[], precision, choices: &Choices::new() }).unwrap()
+    let (states, in_f32, choices) = (&[][..], &BTreeSet::new(), &Choices::new());
+    plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices }).unwrap()
 }
 
 /// Images of 5 channels, a convolution, a depthwise one, and a product of each pixel with a matrix.

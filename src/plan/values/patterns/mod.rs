@@ -11,7 +11,7 @@ mod strided;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::graph::{Expr, Graph, Node, NodeId, Origin, ValueId};
 use crate::plan::{Limits, StepOp};
@@ -93,8 +93,9 @@ impl Context<'_> {
     }
 }
 
-/// The steps of a graph for `batch` rows that kernels made for such nodes compute, by the last node of each.
-pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize) -> HashMap<NodeId, Found> {
+/// The steps of a graph for `batch` rows that kernels made for such nodes compute, by the last node of each. None computes a
+/// node that is to be in f32.
+pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize, in_f32: &BTreeSet<String>) -> HashMap<NodeId, Found> {
     let mut all = HashMap::new();
     if !limits.has_sm90_kernels() {
         return all;
@@ -104,13 +105,32 @@ pub(super) fn find(graph: &Graph, limits: &Limits, batch: usize) -> HashMap<Node
     let mut halves = HashSet::new();
     for index in 0..graph.nodes.len() {
         let at = NodeId(index);
+        let is_in_f16 = |(_, found): &(NodeId, Found)| {
+            covered(graph, found).iter().all(|id| !in_f32.contains(&graph.nodes[id.0].name))
+        };
         let found = attention::find(&context, at).or_else(|| norm::find(&context, at));
-        if let Some((last, found)) = found.or_else(|| product::find(&context, at, &halves)) {
+        let found = found.or_else(|| product::find(&context, at, &halves));
+        if let Some((last, found)) = found.filter(is_in_f16) {
             halves.insert(found.writes);
             all.insert(last, found);
         }
     }
     all
+}
+
+/// The nodes that a step computes: what it writes depends on them, and what it reads does not.
+pub(super) fn covered(graph: &Graph, found: &Found) -> HashSet<NodeId> {
+    let reads: HashSet<ValueId> = found.reads.iter().flat_map(Read::values).copied().collect();
+    let (mut values, mut nodes) = (vec![found.writes], HashSet::new());
+    while let Some(value) = values.pop() {
+        if let Origin::Node(node, _) = graph.values[value.0].origin
+            && !reads.contains(&value)
+            && nodes.insert(node)
+        {
+            values.extend(graph.nodes[node.0].inputs.iter().flatten());
+        }
+    }
+    nodes
 }
 
 /// Of each node, whether an output needs it where some nodes are computed by these steps.

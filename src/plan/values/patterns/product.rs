@@ -9,7 +9,7 @@ use super::{Context, Found, Read};
 use crate::graph::{Contract, Conv, Expr, Graph, Node, NodeId, Op, ValueId};
 use crate::model::{Conv2d, Window, filter_of, name_of};
 use crate::plan::roofline::LAUNCH;
-use crate::plan::values::layers::{self, image, layer};
+use crate::plan::values::layers::{self, classifier, image, layer};
 use crate::plan::{Limits, ProductOp, ProductSizes, Rates, RowsAt, StepOp};
 use crate::tensor::Dtype;
 
@@ -62,6 +62,9 @@ impl Product {
     fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
         let graph = context.graph;
         let node = &graph.nodes[at.0];
+        if classifier(graph, node, &context.readers).is_some() {
+            return None;
+        }
         let product = match &node.op {
             Op::Contract(of) => Self::of_rows(graph, node, of),
             Op::Conv(of) => Self::of_windows(graph, node, of),

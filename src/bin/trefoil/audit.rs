@@ -1,0 +1,84 @@
+//! `trefoil audit`: the nodes of a model that f16 does not hold.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use trefoil::model::Model;
+use trefoil::{Device, Engine, Target, files};
+
+use crate::feed::Feed;
+use crate::ports::{Inputs, short};
+use crate::{Outcome, report};
+
+/// Arguments of `audit`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  trefoil audit network.onnx --rows 4
+  trefoil audit network.onnx --input image=images.npy --save
+
+On a GPU the layers of a model of any values are in f16, whose largest number is 65,504 and which has 11 bits. `audit` \
+computes rows in f32 and with an H200's roundings, both on the CPU, and moves nodes to f32 until no number is beyond f16 \
+and no output is off by more than the tolerance. With --save they are written to the config.json beside the file, as \
+`nodes_in_f32`: whoever opens it has them in f32. Rows should be like those that the model will see.")]
+pub struct AuditArgs {
+    #[command(flatten)]
+    feed: Feed,
+    /// How far an output may be off, as a part of its largest number
+    #[arg(long, value_name = "PART", default_value = "1e-2", value_parser = crate::check::tolerance)]
+    tolerance: f64,
+    /// Write the nodes to the config.json beside the file
+    #[arg(long)]
+    save: bool,
+}
+
+/// Rows where nobody says how many.
+const ROWS: usize = 1;
+
+pub fn run(args: &AuditArgs) -> Result<Outcome> {
+    let (model, path) = args.feed.at.open(&args.feed.model)?;
+    let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[1]).build()?;
+    let inputs = Inputs::open(engine.input(), &args.feed.inputs, args.feed.rows.unwrap_or(ROWS))?;
+    let rows = (0..inputs.rows()).map(|row| inputs.row(engine.input(), row)).collect::<Result<Vec<_>>>()?;
+    let audit = model.audit(&rows, args.tolerance)?;
+    let mut out = io::stdout();
+    writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
+    for line in inputs.lines() {
+        writeln!(out, "input   {}", report::message(&line))?;
+    }
+    writeln!(out, "rows    {}\n", inputs.rows())?;
+    for found in &audit.nodes {
+        let [largest, error] = [found.largest, found.error].map(short);
+        let line = format!("in f32: `{}` ({}), up to {largest}, off by {error}", found.node, found.kind);
+        writeln!(out, "{}", report::message(&line))?;
+    }
+    let (count, before) = (audit.nodes.len(), model.nodes_in_f32()?.len());
+    let beside = if before > 0 { format!(" beside {before} that were") } else { String::new() };
+    writeln!(out, "{count} nodes in f32{beside}; outputs are off by {} at most", short(audit.error))?;
+    if args.save {
+        save(&model, audit.names(), &path)?;
+    }
+    Ok(Outcome::AllGood)
+}
+
+/// Writes nodes, and those that the model has in f32, to the configuration beside its file.
+fn save<'a>(model: &'a Model, found: impl Iterator<Item = &'a str>, model_path: &Path) -> Result<()> {
+    ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
+    let path = model_path.with_file_name("config.json");
+    let mut config: Map<String, Value> = match path.exists() {
+        true => serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?,
+        false => Map::new(),
+    };
+    let names: BTreeSet<&str> = model.nodes_in_f32()?.iter().map(String::as_str).chain(found).collect();
+    config.insert("nodes_in_f32".into(), json!(names));
+    let mut text = serde_json::to_string_pretty(&config).with_context(|| path.display().to_string())?;
+    text.push('\n');
+    files::write(&path, text)?;
+    writeln!(io::stdout(), "wrote {}", report::path(&path))?;
+    Ok(())
+}

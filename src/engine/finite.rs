@@ -1,0 +1,109 @@
+//! Which values of a row are not finite.
+
+use super::EngineBuilder;
+use super::builder::Member;
+use crate::error::Error;
+use crate::exec;
+use crate::plan::{Plan, StepOp};
+use crate::tensor::{Dtype, OutputKind, Size};
+
+/// A value of which not all numbers are finite.
+///
+/// ```no_run
+/// # use trefoil::{Engine, model::Model};
+/// # let (model, row) = (Model::open("network.onnx")?, vec![0; 4]);
+/// if let Some(first) = Engine::builder(&model).not_finite(&row)?.first() {
+///     println!("{first}"); // `conv1` (conv) as conv3x3: f32[64,112,112] has 12 numbers that are not finite, ...
+/// }
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotFinite {
+    /// The node that writes it.
+    pub node: String,
+    /// What that computes.
+    pub kind: &'static str,
+    /// The plan's step that computes the node.
+    pub step: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// The value's dimensions.
+    pub dims: Vec<usize>,
+    /// How many of its numbers are not finite.
+    pub count: usize,
+    /// The first of them: its index among all, and what it is.
+    pub first: (usize, f64),
+}
+
+/// Bytes of values that one engine hands out.
+const MOST_BYTES: usize = 256 << 20;
+
+impl EngineBuilder<'_> {
+    /// The values of a row, the bytes of an engine's input row, of which not all numbers are finite, in the order in which
+    /// they are computed: the first is where it begins. Every value is handed out, by an engine for some of them at a time,
+    /// on the device and in the precision that was asked for; nodes that one kernel computes together are computed apart.
+    ///
+    /// # Errors
+    /// As for [`EngineBuilder::build`]; [`Error::Option`] for a row of another length; [`Error::Unsupported`] for several
+    /// models.
+    pub fn not_finite(self, row: &[u8]) -> Result<Vec<NotFinite>, Error> {
+        let [Member { model, .. }] = self.models[..] else {
+            return Err(Error::Unsupported {
+                what: "looking for values that are not finite in several models".into(),
+                instead: "look in one after the other".into(),
+            });
+        };
+        let device = self.device_or_default()?;
+        let mut all = Vec::new();
+        for shown in model.shown(MOST_BYTES)? {
+            let models = vec![Member { model: &shown.model, after: None }];
+            let builder = EngineBuilder { models, device: Some(device.clone()), ..self.for_one_row() };
+            let engine = builder.build()?;
+            let mut batch = engine.acquire()?;
+            let to = batch.row_mut(0);
+            if to.len() != row.len() {
+                let expected = format!("{} bytes", to.len());
+                return Err(Error::option("row", format!("{} bytes", row.len()), expected));
+            }
+            to.copy_from_slice(row);
+            let output = batch.submit(1)?.wait()?;
+            for (port, (node, kind)) in output.spec().ports().iter().zip(&shown.nodes) {
+                if let Some((count, first)) = exec::not_finite(port.dtype, &output.row(0)[port.range()]) {
+                    let (dtype, dims, step) = (port.dtype, port.dims.clone(), step_of(&engine.plans()[0], node));
+                    all.push(NotFinite { node: node.clone(), kind, step, dtype, dims, count, first });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same for one row at a time, and its features.
+    fn for_one_row(&self) -> Self {
+        let one = Some(1);
+        Self {
+            sizes: Some(vec![Size::new(1)]),
+            slots: one,
+            staging: one,
+            results: one,
+            compute_streams: 1,
+            output: OutputKind::Features,
+            average: false,
+            ..self.clone()
+        }
+    }
+}
+
+/// The operation of the step that computes a node.
+fn step_of(plan: &Plan, node: &str) -> String {
+    let computes = |op: &StepOp| matches!(op, StepOp::Loop(of) if of.nodes.iter().any(|name| name == node));
+    let step = plan.steps.iter().find(|step| step.name == node || computes(&step.op));
+    step.map_or_else(|| node.to_owned(), |step| step.op.label(step.inputs.len()))
+}
+
+impl std::fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { node, kind, step, dtype, dims, count, first: (index, number) } = self;
+        write!(f, "`{node}` ({kind}) as {step}: {dtype}{dims:?} has {count} numbers that are not finite, ")?;
+        write!(f, "the first is {number} at {index}")
+    }
+}

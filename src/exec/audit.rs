@@ -1,0 +1,200 @@
+//! Which nodes of a network f16 does not hold, found on the CPU with a GPU's roundings.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::error::Error;
+use crate::graph::{Graph, NodeId, Origin, Port, Tensor, ValueId};
+use crate::loops;
+use crate::model::{Model, Weights};
+use crate::plan::Limits;
+use crate::plan::values::{Rounded, exact, rounded};
+use crate::tensor::{RowPort, RowSpec};
+
+/// What [`Model::audit`] has found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Audit {
+    /// The nodes that f16 does not hold, in the order in which they were found.
+    pub nodes: Vec<NotHeld>,
+    /// How far an output is off at most where these nodes are in f32: a part of its largest number.
+    pub error: f64,
+}
+
+/// A node that f16 does not hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotHeld {
+    /// Its name.
+    pub node: String,
+    /// What it computes.
+    pub kind: &'static str,
+    /// The largest number of what it writes, in f32.
+    pub largest: f64,
+    /// How far that was off when it was found: a part of the largest number; infinite where f16 has no such number.
+    pub error: f64,
+}
+
+impl Audit {
+    /// The nodes' names, for [`Model::with_f32`].
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|found| &*found.node)
+    }
+}
+
+/// The largest number of f16.
+const MOST: f64 = 65_504.0;
+
+impl Model {
+    /// Looks for the nodes that f16 does not hold: on these rows, each the bytes of an engine's input row, the model is computed
+    /// in f32 and with the roundings to f16 that an H200's plan for one row has, both on the CPU. As long as an output of a row
+    /// is off by more than `limit`, a part of its largest number, or f16 has no number for a value, nodes are moved to f32: those
+    /// whose numbers are beyond f16; else those where the error first exceeds the limit. Nodes that the model has in f32 stay.
+    ///
+    /// All values of a row are in memory at once, three times.
+    ///
+    /// ```
+    /// use trefoil::{Dtype, graph::{Contract, GraphBuilder, Op}, model::{Model, Weights}};
+    /// let weights = Weights::from_tensors([("w", vec![8, 8], vec![1e4; 64])])?;
+    /// let model = Model::of_graphs(weights, |rows| {
+    ///     let mut g = GraphBuilder::new();
+    ///     let (x, w) = (g.input("x", Dtype::F32, &[rows, 8]), g.weight("w", Dtype::F32, &[8, 8]));
+    ///     let y = g.node("large", Op::Contract(Contract::matmul(2, 2)), &[x, w]);
+    ///     g.output("y", y);
+    ///     g.finish()
+    /// })?;
+    /// let row = [2.0_f32; 8].map(f32::to_le_bytes).concat(); // results are 160,000
+    /// let audit = model.audit(&[row], 1e-2)?;
+    /// assert_eq!(audit.names().collect::<Vec<_>>(), ["large"]);
+    /// let model = model.with_f32(audit.names())?;
+    /// # assert!(model.nodes_in_f32()?.contains("large") && audit.error == 0.0);
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a row of another length; [`Error::Unsupported`] for a network of images; [`Error::OutOfMemory`];
+    /// as for an engine of it on the CPU.
+    pub fn audit<R: AsRef<[u8]>>(&self, rows: &[R], limit: f64) -> Result<Audit, Error> {
+        let (graph, spec) = (self.values_graph(1)?, self.values()?.input());
+        let in_f32 = self.nodes_in_f32()?.clone();
+        let mut auditor = Auditor { graph, weights: self.weights(), limit, in_f32, nodes: Vec::new() };
+        let mut error: f64 = 0.0;
+        for row in rows {
+            error = error.max(auditor.row(&auditor.inputs(spec, row.as_ref())?)?);
+        }
+        Ok(Audit { nodes: auditor.nodes, error })
+    }
+}
+
+/// A network under audit.
+struct Auditor<'a> {
+    graph: Graph,
+    weights: &'a Weights,
+    limit: f64,
+    in_f32: BTreeSet<String>,
+    nodes: Vec<NotHeld>,
+}
+
+/// Of a value in f32.
+#[derive(Clone, Copy)]
+struct Compared {
+    largest: f64,
+    error: f64,
+}
+
+impl Auditor<'_> {
+    /// A row's ports as inputs of the graph.
+    fn inputs(&self, spec: &RowSpec, row: &[u8]) -> Result<Vec<Tensor>, Error> {
+        if row.len() != spec.row_bytes {
+            return Err(Error::option("row", format!("{} bytes", row.len()), format!("{} bytes", spec.row_bytes)));
+        }
+        let ports = self.graph.inputs.iter().zip(spec.ports());
+        let input =
+            |(port, at): (&Port, &RowPort)| Tensor::from_bytes(self.graph.value(port.value).clone(), &row[at.range()]);
+        Ok(ports.map(input).collect())
+    }
+
+    /// Moves nodes to f32 until a row is right; how far its outputs are off then.
+    fn row(&mut self, inputs: &[Tensor]) -> Result<f64, Error> {
+        let expected = self.values(&exact(&self.graph), inputs)?;
+        loop {
+            let rounded = rounded(&self.graph, &Limits::h200(), &self.in_f32);
+            let found = self.values(&rounded, inputs)?;
+            let pairs = expected.iter().zip(&found).map(|(expected, found)| Compared::of(expected, found));
+            let compared: HashMap<ValueId, Compared> = rounded.shown.iter().copied().zip(pairs).collect();
+            let of_outputs = self.graph.outputs.iter().filter_map(|port| compared.get(&port.value));
+            let error = of_outputs.map(|of| of.error).fold(0.0, f64::max);
+            let holds = error <= self.limit && compared.values().all(|of| of.error.is_finite());
+            let next = if holds { BTreeSet::new() } else { self.next(&rounded, &compared) };
+            if next.is_empty() {
+                return Ok(error);
+            }
+            drop(rounded);
+            next.into_iter().for_each(|id| self.move_to_f32(id, &compared));
+        }
+    }
+
+    fn values(&self, of: &Rounded<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
+        loops::evaluate(&of.graph, &mut |name, of| self.weights.read_as(name, of), inputs)
+    }
+
+    fn move_to_f32(&mut self, id: NodeId, compared: &HashMap<ValueId, Compared>) {
+        let node = &self.graph.nodes[id.0];
+        let Compared { largest, error } = node
+            .outputs
+            .first()
+            .and_then(|id| compared.get(id))
+            .copied()
+            .unwrap_or(Compared { largest: 0.0, error: 0.0 });
+        self.in_f32.insert(node.name.clone());
+        self.nodes.push(NotHeld { node: node.name.clone(), kind: node.op.kind(), largest, error });
+    }
+
+    /// The nodes that are to be in f32 next: all with numbers beyond f16; else those before which the error is within the limit.
+    fn next(&self, rounded: &Rounded<'_>, compared: &HashMap<ValueId, Compared>) -> BTreeSet<NodeId> {
+        let is_beyond = |id: ValueId| compared.get(&id).is_some_and(|of| of.largest > MOST);
+        let beyond = rounded.nodes().iter().copied().filter(|&id| rounded.halves_of(id).any(is_beyond));
+        let beyond: BTreeSet<NodeId> = beyond.collect();
+        if !beyond.is_empty() {
+            return beyond;
+        }
+        let is_off = |id: &ValueId| compared.get(id).is_some_and(|of| of.error > self.limit);
+        let nodes = self.graph.nodes.iter().enumerate();
+        let first = nodes.filter(|(_, of)| of.outputs.iter().any(is_off) && !of.inputs.iter().flatten().any(is_off));
+        first.flat_map(|(index, _)| self.nearest(NodeId(index), rounded.nodes())).collect()
+    }
+
+    /// The last nodes in f16 before a node, or it itself.
+    fn nearest(&self, node: NodeId, in_f16: &HashSet<NodeId>) -> Vec<NodeId> {
+        let (mut ahead, mut seen, mut found) = (vec![node], HashSet::new(), Vec::new());
+        while let Some(id) = ahead.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            if in_f16.contains(&id) {
+                found.push(id);
+                continue;
+            }
+            for input in self.graph.nodes[id.0].inputs.iter().flatten() {
+                if let Origin::Node(writer, _) = self.graph.values[input.0].origin {
+                    ahead.push(writer);
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Compared {
+    /// What is not finite has to be the same.
+    fn of(expected: &Tensor, found: &Tensor) -> Self {
+        let (mut largest, mut most): (f64, f64) = (0.0, 0.0);
+        for (&a, &b) in expected.elems::<f32>().iter().zip(found.elems::<f32>()) {
+            if a.is_finite() {
+                largest = largest.max(f64::from(a.abs()));
+            }
+            if a != b && !(a.is_nan() && b.is_nan()) {
+                let apart = f64::from(a) - f64::from(b);
+                most = most.max(if apart.is_finite() { apart.abs() } else { f64::INFINITY });
+            }
+        }
+        Self { largest, error: if most == 0.0 { 0.0 } else { most / largest } }
+    }
+}

@@ -1,0 +1,12 @@
+//! Numbers that are not finite.
+
+use crate::graph::{Tensor, ValueType};
+use crate::tensor::Dtype;
+
+/// How many of these elements are not finite, the index of the first and its number; none if all are finite.
+pub(crate) fn not_finite(dtype: Dtype, bytes: &[u8]) -> Option<(usize, (usize, f64))> {
+    let numbers = Tensor::from_bytes(ValueType::new(dtype, &[bytes.len() / dtype.bytes()]), bytes).to_f64s();
+    let mut found = numbers.iter().copied().enumerate().filter(|(_, number)| !number.is_finite());
+    let first = found.next()?;
+    Some((1 + found.count(), first))
+}
