@@ -9,9 +9,8 @@ using Tile128x192 = ProductTile<true, 192, 4>;
 using Tile128x128 = ProductTile<true, 128, 5>;
 using Tile128x64 = ProductTile<true, 64, 6>;
 using Tile192x192 = ProductTile<false, 192, 3>;
-//                           slabs  rows  stages
-using Split64x64 = SplitTile<1, 64, 6>;
-using Split128x64 = SplitTile<2, 64, 4>;
+//                          rows  stages
+using Split64x32 = SplitTile<32, 8>;
 
 // Purpose    y[m][n] = act(sum over k of x[m][k] * w[n][k] + bias[n]) * scale[n] + residual[m][n]
 // Operands   x         read   halves [m][k], rows at a distance, by its map
@@ -30,8 +29,8 @@ using Split128x64 = SplitTile<2, 64, 4>;
 // Launch     Tile*: grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile, its
 //            two warpgroups in turns, or all three together. tiles = ceil(m / kTileM) * n_tiles, n_tiles =
 //            ceil(n / kTileN). One block on a multiprocessor.
-//            Split*: clusters of 1, 2, 4 or 8 blocks, `tiles` of them, each of which shares a tile: a block sums a
-//            part of the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
+//            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
+//            the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes. Compute capability 9.0 exactly.
 // Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps': nothing outside the operands
 //            is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
@@ -57,8 +56,7 @@ using Split128x64 = SplitTile<2, 64, 4>;
   TREFOIL_SM90_PRODUCT(128x128, kind, Activation)                                                                 \
   TREFOIL_SM90_PRODUCT(128x64, kind, Activation)                                                                  \
   TREFOIL_SM90_PRODUCT(192x192, kind, Activation)                                                                 \
-  TREFOIL_SM90_PRODUCT_SPLIT(64x64, kind, Activation)                                                             \
-  TREFOIL_SM90_PRODUCT_SPLIT(128x64, kind, Activation)
+  TREFOIL_SM90_PRODUCT_SPLIT(64x32, kind, Activation)
 
 TREFOIL_SM90_PRODUCTS(clamped, Clamped)
 TREFOIL_SM90_PRODUCTS(sigmoid, Sigmoid)

@@ -16,7 +16,7 @@
 struct Sm90ProductArgs {
   TensorMap w;         // halves {K, N}, box {64, channels of the tile}
   TensorMap x;         // halves {K, M}, box {64, rows of the tile}
-  TensorMap residual;  // halves {N, M}, box {64, 64}, or {64, 64 / blocks of a cluster}
+  TensorMap residual;  // halves {N, M}, box {64, 64}, or {64, rows of a split tile / parts of k}
   TensorMap y;         // halves {N, M}, box {64, 64}
   const float *bias;   // [n]; null: zeros
   const float *scale;  // [n]; null: ones

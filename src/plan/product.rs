@@ -140,22 +140,22 @@ impl ProductActivation {
 
 impl ProductTile {
     /// Every tile.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self { n: 128, m: 192, way: ProductWay::InTurns },
         Self { n: 128, m: 128, way: ProductWay::InTurns },
         Self { n: 128, m: 64, way: ProductWay::InTurns },
         Self { n: 192, m: 192, way: ProductWay::Together },
-        Self { n: 64, m: 64, way: ProductWay::Split },
-        Self { n: 128, m: 64, way: ProductWay::Split },
+        Self { n: 64, m: 32, way: ProductWay::Split },
     ];
 
     /// Stages of shared memory that its operands come through. As `kernels/sm90_product.cu` has it, like what follows.
     pub(crate) const fn stages(self) -> usize {
         match (self.way, self.n, self.m) {
             (ProductWay::Together, ..) => 3,
-            (ProductWay::InTurns, _, 192) | (ProductWay::Split, 128, _) => 4,
+            (ProductWay::InTurns, _, 192) => 4,
             (ProductWay::InTurns, _, 128) => 5,
-            _ => 6,
+            (ProductWay::InTurns, ..) => 6,
+            (ProductWay::Split, ..) => 8,
         }
     }
 
@@ -173,17 +173,19 @@ impl ProductTile {
         self.groups() * 128 + if self.is_split() { 32 } else { 128 }
     }
 
-    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup or the residuals of a tile, barriers.
+    /// Dynamic shared memory: stages, three chunks of the result for each warpgroup, or sums and residuals of a tile;
+    /// barriers.
     pub(crate) const fn shared_bytes(self) -> usize {
         let stages = self.stages() * (self.n + self.m) * ROW_BYTES;
-        let chunks = if self.is_split() { self.n * self.m / (SLAB * CHUNK_ROWS) } else { 3 * self.groups() };
-        let barriers = 2 * self.stages() + if self.is_split() { 2 } else { chunks };
-        stages + chunks * CHUNK_ROWS * ROW_BYTES + 8 * barriers
+        let chunks = 3 * self.groups();
+        let (results, barriers) =
+            if self.is_split() { (6 * self.n * self.m, 2) } else { (chunks * CHUNK_ROWS * ROW_BYTES, chunks) };
+        stages + results + 8 * (2 * self.stages() + barriers)
     }
 
     /// The parts that k may be in.
     pub(crate) const fn part_counts(self) -> &'static [usize] {
-        if self.is_split() { &[1, 2, 4, 8] } else { &[1] }
+        if self.is_split() { &[1, 2, 4] } else { &[1] }
     }
 
     /// Whether a cluster of blocks has a tile.
@@ -210,9 +212,11 @@ pub(crate) const STEP_K: usize = 64;
 pub(crate) const CHUNK_ROWS: usize = 64;
 /// Clocks that a block takes to store a value of its tile, by one warpgroup or by three.
 const STORE: f64 = 0.15;
-/// How much longer a step takes where two blocks have a multiprocessor, and the clocks of a round of them besides.
-const SPLIT_STEP: f64 = 1.25;
-const SPLIT_ROUND: f64 = 5500.0;
+/// How much longer a split tile's step takes, the clocks of a round of its blocks besides, and those of adding up twice as
+/// many parts.
+const SPLIT_STEP: f64 = 1.35;
+const SPLIT_ROUND: f64 = 1500.0;
+const EXCHANGE: f64 = 1000.0;
 /// Bytes of a row of a stage.
 const ROW_BYTES: usize = 2 * STEP_K;
 
@@ -263,14 +267,18 @@ impl ProductSizes {
     pub(super) fn clocks(&self, kernel: ProductKernel, limits: &Limits) -> f64 {
         let ProductKernel { tile, parts } = kernel;
         let tiles = self.n.div_ceil(tile.n) * self.m.div_ceil(tile.m) * parts;
-        let rounds = tiles.div_ceil(limits.units.max(1)) as f64;
+        let units = limits.units.max(1);
+        let rounds = tiles.div_ceil(units) as f64;
         let products = self.k.div_ceil(STEP_K).div_ceil(parts) as f64 * tile.step_clocks();
         let store = STORE * (tile.n * tile.m) as f64;
         match tile.way {
             // One stores while the other multiplies.
             ProductWay::InTurns => rounds * products.max(store / 2.0) + store,
             ProductWay::Together => rounds * (products + store),
-            ProductWay::Split => rounds * (SPLIT_STEP * products + SPLIT_ROUND) + SPLIT_ROUND,
+            ProductWay::Split => {
+                let (load, rounds) = (tiles as f64 / units as f64, tiles.div_ceil(2 * units) as f64);
+                load.max(1.0) * SPLIT_STEP * products + rounds * SPLIT_ROUND + f64::from(parts.ilog2()) * EXCHANGE
+            }
         }
     }
 }
@@ -286,7 +294,7 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_source_takes() {
         let all = ProductTile::ALL.map(|tile| tile.shared_bytes());
-        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 106_608, 114_768]);
+        assert_eq!(all, [213_104, 213_120, 196_752, 221_304, 110_736]);
         assert!(all.iter().all(|bytes| *bytes <= 227 << 10));
     }
 
@@ -299,8 +307,9 @@ mod tests {
         let layers = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
         assert_eq!(layers.map(|(n, k)| chosen(25_216, n, k)), [(128, 192, 1); 4]);
         assert_eq!(layers.map(|(n, k)| chosen(6304, n, k).0), [128, 192, 128, 192]);
-        assert_eq!(layers[..3].iter().map(|&(n, k)| chosen(197, n, k)).collect::<Vec<_>>(), [(128, 64, 1); 3]);
-        assert!(chosen(197, 768, 3072).2 > 1);
+        let in_turns = (128, 64, 1);
+        assert_eq!(layers.map(|(n, k)| chosen(197, n, k)), [in_turns, (64, 32, 2), in_turns, (64, 32, 2)]);
+        assert_eq!(layers.map(|(n, k)| chosen(128, n, k)), [1, 2, 1, 4].map(|parts| (64, 32, parts)));
     }
 
     #[test]
@@ -310,6 +319,6 @@ mod tests {
         assert!(refused(sizes(1, 12, 8)) && refused(sizes(1, 8, 12)) && refused(sizes(0, 8, 8)));
         assert!(refused(sizes(1, 0, 8)) && refused(sizes(1, 8, 0)));
         assert!(sizes(1, 8, 8).kernel(&Limits::a100()).is_err());
-        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 4 + 2 * 4);
+        assert_eq!(sizes(1, 8, 8).kernels(&h200).len(), 4 + 3);
     }
 }

@@ -400,6 +400,12 @@ fn moves() -> Vec<Case> {
             ));
         }
     }
+    // A number for each of three colours: a thread has whole pixels.
+    let pixels = values(Dtype::U8, &[8, 265, 264, 3], "pixels");
+    let of_colours = ["factors", "terms"].map(|what| signed(Dtype::F32, &[3], what));
+    let normalised = (Expr::arg(0).cast(Dtype::F32) * Expr::arg(1) + Expr::arg(2)).cast(Dtype::F16);
+    let operands = [&pixels, &of_colours[0], &of_colours[1]];
+    all.extend(Case::of("pixels of three colours", &Op::Map(normalised), &operands, 1));
     let x = signed(Dtype::F32, &[640, 1024], "far");
     let swish = Expr::arg(0) / (Expr::float(Dtype::F32, 1.0) + (-Expr::arg(0)).unary(Unary::Exp));
     all.extend(Case::of("swish of a large value", &Op::Map(swish), &[&x], 1));

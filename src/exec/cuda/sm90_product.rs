@@ -82,21 +82,12 @@ const ENTRIES: [(ProductTile, [&str; 4]); ProductTile::ALL.len()] = [
         ],
     ),
     (
-        ProductTile { n: 64, m: 64, way: ProductWay::Split },
+        ProductTile { n: 64, m: 32, way: ProductWay::Split },
         [
-            "sm90_product_split_64x64_clamped",
-            "sm90_product_split_64x64_sigmoid",
-            "sm90_product_split_64x64_ramp",
-            "sm90_product_split_64x64_erf",
-        ],
-    ),
-    (
-        ProductTile { n: 128, m: 64, way: ProductWay::Split },
-        [
-            "sm90_product_split_128x64_clamped",
-            "sm90_product_split_128x64_sigmoid",
-            "sm90_product_split_128x64_ramp",
-            "sm90_product_split_128x64_erf",
+            "sm90_product_split_64x32_clamped",
+            "sm90_product_split_64x32_sigmoid",
+            "sm90_product_split_64x32_ramp",
+            "sm90_product_split_64x32_erf",
         ],
     ),
 ];
@@ -202,11 +193,12 @@ pub(crate) fn launch(problem: &ProductProblem, kernel: ProductKernel, units: usi
         by_n_tiles: FastDivide::by(n_tiles as u32),
         ..Zeroable::zeroed()
     };
+    let residual_rows = if tile.is_split() { tile.m / parts } else { CHUNK_ROWS };
     // Without a residual its map is there, and is not used.
     let maps = vec![
         boxes("w", Rows { address: w, pitch: k }, [k, n], tile.n)?,
         boxes("x", x, [k, m], tile.m)?,
-        boxes("residual", residual.unwrap_or(y), [n, m], CHUNK_ROWS / parts)?,
+        boxes("residual", residual.unwrap_or(y), [n, m], residual_rows)?,
         boxes("y", y, [n, m], CHUNK_ROWS)?,
     ];
     let grid =
@@ -265,8 +257,7 @@ mod tests {
     };
     const IN_TURNS: ProductKernel =
         ProductKernel { tile: ProductTile { n: 128, m: 192, way: ProductWay::InTurns }, parts: 1 };
-    const SPLIT: ProductKernel =
-        ProductKernel { tile: ProductTile { n: 128, m: 64, way: ProductWay::Split }, parts: 4 };
+    const SPLIT: ProductKernel = ProductKernel { tile: ProductTile { n: 64, m: 32, way: ProductWay::Split }, parts: 4 };
 
     #[test]
     fn kernels_agree_with_the_source() {
@@ -275,7 +266,7 @@ mod tests {
         let listed = ENTRIES.map(|(tile, names)| {
             let (ProductTile { n, m, way }, stages) = (tile, tile.stages());
             let (stem, line) = match way {
-                ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{}, {m}, {stages}", n / SLAB)),
+                ProductWay::Split => ("split_", format!("Split{n}x{m} = SplitTile<{m}, {stages}")),
                 _ => ("", format!("Tile{n}x{m} = ProductTile<{}, {m}, {stages}", way == ProductWay::InTurns)),
             };
             let kinds = ["clamped", "sigmoid", "ramp", "erf"];
@@ -306,9 +297,9 @@ mod tests {
         assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_128x192_sigmoid", [13, 1, 1], 1));
         assert_eq!((of.block, of.shared_bytes, of.waits_itself), ([384, 1, 1], 213_104, true));
         let of = launch(&PROBLEM, SPLIT, 13).unwrap();
-        assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_128x64_sigmoid", [192, 1, 1], 4));
-        assert_eq!((of.block, of.shared_bytes), ([288, 1, 1], 114_768));
-        assert_eq!(of.maps[2], map(0x500, [328, 1000], 336, 16));
+        assert_eq!((&*of.entry, of.grid, of.cluster), ("sm90_product_split_64x32_sigmoid", [768, 1, 1], 4));
+        assert_eq!((of.block, of.shared_bytes), ([160, 1, 1], 110_736));
+        assert_eq!(of.maps[2], map(0x500, [328, 1000], 336, 8));
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl Lanes {
         self.valid[lane]
     }
 
+    /// Whether the thread has all of them.
+    fn is_certain(&self) -> bool {
+        self.valid.iter().all(Option::is_none)
+    }
+
     pub fn set_valid(&mut self, lane: usize, valid: Option<Reg>) {
         self.valid[lane] = valid;
     }
@@ -435,28 +440,44 @@ impl<'n> Emitter<'n> {
 
     /// The lanes whose elements one access takes, where what `held` tells is the same for all of them.
     fn access(&self, sum: &Sum, held: u32, dtype: Dtype) -> Run {
-        let one = Run { dim: 0, count: 1 };
-        let along = |(dim, of_dim): &(usize, &Lanes)| sum.stride(of_dim.axis) == 1 && held >> dim & 1 == 0;
-        let Some((dim, of_dim)) = self.state.lanes.iter().enumerate().find(along) else { return one };
+        let dims = || self.state.lanes.iter().enumerate().filter(|(dim, _)| held >> dim & 1 == 0);
+        let one = Run { dim: 0, outer: None, len: 1, count: 1 };
+        let along = |(_, of_dim): &(usize, &Lanes)| sum.stride(of_dim.axis) == 1;
+        let Some((dim, of_dim)) = dims().find(along) else { return one };
+        let len = of_dim.len();
+        let inner = self.longest(sum, dtype, Run { dim, outer: None, len, count: of_dim.run });
+        // The dimension that goes on where that one ends.
+        let is_whole = of_dim.run == len && of_dim.is_certain();
+        let goes_on =
+            |(_, outer): &(usize, &Lanes)| is_whole && outer.is_certain() && sum.stride(outer.axis) == len as i64;
+        match dims().find(goes_on).filter(|_| inner.count == 1) {
+            Some((outer, of_outer)) => {
+                self.longest(sum, dtype, Run { dim, outer: Some(outer), len, count: of_outer.run * len })
+            }
+            None => inner,
+        }
+    }
+
+    /// Of a run the part that one access takes.
+    fn longest(&self, sum: &Sum, dtype: Dtype, run: Run) -> Run {
         let multiple = |count: usize, of: i64| of % count as i64 == 0;
         let fits = |count: &usize| {
             let aligned = |(&axis, &stride): (&usize, &i64)| {
                 let at = self.state.at[axis].expect("an axis that is bound");
                 let lanes = at
                     .lanes
-                    .filter(|&other| other != dim)
+                    .filter(|&other| other != run.dim && Some(other) != run.outer)
                     .map_or(&[][..], |other| &self.state.lanes[other].offsets[..]);
                 (at.first.is_none() || multiple(*count, stride * at.step))
                     && lanes.iter().all(|by| multiple(*count, stride * by))
             };
             count * dtype.bytes() <= WIDEST
-                && of_dim.run % count == 0
+                && run.count % count == 0
                 && multiple(*count, sum.base)
                 && sum.axes.iter().all(aligned)
                 && sum.terms.values().all(|&stride| multiple(*count, stride))
         };
-        let count = [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1);
-        Run { dim, count }
+        Run { count: [16, 8, 4, 2].into_iter().find(fits).unwrap_or(1), ..run }
     }
 
     /// Computes now what a term needs and all of whose axes are bound, so that loops inside do not.
@@ -477,16 +498,24 @@ impl<'n> Emitter<'n> {
     }
 }
 
-/// Neighbouring lanes along a dimension.
+/// Neighbouring lanes along a dimension, or along one and then the next of another.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     dim: usize,
+    /// The other one.
+    outer: Option<usize>,
+    /// Lanes of the first.
+    len: usize,
     count: usize,
 }
 
 impl Run {
     fn begins(self, at: &[usize]) -> bool {
-        self.count == 1 || at[self.dim].is_multiple_of(self.count)
+        self.count == 1 || self.position(at).is_multiple_of(self.count)
+    }
+
+    fn position(self, at: &[usize]) -> usize {
+        self.outer.map_or(0, |outer| at[outer] * self.len) + at[self.dim]
     }
 
     /// The combinations from the first on.
@@ -494,7 +523,9 @@ impl Run {
         (0..self.count).map(move |lane| {
             let mut at = first.to_vec();
             if lane > 0 {
-                at[self.dim] += lane;
+                let position = self.position(first) + lane;
+                at[self.dim] = position % self.len;
+                self.outer.into_iter().for_each(|outer| at[outer] = position / self.len);
             }
             at
         })

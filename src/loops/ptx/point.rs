@@ -12,33 +12,61 @@ pub(super) const THREADS: usize = 256;
 
 /// Points of a thread side by side at most.
 const SIDE: usize = 8;
+/// Points of an axis that a thread has all of: colours of a pixel.
+const SHORT: usize = 3;
 
 /// Writes out a thread for each run of neighbouring results; how many threads there are. `units` of the device are to
 /// have enough of them.
 pub(super) fn write(emitter: &mut Emitter<'_>, units: usize) -> usize {
     let nest = emitter.nest;
     let axes = nest.result_axes();
-    let side = side(nest, &axes, units);
-    let threads = axes.iter().map(|&axis| nest.extents[axis]).product::<usize>() / side;
-    let number = number(emitter, threads, threads * side);
-    let indices = unravelled(emitter, number, &extents(nest, &axes, side));
-    for (place, (&axis, index)) in axes.iter().zip(indices).enumerate() {
-        if side == 1 || place + 1 < axes.len() {
+    let sides = sides(nest, &axes, units);
+    let runs: Vec<usize> = axes.iter().zip(&sides).map(|(&axis, side)| nest.extents[axis] / side).collect();
+    let threads = runs.iter().product::<usize>();
+    let number = number(emitter, threads, threads * sides.iter().product::<usize>());
+    let indices = unravelled(emitter, number, &runs);
+    for ((&axis, index), side) in axes.iter().zip(indices).zip(sides) {
+        if side == 1 {
             emitter.bind(axis, Some(index), 1);
             continue;
         }
-        let first = scaled(emitter, index, side);
-        emitter.bind_lanes(Some(first), side as i64, Lanes::neighbours(axis, side));
+        let first = (side < nest.extents[axis]).then(|| scaled(emitter, index, side));
+        emitter.bind_lanes(first, side as i64, Lanes::neighbours(axis, side));
     }
     emitter.store(None);
     threads
 }
 
-/// Points along each axis that are counted: of the last one in runs.
-fn extents(nest: &Nest, axes: &[usize], side: usize) -> Vec<usize> {
-    let mut extents: Vec<usize> = axes.iter().map(|&axis| nest.extents[axis]).collect();
-    extents.last_mut().into_iter().for_each(|last| *last /= side);
-    extents
+/// Points of a thread along each axis: neighbours along the last one, or all along that and neighbours along the one
+/// before it, where the last is short and both are read as one.
+fn sides(nest: &Nest, axes: &[usize], units: usize) -> Vec<usize> {
+    let mut sides = vec![1; axes.len()];
+    let side = side(nest, axes, units);
+    if let [.., before, last] = axes[..] {
+        let (points, elems) = (nest.extents[last], elems(nest, axes));
+        let is_one = |id| match nest.term(id).kind {
+            TermKind::Load { index, .. } => {
+                nest.index(index).stride(last) == 1 && nest.index(index).stride(before) == points as i64
+            }
+            _ => false,
+        };
+        let fits =
+            |side: &usize| nest.extents[before].is_multiple_of(*side) && elems / (side * points) >= units * 2 * THREADS;
+        if side == 1 && points <= SHORT && nest.needed().any(is_one) {
+            if let Some(side) = [SIDE, 4].into_iter().find(fits) {
+                let count = sides.len();
+                sides[count - 2..].copy_from_slice(&[side, points]);
+                return sides;
+            }
+        }
+    }
+    sides.last_mut().into_iter().for_each(|last| *last = side);
+    sides
+}
+
+/// Points of the result.
+fn elems(nest: &Nest, axes: &[usize]) -> usize {
+    axes.iter().map(|&axis| nest.extents[axis]).product()
 }
 
 fn scaled(emitter: &mut Emitter<'_>, index: Reg, by: usize) -> Reg {
@@ -50,7 +78,7 @@ fn scaled(emitter: &mut Emitter<'_>, index: Reg, by: usize) -> Reg {
 /// units have threads.
 fn side(nest: &Nest, axes: &[usize], units: usize) -> usize {
     let Some(&last) = axes.last() else { return 1 };
-    let elems: usize = axes.iter().map(|&axis| nest.extents[axis]).product();
+    let elems = elems(nest, axes);
     let neighbours = nest.needed().filter_map(|id| match nest.term(id).kind {
         TermKind::Load { operand, index, .. } if nest.index(index).stride(last) == 1 => {
             Some(nest.of.operands[operand].dtype)
