@@ -89,7 +89,7 @@ fn main() -> Result<(), Error> {
         let all: Vec<_> = bytes
             .iter()
             .map(|(kernel, micros)| match kernel {
-                S8Kernel::Tiled { tile, pair } => format!("{tile}{} {micros:.1}", if *pair { "p" } else { "" }),
+                S8Kernel::Tiled { tile, cluster } => format!("{tile} by {cluster} {micros:.1}"),
                 S8Kernel::Halo => format!("halo {micros:.1}"),
             })
             .collect();

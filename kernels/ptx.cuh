@@ -98,6 +98,21 @@ TREFOIL_DEVICE uint4 load_written_or_zero(const uint4 *global_src, bool valid) {
   return value;
 }
 
+TREFOIL_DEVICE uint2 load_written_or_zero(const uint2 *global_src, bool valid) {
+  uint2 value;
+  asm volatile("{\n\t"
+               ".reg .pred valid;\n\t"
+               "setp.ne.u32 valid, %3, 0;\n\t"
+               "mov.u32 %0, 0;\n\t"
+               "mov.u32 %1, 0;\n\t"
+               "@valid ld.global.cg.v2.u32 {%0, %1}, [%2];\n\t"
+               "}"
+               : "=&r"(value.x), "=&r"(value.y)
+               : "l"(global_src), "r"(static_cast<uint32_t>(valid))
+               : "memory");
+  return value;
+}
+
 // Loads a word that nobody writes during the launch, if told; else it stays as it is. Not moved over barriers and fences.
 TREFOIL_DEVICE void load_word_if(bool loads, uint32_t &word, const uint8_t *src) {
   asm volatile("{\n.reg .pred loads;\nsetp.ne.b32 loads, %2, 0;\n@loads ld.global.nc.u32 %0, [%1];\n}"
@@ -108,6 +123,8 @@ TREFOIL_DEVICE void load_word_if(bool loads, uint32_t &word, const uint8_t *src)
 TREFOIL_DEVICE void keep_order(uint4 &value) {
   asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w));
 }
+
+TREFOIL_DEVICE void keep_order(uint2 &value) { asm volatile("" : "+r"(value.x), "+r"(value.y)); }
 
 TREFOIL_DEVICE void store_shared_u32(uint32_t shared_dst, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" :: "r"(shared_dst), "r"(value) : "memory");
@@ -134,6 +151,12 @@ TREFOIL_DEVICE uint32_t told_shared_u32(uint32_t shared_src) {
 TREFOIL_DEVICE float2 load_shared_f32x2(uint32_t shared_src) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(shared_src) : "memory");
+  return value;
+}
+
+TREFOIL_DEVICE int2 load_shared_s32x2(uint32_t shared_src) {
+  int2 value;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(shared_src) : "memory");
   return value;
 }
 

@@ -1,5 +1,5 @@
 // Convolution of bytes, forward, on Hopper.
-#include "sm90_conv2d_s8.cuh"
+#include "sm90_conv2d_s8_shared.cuh"
 
 // The tiles, named by pixels, output channels, and bytes of input channels in a step. A test compares these lines with the
 // table in plan/conv_s8.rs.
@@ -11,6 +11,9 @@ using Tile128x128x128 = S8Tile<2, 1, 1, 128, 128, 3, 2>;
 using Tile128x128x64 = S8Tile<1, 2, 2, 64, 64, 5, 2>;
 using Tile128x64x128 = S8Tile<1, 2, 1, 64, 128, 4, 2>;
 using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
+using Tile64x128x128 = S8Tile<2, 1, 1, 64, 128, 4, 2>;
+using Tile64x64x128 = S8Tile<1, 1, 1, 64, 128, 6, 2>;
+using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
 
 // Purpose    sum = bias[n] + sum over r, s, c of x[i][p*stride_h - pad_top + r*dilation_h]
 //                                                 [q*stride_w - pad_left + s*dilation_w][c] * filter[n][r][s][c]
@@ -37,8 +40,11 @@ using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
 //            the tile.
 // Launch     grid up to `tiles` blocks, best as many as run at once: a block takes every gridDim.x-th tile. Or clusters of
 //            2, up to `tiles` of them, which take two pixel tiles at a time; filter's box is then half as many channels.
+//            Tiles of one warpgroup (kShares): grid `tiles` blocks, or as many clusters of up to kPixels / 8 blocks, a power
+//            of two and not more than steps, each of which shares a tile: a block sums a part of the steps, then adds up
+//            what all have for a part of the pixels.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes, kMinBlocks on a multiprocessor.
-//            tiles = ceil(m_pixels / kPixels / blocks of a cluster) * channel_tiles,
+//            tiles = ceil(m_pixels / kPixels / blocks of a pair) * channel_tiles,
 //            channel_tiles = ceil(k_stored / kChannels). compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
 //            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
@@ -48,21 +54,24 @@ using Tile256x64x64 = S8Tile<1, 2, 1, 128, 64, 4, 2>;
 //            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;
 //            quantisation with scales of each channel as in Jacob et al., 2018.
-#define TREFOIL_SM90_CONV2D_S8(tile, name, is_signed, adds)                                                     \
+#define TREFOIL_SM90_CONV2D_S8(tile, body, name, is_signed, adds)                                               \
   extern "C" __global__ void __launch_bounds__(Tile##tile::kThreads, Tile##tile::kMinBlocks)                    \
       sm90_conv2d_##name##_##tile(const __grid_constant__ Sm90ConvS8Args args) {                                \
-    sm90_conv2d_s8<Tile##tile, is_signed, adds>(args);                                                          \
+    sm90_conv2d_##body<Tile##tile, is_signed, adds>(args);                                                      \
   }
-#define TREFOIL_SM90_CONV2D_S8_ALL(tile)                                                                        \
-  TREFOIL_SM90_CONV2D_S8(tile, u8, false, false)                                                                \
-  TREFOIL_SM90_CONV2D_S8(tile, u8_add, false, true)                                                             \
-  TREFOIL_SM90_CONV2D_S8(tile, s8, true, false)                                                                 \
-  TREFOIL_SM90_CONV2D_S8(tile, s8_add, true, true)
+#define TREFOIL_SM90_CONV2D_S8_ALL(tile, body)                                                                  \
+  TREFOIL_SM90_CONV2D_S8(tile, body, u8, false, false)                                                          \
+  TREFOIL_SM90_CONV2D_S8(tile, body, u8_add, false, true)                                                       \
+  TREFOIL_SM90_CONV2D_S8(tile, body, s8, true, false)                                                           \
+  TREFOIL_SM90_CONV2D_S8(tile, body, s8_add, true, true)
 
-TREFOIL_SM90_CONV2D_S8_ALL(192x256x128)
-TREFOIL_SM90_CONV2D_S8_ALL(256x128x128)
-TREFOIL_SM90_CONV2D_S8_ALL(192x128x128)
-TREFOIL_SM90_CONV2D_S8_ALL(128x128x128)
-TREFOIL_SM90_CONV2D_S8_ALL(128x128x64)
-TREFOIL_SM90_CONV2D_S8_ALL(128x64x128)
-TREFOIL_SM90_CONV2D_S8_ALL(256x64x64)
+TREFOIL_SM90_CONV2D_S8_ALL(192x256x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(256x128x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(192x128x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(128x128x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(128x128x64, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(128x64x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(256x64x64, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(64x128x128, s8)
+TREFOIL_SM90_CONV2D_S8_ALL(64x64x128, s8_shared)
+TREFOIL_SM90_CONV2D_S8_ALL(32x64x128, s8_shared)

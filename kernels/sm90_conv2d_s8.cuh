@@ -10,7 +10,9 @@
 // that none of them waits for the one whose turn it would be, and gives their places back, with a later chunk of the
 // residual in them that the results overwrite.
 //
-// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both.
+// Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where there are far fewer
+// tiles than multiprocessors, the blocks of a cluster share one of a warpgroup instead, and store it by themselves
+// (sm90_conv2d_s8_shared.cuh).
 //
 // A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
 // its own.
@@ -54,7 +56,10 @@ struct Sm90ConvS8Args {
   FastDivide by_out_width;
   S8Source source[2];    // the second is read only where `steps` is more than the first one's
   S8Output output;
-  int32_t padding[6];
+  const uint8_t *residual_values;  // what its map is of
+  uint8_t *y_values;               // what its map is of
+  int32_t m_pixels;
+  int32_t padding;
 };
 static_assert(sizeof(Sm90ConvS8Args) == 960, "mirrored in sm90_conv2d_s8.rs");
 static_assert(offsetof(Sm90ConvS8Args, bias) == 768 && offsetof(Sm90ConvS8Args, source) == 832,
@@ -77,7 +82,10 @@ struct S8Tile {
   // Of more sums than 168 registers of a thread hold, the warps that copy and store leave theirs to the others, for which
   // they have to be a warpgroup.
   static constexpr bool kMovesRegisters = kSlabs * kProductPixels > 256;
-  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : 64);
+  // A tile of one warpgroup is stored by its threads, and may be shared by the blocks of a cluster; what a block gets of
+  // their sums lies behind the stages.
+  static constexpr bool kShares = kGroups == 1;
+  static constexpr int kThreads = 128 * kGroups + (kMovesRegisters ? 128 : kShares ? 32 : 64);
   static constexpr int kGroupChannels = kSlabs * kSlabChannels;
   static constexpr int kChannels = kChannelGroups * kGroupChannels, kPixels = kPixelGroups * kProductPixels;
 
@@ -91,7 +99,10 @@ struct S8Tile {
   static constexpr int kTileChunks = kProductPixels / kChunkPixels, kChunks = kTileChunks < 3 ? 3 : kTileChunks;
   static constexpr int kChunkBytes = kChunkPixels * kOutRowBytes;
 
-  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kGroups * kChunks * (kChunkBytes + 16);
+  static constexpr int kOutBytes = kShares ? kPixels * kChannels * 4 : kGroups * kChunks * kChunkBytes;
+  static constexpr int kOutBarrierBytes = kShares ? 8 : kGroups * kChunks * 16;
+
+  static constexpr int kSharedBytes = kStages * (kStageBytes + 16) + kOutBytes + kOutBarrierBytes;
 
   static_assert(kFilterBytes % 2048 == 0 && kPixelBytes % 1024 == 0 && kChunkBytes % 1024 == 0, "whole swizzles");
   static_assert(kOutRowBytes == 128 || kOutRowBytes == 64, "a swizzle");
@@ -107,9 +118,11 @@ template <class Tile> struct S8Ring {
 
   __device__ __forceinline__ uint32_t filters() const { return smem + stage * Tile::kStageBytes; }
   __device__ __forceinline__ uint32_t pixels() const { return filters() + Tile::kFilterBytes; }
-  __device__ __forceinline__ uint32_t chunks() const { return smem + Tile::kStages * Tile::kStageBytes; }
+  // Chunks, or sums of a tile that blocks share, and the barrier of these.
+  __device__ __forceinline__ uint32_t out() const { return smem + Tile::kStages * Tile::kStageBytes; }
+  __device__ __forceinline__ uint32_t received() const { return smem + Tile::kSharedBytes - 8; }
   __device__ __forceinline__ uint32_t full() const {
-    return smem + Tile::kSharedBytes - (Tile::kStages + Tile::kGroups * Tile::kChunks) * 16 + stage * 8;
+    return smem + Tile::kSharedBytes - Tile::kOutBarrierBytes - Tile::kStages * 16 + stage * 8;
   }
   __device__ __forceinline__ uint32_t empty() const { return full() + Tile::kStages * 8; }
   __device__ __forceinline__ void advance() {
@@ -124,7 +137,7 @@ template <class Tile> struct S8Chunks {
   uint32_t place = 0, phase = 0;
 
   __device__ __forceinline__ S8Chunks(const S8Ring<Tile> &ring, uint32_t group)
-      : smem(ring.chunks() + group * Tile::kChunks * Tile::kChunkBytes),
+      : smem(ring.out() + group * Tile::kChunks * Tile::kChunkBytes),
         barriers(ring.smem + Tile::kSharedBytes - (Tile::kGroups - group) * Tile::kChunks * 16) {}
   __device__ __forceinline__ uint32_t results() const { return smem + place * Tile::kChunkBytes; }
   __device__ __forceinline__ uint32_t full() const { return barriers + place * 16; }
@@ -135,17 +148,23 @@ template <class Tile> struct S8Chunks {
   }
 };
 
-// This block's place in a pair, and the tiles of it, or of a block by itself.
+// What a block does: its place in a cluster, the cluster's tiles, and the steps of each that are its own.
 struct S8Share {
   uint32_t rank, blocks;
   int32_t first_tile, tile_stride;
+  int32_t begin, steps;
 };
 
-TREFOIL_DEVICE S8Share s8_share() {
-  const uint32_t blocks = cluster_blocks(), log_blocks = 31 - __clz(blocks);
-  return {cluster_rank(), blocks, static_cast<int32_t>(blockIdx.x >> log_blocks),
-          static_cast<int32_t>(gridDim.x >> log_blocks)};
+template <class Tile> TREFOIL_DEVICE S8Share s8_share(const Sm90ConvS8Args &args) {
+  const uint32_t rank = cluster_rank(), blocks = cluster_blocks(), log_blocks = 31 - __clz(blocks);
+  const int32_t begin = Tile::kShares ? args.steps * rank >> log_blocks : 0;
+  const int32_t end = Tile::kShares ? args.steps * (rank + 1) >> log_blocks : args.steps;
+  return {rank, blocks, static_cast<int32_t>(blockIdx.x >> log_blocks), static_cast<int32_t>(gridDim.x >> log_blocks),
+          begin, end - begin};
 }
+
+// Whether the block is one of a pair.
+template <class Tile> TREFOIL_DEVICE bool is_paired(const S8Share &share) { return !Tile::kShares && share.blocks > 1; }
 
 // The first output channel and pixel of a block's tile, or of a warpgroup's part of it. Channel tiles of one pixel tile
 // follow each other, so that all but the first read the pixels from the L2 cache.
@@ -155,8 +174,8 @@ struct S8Origin {
 
 template <class Tile> TREFOIL_DEVICE S8Origin s8_origin(const Sm90ConvS8Args &args, const S8Share &share, int32_t tile) {
   const int32_t m_tile = divide(tile, args.by_channel_tiles);
-  return {(tile - m_tile * args.channel_tiles) * Tile::kChannels,
-          static_cast<int32_t>(m_tile * share.blocks + share.rank) * Tile::kPixels};
+  const int32_t mine = Tile::kShares ? m_tile : m_tile * share.blocks + share.rank;
+  return {(tile - m_tile * args.channel_tiles) * Tile::kChannels, mine * Tile::kPixels};
 }
 
 // A warpgroup's part of a tile.
@@ -183,12 +202,27 @@ template <class Tile> struct S8Step {
   }
 };
 
+// The step that `index` others come before.
+template <class Tile> TREFOIL_DEVICE S8Step<Tile> s8_step_at(const Sm90ConvS8Args &args, int32_t index) {
+  S8Step<Tile> step;
+  const int32_t taps = args.source[0].filter_h * args.source[0].filter_w;
+  const int32_t of_first = taps * (args.source[0].c_bytes / Tile::kRowBytes);
+  if (index >= of_first) index -= of_first, step.source = 1;
+  const S8Source &from = args.source[step.source];
+  const int32_t c_steps = from.c_bytes / Tile::kRowBytes;
+  step.tap = index / c_steps;
+  step.c = (index - step.tap * c_steps) * Tile::kRowBytes;
+  step.r = step.tap / from.filter_w;
+  step.s = step.tap - step.r * from.filter_w;
+  return step;
+}
+
 // Expects a stage's bytes, and copies its filters: of a pair each block one half of them, for both.
 template <class Tile>
 TREFOIL_DEVICE void load_filters(const Sm90ConvS8Args &args, const S8Share &share, const S8Ring<Tile> &ring,
                                  const S8Step<Tile> &step, int32_t k) {
   barrier_arrive_expect(ring.full(), Tile::kStageBytes);
-  if (share.blocks == 1) {
+  if (!is_paired<Tile>(share)) {
     copy_box_3d(ring.filters(), &args.filter[step.source], ring.full(), step.c / 2, step.tap, k);
   } else {
     const uint16_t both = 3;
@@ -224,18 +258,25 @@ TREFOIL_DEVICE void load_pixels(const Sm90ConvS8Args &args, const S8Ring<Tile> &
 template <class Tile>
 TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> ring) {
   allow_next_launch();
+  for (const TensorMap &map : args.x) prefetch_tensor_map(&map);
   // Filters depend on no launch: those of the first stages come while earlier launches end.
-  int32_t filters_ahead = min(args.steps, Tile::kStages);
+  S8Step<Tile> begin;
+  if constexpr (Tile::kShares) {
+    if (share.begin > 0) begin = s8_step_at<Tile>(args, share.begin);
+  }
+  int32_t filters_ahead = min(share.steps, Tile::kStages);
   S8Ring<Tile> ahead = ring;
-  S8Step<Tile> step_ahead;
+  S8Step<Tile> step_ahead = begin;
+#pragma unroll 1
   for (int32_t i = 0; i < filters_ahead; ++i, ahead.advance(), step_ahead.advance(args))
     load_filters(args, share, ahead, step_ahead, s8_origin<Tile>(args, share, share.first_tile).k);
   wait_for_earlier_launches();
   for (int32_t tile = share.first_tile; tile < args.tiles; tile += share.tile_stride) {
     const S8Origin origin = s8_origin<Tile>(args, share, tile);
     const S8Pixel first = pixel_of(args, origin.m);
-    S8Step<Tile> step;
-    for (int32_t i = 0; i < args.steps; ++i, ring.advance(), step.advance(args)) {
+    S8Step<Tile> step = begin;
+#pragma unroll 1
+    for (int32_t i = 0; i < share.steps; ++i, ring.advance(), step.advance(args)) {
       if (filters_ahead > 0) {
         --filters_ahead;
       } else {
@@ -245,7 +286,7 @@ TREFOIL_DEVICE void load(const Sm90ConvS8Args &args, const S8Share &share, S8Rin
       load_pixels(args, ring, step, origin.m, first);
     }
   }
-  if (share.blocks > 1) {
+  if (is_paired<Tile>(share)) {
     // The block ends after the other has read what it copied there, and has given all stages back.
     for (int32_t i = 0; i < Tile::kStages; ++i, ring.advance()) barrier_wait(ring.empty(), ring.phase ^ 1);
   }
@@ -312,22 +353,23 @@ TREFOIL_DEVICE void store(const Sm90ConvS8Args &args, const S8Share &share, cons
 // Gives a stage back, once for each warp: to all who copy into it.
 template <class Tile> TREFOIL_DEVICE void release(const S8Share &share, const S8Ring<Tile> &ring) {
   const uint32_t lane = threadIdx.x % 32;
-  if (share.blocks == 1) {
+  if (!is_paired<Tile>(share)) {
     if (lane == 0) barrier_arrive(ring.empty());
   } else {
     if (lane < share.blocks) barrier_arrive_at(ring.empty(), lane);
   }
 }
 
-// The sums of one tile: this warpgroup's part.
+// The sums of one tile over the block's steps, one or more: this warpgroup's part.
 template <class Tile, bool kSigned>
-TREFOIL_DEVICE void multiply(const Sm90ConvS8Args &args, const S8Share &share, S8Ring<Tile> &ring, uint32_t group,
+TREFOIL_DEVICE void multiply(const S8Share &share, S8Ring<Tile> &ring, uint32_t group,
                              int32_t (&d)[Tile::kSlabs][Tile::kProductPixels / 2]) {
   constexpr int kSlabBytes = kSlabChannels * Tile::kRowBytes;
   const uint32_t filters_at = group % Tile::kChannelGroups * Tile::kSlabs * kSlabBytes;
   const uint32_t pixels_at = group / Tile::kChannelGroups * Tile::kProductPixels * Tile::kRowBytes;
   S8Ring<Tile> before = ring;
-  for (int32_t step = 0; step < args.steps; ++step) {
+#pragma unroll 1
+  for (int32_t step = 0; step < share.steps; ++step) {
     barrier_wait(ring.full(), ring.phase);
     const uint64_t a = wgmma_operand_bytes<Tile::kRowBytes>(ring.filters() + filters_at);
     const uint64_t b = wgmma_operand_bytes<Tile::kRowBytes>(ring.pixels() + pixels_at);
@@ -368,7 +410,7 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
     for (int slab = 0; slab < Tile::kSlabs; ++slab)
       requantiser[slab].load(args, part.k + slab * kSlabChannels + warp * kWarpChannels + lane / 4 * 2);
     int32_t d[Tile::kSlabs][Tile::kProductPixels / 2];
-    multiply<Tile, kSigned>(args, share, ring, group, d);
+    multiply<Tile, kSigned>(share, ring, group, d);
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kProductPixels / kChunkPixels; ++chunk) {
       barrier_wait(chunks.ready(), chunks.phase);
@@ -388,7 +430,7 @@ TREFOIL_DEVICE void multiply_and_requantise(const Sm90ConvS8Args &args, const S8
 template <class Tile, bool kSigned, bool kAdds> TREFOIL_DEVICE void sm90_conv2d_s8(const Sm90ConvS8Args &args) {
   extern __shared__ __align__(1024) uint8_t shared_bytes[];
   S8Ring<Tile> ring{shared_address(shared_bytes)};
-  const S8Share share = s8_share();
+  const S8Share share = s8_share<Tile>(args);
   if (threadIdx.x == 0) {
     if (ring.smem % 1024 != 0) __trap();  // the swizzle is of addresses
     S8Ring<Tile> each = ring;

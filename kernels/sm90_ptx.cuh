@@ -104,6 +104,17 @@ TREFOIL_DEVICE void send_two(uint32_t shared_dst, uint32_t barrier, uint32_t ran
                "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "f"(x), "f"(y) : "memory");
 }
 
+// The same of four integers and 16 bytes.
+TREFOIL_DEVICE void send_four(uint32_t shared_dst, uint32_t barrier, uint32_t rank, const int32_t *values) {
+  asm volatile("{\n"
+               ".reg .b32 dst, at;\n"
+               "mapa.shared::cluster.u32 dst, %0, %2;\n"
+               "mapa.shared::cluster.u32 at, %1, %2;\n"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 [dst], {%3, %4, %5, %6}, [at];\n"
+               "}" :: "r"(shared_dst), "r"(barrier), "r"(rank), "r"(values[0]), "r"(values[1]), "r"(values[2]),
+                  "r"(values[3]) : "memory");
+}
+
 // Writes to this address of the shared memory of a block of the cluster.
 TREFOIL_DEVICE void store_u32_at(uint32_t shared_dst, uint32_t rank, uint32_t value) {
   asm volatile("{\n"

@@ -26,6 +26,7 @@ template <int kN, bool kSigned> struct WgmmaBytes;
       "+r"(d[i + 7])
 #define TREFOIL_32_SUMS(i)                                                                                      \
   TREFOIL_EIGHT_SUMS(i), TREFOIL_EIGHT_SUMS(i + 8), TREFOIL_EIGHT_SUMS(i + 16), TREFOIL_EIGHT_SUMS(i + 24)
+#define TREFOIL_SUM_REFS_32 TREFOIL_EIGHT_SUMS(0), TREFOIL_EIGHT_SUMS(8)
 #define TREFOIL_SUM_REFS_64 TREFOIL_32_SUMS(0)
 #define TREFOIL_SUM_REFS_112                                                                                    \
   TREFOIL_SUM_REFS_64, TREFOIL_EIGHT_SUMS(32), TREFOIL_EIGHT_SUMS(40), TREFOIL_EIGHT_SUMS(48)
@@ -49,6 +50,7 @@ template <int kN, bool kSigned> struct WgmmaBytes;
   TREFOIL_WGMMA_BYTES(n, u8, false, sums, a_operand, b_operand, add_operand)                                    \
   TREFOIL_WGMMA_BYTES(n, s8, true, sums, a_operand, b_operand, add_operand)
 
+TREFOIL_WGMMA_BYTES_BOTH(32, TREFOIL_SUMS_1, "%16", "%17", "%18")
 TREFOIL_WGMMA_BYTES_BOTH(64, TREFOIL_SUMS_3, "%32", "%33", "%34")
 TREFOIL_WGMMA_BYTES_BOTH(128, TREFOIL_SUMS_7, "%64", "%65", "%66")
 TREFOIL_WGMMA_BYTES_BOTH(192, TREFOIL_SUMS_11, "%96", "%97", "%98")

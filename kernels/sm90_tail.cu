@@ -10,7 +10,7 @@
 #include "sm90_ptx.cuh"
 
 struct TailArgs {
-  const uint4 *x;       // [images][pixels][c_chunks] chunks of halves
+  const uint8_t *x;     // [images][pixels][c_chunks] chunks of 8 halves or bytes
   const uint4 *filter;  // [k_stored][c_chunks] chunks of halves
   const float *bias;    // [k_stored]
   uint8_t *y;           // rows, `row_pitch_bytes` apart
@@ -26,8 +26,10 @@ struct TailArgs {
   int32_t rows;            // what a row of y is: kRowsLogits and so on
   int32_t top_k;
   FastDivide by_share_chunks;
+  float scale;             // what sums of bytes are multiplied by
+  uint32_t flip;           // what makes four bytes unsigned: 0x80808080 if they are signed, else 0
 };
-static_assert(sizeof(TailArgs) == 88, "mirrored in sm90_tail.rs");
+static_assert(sizeof(TailArgs) == 96, "mirrored in sm90_tail.rs");
 static_assert(offsetof(TailArgs, images) == 40 && offsetof(TailArgs, by_share_chunks) == 80, "mirrored in sm90_tail.rs");
 
 enum : int32_t { kRowsLogits = 0, kRowsSoftmax = 1, kRowsTopK = 2 };
@@ -42,8 +44,9 @@ constexpr int kTurnChunks = kWarps * kGroupChunks;  // of all warps
 constexpr int kPlaceBytes = kThreads * 16;   // a chunk of every thread
 constexpr int kMeanBytes = kThreads * kChunkElems * 4;  // partial sums of the mean
 
-// For up to so many images of a cluster: fragments of 8.
-template <int kImages_, int kStages_> struct Tail {
+// For up to so many images of a cluster: fragments of 8. What their pixels are: halves, or bytes.
+template <int kImages_, int kStages_, class Pixels_> struct Tail {
+  using Pixels = Pixels_;
   static constexpr int kImages = kImages_, kFrags = kImages / 8;
   static constexpr int kStages = kStages_;  // units times groups of channels in flight
   static constexpr int kRingBytes = kStages * kLoads * kPlaceBytes;
@@ -110,13 +113,49 @@ template <class T> TREFOIL_DEVICE void copy_filters(const TailArgs &args, const 
 
 // ---- mean --------------------------------------------------------------------------------------------------------
 
-TREFOIL_DEVICE void add(Chunk &sum, const Chunk &x) {
+// Sums of a chunk's channels, of halves. A pixel that does not exist is zeros.
+struct HalfPixels {
+  using Loaded = uint4;  // a chunk
+  using Two = float2;    // sums of two channels
+  Chunk sum = {};
+
+  __device__ __forceinline__ void add(const TailArgs &, const uint4 &x, bool) {
+    const Chunk of = unpack_chunk(x);
 #pragma unroll
-  for (int i = 0; i < kChunkElems; ++i) sum.v[i] += x.v[i];
-}
+    for (int i = 0; i < kChunkElems; ++i) sum.v[i] += of.v[i];
+  }
+  __device__ __forceinline__ uint32_t bits(int i) const { return __float_as_uint(sum.v[i]); }
+  static __device__ __forceinline__ float2 two(uint32_t smem) { return load_shared_f32x2(smem); }
+  static __device__ __forceinline__ uint32_t mean(const TailArgs &, const float2 &total, float pixels) {
+    return pack_half2(total.x / pixels, total.y / pixels);
+  }
+};
+
+// The same of bytes, exact.
+struct BytePixels {
+  using Loaded = uint2;
+  using Two = int2;
+  int32_t sum[kChunkElems] = {};
+
+  __device__ __forceinline__ void add(const TailArgs &args, const uint2 &x, bool exists) {
+    const uint32_t flip = exists ? args.flip : 0, words[2] = {x.x ^ flip, x.y ^ flip};
+#pragma unroll
+    for (int i = 0; i < kChunkElems; ++i)
+      sum[i] = static_cast<int32_t>(__dp4a(words[i / 4], 1u << i % 4 * 8, static_cast<uint32_t>(sum[i])));
+  }
+  __device__ __forceinline__ uint32_t bits(int i) const { return static_cast<uint32_t>(sum[i]); }
+  static __device__ __forceinline__ int2 two(uint32_t smem) { return load_shared_s32x2(smem); }
+  static __device__ __forceinline__ uint32_t mean(const TailArgs &args, const int2 &total, float) {
+    const int32_t added = args.flip != 0 ? 128 * args.pixels : 0;
+    return pack_half2(__fmul_rn(__int2float_rn(total.x - added), args.scale),
+                      __fmul_rn(__int2float_rn(total.y - added), args.scale));
+  }
+};
 
 // The block's share of the channels of all images of the cluster, given to every block of it.
 template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &place) {
+  using Pixels = typename T::Pixels;
+  using Loaded = typename Pixels::Loaded;
   const int32_t chunk_first = place.rank * args.share_chunks;
   const int32_t columns = place.images * args.share_chunks;  // an image's chunk each
   for (int32_t first = 0; first < columns; first += kThreads) {
@@ -125,12 +164,12 @@ template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &p
     const uint32_t column = first + threadIdx.x - part * here;
     const uint32_t image = divide(column, args.by_share_chunks);
     const int32_t chunk = chunk_first + column - image * args.share_chunks;
-    Chunk sum = {};
+    Pixels sum;
     if (part < parts && chunk < args.c_chunks) {
       const int64_t pixels_before = static_cast<int64_t>(place.image_first + image) * args.pixels;
-      const uint4 *source = args.x + pixels_before * args.c_chunks + chunk;
+      const Loaded *source = reinterpret_cast<const Loaded *>(args.x) + pixels_before * args.c_chunks + chunk;
       for (int32_t pixel = part; pixel < args.pixels; pixel += parts * kPixelsAhead) {
-        uint4 x[kPixelsAhead];
+        Loaded x[kPixelsAhead];
 #pragma unroll
         for (int i = 0; i < kPixelsAhead; ++i) {
           const int32_t at = pixel + i * parts;
@@ -139,30 +178,29 @@ template <class T> TREFOIL_DEVICE void mean(const TailArgs &args, const Place &p
 #pragma unroll
         for (int i = 0; i < kPixelsAhead; ++i) keep_order(x[i]);
 #pragma unroll
-        for (int i = 0; i < kPixelsAhead; ++i) add(sum, unpack_chunk(x[i]));
+        for (int i = 0; i < kPixelsAhead; ++i)
+          sum.add(args, x[i], pixel + i * parts < args.pixels);
       }
     }
     if (first > 0) __syncthreads();  // the sums before were read
     const uint32_t mine = place.smem_sums + threadIdx.x * kChunkElems * 4;
-    store_shared_u32x4(mine, make_uint4(__float_as_uint(sum.v[0]), __float_as_uint(sum.v[1]),
-                                        __float_as_uint(sum.v[2]), __float_as_uint(sum.v[3])));
-    store_shared_u32x4(mine + 16, make_uint4(__float_as_uint(sum.v[4]), __float_as_uint(sum.v[5]),
-                                             __float_as_uint(sum.v[6]), __float_as_uint(sum.v[7])));
+    store_shared_u32x4(mine, make_uint4(sum.bits(0), sum.bits(1), sum.bits(2), sum.bits(3)));
+    store_shared_u32x4(mine + 16, make_uint4(sum.bits(4), sum.bits(5), sum.bits(6), sum.bits(7)));
     __syncthreads();
 
     // The parts in order, two channels a thread.
     for (int32_t item = threadIdx.x; item < here * 4; item += kThreads) {
       const uint32_t of = first + item / 4, image = divide(of, args.by_share_chunks);
       const int32_t chunk = chunk_first + of - image * args.share_chunks;
-      float2 total = load_shared_f32x2(place.smem_sums + item * 8);
+      typename Pixels::Two total = Pixels::two(place.smem_sums + item * 8);
       for (int32_t other = 1; other < parts; ++other) {
-        const float2 more = load_shared_f32x2(place.smem_sums + (other * here * 4 + item) * 8);
+        const typename Pixels::Two more = Pixels::two(place.smem_sums + (other * here * 4 + item) * 8);
         total.x += more.x, total.y += more.y;
       }
       const float pixels = static_cast<float>(args.pixels);
       if (chunk < args.c_chunks)
         store_shared_u32(place.smem_means + (image * place.mean_pitch + chunk) * 16 + item % 4 * 4,
-                         pack_half2(total.x / pixels, total.y / pixels));
+                         Pixels::mean(args, total, pixels));
     }
   }
   __syncthreads();
@@ -293,16 +331,18 @@ template <class T> TREFOIL_DEVICE void tail(const TailArgs &args, float (&shared
   }
 }
 
-// Purpose    m[i][c] = (sum over pixels of x[i][pixel][c]) / pixels, rounded to half;
+// Purpose    m[i][c] = (sum over pixels of x[i][pixel][c]) / pixels, rounded to half; of entry points _bytes what
+//            mean_s8.cu makes of them;
 //            logits[i][k] = sum over c of m[i][c] * filter[k][c] + bias[k]; row i of y, by args.rows:
 //            kRowsLogits: logits[i]; kRowsSoftmax: its softmax; kRowsTopK: the top_k largest, best first, ties by the
 //            lower index, each as a pair of its softmax probability and its index.
-// Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned
+// Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned; of entry points _bytes bytes, signed if
+//                           flip says so
 //            filter  read   halves [k_stored][8 * c_chunks], zeros in padded channels, 16-byte aligned
 //            bias    read   floats [k_stored]
 //            y       write  row i at i * row_pitch_bytes: floats [channels] or pairs [top_k] of a float and a u32;
 //                           address and pitch multiples of 8, disjoint from the others; the rest of a row is left alone
-// Arithmetic float sums of halves for the mean, one rounding to half; half products, float sums in a fixed order, no
+// Arithmetic float sums of halves for the mean, one rounding to half; of bytes exact sums, then as mean_s8.cu; half products, float sums in a fixed order, no
 //            rounding to half after that. Softmax and order of the best as sm80_emit_softmax and sm80_emit_top_k.
 // Launch     clusters of 1 to 16 blocks along the grid (16: not on every GPU): grid ceil(images / cluster_images) *
 //            blocks of a cluster; block kThreads; dynamic shared memory kRingBytes + kSumsBytes + cluster_images *
@@ -310,17 +350,19 @@ template <class T> TREFOIL_DEVICE void tail(const TailArgs &args, float (&shared
 //            * 4 more. compute capability 9.0 exactly.
 // Limits     1 <= cluster_images <= kImages; share_chunks >= ceil(c_chunks / blocks) and share_units >=
 //            ceil(k_stored / 32 / blocks), both at least 1; 1 <= channels <= k_stored < 2^20; top_k <= min(64,
-//            channels); images, pixels, c_chunks and kImages * share_chunks below 2^28. Any tail. Deterministic, no
+//            channels); images, pixels, c_chunks and kImages * share_chunks below 2^28, pixels of bytes up to 2^23. Any tail. Deterministic, no
 //            atomics.
 // Ordering   may be launched before its predecessors have ended, waits for them itself; filter and bias are read before.
 // Source     fragments of mma.m16n8k16 and distributed shared memory as in PTX ISA 9.0.
-#define TREFOIL_SM90_TAIL(images, stages)                                                                       \
+#define TREFOIL_SM90_TAIL(name, images, stages, pixels)                                                         \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                     \
-      sm90_tail_##images(const __grid_constant__ TailArgs args) {                                               \
+      sm90_tail_##name(const __grid_constant__ TailArgs args) {                                                 \
     __shared__ float shared[kWarps];                                                                            \
     __shared__ uint64_t shared_keys[kWarps];                                                                    \
-    tail<Tail<images, stages>>(args, shared, shared_keys);                                                      \
+    tail<Tail<images, stages, pixels>>(args, shared, shared_keys);                                              \
   }
 
-TREFOIL_SM90_TAIL(8, 5)
-TREFOIL_SM90_TAIL(16, 3)
+TREFOIL_SM90_TAIL(8, 8, 5, HalfPixels)
+TREFOIL_SM90_TAIL(16, 16, 3, HalfPixels)
+TREFOIL_SM90_TAIL(bytes_8, 8, 5, BytePixels)
+TREFOIL_SM90_TAIL(bytes_16, 16, 3, BytePixels)

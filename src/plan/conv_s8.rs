@@ -51,7 +51,9 @@ pub struct S8Tile {
 /// ```
 /// use trefoil::plan::{S8Kernel, S8Tile};
 /// let tile = S8Tile { pixels: 128, channels: 64, row_bytes: 128 };
-/// assert_eq!(S8Kernel::Tiled { tile, pair: true }.to_string(), "sm90 s8 conv 128x64/128, pairs");
+/// assert_eq!(S8Kernel::Tiled { tile, cluster: 2 }.to_string(), "sm90 s8 conv 128x64/128, pairs");
+/// let tile = S8Tile { pixels: 32, channels: 64, row_bytes: 128 };
+/// assert_eq!(S8Kernel::Tiled { tile, cluster: 4 }.to_string(), "sm90 s8 conv 32x64/128, 4 blocks");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum S8Kernel {
@@ -59,8 +61,8 @@ pub enum S8Kernel {
     Tiled {
         /// What a block computes.
         tile: S8Tile,
-        /// Whether two blocks with neighbouring pixels each copy half of their filters for both.
-        pair: bool,
+        /// Blocks of a cluster, one of [`S8Tile::clusters`].
+        cluster: usize,
     },
     /// `kernels/sm90_conv2d_s8_halo.cu`: 3x3 windows of up to 64 channels.
     Halo,
@@ -94,6 +96,11 @@ impl S8Pipeline {
         self.slabs * 64
     }
 
+    /// Whether the tile is stored by the warpgroup that multiplies, and the blocks of a cluster share it.
+    pub(crate) const fn shares(&self) -> bool {
+        self.groups() == 1
+    }
+
     /// Chunks of results that each of them has places for: as many as a tile has, and three at least.
     const fn chunks(&self) -> usize {
         let of_tile = self.product_pixels / CHUNK_PIXELS;
@@ -103,7 +110,7 @@ impl S8Pipeline {
 
 impl S8Tile {
     /// Every tile that the kernel is compiled for.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self { pixels: 192, channels: 256, row_bytes: 128 },
         Self { pixels: 256, channels: 128, row_bytes: 128 },
         Self { pixels: 192, channels: 128, row_bytes: 128 },
@@ -111,7 +118,31 @@ impl S8Tile {
         Self { pixels: 128, channels: 128, row_bytes: 64 },
         Self { pixels: 128, channels: 64, row_bytes: 128 },
         Self { pixels: 256, channels: 64, row_bytes: 64 },
+        Self { pixels: 64, channels: 128, row_bytes: 128 },
+        Self { pixels: 64, channels: 64, row_bytes: 128 },
+        Self { pixels: 32, channels: 64, row_bytes: 128 },
     ];
+
+    /// The sizes that a cluster of blocks may have. Of a tile of one warpgroup the blocks share each tile, a part of the sum
+    /// for each; of other tiles two blocks have neighbouring pixels, and each copies half of their filters for both.
+    pub fn clusters(self) -> &'static [usize] {
+        match (self.pipeline(), self.pixels) {
+            (Some(pipeline), 64..) if pipeline.shares() => &[1, 2, 4, 8],
+            (Some(pipeline), _) if pipeline.shares() => &[1, 2, 4],
+            (Some(_), _) => &[1, 2],
+            (None, _) => &[],
+        }
+    }
+
+    /// Whether the blocks of a cluster share a tile.
+    fn shares(self) -> bool {
+        self.pipeline().is_some_and(|pipeline| pipeline.shares())
+    }
+
+    /// Whether clusters of so many blocks compute a sum of so many steps: one of each block that shares a tile, at least.
+    pub(crate) fn takes(self, cluster: usize, steps: usize) -> bool {
+        self.clusters().contains(&cluster) && (!self.shares() || cluster <= steps)
+    }
 
     /// How the kernel walks through this tile; `None` if it is not compiled for it.
     pub(crate) const fn pipeline(self) -> Option<S8Pipeline> {
@@ -123,27 +154,33 @@ impl S8Tile {
             (128, 128, 64) => ([1, 2], 2, 64, 5, 2),
             (128, 64, 128) => ([1, 2], 1, 64, 4, 2),
             (256, 64, 64) => ([1, 2], 1, 128, 4, 2),
+            (64, 128, 128) => ([2, 1], 1, 64, 4, 2),
+            (64, 64, 128) => ([1, 1], 1, 64, 6, 2),
+            (32, 64, 128) => ([1, 1], 1, 32, 8, 2),
             _ => return None,
         };
         let [channel_groups, pixel_groups] = groups;
         Some(S8Pipeline { channel_groups, pixel_groups, slabs, product_pixels, stages, blocks })
     }
 
-    /// Threads of a block: the warpgroups that multiply, a warp that copies and one that stores; these two are part of a
-    /// warpgroup if they leave their registers to the others.
+    /// Threads of a block: the warpgroups that multiply, a warp that copies and, where there are several, one that stores;
+    /// these two are part of a warpgroup if they leave their registers to the others.
     #[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "nothing is launched"))]
     pub(crate) const fn threads(self) -> Option<usize> {
         match self.pipeline() {
             Some(of) if of.slabs * of.product_pixels > 256 => Some((of.groups() + 1) * 128),
+            Some(of) if of.shares() => Some(128 + 32),
             Some(of) => Some(of.groups() * 128 + 64),
             None => None,
         }
     }
 
-    /// Dynamic shared memory of a block: stages and each warpgroup's chunks of results, with two barriers each.
+    /// Dynamic shared memory of a block: stages and each warpgroup's chunks of results, with two barriers each; or stages,
+    /// and what it gets of a shared tile's sums, with a barrier.
     pub(crate) const fn shared_bytes(self) -> Option<usize> {
         let stage = (self.channels + self.pixels) * self.row_bytes;
         match self.pipeline() {
+            Some(of) if of.shares() => Some(of.stages * (stage + 16) + self.pixels * self.channels * 4 + 8),
             Some(of) => {
                 let chunk = CHUNK_PIXELS * of.group_channels();
                 Some(of.stages * (stage + 16) + of.groups() * of.chunks() * (chunk + 16))
@@ -165,7 +202,9 @@ impl fmt::Display for S8Tile {
 impl fmt::Display for S8Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tiled { tile, pair } => write!(f, "sm90 s8 conv {tile}{}", if *pair { ", pairs" } else { "" }),
+            Self::Tiled { tile, cluster: 1 } => write!(f, "sm90 s8 conv {tile}"),
+            Self::Tiled { tile, cluster } if tile.shares() => write!(f, "sm90 s8 conv {tile}, {cluster} blocks"),
+            Self::Tiled { tile, .. } => write!(f, "sm90 s8 conv {tile}, pairs"),
             Self::Halo => f.write_str("sm90 s8 conv halo"),
         }
     }
@@ -177,14 +216,26 @@ impl S8Conv {
         let fits = |tile: &S8Tile| tile.shared_bytes().is_some_and(|bytes| bytes <= limits.shared_bytes);
         let is_one = limits.has_sm90_kernels() && self.check().is_ok();
         let tiles = S8Tile::ALL.into_iter().filter(|tile| is_one && fits(tile));
-        let tiled = tiles.flat_map(|tile| [false, true].map(|pair| S8Kernel::Tiled { tile, pair }));
+        let clusters =
+            |tile: S8Tile| tile.clusters().iter().filter(move |&&blocks| tile.takes(blocks, self.steps(tile)));
+        let tiled = tiles.flat_map(|tile| clusters(tile).map(move |&cluster| S8Kernel::Tiled { tile, cluster }));
         let halo = HaloTile::of_bytes(&self.shape(), limits).filter(|_| is_one).map(|_| S8Kernel::Halo);
         tiled.chain(halo).collect()
     }
 
     /// Products of an output value.
     pub(crate) fn products(&self) -> usize {
-        self.window.size.iter().product::<usize>() * self.input.channels
+        self.taps() * self.input.channels
+    }
+
+    /// Taps of its window.
+    pub(crate) fn taps(&self) -> usize {
+        self.window.size.iter().product()
+    }
+
+    /// Steps of its sum in this tile.
+    pub(crate) fn steps(&self, tile: S8Tile) -> usize {
+        self.taps() * self.input.channels.div_ceil(tile.row_bytes)
     }
 
     /// The same in the kernels' terms.
@@ -248,8 +299,18 @@ mod tests {
             let (granted, taken) = (Limits::h200().shared_bytes + 1024, tile.shared_bytes().unwrap() + 1024);
             assert!(pipeline.blocks * taken <= granted, "{tile}");
         }
-        let other = S8Tile { pixels: 64, channels: 64, row_bytes: 128 };
+        let other = S8Tile { pixels: 32, channels: 32, row_bytes: 128 };
+        assert!(other.clusters().is_empty());
         assert!(other.pipeline().is_none() && other.threads().is_none() && other.shared_bytes().is_none());
+    }
+
+    #[test]
+    fn each_block_that_shares_a_tile_has_a_step() {
+        let shape = Shape::new(14, 14, 256);
+        let conv = S8Conv { batch: 1, input: shape, output: shape, window: Window::square(1, 1, 0) };
+        let shared: Vec<String> = conv.kernels(&Limits::h200()).iter().map(S8Kernel::to_string).collect();
+        let of_tile = |tile: &str| shared.iter().filter(|name| name.contains(tile)).count();
+        assert_eq!([of_tile(" 64x64/128"), of_tile(" 32x64/128"), of_tile(" 64x128/128")], [2; 3]); // of two steps
     }
 
     #[cfg(feature = "cuda")]
@@ -269,7 +330,8 @@ mod tests {
             matches!(conv.check(), Err(Error::Unsupported { .. }))
         };
         let channels = |channels| Shape { channels, ..shape };
-        assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == 2 * S8Tile::ALL.len());
+        let clusters = S8Tile::ALL.iter().map(|tile| tile.clusters().len()).sum::<usize>();
+        assert!(conv.check().is_ok() && conv.kernels(&Limits::h200()).len() == clusters);
         let few = S8Conv { input: channels(64), ..conv };
         assert_eq!(few.kernels(&Limits::h200()).last(), Some(&S8Kernel::Halo));
         assert!(refused(S8Conv { input: channels(24), ..conv }) && refused(S8Conv { output: channels(24), ..conv }));

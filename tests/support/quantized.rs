@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use trefoil::model::{
-    Conv2d, Graph, GraphBuilder, Model, NodeId, Op, Pad, Preprocessing, Weights, Window, infer, optimize,
+    Conv2d, Graph, GraphBuilder, Linear, Model, NodeId, Op, Pad, Preprocessing, Weights, Window, infer, optimize,
 };
 use trefoil::{Activation, Device, Engine, InputFormat, OutputKind, Shape, Tuning};
 
@@ -42,6 +42,7 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
         all.push(photos(64, Pad { top: 3, left: 3, bottom: 3, right: 3 }, true, 1.0 / 32.0));
         all.push(photos(16, pad, false, 1.0 / 64.0));
         all.push(photos(48, pad, true, 1.0 / 512.0)); // most results are beyond the largest byte
+        all.extend([false, true].map(|relu| classes(pad, relu)));
     }
     all
 }
@@ -114,6 +115,25 @@ fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scal
 /// First layers from photos, a convolution of their maxima, and the mean of its results: of so few that halves hold it.
 fn photos(channels: usize, pad: Pad, relu: bool, scale: f32) -> Problem {
     let name = format!("photos to {channels} channels, {pad:?}, ReLU {relu}, scale {scale}");
+    let (g, mean) = means(channels, pad, relu, scale);
+    g.finish(name, mean, InputFormat::U8Nhwc, |random| random.between(0, 255) as f32)
+}
+
+/// The same and a linear layer, whose weights are so few bits that halves and sums of floats hold all values.
+fn classes(pad: Pad, relu: bool) -> Problem {
+    let name = format!("photos to classes, ReLU {relu}");
+    let (mut g, mean) = means(32, pad, relu, 1.0 / 32.0);
+    let y = g.graph.linear("classes", mean, 37);
+    let mut problem = g.finish(name, y, InputFormat::U8Nhwc, |random| random.between(0, 255) as f32);
+    for (name, values) in &mut problem.tensors {
+        if name.starts_with("classes") {
+            values.iter_mut().for_each(|value| *value = (*value * 16.0).round() / 16.0);
+        }
+    }
+    problem
+}
+
+fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, NodeId) {
     let activation = if relu { Activation::Relu } else { Activation::None };
     let mut g = Growing { graph: GraphBuilder::new(Shape::new(39, 47, 3)), scale };
     let image = g.graph.input();
@@ -126,8 +146,8 @@ fn photos(channels: usize, pad: Pad, relu: bool, scale: f32) -> Problem {
     let across = Window { size: [5, 3], stride: [5, 3], ..Window::square(1, 1, 0) };
     let x = g.conv("a", x, 32, across);
     let x = g.act("a", x, activation);
-    let y = g.graph.global_avg_pool("mean", x);
-    g.finish(name, y, InputFormat::U8Nhwc, |random| random.between(0, 255) as f32)
+    let mean = g.graph.global_avg_pool("mean", x);
+    (g, mean)
 }
 
 impl Problem {
@@ -143,8 +163,14 @@ impl Problem {
             if node.scale.is_none() && NodeId(index) != self.graph.output {
                 continue;
             }
-            let cut = model.features_at(&node.name).map_err(|error| error.to_string())?;
-            let results = self.results(&cut, device).map_err(|error| format!("at `{}`: {error}", node.name))?;
+            // A mean and the classes behind it are one step for single rows.
+            let (cut, output, batch) = match node.op {
+                Op::Linear(_) => (Ok(model.clone()), OutputKind::Logits, 1),
+                _ => (model.features_at(&node.name), OutputKind::Features, ROWS),
+            };
+            let cut = cut.map_err(|error| error.to_string())?;
+            let results =
+                self.results(&cut, output, batch, device).map_err(|error| format!("at `{}`: {error}", node.name))?;
             for (row, found) in self.rows.iter().zip(&results) {
                 let expected = self.evaluate(&self.graph.cut(NodeId(index)), row);
                 compare(found, &expected).map_err(|error| format!("at `{}`: {error}", node.name))?;
@@ -163,20 +189,31 @@ impl Problem {
         }
     }
 
-    fn results(&self, model: &Model, device: &Device) -> Result<Vec<Vec<f32>>, trefoil::Error> {
-        let engine = Engine::builder(model).on(device).input(self.input).output(OutputKind::Features);
-        let engine = engine.tuning(Tuning::Off).batch(ROWS).build()?;
-        let mut batch = engine.acquire()?;
-        for (row, values) in self.rows.iter().enumerate() {
-            match self.input {
-                InputFormat::U8Nhwc => {
-                    batch.row_mut(row).iter_mut().zip(values).for_each(|(byte, value)| *byte = *value as u8);
+    /// Of all rows, so many at a time.
+    fn results(
+        &self,
+        model: &Model,
+        output: OutputKind,
+        batch: usize,
+        device: &Device,
+    ) -> Result<Vec<Vec<f32>>, trefoil::Error> {
+        let engine = Engine::builder(model).on(device).input(self.input).output(output);
+        let engine = engine.tuning(Tuning::Off).batch(batch).build()?;
+        let mut results = Vec::new();
+        for rows in self.rows.chunks(batch) {
+            let mut batch = engine.acquire()?;
+            for (row, values) in rows.iter().enumerate() {
+                match self.input {
+                    InputFormat::U8Nhwc => {
+                        batch.row_mut(row).iter_mut().zip(values).for_each(|(byte, value)| *byte = *value as u8);
+                    }
+                    _ => batch.row_mut(row).copy_from_slice(bytemuck::cast_slice(values)),
                 }
-                _ => batch.row_mut(row).copy_from_slice(bytemuck::cast_slice(values)),
             }
+            let output = batch.submit(rows.len())?.wait()?;
+            results.extend((0..rows.len()).map(|row| output.values(row).to_vec()));
         }
-        let output = batch.submit(ROWS)?.wait()?;
-        Ok((0..ROWS).map(|row| output.values(row).to_vec()).collect())
+        Ok(results)
     }
 
     /// The result, by the rules of `docs/quantization.md`.
@@ -193,13 +230,26 @@ impl Problem {
                 (Op::Input, None) => self.photo(row),
                 (Op::Conv2d(_), _) => convolved(&graph, node, shape, &self.tensors, &values),
                 (Op::MaxPool(_), Some(_)) => maxima(&values[node.inputs[0].0], shape),
-                (Op::GlobalAvgPool, None) => return mean(&values[node.inputs[0].0]),
+                (Op::GlobalAvgPool, None) => {
+                    let mean = mean(&values[node.inputs[0].0]);
+                    let linear = graph.nodes.iter().find_map(|node| match &node.op {
+                        Op::Linear(linear) => Some(linear),
+                        _ => None,
+                    });
+                    return linear.map_or_else(|| mean.clone(), |linear| self.logits(linear, &mean));
+                }
                 (other, _) => panic!("no problem has {} here", other.kind()),
             };
             values.push(value);
         }
         let result = values.pop().expect("a graph has a node");
         result.bytes.iter().map(|byte| *byte as f32 * result.scale).collect()
+    }
+
+    fn logits(&self, linear: &Linear, mean: &[f32]) -> Vec<f32> {
+        let bias = linear.bias.as_ref().map(|name| &self.tensors[name]).expect("a problem's layers have biases");
+        let of = |(weights, bias): (&[f32], &f32)| mean.iter().zip(weights).map(|(x, w)| x * w).sum::<f32>() + bias;
+        self.tensors[&linear.weight].chunks(mean.len()).zip(bias).map(of).collect()
     }
 
     /// The bytes of a photo, which stand for what it is once it is normalised.

@@ -119,7 +119,7 @@ impl ConvRun {
                 relu,
             };
             let launch = |&kernel: &S8Kernel| match kernel {
-                S8Kernel::Tiled { tile, pair } => sm90_conv2d_s8::launch(&problem, tile, pair, limits.units),
+                S8Kernel::Tiled { tile, cluster } => sm90_conv2d_s8::launch(&problem, tile, cluster, limits.units),
                 S8Kernel::Halo => sm90_conv2d_s8_halo::launch(&problem, &limits),
             };
             kernels.iter().map(launch).collect()

@@ -50,7 +50,10 @@ kernel_args! {
         by_out_width: FastDivide,
         source: [S8SourceArgs; 2],
         output: S8Output,
-        padding: [i32; 6],
+        residual_values: u64,
+        y_values: u64,
+        m_pixels: i32,
+        padding: i32,
     }
 }
 
@@ -77,6 +80,9 @@ pub(super) const ENTRIES: [(S8Tile, [&str; 4]); S8Tile::ALL.len()] = [
     of_tile!(128, 128, 64),
     of_tile!(128, 64, 128),
     of_tile!(256, 64, 64),
+    of_tile!(64, 128, 128),
+    of_tile!(64, 64, 128),
+    of_tile!(32, 64, 128),
 ];
 
 const fn tile(pixels: usize, channels: usize, row_bytes: usize) -> S8Tile {
@@ -96,14 +102,17 @@ impl Launcher for Sm90Conv2dS8 {
             let (threads, shared_bytes) =
                 tile.threads().zip(tile.shared_bytes()).expect("every compiled tile has them");
             let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
-            names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster: 2 })
+            let cluster = tile.clusters().iter().max().map_or(1, |&blocks| blocks as u32);
+            names.map(|name| Entry { module: "sm90_conv2d_s8", name, threads, shared_bytes, cluster })
         };
         ENTRIES.into_iter().flat_map(of_tile).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
-        let Kernel::Sm90S8(S8Kernel::Tiled { tile, pair }) = step.kernel() else { return Err(step.wrong_kernel()) };
-        launch(&S8Problem::of(step)?, tile, pair, step.limits().units)
+        let Kernel::Sm90S8(S8Kernel::Tiled { tile, cluster }) = step.kernel() else {
+            return Err(step.wrong_kernel());
+        };
+        launch(&S8Problem::of(step)?, tile, cluster, step.limits().units)
     }
 
     #[cfg(test)]
@@ -214,8 +223,8 @@ pub(crate) fn packed(filter: &[i8], channel_bytes: usize) -> Vec<i8> {
     ordered.flatten().copied().collect()
 }
 
-/// The launch of `problem` by this tile on a GPU of so many multiprocessors; in pairs of blocks or not.
-pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize) -> Result<Launch, Error> {
+/// The launch of `problem` by this tile on a GPU of so many multiprocessors, in clusters of so many blocks.
+pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: usize) -> Result<Launch, Error> {
     let S8Problem { conv, x, filter, second, residual, .. } = *problem;
     if let Some(second) = second {
         conv.check_sum(&second.conv)?;
@@ -226,18 +235,22 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize
         return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));
     };
     let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
-    let blocks = if pair { 2 } else { 1 };
+    let pair = if pipeline.shares() { 1 } else { cluster };
     let S8Conv { batch, output, .. } = conv;
     let channel_tiles = output.channels.div_ceil(tile.channels);
-    let tiles = (batch * output.pixels()).div_ceil(tile.pixels * blocks) * channel_tiles;
+    let pixels = batch * output.pixels();
+    let tiles = pixels.div_ceil(tile.pixels * pair) * channel_tiles;
     let first = Source { conv, x, filter };
     let second = second.map(|S8Second { conv, x, filter }| Source { conv, x, filter });
-    let steps = first.steps(tile) + second.map_or(0, |second| second.steps(tile));
+    let steps = conv.steps(tile) + second.map_or(0, |second| second.conv.steps(tile));
+    if !tile.takes(cluster, steps) {
+        return Err(unsupported("blocks of a cluster", cluster, "use one of S8Tile::clusters, up to the sum's steps"));
+    }
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
         k_stored: int(output.channels),
-        tiles: in_range("tiles", tiles, 1, INDEX_LIMIT / 2)?,
+        tiles: in_range("tiles", tiles, 1, INDEX_LIMIT / cluster)?,
         channel_tiles: int(channel_tiles),
         out_pixels: int(output.pixels()),
         out_width: int(output.width),
@@ -247,23 +260,28 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, pair: bool, units: usize
         by_out_width: FastDivide::by(output.width as u32),
         source: [first.args(tile), second.map_or(Zeroable::zeroed(), |second| second.args(tile))],
         output: S8Output::of(residual, problem.y_signed, problem.relu)?,
+        residual_values: residual.map_or(0, |residual| residual.address),
+        y_values: problem.y,
+        m_pixels: int(pixels),
         ..Zeroable::zeroed()
     };
     // A pair copies filters by halves. Without a second source or residual their maps are there, and are not used.
     let residual = residual.map_or(problem.y, |residual| residual.address);
     let other = second.unwrap_or(first);
     let maps = vec![
-        first.filter_map(tile, tile.channels / blocks)?,
-        other.filter_map(tile, tile.channels / blocks)?,
+        first.filter_map(tile, tile.channels / pair)?,
+        other.filter_map(tile, tile.channels / pair)?,
         first.x_map(tile)?,
         other.x_map(tile)?,
         result_map("residual", residual, &conv, pipeline.group_channels())?,
         result_map("y", problem.y, &conv, pipeline.group_channels())?,
     ];
+    // Blocks that share a tile have no other one; others run at once, and have all.
+    let clusters = if pipeline.shares() { tiles } else { tiles.min((units * pipeline.blocks / pair).max(1)) };
     Ok(Launch {
         entry: entry.into(),
-        grid: [(tiles.min((units * pipeline.blocks / blocks).max(1)) * blocks) as u32, 1, 1],
-        cluster: blocks as u32,
+        grid: [(clusters * cluster) as u32, 1, 1],
+        cluster: cluster as u32,
         block: [threads as u32, 1, 1],
         shared_bytes: shared_bytes as u32,
         args: ArgBytes::new(&args),
@@ -287,14 +305,6 @@ impl Source {
         self.conv.input.channels.div_ceil(tile.row_bytes)
     }
 
-    fn taps(&self) -> usize {
-        self.conv.window.size.iter().product()
-    }
-
-    fn steps(&self, tile: S8Tile) -> usize {
-        self.taps() * self.c_steps(tile)
-    }
-
     fn args(&self, tile: S8Tile) -> S8SourceArgs {
         let window = self.conv.window;
         S8SourceArgs {
@@ -315,7 +325,7 @@ impl Source {
         let S8Conv { input, output, .. } = self.conv;
         Ok(TensorMap::Blocks {
             address: aligned("filter", self.filter, 16)?,
-            dims: [input.channels / 2, self.taps(), output.channels].map(|value| value as u64),
+            dims: [input.channels / 2, self.conv.taps(), output.channels].map(|value| value as u64),
             box_dims: [tile.row_bytes as u32 / 2, 1, channels as u32],
         })
     }
@@ -402,7 +412,7 @@ pub(super) mod tests {
 
     #[test]
     fn every_field_gets_its_own_value() {
-        let launch = launch(&problem(), TILE, false, 4).unwrap();
+        let launch = launch(&problem(), TILE, 1, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.bias, args.scale], [0x300, 0x400]);
         assert_eq!([args.k_stored, args.tiles, args.channel_tiles, args.steps], [272, 8, 2, 70]);
@@ -449,7 +459,7 @@ pub(super) mod tests {
         let conv = S8Conv { input, window: Window { stride: [2, 3], ..Window::square(1, 1, 0) }, ..first.conv };
         let second = S8Second { conv, x: 0x700, filter: 0x800 };
         let problem = S8Problem { second: Some(second), ..first };
-        let both = launch(&problem, tile(128, 128, 64), false, 132).unwrap();
+        let both = launch(&problem, tile(128, 128, 64), 1, 132).unwrap();
         let args: Sm90ConvS8Args = both.args.read();
         assert_eq!((args.steps, &*both.entry), (35 * 3 + 2, "sm90_conv2d_u8_128x128x64"));
         let [first, second] = args.source;
@@ -468,7 +478,7 @@ pub(super) mod tests {
         assert_eq!((both.maps.len(), &both.maps[3]), (6, &x));
         let other = |conv: S8Conv| {
             let problem = S8Problem { second: Some(S8Second { conv, x: 0x700, filter: 0x800 }), ..problem };
-            launch(&problem, tile(128, 128, 64), false, 132)
+            launch(&problem, tile(128, 128, 64), 1, 132)
         };
         assert!(other(S8Conv { batch: 2, ..conv }).is_err() && other(S8Conv { output: input, ..conv }).is_err());
         assert!(other(S8Conv { input: Shape { channels: 60_496, ..input }, ..conv }).is_ok());
@@ -477,7 +487,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_pair_takes_two_pixel_tiles_and_half_of_the_filters() {
-        let launch = launch(&S8Problem { x_signed: true, ..problem() }, tile(256, 64, 64), true, 4).unwrap();
+        let launch = launch(&S8Problem { x_signed: true, ..problem() }, tile(256, 64, 64), 2, 4).unwrap();
         let args: Sm90ConvS8Args = launch.args.read();
         assert_eq!([args.tiles, args.channel_tiles, args.steps, args.source[0].c_bytes], [10, 5, 105, 192]);
         assert_eq!((launch.grid, launch.cluster, &*launch.entry), ([8, 1, 1], 2, "sm90_conv2d_s8_add_256x64x64"));
@@ -488,17 +498,33 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn blocks_that_share_a_tile_have_no_other_one() {
+        let launch = |cluster| launch(&problem(), tile(64, 64, 128), cluster, 4);
+        let shared = launch(8).unwrap();
+        let args: Sm90ConvS8Args = shared.args.read();
+        assert_eq!([args.tiles, args.channel_tiles, args.steps, args.m_pixels], [50, 5, 70, 627]);
+        assert_eq!([args.residual_values, args.y_values], [0x500, 0x600]);
+        assert_eq!((shared.grid, shared.cluster, shared.block), ([400, 1, 1], 8, [160, 1, 1]));
+        assert_eq!((&*shared.entry, shared.shared_bytes), ("sm90_conv2d_u8_add_64x64x128", 6 * 16_400 + 16_384 + 8));
+        assert!(matches!(&shared.maps[0], TensorMap::Blocks { box_dims: [64, 1, 64], .. }));
+        assert!(launch(3).is_err() && launch(16).is_err());
+        let conv = S8Conv { window: Window::square(1, 1, 0), output: problem().conv.input, ..problem().conv };
+        let few = |cluster| super::launch(&S8Problem { conv, ..problem() }, tile(64, 64, 128), cluster, 4);
+        assert!(few(2).is_ok() && few(4).is_err(), "a block without a step");
+    }
+
+    #[test]
     fn a_matrix_without_a_residual() {
         let shape = Shape::new(60, 20, 32);
         let conv = S8Conv { batch: 3, input: shape, output: shape, window: Window::square(1, 1, 0) };
         let problem = S8Problem { conv, residual: None, y_signed: false, ..problem() };
-        let plain = launch(&problem, TILE, false, 132).unwrap();
+        let plain = launch(&problem, TILE, 1, 132).unwrap();
         let args: Sm90ConvS8Args = plain.args.read();
         assert_eq!([args.source[0].by_windows, args.tiles], [0, 19]);
         assert_eq!((&*plain.entry, args.output), ("sm90_conv2d_u8_192x256x128", S8Output::zeroed()));
         let x = TensorMap::Matrix { address: 0x100, dims: [16, 3600], pitch: 16, box_dims: [64, 192] };
         assert_eq!((&plain.maps[2], plain.grid), (&x, [19, 1, 1]));
-        let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, TILE, false, 132).unwrap();
+        let signed = launch(&S8Problem { y_signed: true, relu: true, ..problem }, TILE, 1, 132).unwrap();
         let args: Sm90ConvS8Args = signed.args.read();
         assert_eq!(args.output, S8Output { result_is_low: 1, ..S8Output::zeroed() });
     }
@@ -517,7 +543,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_no_kernel_does_is_refused() {
-        let refused = |problem: S8Problem| launch(&problem, TILE, false, 132).is_err();
+        let refused = |problem: S8Problem| launch(&problem, TILE, 1, 132).is_err();
         let good = problem();
         assert!(!refused(good));
         assert!(refused(S8Problem { conv: S8Conv { batch: 0, ..good.conv }, ..good }));
@@ -533,6 +559,6 @@ pub(super) mod tests {
             let residual = good.residual.map(|of| S8Residual { scale, ..of });
             assert!(refused(S8Problem { residual, ..good }));
         }
-        assert!(matches!(launch(&good, tile(64, 64, 128), false, 132), Err(Error::Unsupported { .. })));
+        assert!(matches!(launch(&good, tile(32, 32, 128), 1, 132), Err(Error::Unsupported { .. })));
     }
 }

@@ -9,12 +9,12 @@ use super::launch::{
 use super::steps::{Operands, stored};
 use crate::error::Error;
 use crate::plan::kernels::{TAIL_THREADS, TAIL_UNIT, TailShape};
-use crate::plan::{Kernel, StepOp, TailTile};
-use crate::tensor::{OutputKind, Shape};
+use crate::plan::{Kernel, StepOp, TailTile, mean_factor};
+use crate::tensor::{Dtype, OutputKind, Shape};
 
 kernel_args! {
     /// `TailArgs`.
-    TailArgs, 88 bytes {
+    TailArgs, 96 bytes {
         x: u64,
         filter: u64,
         bias: u64,
@@ -31,6 +31,8 @@ kernel_args! {
         rows: i32,
         top_k: i32,
         by_share_chunks: FastDivide,
+        scale: f32,
+        flip: u32,
     }
 }
 
@@ -43,11 +45,11 @@ impl Launcher for Sm90Tail {
     }
 
     fn entries(&self) -> Vec<Entry> {
-        let of = |(_, name)| {
+        let of = |name| {
             let (threads, shared_bytes) = (THREADS, MOST_SHARED_BYTES);
             Entry { module: "sm90_tail", name, threads, shared_bytes, cluster: 16 }
         };
-        ENTRIES.map(of).into()
+        ENTRIES.into_iter().flat_map(|(_, names)| names.map(of)).collect()
     }
 
     fn launch(&self, step: &Operands<'_>) -> Result<Launch, Error> {
@@ -55,9 +57,12 @@ impl Launcher for Sm90Tail {
             return Err(step.wrong_kernel());
         };
         let ((x, _, y), (filter, bias)) = (step.pointers(), step.weights());
+        let input = stored(step.x());
+        let signed = step.x().dtype == Dtype::I8;
         let problem = TailProblem {
             batch: step.batch(),
-            input: stored(step.x()),
+            input,
+            bytes: tail.x_scale.map(|scale| TailBytes { signed, scale: mean_factor(scale, input) }),
             channels: tail.linear.out_features,
             output: tail.output,
             row_pitch: step.output_rows().row_pitch,
@@ -78,6 +83,8 @@ pub(crate) struct TailProblem {
     pub(crate) batch: usize,
     /// H, W and the stored channels.
     pub(crate) input: Shape,
+    /// What they are if they are bytes.
+    pub(crate) bytes: Option<TailBytes>,
     /// Logical outputs of the linear layer.
     pub(crate) channels: usize,
     /// What a row is; not features.
@@ -86,10 +93,19 @@ pub(crate) struct TailProblem {
     pub(crate) row_pitch: usize,
 }
 
+/// Activations in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailBytes {
+    /// Whether they are signed.
+    pub(crate) signed: bool,
+    /// What sums over pixels are multiplied by.
+    pub(crate) scale: f32,
+}
+
 /// Device addresses of the operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailPointers {
-    /// Halves [batch][H][W][C].
+    /// Halves or bytes [batch][H][W][C].
     pub(crate) x: u64,
     /// Halves [K][C].
     pub(crate) filter: u64,
@@ -103,14 +119,15 @@ pub(crate) struct TailPointers {
 pub(super) const THREADS: u32 = TAIL_THREADS as u32;
 /// The most dynamic shared memory of a block.
 pub(super) const MOST_SHARED_BYTES: u32 = SM90_SHARED_BYTES - 256;
-/// The kernels: the most images of a cluster.
-pub(super) const ENTRIES: [(usize, &str); TailTile::IMAGES.len()] = [(8, "sm90_tail_8"), (16, "sm90_tail_16")];
+/// The kernels of halves and of bytes: the most images of a cluster.
+pub(super) const ENTRIES: [(usize, [&str; 2]); TailTile::IMAGES.len()] =
+    [(8, ["sm90_tail_8", "sm90_tail_bytes_8"]), (16, ["sm90_tail_16", "sm90_tail_bytes_16"])];
 
 /// The launch of `problem` in tiles of `tile`.
 pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPointers) -> Result<Launch, Error> {
-    let TailProblem { batch, input, channels, output, row_pitch } = *problem;
+    let TailProblem { batch, input, bytes, channels, output, row_pitch } = *problem;
     let entry = tile.kernel().and_then(|[most, _]| ENTRIES.iter().find(|(images, _)| *images == most));
-    let &(most, entry) = entry.ok_or_else(|| unsupported("tail tile", tile, "use TailTile::IMAGES and BLOCKS"))?;
+    let &(most, entries) = entry.ok_or_else(|| unsupported("tail tile", tile, "use TailTile::IMAGES and BLOCKS"))?;
     let c_chunks = chunks_of("channels", input.channels)?;
     let k_stored = channels.next_multiple_of(8);
     let (rows, top_k, row_bytes) = match output {
@@ -122,7 +139,8 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
     if row_pitch < row_bytes || !row_pitch.is_multiple_of(8) {
         return Err(unsupported("row pitch", row_pitch, &format!("at least {row_bytes} and a multiple of 8")));
     }
-    let shared = TailShape { batch, input, k_stored, output }.shared_bytes(tile).map(u32::try_from);
+    let dtype = bytes.map_or(Dtype::F16, |bytes| if bytes.signed { Dtype::I8 } else { Dtype::U8 });
+    let shared = TailShape { batch, input, dtype, k_stored, output }.shared_bytes(tile).map(u32::try_from);
     let Some(Ok(shared_bytes @ ..=MOST_SHARED_BYTES)) = shared else {
         return Err(unsupported("tail tile", tile, "a block has no room for so many channels or outputs"));
     };
@@ -145,9 +163,11 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
         rows,
         top_k,
         by_share_chunks: FastDivide::by(share_chunks as u32),
+        scale: bytes.map_or(0.0, |bytes| bytes.scale),
+        flip: if bytes.is_some_and(|bytes| bytes.signed) { 0x8080_8080 } else { 0 },
     };
     Ok(Launch {
-        entry: entry.into(),
+        entry: entries[usize::from(bytes.is_some())].into(),
         grid: [product("blocks", &[batch.div_ceil(tile.images), tile.blocks])?, 1, 1],
         cluster: tile.blocks as u32,
         block: [THREADS, 1, 1],
@@ -167,7 +187,7 @@ mod tests {
 
     fn problem() -> TailProblem {
         let input = Shape::new(6, 7, 1272);
-        TailProblem { batch: 35, input, channels: 1001, output: OutputKind::TopK(5), row_pitch: 256 }
+        TailProblem { batch: 35, input, bytes: None, channels: 1001, output: OutputKind::TopK(5), row_pitch: 256 }
     }
 
     #[test]
@@ -181,7 +201,12 @@ mod tests {
         assert_eq!(args.by_share_chunks.divide(159), 15);
         assert_eq!((launch.grid, launch.cluster, launch.block), ([4 * 16, 1, 1], 16, [512, 1, 1]));
         assert_eq!(launch.shared_bytes, 3 * 32768 + 32768 + 9 * 164 * 16 + 1008 * 4);
-        assert_eq!((&*launch.entry, launch.waits_itself), ("sm90_tail_16", true));
+        assert_eq!((&*launch.entry, launch.waits_itself, args.scale, args.flip), ("sm90_tail_16", true, 0.0, 0));
+        let bytes = Some(TailBytes { signed: true, scale: 0.25 });
+        let launch = super::launch(&TailProblem { bytes, ..problem() }, TailTile { images: 8, blocks: 8 }, &POINTERS);
+        let launch = launch.unwrap();
+        let args: TailArgs = launch.args.read();
+        assert_eq!((&*launch.entry, args.scale, args.flip), ("sm90_tail_bytes_8", 0.25, 0x8080_8080));
     }
 
     #[test]
@@ -207,11 +232,12 @@ mod tests {
         let source = read("sm90_tail.cu");
         let found = source.lines().filter_map(|line| line.strip_prefix("TREFOIL_SM90_TAIL(")?.strip_suffix(')'));
         let found: Vec<String> = found.map(str::to_owned).collect();
-        let listed = ENTRIES.map(|(images, name)| {
-            let [most, stages] = TailTile { images, blocks: 8 }.kernel().unwrap();
-            assert_eq!(name, format!("sm90_tail_{most}"));
-            format!("{most}, {stages}")
-        });
-        assert_eq!(found, listed);
+        let listed = |of: usize, pixels: &str| {
+            ENTRIES.map(|(images, names)| {
+                let [most, stages] = TailTile { images, blocks: 8 }.kernel().unwrap();
+                format!("{}, {most}, {stages}, {pixels}", names[of].strip_prefix("sm90_tail_").unwrap())
+            })
+        };
+        assert_eq!(found, [listed(0, "HalfPixels"), listed(1, "BytePixels")].concat());
     }
 }

@@ -40,8 +40,9 @@ impl KernelDef for Sm90Tail {
 ///
 /// ```
 /// use trefoil::{OutputKind, model::Linear, plan::{StepOp, Tail}};
-/// let tail = Tail { linear: Linear::named("fc", 1000), output: OutputKind::TopK(5) };
-/// assert_eq!(StepOp::Tail(tail).label(1), "mean+fc+topk(5)");
+/// let tail = Tail { linear: Linear::named("fc", 1000), output: OutputKind::TopK(5), x_scale: None };
+/// assert_eq!(StepOp::Tail(tail.clone()).label(1), "mean+fc+topk(5)");
+/// assert_eq!(StepOp::Tail(Tail { x_scale: Some(0.02), ..tail }).label(1), "s8 mean+fc+topk(5)");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tail {
@@ -49,6 +50,8 @@ pub struct Tail {
     pub linear: Linear,
     /// What the rows are; not features.
     pub output: OutputKind,
+    /// What 1 of a byte stands for, where the mean is of bytes.
+    pub x_scale: Option<f32>,
 }
 
 impl Tail {
@@ -61,7 +64,7 @@ impl Tail {
     pub(crate) fn layer(&self, x: Operand) -> [Operand; 2] {
         let vector =
             |channels, stored_channels, dtype| Operand { shape: Shape::vector(channels), stored_channels, dtype };
-        let mean = vector(x.shape.channels, x.stored_channels, x.dtype);
+        let mean = vector(x.shape.channels, x.stored_channels, Dtype::F16);
         [mean, vector(self.linear.out_features, self.k_stored(), Dtype::F32)]
     }
 
@@ -112,11 +115,12 @@ impl fmt::Display for TailTile {
     }
 }
 
-/// What decides how long the tail takes: the rows, an image with the stored channels, the stored outputs.
+/// What decides how long the tail takes: the rows, an image with the stored channels and its type, the stored outputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailShape {
     pub batch: usize,
     pub input: Shape,
+    pub dtype: Dtype,
     pub k_stored: usize,
     pub output: OutputKind,
 }
@@ -127,12 +131,16 @@ pub(crate) const TAIL_THREADS: usize = 512;
 pub(crate) const TAIL_UNIT: usize = 32;
 
 impl TailShape {
-    /// Of a step; none if it is no tail on activations in f16.
+    /// Of a step; none if it is no tail on activations in f16, or on bytes whose scale is known.
     fn of(work: &Work<'_>) -> Option<Self> {
         let StepOp::Tail(tail) = work.op else { return None };
-        let input = work.inputs[0].stored();
-        let shape = Self { batch: work.batch, input, k_stored: tail.k_stored(), output: tail.output };
-        work.is_in(Dtype::F16, Dtype::F32).then_some(shape)
+        let (input, dtype) = (work.inputs[0].stored(), work.inputs[0].dtype);
+        let is_taken = match tail.x_scale {
+            Some(_) => matches!(dtype, Dtype::U8 | Dtype::I8) && input.pixels() <= MOST_PIXELS,
+            None => dtype == Dtype::F16,
+        };
+        let shape = Self { batch: work.batch, input, dtype, k_stored: tail.k_stored(), output: tail.output };
+        (is_taken && work.writes(Dtype::F32)).then_some(shape)
     }
 
     /// Dynamic shared memory of a block; `None` if there is no kernel for the tile. As `kernels/sm90_tail.cu` has it:
@@ -167,13 +175,15 @@ impl TailShape {
         let at_once = clusters.min((limits.units * 10 / 11 / tile.blocks).max(1));
         let rate = OF_ONE.min(OF_EACH * limits.units as f64 / (at_once * tile.blocks) as f64);
         let filters = self.k_stored.div_ceil(tile.blocks).next_multiple_of(TAIL_UNIT) * self.input.channels * 2;
-        let images = tile.images * self.input.elems() * 2 / tile.blocks;
+        let images = tile.images * self.input.elems() * self.dtype.bytes() / tile.blocks;
         let exchanged = tile.images * self.input.channels * 2;
         let bytes = (filters + images + exchanged) as f64;
         clusters.div_ceil(at_once) as f64 * (bytes / rate + OF_BLOCK)
     }
 }
 
+/// Of an image of bytes, so that sums fit 32 bits.
+const MOST_PIXELS: usize = 1 << 23;
 /// Static shared memory of a block, and what the driver keeps of it.
 const STATIC_BYTES: usize = 256;
 /// Multiprocessors from which on a GPU is a whole one, whose groups have sixteen.
@@ -197,7 +207,7 @@ fn find(context: &Context<'_>, at: NodeId) -> Option<Match> {
     let pooled = context.node(mean).filter(|node| node.op == Op::GlobalAvgPool)?;
     let found = Match {
         name: node.name.clone(),
-        op: StepOp::Tail(Tail { linear: linear.clone(), output }),
+        op: StepOp::Tail(Tail { linear: linear.clone(), output, x_scale: context.scale(pooled.inputs[0]) }),
         kernel: None,
         place: at,
         covers: vec![mean, layer, at],
@@ -224,7 +234,8 @@ mod tests {
     use super::*;
 
     fn resnet50(batch: usize) -> TailShape {
-        TailShape { batch, input: Shape::new(7, 7, 2048), k_stored: 1000, output: OutputKind::Probabilities }
+        let (input, dtype) = (Shape::new(7, 7, 2048), Dtype::F16);
+        TailShape { batch, input, dtype, k_stored: 1000, output: OutputKind::Probabilities }
     }
 
     #[test]
