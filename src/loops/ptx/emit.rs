@@ -472,7 +472,7 @@ impl<'n> Emitter<'n> {
                     && lanes.iter().all(|by| multiple(*count, stride * by))
             };
             count * dtype.bytes() <= WIDEST
-                && run.count % count == 0
+                && run.count.is_multiple_of(*count)
                 && multiple(*count, sum.base)
                 && sum.axes.iter().all(aligned)
                 && sum.terms.values().all(|&stride| multiple(*count, stride))

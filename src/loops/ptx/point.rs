@@ -37,31 +37,34 @@ pub(super) fn write(emitter: &mut Emitter<'_>, units: usize) -> usize {
     threads
 }
 
-/// Points of a thread along each axis: neighbours along the last one, or all along that and neighbours along the one
-/// before it, where the last is short and both are read as one.
+/// Points of a thread along each axis: some along the last, or along the last two.
 fn sides(nest: &Nest, axes: &[usize], units: usize) -> Vec<usize> {
     let mut sides = vec![1; axes.len()];
     let side = side(nest, axes, units);
-    if let [.., before, last] = axes[..] {
-        let (points, elems) = (nest.extents[last], elems(nest, axes));
-        let is_one = |id| match nest.term(id).kind {
-            TermKind::Load { index, .. } => {
-                nest.index(index).stride(last) == 1 && nest.index(index).stride(before) == points as i64
-            }
-            _ => false,
-        };
-        let fits =
-            |side: &usize| nest.extents[before].is_multiple_of(*side) && elems / (side * points) >= units * 2 * THREADS;
-        if side == 1 && points <= SHORT && nest.needed().any(is_one) {
-            if let Some(side) = [SIDE, 4].into_iter().find(fits) {
-                let count = sides.len();
-                sides[count - 2..].copy_from_slice(&[side, points]);
-                return sides;
-            }
-        }
+    let pixels = if side == 1 { pixels(nest, axes, units) } else { None };
+    match (pixels, &mut sides[..]) {
+        (Some(of_both), [.., before, last]) => [*before, *last] = of_both,
+        (_, [.., last]) => *last = side,
+        _ => {}
     }
-    sides.last_mut().into_iter().for_each(|last| *last = side);
     sides
+}
+
+/// Points along the last two axes, where the last is short and something is read along both as along one: neighbours along
+/// the first, and all along the last.
+fn pixels(nest: &Nest, axes: &[usize], units: usize) -> Option<[usize; 2]> {
+    let &[.., before, last] = axes else { return None };
+    let (points, elems) = (nest.extents[last], elems(nest, axes));
+    let is_one = |id| match nest.term(id).kind {
+        TermKind::Load { index, .. } => {
+            nest.index(index).stride(last) == 1 && nest.index(index).stride(before) == points as i64
+        }
+        _ => false,
+    };
+    let fits =
+        |side: &usize| nest.extents[before].is_multiple_of(*side) && elems / (side * points) >= units * 2 * THREADS;
+    let is_pixel = (2..=SHORT).contains(&points) && nest.needed().any(is_one);
+    is_pixel.then(|| [SIDE, 4].into_iter().find(fits)).flatten().map(|side| [side, points])
 }
 
 /// Points of the result.
