@@ -20,7 +20,7 @@ TREFOIL_DEVICE uint32_t exchange_pixels(uint32_t bytes) {
   return threadIdx.x / 4 % 2 == 0 ? __byte_perm(bytes, other, 0x5410) : __byte_perm(other, bytes, 0x7632);
 }
 
-// Where the quads lie that a thread stores, and what is added to them. `quads` of them are its own, from `first` on.
+// The quads that a thread stores, `count` of the tile's from `first` on: where they lie in y, and what is added to them.
 template <class Tile, bool kAdds> struct S8Quads {
   static constexpr uint32_t kMost = Tile::kPixels / kQuadPixels;
   uint32_t first, count;
