@@ -46,6 +46,8 @@ impl Growing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use crate::graph::{Expr, GraphBuilder};
     use crate::plan::values::{ValuesRequest, plan};
     use crate::plan::{Choices, Limits, Place, Plan};
@@ -60,9 +62,9 @@ mod tests {
         g.output("y", y);
         g.output("h'", next);
         let [input, output, state] = ["x", "y", "h"].map(|name| RowSpec::new([(name, Dtype::F32, vec![64])]));
-        let (rows, choices) = ([&input, &output], &Choices::new());
-        let request =
-            ValuesRequest { limits, batch: 2, rows, states: state.ports(), precision: Precision::F32, choices };
+        let (rows, states, precision) = ([&input, &output], state.ports(), Precision::F32);
+        let (in_f32, choices) = (&BTreeSet::new(), &Choices::new());
+        let request = ValuesRequest { limits, batch: 2, rows, states, precision, in_f32, choices };
         plan(&g.finish().unwrap(), &request).unwrap()
     }
 
