@@ -306,6 +306,28 @@ fn a_fault_is_heard_by_everybody() {
     }
 }
 
+/// The first row's upload is measured by the batching thread; the second is sent by the client that commits it, while
+/// another thread closes the batcher.
+#[test]
+fn a_batcher_that_is_closed_while_a_client_sends_answers_it() {
+    for how in [Close::Drain, Close::Abort] {
+        explore(move || {
+            let core = ring(Small { staging: 2, ..SMALL });
+            let batcher = Arc::new(BatcherBuilder::new(&core).rows(2).max_delay(Duration::ZERO).build().unwrap());
+            drop(batcher.row().unwrap().submit().unwrap().wait().unwrap());
+            let client = {
+                let batcher = batcher.clone();
+                thread::spawn(move || batcher.row().and_then(|row| row.submit()?.wait()).map(drop))
+            };
+            batcher.close(how, LONG).unwrap();
+            let answer = client.join().unwrap();
+            assert!(matches!(answer, Ok(()) | Err(Error::Closed)), "{answer:?}");
+            drop(batcher);
+            drop(core);
+        });
+    }
+}
+
 #[test]
 fn a_batcher_answers_every_row() {
     explore(|| {

@@ -124,7 +124,8 @@ impl Row {
         self
     }
 
-    /// Commits the row to the queue. Never waits.
+    /// Commits the row to the queue. Never waits for the device. If nothing is in flight, the calling thread submits the
+    /// batch, so that the call takes the time of some driver calls.
     ///
     /// # Errors
     /// [`Error::Closed`] if the batcher was dropped; [`Error::Fault`] if the device is out of use.

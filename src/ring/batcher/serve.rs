@@ -22,8 +22,11 @@ const LOOKS: u32 = 32;
 
 /// The thread `trefoil-batch-N`. It ends when the batcher is closed and its queue empty, or at a fault.
 pub(super) fn batch(shared: &Shared) {
-    shared.or_fail(|| batch_until_closed(shared));
+    shared.or_fail("the batching thread panicked", || batch_until_closed(shared));
+    // What a thread that commits is sending is among the flights then, and no other follows.
+    let sending = lock(&shared.sender);
     lock(&shared.state).ended = true;
+    drop(sending);
     shared.flown.notify_all();
 }
 
@@ -46,10 +49,14 @@ enum Measure {
 fn batch_until_closed(shared: &Shared) {
     let mut without_credit: Option<Instant> = None;
     while shared.wait_for_batch() {
+        let mut sender = lock(&shared.sender);
+        if !shared.leaves() {
+            continue; // another thread has sent it
+        }
         match shared.core.acquire(CREDIT_LIMIT) {
             Ok(batch) => {
                 without_credit = None;
-                shared.send(batch, &mut lock(&shared.sender), Measure::Uploads);
+                shared.send(batch, &mut sender, Measure::Uploads);
             }
             Err(error @ Error::Timeout { .. }) => {
                 let since = *without_credit.get_or_insert_with(Instant::now);
@@ -132,36 +139,42 @@ impl Shared {
     /// wait for.
     pub(super) fn send_at_once(&self) -> bool {
         let Ok(mut sender) = self.sender.try_lock() else { return false };
+        if !self.leaves() {
+            return false; // another thread has sent it
+        }
         let Ok(Some(batch)) = self.core.try_acquire() else { return false };
-        self.or_fail(|| self.send(batch, &mut sender, Measure::Nothing));
+        self.or_fail("sending a batch panicked", || self.send(batch, &mut sender, Measure::Nothing));
         drop(sender);
         lock(&self.state).queued() == 0
     }
 
+    /// Whether a batch leaves now. Who has the sender and is told so has rows to send, unless they expire or are refused.
+    fn leaves(&self) -> bool {
+        lock(&self.state).next(&self.bounds, Instant::now()) == Next::Leave
+    }
+
     /// Runs what panics only by a bug, and then answers everything with that.
-    fn or_fail(&self, run: impl FnOnce()) {
+    fn or_fail(&self, what: &str, run: impl FnOnce()) {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            self.fail(&Error::Internal { what: "sending a batch panicked".into() });
+            self.fail(&Error::Internal { what: what.into() });
         }
     }
 
-    /// Fills `batch` from the queue and submits it, unless another thread has sent what was to leave. What expired while
-    /// the ring's credits were waited for stays out.
+    /// Fills `batch` from the queue and submits it. What expired while the ring's credits were waited for stays out.
     fn send(&self, batch: Batch, sender: &mut Sender, measure: Measure) {
         let mut batch = batch.in_bucket(self.bucket);
         let Sender { runs, last_upload } = sender;
         let (rows, told, sent) = self.told(|state, wakes| {
             let now = Instant::now();
             state.expire(now, wakes);
-            let leaves = state.next(&self.bounds, now) == Next::Leave;
-            let rows = if leaves { state.pick(&self.bounds, now) } else { Vec::new() };
+            let rows = state.pick(&self.bounds, now);
             runs_of(&rows, runs);
             let told = (!rows.is_empty()).then(|| state.sent(&rows, runs.len(), now));
             (rows, told, now)
         });
         let Some(told) = told else {
-            self.room.notify_all(); // for rows that have expired
-            return; // the batch gives its credits back
+            self.room.notify_all();
+            return; // all expired or abandoned; the batch gives its credits back
         };
         rows.iter().for_each(|row| self.note_row(row.row, Note::Taken));
         let (count, staging) = (rows.len(), batch.staging());
