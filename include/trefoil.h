@@ -1248,11 +1248,14 @@ trefoil_status trefoil_model_with_state(trefoil_model model,
                                         const char *output,
                                         trefoil_model *with_state);
 
-/* Has all states of the engine be zeros for the batch that is submitted next. Does not wait. */
+/*
+ Has all states of the engine be zeros from the next batch on, or from the next call that reads or writes a state. Does not
+ wait.
+ */
 trefoil_status trefoil_engine_reset_states(trefoil_engine engine);
 
 /*
- Copies a state, known by the name of its input, to `elements`, as the batches that were submitted so far leave it: the rows
+ Copies a state, known by the name of its input, to `elements`, as the batches and resets so far leave it: the rows
  of the largest batch, one behind the other, in `bytes` bytes; `dtype` is a trefoil_dtype, the type of its elements. Waits
  for those batches; in a callback it answers IN_CALLBACK.
 

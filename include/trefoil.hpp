@@ -535,9 +535,9 @@ public:
         check(status);
         return batch(raw);
     }
-    /// Has all states be zeros for the batch that is submitted next.
+    /// Has all states be zeros from the next batch on, or from the next read or write of a state.
     void reset_states() const { check(trefoil_engine_reset_states(get())); }
-    /// Copies a state to `count` elements, all that it has, behind the batches that were submitted before.
+    /// Copies a state to `count` elements, all that it has, behind the batches and resets before.
     template <class T>
     void read_state(const char *name, T *elements, std::size_t count) const {
         check(trefoil_engine_read_state(get(), name, dtype_of<T>, elements, count * sizeof(T)));

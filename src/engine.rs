@@ -188,7 +188,8 @@ impl Engine {
         &self.plans
     }
 
-    /// Has the states of its models be zeros for the next batch: the next of another sequence. Returns at once.
+    /// Has the states of its models be zeros from the next batch on, or from the next call that reads or writes a state.
+    /// Returns at once.
     ///
     /// ```
     /// # use trefoil::{Device, Dtype, Engine, Target, graph::{Expr, GraphBuilder}, model::{Model, Weights}};
@@ -218,8 +219,8 @@ impl Engine {
         self.core.reset_states();
     }
 
-    /// The elements of a state, known by the name of its input, as the batches that were submitted so far leave it: the rows
-    /// of the largest batch, one behind the other. Waits for those batches.
+    /// The elements of a state, known by the name of its input, as the batches and resets so far leave it: the rows of the
+    /// largest batch, one behind the other. Waits for those batches.
     ///
     /// # Errors
     /// [`Error::Option`] for a state that no model has, or elements of another type; [`Error::Fault`] if the device is out of
@@ -250,6 +251,7 @@ impl Engine {
     /// So many bytes of a state, which are all.
     #[cfg(feature = "ffi")]
     pub(crate) fn read_state_bytes(&self, name: &str, bytes: usize) -> Result<Vec<u8>, Error> {
+        self.core.check_state(name, bytes)?; // before as many are allocated
         let mut to = vec![0; bytes];
         self.core.read_state(name, &mut to).map(|()| to)
     }

@@ -34,7 +34,8 @@ pub unsafe extern "C" fn trefoil_model_with_state(
     })
 }
 
-/// Has all states of the engine be zeros for the batch that is submitted next. Does not wait.
+/// Has all states of the engine be zeros from the next batch on, or from the next call that reads or writes a state. Does not
+/// wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn trefoil_engine_reset_states(engine: trefoil_engine) -> trefoil_status {
     guard(|| {
@@ -43,7 +44,7 @@ pub extern "C" fn trefoil_engine_reset_states(engine: trefoil_engine) -> trefoil
     })
 }
 
-/// Copies a state, known by the name of its input, to `elements`, as the batches that were submitted so far leave it: the rows
+/// Copies a state, known by the name of its input, to `elements`, as the batches and resets so far leave it: the rows
 /// of the largest batch, one behind the other, in `bytes` bytes; `dtype` is a trefoil_dtype, the type of its elements. Waits
 /// for those batches; in a callback it answers IN_CALLBACK.
 ///

@@ -18,11 +18,11 @@ impl Core {
             return Err(Error::option("batch", rows, format!("one of the engine's batch sizes, {sizes:?}")));
         };
         let held = self.acquire_all()?;
-        self.reset_states();
         let most = held.len().min(self.slots());
         if !(1..=most).contains(&ahead) {
             return Err(Error::option("ahead", ahead, format!("1 to {most}, the slots")));
         }
+        self.reset_states();
         let buffers: Vec<(usize, usize)> = held.iter().map(|batch| batch.buffers()).collect();
         for (staging, _) in &buffers {
             self.device.note(Note::End(self.staging[*staging].buffer.span()));
@@ -43,6 +43,7 @@ impl Core {
         for (staging, _) in &buffers {
             self.device.note(Note::Begin(self.staging[*staging].buffer.span(), Access::Write));
         }
+        self.reset_states(); // who read one meanwhile has taken the first reset
         Ok(took)
     }
 

@@ -96,7 +96,7 @@ impl Core {
         }
     }
 
-    /// Has all states be zeros for the next batch.
+    /// Has all states be zeros for the next batch, or for who reads or writes one before.
     pub fn reset_states(&self) {
         lock(&self.order).zeros_are_due = true;
     }
@@ -117,6 +117,12 @@ impl Core {
     /// What a row of a state is, and how many there are.
     pub fn state(&self, name: &str) -> Result<(&RowPort, usize), Error> {
         self.find_state(name).map(|(_, state)| (&state.row, state.rows))
+    }
+
+    /// Refuses another number of bytes than a state has.
+    #[cfg(feature = "ffi")]
+    pub fn check_state(&self, name: &str, bytes: usize) -> Result<(), Error> {
+        check_bytes(self.find_state(name)?.1, bytes)
     }
 
     /// The bytes of a state as the batches that were submitted before leave it, for which this waits.
@@ -142,9 +148,10 @@ impl Core {
         let (runner, state) = self.find_state(name)?;
         check_bytes(state, from.len())?;
         let taken = self.exchange();
+        self.device.healthy()?; // after a fault nothing proves that the device leaves the exchange alone
         let buffer = &taken.get().buffer;
         self.device.note(Note::Begin(buffer.span(), Access::Write));
-        // SAFETY: the exchange is this thread's, and what was copied by it before is done.
+        // SAFETY: the exchange is this thread's; what was copied by it before is done, or the device was found at fault.
         unsafe { buffer.bytes_mut()[..from.len()].copy_from_slice(from) };
         self.device.note(Note::End(buffer.span()));
         self.behind_batches(&taken, runner.stream(0), |exchange, stream| {

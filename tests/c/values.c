@@ -303,6 +303,7 @@ static void with_state(trefoil_model model, trefoil_device device)
     EXPECT(trefoil_engine_write_state(engine, "numbers", TREFOIL_DTYPE_F32, NULL, sizeof start), NULL_POINTER, "elements");
     EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_I32, state, sizeof state), INVALID_ARGUMENT,
            "elements of i32");
+    EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, state, SIZE_MAX), INVALID_ARGUMENT, "12: 1 rows");
     EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, state, 8), INVALID_ARGUMENT, "12: 1 rows");
     EXPECT(trefoil_engine_read_state(engine, "numbers", TREFOIL_DTYPE_F32, NULL, sizeof state), NULL_POINTER, "elements");
     EXPECT(trefoil_engine_read_state(engine, NULL, TREFOIL_DTYPE_F32, state, sizeof state), NULL_POINTER, "name is null");
