@@ -50,11 +50,11 @@ pub(crate) fn start<T>(name: String, spawn: impl FnOnce(std::thread::Builder) ->
 /// Beyond so many threads the memory is what takes the time.
 const MOST_THREADS: usize = 16;
 
-/// Does `work` with each of `items`, which are begun in order, on as many threads as there are cores. The calling thread is
-/// one of them; one that cannot be had leaves its share to the others. What they give is in no order.
+/// Does `work` with each of `items`, which are begun in order, on as many threads as there are cores, 16 at most. The calling
+/// thread is one of them; one that cannot be had leaves its share to the others. What they give is in no order.
 ///
 /// # Errors
-/// The first of a thread's, which does no more then.
+/// One of those of `work`; items that are not begun then are left out.
 pub(crate) fn share<I: Send, T: Send>(
     name: &str,
     items: Vec<I>,
@@ -62,16 +62,22 @@ pub(crate) fn share<I: Send, T: Send>(
 ) -> Result<Vec<T>, Error> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(items.len());
     let items = std::sync::Mutex::new(items.into_iter());
-    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let run = || -> Result<Vec<T>, Error> { std::iter::from_fn(next).map(&work).collect() };
+    let rest = || items.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = || rest().next();
+    let run = || -> Result<Vec<T>, Error> {
+        let done = std::iter::from_fn(next).map(&work).collect();
+        rest().by_ref().for_each(drop); // there are any only after an error
+        done
+    };
     std::thread::scope(|scope| {
         let spawn = |number| start(format!("{name}-{number}"), |builder| builder.spawn_scoped(scope, run)).ok();
         let others: Vec<_> = (1..threads).filter_map(spawn).collect();
-        let mut all = run()?;
+        let mut all = run();
         for other in others {
-            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            let more = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            all = all.and_then(|all| Ok([all, more?].into_iter().flatten().collect()));
         }
-        Ok(all)
+        all
     })
 }
 

@@ -151,7 +151,7 @@ fn observe(calibrator: &mut Calibrator, model: &Model, inputs: &Inputs) -> Resul
         let mut all = 0;
         for thread in started {
             let (other, failed) = join(thread?)?;
-            calibrator.merge(other);
+            calibrator.merge(other)?;
             all += failed;
         }
         Ok::<_, anyhow::Error>(all)

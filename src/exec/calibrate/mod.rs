@@ -144,17 +144,28 @@ impl Calibrator {
     ///     let threads: Vec<_> = rows.chunks(8).map(|rows| scope.spawn(move || observe(rows))).collect();
     ///     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<_>, _>>()
     /// })?;
-    /// parts.into_iter().for_each(|part| calibrator.merge(part));
+    /// parts.into_iter().try_for_each(|part| calibrator.merge(part))?;
     /// assert_eq!(calibrator.rows(), Calibrator::FEWEST_ROWS);
     /// # Ok::<(), trefoil::Error>(())
     /// ```
-    pub fn merge(&mut self, other: Self) {
-        for (node, histogram) in other.histograms {
-            self.histograms.get_mut(&node).expect("of the same network").merge(histogram);
+    ///
+    /// # Errors
+    /// [`Error::Option`] for one of another network.
+    pub fn merge(&mut self, other: Self) -> Result<(), Error> {
+        if !other.probe.is_of(&self.probe) {
+            return Err(Error::option(
+                "calibrator",
+                format!("one of `{}`", other.model.name()),
+                "one made by `another`",
+            ));
+        }
+        for (histogram, more) in self.histograms.values_mut().zip(other.histograms.into_values()) {
+            histogram.merge(more);
         }
         let room = KEPT - self.kept.len();
         self.kept.extend(other.kept.into_iter().take(room));
         self.rows += other.rows;
+        Ok(())
     }
 
     /// Scales for all layers that can be computed in bytes; those that read the image stay in floats.

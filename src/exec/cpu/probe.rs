@@ -38,6 +38,11 @@ impl Probe {
         Self::of(self.plan.clone(), self.images.clone())
     }
 
+    /// Whether one was made as another of the other.
+    pub fn is_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.images, &other.images)
+    }
+
     fn of(plan: Arc<Plan>, images: Arc<Images>) -> Result<Self, Error> {
         let (arena, result) = (images.arena()?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
         Ok(Self { plan, images, arena, result })
