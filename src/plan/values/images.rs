@@ -27,7 +27,7 @@ impl Split<'_> {
     fn layer_or_between(&self, node: &Node) -> Option<Operation> {
         let reads: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
         let x = *reads.first()?;
-        if let Some(linear) = classifier(self.from, node, &self.readers) {
+        if let Some(linear) = classifier(self.from, node, self.batch, &self.readers) {
             return Some((model::Op::Linear(linear), vec![x]));
         }
         match &node.op {

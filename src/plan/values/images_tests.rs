@@ -337,6 +337,21 @@ fn a_classifier_is_not_rounded() {
     }
 }
 
+/// Of several vectors for each row it is a product, or a 1x1 convolution.
+#[test]
+fn a_product_of_tokens_is_no_classifier() {
+    for (limits, batch) in [(Limits::h200(), 3), (Limits::h200(), 1)] {
+        let (mut g, x) = Network::new(batch, [8, 8, 16]);
+        let a = g.conv("a", x, [16, 64, 3]);
+        let x = g.0.node("tokens", Op::Reshape(vec![batch * 64, 64]), &[a]);
+        let y = g.linear("y", x, [64, 128]);
+        let y = g.0.node("rows", Op::Reshape(vec![batch, 64 * 128]), &[y]);
+        let plan = g.planned(&limits, &[y]);
+        let is_layer = |step: &crate::plan::Step| step.name == "y" && !matches!(step.op, StepOp::Loop(_));
+        assert!(plan.steps.iter().any(is_layer), "{plan}");
+    }
+}
+
 /// Nodes in f32 are loops, and no step computes one of them together with others.
 #[test]
 fn nodes_in_f32_are_loops() {

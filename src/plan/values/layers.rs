@@ -36,12 +36,13 @@ pub(super) fn layer(graph: &Graph, node: &Node) -> Option<Conv2d> {
     }
 }
 
-/// The linear layer that a node is, of vectors and a matrix that has a row for each result, if no layer is computed of its
-/// result: its kernels leave that in f32. `readers` are the nodes that read each value.
-pub(super) fn classifier(graph: &Graph, node: &Node, readers: &[Vec<NodeId>]) -> Option<Linear> {
+/// The linear layer that a node is, of a vector for each of `batch` rows and a matrix that has a row for each result, if no
+/// layer is computed of its result: its kernels leave that in f32. `readers` are the nodes that read each value.
+pub(super) fn classifier(graph: &Graph, node: &Node, batch: usize, readers: &[Vec<NodeId>]) -> Option<Linear> {
     let Op::Contract(of) = &node.op else { return None };
     let ([x, w], y) = ([node.inputs[0]?, node.inputs[1]?], node.outputs[0]);
-    let (matrix, is_vector) = (graph.value(w), graph.value(x).rank() == 2);
+    let (matrix, x) = (graph.value(w), graph.value(x));
+    let is_vector = x.rank() == 2 && x.dims[0] == batch;
     if of.sums_first()? || !is_vector || matrix.dtype != Dtype::F32 || is_read_by_layers(graph, y, readers) {
         return None;
     }

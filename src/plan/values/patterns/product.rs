@@ -62,7 +62,7 @@ impl Product {
     fn of(context: &Context<'_>, at: NodeId) -> Option<Self> {
         let graph = context.graph;
         let node = &graph.nodes[at.0];
-        if classifier(graph, node, &context.readers).is_some() {
+        if classifier(graph, node, context.batch, &context.readers).is_some() {
             return None;
         }
         let product = match &node.op {
