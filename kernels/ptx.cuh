@@ -74,11 +74,6 @@ TREFOIL_DEVICE uint4 load_u32x4_or_zero(const uint4 *global_src, bool valid) {
   return value;
 }
 
-// Brings the 32 bytes around an address into the L2 cache.
-TREFOIL_DEVICE void prefetch_l2(const void *global_src) {
-  asm volatile("prefetch.global.L2 [%0];" :: "l"(global_src) : "memory");
-}
-
 // The same of what an earlier launch wrote, even one that had not ended when this one began: past the multiprocessor's
 // own cache, and not before a wait for it.
 TREFOIL_DEVICE uint4 load_written_or_zero(const uint4 *global_src, bool valid) {
@@ -111,6 +106,11 @@ TREFOIL_DEVICE uint2 load_written_or_zero(const uint2 *global_src, bool valid) {
                : "l"(global_src), "r"(static_cast<uint32_t>(valid))
                : "memory");
   return value;
+}
+
+// Brings the 32 bytes around an address into the L2 cache.
+TREFOIL_DEVICE void prefetch_l2(const void *global_src) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(global_src) : "memory");
 }
 
 // Loads a word that nobody writes during the launch, if told; else it stays as it is. Not moved over barriers and fences.

@@ -28,9 +28,9 @@ using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
 //                             output channels in the order 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15
 //            bias      read   int32 [k_stored]
 //            scale     read   floats [k_stored], finite
-//            residual  read   bytes like y, by its map, disjoint from it; of entry points _add only. Its scale is below
-//                             2^103
-//            y         write  bytes [images][P][Q][k_stored], by its map, disjoint from x
+//            residual  read   bytes like y, disjoint from it; of entry points _add only. Its scale is below 2^103
+//            y         write  bytes [images][P][Q][k_stored], disjoint from x
+//            Both are by their maps, in tiles of one warpgroup by their addresses.
 //            S8Output says which bytes are signed.
 //            All are row-major without gaps, at multiples of 16 bytes; channel counts are multiples of 16. The maps are of
 //            pairs of bytes, swizzle by the bytes of a row in shared memory (128 or 64) and fill with zeros; their boxes are
@@ -48,8 +48,8 @@ using Tile32x64x128 = S8Tile<1, 1, 1, 32, 128, 8, 2>;
 //            channel_tiles = ceil(k_stored / kChannels). compute capability 9.0 exactly.
 // Limits     strides up to 8; padding and (taps - 1) * dilation up to 127; pixels of x and y, and tiles, below 2^31;
 //            filter_h * filter_w * C of both sources together up to 2^16, so that sums without a bias do not wrap. Tails
-//            in pixels, channels and k are the maps': nothing outside the operands is read or written. The launcher checks
-//            all of it. Deterministic, no atomics.
+//            in pixels, channels and k are the maps', of residual and y in tiles of one warpgroup the kernel's: nothing
+//            outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y, only after griddepcontrol.wait; filter before; bias and scale are of no launch.
 // Source     implicit GEMM as in CUTLASS (Thakkar et al., 2017-2024); wgmma, tensor maps, mbarrier: PTX ISA 9.0;

@@ -11,7 +11,7 @@
 // residual in them that the results overwrite.
 //
 // Two blocks with neighbouring pixels may be a pair: each copies half of their filters for both. Where there are far fewer
-// tiles than multiprocessors, the blocks of a cluster share one of a warpgroup instead, and store it by themselves
+// tiles than multiprocessors, the blocks of a cluster share a tile of one warpgroup instead, and store it by themselves
 // (sm90_conv2d_s8_shared.cuh).
 //
 // A second convolution may be part of the sum: its steps follow those of the first, with filters, pixels and windows of
@@ -202,7 +202,7 @@ template <class Tile> struct S8Step {
   }
 };
 
-// The step that `index` others come before.
+// The step at this index of the sum.
 template <class Tile> TREFOIL_DEVICE S8Step<Tile> s8_step_at(const Sm90ConvS8Args &args, int32_t index) {
   S8Step<Tile> step;
   const int32_t taps = args.source[0].filter_h * args.source[0].filter_w;

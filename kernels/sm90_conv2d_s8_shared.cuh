@@ -27,7 +27,7 @@ template <class Tile, bool kAdds> struct S8Quads {
   int64_t at[kMost];       // of four channels in y; negative: outside
   uint32_t residual[kMost];
 
-  // Reads residuals, of earlier launches.
+  // Reads residuals: only after the wait for earlier launches.
   __device__ __forceinline__ S8Quads(const Sm90ConvS8Args &args, const S8Share &share, const S8Origin &origin) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     count = kMost / share.blocks, first = share.rank * count;

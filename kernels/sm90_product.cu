@@ -17,8 +17,8 @@ using Split64x32 = SplitTile<32, 8>;
 //            w         read   halves [n][k], by its map
 //            bias      read   floats [n], null: zeros
 //            scale     read   floats [n], null: ones
-//            residual  read   halves [m][n], rows residual_pitch apart, by its map; null: zeros. Disjoint from y
-//            y         write  halves [m][n], rows y_pitch apart, by its map, disjoint from x
+//            residual  read   halves [m][n], rows at a distance, by its map; null: zeros. Disjoint from y
+//            y         write  halves [m][n], rows y_pitch apart, by its map, of Split* by its address; disjoint from x
 //            Matrices are at multiples of 16 bytes, n, k and pitches multiples of 8. The maps swizzle by 128 bytes and
 //            fill with zeros; their boxes are those that Sm90ProductArgs names.
 // Arithmetic half products, float sums in a fixed order, float bias, activation, scale and residual, one rounding to
@@ -32,8 +32,8 @@ using Split64x32 = SplitTile<32, 8>;
 //            Split*: clusters of 1, 2 or 4 blocks, `tiles` of them, each of which shares a tile: a block sums a part of
 //            the steps, then adds up what all have for a part of the tile. Two blocks on a multiprocessor.
 //            Block and dynamic shared memory as the tile's kThreads and kSharedBytes. Compute capability 9.0 exactly.
-// Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps': nothing outside the operands
-//            is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
+// Limits     m, n and tiles * steps below 2^31 - 256. Tails in m, n and k are the maps', of y in Split* the kernel's:
+//            nothing outside the operands is read or written. The launcher checks all of it. Deterministic, no atomics: a cluster adds its blocks'
 //            sums in their order.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and residual, and
 //            writes y, only after griddepcontrol.wait; w, bias and scale before.

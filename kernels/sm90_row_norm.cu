@@ -142,7 +142,7 @@ TREFOIL_DEVICE void row_norm_few(const RowNormArgs &args) {
 //            Compute capability 9.0 exactly.
 // Limits     columns up to 2048; rows below 2^31 - 4.
 // Ordering   may be launched before its predecessor has ended, and lets its successor be: reads x and writes y only
-//            after griddepcontrol.wait.
+//            after griddepcontrol.wait; weight and bias are of no launch, and _few reads them before.
 // Source     Ba et al., Layer Normalization (2016); Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 #define TREFOIL_SM90_ROW_NORM(chunks)                                                                             \
   extern "C" __global__ void __launch_bounds__(kNormThreads) sm90_row_norm_##chunks(const RowNormArgs args) {     \

@@ -331,27 +331,27 @@ template <class T> TREFOIL_DEVICE void tail(const TailArgs &args, float (&shared
   }
 }
 
-// Purpose    m[i][c] = (sum over pixels of x[i][pixel][c]) / pixels, rounded to half; of entry points _bytes what
-//            mean_s8.cu makes of them;
+// Purpose    m[i][c] = (sum over pixels of x[i][pixel][c]) / pixels, rounded to half; in entry points _bytes
+//            half(float(sum over pixels of x[i][pixel][c]) * scale);
 //            logits[i][k] = sum over c of m[i][c] * filter[k][c] + bias[k]; row i of y, by args.rows:
 //            kRowsLogits: logits[i]; kRowsSoftmax: its softmax; kRowsTopK: the top_k largest, best first, ties by the
 //            lower index, each as a pair of its softmax probability and its index.
-// Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned; of entry points _bytes bytes, signed if
-//                           flip says so
+// Operands   x       read   halves [images][pixels][8 * c_chunks], 16-byte aligned; in _bytes bytes, signed where flip is
+//                           not 0
 //            filter  read   halves [k_stored][8 * c_chunks], zeros in padded channels, 16-byte aligned
 //            bias    read   floats [k_stored]
 //            y       write  row i at i * row_pitch_bytes: floats [channels] or pairs [top_k] of a float and a u32;
 //                           address and pitch multiples of 8, disjoint from the others; the rest of a row is left alone
-// Arithmetic float sums of halves for the mean, one rounding to half; of bytes exact sums, then as mean_s8.cu; half products, float sums in a fixed order, no
-//            rounding to half after that. Softmax and order of the best as sm80_emit_softmax and sm80_emit_top_k.
+// Arithmetic float sums of halves for the mean, of bytes exact sums, one rounding to half; half products, float sums in
+//            a fixed order, no rounding to half after that. Softmax and order of the best as sm80_emit_softmax and sm80_emit_top_k.
 // Launch     clusters of 1 to 16 blocks along the grid (16: not on every GPU): grid ceil(images / cluster_images) *
 //            blocks of a cluster; block kThreads; dynamic shared memory kRingBytes + kSumsBytes + cluster_images *
 //            (round_up(c_chunks, 8) + 4) * 16, and for rows that are not logits ceil(cluster_images / blocks) * k_stored
 //            * 4 more. compute capability 9.0 exactly.
 // Limits     1 <= cluster_images <= kImages; share_chunks >= ceil(c_chunks / blocks) and share_units >=
 //            ceil(k_stored / 32 / blocks), both at least 1; 1 <= channels <= k_stored < 2^20; top_k <= min(64,
-//            channels); images, pixels, c_chunks and kImages * share_chunks below 2^28, pixels of bytes up to 2^23. Any tail. Deterministic, no
-//            atomics.
+//            channels); images, pixels, c_chunks and kImages * share_chunks below 2^28, in _bytes pixels up to 2^23. Any
+//            tail. Deterministic, no atomics.
 // Ordering   may be launched before its predecessors have ended, waits for them itself; filter and bias are read before.
 // Source     fragments of mma.m16n8k16 and distributed shared memory as in PTX ISA 9.0.
 #define TREFOIL_SM90_TAIL(name, images, stages, pixels)                                                         \

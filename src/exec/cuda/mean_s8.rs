@@ -6,6 +6,7 @@ use super::entries::{Entry, Launcher};
 use super::launch::{INDEX_LIMIT, Launch, aligned, in_range, kernel_args, product, unsupported};
 use super::steps::{Operands, stored};
 use crate::error::Error;
+use crate::plan::kernels::MOST_PIXELS;
 use crate::plan::{StepOp, mean_factor};
 use crate::tensor::{Dtype, Shape};
 
@@ -48,8 +49,6 @@ const LANES: usize = 32;
 const THREADS: u32 = 256;
 /// The kernel.
 const ENTRY: &str = "sm80_mean_s8";
-/// So that sums fit 32 bits.
-const MOST_PIXELS: usize = 1 << 23;
 
 /// Means over all pixels of bytes.
 pub(super) struct MeanS8;

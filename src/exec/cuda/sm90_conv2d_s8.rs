@@ -235,17 +235,17 @@ pub(crate) fn launch(problem: &S8Problem, tile: S8Tile, cluster: usize, units: u
         return Err(unsupported("tile of bytes", tile, "use one of S8Tile::ALL"));
     };
     let (threads, shared_bytes) = tile.threads().zip(tile.shared_bytes()).expect("a tile with a pipeline has them");
-    let pair = if pipeline.shares() { 1 } else { cluster };
     let S8Conv { batch, output, .. } = conv;
     let channel_tiles = output.channels.div_ceil(tile.channels);
     let pixels = batch * output.pixels();
-    let tiles = pixels.div_ceil(tile.pixels * pair) * channel_tiles;
     let first = Source { conv, x, filter };
     let second = second.map(|S8Second { conv, x, filter }| Source { conv, x, filter });
     let steps = conv.steps(tile) + second.map_or(0, |second| second.conv.steps(tile));
     if !tile.takes(cluster, steps) {
         return Err(unsupported("blocks of a cluster", cluster, "use one of S8Tile::clusters, up to the sum's steps"));
     }
+    let pair = if pipeline.shares() { 1 } else { cluster };
+    let tiles = pixels.div_ceil(tile.pixels * pair) * channel_tiles;
     let args = Sm90ConvS8Args {
         bias: aligned("bias", problem.bias, 16)?,
         scale: aligned("scale", problem.scale, 16)?,
@@ -560,5 +560,6 @@ pub(super) mod tests {
             assert!(refused(S8Problem { residual, ..good }));
         }
         assert!(matches!(launch(&good, tile(32, 32, 128), 1, 132), Err(Error::Unsupported { .. })));
+        assert!(matches!(launch(&good, TILE, 0, 132), Err(Error::Unsupported { .. })), "clusters of no block");
     }
 }

@@ -8,7 +8,7 @@ use super::launch::{
 };
 use super::steps::{Operands, stored};
 use crate::error::Error;
-use crate::plan::kernels::{TAIL_THREADS, TAIL_UNIT, TailShape};
+use crate::plan::kernels::{MOST_PIXELS, TAIL_THREADS, TAIL_UNIT, TailShape};
 use crate::plan::{Kernel, StepOp, TailTile, mean_factor};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
@@ -146,6 +146,7 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
     };
     let share_chunks = c_chunks.div_ceil(tile.blocks);
     product("channels of a cluster", &[share_chunks, most, 8])?;
+    let most_pixels = if bytes.is_some() { MOST_PIXELS + 1 } else { 1 << 28 };
     let args = TailArgs {
         x: aligned("x", pointers.x, 16)?,
         filter: aligned("filter", pointers.filter, 16)?,
@@ -153,7 +154,7 @@ pub(crate) fn launch(problem: &TailProblem, tile: TailTile, pointers: &TailPoint
         y: aligned("y", pointers.y, 8)?,
         row_pitch_bytes: row_pitch as u64,
         images: in_range("images", batch, 1, 1 << 28)?,
-        pixels: in_range("pixels", product("pixels", &[input.height, input.width])? as usize, 1, 1 << 28)?,
+        pixels: in_range("pixels", product("pixels", &[input.height, input.width])? as usize, 1, most_pixels)?,
         c_chunks: in_range("channels / 8", c_chunks, 1, 1 << 25)?,
         channels: in_range("outputs", channels, 1, 1 << 20)?,
         k_stored: k_stored as i32, // near `channels`

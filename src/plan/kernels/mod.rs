@@ -50,7 +50,7 @@ pub(crate) use sm90_linear::{BOX_CHANNELS, LINEAR_OUTPUTS};
 pub(crate) use sm90_stem::StemLayers;
 pub use sm90_stem::{Stem, StemTile};
 #[cfg(feature = "cuda")]
-pub(crate) use sm90_tail::{TAIL_THREADS, TAIL_UNIT, TailShape};
+pub(crate) use sm90_tail::{MOST_PIXELS, TAIL_THREADS, TAIL_UNIT, TailShape};
 pub use sm90_tail::{Tail, TailTile};
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use toy::GPU as TOY_GPU;

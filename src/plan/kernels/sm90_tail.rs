@@ -183,7 +183,7 @@ impl TailShape {
 }
 
 /// Of an image of bytes, so that sums fit 32 bits.
-const MOST_PIXELS: usize = 1 << 23;
+pub(crate) const MOST_PIXELS: usize = 1 << 23;
 /// Static shared memory of a block, and what the driver keeps of it.
 const STATIC_BYTES: usize = 256;
 /// Multiprocessors from which on a GPU is a whole one, whose groups have sixteen.
