@@ -186,8 +186,8 @@ impl<'a> EngineBuilder<'a> {
     /// small batch leaves much of a GPU idle, and two of them fill it better; batches that fill it alone gain nothing, and
     /// each of them takes longer. The number of slots is a multiple of it. Each stream takes memory for activations of its
     /// own. Results are the same bit by bit, and are ready in the order of submission all the same. On the CPU a batch
-    /// keeps every thread busy, so that there is one stream whatever this is. A model [with state](Model::with_state) has one. A [`Batcher`](crate::Batcher) computes side by
-    /// side what pays, and full batches in turn. Default 1.
+    /// keeps every thread busy, so that there is one stream whatever this is. A [`Batcher`](crate::Batcher) computes side by
+    /// side what pays, and full batches in turn. A model [with state](Model::with_state) has one stream. Default 1.
     ///
     /// ```
     /// # use trefoil::{Device, Engine, Target, model::Model};
@@ -314,8 +314,8 @@ impl<'a> EngineBuilder<'a> {
     /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, and for several of those or
-    /// sizes with other states where a model has state; what [`Device::open`] and the model's weights give;
+    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, and where a model has state,
+    /// for several compute streams and for sizes whose states differ; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
     pub fn build(self) -> Result<Engine, Error> {
         self.build_ring(&self.device_or_default()?, 1, None)

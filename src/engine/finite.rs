@@ -13,7 +13,7 @@ use crate::tensor::{Dtype, OutputKind, Size};
 /// # use trefoil::{Engine, model::Model};
 /// # let (model, row) = (Model::open("network.onnx")?, vec![0; 4]);
 /// if let Some(first) = Engine::builder(&model).not_finite(&row)?.first() {
-///     println!("{first}"); // `conv1` (conv) as conv3x3: f32[64,112,112] has 12 numbers that are not finite, ...
+///     println!("{first}"); // `conv1` (conv) as conv3x3: f32[64,112,112], not finite: 12 of 802816, ...
 /// }
 /// # Ok::<(), trefoil::Error>(())
 /// ```
@@ -41,11 +41,12 @@ const MOST_BYTES: usize = 256 << 20;
 impl EngineBuilder<'_> {
     /// The values of a row, the bytes of an engine's input row, of which not all numbers are finite, in the order in which
     /// they are computed: the first is where it begins. Every value is handed out, by an engine for some of them at a time,
-    /// on the device and in the precision that was asked for; nodes that one kernel computes together are computed apart.
+    /// on the device and in the precision that was asked for, at the sizes that the model was opened at; nodes that one kernel
+    /// computes together are computed apart.
     ///
     /// # Errors
     /// As for [`EngineBuilder::build`]; [`Error::Option`] for a row of another length; [`Error::Unsupported`] for several
-    /// models.
+    /// models, and for one with state.
     pub fn not_finite(self, row: &[u8]) -> Result<Vec<NotFinite>, Error> {
         let [Member { model, .. }] = self.models[..] else {
             return Err(Error::Unsupported {
@@ -53,6 +54,7 @@ impl EngineBuilder<'_> {
                 instead: "look in one after the other".into(),
             });
         };
+        model.refuse_states("looking for values that are not finite in")?;
         let device = self.device_or_default()?;
         let mut all = Vec::new();
         for shown in model.shown(MOST_BYTES)? {
@@ -103,7 +105,8 @@ fn step_of(plan: &Plan, node: &str) -> String {
 impl std::fmt::Display for NotFinite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { node, kind, step, dtype, dims, count, first: (index, number) } = self;
-        write!(f, "`{node}` ({kind}) as {step}: {dtype}{dims:?} has {count} numbers that are not finite, ")?;
+        let all: usize = dims.iter().product();
+        write!(f, "`{node}` ({kind}) as {step}: {dtype}{dims:?}, not finite: {count} of {all}, ")?;
         write!(f, "the first is {number} at {index}")
     }
 }

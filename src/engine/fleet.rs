@@ -59,7 +59,8 @@ impl EngineBuilder<'_> {
     /// last one left.
     ///
     /// # Errors
-    /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](Model::with_state); as for [`EngineBuilder::build`].
+    /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](Model::with_state); as for
+    /// [`EngineBuilder::build`].
     pub fn build_on(self, devices: &[Device]) -> Result<Fleet, Error> {
         if devices.is_empty() {
             return Err(Error::option("devices", "an empty list", "at least one"));

@@ -25,13 +25,20 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let batch = batch_dims(&file, sizes);
     let metadata = file.model().metadata.as_slice().into();
     let values = Values::of_file(file, sizes.clone(), batch)?;
-    let in_f32 = config::nodes_in_f32(&path.with_file_name("config.json"))?;
+    let beside = path.with_file_name("config.json");
+    let in_f32 = config::nodes_in_f32(&beside)?;
+    let with_f32 = |model: Model| {
+        let what = "nodes_in_f32 is for the nodes of the files beside it";
+        model
+            .with_f32(&in_f32)
+            .map_err(|error| Error::format(&beside, format!("{what}, and in {}: {error}", path.display())))
+    };
     let model = match recognise::network(&values.graph(1)?, &weights) {
         Ok(network) if in_f32.is_empty() => of_images(path, network, &weights)?,
-        Ok(_) => Model::of_values(values, weights.into())?.with_f32(in_f32)?, // kernels for images are in f16
+        Ok(_) => with_f32(Model::of_values(values, weights.into())?)?, // kernels for images are in f16
         Err(Error::Unsupported { what, .. }) => {
             log::info!("{name}: no network of images: {what}");
-            Model::of_values(values, weights.into())?.with_f32(in_f32)?
+            with_f32(Model::of_values(values, weights.into())?)?
         }
         Err(other) => return Err(other),
     };

@@ -13,7 +13,8 @@ pub(crate) struct Shown {
 }
 
 impl Model {
-    /// The model of one row whose outputs are these values of its [graph](Self::values_graph) for one row.
+    /// The model of one row whose outputs are these values of its [graph](Self::values_graph) for one row. A state is an
+    /// input of it.
     ///
     /// ```
     /// use trefoil::{Device, Engine, Target, graph::Port, model::Model};

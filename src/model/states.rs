@@ -52,6 +52,17 @@ impl Model {
         }
     }
 
+    /// Refuses a model with states where rows have to be all that it reads.
+    pub(crate) fn refuse_states(&self, what: &str) -> Result<(), Error> {
+        match self.states() {
+            [] => Ok(()),
+            _ => Err(Error::Unsupported {
+                what: format!("{what} a model with state"),
+                instead: "take the model before `with_state`, whose rows have the state".into(),
+            }),
+        }
+    }
+
     /// The states: what a row of each is, alone.
     pub(crate) fn states(&self) -> &[RowPort] {
         match self.network() {

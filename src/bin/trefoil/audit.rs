@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -42,9 +42,13 @@ const ROWS: usize = 1;
 
 pub fn run(args: &AuditArgs) -> Result<Outcome> {
     let (model, path) = args.feed.at.open(&args.feed.model)?;
-    let engine = Engine::builder(&model).on(&Device::open(Target::Cpu)?).batch_sizes(&[1]).build()?;
-    let inputs = Inputs::open(engine.input(), &args.feed.inputs, args.feed.rows.unwrap_or(ROWS))?;
-    let rows = (0..inputs.rows()).map(|row| inputs.row(engine.input(), row)).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        model.graph().is_err(),
+        "{}: `audit` is for models of any values, and this is a network of images, all of which is in f16 on a GPU",
+        report::path(&path)
+    );
+    let config = args.save.then(|| config_beside(&path)).transpose()?; // before the audit, which may be long
+    let (inputs, rows) = rows(args, &model)?;
     let audit = model.audit(&rows, args.tolerance)?;
     let mut out = io::stdout();
     writeln!(out, "model   {} from {}", model.name(), report::path(&path))?;
@@ -58,27 +62,46 @@ pub fn run(args: &AuditArgs) -> Result<Outcome> {
         writeln!(out, "{}", report::message(&line))?;
     }
     let (count, before) = (audit.nodes.len(), model.nodes_in_f32()?.len());
-    let beside = if before > 0 { format!(" beside {before} that were") } else { String::new() };
-    writeln!(out, "{count} nodes in f32{beside}; outputs are off by {} at most", short(audit.error))?;
-    if args.save {
-        save(&model, audit.names(), &path)?;
+    let beside = if before > 0 { format!(", there before: {before}") } else { String::new() };
+    writeln!(out, "nodes moved to f32: {count}{beside}; outputs are off by {} at most", short(audit.error))?;
+    if let Some((path, config)) = config {
+        save(&model, audit.names(), &path, config)?;
     }
     Ok(Outcome::AllGood)
 }
 
-/// Writes nodes, and those that the model has in f32, to the configuration beside its file.
-fn save<'a>(model: &'a Model, found: impl Iterator<Item = &'a str>, model_path: &Path) -> Result<()> {
+/// The rows that are computed, and what they are of.
+fn rows(args: &AuditArgs, model: &Model) -> Result<(Inputs, Vec<Vec<u8>>)> {
+    let engine = Engine::builder(model).on(&Device::open(Target::Cpu)?).batch_sizes(&[1]).build()?;
+    let inputs = Inputs::open(engine.input(), &args.feed.inputs, args.feed.rows.unwrap_or(ROWS))?;
+    let rows = (0..inputs.rows()).map(|row| inputs.row(engine.input(), row)).collect::<Result<Vec<_>>>()?;
+    Ok((inputs, rows))
+}
+
+/// The configuration beside a model's file, and what it says.
+fn config_beside(model_path: &Path) -> Result<(PathBuf, Map<String, Value>)> {
     ensure!(!model_path.is_dir(), "{}: --save is for a file", report::path(model_path));
     let path = model_path.with_file_name("config.json");
-    let mut config: Map<String, Value> = match path.exists() {
+    let config = match path.exists() {
         true => serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?,
         false => Map::new(),
     };
+    files::check(&path)?;
+    Ok((path, config))
+}
+
+/// Writes nodes, and those that the model has in f32, to the configuration.
+fn save<'a>(
+    model: &'a Model,
+    found: impl Iterator<Item = &'a str>,
+    path: &Path,
+    mut config: Map<String, Value>,
+) -> Result<()> {
     let names: BTreeSet<&str> = model.nodes_in_f32()?.iter().map(String::as_str).chain(found).collect();
     config.insert("nodes_in_f32".into(), json!(names));
     let mut text = serde_json::to_string_pretty(&config).with_context(|| path.display().to_string())?;
     text.push('\n');
-    files::write(&path, text)?;
-    writeln!(io::stdout(), "wrote {}", report::path(&path))?;
+    files::write(path, text)?;
+    writeln!(io::stdout(), "wrote {}", report::path(path))?;
     Ok(())
 }

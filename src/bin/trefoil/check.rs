@@ -22,8 +22,8 @@ Example:
   trefoil check bert.onnx --size sequence=128 --input input_ids=ids.npy --tolerance 1e-2
 
 A number may differ from the CPU's by the tolerance times the largest number that the CPU has for its port in all rows. \
-Without --tolerance that is 1e-9 for f64, 1e-2 for f16, 1e-2 for f32 where the device's plan rounds values to f16, as on a \
-GPU layers do, and else 1e-3, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same \
+Without --tolerance that is 1e-9 for f64, 1e-2 for f16, 1e-2 for f32 where the device's plan has values in f16, as of \
+layers on a GPU, and else 1e-3, 5e-2 for bf16 and 0 for whole numbers and bools. NaN and infinities have to be in the same \
 places.
 
 Beyond it (exit code 2), the model is cut at one node after the other, by bisection, and the first whose own value is \
@@ -104,7 +104,7 @@ fn name_first_node(
 struct Limit {
     /// As a part of the largest number; none: by type.
     tolerance: Option<f64>,
-    /// Whether the device rounds values to f16.
+    /// Whether the device's plan has values in f16.
     rounds: bool,
 }
 

@@ -88,7 +88,7 @@ fn check_finite(args: &RunArgs, model: &Model, device: &Device) -> Result<Outcom
             found += 1;
         }
     }
-    writeln!(out, "{found} values of {} rows are not finite", inputs.rows())?;
+    writeln!(out, "rows: {}; values that are not finite: {found}", inputs.rows())?;
     Ok(if found == 0 { Outcome::AllGood } else { Outcome::SomeFailed })
 }
 
