@@ -51,6 +51,7 @@ fn batch_until_closed(shared: &Shared) {
     while shared.wait_for_batch() {
         let mut sender = lock(&shared.sender);
         if !shared.leaves() {
+            without_credit = None;
             continue; // another thread has sent it
         }
         match shared.core.acquire(CREDIT_LIMIT) {
