@@ -563,7 +563,7 @@ fn rows_and_results_on_the_device_have_no_hazard_and_miss_each_edge() {
 #[test]
 fn a_batcher_has_no_hazard_and_misses_each_edge() {
     for edge in std::iter::once(None).chain(BATCHER_EDGES.map(Some)) {
-        let (device, core) = ring(edge, 12);
+        let (device, core) = ring(edge, 18); // as many as there are tickets and answers
         let core = core.unwrap();
         let batcher = BatcherBuilder::new(&core).rows(24).max_delay(Duration::ZERO).build().unwrap();
         let (mut tickets, mut answers) = (VecDeque::new(), VecDeque::new());
