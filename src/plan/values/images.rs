@@ -8,7 +8,7 @@ use super::layers::{classifier, image, kernel, layer};
 use super::patterns::{float, inlined, writer};
 use crate::graph::{Binary, Expr, Node, NodeId, Op, Slice, ValueId, ValueType};
 use crate::model::{self, is_sum, pool_of};
-use crate::plan::{Family, Limits, rows};
+use crate::plan::Limits;
 use crate::tensor::{Activation, Dtype, Shape};
 
 /// An operation of a network of images, and the values that it is of.
@@ -121,8 +121,8 @@ impl Split<'_> {
         image(dims) == of || (of.pixels() == 1 && dims.iter().product::<usize>() == self.batch * of.channels)
     }
 
-    /// A node of the network, and what others read of it.
-    pub fn push_image(&mut self, node: &Node, op: model::Op, reads: &[ValueId]) {
+    /// A node of the network, whose results are of this type, and what others read of it.
+    pub fn push_image(&mut self, node: &Node, op: model::Op, dtype: Dtype, reads: &[ValueId]) {
         let inputs: Vec<model::NodeId> = reads.iter().map(|&x| self.image(x, &node.name)).collect();
         let y = node.outputs[0];
         let mut of = self.from.value(y).clone();
@@ -131,7 +131,6 @@ impl Split<'_> {
             of.dims.clone_from(&self.stored[inputs[0].0].1);
         }
         let channels = *of.dims.last().expect("it has channels");
-        let dtype = rows::dtype(&op, Family::Sm80);
         let with_channels = |of: &ValueType, channels| ValueType { dtype, ..with_channels(of, channels) };
         let stored = self.add(with_channels(&of, channels.next_multiple_of(ALIGN)));
         self.to.channels.insert(stored, channels);

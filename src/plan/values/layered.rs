@@ -63,10 +63,11 @@ impl Layered {
                 split.push_found(&graph.nodes[found.named.0], found);
             } else if let Some((op, reads)) = split.operation(node, limits).filter(|_| !in_f32.contains(&node.name)) {
                 split.to.halves.nodes.insert(NodeId(index));
-                if rows::dtype(&op, limits.family) == Dtype::F16 {
+                let dtype = rows::dtype(&op, limits.family);
+                if dtype == Dtype::F16 {
                     split.to.halves.written.insert(node.outputs[0]);
                 }
-                split.push_image(node, op, &reads);
+                split.push_image(node, op, dtype, &reads);
             } else {
                 split.push_other(node);
             }
