@@ -99,9 +99,7 @@ fn save<'a>(
 ) -> Result<()> {
     let names: BTreeSet<&str> = model.nodes_in_f32()?.iter().map(String::as_str).chain(found).collect();
     config.insert("nodes_in_f32".into(), json!(names));
-    let mut text = serde_json::to_string_pretty(&config).with_context(|| path.display().to_string())?;
-    text.push('\n');
-    files::write(path, text)?;
+    files::write(path, serde_json::to_string_pretty(&config)? + "\n")?;
     writeln!(io::stdout(), "wrote {}", report::path(path))?;
     Ok(())
 }

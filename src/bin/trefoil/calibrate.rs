@@ -83,7 +83,7 @@ impl CalibrateArgs {
 
 pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
     let (model, from) = models::open(Some(&args.model))?;
-    let (config_path, config) = read_config(&from)?;
+    let config = read_config(&from)?;
     ensure!(!is_same(&args.out, &from), "{} is the model itself: name another folder", args.out.display());
     let inputs = Inputs::collect(&args.photos);
     ensure!(
@@ -110,7 +110,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Outcome> {
         "most_error": args.most_error,
         "left_in_floats": bad.iter().map(|of| json!({"layer": of.layer, "error": of.error})).collect::<Vec<_>>(),
     });
-    write(&args.out, &model, config, &config_path, &quantization, about)?;
+    write(&args.out, &model, config, &quantization, about)?;
     print(args, &calibrator, &layers, &bad, error)?;
     Ok(if failed > 0 { Outcome::SomeFailed } else { Outcome::AllGood })
 }
@@ -123,13 +123,12 @@ fn method_name(args: &CalibrateArgs) -> String {
 }
 
 /// The configuration of a model, as it is.
-fn read_config(model: &Path) -> Result<(PathBuf, Map<String, Value>)> {
+fn read_config(model: &Path) -> Result<Map<String, Value>> {
     let path = if model.is_dir() { model.join("config.json") } else { model.with_file_name("config.json") };
     let text = fs::read(&path).with_context(|| {
         format!("{}: a model to calibrate is a folder with model.safetensors and config.json", path.display())
     })?;
-    let config = serde_json::from_slice(&text).with_context(|| path.display().to_string())?;
-    Ok((path, config))
+    serde_json::from_slice(&text).with_context(|| path.display().to_string())
 }
 
 fn is_same(a: &Path, b: &Path) -> bool {
@@ -198,7 +197,6 @@ fn write(
     out: &Path,
     model: &Model,
     mut config: Map<String, Value>,
-    config_path: &Path,
     quantization: &Quantization,
     about: Value,
 ) -> Result<()> {
@@ -207,9 +205,7 @@ fn write(
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let [weights, to] = [model.weights().path().to_owned(), out.join("model.safetensors")];
     fs::copy(&weights, &to).with_context(|| format!("cannot copy {} to {}", weights.display(), to.display()))?;
-    let mut text = serde_json::to_string_pretty(&config).with_context(|| config_path.display().to_string())?;
-    text.push('\n');
-    files::write(out.join("config.json"), text)?;
+    files::write(out.join("config.json"), serde_json::to_string_pretty(&config)? + "\n")?;
     Ok(())
 }
 
