@@ -72,12 +72,12 @@ pub(crate) fn share<I: Send, T: Send>(
     std::thread::scope(|scope| {
         let spawn = |number| start(format!("{name}-{number}"), |builder| builder.spawn_scoped(scope, run)).ok();
         let others: Vec<_> = (1..threads).filter_map(spawn).collect();
-        let mut all = run();
-        for other in others {
-            let more = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            all = all.and_then(|all| Ok([all, more?].into_iter().flatten().collect()));
-        }
-        all
+        let own = run();
+        let join = |other: std::thread::ScopedJoinHandle<'_, _>| {
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let all = std::iter::once(own).chain(others.into_iter().map(join)).collect::<Result<Vec<Vec<T>>, Error>>()?;
+        Ok(all.into_iter().flatten().collect())
     })
 }
 
