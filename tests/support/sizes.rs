@@ -3,7 +3,7 @@
 use trefoil::graph::{Contract, Expr, GraphBuilder, Op, Reduce, ReduceOp};
 use trefoil::model::{Model, Weights};
 use trefoil::trace::TraceStage;
-use trefoil::{Batch, Device, Dtype, Engine, EngineBuilder, Error, OutputPart, Precision, Size};
+use trefoil::{Batch, Batcher, Device, Dtype, Engine, EngineBuilder, Error, OutputPart, Precision, RowTicket, Size};
 
 /// Features of a token as it comes, and as it goes.
 const IN: usize = 3;
@@ -170,16 +170,19 @@ pub fn padding_is_told_of_every_input(device: &Device) {
     assert!(refused("length", &[("ids", 0.0)]).contains("`tokens`"));
 }
 
+/// A row of some length, to be padded, and the length.
+fn submit_padded(batcher: &Batcher, seed: usize) -> (RowTicket, usize) {
+    let length = 1 + seed % 7;
+    let mut row_of = batcher.request().size(&size(1, length)).unwrap().row().unwrap();
+    row_of.write_port("tokens", &row(seed, length)).unwrap();
+    row_of.write_port("mask", &vec![1.0_f32; length]).unwrap();
+    (row_of.submit().unwrap(), length)
+}
+
 pub fn a_batcher_has_rows_of_every_size(device: &Device) {
     let engine = engine(&padded(), device);
     let batcher = engine.batcher().build().unwrap();
-    let send = |seed: usize| {
-        let length = 1 + seed % 7;
-        let mut row_of = batcher.request().size(&size(1, length)).unwrap().row().unwrap();
-        row_of.write_port("tokens", &row(seed, length)).unwrap();
-        row_of.write_port("mask", &vec![1.0_f32; length]).unwrap();
-        (row_of.submit().unwrap(), length)
-    };
+    let send = |seed: usize| submit_padded(&batcher, seed);
     let tickets: Vec<_> = (0..30).map(send).collect();
     for (seed, (ticket, length)) in tickets.into_iter().enumerate() {
         let answer = ticket.wait().unwrap();
@@ -300,13 +303,7 @@ pub fn a_batcher_feeds_models_that_read_one_another(device: &Device) {
     let (first, second) = (padded(), after("length"));
     let engine = builder(Engine::builder(&first).then(&second), device).build().unwrap();
     let batcher = engine.batcher().build().unwrap();
-    let send = |seed: usize| {
-        let length = 1 + seed % 7;
-        let mut row_of = batcher.request().size(&size(1, length)).unwrap().row().unwrap();
-        row_of.write_port("tokens", &row(seed, length)).unwrap();
-        row_of.write_port("mask", &vec![1.0_f32; length]).unwrap();
-        (row_of.submit().unwrap(), length)
-    };
+    let send = |seed: usize| submit_padded(&batcher, seed);
     // Some at a time: each may have a result of its own, of which a ring has so many.
     for first in (0..40).step_by(8) {
         let tickets: Vec<_> = (first..first + 8).map(send).collect();
