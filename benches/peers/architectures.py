@@ -2,11 +2,11 @@
 
     python benches/peers/architectures.py --trefoil target/release/trefoil FOLDER [NAME...]
 
-A line for each architecture: the largest error of two images as a part of the largest output, the seconds that opening,
-building and two runs took, and whether it is recognised as a classifier of images or runs as a model of values; or why
-there is none. Rounding grows in deep networks with random weights: where the error is beyond the tolerance, onnxruntime's
-own is printed beside it, and the larger one of both counts. The files are made in FOLDER, one after the other, and removed.
-Exit code 1 if an architecture does not load or is beyond that.
+A line for each architecture: the largest error of two images, as a part of the largest output, of trefoil and of torch in
+f32, both against torch in f64; the seconds that opening, building and two runs took; and whether it is recognised as a
+classifier of images or runs as a model of values. Or why there is none. Rounding grows in deep networks with random weights,
+so that an error may be 1.5 times torch's own where that is more than the tolerance. The files are made in FOLDER, one after
+the other, and removed. Exit code 1 if an architecture does not load or is beyond that.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import timm
 import torch
 from torch import nn
@@ -57,7 +56,7 @@ def compare(name, folder, trefoil):
     """Whether an architecture comes out as torch has it; prints its line."""
     files = {part: folder / f"{name}{part}" for part in [".onnx", ".npy", ".pixels.npy", ".npz"]}
     try:
-        expected = export(name, files)
+        exact, of_torch = export(name, files)
     except Exception as error:  # of torch or timm, for which trefoil is not to blame
         print(f"{name:34} not exported: {last_line(str(error))}", flush=True)
         return True
@@ -67,34 +66,25 @@ def compare(name, folder, trefoil):
     if is_classifier:
         run = trefoil_run(trefoil, files, f"image={files['.pixels.npy']}")
     took = time.monotonic() - started
-    error = np.inf
+    is_right = False
     if run.returncode == 0:
         [(port, found)] = np.load(files[".npz"]).items()
         if port == "probabilities":
-            expected = torch.from_numpy(expected).softmax(1).numpy()
-        found = found.reshape(expected.shape)
-        error = off(found, expected)
-        limit = TOLERANCE if error <= TOLERANCE else max(TOLERANCE, off(of_onnxruntime(files, port), expected))
-        beside = "" if limit == TOLERANCE else f"  (onnxruntime {limit:.1e})"
-        print(f"{name:34} {error:.1e}  {took:5.1f} s  {'image' if is_classifier else 'values'}{beside}", flush=True)
+            exact, of_torch = exact.softmax(1), of_torch.softmax(1)
+        error, own = off(found.reshape(exact.shape), exact.numpy()), off(of_torch.numpy(), exact.numpy())
+        is_right = error <= max(TOLERANCE, 1.5 * own)
+        kind = "image" if is_classifier else "values"
+        print(f"{name:34} {error:.1e}  torch {own:.1e}  {took:5.1f} s  {kind}", flush=True)
     else:
-        limit = TOLERANCE
         print(f"{name:34} refused: {run.stderr.strip()[:600]}", flush=True)
     for file in files.values():
         file.unlink(missing_ok=True)
-    return error <= limit
+    return is_right
 
 
 def off(found, expected):
     """The largest difference, as a part of the largest number that is expected."""
     return np.abs(found - expected).max() / np.abs(expected).max()
-
-
-def of_onnxruntime(files, port):
-    """What onnxruntime answers on the CPU, one image at a time."""
-    session = onnxruntime.InferenceSession(str(files[".onnx"]), providers=["CPUExecutionProvider"])
-    found = np.concatenate([session.run(None, {"x": image[None]})[0] for image in np.load(files[".npy"])])
-    return torch.from_numpy(found).softmax(1).numpy() if port == "probabilities" else found
 
 
 def trefoil_run(trefoil, files, given):
@@ -105,11 +95,13 @@ def trefoil_run(trefoil, files, given):
 
 @torch.no_grad()
 def export(name, files):
-    """Writes the architecture and two images; what torch answers to these."""
+    """Writes the architecture and two images; what torch answers to these, in f64 and in f32."""
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=100)
     side = module.default_cfg["input_size"][1:]
-    pixels = torch.randint(0, 256, (4, *side, 3), dtype=torch.uint8)
+    # Patches of colours, different ones in each image, with some noise.
+    patches = nn.functional.interpolate(torch.rand(4, 3, 5, 5), side) * 0.9 + torch.rand(4, 3, *side) * 0.1
+    pixels = (patches * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
     x = pixels.permute(0, 3, 1, 2).float() / 255
     randomise(module)
     calibrate_norms(module, x)
@@ -128,7 +120,8 @@ def export(name, files):
         dynamic_axes={"x": {0: "batch"}, "y": {0: "batch"}},
         dynamo=False,
     )
-    return expected.numpy()
+    exact = module.double()(x[:2].double())
+    return exact, expected
 
 
 def randomise(module):
@@ -140,8 +133,8 @@ def randomise(module):
                 mean = 1.0 if part == "weight" else 0.0
                 value.copy_(mean + 0.2 * torch.randn_like(value))
     for key, value in module.named_parameters():
-        if value.ndim >= 2 and value.std() < 1e-3:  # some begin with zeros
-            value.normal_(0.0, value[0].numel() ** -0.5)
+        if value.ndim == 2:  # many of them begin near zero, and some with zeros
+            value.normal_(0.0, value.shape[1] ** -0.5)
         if value.ndim == 1 and ("gamma" in key or "scale" in key or "temperature" in key):
             value.uniform_(0.2, 0.8)
 
