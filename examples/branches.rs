@@ -4,10 +4,13 @@
 //! cargo run --release --example branches
 //! ```
 
-use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Weights, Window, params};
+use trefoil::graph::{Graph, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits, Request, plan};
 use trefoil::{Engine, Error, InputFormat, OutputKind, Shape, Stage};
 
+/// What it reads.
+const IMAGE: Shape = Shape::new(14, 14, 3);
 /// Blocks of the network.
 const BLOCKS: usize = 6;
 
@@ -18,7 +21,7 @@ pub fn main() -> Result<(), Error> {
         (Limits::h200(), InputFormat::U8Nhwc, OutputKind::Probabilities, Choices::new());
     let preprocessing = model.preprocessing()?;
     let request = Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices };
-    let planned = plan(model.graph()?, &request)?;
+    let planned = plan(model.image_network()?, &request)?;
     assert_eq!((planned.lanes(), planned.clone().with_lanes(false).lanes()), (4, 1));
     planned.check()?; // whatever the lanes' speeds, nothing is read too early or overwritten too soon
 
@@ -54,20 +57,21 @@ fn model() -> Result<Model, Error> {
         (state >> 8) as f32 / (1 << 23) as f32 - 1.0
     };
     let mut tensors = Vec::new();
-    for (name, dims) in params(&graph)? {
-        let scale = (6.0 / dims[1..].iter().product::<usize>() as f32).sqrt();
-        let values = (0..dims.iter().product::<usize>()).map(|_| scale * number()).collect();
-        tensors.push((name.to_owned(), dims, values));
+    for (name, of) in graph.weights() {
+        let scale = (6.0 / of.dims[1..].iter().product::<usize>() as f32).sqrt();
+        let values = (0..of.elems()).map(|_| scale * number()).collect();
+        tensors.push((name.to_owned(), of.dims.clone(), values));
     }
-    let preprocessing = Preprocessing::new(graph.input);
+    let preprocessing = Preprocessing::new(IMAGE);
     Model::new(graph, Weights::from_tensors(tensors)?, preprocessing, Vec::new())
 }
 
 /// Blocks of a 1x1 convolution, two 3x3 convolutions behind 1x1 ones, and a 1x1 convolution of maxima, side by side.
 fn graph() -> Result<Graph, Error> {
-    let (one, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
-    let mut g = GraphBuilder::new(Shape::new(14, 14, 3));
-    let mut x = g.conv2d("stem", g.input(), 128, three);
+    let (one, three) = (&Window::square(1, 1, 0), &Window::square(3, 1, 1));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", IMAGE);
+    let mut x = g.conv2d("stem", image, 128, three);
     for block in 0..BLOCKS {
         let name = |part: &str| format!("block{block}.{part}");
         let mut conv = |part: &str, x, channels, window| {
@@ -85,5 +89,6 @@ fn graph() -> Result<Graph, Error> {
     }
     let x = g.global_avg_pool("mean", x);
     let x = g.linear("classifier", x, 10);
-    g.finish(x)
+    g.output("logits", x);
+    g.finish()
 }

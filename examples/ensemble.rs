@@ -5,7 +5,7 @@
 //! cargo run --release --example ensemble
 //! ```
 
-use trefoil::model::{Model, Weights};
+use trefoil::model::{Model, Weights, architecture};
 use trefoil::{Device, Engine, EngineBuilder, Error, Target};
 
 /// Runs the models.
@@ -63,5 +63,7 @@ fn turned(model: &Model, by: usize) -> Result<Model, Error> {
     };
     let floats = weights.names().filter(|name| !name.ends_with("num_batches_tracked"));
     let weights = Weights::from_tensors(floats.map(read).collect::<Result<Vec<_>, Error>>()?)?;
-    Model::new(model.graph()?.clone(), weights, model.preprocessing()?.clone(), Vec::new())
+    let preprocessing = model.preprocessing()?.clone();
+    let graph = architecture(model.name(), model.classes(), Some(preprocessing.input))?;
+    Model::new(graph, weights, preprocessing, Vec::new())
 }

@@ -8,8 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use trefoil::graph::{self as values, Contract, Expr, Reduce, ReduceOp, Unary};
-use trefoil::model::{Graph, GraphBuilder, Model, NodeId, Preprocessing, Weights, Window};
+use trefoil::graph::{Contract, Expr, Graph, GraphBuilder, Op, Reduce, ReduceOp, Unary, ValueId, Window};
+use trefoil::model::images::Network;
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits, Request, plan};
 use trefoil::{Device, Dtype, Engine, Error, InputFormat, OutputKind, Shape, Target};
 
@@ -17,11 +18,11 @@ use trefoil::{Device, Dtype, Engine, Error, InputFormat, OutputKind, Shape, Targ
 const LIMIT: Duration = Duration::from_millis(300);
 
 fn main() -> Result<(), Error> {
-    let graph = network(134)?;
+    let graph = Network::of(&network(134)?)?;
     let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
     let model = Model::of_graphs(Weights::from_tensors(tokens_weights())?, |rows| tokens(rows, 72))?;
     let cpu = Device::open(Target::Cpu)?;
-    let nodes = model.values_graph(1)?.nodes.len();
+    let nodes = model.graph(1)?.nodes.len();
     timed(&format!("{nodes} nodes of values"), || {
         let plans = Engine::builder(&model).on(&cpu).batch(1).plans()?;
         Ok(plans[0].steps.len())
@@ -59,23 +60,23 @@ fn tokens_weights() -> [(&'static str, Vec<usize>, Vec<f32>); 2] {
 }
 
 /// So many layers of an encoder, of which all have the same weights.
-fn tokens(rows: usize, layers: usize) -> Result<values::Graph, Error> {
+fn tokens(rows: usize, layers: usize) -> Result<Graph, Error> {
     let [count, dims] = TOKENS;
-    let mut g = values::GraphBuilder::new();
+    let mut g = GraphBuilder::new();
     let mut x = g.input("tokens", Dtype::F32, &[rows, count, dims]);
     let [matrix, bias] = [g.weight("matrix", Dtype::F32, &[dims, dims]), g.weight("bias", Dtype::F32, &[dims])];
     for layer in 0..layers {
         let name = |part: &str| format!("layer{layer}.{part}");
-        let dense = |g: &mut values::GraphBuilder, part: &str, x| {
-            let product = g.node(&name(part), values::Op::Contract(Contract::matmul(3, 2)), &[x, matrix]);
+        let dense = |g: &mut GraphBuilder, part: &str, x| {
+            let product = g.node(&name(part), Op::Contract(Contract::matmul(3, 2)), &[x, matrix]);
             g.map(&name(&format!("{part}.bias")), Expr::arg(0) + Expr::arg(1), &[product, bias])
         };
         let [q, k, v] = ["q", "k", "v"].map(|part| dense(&mut g, part, x));
-        let k = g.node(&name("turned"), values::Op::Transpose(vec![0, 2, 1]), &[k]);
-        let scores = g.node(&name("scores"), values::Op::Contract(Contract::matmul(3, 3)), &[q, k]);
+        let k = g.node(&name("turned"), Op::Transpose(vec![0, 2, 1]), &[k]);
+        let scores = g.node(&name("scores"), Op::Contract(Contract::matmul(3, 3)), &[q, k]);
         let scaled = g.map(&name("scaled"), Expr::arg(0) * Expr::float(Dtype::F32, 0.125), &[scores]);
-        let weights = g.node(&name("softmax"), values::Op::Softmax { axis: 2, log: false }, &[scaled]);
-        let mixed = g.node(&name("mixed"), values::Op::Contract(Contract::matmul(3, 3)), &[weights, v]);
+        let weights = g.node(&name("softmax"), Op::Softmax { axis: 2, log: false }, &[scaled]);
+        let mixed = g.node(&name("mixed"), Op::Contract(Contract::matmul(3, 3)), &[weights, v]);
         let out = dense(&mut g, "out", mixed);
         let sum = g.map(&name("sum"), Expr::arg(0) + Expr::arg(1), &[x, out]);
         let normed = normed(&mut g, &name("norm1"), sum);
@@ -90,10 +91,10 @@ fn tokens(rows: usize, layers: usize) -> Result<values::Graph, Error> {
 }
 
 /// A norm in pieces.
-fn normed(g: &mut values::GraphBuilder, name: &str, x: values::ValueId) -> values::ValueId {
-    let mean = |g: &mut values::GraphBuilder, part: &str, x| {
+fn normed(g: &mut GraphBuilder, name: &str, x: ValueId) -> ValueId {
+    let mean = |g: &mut GraphBuilder, part: &str, x| {
         let of = Reduce { op: ReduceOp::Mean, axes: vec![2], keep: true };
-        g.node(&format!("{name}.{part}"), values::Op::Reduce(of), &[x])
+        g.node(&format!("{name}.{part}"), Op::Reduce(of), &[x])
     };
     let middle = mean(g, "mean", x);
     let centred = g.map(&format!("{name}.centred"), Expr::arg(0) - Expr::arg(1), &[x, middle]);
@@ -106,8 +107,9 @@ fn normed(g: &mut values::GraphBuilder, name: &str, x: values::ValueId) -> value
 
 /// So many blocks of sixteen nodes.
 fn network(blocks: usize) -> Result<Graph, Error> {
-    let mut g = GraphBuilder::new(Shape::new(224, 224, 3));
-    let x = g.conv2d("conv1", g.input(), 64, Window::square(7, 2, 3));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(224, 224, 3));
+    let x = g.conv2d("conv1", image, 64, Window::square(7, 2, 3));
     let x = g.batch_norm("bn1", x, 1e-5);
     let x = g.relu("relu1", x);
     let mut x = g.max_pool("maxpool", x, Window::square(3, 2, 1));
@@ -117,10 +119,11 @@ fn network(blocks: usize) -> Result<Graph, Error> {
     }
     let x = g.global_avg_pool("avgpool", x);
     let x = g.linear("fc", x, 1000);
-    g.finish(x)
+    g.output("logits", x);
+    g.finish()
 }
 
-fn bottleneck(g: &mut GraphBuilder, name: &str, x: NodeId, stride: usize) -> NodeId {
+fn bottleneck(g: &mut GraphBuilder, name: &str, x: ValueId, stride: usize) -> ValueId {
     let mut layer = |part: &str, x, channels, window, relu: bool| {
         let x = g.conv2d(&format!("{name}.conv{part}"), x, channels, window);
         let x = g.batch_norm(&format!("{name}.bn{part}"), x, 1e-5);

@@ -11,7 +11,7 @@
 //! convolutions whose name has this text. bytes: leaves halves out.
 
 use half::f16;
-use trefoil::model::Window;
+use trefoil::model::images::Window;
 use trefoil::plan::{Limits, S8Conv, S8Kernel, S8Stem, Sm90Tile};
 use trefoil::{ConvRun, Device, Error, HalfOperands, S8Operands, Shape, Target};
 use trefoil::{S8MeanOperands, S8MeanRun, S8StemOperands, S8StemRun};

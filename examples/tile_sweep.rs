@@ -11,7 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{Conv2d, Model, Window};
+use trefoil::model::Model;
+use trefoil::model::images::{Conv2d, Window};
 use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, LinearTile, Plan, StemTile, StepOp, TailTile, TensorId,
 };

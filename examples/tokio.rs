@@ -10,17 +10,20 @@
 
 use std::time::Duration;
 
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{Conv2d, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Batcher, Device, Engine, Error, OutputKind, Shape, Target, WhenFull};
 
 /// One convolution that gives back the bytes that go in, so that a task sees whose result it got.
 fn echo() -> Result<Model, Error> {
     let input = Shape::new(4, 4, 1);
-    let mut graph = GraphBuilder::new(input);
-    let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", input);
+    let x = graph.conv2d_with("echo", image, Conv2d::named("echo", 1, Window::square(1, 1, 0)));
     let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])])?;
     let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };
-    Model::new(graph.finish(x)?, weights, preprocessing, Vec::new())
+    graph.output("y", x);
+    Model::new(graph.finish()?, weights, preprocessing, Vec::new())
 }
 
 /// Submits a batch of one row and awaits it.

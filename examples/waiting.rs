@@ -18,7 +18,8 @@ use std::fs;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{Conv2d, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, Error, OutputKind, Shape, Target, Waiting};
 
 /// What the default way may take on a GPU, in bare calls.
@@ -45,10 +46,12 @@ impl Measured {
 /// A model with next to nothing to do: one convolution of sixteen pixels.
 fn tiny() -> Result<Model, Error> {
     let input = Shape::new(4, 4, 1);
-    let mut graph = GraphBuilder::new(input);
-    let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", input);
+    let x = graph.conv2d_with("echo", image, Conv2d::named("echo", 1, Window::square(1, 1, 0)));
     let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])])?;
-    Model::new(graph.finish(x)?, weights, Preprocessing::new(input), Vec::new())
+    graph.output("y", x);
+    Model::new(graph.finish()?, weights, Preprocessing::new(input), Vec::new())
 }
 
 /// CPU seconds so far: of this thread, of the ring's own threads, of the whole process.

@@ -105,6 +105,10 @@ pub mod trace;
 struct Guides;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/graphs.md")]
+struct GraphGuide;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/onnx.md")]
 struct OnnxGuide;
 

@@ -1,20 +1,22 @@
 //! Rows that are no answer: of a network that overflows for white and not for black, each such row is an error, and the
 //! rows beside it are not.
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights};
+use trefoil::graph::GraphBuilder;
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, EngineBuilder, Error, OutputKind, Shape, Target};
 
 /// One pixel, two classes: a white pixel makes the logits infinite, and their softmax not a number.
 fn overflowing() -> Model {
     let input = Shape::new(1, 1, 1);
-    let mut graph = GraphBuilder::new(input);
-    let pixel = graph.input();
+    let mut graph = GraphBuilder::new();
+    let pixel = graph.image("image", input);
     let logits = graph.linear("fc", pixel, 2);
     let tensors =
         [("fc.weight".to_owned(), vec![2, 1], vec![3e38, -3e38]), ("fc.bias".to_owned(), vec![2], vec![0.0; 2])];
     let preprocessing = Preprocessing { std: vec![0.01], ..Preprocessing::new(input) };
     let weights = Weights::from_tensors(tensors).unwrap();
-    Model::new(graph.finish(logits).unwrap(), weights, preprocessing, Vec::new()).unwrap()
+    graph.output("y", logits);
+    Model::new(graph.finish().unwrap(), weights, preprocessing, Vec::new()).unwrap()
 }
 
 fn on_cpu(model: &Model, output: OutputKind) -> EngineBuilder<'_> {

@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{Conv2d, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{
     Batcher, Credits, Device, Engine, Error, OutputKind, Row, RowOutput, RowPriority, RowTicket, Shape, Target,
     WhenFull,
@@ -17,9 +18,11 @@ const SIDE: usize = 4;
 
 /// One convolution that multiplies by 255: with input bytes scaled to 0-1, outputs are the bytes that went in.
 fn echo() -> Engine {
-    let mut graph = GraphBuilder::new(Shape::new(SIDE, SIDE, 1));
-    let x = graph.conv2d_with("echo", graph.input(), Conv2d::named("echo", 1, Window::square(1, 1, 0)));
-    let graph = graph.finish(x).unwrap();
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", Shape::new(SIDE, SIDE, 1));
+    let x = graph.conv2d_with("echo", image, Conv2d::named("echo", 1, Window::square(1, 1, 0)));
+    graph.output("y", x);
+    let graph = graph.finish().unwrap();
     let weights = Weights::from_tensors([("echo.weight", vec![1, 1, 1, 1], vec![255.0])]).unwrap();
     let input = Shape::new(SIDE, SIDE, 1);
     let preprocessing = Preprocessing { mean: vec![0.0], std: vec![1.0], ..Preprocessing::new(input) };

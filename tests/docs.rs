@@ -62,10 +62,11 @@ fn the_readme_has_the_rates_of_its_notes() {
 }
 
 /// The documents for people who work on trefoil or with it; a test of their own runs the commands of docs/linking.md.
-const GUIDES: [&str; 11] = [
+const GUIDES: [&str; 12] = [
     "README.md",
     "docs/profiling.md",
     "docs/precision.md",
+    "docs/graphs.md",
     "docs/onnx.md",
     "docs/embed.md",
     "docs/tuning.md",

@@ -27,7 +27,7 @@ fn encoders_compute_what_plain_loops_do() {
 #[test]
 fn queries_keys_and_values_are_one_product() {
     for problem in all() {
-        let graph = problem.open().unwrap().values_graph(2).unwrap();
+        let graph = problem.open().unwrap().graph(2).unwrap();
         let products = graph.nodes.iter().filter(|node| {
             node.op.kind() == "contract" && node.inputs.iter().flatten().any(|id| graph.constant(*id).is_some())
         });
@@ -96,7 +96,7 @@ fn norms_may_have_their_old_names() {
     let mut renamed = problem.clone();
     renamed.tensors = problem.tensors.iter().map(|(name, of)| (old(name), of.clone())).collect();
     let (today, before) = (problem.open().unwrap(), renamed.open().unwrap());
-    assert_eq!(before.values_graph(1).unwrap(), today.values_graph(1).unwrap());
+    assert_eq!(before.graph(1).unwrap(), today.graph(1).unwrap());
     let of = |model: &Model| model.weights().read("embeddings.LayerNorm.weight").unwrap().elems::<f32>().to_vec();
     assert_eq!(of(&before), of(&today));
 }
@@ -118,11 +118,11 @@ fn modules_beside_a_model_say_how_it_pools() {
     let modules =
         json!([module("Transformer", ""), module("Pooling", "1_Pooling"), module("Normalize", "2_Normalize")]);
     let model = with(modules.clone(), Embedding::new()).unwrap();
-    let graph = model.values_graph(1).unwrap();
+    let graph = model.graph(1).unwrap();
     assert_eq!(graph.value(graph.inputs[0].value).dims, [1, 16]);
     assert!(graph.find("seen.count").is_none() && graph.find("unit").is_some());
     let asked = Embedding::new().pooling(Pooling::Mean).normalized(false);
-    let graph = with(modules, asked).unwrap().values_graph(1).unwrap();
+    let graph = with(modules, asked).unwrap().graph(1).unwrap();
     assert!(graph.find("seen.count").is_some() && graph.find("unit").is_none());
     let told = with(json!([module("Dense", "2_Dense")]), Embedding::new()).unwrap_err();
     assert!(matches!(&told, Error::Unsupported { what, .. } if what.contains("Dense")), "{told}");
@@ -138,7 +138,7 @@ fn modules_beside_a_model_say_how_it_pools() {
 #[test]
 fn folders_open_as_other_models_do() {
     let Folder(path) = &named("BERT, mean, unit").folder();
-    let of = |model: Model| model.values_graph(1).unwrap();
+    let of = |model: Model| model.graph(1).unwrap();
     let whole = of(Model::open(path).unwrap());
     assert_eq!(whole.value(whole.inputs[0].value).dims, [1, 40]);
     let short = of(Model::open_at(path, &trefoil::onnx::Sizes::new().dim("sequence", 8)).unwrap());
@@ -148,5 +148,5 @@ fn folders_open_as_other_models_do() {
     let Folder(path) = &named("ViT, classes").folder();
     let model = Model::open(path).unwrap();
     assert_eq!(model.preprocessing().unwrap().input.to_string(), "32x32x3");
-    assert!(model.graph().is_err());
+    assert!(model.image_network().is_err());
 }

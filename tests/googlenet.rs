@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use trefoil::model::{Model, Preprocessing, Weights, architecture, build, params};
+use trefoil::model::{Model, Preprocessing, Weights, architecture, build};
 use trefoil::{Device, Engine, InputFormat, OutputKind, Shape};
 
 const IMAGE: Shape = Shape { height: 75, width: 66, channels: 3 };
@@ -38,7 +38,7 @@ fn tensor(name: &str, dims: &[usize]) -> (String, Vec<usize>, Vec<f32>) {
 #[test]
 fn logits_are_those_of_torchvision() {
     let graph = architecture("googlenet", CLASSES, Some(IMAGE)).unwrap();
-    let mut tensors: Vec<_> = params(&graph).unwrap().into_iter().map(|(name, dims)| tensor(name, &dims)).collect();
+    let mut tensors: Vec<_> = graph.weights().map(|(name, of)| tensor(name, &of.dims)).collect();
     // What a file has for training is passed over.
     for name in ["aux1.conv.conv.weight", "aux2.fc2.bias", "inception4e.branch2.1.bn.num_batches_tracked"] {
         tensors.push((name.to_owned(), vec![1], vec![f32::NAN]));

@@ -20,7 +20,8 @@ use support::operations;
 use support::problem::Case;
 use support::random::Random;
 use trefoil::Tuning;
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window, params};
+use trefoil::graph::{GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Choices, Limits};
 use trefoil::trace::{TraceInterval, TraceStage};
 use trefoil::{Device, Engine, EngineBuilder, Error, InputFormat, OutputKind, Shape, Target};
@@ -389,17 +390,19 @@ fn tuned(device: Option<&Device>) -> Trial {
 
 /// Three convolutions with random weights.
 fn convolutions() -> Result<Model, Error> {
-    let mut graph = GraphBuilder::new(Shape::new(28, 28, 3));
-    let x = graph.conv2d("first", graph.input(), 64, Window::square(3, 1, 1));
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", Shape::new(28, 28, 3));
+    let x = graph.conv2d("first", image, 64, Window::square(3, 1, 1));
     let x = graph.relu("relu", x);
     let x = graph.conv2d("second", x, 128, Window::square(3, 2, 1));
     let x = graph.conv2d("third", x, 64, Window::square(1, 1, 0));
-    let graph = graph.finish(x)?;
+    graph.output("y", x);
+    let graph = graph.finish()?;
     let mut random = Random::new("a tuned engine");
-    let tensors = params(&graph)?.into_iter().map(|(name, dims)| {
-        let taps: usize = dims[1..].iter().product();
-        let values = random.singles(dims.iter().product(), (3.0 / taps as f64).sqrt());
-        (name.to_owned(), dims, values)
+    let tensors = graph.weights().map(|(name, of)| {
+        let taps: usize = of.dims[1..].iter().product();
+        let values = random.singles(of.elems(), (3.0 / taps as f64).sqrt());
+        (name.to_owned(), of.dims.clone(), values)
     });
     let weights = Weights::from_tensors(tensors.collect::<Vec<_>>())?;
     Model::new(graph, weights, Preprocessing::new(Shape::new(28, 28, 3)), Vec::new())

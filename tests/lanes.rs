@@ -1,11 +1,13 @@
 //! Branches side by side: what runs in which lane, and that no order of the lanes' steps lets one read what another has
 //! not written yet, or has overwritten.
 
-use trefoil::model::{Graph, GraphBuilder, NodeId, Preprocessing, Window, architecture, architectures, infer};
+use trefoil::graph::{GraphBuilder, ValueId, Window};
+use trefoil::model::images::Network;
+use trefoil::model::{Preprocessing, architecture, architectures};
 use trefoil::plan::{Choices, Limits, Plan, Request, plan};
 use trefoil::{InputFormat, OutputKind, Shape};
 
-fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
+fn plan_of(graph: &Network, limits: &Limits, batch: usize) -> Plan {
     let request = Request {
         limits,
         batch,
@@ -21,8 +23,12 @@ fn gpus() -> [Limits; 3] {
     [Limits::h200(), Limits::a100(), Limits::rtx4090()]
 }
 
-fn googlenet() -> Graph {
-    architecture("googlenet", 1000, None).unwrap()
+fn network(architecture_name: &str) -> Network {
+    Network::of(&architecture(architecture_name, 1000, None).unwrap()).unwrap()
+}
+
+fn googlenet() -> Network {
+    network("googlenet")
 }
 
 /// Checks a plan, and that without any one of its edges it is not safe; gives how many there are.
@@ -43,7 +49,7 @@ fn every_edge_is_needed(plan: &Plan, what: &str) -> usize {
 #[test]
 fn plans_of_every_architecture_are_safe_and_need_every_edge() {
     for name in architectures() {
-        let graph = architecture(&name, 1000, None).unwrap();
+        let graph = network(&name);
         let mut edges = 0;
         for limits in gpus() {
             for batch in [1, 32] {
@@ -62,7 +68,7 @@ fn plans_of_every_architecture_are_safe_and_need_every_edge() {
 
 /// A graph of random convolutions, sums, maxima and concatenations of earlier values, most of them recent, and in the
 /// end all values that nothing has read.
-fn random_graph(seed: u64) -> Graph {
+fn random_graph(seed: u64) -> Network {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut below = |n: usize| {
         state ^= state << 13;
@@ -70,28 +76,28 @@ fn random_graph(seed: u64) -> Graph {
         state ^= state << 17;
         (state >> 33) as usize % n
     };
-    let mut g = GraphBuilder::new(Shape::new(7, 9, 8));
-    let first = g.conv2d("first", g.input(), 16, Window::square(3, 1, 1));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(7, 9, 8));
+    let first = g.conv2d("first", image, 16, Window::square(3, 1, 1));
     let mut values = vec![first];
     for i in 0..10 + below(30) {
         let recent = values.len().min(1 + below(6));
         let mut pick = || values[values.len() - 1 - below(recent)];
         let (name, x, other) = (format!("n{i}"), pick(), pick());
-        let shapes = infer(&g.clone().finish(*values.last().unwrap()).unwrap()).unwrap();
         let y = match below(8) {
             0 => g.max_pool(&name, x, Window::square(3, 1, 1)),
-            1 if shapes[x.0] == shapes[other.0] => g.add(&name, x, other),
+            1 if g.value(x) == g.value(other) => g.add(&name, x, other),
             2 | 3 if x != other => g.concat(&name, &[x, other]),
             4 => g.relu(&name, x),
             kind => g.conv2d(&name, x, 8 * (1 + below(9)), Window::square([1, 3][kind % 2], 1, kind % 2)),
         };
         values.push(y);
     }
-    let uses = g.clone().finish(*values.last().unwrap()).unwrap().use_counts();
-    let unread: Vec<NodeId> =
-        values.iter().copied().filter(|value| uses[value.0] == 0).chain(values.last().copied()).collect();
+    let readers = g.graph().readers();
+    let unread: Vec<ValueId> = values.iter().copied().filter(|value| readers[value.0].is_empty()).collect();
     let all = g.concat("all", &unread);
-    g.finish(all).unwrap()
+    g.output("y", all);
+    Network::of(&g.finish().unwrap()).unwrap()
 }
 
 #[test]

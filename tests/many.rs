@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing};
+use trefoil::graph::GraphBuilder;
+use trefoil::model::{Model, Preprocessing, architecture};
 use trefoil::{CallerStream, Close, Device, DeviceRows, Engine, EngineBuilder, Error, InputFormat, OutputKind, Target};
 
 const ROWS: usize = 5;
@@ -57,10 +58,12 @@ fn a_model_in_two_stages_is_the_model() {
     assert_eq!(answers(&staged), whole, "f32 from end to end: not one bit differs");
     assert_eq!(staged.plans().len(), 2);
     let vector = model.features().unwrap();
-    let mut g = GraphBuilder::new(vector.output().unwrap());
-    let x = g.linear("fc", g.input(), 10);
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", vector.output().unwrap());
+    let x = g.linear("fc", image, 10);
+    g.output("logits", x);
     let classifier =
-        Model::new(g.finish(x).unwrap(), model.weights().clone(), Preprocessing::new(vector.output().unwrap()), vec![]);
+        Model::new(g.finish().unwrap(), model.weights().clone(), Preprocessing::new(vector.output().unwrap()), vec![]);
     let classifier = classifier.unwrap();
     let staged = checked(Engine::builder(&vector).then(&classifier), &device).build().unwrap();
     assert_eq!(answers(&staged), whole);
@@ -106,9 +109,9 @@ fn an_ensemble_gives_what_its_models_give_and_their_mean() {
         });
         trefoil::model::Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap()
     };
-    let turned =
-        Model::new(model.graph().unwrap().clone(), weights, model.preprocessing().unwrap().clone(), Vec::new())
-            .unwrap();
+    let preprocessing = model.preprocessing().unwrap().clone();
+    let graph = architecture(model.name(), model.classes(), Some(preprocessing.input)).unwrap();
+    let turned = Model::new(graph, weights, preprocessing, Vec::new()).unwrap();
     let one = parts(&alone[0], 0);
     let other = parts(&answers(&checked(Engine::builder(&turned), &device).build().unwrap()), 0);
     assert_ne!(one, other);

@@ -1,14 +1,16 @@
 //! Models as values: what is checked when one is made, and models cut at a node.
 
-use trefoil::model::{Graph, GraphBuilder, Model, Preprocessing, Weights, Window, infer, params};
+use trefoil::graph::{Graph, GraphBuilder, ValueType, Window};
+use trefoil::model::images::infer;
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Error, Shape};
 
 const INPUT: Shape = Shape::new(6, 6, 3);
 
 /// Two residual blocks and a classifier of four.
 fn graph() -> Graph {
-    let mut g = GraphBuilder::new(INPUT);
-    let mut x = g.input();
+    let mut g = GraphBuilder::new();
+    let mut x = g.image("image", INPUT);
     for block in ["layer1.0", "layer1.1"] {
         let y = g.conv2d(&format!("{block}.conv"), x, 3, Window::square(3, 1, 1));
         let y = g.batch_norm(&format!("{block}.bn"), y, 1e-5);
@@ -17,13 +19,14 @@ fn graph() -> Graph {
     }
     let x = g.global_avg_pool("avgpool", x);
     let x = g.linear("fc", x, 4);
-    g.finish(x).unwrap()
+    g.output("y", x);
+    g.finish().unwrap()
 }
 
 /// Weights of ones for every parameter of a graph.
 fn ones(graph: &Graph) -> Weights {
-    let ones = |(name, dims): (&str, Vec<usize>)| (name.to_owned(), dims.clone(), vec![1.0; dims.iter().product()]);
-    Weights::from_tensors(params(graph).unwrap().into_iter().map(ones)).unwrap()
+    let ones = |(name, of): (&str, &ValueType)| (name.to_owned(), of.dims.clone(), vec![1.0; of.elems()]);
+    Weights::from_tensors(graph.weights().map(ones)).unwrap()
 }
 
 fn model() -> Model {
@@ -32,7 +35,7 @@ fn model() -> Model {
 }
 
 fn last(model: &Model) -> &str {
-    &model.graph().unwrap().nodes[model.graph().unwrap().output.0].name
+    &model.image_network().unwrap().nodes[model.image_network().unwrap().output.0].name
 }
 
 #[test]
@@ -84,8 +87,8 @@ fn a_model_is_cut_at_a_node_or_module() {
         assert_eq!((last(&features), features.output().unwrap()), (node, output));
         assert_eq!(features.classes(), 3);
         assert_eq!(features.label(0), "class 0");
-        assert!(features.graph().unwrap().nodes.len() < model.graph().unwrap().nodes.len());
-        infer(features.graph().unwrap()).unwrap();
+        assert!(features.image_network().unwrap().nodes.len() < model.image_network().unwrap().nodes.len());
+        infer(features.image_network().unwrap()).unwrap();
     }
     assert_eq!(model.features_at("fc").unwrap().label(0), "a");
 }
@@ -108,12 +111,13 @@ fn a_node_that_is_not_there_lists_near_names() {
 fn a_model_is_split_where_one_value_passes() {
     let model = model();
     let (front, back) = model.split_at("layer1.0").unwrap();
-    let names = |model: &Model| model.graph().unwrap().nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
+    let names =
+        |model: &Model| model.image_network().unwrap().nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&front).last().unwrap(), "layer1.0.relu");
     let rest = ["layer1.1.conv", "layer1.1.bn", "layer1.1.add", "layer1.1.relu", "avgpool", "fc"];
     assert_eq!(names(&back)[1..], rest);
     assert_eq!(
-        (front.output().unwrap(), back.graph().unwrap().input, back.output().unwrap()),
+        (front.output().unwrap(), back.image_network().unwrap().input, back.output().unwrap()),
         (INPUT, INPUT, model.output().unwrap())
     );
     assert_eq!(back.labels(), model.labels());

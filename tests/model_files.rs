@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, build};
+use trefoil::graph::GraphBuilder;
+use trefoil::model::{Model, Preprocessing, Weights, build};
 use trefoil::{Error, Shape};
 
 /// A folder that is removed at the end of the test.
@@ -155,7 +156,7 @@ fn a_folder_and_a_lone_file_open() {
     for (metadata, height) in [(format!(r#"{{"config": "{text}"}}"#), 28), (format!("{{{flat}}}"), 32)] {
         let path = folder.write("inside.safetensors", f32_file(&convnet28(), &metadata));
         let model = Model::open(&path).unwrap();
-        assert_eq!((model.classes(), model.graph().unwrap().input), (10, Shape::new(height, 28, 1)));
+        assert_eq!((model.classes(), model.image_network().unwrap().input), (10, Shape::new(height, 28, 1)));
     }
     format_error(Model::open(&path), "configuration: ");
 }
@@ -354,9 +355,11 @@ fn open_and_use(bytes: &[u8]) -> Result<(), Error> {
             let _ = weights.read_f32(&name, tensor.shape(), &mut vec![0.0; elems]);
         }
     }
-    let mut g = GraphBuilder::new(Shape::vector(3));
-    let x = g.linear("fc", g.input(), 2);
-    Model::new(g.finish(x)?, weights, Preprocessing::new(Shape::vector(3)), vec![]).map(|_| ())
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::vector(3));
+    let x = g.linear("fc", image, 2);
+    g.output("y", x);
+    Model::new(g.finish()?, weights, Preprocessing::new(Shape::vector(3)), vec![]).map(|_| ())
 }
 
 #[test]

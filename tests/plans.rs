@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use trefoil::model::{Conv2d, Graph, GraphBuilder, Model, Op, Preprocessing, Weights, Window, architecture, params};
+use trefoil::graph::{Conv2d, GraphBuilder, ValueId, Window};
+use trefoil::model::images::{Network, Op};
+use trefoil::model::{Model, Preprocessing, Weights, architecture};
 use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Kernel, Limits, LinearTile, Place, Plan, Rates, Request, S8Kernel,
     S8Tile, Sm90Tile, StepOp, TensorId, plan,
@@ -18,7 +20,7 @@ fn plan_of(model: &Model, limits: &Limits, batch: usize, output: OutputKind) -> 
         output,
         choices: &Choices::default(),
     };
-    plan(model.graph().unwrap(), &request)
+    plan(model.image_network().unwrap(), &request)
 }
 
 fn targets() -> [(&'static str, Limits); 4] {
@@ -76,19 +78,30 @@ fn impossible_requests_are_errors() {
     }
 }
 
+/// The network whose result is a value.
+fn network(mut g: GraphBuilder, y: ValueId) -> Network {
+    g.output("y", y);
+    Network::of(&g.finish().unwrap()).unwrap()
+}
+
 /// The first block of a stage: two convolutions, and one in the shortcut.
-fn block() -> Graph {
-    let mut g = GraphBuilder::new(Shape::new(28, 28, 256));
-    let x = g.conv2d("before", g.input(), 256, Window::square(1, 1, 0));
+fn block() -> Network {
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(28, 28, 256));
+    let x = g.conv2d("before", image, 256, Window::square(1, 1, 0));
     let shortcut = g.conv2d("shortcut", x, 512, Window::square(1, 2, 0));
     let y = g.conv2d("first", x, 128, Window::square(3, 2, 1));
     let y = g.relu("relu", y);
     let y = g.conv2d("last", y, 512, Window::square(1, 1, 0));
     let sum = g.add("add", y, shortcut);
-    g.finish(sum).unwrap()
+    network(g, sum)
 }
 
-fn plan_of_graph(graph: &Graph, limits: &Limits, choices: &[(&str, Kernel)]) -> Result<Plan, Error> {
+fn resnet50() -> Network {
+    Network::of(&architecture("resnet50", 1000, None).unwrap()).unwrap()
+}
+
+fn plan_of_graph(graph: &Network, limits: &Limits, choices: &[(&str, Kernel)]) -> Result<Plan, Error> {
     let choices: Choices = choices.iter().map(|(name, kernel)| ((*name).to_owned(), *kernel)).collect();
     let request = Request {
         limits,
@@ -173,7 +186,7 @@ fn candidates_are_few_and_each_can_be_chosen() {
                 let (preprocessing, output) = (model.preprocessing().unwrap(), OutputKind::Probabilities);
                 let request =
                     Request { limits: &limits, batch, input: InputFormat::U8Nhwc, preprocessing, output, choices };
-                plan(model.graph().unwrap(), &request).unwrap()
+                plan(model.image_network().unwrap(), &request).unwrap()
             }));
         }
     }
@@ -237,7 +250,7 @@ fn clusters_share_tiles_where_there_are_few() {
 
 #[test]
 fn windows_of_few_channels_are_computed_from_one_copy_of_their_pixels_where_there_are_many() {
-    let graph = architecture("resnet50", 1000, None).unwrap();
+    let graph = resnet50();
     let halo = |limits: &Limits, batch| -> Vec<String> {
         let request = Request {
             limits,
@@ -259,10 +272,11 @@ fn windows_of_few_channels_are_computed_from_one_copy_of_their_pixels_where_ther
 
 #[test]
 fn the_kernel_of_windows_of_few_channels_can_be_chosen_and_refused() {
-    let mut g = GraphBuilder::new(Shape::new(9, 12, 64));
-    let a = g.conv2d("a", g.input(), 72, Window::square(3, 1, 1));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(9, 12, 64));
+    let a = g.conv2d("a", image, 72, Window::square(3, 1, 1));
     let b = g.conv2d("b", a, 64, Window::square(3, 1, 1));
-    let graph = g.finish(b).unwrap();
+    let graph = network(g, b);
     let plan = plan_of_graph(&graph, &Limits::h200(), &[("a", Kernel::Sm90Halo)]).unwrap();
     assert_eq!(plan.steps[1].kernel, Kernel::Sm90Halo);
     // The second has 72 channels, and an A100 has no such kernel.
@@ -273,14 +287,15 @@ fn the_kernel_of_windows_of_few_channels_can_be_chosen_and_refused() {
 }
 
 /// A 1x1 convolution, a depthwise one of its result, and another 1x1 convolution.
-fn inverted() -> Graph {
-    let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
-    let expand = g.conv2d("expand", g.input(), 144, Window::square(1, 1, 0));
+fn inverted() -> Network {
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(56, 56, 24));
+    let expand = g.conv2d("expand", image, 144, Window::square(1, 1, 0));
     let relu = g.relu("relu", expand);
     let conv = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
     let depthwise = g.conv2d_with("depthwise", relu, conv);
     let y = g.conv2d("project", depthwise, 24, Window::square(1, 1, 0));
-    g.finish(y).unwrap()
+    network(g, y)
 }
 
 #[test]
@@ -327,12 +342,13 @@ fn computing_both_can_be_chosen_and_refused() {
 /// The convolution between the two could be computed with either of its neighbours.
 #[test]
 fn a_choice_comes_before_what_would_be_computed_together() {
-    let mut g = GraphBuilder::new(Shape::new(56, 56, 144));
-    let project = g.conv2d("project", g.input(), 24, Window::square(1, 1, 0));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(56, 56, 144));
+    let project = g.conv2d("project", image, 24, Window::square(1, 1, 0));
     let expand = g.conv2d("expand", project, 144, Window::square(1, 1, 0));
     let conv = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
     let y = g.conv2d_with("depthwise", expand, conv);
-    let graph = g.finish(y).unwrap();
+    let graph = network(g, y);
     let h200 = Limits::h200();
     let expanded = plan_of_graph(&graph, &h200, &[]).unwrap();
     assert!(matches!(expanded.steps[2].op, StepOp::ExpandDepthwise { .. }));
@@ -347,9 +363,10 @@ fn a_choice_comes_before_what_would_be_computed_together() {
 #[test]
 fn the_hopper_linear_layer_can_be_chosen_and_refused() {
     let plan_of = |channels: usize, limits: &Limits, tile: LinearTile| {
-        let mut g = GraphBuilder::new(Shape::vector(channels));
-        let y = g.linear("fc", g.input(), 1000);
-        let graph = g.finish(y).unwrap();
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::vector(channels));
+        let y = g.linear("fc", image, 1000);
+        let graph = network(g, y);
         let request = Request {
             limits,
             batch: 64,
@@ -374,9 +391,10 @@ fn the_hopper_linear_layer_can_be_chosen_and_refused() {
 }
 
 /// The end of a residual block and the beginning of the next one.
-fn two_blocks() -> Graph {
-    let mut g = GraphBuilder::new(Shape::new(56, 56, 64));
-    let before = g.conv2d("before", g.input(), 256, Window::square(1, 1, 0));
+fn two_blocks() -> Network {
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(56, 56, 64));
+    let before = g.conv2d("before", image, 256, Window::square(1, 1, 0));
     let inside = g.conv2d("inside", before, 64, Window::square(3, 1, 1));
     let wide = g.conv2d("wide", inside, 256, Window::square(1, 1, 0));
     let wide = g.add("wide.add", wide, before);
@@ -385,7 +403,7 @@ fn two_blocks() -> Graph {
     let next = g.relu("next.relu", next);
     let last = g.conv2d("last", next, 256, Window::square(1, 1, 0));
     let last = g.add("last.add", last, wide);
-    g.finish(last).unwrap()
+    network(g, last)
 }
 
 #[test]
@@ -439,7 +457,7 @@ fn a_chain_can_be_chosen_and_refused() {
     assert!(refused(&h200, &[("wide", chain), ("next", sm90)]));
     assert!(refused(&Limits::a100(), &[("wide", chain)]));
     // A sum of two convolutions that no 1x1 convolution reads alone.
-    let resnet = architecture("resnet50", 1000, None).unwrap();
+    let resnet = resnet50();
     let shortcut = [("layer4.0.conv3", chain), ("layer4.0.downsample", Kernel::Joined)];
     let refused_there = plan_of_graph(&resnet, &h200, &shortcut);
     assert!(matches!(refused_there, Err(Error::Unsupported { .. })), "{refused_there:?}");
@@ -453,20 +471,19 @@ fn a_chain_can_be_chosen_and_refused() {
 
 /// A 7x7 convolution of every other pixel, with or without a maximum behind it.
 fn first_layers(pooled: bool) -> Model {
-    let mut g = GraphBuilder::new(Shape::new(64, 60, 3));
-    let conv = g.conv2d("conv1", g.input(), 24, Window::square(7, 2, 3));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(64, 60, 3));
+    let conv = g.conv2d("conv1", image, 24, Window::square(7, 2, 3));
     let mut y = g.relu("relu", conv);
     if pooled {
         y = g.max_pool("maxpool", y, Window::square(3, 2, 1));
     }
     let y = g.conv2d("conv2", y, 8, Window::square(1, 1, 0));
-    let graph = g.finish(y).unwrap();
-    let tensors = params(&graph).unwrap().into_iter().map(|(name, dims)| {
-        let values = vec![0.5; dims.iter().product()];
-        (name.to_owned(), dims, values)
-    });
-    let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
-    let preprocessing = Preprocessing::new(graph.input);
+    g.output("y", y);
+    let graph = g.finish().unwrap();
+    let tensors = graph.weights().map(|(name, of)| (name, of.dims.clone(), vec![0.5; of.elems()]));
+    let weights = Weights::from_tensors(tensors).unwrap();
+    let preprocessing = Preprocessing::new(Shape::new(64, 60, 3));
     Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
 }
 
@@ -475,7 +492,7 @@ fn first_layers_are_one_step_where_a_kernel_does_them_and_nobody_asks_for_less()
     let kinds = |model: &Model, limits: &Limits, input, choices: &Choices| -> Vec<String> {
         let preprocessing = model.preprocessing().unwrap();
         let request = Request { limits, batch: 3, input, preprocessing, output: OutputKind::Features, choices };
-        let plan = plan(model.graph().unwrap(), &request).unwrap();
+        let plan = plan(model.image_network().unwrap(), &request).unwrap();
         plan.steps.iter().map(|step| step.op.label(step.inputs.len())).collect()
     };
     let (h200, none, u8) = (Limits::h200(), Choices::new(), InputFormat::U8Nhwc);
@@ -515,13 +532,13 @@ fn is_as_kept(plan: &Plan, name: &str) {
 }
 
 /// A ResNet-50 all of whose values but the image have scales.
-fn resnet50_in_bytes() -> Graph {
-    let mut graph = architecture("resnet50", 1000, None).unwrap();
+fn resnet50_in_bytes() -> Network {
+    let mut graph = resnet50();
     graph.nodes.iter_mut().skip(1).for_each(|node| node.scale = Some(0.02));
     graph
 }
 
-fn plan_in_bytes(limits: &Limits, graph: &Graph) -> Plan {
+fn plan_in_bytes(limits: &Limits, graph: &Network) -> Plan {
     let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::TopK(5), Choices::new());
     let preprocessing = &Preprocessing::new(graph.input);
     plan(graph, &Request { limits, batch: 256, input, preprocessing, output, choices: &choices }).unwrap()
@@ -549,11 +566,11 @@ fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
     let bytes = plan_in_bytes(&Limits::h200(), &graph);
     let kernel = |name: &str| bytes.steps.iter().find(|step| step.name == name).unwrap().kernel.to_string();
     assert_eq!(["conv1", "layer1.0.conv2"].map(kernel), ["sm90 s8 stem 112x56", "sm90 s8 conv halo"]);
-    let floats = plan_in_bytes(&Limits::h200(), &architecture("resnet50", 1000, None).unwrap());
+    let floats = plan_in_bytes(&Limits::h200(), &resnet50());
     assert!(bytes.arena_bytes * 3 < floats.arena_bytes * 2, "{} {}", bytes.arena_bytes, floats.arena_bytes);
     // A GPU without such kernels computes the layers in halves, as if there were no scales.
     let a100 = plan_in_bytes(&Limits::a100(), &graph);
-    assert_eq!(a100, plan_in_bytes(&Limits::a100(), &architecture("resnet50", 1000, None).unwrap()));
+    assert_eq!(a100, plan_in_bytes(&Limits::a100(), &resnet50()));
 }
 
 /// What is computed together in bytes is so on every device: a kernel for a part of it is no choice. Without bytes in the
@@ -562,7 +579,7 @@ fn a_resnet_in_bytes_is_not_converted_on_a_gpu_that_has_the_kernels() {
 fn layers_that_are_one_in_bytes_are_not_taken_apart() {
     let graph = resnet50_in_bytes();
     let (limits, mut choices, preprocessing) = (Limits::h200(), Choices::new(), Preprocessing::new(graph.input));
-    let of = |graph: &Graph, input, choices: &Choices| {
+    let of = |graph: &Network, input, choices: &Choices| {
         let output = OutputKind::TopK(5);
         plan(graph, &Request { limits: &limits, batch: 8, input, preprocessing: &preprocessing, output, choices })
     };
@@ -583,15 +600,14 @@ fn layers_that_are_one_in_bytes_are_not_taken_apart() {
 /// Channels that the kernels of bytes do not take: these layers alone are in halves.
 #[test]
 fn layers_without_a_kernel_of_bytes_are_in_halves() {
-    let mut g = GraphBuilder::new(Shape::new(14, 14, 64));
-    let single = Window::square(1, 1, 0);
-    let a = g.conv2d("a", g.input(), 72, single);
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(14, 14, 64));
+    let single = &Window::square(1, 1, 0);
+    let a = g.conv2d("a", image, 72, single);
     let b = g.conv2d("b", a, 64, single);
     let c = g.conv2d("c", b, 64, single);
-    for id in [g.input(), a, b, c] {
-        g.scale(id, 0.05);
-    }
-    let graph = g.finish(c).unwrap();
+    let mut graph = network(g, c);
+    graph.nodes.iter_mut().for_each(|node| node.scale = Some(0.05));
     let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), Preprocessing::new(graph.input));
     let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
     let request =

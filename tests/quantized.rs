@@ -82,8 +82,8 @@ fn layers_are_told_by_what_they_cost() {
     // A value with a scale that cuts most of it off makes its layers the worst.
     let last = before.last().unwrap().layer.clone();
     let graph = model.quantized(&quantization).unwrap();
-    let graph = graph.graph().unwrap();
-    let optimized = trefoil::model::optimize(graph);
+    let graph = graph.image_network().unwrap();
+    let optimized = trefoil::model::images::optimize(graph);
     let scale = optimized.nodes[optimized.find(&last).unwrap().0].scale.unwrap();
     let node = graph.nodes.iter().find(|node| node.scale == Some(scale)).unwrap().name.clone();
     *quantization.scales.get_mut(&node).unwrap() /= 50.0;

@@ -88,17 +88,20 @@ impl Budget<'_> {
 mod tests {
     use super::*;
     use crate::engine::{Engine, EngineBuilder};
-    use crate::model::{GraphBuilder, Model, Preprocessing, Weights, Window};
+    use crate::graph::{GraphBuilder, Window};
+    use crate::model::{Model, Preprocessing, Weights};
     use crate::tensor::{OutputKind, Shape};
 
     /// One convolution of square images.
     fn model(side: usize) -> Model {
         let shape = Shape::new(side, side, 3);
-        let mut graph = GraphBuilder::new(shape);
-        let x = graph.conv2d("conv", graph.input(), 8, Window::square(3, 2, 1));
+        let mut graph = GraphBuilder::new();
+        let image = graph.image("image", shape);
+        let x = graph.conv2d("conv", image, 8, Window::square(3, 2, 1));
         let x = graph.global_avg_pool("pool", x);
         let weights = Weights::from_tensors([("conv.weight", vec![8, 3, 3, 3], vec![0.5; 8 * 27])]).unwrap();
-        Model::new(graph.finish(x).unwrap(), weights, Preprocessing::new(shape), Vec::new()).unwrap()
+        graph.output("y", x);
+        Model::new(graph.finish().unwrap(), weights, Preprocessing::new(shape), Vec::new()).unwrap()
     }
 
     fn builder<'a>(model: &'a Model, device: &Device) -> EngineBuilder<'a> {

@@ -72,7 +72,7 @@ impl Model {
     /// [`Error::Option`] for a row of another length; [`Error::Unsupported`] for a network of images, and for a model with
     /// state; [`Error::OutOfMemory`]; as for an engine of it on the CPU.
     pub fn audit<R: AsRef<[u8]>>(&self, rows: &[R], limit: f64) -> Result<Audit, Error> {
-        let (graph, spec) = (self.values_graph(1)?, self.values()?.input());
+        let (graph, spec) = (self.graph(1)?, self.values()?.input());
         self.refuse_states("an audit of")?;
         let in_f32 = self.nodes_in_f32()?.clone();
         let mut auditor = Auditor { graph, weights: self.weights(), limit, in_f32, nodes: Vec::new() };

@@ -263,18 +263,20 @@ mod tests {
     use crate::device::{Device, Target};
     use crate::engine::Engine;
     use crate::ffi::handles::insert;
-    use crate::model::{GraphBuilder, Model, Preprocessing, Weights};
+    use crate::graph::GraphBuilder;
+    use crate::model::{Model, Preprocessing, Weights};
     use crate::tensor::Shape;
 
     /// Two classes of one pixel, whose sums overflow unless it is black.
     fn overflowing() -> Model {
-        let mut graph = GraphBuilder::new(Shape::new(1, 1, 1));
-        let pixel = graph.input();
+        let mut graph = GraphBuilder::new();
+        let pixel = graph.image("pixel", Shape::new(1, 1, 1));
         let logits = graph.linear("fc", pixel, 2);
+        graph.output("logits", logits);
         let zeros = ("fc.bias".to_owned(), vec![2], vec![0.0; 2]);
         let weights = Weights::from_tensors([("fc.weight".to_owned(), vec![2, 1], vec![3e38; 2]), zeros]).unwrap();
         let preprocessing = Preprocessing { std: vec![0.01], ..Preprocessing::new(Shape::new(1, 1, 1)) };
-        Model::new(graph.finish(logits).unwrap(), weights, preprocessing, Vec::new()).unwrap()
+        Model::new(graph.finish().unwrap(), weights, preprocessing, Vec::new()).unwrap()
     }
 
     #[test]

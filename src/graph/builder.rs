@@ -9,20 +9,21 @@ use super::value::{Constant, Graph, Node, NodeId, Origin, Port, Value, ValueId, 
 use crate::error::Error;
 use crate::tensor::Dtype;
 
-/// Builds a [`Graph`]. Each method adds something and returns its value.
+/// Builds a [`Graph`]. Each method adds something and returns its value. Layers are operations with their weights: a layer's
+/// name is also the prefix of its tensors' names, as in a PyTorch state dict.
 ///
 /// Mistakes are reported by [`finish`](Self::finish), all at once; what is built on a mistake is none of its own.
 ///
 /// ```
-/// use trefoil::{Dtype, graph::{Contract, GraphBuilder, Op}};
+/// use trefoil::{Dtype, graph::{Expr, GraphBuilder}};
 /// let mut g = GraphBuilder::new();
 /// let x = g.input("tokens", Dtype::F32, &[4, 64]);
-/// let w = g.weight("fc.weight", Dtype::F32, &[10, 64]);
-/// let product = Contract { left: vec![0, 2], right: vec![1, 2], result: vec![0, 1] };
-/// let y = g.node("fc", Op::Contract(product), &[x, w]);
+/// let y = g.linear("fc", x, 10); // a layer, which reads `fc.weight` and `fc.bias`
+/// let scale = g.weight("scale", Dtype::F32, &[10]);
+/// let y = g.map("scaled", Expr::arg(0) * Expr::arg(1), &[y, scale]); // any operation, of any values
 /// assert_eq!(g.value(y).dims, [4, 10]);
 /// g.output("scores", y);
-/// assert_eq!(g.finish()?.nodes.len(), 1);
+/// assert_eq!(g.finish()?.weights().count(), 3);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -46,14 +47,14 @@ impl GraphBuilder {
         if !self.names[1].insert(name.to_owned()) {
             self.mistake(name, "two inputs have this name");
         }
-        let value = self.add(ValueType::new(dtype, dims), Origin::Input(self.graph.inputs.len()));
+        let value = self.add_value(ValueType::new(dtype, dims), Origin::Input(self.graph.inputs.len()));
         self.graph.inputs.push(Port { name: name.to_owned(), value });
         value
     }
 
     /// Adds a weight: what it is named in the model's files.
     pub fn weight(&mut self, name: &str, dtype: Dtype, dims: &[usize]) -> ValueId {
-        self.add(ValueType::new(dtype, dims), Origin::Constant(Constant::Weight(name.to_owned())))
+        self.add_value(ValueType::new(dtype, dims), Origin::Constant(Constant::Weight(name.to_owned())))
     }
 
     /// Adds a constant: its elements as little-endian bytes, the last dimension innermost.
@@ -62,7 +63,7 @@ impl GraphBuilder {
         if of.bytes() != bytes.len() {
             self.mistake("constant", &format!("expected {} bytes of {of}, found {}", of.bytes(), bytes.len()));
         }
-        self.add(of, Origin::Constant(Constant::Bytes(bytes)))
+        self.add_value(of, Origin::Constant(Constant::Bytes(bytes)))
     }
 
     /// Adds an operation of one output.
@@ -73,8 +74,7 @@ impl GraphBuilder {
 
     /// Adds an operation of so many outputs, some of whose operands may be left out.
     pub fn node_with(&mut self, name: &str, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Vec<ValueId> {
-        let known = inputs.iter().flatten().all(|id| id.0 < self.graph.values.len() && !self.broken.contains(id));
-        let written = match known {
+        let written = match inputs.iter().flatten().all(|&id| self.is_known(id)) {
             true => {
                 let types: Vec<_> = inputs.iter().map(|id| id.map(|id| self.graph.value(id))).collect();
                 op.infer(&types, outputs).map_err(|what| format!("{}: {what}", op.kind()))
@@ -143,21 +143,32 @@ impl GraphBuilder {
     fn push(&mut self, name: &str, op: Op, inputs: &[Option<ValueId>], written: Vec<ValueType>) -> Vec<ValueId> {
         let node = NodeId(self.graph.nodes.len());
         let outputs: Vec<ValueId> =
-            written.into_iter().enumerate().map(|(i, of)| self.add(of, Origin::Node(node, i))).collect();
+            written.into_iter().enumerate().map(|(i, of)| self.add_value(of, Origin::Node(node, i))).collect();
         let node = Node { name: name.to_owned(), op, inputs: inputs.to_vec(), outputs: outputs.clone() };
         self.graph.nodes.push(node);
         outputs
     }
 
-    fn add(&mut self, of: ValueType, origin: Origin) -> ValueId {
+    fn add_value(&mut self, of: ValueType, origin: Origin) -> ValueId {
         self.graph.values.push(Value { of, origin, quantization: None });
         ValueId(self.graph.values.len() - 1)
+    }
+
+    /// Whether a value is one of this graph that no mistake gave.
+    pub(super) fn is_known(&self, id: ValueId) -> bool {
+        id.0 < self.graph.values.len() && !self.broken.contains(&id)
+    }
+
+    /// A value that stands for a node which is a mistake.
+    pub(super) fn refused(&mut self, node: &str, what: &str) -> ValueId {
+        self.mistake(node, what);
+        self.broken(1)[0]
     }
 
     /// Values that stand for what could not be made.
     fn broken(&mut self, count: usize) -> Vec<ValueId> {
         let nothing = || (ValueType::new(Dtype::F32, &[0]), Origin::Constant(Constant::Bytes([].into())));
-        let ids: Vec<ValueId> = (0..count).map(|_| nothing()).map(|(of, origin)| self.add(of, origin)).collect();
+        let ids: Vec<ValueId> = (0..count).map(|_| nothing()).map(|(of, origin)| self.add_value(of, origin)).collect();
         self.broken.extend(&ids);
         ids
     }

@@ -3,6 +3,9 @@
 //! A [`Graph`] is concrete: every dimension is a number. What has free dimensions, such as a batch or a sequence, makes
 //! one graph for each size. No device, file or stream is in it; a weight is a constant that is known by its name.
 //!
+//! A [`GraphBuilder`] writes graphs, operation by operation or layer by layer. A graph of one image is opened as a network of
+//! images by [`Model::new`](crate::model::Model::new), any other one by [`Model::of_graphs`](crate::model::Model::of_graphs).
+//!
 //! Every operation has one meaning, which its documentation tells and its lowering to loops computes. Images have their
 //! channels innermost: `[batch, height, width, channels]`; importers of other layouts transpose.
 //!
@@ -22,6 +25,7 @@
 mod builder;
 mod expr;
 mod infer;
+mod layers;
 mod op;
 mod passes;
 mod tensor;
@@ -30,6 +34,8 @@ mod value;
 pub(crate) use crate::tensor::Element;
 pub use builder::GraphBuilder;
 pub use expr::{Binary, Expr, Number, Unary};
+pub(crate) use layers::eps_of_batch_norm;
+pub use layers::{BatchNorm, Conv2d, Linear};
 pub(crate) use op::place;
 pub use op::{
     ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,

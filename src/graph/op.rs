@@ -225,6 +225,15 @@ pub struct Contract {
 }
 
 /// A sliding window over the spatial axes.
+///
+/// ```
+/// use trefoil::{Shape, graph::{GraphBuilder, Window}};
+/// let mut g = GraphBuilder::new();
+/// let x = g.image("image", Shape::new(14, 14, 8));
+/// let dilated = Window { dilation: vec![2; 2], ..Window::square(3, 1, 2) }; // reaches over 5x5 pixels
+/// let x = g.conv2d("conv", x, 16, dilated);
+/// assert_eq!(g.value(x).dims, [1, 14, 14, 16]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Taps along each axis.
@@ -375,6 +384,18 @@ impl Window {
     /// The same along each of so many axes.
     pub fn all(axes: usize, size: usize, stride: usize, pad: usize) -> Self {
         Self { size: vec![size; axes], stride: vec![stride; axes], dilation: vec![1; axes], pad: vec![[pad; 2]; axes] }
+    }
+
+    /// A square window over the pixels of an image, with the same padding on every side.
+    pub fn square(size: usize, stride: usize, pad: usize) -> Self {
+        Self::all(2, size, stride, pad)
+    }
+}
+
+/// Layers take a window by value or by reference.
+impl From<&Self> for Window {
+    fn from(of: &Self) -> Self {
+        of.clone()
     }
 }
 

@@ -157,6 +157,22 @@ impl Graph {
         }
     }
 
+    /// The weights that it reads, by their names, and their types, in the order in which they were added; one that was added
+    /// twice is there twice.
+    ///
+    /// ```
+    /// let graph = trefoil::model::architecture("resnet50", 1000, None)?;
+    /// let (name, of) = graph.weights().next().unwrap();
+    /// assert_eq!((name, of.to_string()), ("conv1.weight", "f32[64,3,7,7]".to_string()));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    pub fn weights(&self) -> impl Iterator<Item = (&str, &ValueType)> {
+        self.values.iter().filter_map(|value| match &value.origin {
+            Origin::Constant(Constant::Weight(name)) => Some((name.as_str(), &value.of)),
+            Origin::Constant(Constant::Bytes(_)) | Origin::Input(_) | Origin::Node(..) => None,
+        })
+    }
+
     /// The node called `name`.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)

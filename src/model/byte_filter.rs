@@ -1,7 +1,7 @@
 //! Weights as the kernels of bytes want them: a scale for each output channel, biases as whole numbers.
 
 use super::fold::{FoldedConv, fold_conv};
-use super::graph::Conv2d;
+use super::images::Conv2d;
 use super::weights::Weights;
 use crate::error::Error;
 

@@ -1,7 +1,7 @@
 //! A quantised graph as it is computed: values in bytes or in floats, and conversions between them.
 
 use super::first_layers::{FirstLayers, first_layers};
-use super::graph::{Conv2d, Graph, Node, NodeId, Op, Pool};
+use super::images::{Conv2d, Network, Node, NodeId, Op, Pool};
 use crate::tensor::{Activation, Shape};
 
 /// What a device is asked to compute in bytes.
@@ -18,7 +18,7 @@ pub(crate) enum ByteWork<'a> {
 /// activation that does nothing.
 ///
 /// `graph` is rewritten, and `shapes` are those of its nodes.
-pub(crate) fn in_bytes(graph: &Graph, shapes: &[Shape], takes: impl Fn(&ByteWork<'_>) -> bool) -> Graph {
+pub(crate) fn in_bytes(graph: &Network, shapes: &[Shape], takes: impl Fn(&ByteWork<'_>) -> bool) -> Network {
     let first = first_layers(graph).filter(|first| is_in_bytes(graph, shapes, *first, &takes));
     let mut kept = Kept { graph, nodes: Vec::new(), ids: vec![[None; 2]; graph.nodes.len()], made: Vec::new() };
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -41,12 +41,12 @@ pub(crate) fn in_bytes(graph: &Graph, shapes: &[Shape], takes: impl Fn(&ByteWork
         kept.push(node, scale, reads);
     }
     let output = kept.get(graph.output, false);
-    Graph { nodes: kept.nodes, output, input: graph.input }
+    Network { nodes: kept.nodes, output, input: graph.input }
 }
 
 /// Whether first layers have the scale of their maxima, and the device takes them.
 fn is_in_bytes(
-    graph: &Graph,
+    graph: &Network,
     shapes: &[Shape],
     FirstLayers { conv, pool }: FirstLayers,
     takes: impl Fn(&ByteWork<'_>) -> bool,
@@ -61,7 +61,7 @@ fn is_in_bytes(
 
 /// Nodes of a graph in both forms.
 struct Kept<'a> {
-    graph: &'a Graph,
+    graph: &'a Network,
     nodes: Vec<Node>,
     /// In floats, and in bytes, as far as something needs them.
     ids: Vec<[Option<NodeId>; 2]>,
@@ -106,26 +106,26 @@ impl Kept<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, Window, infer, optimize};
+    use crate::graph::{GraphBuilder, Window};
+    use crate::model::{infer, optimize};
 
     /// A stem, a block with a residual, a pool of the sum: the value of the stem is read in both forms.
-    fn graph() -> Graph {
-        let single = Window::square(1, 1, 0);
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 3));
-        let x = g.conv2d("stem", g.input(), 16, Window::square(3, 1, 1));
+    fn graph() -> Network {
+        let single = &Window::square(1, 1, 0);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 3));
+        let x = g.conv2d("stem", image, 16, Window::square(3, 1, 1));
         let x = g.relu("relu", x);
         let a = g.conv2d("a", x, 16, single);
         let b = g.conv2d("b", a, 16, single);
         let sum = g.add("sum", b, x);
         let out = g.relu("out", sum);
         let both = g.concat("both", &[out, x]);
-        for (id, scale) in [(x, 0.5), (a, 0.25), (out, 0.125)] {
-            g.scale(id, scale);
-        }
-        g.finish(both).unwrap()
+        g.output("y", both);
+        Network::of(&g.finish().unwrap()).unwrap().scaled(&[("relu", 0.5), ("a", 0.25), ("out", 0.125)])
     }
 
-    fn told(graph: &Graph) -> Vec<String> {
+    fn told(graph: &Network) -> Vec<String> {
         let one = |node: &Node| {
             let inputs: Vec<_> = node.inputs.iter().map(|id| graph.nodes[id.0].name.as_str()).collect();
             format!("{}({}) {:?}", node.name, inputs.join(", "), node.scale)
@@ -168,21 +168,22 @@ mod tests {
     /// First layers, a convolution of their maxima, and the mean of what that gives.
     #[test]
     fn photos_become_bytes_and_bytes_a_mean_without_conversions() {
-        let mut g = GraphBuilder::new(Shape::new(32, 32, 3));
-        let x = g.conv2d("conv", g.input(), 16, Window::square(7, 2, 3));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(32, 32, 3));
+        let x = g.conv2d("conv", image, 16, Window::square(7, 2, 3));
         let x = g.relu("relu", x);
         let pool = g.max_pool("pool", x, Window::square(3, 2, 1));
         let a = g.conv2d("a", pool, 16, Window::square(1, 1, 0));
         let mean = g.global_avg_pool("mean", a);
-        g.scale(pool, 0.5);
-        g.scale(a, 0.25);
-        let mut graph = optimize(&g.finish(mean).unwrap());
+        g.output("y", mean);
+        let network = Network::of(&g.finish().unwrap()).unwrap();
+        let mut graph = optimize(&network.scaled(&[("pool", 0.5), ("a", 0.25)]));
         let shapes = infer(&graph).unwrap();
         let all = in_bytes(&graph, &shapes, |_| true);
         let expected = ["input() None", "conv(input) Some(0.5)", "pool(conv) Some(0.5)", "a(pool) Some(0.25)"];
         assert_eq!(told(&all), [expected.as_slice(), &["mean(a) None"]].concat());
         let apart = ["conv(input) None", "pool(conv) None", "pool.quantize(pool) Some(0.5)", "mean(a) None"];
-        let has_all = |graph: &Graph| apart.iter().all(|part| told(graph).iter().any(|node| node == part));
+        let has_all = |graph: &Network| apart.iter().all(|part| told(graph).iter().any(|node| node == part));
         assert!(has_all(&in_bytes(&graph, &shapes, |of| matches!(of, ByteWork::Conv(..)))));
         let Op::Conv2d(conv) = &mut graph.nodes[1].op else { panic!("no convolution") };
         conv.in_floats = true;

@@ -1,6 +1,6 @@
 //! A network's first layers that can be computed from the bytes of photos.
 
-use super::graph::{Graph, NodeId, Op, Pad, Pool, Window};
+use super::images::{Network, NodeId, Op, Pad, Pool, Window};
 use crate::tensor::Activation;
 
 /// The convolution that reads the image, and the maximum over windows of its results.
@@ -13,7 +13,7 @@ pub(crate) struct FirstLayers {
 /// Those of a rewritten graph: a dense convolution of three channels by 7x7 windows, two pixels from one to the next, to 16,
 /// 32, 48 or 64 channels, and the maximum over 3x3 windows of its results, the first a pixel out of it and two from one to
 /// the next. Nothing else reads the image, or what is between them.
-pub(crate) fn first_layers(graph: &Graph) -> Option<FirstLayers> {
+pub(crate) fn first_layers(graph: &Network) -> Option<FirstLayers> {
     let use_counts = graph.use_counts();
     let reader = |of: NodeId| {
         let index = graph.nodes.iter().position(|node| node.inputs == [of])?;
@@ -44,35 +44,39 @@ pub(crate) fn overlaps_its_neighbour(window: Window) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, optimize};
+    use crate::graph::{self, GraphBuilder};
+    use crate::model::optimize;
     use crate::tensor::Shape;
 
     /// The first layers of a graph with such windows, and something else that reads the image or the convolution.
-    fn found(channels: [usize; 2], conv: Window, pool: Window, also: Option<&str>) -> bool {
-        let mut g = GraphBuilder::new(Shape::new(32, 32, channels[0]));
-        let x = g.conv2d("conv", g.input(), channels[1], conv);
+    fn found(channels: [usize; 2], conv: &graph::Window, pool: &graph::Window, also: Option<&str>) -> bool {
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(32, 32, channels[0]));
+        let x = g.conv2d("conv", image, channels[1], conv);
         let x = g.batch_norm("bn", x, 1e-5);
         let x = g.relu("relu", x);
         let y = g.max_pool("pool", x, pool);
         let other = match also {
-            Some("image") => g.conv2d("other", g.input(), channels[1], Window::square(4, 4, 0)),
+            Some("image") => g.conv2d("other", image, channels[1], graph::Window::square(4, 4, 0)),
             Some(_) => g.max_pool("other", x, pool),
             None => y,
         };
         let y = g.add("sum", y, other);
-        first_layers(&optimize(&g.finish(y).unwrap())).is_some()
+        g.output("y", y);
+        first_layers(&optimize(&Network::of(&g.finish().unwrap()).unwrap())).is_some()
     }
 
     #[test]
     fn first_layers_are_those_of_a_resnet() {
-        let (conv, pool) = (Window::square(7, 2, 3), Window::square(3, 2, 1));
-        let graph = optimize(&crate::model::architecture("resnet50", 1000, None).unwrap());
-        let layers = first_layers(&graph).unwrap();
-        assert_eq!([layers.conv, layers.pool].map(|id| &*graph.nodes[id.0].name), ["conv1", "maxpool"]);
+        let (conv, pool) = (&graph::Window::square(7, 2, 3), &graph::Window::square(3, 2, 1));
+        let network = optimize(&Network::of(&crate::model::architecture("resnet50", 1000, None).unwrap()).unwrap());
+        let layers = first_layers(&network).unwrap();
+        assert_eq!([layers.conv, layers.pool].map(|id| &*network.nodes[id.0].name), ["conv1", "maxpool"]);
         let is_so = |channels| found(channels, conv, pool, None);
         assert!(is_so([3, 64]) && is_so([3, 16]) && !is_so([3, 24]) && !is_so([3, 80]) && !is_so([1, 64]));
-        assert!(!found([3, 64], Window::square(7, 2, 0), Window::square(2, 2, 0), None));
-        assert!(!found([3, 64], Window { dilation: [2; 2], ..conv }, pool, None));
+        assert!(!found([3, 64], &graph::Window::square(7, 2, 0), &graph::Window::square(2, 2, 0), None));
+        let dilated = graph::Window { dilation: vec![2; 2], ..conv.clone() };
+        assert!(!found([3, 64], &dilated, pool, None));
         assert!(!found([3, 64], conv, pool, Some("image")) && !found([3, 64], conv, pool, Some("conv")));
     }
 }

@@ -1,13 +1,14 @@
 //! Weights as the kernels want them: batch norm folded into filter and bias, in f64.
 
-use super::graph::{BatchNorm, Conv2d, Linear};
+use super::images::{BatchNorm, Conv2d, Linear};
 use super::weights::Weights;
 use crate::error::Error;
 
 /// A convolution's weights with its batch norm inside.
 ///
 /// ```
-/// use trefoil::model::{Conv2d, FoldedConv, Weights, Window, fold_conv};
+/// use trefoil::model::Weights;
+/// use trefoil::model::images::{Conv2d, FoldedConv, Window, fold_conv};
 /// let weights = Weights::from_tensors([("conv.weight", vec![2, 1, 1, 1], vec![3.0, -1.0])])?;
 /// let folded = fold_conv(&weights, &Conv2d::named("conv", 2, Window::square(1, 1, 0)), 1)?;
 /// assert_eq!(folded, FoldedConv { filter: vec![3.0, -1.0], bias: vec![0.0; 2] });
@@ -31,7 +32,8 @@ pub struct FoldedConv {
 /// plus eps is not positive, or if a folded value exceeds f32. [`Error::Io`] if the file cannot be read.
 ///
 /// ```
-/// use trefoil::model::{BatchNorm, Conv2d, Weights, Window, fold_conv};
+/// use trefoil::model::Weights;
+/// use trefoil::model::images::{BatchNorm, Conv2d, Window, fold_conv};
 /// let weights = Weights::from_tensors([
 ///     ("conv.weight", vec![1, 1, 1, 1], vec![3.0]),
 ///     ("bn.weight", vec![1], vec![2.0]),
@@ -122,7 +124,7 @@ fn read(weights: &Weights, name: &str, dims: &[usize]) -> Result<Vec<f32>, Error
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::graph::Window;
+    use crate::model::images::Window;
 
     /// A 1x2 grouped convolution: 4 channels in 2 groups → 2 channels.
     fn conv() -> Conv2d {

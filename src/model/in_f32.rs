@@ -28,10 +28,10 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] for a name that no node of its [graph](Self::values_graph) has; [`Error::Unsupported`] for a network
+    /// [`Error::Option`] for a name that no node of its [graph](Self::graph) has; [`Error::Unsupported`] for a network
     /// of images.
     pub fn with_f32<N: AsRef<str>>(&self, nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
-        let (mut values, graph) = (Values::clone(self.values()?), self.values_graph(1)?);
+        let (mut values, graph) = (Values::clone(self.values()?), self.graph(1)?);
         values.in_f32.clear();
         for name in nodes {
             let name = name.as_ref();

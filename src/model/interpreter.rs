@@ -1,9 +1,8 @@
-//! For tests: every operation by plain loops in f64, and random graphs to try rewrites on.
+//! For tests: every operation by plain loops in f64, and random networks to try rewrites on.
 
 use std::collections::BTreeMap;
 
-use super::builder::GraphBuilder;
-use super::graph::{BatchNorm, Conv2d, Graph, NodeId, Op, Pad, Pool, Window};
+use super::images::{BatchNorm, Conv2d, Network, Node, NodeId, Op, Pad, Pool, Window};
 use super::shape::{infer, params};
 use crate::tensor::{Activation, Shape};
 
@@ -33,7 +32,7 @@ impl Xorshift {
 }
 
 /// The value of every node, NHWC, for one image.
-pub(super) fn evaluate(graph: &Graph, weights: &Tensors, input: &[f64]) -> Vec<Vec<f64>> {
+pub(super) fn evaluate(graph: &Network, weights: &Tensors, input: &[f64]) -> Vec<Vec<f64>> {
     let shapes = infer(graph).unwrap();
     let mut values: Vec<Vec<f64>> = Vec::new();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -155,7 +154,7 @@ fn tap(window: &Window, xs: Shape, [p, q]: [usize; 2], [r, s]: [usize; 2]) -> Op
 }
 
 /// Values for every tensor that the graph reads; variances positive.
-pub(super) fn random_weights(graph: &Graph, random: &mut Xorshift) -> Tensors {
+pub(super) fn random_weights(graph: &Network, random: &mut Xorshift) -> Tensors {
     let value = |name: &str, dims: Vec<usize>, random: &mut Xorshift| {
         let var = name.ends_with("running_var");
         (0..dims.iter().product()).map(|_| if var { random.signed().abs() + 0.1 } else { random.signed() }).collect()
@@ -164,46 +163,55 @@ pub(super) fn random_weights(graph: &Graph, random: &mut Xorshift) -> Tensors {
     params.into_iter().map(|(name, dims)| (name.to_owned(), value(name, dims, random))).collect()
 }
 
-/// A graph of up to 14 random nodes whose operands are mostly recent values, so that chains to fuse are common.
-pub(super) fn random_graph(random: &mut Xorshift) -> Graph {
+/// A network of up to 14 random nodes whose operands are mostly recent values, so that chains to fuse are common.
+pub(super) fn random_network(random: &mut Xorshift) -> Network {
     let channels = 2 * (1 + random.below(2));
-    let mut g = GraphBuilder::new(Shape::new(3 + random.below(4), 3 + random.below(4), channels));
-    let mut shapes = vec![infer(&g.clone().finish(g.input()).unwrap()).unwrap()[0]];
+    let input = Shape::new(3 + random.below(4), 3 + random.below(4), channels);
+    let first = Node { name: "input".into(), op: Op::Input, inputs: Vec::new(), scale: None };
+    let mut network = Network { nodes: vec![first], output: NodeId(0), input };
+    let mut shapes = infer(&network).unwrap();
     for i in 1..=4 + random.below(10) {
-        let pick = |random: &mut Xorshift| NodeId(shapes.len() - 1 - random.below(shapes.len()).min(random.below(3)));
-        let (name, x) = (format!("n{i}"), pick(random));
-        let mut next = g.clone();
-        match random.below(10) {
-            0..=2 => {
-                let groups = [1, 1, 2][random.below(3)];
-                let bias = (random.below(2) == 0).then(|| format!("{name}.bias"));
-                let out = if random.below(3) == 0 { 2 * (1 + random.below(2)) } else { shapes[x.0].channels };
-                let conv = Conv2d { groups, bias, ..Conv2d::named(&name, out, random_window(random)) };
-                next.conv2d_with(&name, x, conv)
-            }
-            3 | 4 => next.batch_norm(&name, x, 1e-5),
-            5 => next.relu(&name, x),
-            6 => next.activation(&name, x, [Activation::None, Activation::Relu6][random.below(2)]),
-            7 => next.max_pool(&name, x, random_window(random)),
-            8 if random.below(3) == 1 => {
-                let beside = (0..shapes.len()).rev().filter(|&i| shapes[i].pixels() == shapes[x.0].pixels());
-                let values: Vec<NodeId> = beside.take(1 + random.below(3)).map(NodeId).collect();
-                next.concat(&name, &values)
-            }
-            8 if random.below(3) == 0 => next.avg_pool(&name, x, random_window(random), random.below(2) == 0),
-            _ => {
-                let other = (0..shapes.len()).rev().filter(|&i| shapes[i] == shapes[x.0] && i != x.0);
-                let other = other.take(1 + random.below(3)).last().map_or(x, NodeId);
-                next.add(&name, x, other)
-            }
-        };
+        let x = NodeId(shapes.len() - 1 - random.below(shapes.len()).min(random.below(3)));
+        let name = format!("n{i}");
+        let (op, inputs) = random_op(&name, x, &shapes, random);
+        let mut next = network.clone();
+        next.output = NodeId(next.nodes.len());
+        next.nodes.push(Node { name, op, inputs, scale: None });
         // A window that does not fit is left out.
-        if let Ok(graph) = next.clone().finish(NodeId(shapes.len())) {
-            shapes = infer(&graph).unwrap();
-            g = next;
+        if let Ok(all) = infer(&next) {
+            (network, shapes) = (next, all);
         }
     }
-    g.finish(NodeId(shapes.len() - 1)).unwrap()
+    network
+}
+
+/// An operation of x, and what it reads, of values of these shapes.
+fn random_op(name: &str, x: NodeId, shapes: &[Shape], random: &mut Xorshift) -> (Op, Vec<NodeId>) {
+    let op = match random.below(10) {
+        0..=2 => {
+            let groups = [1, 1, 2][random.below(3)];
+            let bias = (random.below(2) == 0).then(|| format!("{name}.bias"));
+            let out = if random.below(3) == 0 { 2 * (1 + random.below(2)) } else { shapes[x.0].channels };
+            Op::Conv2d(Conv2d { groups, bias, ..Conv2d::named(name, out, random_window(random)) })
+        }
+        3 | 4 => Op::BatchNorm(BatchNorm::named(name, 1e-5)),
+        5 => Op::Activation(Activation::Relu),
+        6 => Op::Activation([Activation::None, Activation::Relu6][random.below(2)]),
+        7 => Op::MaxPool(Pool { window: random_window(random), count_pad: false }),
+        8 if random.below(3) == 1 => {
+            let beside = (0..shapes.len()).rev().filter(|&i| shapes[i].pixels() == shapes[x.0].pixels());
+            return (Op::Concat, beside.take(1 + random.below(3)).map(NodeId).collect());
+        }
+        8 if random.below(3) == 0 => {
+            Op::AvgPool(Pool { window: random_window(random), count_pad: random.below(2) == 0 })
+        }
+        _ => {
+            let other = (0..shapes.len()).rev().filter(|&i| shapes[i] == shapes[x.0] && i != x.0);
+            let other = other.take(1 + random.below(3)).last().map_or(x, NodeId);
+            return (Op::Add(Activation::None), vec![x, other]);
+        }
+    };
+    (op, vec![x])
 }
 
 fn random_window(random: &mut Xorshift) -> Window {

@@ -1,9 +1,8 @@
-//! What to compute: the graph as a value, its weights, and how pictures become its input. No device is touched here.
+//! What to compute: graphs with their weights, and how pictures become their input. No device is touched here.
 //!
-//! A [`Model`] is opened from files or made from a graph built in code. [`optimize`] and [`infer`] are what a planner
-//! asks of its graph; [`fold_conv`] reads the weights of a convolution as kernels want them.
+//! A [`Model`] is opened from files or made from a [graph](crate::graph) built in code. [`images`] has what a planner finds in
+//! a graph of one image.
 
-mod builder;
 mod byte_filter;
 mod bytes;
 mod config;
@@ -11,7 +10,7 @@ mod encoders;
 mod families;
 mod first_layers;
 mod fold;
-mod graph;
+pub mod images;
 mod in_f32;
 #[cfg(test)]
 mod interpreter;
@@ -39,21 +38,20 @@ use crate::error::{Error, printable};
 use crate::onnx::Sizes;
 use crate::tensor::{Dims, Shape, Size};
 
-pub use builder::GraphBuilder;
 pub(crate) use byte_filter::{ByteFilter, ByteSource, byte_filter, byte_filter_of_photos, outside};
 pub(crate) use bytes::{ByteWork, in_bytes};
 pub use encoders::{Embedding, Pooling, Tower};
 pub use families::{architecture, architectures, build};
 pub(crate) use first_layers::overlaps_its_neighbour;
 pub(crate) use fold::read_linear;
-pub use fold::{FoldedConv, fold_conv};
-pub use graph::{BatchNorm, Conv2d, Graph, Linear, Node, NodeId, Op, Pad, Pool, Window};
+pub(crate) use fold::{FoldedConv, fold_conv};
+pub(crate) use images::{Conv2d, Linear, Node, NodeId, Op, Pad, Pool, Window};
 pub use preprocessing::{Interpolation, Preprocessing};
 pub use quantization::Quantization;
 pub(crate) use quantization::{ByteLayer, byte_layers, never_negative};
 pub(crate) use recognise::{is_sum, pool_of, window_of};
-pub use rewrite::optimize;
-pub use shape::{infer, params};
+pub(crate) use rewrite::optimize;
+pub(crate) use shape::{infer, params};
 pub(crate) use values::Values;
 pub use weights::{WeightDtype, Weights};
 pub(crate) use weights::{filter_of, name_of};
@@ -61,17 +59,19 @@ pub(crate) use weights::{filter_of, name_of};
 /// A graph with its weights, preprocessing and labels. Checked, and cheap to clone.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Model, Preprocessing, Weights}};
+/// use trefoil::{Shape, graph::GraphBuilder, model::{Model, Preprocessing, Weights}};
 /// let input = Shape::new(4, 4, 2);
-/// let mut g = GraphBuilder::new(input);
-/// let x = g.global_avg_pool("pool", g.input());
+/// let mut g = GraphBuilder::new();
+/// let x = g.image("image", input);
+/// let x = g.global_avg_pool("pool", x);
 /// let x = g.linear("fc", x, 2);
+/// g.output("scores", x);
 /// let weights = Weights::from_tensors([
 ///     ("fc.weight", vec![2, 2], vec![1.0, 0.0, 0.0, 1.0]),
 ///     ("fc.bias", vec![2], vec![0.0, 0.0]),
 /// ])?;
 /// let labels = vec!["dark".to_string(), "bright".to_string()];
-/// let model = Model::new(g.finish(x)?, weights, Preprocessing::new(input), labels)?;
+/// let model = Model::new(g.finish()?, weights, Preprocessing::new(input), labels)?;
 /// assert_eq!((model.classes(), model.label(1)), (2, "bright"));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
@@ -99,7 +99,7 @@ pub(crate) enum Network {
 /// A network of images.
 #[derive(Clone, Debug)]
 pub(crate) struct Images {
-    pub graph: Arc<Graph>,
+    pub graph: Arc<images::Network>,
     pub preprocessing: Arc<Preprocessing>,
     output: Shape,
     /// Whether it was cut, so that its result is the features asked for.
@@ -154,13 +154,13 @@ impl Model {
         };
         let Config { path: of_config, architecture, num_classes, labels, preprocessing, quantization } = config;
         let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
-        let graph = match quantization.map(|quantization| quantization.apply(&graph)) {
-            None => graph,
-            Some(applied) => applied.map_err(|problems| {
-                Error::format(&of_config, format!("configuration: `quantization`: {}", problems.join("; ")))
-            })?,
-        };
-        Ok(Self::new(graph, weights, preprocessing, labels)?.with_name(&printable(&architecture, MOST_OF_A_NAME)))
+        let name = printable(&architecture, MOST_OF_A_NAME);
+        let model = Self::new(graph, weights, preprocessing, labels)?.with_name(&name);
+        let Some(quantization) = quantization else { return Ok(model) };
+        let graph = quantization.apply(model.image_network()?).map_err(|problems| {
+            Error::format(&of_config, format!("configuration: `quantization`: {}", problems.join("; ")))
+        })?;
+        Ok(model.with(Images { graph: graph.into(), ..model.images()?.clone() }))
     }
 
     /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs, or the
@@ -217,27 +217,42 @@ impl Model {
         })
     }
 
-    /// A model of a graph built in code. Labels are one for each class, or none.
+    /// A network of images: of a graph of one input, [an image](crate::graph::GraphBuilder::image) `[1, H, W, C]` of f32, and
+    /// one output. It is computed by the kernels for images: convolutions, batch norms behind them, ReLU, sums, pools,
+    /// concatenations, linear layers, and a softmax at the end, which is [an output](crate::OutputKind) of its own and left
+    /// out. Labels are one for each class, or none. [`Model::of_graphs`] takes any other graph.
     ///
     /// # Errors
     ///
-    /// [`Error::Graph`] if the graph is not well-formed; [`Error::Tensor`] if a tensor that it reads is missing or has
-    /// another shape or type; [`Error::Option`] if preprocessing or labels do not fit it.
+    /// [`Error::Unsupported`] with every node that no kernel for images computes; [`Error::Graph`] if a window lies in padding
+    /// alone; [`Error::Tensor`] if a tensor that it reads is missing or has another shape or type; [`Error::Option`] if
+    /// preprocessing or labels do not fit it.
     pub fn new(
-        graph: Graph,
+        graph: crate::graph::Graph,
         weights: impl Into<Arc<Weights>>,
         preprocessing: Preprocessing,
         labels: Vec<String>,
     ) -> Result<Self, Error> {
         let weights = weights.into();
+        Self::of_network(recognise::network(&graph, &weights)?, weights, preprocessing, labels)
+    }
+
+    fn of_network(
+        mut found: recognise::Recognised,
+        weights: Arc<Weights>,
+        preprocessing: Preprocessing,
+        labels: Vec<String>,
+    ) -> Result<Self, Error> {
+        let weights = found.weights(weights)?;
+        let recognise::Recognised { network: graph, in_floats, .. } = found;
         let output = infer(&graph)?[graph.output.0];
-        families::check_weights(&graph, &weights)?;
+        params(&graph)?.into_iter().try_for_each(|(name, dims)| weights.check(name, &dims))?;
         preprocessing.check(graph.input)?;
         if !labels.is_empty() && labels.len() != output.channels {
             let expected = format!("one for each of {} classes, or none", output.channels);
             return Err(Error::option("labels", format_args!("a list of {}", labels.len()), expected));
         }
-        let (graph, preprocessing, in_floats) = (graph.into(), preprocessing.into(), Arc::from([]));
+        let (graph, preprocessing, in_floats) = (graph.into(), preprocessing.into(), in_floats.into());
         let images = Images { graph, preprocessing, output, is_cut: false, in_floats };
         Ok(Self {
             network: Network::Images(images),
@@ -331,7 +346,7 @@ impl Model {
     /// #     g.output("sum", sum);
     /// #     g.finish()
     /// # })?;
-    /// let graph = model.values_graph(1)?; // another model, whose result is what the node `square` writes
+    /// let graph = model.graph(1)?; // another model, whose result is what the node `square` writes
     /// let square = graph.nodes[graph.find("square").unwrap().0].outputs[0];
     /// let cut = Graph { outputs: vec![trefoil::graph::Port { name: "square".into(), value: square }], ..graph };
     /// let engine = Engine::builder(&Model::of_graph(model.weights().clone(), cut)?).on(&Device::open(Target::Cpu)?).build()?;
@@ -420,7 +435,7 @@ impl Model {
     pub fn split_at(&self, node: &str) -> Result<(Self, Self), Error> {
         let first = self.features_at(node)?;
         let between = first.output()?;
-        let graph = self.graph()?.rest(self.find(node)?, between)?.into();
+        let graph = self.image_network()?.rest(self.find(node)?, between)?.into();
         let preprocessing = Preprocessing::new(between).into();
         let second = self.with(Images { graph, preprocessing, ..self.images()?.clone() });
         Ok((first, second))
@@ -447,7 +462,7 @@ impl Model {
 
     /// The node of a name, or the last one of the module of that name.
     fn find(&self, node: &str) -> Result<NodeId, Error> {
-        let graph = self.graph()?;
+        let graph = self.image_network()?;
         let nodes = &graph.nodes;
         let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
         let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
@@ -456,12 +471,6 @@ impl Model {
             let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
             Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}"))
         })
-    }
-
-    /// The same with layers that a file leaves in floats.
-    fn with_layers_in_floats(self, in_floats: Vec<String>) -> Result<Self, Error> {
-        let images = Images { in_floats: in_floats.into(), ..self.images()?.clone() };
-        Ok(self.with(images))
     }
 
     fn with(&self, images: Images) -> Self {
@@ -482,11 +491,12 @@ impl Model {
         }
     }
 
-    /// What a network of images computes, as it was built: no rewrite has been applied.
+    /// The network of images that was found in the model's graph, or what [`features_at`](Self::features_at) or
+    /// [`quantized`](Self::quantized) made of it: no rewrite has been applied.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a model that is no network of images.
-    pub fn graph(&self) -> Result<&Graph, Error> {
+    pub fn image_network(&self) -> Result<&images::Network, Error> {
         Ok(&self.images()?.graph)
     }
 
@@ -506,12 +516,12 @@ impl Model {
         }
     }
 
-    /// What a model of any values computes for so many rows; one that computes one row at once has a graph for 1 alone.
+    /// The graph of a model of any values for so many rows; one that computes one row at once has a graph for 1 alone.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a network of images, which has another [`graph`](Self::graph); as for
+    /// [`Error::Unsupported`] for a network of images, which has an [`image_network`](Self::image_network); as for
     /// [`Model::of_graphs`] or [`Model::open_at`].
-    pub fn values_graph(&self, rows: usize) -> Result<crate::graph::Graph, Error> {
+    pub fn graph(&self, rows: usize) -> Result<crate::graph::Graph, Error> {
         self.values()?.graph(rows)
     }
 

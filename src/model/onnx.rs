@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::{self, Config};
-use super::recognise::{self, Network};
+use super::recognise::{self, Recognised};
 use super::values::Values;
 use super::weights::{Placed, Weights};
 use super::{MOST_OF_A_NAME, Model, Preprocessing};
@@ -20,7 +20,7 @@ use crate::tensor::Dtype;
 /// Those of [`Model::open`].
 pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     let file = File::open(path)?;
-    let weights = weights(&file)?;
+    let weights = Arc::new(weights(&file)?);
     let name = path.file_stem().map(|stem| printable(&stem.to_string_lossy(), MOST_OF_A_NAME)).unwrap_or_default();
     let batch = batch_dims(&file, sizes);
     let metadata = file.model().metadata.as_slice().into();
@@ -34,11 +34,11 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
             .map_err(|error| Error::format(&beside, format!("{what}, and in {}: {error}", path.display())))
     };
     let model = match recognise::network(&values.graph(1)?, &weights) {
-        Ok(network) if in_f32.is_empty() => of_images(path, network, &weights)?,
-        Ok(_) => with_f32(Model::of_values(values, weights.into())?)?, // kernels for images are in f16
+        Ok(found) if in_f32.is_empty() => of_images(path, found, weights)?,
+        Ok(_) => with_f32(Model::of_values(values, weights)?)?, // kernels for images are in f16
         Err(Error::Unsupported { what, .. }) => {
             log::info!("{name}: no network of images: {what}");
-            with_f32(Model::of_values(values, weights.into())?)?
+            with_f32(Model::of_values(values, weights)?)?
         }
         Err(other) => return Err(other),
     };
@@ -46,17 +46,16 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
 }
 
 /// A model of a network of images, with what the `config.json` beside the file says.
-fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, Error> {
+fn of_images(path: &Path, found: Recognised, weights: Arc<Weights>) -> Result<Model, Error> {
     let beside = path.with_file_name("config.json");
     let (labels, preprocessing) = match beside.exists() {
         true => {
-            let Config { labels, preprocessing, .. } = Config::open(&beside, |_| Ok(network.graph.input))?;
+            let Config { labels, preprocessing, .. } = Config::open(&beside, |_| Ok(found.network.input))?;
             (labels, preprocessing)
         }
-        false => (Vec::new(), Preprocessing::new(network.graph.input)),
+        false => (Vec::new(), Preprocessing::new(found.network.input)),
     };
-    let weights = weights.with(network.computed)?.with_views(network.views)?;
-    Model::new(network.graph, weights, preprocessing, labels)?.with_layers_in_floats(network.in_floats)
+    Model::of_network(found, weights, preprocessing, labels)
 }
 
 /// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one

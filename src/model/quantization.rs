@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use super::first_layers::{FirstLayers, first_layers};
-use super::graph::{Graph, Node, NodeId, Op};
+use super::images::{Network, Node, NodeId, Op};
 use super::names::nearest;
 use super::rewrite::optimize_of;
 use crate::error::Error;
@@ -12,26 +12,27 @@ use crate::tensor::Activation;
 
 /// Which values of a model are kept in bytes, and which of its layers are computed in floats all the same.
 ///
-/// A value is named by the node that gives it, as the model's graph has it before any rewrite. A dense convolution is
+/// A value is named by the node that gives it, as the model's graph has it. A dense convolution is
 /// computed in bytes, with exact sums, unless it is among the `floats`: then its operands and its result have scales, the
 /// result that of the last node that is computed with it, such as its ReLU. First layers of photos, by 7x7 windows with a
 /// maximum over 3x3, need the scale of their maxima alone.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Model, Preprocessing, Quantization, Weights, Window}};
-/// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
-/// let x = g.conv2d("conv", g.input(), 16, Window::square(1, 1, 0));
+/// use trefoil::{Shape, graph::{GraphBuilder, Window}, model::{Model, Preprocessing, Quantization, Weights}};
+/// let mut g = GraphBuilder::new();
+/// let image = g.image("image", Shape::new(8, 8, 16));
+/// let x = g.conv2d("conv", image, 16, Window::square(1, 1, 0));
 /// let x = g.relu("relu", x);
-/// let graph = g.finish(x)?;
+/// g.output("y", x);
 /// let weights = Weights::from_tensors([("conv.weight", vec![16, 16, 1, 1], vec![0.5; 256])])?;
-/// let preprocessing = Preprocessing::new(graph.input);
-/// let model = Model::new(graph, weights, preprocessing, Vec::new())?;
+/// let preprocessing = Preprocessing::new(Shape::new(8, 8, 16));
+/// let model = Model::new(g.finish()?, weights, preprocessing, Vec::new())?;
 /// let mut quantization = Quantization::default();
 /// quantization.scales.insert("input".into(), 0.02);
 /// let error = model.quantized(&quantization).unwrap_err().to_string();
 /// assert!(error.contains("`conv`: no scale of `relu`"), "{error}");
 /// quantization.scales.insert("relu".into(), 0.1);
-/// assert_eq!(model.quantized(&quantization)?.graph()?.nodes[0].scale, Some(0.02));
+/// assert_eq!(model.quantized(&quantization)?.image_network()?.nodes[0].scale, Some(0.02));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,7 +51,7 @@ impl Quantization {
     ///
     /// # Errors
     /// Everything that is wrong, in words.
-    pub(super) fn apply(&self, graph: &Graph) -> Result<Graph, Vec<String>> {
+    pub(super) fn apply(&self, graph: &Network) -> Result<Network, Vec<String>> {
         let mut problems = Vec::new();
         let mut graph = without_scales(graph);
         for (name, &scale) in &self.scales {
@@ -77,7 +78,7 @@ impl Quantization {
     }
 }
 
-fn find(graph: &Graph, name: &str) -> Result<NodeId, String> {
+fn find(graph: &Network, name: &str) -> Result<NodeId, String> {
     graph.find(name).ok_or_else(|| {
         let near = nearest(name, graph.nodes.iter().map(|node| node.name.as_str()), 3);
         let near = if near.is_empty() { String::new() } else { format!(", only {}", near.join(", ")) };
@@ -89,7 +90,7 @@ fn find(graph: &Graph, name: &str) -> Result<NodeId, String> {
 const MOST_OF_A_NAME: usize = 80;
 
 /// The scales that layers lack: their names, and those of the values.
-pub(super) fn missing(graph: &Graph) -> Vec<(String, String)> {
+pub(super) fn missing(graph: &Network) -> Vec<(String, String)> {
     let (optimized, values) = optimize_of(graph);
     let first = first_layers(&optimized);
     let mut lacking = Vec::new();
@@ -108,7 +109,7 @@ pub(super) fn missing(graph: &Graph) -> Vec<(String, String)> {
 }
 
 /// The values that are kept in bytes for a layer: what it reads and writes; of first layers their maxima alone.
-fn kept_values(graph: &Graph, first: Option<FirstLayers>, layer: NodeId) -> Vec<NodeId> {
+fn kept_values(graph: &Network, first: Option<FirstLayers>, layer: NodeId) -> Vec<NodeId> {
     match first {
         Some(first) if first.conv == layer => vec![first.pool],
         _ => graph.nodes[layer.0].inputs.iter().copied().chain([layer]).collect(),
@@ -135,7 +136,7 @@ pub(crate) struct ByteValue {
 }
 
 /// The layers of a graph that can be computed in bytes.
-pub(crate) fn byte_layers(graph: &Graph) -> Vec<ByteLayer> {
+pub(crate) fn byte_layers(graph: &Network) -> Vec<ByteLayer> {
     let (optimized, values) = optimize_of(graph);
     let (never_negative, first) = (never_negative(&optimized), first_layers(&optimized));
     let value = |id: NodeId| {
@@ -156,7 +157,7 @@ pub(crate) fn byte_layers(graph: &Graph) -> Vec<ByteLayer> {
 }
 
 /// The names of the steps that compute a node's value: a concatenation has none of its own.
-fn collect_steps(graph: &Graph, id: NodeId, steps: &mut Vec<String>) {
+fn collect_steps(graph: &Network, id: NodeId, steps: &mut Vec<String>) {
     let node = &graph.nodes[id.0];
     match node.op {
         Op::Concat => node.inputs.iter().for_each(|&input| collect_steps(graph, input, steps)),
@@ -165,7 +166,7 @@ fn collect_steps(graph: &Graph, id: NodeId, steps: &mut Vec<String>) {
 }
 
 /// The graph without scales.
-pub(super) fn without_scales(graph: &Graph) -> Graph {
+pub(super) fn without_scales(graph: &Network) -> Network {
     let mut graph = graph.clone();
     for node in &mut graph.nodes {
         node.scale = None;
@@ -202,7 +203,7 @@ fn activation(op: &Op) -> Activation {
 }
 
 /// Of each node whether its value is never negative: then its bytes are unsigned.
-pub(crate) fn never_negative(graph: &Graph) -> Vec<bool> {
+pub(crate) fn never_negative(graph: &Network) -> Vec<bool> {
     let mut never: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let is_so = match &node.op {
@@ -224,20 +225,22 @@ pub(super) fn refused(problems: &[String]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, Window};
+    use crate::graph::{GraphBuilder, Window};
     use crate::tensor::Shape;
 
     /// A convolution with ReLU, one that adds its input, one without weights for each channel, and a pool.
-    fn graph() -> Graph {
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
-        let x = g.conv2d("a", g.input(), 16, Window::square(3, 1, 1));
+    fn graph() -> Network {
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 16));
+        let x = g.conv2d("a", image, 16, Window::square(3, 1, 1));
         let x = g.relu("relu", x);
         let y = g.conv2d("b", x, 16, Window::square(1, 1, 0));
         let y = g.batch_norm("bn", y, 1e-5);
         let sum = g.add("sum", y, x);
         let sum = g.relu6("relu6", sum);
         let pool = g.max_pool("pool", sum, Window::square(2, 2, 0));
-        g.finish(pool).unwrap()
+        g.output("y", pool);
+        Network::of(&g.finish().unwrap()).unwrap()
     }
 
     fn of(scales: &[(&str, f32)], floats: &[&str]) -> Quantization {

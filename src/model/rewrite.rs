@@ -1,12 +1,12 @@
-//! Rewrites: functions from graph to graph that leave the computed values unchanged.
+//! Rewrites: functions from network to network that leave the computed values unchanged.
 //!
 //! Each fusion puts the combined node where the *later* of its parts stood, so that the order stays topological
 //! without a search: everything that either part reads comes before. The earlier part is then dead.
 
-use super::graph::{Conv2d, Graph, Node, NodeId, Op};
+use super::images::{Conv2d, Network, Node, NodeId, Op};
 use crate::tensor::Activation;
 
-/// The graph with batch norms, activations and residual additions moved into the convolutions, where that is possible
+/// The network with batch norms, activations and residual additions moved into the convolutions, where that is possible
 /// without changing a value, and without the nodes that the result does not need.
 ///
 /// A convolution keeps its name. What is fused: a batch norm into a convolution that nothing else reads; an activation
@@ -14,27 +14,29 @@ use crate::tensor::Activation;
 /// that nothing else reads, the other operand becoming its second input. If both operands would do, the later one
 /// takes it.
 ///
-/// The graph must be well-formed ([`infer`](super::infer) accepts it), and so is the result.
+/// The network must be well-formed ([`infer`](super::images::infer) accepts it), and so is the result.
 ///
 /// ```
-/// use trefoil::{Activation, Shape, model::{GraphBuilder, Op, Window, optimize}};
-/// let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
-/// let x = g.conv2d("conv", g.input(), 16, Window::square(3, 1, 1));
+/// use trefoil::{Activation, Shape, graph::{GraphBuilder, Window}, model::images::{Network, Op, optimize}};
+/// let mut g = GraphBuilder::new();
+/// let image = g.image("image", Shape::new(8, 8, 16));
+/// let x = g.conv2d("conv", image, 16, Window::square(3, 1, 1));
 /// let x = g.batch_norm("bn", x, 1e-5);
-/// let x = g.add("add", x, g.input());
+/// let x = g.add("add", x, image);
 /// let x = g.relu("relu", x);
-/// let graph = optimize(&g.finish(x)?);
-/// let Op::Conv2d(conv) = &graph.nodes[1].op else { panic!() };
-/// assert!(graph.nodes.len() == 2 && graph.nodes[1].inputs.len() == 2);
+/// g.output("y", x);
+/// let network = optimize(&Network::of(&g.finish()?)?);
+/// let Op::Conv2d(conv) = &network.nodes[1].op else { panic!() };
+/// assert!(network.nodes.len() == 2 && network.nodes[1].inputs.len() == 2);
 /// assert!(conv.norm.is_some() && conv.activation == Activation::Relu);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-pub fn optimize(graph: &Graph) -> Graph {
+pub fn optimize(graph: &Network) -> Network {
     optimize_of(graph).0
 }
 
 /// The same, and of each node the one of `graph` whose value it has.
-pub(super) fn optimize_of(graph: &Graph) -> (Graph, Vec<NodeId>) {
+pub(super) fn optimize_of(graph: &Network) -> (Network, Vec<NodeId>) {
     let (mut graph, mut values) = graph.cut_of(graph.output);
     for fuse in [skip_identity, fold_batch_norm, fuse_activation, fuse_residual] {
         let (rewritten, kept) = rewrite(&graph, fuse);
@@ -54,12 +56,12 @@ enum Change {
 
 /// A graph being rewritten, front to back.
 struct Rewriter {
-    graph: Graph,
+    graph: Network,
     use_counts: Vec<usize>,
 }
 
 /// Offers each node in turn to `fuse`, then removes what nothing reads any more.
-fn rewrite(graph: &Graph, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> (Graph, Vec<NodeId>) {
+fn rewrite(graph: &Network, fuse: fn(&Rewriter, &Node) -> Option<Change>) -> (Network, Vec<NodeId>) {
     let mut rewriter = Rewriter { use_counts: graph.use_counts(), graph: graph.clone() };
     let mut stands_for: Vec<NodeId> = (0..graph.nodes.len()).map(NodeId).collect();
     for i in 0..graph.nodes.len() {
@@ -144,17 +146,16 @@ impl Rewriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::builder::GraphBuilder;
-    use crate::model::graph::Window;
-    use crate::model::interpreter::{Xorshift, evaluate, random_graph, random_weights};
+    use crate::graph::{self, GraphBuilder, ValueId, Window};
+    use crate::model::interpreter::{Xorshift, evaluate, random_network, random_weights};
     use crate::model::shape::infer;
     use crate::tensor::Shape;
 
-    fn names(graph: &Graph) -> Vec<&str> {
+    fn names(graph: &Network) -> Vec<&str> {
         graph.nodes.iter().map(|node| node.name.as_str()).collect()
     }
 
-    fn conv_of<'a>(graph: &'a Graph, name: &str) -> (&'a Node, &'a Conv2d) {
+    fn conv_of<'a>(graph: &'a Network, name: &str) -> (&'a Node, &'a Conv2d) {
         let node = &graph.nodes[graph.find(name).unwrap().0];
         match &node.op {
             Op::Conv2d(conv) => (node, conv),
@@ -162,16 +163,22 @@ mod tests {
         }
     }
 
+    fn found(mut g: GraphBuilder, y: ValueId) -> Network {
+        g.output("y", y);
+        Network::of(&g.finish().unwrap()).unwrap()
+    }
+
     /// conv1 bn1 relu1, conv2 bn2 | down downbn, add, relu2: the block of a ResNet.
-    fn block(down_first: bool) -> Graph {
-        let mut g = GraphBuilder::new(Shape::new(6, 6, 3));
-        let window = Window::square(3, 1, 1);
+    fn block(down_first: bool) -> Network {
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(6, 6, 3));
+        let window = &Window::square(3, 1, 1);
         let shortcut = |g: &mut GraphBuilder| {
-            let x = g.conv2d("down", g.input(), 4, Window::square(1, 1, 0));
+            let x = g.conv2d("down", image, 4, Window::square(1, 1, 0));
             g.batch_norm("downbn", x, 1e-5)
         };
         let main = |g: &mut GraphBuilder| {
-            let x = g.conv2d("conv1", g.input(), 4, window);
+            let x = g.conv2d("conv1", image, 4, window);
             let x = g.batch_norm("bn1", x, 1e-5);
             let x = g.relu("relu1", x);
             let x = g.conv2d("conv2", x, 4, window);
@@ -185,7 +192,7 @@ mod tests {
         };
         let x = g.add("add", a, b);
         let x = g.relu("relu2", x);
-        g.finish(x).unwrap()
+        found(g, x)
     }
 
     #[test]
@@ -215,49 +222,58 @@ mod tests {
 
     #[test]
     fn what_somebody_else_reads_stays() {
-        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
-        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", image, 2, Window::square(1, 1, 0));
         let relu = g.relu("relu", conv);
         let twice = g.add("twice", conv, conv);
         let sum = g.add("sum", relu, twice);
-        let graph = g.finish(sum).unwrap();
-        assert_eq!(optimize(&graph), graph);
+        let network = found(g, sum);
+        assert_eq!(network.nodes.len(), 5);
+        assert_eq!(optimize(&network), network);
     }
 
     #[test]
     fn an_activated_or_depthwise_convolution_takes_no_residual() {
-        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
-        let depthwise = Conv2d { groups: 2, ..Conv2d::named("dw", 2, Window::square(3, 1, 1)) };
-        let dw = g.conv2d_with("dw", g.input(), depthwise);
-        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(4, 4, 2));
+        let depthwise = graph::Conv2d { groups: 2, ..graph::Conv2d::named("dw", 2, Window::square(3, 1, 1)) };
+        let dw = g.conv2d_with("dw", image, depthwise);
+        let conv = g.conv2d("conv", image, 2, Window::square(1, 1, 0));
         let relu = g.relu("relu", conv);
         let sum = g.add("sum", dw, relu);
-        let graph = optimize(&g.finish(sum).unwrap());
+        let graph = optimize(&found(g, sum));
         assert_eq!(names(&graph), ["input", "dw", "conv", "sum"]);
     }
 
     #[test]
     fn an_earlier_convolution_moves_to_the_addition() {
-        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
-        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
-        let pool = g.max_pool("pool", g.input(), Window::square(3, 1, 1));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", image, 2, Window::square(1, 1, 0));
+        let pool = g.max_pool("pool", image, Window::square(3, 1, 1));
         let sum = g.add("sum", pool, conv);
-        let graph = optimize(&g.finish(sum).unwrap());
+        let graph = optimize(&found(g, sum));
         assert_eq!(names(&graph), ["input", "pool", "conv"]);
         assert_eq!(graph.nodes[2].inputs, [NodeId(0), NodeId(1)]);
     }
 
     #[test]
     fn identities_vanish() {
-        let mut g = GraphBuilder::new(Shape::new(4, 4, 2));
-        let conv = g.conv2d("conv", g.input(), 2, Window::square(1, 1, 0));
-        let same = g.activation("same", conv, Activation::None);
-        let again = g.activation("again", same, Activation::None);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(4, 4, 2));
+        let conv = g.conv2d("conv", image, 2, Window::square(1, 1, 0));
+        let same = g.relu("same", conv);
+        let again = g.relu("again", same);
         let relu = g.relu("relu", again);
         let sum = g.add("sum", relu, same);
-        let graph = g.finish(sum).unwrap();
-        assert_eq!(names(&optimize(&graph)), ["input", "conv", "relu", "sum"]);
-        assert_eq!(names(&optimize(&graph.cut(again))), ["input", "conv"]);
+        let mut network = found(g, sum);
+        let [same, again] = ["same", "again"].map(|name| network.find(name).unwrap());
+        for id in [same, again] {
+            network.nodes[id.0].op = Op::Activation(Activation::None);
+        }
+        assert_eq!(names(&optimize(&network)), ["input", "conv", "relu", "sum"]);
+        assert_eq!(names(&optimize(&network.cut(again))), ["input", "conv"]);
     }
 
     /// On random graphs, cut at every node: the same value within rounding, well-formed, and done in one go.
@@ -266,7 +282,7 @@ mod tests {
         let mut random = Xorshift(0x9e37_79b9_7f4a_7c15);
         let (mut norms, mut activations, mut residuals) = (0, 0, 0);
         for _ in 0..300 {
-            let graph = random_graph(&mut random);
+            let graph = random_network(&mut random);
             let weights = random_weights(&graph, &mut random);
             let input: Vec<f64> = (0..graph.input.elems()).map(|_| random.signed()).collect();
             let values = evaluate(&graph, &weights, &input);

@@ -1,31 +1,33 @@
-//! Shape inference, which is also the check that a graph is well-formed, and the parameters that a graph needs.
+//! Shape inference, which is also the check that a network is well-formed, and the parameters that a network needs.
 
 use std::collections::HashMap;
 
-use super::graph::{BatchNorm, Conv2d, Graph, Linear, Op, Pool, Window};
+use super::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Window};
 use super::quantization;
 use crate::error::Error;
 use crate::tensor::Shape;
 
-/// The shape of each node's value, in the order of [`Graph::nodes`].
+/// The shape of each node's value, in the order of [`Network::nodes`].
 ///
 /// # Errors
 ///
-/// [`Error::Graph`] with the node's name if the graph is not well-formed: a repeated name, an input that does not
+/// [`Error::Graph`] with the node's name if the network is not well-formed: a repeated name, an input that does not
 /// come before its reader, a wrong number of inputs, a zero size, stride or dilation, a window larger than the
 /// padded image, a pooling window that can lie in the padding alone, groups that do not divide the channels,
 /// operands of different shapes (of a concatenation: of different height or
 /// width), a linear layer on more than one pixel, sizes whose product overflows, or a scale that is none.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
-/// let mut g = GraphBuilder::new(Shape::new(224, 224, 3));
-/// let conv = g.conv2d("conv1", g.input(), 64, Window::square(7, 2, 3));
-/// let graph = g.finish(conv)?;
-/// assert_eq!(infer(&graph)?, [Shape::new(224, 224, 3), Shape::new(112, 112, 64)]);
+/// use trefoil::{Shape, graph::{GraphBuilder, Window}, model::images::{Network, infer}};
+/// let mut g = GraphBuilder::new();
+/// let x = g.image("image", Shape::new(224, 224, 3));
+/// let x = g.conv2d("conv1", x, 64, Window::square(7, 2, 3));
+/// g.output("y", x);
+/// let network = Network::of(&g.finish()?)?;
+/// assert_eq!(infer(&network)?, [Shape::new(224, 224, 3), Shape::new(112, 112, 64)]);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
+pub fn infer(graph: &Network) -> Result<Vec<Shape>, Error> {
     check_structure(graph)?;
     let mut shapes: Vec<Shape> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
@@ -45,7 +47,7 @@ pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
     Ok(shapes)
 }
 
-/// The tensors that a graph reads, with their dimensions: filters `[K, C / groups, R, S]`, linear weights `[out, in]`,
+/// The tensors that a network reads, with their dimensions: filters `[K, C / groups, R, S]`, linear weights `[out, in]`,
 /// biases and batch norm vectors `[channels]`. In the order of the nodes; a tensor read twice is there twice.
 ///
 /// # Errors
@@ -53,13 +55,16 @@ pub fn infer(graph: &Graph) -> Result<Vec<Shape>, Error> {
 /// As [`infer`].
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, params}};
-/// let mut g = GraphBuilder::new(Shape::vector(5));
-/// let fc = g.linear("fc", g.input(), 3);
-/// assert_eq!(params(&g.finish(fc)?)?, [("fc.weight", vec![3, 5]), ("fc.bias", vec![3])]);
+/// use trefoil::{Shape, graph::GraphBuilder, model::images::{Network, params}};
+/// let mut g = GraphBuilder::new();
+/// let x = g.image("vector", Shape::vector(5));
+/// let x = g.linear("fc", x, 3);
+/// g.output("y", x);
+/// let network = Network::of(&g.finish()?)?;
+/// assert_eq!(params(&network)?, [("fc.weight", vec![3, 5]), ("fc.bias", vec![3])]);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
-pub fn params(graph: &Graph) -> Result<Vec<(&str, Vec<usize>)>, Error> {
+pub fn params(graph: &Network) -> Result<Vec<(&str, Vec<usize>)>, Error> {
     let shapes = infer(graph)?;
     let mut params = Vec::new();
     for node in &graph.nodes {
@@ -78,7 +83,7 @@ pub fn params(graph: &Graph) -> Result<Vec<(&str, Vec<usize>)>, Error> {
 const MAX_ELEMS: usize = isize::MAX as usize / 8;
 
 /// Names, order and number of inputs; after it, every [`NodeId`](super::NodeId) in the graph is in range.
-fn check_structure(graph: &Graph) -> Result<(), Error> {
+fn check_structure(graph: &Network) -> Result<(), Error> {
     let Some(first) = graph.nodes.first() else {
         return Err(Error::graph("", "the graph is empty: expected an input node"));
     };
@@ -277,17 +282,17 @@ fn linear_params<'a>(linear: &'a Linear, channels: usize, params: &mut Vec<(&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::graph::{Node, NodeId, Pad};
+    use crate::model::images::{Node, NodeId, Pad};
     use crate::tensor::Activation;
 
-    fn graph(input: Shape, ops: &[(&str, Op, &[usize])]) -> Graph {
+    fn graph(input: Shape, ops: &[(&str, Op, &[usize])]) -> Network {
         let mut nodes = vec![Node { name: "input".into(), op: Op::Input, inputs: vec![], scale: None }];
         for (name, op, inputs) in ops {
             let inputs = inputs.iter().map(|&i| NodeId(i)).collect();
             nodes.push(Node { name: (*name).into(), op: op.clone(), inputs, scale: None });
         }
         let output = NodeId(nodes.len() - 1);
-        Graph { nodes, output, input }
+        Network { nodes, output, input }
     }
 
     fn one(input: Shape, op: Op) -> Result<Shape, Error> {
@@ -375,7 +380,7 @@ mod tests {
     fn structure_is_checked() {
         let x = Shape::new(8, 8, 4);
         let relu = || Op::Activation(Activation::Relu);
-        rejects(infer(&Graph { nodes: vec![], output: NodeId(0), input: x }), "", "empty");
+        rejects(infer(&Network { nodes: vec![], output: NodeId(0), input: x }), "", "empty");
         rejects(infer(&graph(x, &[("input", relu(), &[0])])), "input", "same name");
         rejects(infer(&graph(x, &[("", relu(), &[0])])), "", "empty name");
         rejects(infer(&graph(x, &[("a", relu(), &[1])])), "a", "comes before");
@@ -383,7 +388,7 @@ mod tests {
         rejects(infer(&graph(x, &[("a", relu(), &[])])), "a", "expected 1 inputs, found 0");
         rejects(infer(&graph(x, &[("a", conv(4, 1, Window::square(1, 1, 0)), &[0, 0, 0])])), "a", "expected 1 or 2");
         rejects(infer(&graph(x, &[("a", Op::Input, &[])])), "a", "second input");
-        rejects(infer(&Graph { output: NodeId(1), ..graph(x, &[]) }), "output", "found node 1");
+        rejects(infer(&Network { output: NodeId(1), ..graph(x, &[]) }), "output", "found node 1");
         let down = conv(4, 1, Window::square(1, 2, 0));
         let add = ("add", Op::Add(Activation::None), &[0, 1][..]);
         rejects(infer(&graph(x, &[("down", down.clone(), &[0]), add])), "add", "8x8x4 and 4x4x4");

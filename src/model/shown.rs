@@ -13,7 +13,7 @@ pub(crate) struct Shown {
 }
 
 impl Model {
-    /// The model of one row whose outputs are these values of its [graph](Self::values_graph) for one row. A state is an
+    /// The model of one row whose outputs are these values of its [graph](Self::graph) for one row. A state is an
     /// input of it.
     ///
     /// ```
@@ -27,7 +27,7 @@ impl Model {
     /// #     g.output("sum", sum);
     /// #     g.finish()
     /// # })?;
-    /// let graph = model.values_graph(1)?;
+    /// let graph = model.graph(1)?;
     /// let value = graph.nodes[graph.find("square").unwrap().0].outputs[0];
     /// let cut = model.showing(vec![Port { name: "square".into(), value }])?;
     /// let engine = Engine::builder(&cut).on(&Device::open(Target::Cpu)?).build()?;
@@ -48,7 +48,7 @@ impl Model {
     /// Models whose outputs are all of its values that are floats, in the order in which they are computed; of a model of any
     /// values so many at once that they take `most_bytes`, or a single one that is larger.
     pub(crate) fn shown(&self, most_bytes: usize) -> Result<Vec<Shown>, Error> {
-        if let Ok(graph) = self.graph() {
+        if let Ok(graph) = self.image_network() {
             let computed = graph.nodes[..=graph.output.0].iter().filter(|node| node.op != Op::Input);
             return computed
                 .map(|node| {
@@ -56,7 +56,7 @@ impl Model {
                 })
                 .collect();
         }
-        let graph = self.values_graph(1)?;
+        let graph = self.graph(1)?;
         let (mut all, mut ports, mut nodes, mut bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
         for (node, value) in graph.nodes.iter().flat_map(|node| node.outputs.iter().map(move |&value| (node, value))) {
             let of = graph.value(value);

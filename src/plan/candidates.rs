@@ -59,7 +59,7 @@ impl Plan {
     /// let (limits, choices) = (Limits::h200(), Choices::new());
     /// let request =
     ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
-    /// let plan = plan(model.graph()?, &request)?;
+    /// let plan = plan(model.image_network()?, &request)?;
     /// for (index, step) in plan.steps.iter().enumerate() {
     ///     let candidates = plan.candidates(index);
     ///     assert!(candidates.len() <= 4 && candidates.first().is_none_or(|first| first.kernel == step.kernel));

@@ -8,8 +8,8 @@ use super::Kernel;
 ///
 /// ```
 /// use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, preprocessing) = (Limits::h200(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// let kernel = Kernel::Sm80Gemm(ConvTile { m: 128, n: 64 });

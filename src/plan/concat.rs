@@ -2,7 +2,8 @@
 
 use super::Family;
 use crate::error::Error;
-use crate::model::{Graph, NodeId, Op};
+use crate::model::images::Network;
+use crate::model::{NodeId, Op};
 use crate::tensor::Shape;
 
 /// The part of a concatenation that a value is.
@@ -19,7 +20,7 @@ pub(super) struct Part {
 ///
 /// # Errors
 /// [`Error::Unsupported`] where an operand would begin between two channels that are stored together.
-pub(super) fn parts(graph: &Graph, shapes: &[Shape], family: Family) -> Result<Vec<Option<Part>>, Error> {
+pub(super) fn parts(graph: &Network, shapes: &[Shape], family: Family) -> Result<Vec<Option<Part>>, Error> {
     let use_counts = graph.use_counts();
     let mut parts = vec![None; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Concat) {
@@ -40,7 +41,7 @@ pub(super) fn parts(graph: &Graph, shapes: &[Shape], family: Family) -> Result<V
 }
 
 /// Where the operands of a concatenation begin.
-pub(super) fn first_channels(graph: &Graph, shapes: &[Shape], concat: usize) -> Vec<usize> {
+pub(super) fn first_channels(graph: &Network, shapes: &[Shape], concat: usize) -> Vec<usize> {
     let begins = graph.nodes[concat].inputs.iter().scan(0, |next, input| {
         let first = *next;
         *next += shapes[input.0].channels;

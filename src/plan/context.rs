@@ -4,12 +4,13 @@ use super::concat::Part;
 use super::work::{Operand, Work};
 use super::{Choices, Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
 use crate::error::Error;
-use crate::model::{Conv2d, Graph, Node, NodeId, Op, Pool, Preprocessing, never_negative};
+use crate::model::images::Network;
+use crate::model::{Conv2d, Node, NodeId, Op, Pool, Preprocessing, never_negative};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
 /// A rewritten graph with what it is planned for. Its output rows, if it has any, are a node behind the last.
 pub(crate) struct Context<'a> {
-    pub(crate) graph: &'a Graph,
+    pub(crate) graph: &'a Network,
     pub(crate) shapes: &'a [Shape],
     pub(crate) target: Target<'a>,
     /// Its rows; none where all that it reads is given, and read elsewhere.
@@ -76,7 +77,7 @@ pub(crate) const ALWAYS: f64 = 1e12;
 
 impl<'a> Context<'a> {
     pub(super) fn new(
-        graph: &'a Graph,
+        graph: &'a Network,
         shapes: &'a [Shape],
         target: Target<'a>,
         ends: Option<Ends<'a>>,
@@ -286,19 +287,22 @@ impl<'a> Context<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, Preprocessing, Window, infer};
+    use crate::graph::{GraphBuilder, Window};
+    use crate::model::{Preprocessing, infer};
     use crate::plan::Choices;
     use crate::tensor::{InputFormat, OutputKind};
 
     #[test]
     fn what_others_read_is_written_and_what_is_read_is_there() {
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
-        let single = Window::square(1, 1, 0);
-        let a = g.conv2d("a", g.input(), 16, single);
-        let b = g.conv2d("b", a, 16, single);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 16));
+        let a = g.conv2d("a", image, 16, Window::square(1, 1, 0));
+        let b = g.conv2d("b", a, 16, Window::square(1, 1, 0));
         let c = g.max_pool("c", a, Window::square(3, 1, 1));
         let sum = g.add("sum", b, c);
-        let graph = g.finish(sum).unwrap();
+        g.output("y", sum);
+        let graph = Network::of(&g.finish().unwrap()).unwrap();
+        let [a, b, c, sum] = ["a", "b", "c", "sum"].map(|name| graph.find(name).unwrap());
         let shapes = infer(&graph).unwrap();
         let request = Request {
             limits: &Limits::h200(),

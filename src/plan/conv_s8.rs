@@ -11,7 +11,7 @@ use crate::tensor::Shape;
 /// A dense convolution of bytes, its sums brought back to bytes by a scale of each output channel.
 ///
 /// ```
-/// use trefoil::{Shape, model::Window, plan::{Limits, S8Conv}};
+/// use trefoil::{Shape, model::images::Window, plan::{Limits, S8Conv}};
 /// let shape = Shape::new(28, 28, 128);
 /// let conv = S8Conv { batch: 8, input: shape, output: shape, window: Window::square(3, 1, 1) };
 /// let kernels = conv.kernels(&Limits::h200());

@@ -7,11 +7,12 @@ use super::context::{Context, Match};
 use super::tensors::{self, Draft, Growing};
 use super::{PartOf, Plan, Request, StepOp, concat, cover, kernels, rows};
 use crate::error::Error;
-use crate::model::{self, Graph, NodeId, Op};
+use crate::model::images::Network;
+use crate::model::{self, NodeId, Op};
 use crate::tensor::Activation;
 
 /// Rewrites `graph` and lowers it. Steps have no lanes yet, tensors no offsets.
-pub(super) fn lower(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
+pub(super) fn lower(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
     if !(1..=MAX_BATCH).contains(&request.batch) {
         return Err(Error::option("batch", request.batch, format!("1 to {MAX_BATCH}")));
     }

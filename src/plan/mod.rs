@@ -1,6 +1,6 @@
 //! How a graph runs on given hardware: steps, kernels, buffer lifetimes, one arena. Pure: no device, no file.
 //!
-//! [`plan`] turns a rewritten [`Graph`] and plain-data [`Limits`] into a [`Plan`]: the launch order, a kernel for
+//! [`plan`] turns a rewritten [`Network`] and plain-data [`Limits`] into a [`Plan`]: the launch order, a kernel for
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
 
 mod arena;
@@ -32,7 +32,8 @@ pub(crate) mod work;
 
 use crate::error::Error;
 use crate::graph::{self, ValueType};
-use crate::model::{Graph, Preprocessing, Weights};
+use crate::model::images::Network;
+use crate::model::{Preprocessing, Weights};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowPort, RowSpec, Shape};
 
 pub use attention::{AttentionKernel, AttentionSizes, AttentionTile, HeadsAt};
@@ -60,8 +61,8 @@ pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 ///
 /// ```
 /// use trefoil::plan::{Choices, Limits, Request, plan};
-/// use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// let (input, output) = (InputFormat::U8Nhwc, OutputKind::TopK(5));
 /// let request = Request { limits: &limits, batch: 32, input, preprocessing, output, choices: &choices };
@@ -89,10 +90,10 @@ pub struct Request<'a> {
 ///
 /// ```
 /// use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
 /// # let (limits, choices) = (Limits::a100(), Choices::new());
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
-/// let graph = architecture("resnet50", 1000, None)?;
+/// let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// let preprocessing = &Preprocessing::new(graph.input);
 /// let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
 /// assert!(plan.steps.len() < graph.nodes.len()); // batch norms, sums and activations are in the convolutions
@@ -102,7 +103,7 @@ pub struct Request<'a> {
 /// # Errors
 /// [`Error::Graph`] for a graph that is not well-formed; [`Error::Unsupported`] for an operation that the family's
 /// kernels do not do, with the node's name; [`Error::Option`] for a batch of zero or one too large to address.
-pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
+pub fn plan(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
     let mut plan = lower::lower(graph, request)?;
     plan.place(true);
     Ok(plan)
@@ -112,8 +113,8 @@ pub fn plan(graph: &Graph, request: &Request<'_>) -> Result<Plan, Error> {
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
@@ -158,12 +159,14 @@ impl Plan {
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Request, plan};
-    /// use trefoil::{InputFormat, OutputKind, Shape, model::{GraphBuilder, Preprocessing, Window}};
-    /// let mut g = GraphBuilder::new(Shape::new(14, 14, 64));
-    /// let a = g.conv2d("a", g.input(), 64, Window::square(3, 1, 1));
-    /// let b = g.conv2d("b", g.input(), 64, Window::square(1, 1, 0));
+    /// use trefoil::{InputFormat, OutputKind, Shape, graph::{GraphBuilder, Window}, model::Preprocessing};
+    /// let mut g = GraphBuilder::new();
+    /// let image = g.image("image", Shape::new(14, 14, 64));
+    /// let a = g.conv2d("a", image, 64, Window::square(3, 1, 1));
+    /// let b = g.conv2d("b", image, 64, Window::square(1, 1, 0));
     /// let both = g.concat("both", &[a, b]);
-    /// let graph = g.finish(both)?;
+    /// g.output("y", both);
+    /// let graph = g.finish()?;
     /// let (limits, choices, output) = (Limits::h200(), Choices::new(), OutputKind::Features);
     /// let (input, preprocessing) = (InputFormat::F16Nhwc, &Preprocessing::new(graph.input));
     /// let plan = plan(&graph, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })?;
@@ -215,8 +218,8 @@ impl Plan {
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
@@ -231,8 +234,8 @@ pub struct TensorId(pub usize);
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
@@ -270,8 +273,8 @@ pub struct Step {
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
@@ -306,8 +309,8 @@ pub struct Tensor {
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("googlenet", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("googlenet", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (1, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;
@@ -348,8 +351,8 @@ impl Constant {
 /// ```
 /// # use trefoil::plan::Place;
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;

@@ -14,7 +14,7 @@ use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 /// What a step computes.
 ///
 /// ```
-/// use trefoil::{Activation, model::{Conv2d, Window}, plan::StepOp};
+/// use trefoil::{Activation, model::images::{Conv2d, Window}, plan::StepOp};
 /// let conv = Conv2d { activation: Activation::Relu, ..Conv2d::named("conv1", 64, Window::square(7, 2, 3)) };
 /// assert_eq!(StepOp::Conv(conv).label(1), "conv7x7+relu");
 /// ```
@@ -121,7 +121,7 @@ pub struct HandOp {
 /// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
 ///
 /// ```
-/// use trefoil::{model::{Conv2d, Window}, plan::{Joined, StepOp}};
+/// use trefoil::{model::images::{Conv2d, Window}, plan::{Joined, StepOp}};
 /// let single = |name| Conv2d::named(name, 256, Window::square(1, 1, 0));
 /// let joined = Box::new(Joined { name: "downsample.0".into(), conv: single("downsample.0") });
 /// assert_eq!(StepOp::ConvSum { conv: single("conv3"), joined }.label(2), "conv1x1+1x1");
@@ -137,7 +137,7 @@ pub struct Joined {
 /// A dense convolution with bias, residual and activation, all of bytes: sums are exact, and a result is rounded once.
 ///
 /// ```
-/// use trefoil::{model::{Conv2d, Window}, plan::{QuantizedConv, StepOp}};
+/// use trefoil::{model::images::{Conv2d, Window}, plan::{QuantizedConv, StepOp}};
 /// let conv = Conv2d::named("conv3", 256, Window::square(1, 1, 0));
 /// let of = QuantizedConv { conv, input_scale: 0.5, residual_scale: Some(0.1), joined: None, output_scale: 0.4 };
 /// assert_eq!((of.residual_factor(), StepOp::QuantizedConv(of).label(2)), (Some(0.25), "s8 conv1x1+res".to_string()));
@@ -159,7 +159,7 @@ pub struct QuantizedConv {
 /// A convolution of bytes, of a step's second input, whose products go into the sums of the step's own.
 ///
 /// ```
-/// use trefoil::{model::{Conv2d, Window}, plan::{Joined, JoinedBytes, QuantizedConv, StepOp}};
+/// use trefoil::{model::images::{Conv2d, Window}, plan::{Joined, JoinedBytes, QuantizedConv, StepOp}};
 /// let single = |name| Conv2d::named(name, 256, Window::square(1, 1, 0));
 /// let of = Joined { name: "downsample.0".into(), conv: single("downsample.0") };
 /// let joined = Some(Box::new(JoinedBytes { of, input_scale: 0.02 }));
@@ -202,7 +202,7 @@ impl QuantizedConv {
 /// exact, and a maximum of them is rounded once. A pixel outside of the photo is the one nearest to the mean.
 ///
 /// ```
-/// # use trefoil::{Shape, model::{Conv2d, Pool, Window}};
+/// # use trefoil::{Shape, model::images::{Conv2d, Pool, Window}};
 /// use trefoil::plan::{QuantizedStem, Stem, StepOp};
 /// let [mean, std] = [vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]];
 /// let pool = Some(Pool { window: Window::square(3, 2, 1), count_pad: false });

@@ -118,7 +118,7 @@ impl Plan {
     /// let (limits, choices) = (Limits::h200(), Choices::new());
     /// let request =
     ///     Request { limits: &limits, batch: 32, input: InputFormat::U8Nhwc, preprocessing, output, choices: &choices };
-    /// let plan = plan(model.graph()?, &request)?;
+    /// let plan = plan(model.image_network()?, &request)?;
     /// let rates = Rates::of(&limits).expect("an H200 is known");
     /// let roofline: f64 = (0..plan.steps.len()).map(|step| plan.roofline(step, &rates).seconds()).sum();
     /// assert!(roofline > 1e-4 && roofline < 1e-3, "{roofline}");
@@ -144,11 +144,13 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Graph, GraphBuilder, Preprocessing, Window};
+    use crate::graph::{GraphBuilder, Window};
+    use crate::model::Preprocessing;
+    use crate::model::images::Network;
     use crate::plan::{Choices, Request, plan};
     use crate::tensor::{InputFormat, OutputKind, Shape};
 
-    fn planned(graph: &Graph, limits: &Limits, batch: usize, input: InputFormat, output: OutputKind) -> Plan {
+    fn planned(graph: &Network, limits: &Limits, batch: usize, input: InputFormat, output: OutputKind) -> Plan {
         let (preprocessing, choices) = (&Preprocessing::new(graph.input), &Choices::new());
         plan(graph, &Request { limits, batch, input, preprocessing, output, choices }).unwrap()
     }
@@ -160,9 +162,11 @@ mod tests {
         let limits = Limits::h200();
         let rates = Rates::of(&limits).unwrap();
         let of_channels = |channels: usize| {
-            let mut g = GraphBuilder::new(Shape::new(56, 56, channels));
-            let conv = g.conv2d("conv", g.input(), 64, Window::square(3, 1, 1));
-            let graph = g.finish(conv).unwrap();
+            let mut g = GraphBuilder::new();
+            let image = g.image("image", Shape::new(56, 56, channels));
+            let conv = g.conv2d("conv", image, 64, Window::square(3, 1, 1));
+            g.output("y", conv);
+            let graph = Network::of(&g.finish().unwrap()).unwrap();
             let plan = planned(&graph, &limits, 128, InputFormat::F16Nhwc, OutputKind::Features);
             let step = plan.steps.iter().position(|step| step.name == "conv").unwrap();
             let roofline = plan.roofline(step, &rates);
@@ -225,7 +229,7 @@ mod tests {
     /// Of a GPU whose cache's rate nobody tells, the cache bounds nothing.
     #[test]
     fn what_is_not_known_bounds_nothing() {
-        let graph = crate::model::architecture("resnet18", 10, None).unwrap();
+        let graph = Network::of(&crate::model::architecture("resnet18", 10, None).unwrap()).unwrap();
         let limits = Limits::l4();
         let plan = planned(&graph, &limits, 32, InputFormat::U8Nhwc, OutputKind::Logits);
         let rates = Rates::of(&limits).unwrap();

@@ -2,7 +2,8 @@
 
 use super::{Family, Limits};
 use crate::error::Error;
-use crate::model::{Graph, Op, infer};
+use crate::model::images::Network;
+use crate::model::{Op, infer};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 
 /// The input and output rows of a graph.
@@ -10,7 +11,7 @@ use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec, Shape};
 /// # Errors
 /// [`Error::Graph`] for a graph that is not well-formed; those of [`check`].
 pub(crate) fn specs(
-    graph: &Graph,
+    graph: &Network,
     limits: &Limits,
     (format, kind): (InputFormat, OutputKind),
 ) -> Result<(RowSpec, RowSpec), Error> {
@@ -55,7 +56,7 @@ pub(super) const fn dtype(op: &Op, family: Family) -> Dtype {
 ///
 /// # Errors
 /// [`Error::Unsupported`] for classes of what is no vector of f32, [`Error::Option`] for more or fewer than there are.
-pub(super) fn check(graph: &Graph, shapes: &[Shape], family: Family, kind: OutputKind) -> Result<(), Error> {
+pub(super) fn check(graph: &Network, shapes: &[Shape], family: Family, kind: OutputKind) -> Result<(), Error> {
     let shape = shapes[graph.output.0];
     let is_vector = dtype(&graph.nodes[graph.output.0].op, family) == Dtype::F32 && shape.pixels() == 1;
     if kind != OutputKind::Features && !is_vector {

@@ -8,7 +8,7 @@ use crate::model::Conv2d;
 ///
 /// ```
 /// use trefoil::plan::{ProductActivation, ProductOp, ProductSizes, RowsAt, StepOp};
-/// use trefoil::model::{Conv2d, Window};
+/// use trefoil::model::images::{Conv2d, Window};
 /// let product = ProductOp {
 ///     weights: Conv2d::named("fc1", 3072, Window::square(1, 1, 0)),
 ///     rows: 197,

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{Conv2d, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::Limits;
 use trefoil::{Device, Engine, Error, Shape, Stage, Target};
 
@@ -13,8 +14,9 @@ use crate::support;
 
 /// One step of every kind: both convolutions, sum, two branches, pools, classifier.
 pub fn small_model() -> Model {
-    let mut graph = GraphBuilder::new(Shape::new(12, 10, 3));
-    let x = graph.conv2d("stem", graph.input(), 16, Window::square(3, 2, 1));
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", Shape::new(12, 10, 3));
+    let x = graph.conv2d("stem", image, 16, Window::square(3, 2, 1));
     let depthwise = Conv2d { groups: 16, ..Conv2d::named("depthwise", 16, Window::square(3, 1, 1)) };
     let y = graph.conv2d_with("depthwise", x, depthwise);
     let x = graph.add("sum", x, y);
@@ -24,7 +26,8 @@ pub fn small_model() -> Model {
     let x = graph.max_pool("pool", x, Window::square(2, 2, 0));
     let x = graph.global_avg_pool("mean", x);
     let x = graph.linear("classifier", x, 5);
-    let graph = graph.finish(x).unwrap();
+    graph.output("y", x);
+    let graph = graph.finish().unwrap();
     let weights = Weights::from_tensors([
         ("stem.weight", vec![16, 3, 3, 3], vec![0.5; 16 * 27]),
         ("depthwise.weight", vec![16, 1, 3, 3], vec![0.5; 16 * 9]),

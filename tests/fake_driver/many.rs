@@ -1,6 +1,7 @@
 //! Several engines, models and devices: what is shared, what is uploaded once, and a fleet that loses a device.
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights};
+use trefoil::graph::GraphBuilder;
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, Error, OutputKind, Target};
 
 use crate::engine::{POISON, build, small_model};
@@ -9,13 +10,15 @@ use crate::harness::{Scenario, for_each_number, mark};
 /// What reads the small model's features.
 pub fn head(of: &Model) -> Model {
     let input = of.features().unwrap().output().unwrap();
-    let mut graph = GraphBuilder::new(input);
-    let x = graph.linear("classifier", graph.input(), 7);
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", input);
+    let x = graph.linear("classifier", image, 7);
     let weights = Weights::from_tensors([
         ("classifier.weight", vec![7, 16], vec![0.5; 7 * 16]),
         ("classifier.bias", vec![7], vec![0.5; 7]),
     ]);
-    Model::new(graph.finish(x).unwrap(), weights.unwrap(), Preprocessing::new(input), Vec::new()).unwrap()
+    graph.output("y", x);
+    Model::new(graph.finish().unwrap(), weights.unwrap(), Preprocessing::new(input), Vec::new()).unwrap()
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, Error, FaultClass, OutputKind, Shape, Target, Waiting};
 
 use crate::engine::{POISON, small_model};
@@ -30,10 +31,12 @@ fn build(waiting: Waiting) -> (Device, Engine) {
 /// Rows of 360 bytes in, of 1440 out.
 fn large_outputs() -> Model {
     let input = Shape::new(12, 10, 3);
-    let mut graph = GraphBuilder::new(input);
-    let x = graph.conv2d("same", graph.input(), 3, Window::square(1, 1, 0));
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", input);
+    let x = graph.conv2d("same", image, 3, Window::square(1, 1, 0));
     let weights = Weights::from_tensors([("same.weight", vec![3, 3, 1, 1], vec![0.5; 9])]).unwrap();
-    Model::new(graph.finish(x).unwrap(), weights, Preprocessing::new(input), Vec::new()).unwrap()
+    graph.output("y", x);
+    Model::new(graph.finish().unwrap(), weights, Preprocessing::new(input), Vec::new()).unwrap()
 }
 
 /// Most calls are made where the outputs are large, so that uploads keep step with downloads, and results are held, so

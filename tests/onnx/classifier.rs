@@ -23,7 +23,10 @@ fn an_engine_computes_what_the_graph_of_the_file_does() {
     let expected = loops::evaluate(&graph, &mut |name, _| file.weight(name), &[input]).unwrap();
 
     let model = Model::open(&path).unwrap();
-    assert_eq!((model.name(), model.classes(), model.graph().unwrap().input), ("images", 10, Shape::new(20, 16, 3)));
+    assert_eq!(
+        (model.name(), model.classes(), model.image_network().unwrap().input),
+        ("images", 10, Shape::new(20, 16, 3))
+    );
     let device = Device::open(Target::Cpu).unwrap();
     let builder = Engine::builder(&model).on(&device).input(InputFormat::F32Nchw).output(OutputKind::Probabilities);
     let engine = builder.batch(IMAGES).build().unwrap();

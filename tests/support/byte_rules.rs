@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{Conv2d, Graph, Node, Op, Window};
+use trefoil::model::images::{Conv2d, Network, Node, Op, Window};
 use trefoil::{Activation, Shape};
 
 /// A value in bytes.
@@ -31,7 +31,7 @@ impl Value {
 
 /// A node's result: a convolution that is added is part of its sums where it can be.
 pub fn convolved(
-    graph: &Graph,
+    graph: &Network,
     node: &Node,
     y: Shape,
     tensors: &BTreeMap<String, Vec<f32>>,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use trefoil::model::{Pad, Window};
+use trefoil::model::images::{Pad, Window};
 use trefoil::plan::{Limits, S8Conv, S8Kernel};
 use trefoil::{ConvRun, Device, S8Operands, Shape};
 

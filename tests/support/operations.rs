@@ -1,7 +1,8 @@
 //! The problems: one struct for each operation, with chosen sizes and with random ones. Long as the list of operations
 //! is.
 
-use trefoil::model::{BatchNorm, Conv2d, Graph, GraphBuilder, Linear, NodeId, Op, Pad, Pool, Window, infer, params};
+use trefoil::graph::{Conv2d, Graph, GraphBuilder, Linear, ValueId, ValueType};
+use trefoil::model::images::{Pad, Window, infer};
 use trefoil::{Activation, InputFormat, OutputKind, Shape};
 
 use super::problem::{Case, Problem, Tensors};
@@ -37,9 +38,8 @@ const ACTIVATIONS: [Activation; 3] = [Activation::None, Activation::Relu, Activa
 
 /// Weights for every tensor of `graph`: filters of a size that keeps sums near 1, variances positive.
 fn tensors(graph: &Graph, random: &mut Random) -> Tensors {
-    let params = params(graph).expect("a problem's graph is well-formed");
-    let tensor = |(name, dims): (&str, Vec<usize>)| {
-        let count = dims.iter().product();
+    let tensor = |(name, of): (&str, &ValueType)| {
+        let (count, dims) = (of.elems(), of.dims.clone());
         let values = match dims.len() {
             1 if name.ends_with("running_var") => {
                 random.singles(count, 1.0).into_iter().map(|v| v.abs() + 0.25).collect()
@@ -49,15 +49,18 @@ fn tensors(graph: &Graph, random: &mut Random) -> Tensors {
         };
         (name.to_owned(), dims, values)
     };
-    params.into_iter().map(tensor).collect()
+    graph.weights().map(tensor).collect()
 }
 
 fn rows(graph: &Graph, count: usize, random: &mut Random) -> Vec<Vec<f64>> {
-    (0..count).map(|_| random.halves(graph.input.elems(), 4.0)).collect()
+    let elems = graph.value(graph.inputs[0].value).elems();
+    (0..count).map(|_| random.halves(elems, 4.0)).collect()
 }
 
-/// A case of `graph` with random tensors and rows.
-fn case(name: String, graph: Graph, count: usize) -> Case {
+/// A case of the graph whose result is `y`, with random tensors and rows.
+fn case(name: String, mut g: GraphBuilder, y: ValueId, count: usize) -> Case {
+    g.output("y", y);
+    let graph = g.finish().expect("a problem's graph is well-formed");
     let mut random = Random::new(&name);
     let tensors = tensors(&graph, &mut random);
     let rows = rows(&graph, count, &mut random);
@@ -97,9 +100,10 @@ impl Problem for Normalize {
         let Self { x, input, rows } = *self;
         let name = format!("normalize {x} {input} rows {rows}");
         let mut random = Random::new(&name);
-        let mut g = GraphBuilder::new(x);
-        let y = g.activation("same", g.input(), Activation::None);
-        let mut case = case(name, g.finish(y).unwrap(), rows);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
+        let y = g.activation("same", image, Activation::None);
+        let mut case = case(name, g, y, rows);
         if input == InputFormat::U8Nhwc {
             case.rows = (0..rows).map(|_| (0..x.elems()).map(|_| random.between(0, 255) as f64).collect()).collect();
             case.rows[0][0] = 0.0;
@@ -186,13 +190,14 @@ impl Problem for Convolution {
             if norm { ", norm" } else { "" },
             if residual { ", residual" } else { "" },
         );
-        let mut g = GraphBuilder::new(x);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
         let conv = Conv2d { groups, bias: (!norm).then(|| "conv.bias".into()), ..Conv2d::named("conv", k, window) };
         let other = residual.then(|| {
             let other = Conv2d { filter: "other.weight".into(), bias: None, ..conv.clone() };
-            g.conv2d_with("other", g.input(), other)
+            g.conv2d_with("other", image, other)
         });
-        let mut y = g.conv2d_with("conv", g.input(), conv);
+        let mut y = g.conv2d_with("conv", image, conv);
         if norm {
             y = g.batch_norm("norm", y, 1e-3);
         }
@@ -202,7 +207,7 @@ impl Problem for Convolution {
         if activation != Activation::None {
             y = g.activation("activation", y, activation);
         }
-        case(name, g.finish(y).unwrap(), rows)
+        case(name, g, y, rows)
     }
 }
 
@@ -276,10 +281,11 @@ impl Problem for Block {
         let name = format!(
             "block {x} to {inside} by {stride}, {last}x{last} to {k}, shortcut {shortcut}x{shortcut}, {activation}, rows {rows}"
         );
-        let mut g = GraphBuilder::new(x);
-        let other = g.conv2d("shortcut", g.input(), k, Window::square(shortcut, stride, shortcut / 2));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
+        let other = g.conv2d("shortcut", image, k, Window::square(shortcut, stride, shortcut / 2));
         let other = g.batch_norm("shortcut.norm", other, 1e-3);
-        let y = g.conv2d("first", g.input(), inside, Window::square(3, stride, 1));
+        let y = g.conv2d("first", image, inside, Window::square(3, stride, 1));
         let y = g.activation("first.activation", y, Activation::Relu);
         let last =
             Conv2d { bias: Some("last.bias".into()), ..Conv2d::named("last", k, Window::square(last, 1, last / 2)) };
@@ -288,7 +294,7 @@ impl Problem for Block {
         if activation != Activation::None {
             y = g.activation("activation", y, activation);
         }
-        case(name, g.finish(y).unwrap(), rows)
+        case(name, g, y, rows)
     }
 }
 
@@ -341,12 +347,10 @@ impl Problem for Stem {
         let twice = if read_twice { ", read twice" } else { "" };
         let name = format!("stem {x} to {k}, {r}x{s} pad {pads:?}, {activation}{pooled}{twice}, rows {rows}");
         let mut random = Random::new(&name);
-        let mut g = GraphBuilder::new(x);
-        let mut y = g.conv2d_with(
-            "conv",
-            g.input(),
-            Conv2d { bias: Some("conv.bias".into()), ..Conv2d::named("conv", k, window) },
-        );
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
+        let mut y =
+            g.conv2d_with("conv", image, Conv2d { bias: Some("conv.bias".into()), ..Conv2d::named("conv", k, window) });
         if activation != Activation::None {
             y = g.activation("activation", y, activation);
         }
@@ -358,7 +362,7 @@ impl Problem for Stem {
             let again = g.max_pool("again", conv, Window::square(3, 2, 1));
             y = g.add("add", y, again);
         }
-        let mut case = case(name, g.finish(y).unwrap(), rows);
+        let mut case = case(name, g, y, rows);
         case.input = InputFormat::U8Nhwc;
         case.rows = (0..rows).map(|_| (0..x.elems()).map(|_| random.between(0, 255) as f64).collect()).collect();
         case.preprocessing.mean = random.singles(x.channels, 0.7);
@@ -503,13 +507,14 @@ impl Problem for Expanded {
         let name = format!(
             "expanded {x} to {inside}, {first}, {r}x{s} stride {stride:?} pad {pads:?}, {last}{twice}, rows {rows}"
         );
-        let mut g = GraphBuilder::new(x);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
         let conv = |name: &str, groups, window| Conv2d {
             bias: Some(format!("{name}.bias")),
             groups,
             ..Conv2d::named(name, inside, window)
         };
-        let mut y = g.conv2d_with("expand", g.input(), conv("expand", 1, Window::square(1, 1, 0)));
+        let mut y = g.conv2d_with("expand", image, conv("expand", 1, Window::square(1, 1, 0)));
         if first != Activation::None {
             y = g.activation("first", y, first);
         }
@@ -521,7 +526,7 @@ impl Problem for Expanded {
         if read_twice {
             y = g.add("add", y, expand);
         }
-        case(name, g.finish(y).unwrap(), rows)
+        case(name, g, y, rows)
     }
 }
 
@@ -582,17 +587,18 @@ impl Problem for Chained {
     fn case(&self) -> Case {
         let Self { x, k, next, stride, adds, activations: [first, second], rows } = *self;
         let name = format!("chained {x} to {k} by {stride} + {adds:?}, {first}, to {next}, {second}, rows {rows}");
-        let mut g = GraphBuilder::new(x);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
         let conv = |name: &str, channels, window| Conv2d {
             bias: Some(format!("{name}.bias")),
             ..Conv2d::named(name, channels, window)
         };
         let single = Window::square(1, 1, 0);
         let before = Conv2d { groups: x.channels, ..conv("before", x.channels, Window::square(3, stride, 1)) };
-        let inside = g.conv2d_with("before", g.input(), before);
+        let inside = g.conv2d_with("before", image, before);
         let mut y = g.conv2d_with("first", inside, conv("first", k, single));
         let other =
-            |g: &mut GraphBuilder| g.conv2d_with("other", NodeId(0), conv("other", k, Window::square(1, stride, 0)));
+            |g: &mut GraphBuilder| g.conv2d_with("other", image, conv("other", k, Window::square(1, stride, 0)));
         y = match adds {
             Adds::Nothing => y,
             Adds::Residual => {
@@ -614,7 +620,7 @@ impl Problem for Chained {
         }
         z = g.conv2d("last", z, k, single);
         let last = g.add("last.add", z, y);
-        case(name, g.finish(last).unwrap(), rows)
+        case(name, g, last, rows)
     }
 }
 
@@ -667,13 +673,13 @@ impl Problem for Pooling {
     fn case(&self) -> Case {
         let Self { x, window, count_pad, rows } = *self;
         let name = format!("pool {x} count_pad {count_pad:?} {window:?} rows {rows}");
-        let mut g = GraphBuilder::new(x);
-        let op = match count_pad {
-            None => Op::MaxPool(Pool { window, count_pad: false }),
-            Some(count_pad) => Op::AvgPool(Pool { window, count_pad }),
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
+        let y = match count_pad {
+            None => g.max_pool("pool", image, window),
+            Some(count_pad) => g.avg_pool("pool", image, window, count_pad),
         };
-        let y = g.node("pool", op, &[NodeId(0)]);
-        case(name, g.finish(y).unwrap(), rows)
+        case(name, g, y, rows)
     }
 }
 
@@ -711,9 +717,10 @@ struct GlobalAvgPool {
 
 impl Problem for GlobalAvgPool {
     fn case(&self) -> Case {
-        let mut g = GraphBuilder::new(self.x);
-        let y = g.global_avg_pool("pool", g.input());
-        case(format!("global_avg_pool {} rows {}", self.x, self.rows), g.finish(y).unwrap(), self.rows)
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", self.x);
+        let y = g.global_avg_pool("pool", image);
+        case(format!("global_avg_pool {} rows {}", self.x, self.rows), g, y, self.rows)
     }
 }
 
@@ -733,11 +740,12 @@ struct Dense {
 impl Problem for Dense {
     fn case(&self) -> Case {
         let Self { inputs, outputs, bias, rows } = *self;
-        let mut g = GraphBuilder::new(Shape::vector(inputs));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::vector(inputs));
         let linear = Linear { bias: bias.then(|| "fc.bias".into()), ..Linear::named("fc", outputs) };
-        let y = g.node("fc", Op::Linear(linear), &[NodeId(0)]);
+        let y = g.linear_with("fc", image, linear);
         let name = format!("linear {inputs} to {outputs} bias {bias} rows {rows}");
-        Case { output: OutputKind::Logits, ..case(name, g.finish(y).unwrap(), rows) }
+        Case { output: OutputKind::Logits, ..case(name, g, y, rows) }
     }
 }
 
@@ -774,10 +782,11 @@ impl Problem for Tail {
     fn case(&self) -> Case {
         let Self { x, classes, output, rows } = *self;
         let name = format!("tail {x} to {classes} {output:?} rows {rows}");
-        let mut g = GraphBuilder::new(x);
-        let mean = g.global_avg_pool("mean", g.input());
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
+        let mean = g.global_avg_pool("mean", image);
         let y = g.linear("fc", mean, classes);
-        Case { output, ..case(name, g.finish(y).unwrap(), rows) }
+        Case { output, ..case(name, g, y, rows) }
     }
 }
 
@@ -823,17 +832,18 @@ impl Problem for Addition {
     fn case(&self) -> Case {
         let Self { x, operands, activation, rows } = *self;
         let name = format!("add {x} {operands:?} {activation} rows {rows}");
-        let mut g = GraphBuilder::new(x);
-        let input = g.input();
+        let mut g = GraphBuilder::new();
+        let input = g.image("image", x);
         let y = match operands {
-            Operands::One => g.activation("activation", input, activation),
+            Operands::One => input,
             Operands::Two => {
                 let pooled = g.max_pool("pool", input, Window::square(3, 1, 1));
-                g.node("add", Op::Add(activation), &[input, pooled])
+                g.add("add", input, pooled)
             }
-            Operands::TwiceTheSame => g.node("add", Op::Add(activation), &[input, input]),
+            Operands::TwiceTheSame => g.add("add", input, input),
         };
-        case(name, g.finish(y).unwrap(), rows)
+        let y = g.activation("activation", y, activation);
+        case(name, g, y, rows)
     }
 }
 
@@ -879,10 +889,11 @@ impl Problem for Concatenation {
     fn case(&self) -> Case {
         let Self { x, ref operands, behind, rows } = *self;
         let name = format!("concat {x} {operands:?}{} rows {rows}", if behind { ", conv" } else { "" });
-        let mut g = GraphBuilder::new(x);
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", x);
         let (one, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
         let values = operands.iter().enumerate().map(|(i, operand)| {
-            let (input, name) = (g.input(), |part: &str| format!("{i}.{part}"));
+            let (input, name) = (image, |part: &str| format!("{i}.{part}"));
             match *operand {
                 Operand::Conv(k) => {
                     let y = g.conv2d(&name("conv"), input, k, if i % 2 == 0 { three } else { one });
@@ -915,12 +926,12 @@ impl Problem for Concatenation {
                 }
             }
         });
-        let values: Vec<NodeId> = values.collect();
+        let values: Vec<ValueId> = values.collect();
         let mut y = g.concat("concat", &values);
         if behind {
             y = g.conv2d("behind", y, 40, three);
         }
-        case(name, g.finish(y).unwrap(), rows)
+        case(name, g, y, rows)
     }
 }
 
@@ -978,20 +989,20 @@ impl Problem for Outputs {
         let name = format!("output {output:?} of {classes} classes, ties {ties}, rows {rows}");
         let mut random = Random::new(&name);
         let inputs = if ties { 3 } else { 20 };
-        let mut g = GraphBuilder::new(Shape::new(3, 2, inputs));
-        let pooled = g.global_avg_pool("pool", g.input());
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(3, 2, inputs));
+        let pooled = g.global_avg_pool("pool", image);
         let y = g.linear("fc", pooled, classes);
-        let graph = g.finish(y).unwrap();
-        let mut case = case(name, graph, rows);
+        let mut case = case(name, g, y, rows);
         if ties {
             let whole = |random: &mut Random| random.between(0, 4) as f64 - 2.0;
             let pixel = |random: &mut Random| (0..inputs).map(|_| whole(random)).collect::<Vec<f64>>();
             case.rows = (0..rows).map(|_| pixel(&mut random).repeat(6)).collect();
-            let tensors = params(&case.graph).unwrap().into_iter().map(|(name, dims)| {
-                let count = dims.iter().product();
-                (name.to_owned(), dims, (0..count).map(|_| whole(&mut random) as f32).collect())
+            let tensors = case.graph.weights().map(|(name, of)| {
+                (name.to_owned(), of.dims.clone(), (0..of.elems()).map(|_| whole(&mut random) as f32).collect())
             });
-            case = Case::new(case.name, case.graph.clone(), tensors.collect(), case.rows);
+            let tensors = tensors.collect();
+            case = Case::new(case.name, case.graph, tensors, case.rows);
         }
         Case { output, ..case }
     }
@@ -1024,9 +1035,10 @@ impl Problem for Network {
         let name = format!("network {index} {input} {output:?}");
         let mut random = Random::new(&name);
         let x = Shape::new(random.between(17, 33), random.between(17, 33), random.pick(&[1, 3, 4]));
-        let mut net = Builder { g: GraphBuilder::new(x), random: random.clone(), count: 0 };
+        let mut net = Builder { g: GraphBuilder::new(), random: random.clone(), count: 0 };
+        let image = net.g.image("image", x);
         let mut channels = random.pick(&[8, 13, 24]);
-        let mut y = net.conv(NodeId(0), channels, Window::square(3, 2, 1), 1, Activation::Relu);
+        let mut y = net.conv(image, channels, Window::square(3, 2, 1), 1, Activation::Relu);
         if random.between(0, 1) == 1 {
             y = net.g.max_pool("pool", y, Window::square(3, 2, 1));
         }
@@ -1040,8 +1052,8 @@ impl Problem for Network {
         }
         let pooled = net.g.global_avg_pool("global_pool", y);
         let classes = net.g.linear("fc", pooled, random.pick(&[5, 10, 100]));
-        let graph = net.g.finish(classes).unwrap();
-        let mut case = Case { growth: Growth::Quadrature, input, output, ..case(name, graph, random.between(1, 4)) };
+        let case = case(name, net.g, classes, random.between(1, 4));
+        let mut case = Case { growth: Growth::Quadrature, input, output, ..case };
         if input == InputFormat::U8Nhwc {
             case.preprocessing.mean = vec![0.45; x.channels];
             case.preprocessing.std = vec![0.25; x.channels];
@@ -1060,18 +1072,18 @@ struct Builder {
 }
 
 impl Builder {
-    fn conv(&mut self, x: NodeId, k: usize, window: Window, groups: usize, activation: Activation) -> NodeId {
+    fn conv(&mut self, x: ValueId, k: usize, window: Window, groups: usize, activation: Activation) -> ValueId {
         self.count += 1;
         let (name, norm) = (format!("conv{}", self.count), format!("norm{}", self.count));
         let y = self.g.conv2d_with(&name, x, Conv2d { groups, ..Conv2d::named(&name, k, window) });
-        let y = self.g.node(&norm, Op::BatchNorm(BatchNorm::named(&norm, 1e-5)), &[y]);
+        let y = self.g.batch_norm(&norm, y, 1e-5);
         match activation {
             Activation::None => y,
             _ => self.g.activation(&format!("activation{}", self.count), y, activation),
         }
     }
 
-    fn residual_block(&mut self, x: NodeId, channels: &mut usize, wider: bool, stride: usize) -> NodeId {
+    fn residual_block(&mut self, x: ValueId, channels: &mut usize, wider: bool, stride: usize) -> ValueId {
         let before = *channels;
         if wider {
             *channels += self.random.between(1, 16);
@@ -1088,7 +1100,7 @@ impl Builder {
         self.g.relu(&format!("relu{}", self.count), sum)
     }
 
-    fn bottleneck(&mut self, x: NodeId, channels: usize, inside: usize) -> NodeId {
+    fn bottleneck(&mut self, x: ValueId, channels: usize, inside: usize) -> ValueId {
         let y = self.conv(x, inside, Window::square(1, 1, 0), 1, Activation::Relu6);
         let size = self.random.pick(&[3, 5]);
         let y = self.conv(y, inside, Window::square(size, 1, size / 2), inside, Activation::Relu6);
@@ -1104,7 +1116,7 @@ pub fn networks() -> Vec<Case> {
     let problem = |index| Network { index, input: inputs[index % 3], output: outputs[index % 4] };
     let cases: Vec<Case> = (0..12).map(|index| problem(index).case()).collect();
     for case in &cases {
-        infer(&case.graph).expect("a problem's graph is well-formed");
+        infer(&case.network).expect("a problem's graph is well-formed");
     }
     cases
 }

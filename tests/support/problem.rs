@@ -3,7 +3,9 @@
 use std::sync::OnceLock;
 
 use half::f16;
-use trefoil::model::{Conv2d, Graph, Model, Node, NodeId, Op, Preprocessing, Weights, Window, infer, optimize};
+use trefoil::graph::Graph;
+use trefoil::model::images::{Conv2d, Network, Node, NodeId, Op, Window, infer, optimize};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{
     ChainTile, Choices, ConvTile, DepthwiseTile, Family, Kernel, Limits, LinearTile, Request, StemTile, StepOp,
     TailTile, plan as plan_with,
@@ -16,7 +18,10 @@ use super::tolerance::{Expected, Growth, Storage, U32};
 /// What a problem's generator makes.
 pub struct Case {
     pub name: String,
+    /// What it is built of.
     pub graph: Graph,
+    /// What is found in it.
+    pub network: Network,
     pub weights: Weights,
     pub preprocessing: Preprocessing,
     pub input: InputFormat,
@@ -36,10 +41,12 @@ pub trait Problem {
 impl Case {
     /// A case of float inputs whose output is the graph's value.
     pub fn new(name: String, graph: Graph, tensors: Tensors, rows: Vec<Vec<f64>>) -> Self {
+        let network = Network::of(&graph).expect("a problem's graph is a network of images");
         Self {
             name,
-            preprocessing: Preprocessing::new(graph.input),
+            preprocessing: Preprocessing::new(network.input),
             graph,
+            network,
             weights: Weights::from_tensors(tensors).expect("a test's tensors are well-formed"),
             input: InputFormat::F16Nhwc,
             output: OutputKind::Features,
@@ -51,7 +58,7 @@ impl Case {
 
     /// A choice of `kernel` for every step that is one of `of`; nothing if none is.
     fn choices_of(&self, kernel: Kernel, of: impl Fn(&Op) -> bool) -> Option<Choices> {
-        let graph = optimize(&self.graph);
+        let graph = optimize(&self.network);
         let steps = graph.nodes.iter().filter(|node| of(&node.op));
         let choices: Choices = steps.map(|node| (node.name.clone(), kernel)).collect();
         (!choices.is_empty()).then_some(choices)
@@ -65,7 +72,7 @@ impl Case {
     /// The same for sm90 kernels, with every convolution joined to the one that adds its result; nothing if there is
     /// no such convolution.
     fn joined_choices(&self, kernel: Kernel) -> Option<Choices> {
-        let graph = optimize(&self.graph);
+        let graph = optimize(&self.network);
         let mut choices = self.choices(kernel)?;
         let mut any = false;
         for (host, added) in joinable(&graph) {
@@ -79,7 +86,7 @@ impl Case {
     /// A choice of the kernel for 3x3 windows of few channels for every convolution that it computes; none if there is
     /// none.
     fn halo_choices(&self) -> Choices {
-        let graph = optimize(&self.graph);
+        let graph = optimize(&self.network);
         let shapes = infer(&graph).expect("a case's graph has shapes");
         let computes = |node: &&Node| match &node.op {
             Op::Conv2d(Conv2d { window, groups: 1, .. }) => {
@@ -94,7 +101,7 @@ impl Case {
     /// A choice of the chain kernel for every 1x1 convolution whose result another reads alone, one after the other, with
     /// the convolutions joined that they add; none if there are none.
     fn chain_choices(&self, tile: ChainTile) -> Choices {
-        let graph = optimize(&self.graph);
+        let graph = optimize(&self.network);
         let single = |index: usize| match &graph.nodes[index].op {
             Op::Conv2d(conv) => conv.groups == 1 && conv.window == Window::square(1, 1, 0),
             _ => false,
@@ -143,11 +150,11 @@ impl Case {
             let kernel = Kernel::Sm90Linear(tile);
             let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
             // Many channels do not fit the shared memory.
-            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
         let plan =
-            plan_with(&without_classifier_for(self.output, &self.graph), &request).expect("a case can be planned");
+            plan_with(&without_classifier_for(self.output, &self.network), &request).expect("a case can be planned");
         if let StepOp::Stem(_) = &plan.steps[0].op {
             let rows = [1, 2, 5, 1 << 13];
             let tiles = StemTile::COLUMNS.into_iter().flat_map(|columns| rows.map(|rows| StemTile { columns, rows }));
@@ -163,25 +170,25 @@ impl Case {
             let kernel = Kernel::Sm90Tail(tile);
             let Some(choices) = self.choices_of(kernel, |op| matches!(op, Op::Linear(_))) else { continue };
             // Not every network ends so, and many images of many channels do not fit the shared memory.
-            let fits = plan_with(&self.graph, &Request { choices: &choices, ..request.clone() }).is_ok();
+            let fits = plan_with(&self.network, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend(fits.then(|| (format!(", kernel {kernel}"), choices)));
         }
         for tile in ChainTile::ALL.into_iter().filter(|_| limits.has_sm90_kernels()) {
             let choices = self.chain_choices(tile);
             // Large tiles do not fit the shared memory where there are many channels.
-            let graph = without_classifier_for(self.output, &self.graph);
+            let graph = without_classifier_for(self.output, &self.network);
             let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend((!choices.is_empty() && fits).then(|| (format!(", chain {tile}"), choices)));
         }
         let is_sm90 = |kernel| matches!(kernel, Kernel::Sm90Depthwise(_) | Kernel::Sm90Expand(_));
         let depthwise = plan.steps.iter().filter(|step| is_sm90(step.kernel)).map(|step| &step.name);
         let depthwise: Vec<&String> = depthwise.collect();
-        let expandable = expandable(&optimize(&self.graph));
+        let expandable = expandable(&optimize(&self.network));
         for kernel in depthwise_kernels() {
             let has = |name: &&&String| !matches!(kernel, Kernel::Sm90Expand(_)) || expandable.contains(**name);
             let choices: Choices = depthwise.iter().filter(has).map(|name| ((*name).clone(), kernel)).collect();
             // Large tiles do not fit the shared memory where a convolution of many channels is in front.
-            let graph = without_classifier_for(self.output, &self.graph);
+            let graph = without_classifier_for(self.output, &self.network);
             let fits = plan_with(&graph, &Request { choices: &choices, ..request.clone() }).is_ok();
             all.extend((!choices.is_empty() && fits).then(|| (format!(", kernel {kernel}"), choices)));
         }
@@ -226,8 +233,8 @@ impl Case {
     pub fn check_references(&self) -> Result<(), String> {
         let values = |storage| {
             let how = Arithmetic { storage, growth: self.growth };
-            let values = run_graph(&self.graph, &self.weights, &self.normalized(0), how);
-            let at = if storage == Storage::F32 { self.graph.output } else { optimize(&self.graph).output };
+            let values = run_graph(&self.network, &self.weights, &self.normalized(0), how);
+            let at = if storage == Storage::F32 { self.network.output } else { optimize(&self.network).output };
             values[at.0].clone()
         };
         let (exact, halves) = (values(Storage::F32), values(Storage::F16));
@@ -259,7 +266,7 @@ impl Case {
     }
 
     fn fill(&self, batch: &mut Batch) {
-        let shape = self.graph.input;
+        let shape = self.network.input;
         for (bytes, values) in batch.rows_mut().zip(&self.rows) {
             match self.input {
                 InputFormat::U8Nhwc => bytes.iter_mut().zip(values).for_each(|(byte, v)| *byte = *v as u8),
@@ -286,7 +293,7 @@ impl Case {
 
     /// The first step's exact result and its rounding.
     fn normalized(&self, row: usize) -> Expected {
-        let shape = self.graph.input;
+        let shape = self.network.input;
         let values = self.rows[row].clone();
         let Preprocessing { mean, std, .. } = &self.preprocessing;
         if self.input != InputFormat::U8Nhwc {
@@ -304,7 +311,7 @@ impl Case {
     fn expected(&self, storage: Storage) -> &[Expected] {
         let of_row = |row| {
             let how = Arithmetic { storage, growth: self.growth };
-            let graph = without_classifier_for(self.output, &self.graph);
+            let graph = without_classifier_for(self.output, &self.network);
             let mut values = run_graph(&graph, &self.weights, &self.normalized(row), how);
             let result = match storage {
                 Storage::F32 => graph.output,
@@ -343,7 +350,7 @@ fn depthwise_kernels() -> impl Iterator<Item = Kernel> {
 }
 
 /// Depthwise convolutions of a rewritten graph that alone read the result of a dense 1x1 convolution.
-fn expandable(graph: &Graph) -> Vec<String> {
+fn expandable(graph: &Network) -> Vec<String> {
     let uses = graph.use_counts();
     let dense = |index: usize| match &graph.nodes[index].op {
         Op::Conv2d(Conv2d { window, groups, .. }) => *groups == 1 && *window == Window::square(1, 1, 0),
@@ -359,7 +366,7 @@ fn expandable(graph: &Graph) -> Vec<String> {
 }
 
 /// Dense convolutions of a rewritten graph that add another's result, which nothing else reads, and that other.
-pub fn joinable(graph: &Graph) -> Vec<(usize, usize)> {
+pub fn joinable(graph: &Network) -> Vec<(usize, usize)> {
     let uses = graph.use_counts();
     let dense = |index: usize| match &graph.nodes[index].op {
         Op::Conv2d(conv) => conv.groups == 1,
@@ -377,7 +384,7 @@ pub fn joinable(graph: &Graph) -> Vec<(usize, usize)> {
 /// Tensors by name, as [`Weights::from_tensors`] takes them.
 pub type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 
-fn without_classifier_for(output: OutputKind, graph: &Graph) -> Graph {
+fn without_classifier_for(output: OutputKind, graph: &Network) -> Network {
     match output {
         OutputKind::Features => without_classifier(graph),
         _ => graph.clone(),
@@ -385,7 +392,7 @@ fn without_classifier_for(output: OutputKind, graph: &Graph) -> Graph {
 }
 
 /// Features are what the classifier at the end reads.
-fn without_classifier(graph: &Graph) -> Graph {
+fn without_classifier(graph: &Network) -> Network {
     let last = &graph.nodes[graph.output.0];
     let NodeId(output) = if matches!(last.op, Op::Linear(_)) { last.inputs[0] } else { graph.output };
     graph.cut(NodeId(output))

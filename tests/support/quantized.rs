@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use trefoil::model::{
-    Conv2d, Graph, GraphBuilder, Linear, Model, NodeId, Op, Pad, Preprocessing, Weights, Window, infer, optimize,
-};
-use trefoil::{Activation, Device, Engine, InputFormat, OutputKind, Shape, Tuning};
+use trefoil::graph::{Conv2d, Graph, GraphBuilder, ValueId, ValueType};
+use trefoil::model::images::{Linear, Network, NodeId, Op, Pad, Window, infer, optimize};
+use trefoil::model::{Model, Preprocessing, Quantization, Weights};
+use trefoil::{Activation, Device, Engine, Error, InputFormat, OutputKind, Shape, Tuning};
 
 use super::byte_rules::{Value, convolved, maxima, mean};
 use super::random::Random;
@@ -15,6 +15,8 @@ use super::random::Random;
 pub struct Problem {
     pub name: String,
     graph: Graph,
+    quantization: Quantization,
+    /// Of the weights that the graph reads, by their names.
     tensors: BTreeMap<String, Vec<f32>>,
     /// Of photos in bytes, or of floats.
     input: InputFormat,
@@ -51,34 +53,49 @@ pub fn all(for_gpus: bool) -> Vec<Problem> {
 struct Growing {
     graph: GraphBuilder,
     scale: f32,
+    quantization: Quantization,
 }
 
 impl Growing {
-    fn conv(&mut self, name: &str, x: NodeId, channels: usize, window: Window) -> NodeId {
+    fn new(scale: f32) -> Self {
+        Self { graph: GraphBuilder::new(), scale, quantization: Quantization::default() }
+    }
+
+    /// Keeps the value of a node in bytes.
+    fn scaled(&mut self, name: &str, scale: f32) {
+        self.quantization.scales.insert(name.into(), scale);
+    }
+
+    fn conv(&mut self, name: &str, x: ValueId, channels: usize, window: Window) -> ValueId {
         let conv = Conv2d { bias: Some(format!("{name}.bias")), ..Conv2d::named(name, channels, window) };
         self.graph.conv2d_with(name, x, conv)
     }
 
-    fn act(&mut self, name: &str, x: NodeId, activation: Activation) -> NodeId {
+    fn act(&mut self, name: &str, x: ValueId, activation: Activation) -> ValueId {
+        if activation == Activation::None {
+            self.scaled(name, self.scale);
+            return x;
+        }
         let name = format!("{name}.act");
-        let y = if activation == Activation::None { x } else { self.graph.activation(&name, x, activation) };
-        self.graph.scale(y, self.scale);
-        y
+        self.scaled(&name, self.scale);
+        self.graph.activation(&name, x, activation)
     }
 
-    fn finish(self, name: String, output: NodeId, input: InputFormat, row: impl FnMut(&mut Random) -> f32) -> Problem {
-        let graph = self.graph.finish(output).expect("a problem's graph is well-formed");
+    fn finish(self, name: String, output: ValueId, input: InputFormat, row: impl FnMut(&mut Random) -> f32) -> Problem {
+        let Self { graph: mut g, quantization, .. } = self;
+        g.output("y", output);
+        let graph = g.finish().expect("a problem's graph is well-formed");
         let mut random = Random::new(&name);
-        let tensors = trefoil::model::params(&graph).expect("as above").into_iter().map(|(name, dims)| {
-            let terms = dims[1..].iter().product::<usize>();
-            let values =
-                random.singles(dims.iter().product(), if terms > 1 { (3.0 / terms as f64).sqrt() } else { 0.5 });
+        let tensors = graph.weights().map(|(name, of)| {
+            let terms = of.dims[1..].iter().product::<usize>();
+            let values = random.singles(of.elems(), if terms > 1 { (3.0 / terms as f64).sqrt() } else { 0.5 });
             (name.to_owned(), values)
         });
         let tensors = tensors.collect();
         let mut value = row;
-        let rows = (0..ROWS).map(|_| (0..graph.input.elems()).map(|_| value(&mut random)).collect()).collect();
-        Problem { name, graph, tensors, input, rows }
+        let elems = graph.value(graph.inputs[0].value).elems();
+        let rows = (0..ROWS).map(|_| (0..elems).map(|_| value(&mut random)).collect()).collect();
+        Problem { name, graph, quantization, tensors, input, rows }
     }
 }
 
@@ -89,16 +106,16 @@ fn block(input: Shape, inside: usize, behind: bool, activation: Activation, scal
     let place = if behind { "behind a layer" } else { "of the image" };
     let name = format!("block {place} of {input} by {inside}, {activation}, scale {scale}");
     let single = |stride| Window::square(1, stride, 0);
-    let mut g = Growing { graph: GraphBuilder::new(input), scale };
-    let mut image = g.graph.input();
-    g.graph.scale(image, 1.0 / 128.0);
+    let mut g = Growing::new(scale);
+    let mut image = g.graph.image("image", input);
+    g.scaled("input", 1.0 / 128.0);
     if behind {
         let x = g.conv("front", image, input.channels, single(1));
         image = g.act("front", x, activation);
     }
     let out = 2 * inside - inside % 2 * 5; // odd where `inside` is
     let down = g.conv("down", image, out, if behind { Window::square(3, 2, 1) } else { single(2) });
-    g.graph.scale(down, 1.0 / 32.0);
+    g.scaled("down", 1.0 / 32.0);
     let x = g.conv("a", image, inside, single(1));
     let x = g.act("a", x, activation);
     let x = g.conv("b", x, inside, Window::square(3, 2, 1));
@@ -133,16 +150,16 @@ fn classes(pad: Pad, relu: bool) -> Problem {
     problem
 }
 
-fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, NodeId) {
+fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, ValueId) {
     let activation = if relu { Activation::Relu } else { Activation::None };
-    let mut g = Growing { graph: GraphBuilder::new(Shape::new(39, 47, 3)), scale };
-    let image = g.graph.input();
+    let mut g = Growing::new(scale);
+    let image = g.graph.image("image", Shape::new(39, 47, 3));
     let mut x = g.conv("first", image, channels, Window { pad, ..Window::square(7, 2, 0) });
     if relu {
         x = g.graph.relu("first.act", x);
     }
     let x = g.graph.max_pool("max", x, Window::square(3, 2, 1));
-    g.graph.scale(x, scale);
+    g.scaled("max", scale);
     let across = Window { size: [5, 3], stride: [5, 3], ..Window::square(1, 1, 0) };
     let x = g.conv("a", x, 32, across);
     let x = g.act("a", x, activation);
@@ -153,14 +170,10 @@ fn means(channels: usize, pad: Pad, relu: bool, scale: f32) -> (Growing, NodeId)
 impl Problem {
     /// Runs the network on a device, cut at each of its values in bytes and at its last, and compares all of them.
     pub fn run(&self, device: &Device) -> Result<(), String> {
-        let dims: BTreeMap<_, _> = trefoil::model::params(&self.graph).expect("well-formed").into_iter().collect();
-        let tensors =
-            self.tensors.iter().map(|(name, values)| (name.clone(), dims[name.as_str()].clone(), values.clone()));
-        let weights = Weights::from_tensors(tensors).map_err(|error| error.to_string())?;
-        let model = Model::new(self.graph.clone(), weights, self.preprocessing(), Vec::new());
-        let model = model.map_err(|error| error.to_string())?;
-        for (index, node) in self.graph.nodes.iter().enumerate().skip(1) {
-            if node.scale.is_none() && NodeId(index) != self.graph.output {
+        let model = self.model().map_err(|error| error.to_string())?;
+        let network = model.image_network().map_err(|error| error.to_string())?;
+        for (index, node) in network.nodes.iter().enumerate().skip(1) {
+            if node.scale.is_none() && NodeId(index) != network.output {
                 continue;
             }
             // A mean and the classes behind it are one step for single rows.
@@ -172,15 +185,29 @@ impl Problem {
             let results =
                 self.results(&cut, output, batch, device).map_err(|error| format!("at `{}`: {error}", node.name))?;
             for (row, found) in self.rows.iter().zip(&results) {
-                let expected = self.evaluate(&self.graph.cut(NodeId(index)), row);
+                let expected = self.evaluate(&network.cut(NodeId(index)), row);
                 compare(found, &expected).map_err(|error| format!("at `{}`: {error}", node.name))?;
             }
         }
         Ok(())
     }
 
+    fn model(&self) -> Result<Model, Error> {
+        let tensor = |(name, of): (&str, &ValueType)| (name.to_owned(), of.dims.clone(), self.tensors[name].clone());
+        let weights = Weights::from_tensors(self.graph.weights().map(tensor))?;
+        Model::new(self.graph.clone(), weights, self.preprocessing(), Vec::new())?.quantized(&self.quantization)
+    }
+
+    /// The image that it reads.
+    fn image(&self) -> Shape {
+        match self.graph.value(self.graph.inputs[0].value).dims[..] {
+            [1, height, width, channels] => Shape::new(height, width, channels),
+            _ => panic!("a problem is of one image"),
+        }
+    }
+
     fn preprocessing(&self) -> Preprocessing {
-        let plain = Preprocessing::new(self.graph.input);
+        let plain = Preprocessing::new(self.image());
         match self.input {
             InputFormat::U8Nhwc => {
                 Preprocessing { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..plain }
@@ -196,7 +223,7 @@ impl Problem {
         output: OutputKind,
         batch: usize,
         device: &Device,
-    ) -> Result<Vec<Vec<f32>>, trefoil::Error> {
+    ) -> Result<Vec<Vec<f32>>, Error> {
         let engine = Engine::builder(model).on(device).input(self.input).output(output);
         let engine = engine.tuning(Tuning::Off).batch(batch).build()?;
         let mut results = Vec::new();
@@ -217,7 +244,7 @@ impl Problem {
     }
 
     /// The result, by the rules of `docs/quantization.md`.
-    fn evaluate(&self, graph: &Graph, row: &[f32]) -> Vec<f32> {
+    fn evaluate(&self, graph: &Network, row: &[f32]) -> Vec<f32> {
         let graph = optimize(graph);
         let shapes = infer(&graph).expect("well-formed");
         let mut values: Vec<Value> = Vec::new();
@@ -258,7 +285,7 @@ impl Problem {
         let channel = |(mean, std): (&f32, &f32)| [1.0 / (255.0 * f64::from(*std)), 255.0 * f64::from(*mean)];
         let channels = mean.iter().zip(&std).map(channel).collect();
         let bytes = row.iter().map(|x| *x as i32).collect();
-        Value { channels, ..Value::new(self.graph.input, bytes, 1.0, false) }
+        Value { channels, ..Value::new(self.image(), bytes, 1.0, false) }
     }
 }
 

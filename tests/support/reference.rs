@@ -5,7 +5,8 @@
 //! batch norms into filters and rounds those.
 
 use half::f16;
-use trefoil::model::{BatchNorm, Conv2d, Graph, Linear, Op, Pool, Weights, Window, fold_conv, infer, optimize};
+use trefoil::model::Weights;
+use trefoil::model::images::{BatchNorm, Conv2d, Linear, Network, Op, Pool, Window, fold_conv, infer, optimize};
 use trefoil::{Activation, OutputKind, Shape};
 
 use super::problem::joinable;
@@ -20,7 +21,7 @@ pub struct Arithmetic {
 
 /// The value of every node for one image: of `graph` itself for f32, of the rewritten graph for f16. The input's
 /// values carry their own errors.
-pub fn run_graph(graph: &Graph, weights: &Weights, input: &Expected, how: Arithmetic) -> Vec<Expected> {
+pub fn run_graph(graph: &Network, weights: &Weights, input: &Expected, how: Arithmetic) -> Vec<Expected> {
     let graph = match how.storage {
         Storage::F32 => graph.clone(),
         Storage::F16 => optimize(graph),
@@ -167,7 +168,7 @@ fn convolution(
 
 /// Products of another convolution that a device may add in the same sum: of the one whose result node `i` adds, or of
 /// the one that adds node i's.
-fn joined_terms(graph: &Graph, shapes: &[Shape], i: usize) -> usize {
+fn joined_terms(graph: &Network, shapes: &[Shape], i: usize) -> usize {
     let of = |node: usize| match &graph.nodes[node].op {
         Op::Conv2d(conv) => terms(conv, shapes[graph.nodes[node].inputs[0].0]) + 2,
         _ => 0,

@@ -43,7 +43,7 @@ const ROWS: usize = 1;
 pub fn run(args: &AuditArgs) -> Result<Outcome> {
     let (model, path) = args.feed.at.open(&args.feed.model)?;
     ensure!(
-        model.graph().is_err(),
+        model.image_network().is_err(),
         "{}: `audit` is for models of any values, and this is a network of images, all of which is in f16 on a GPU",
         report::path(&path)
     );

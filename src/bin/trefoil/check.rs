@@ -264,7 +264,7 @@ mod tests {
                 output: OutputKind::Logits,
                 choices: &Choices::new(),
             };
-            rounds(&plan::plan(model.graph().unwrap(), &request).unwrap())
+            rounds(&plan::plan(model.image_network().unwrap(), &request).unwrap())
         };
         assert_eq!([Limits::h200(), Limits::a100(), Limits::cpu(2)].map(rounds_on), [true, true, false]);
         let of = |tolerance, rounds, dtype| Limit { tolerance, rounds }.of(dtype);

@@ -128,7 +128,7 @@ const GRAIN: usize = 16;
 
 /// How many tokens an encoder of texts takes.
 fn tokens_of(model: &Model) -> Result<usize> {
-    let graph = model.values_graph(1)?;
+    let graph = model.graph(1)?;
     let ids = graph.inputs.iter().find(|port| port.name == "input_ids").context("the model reads no texts")?;
     Ok(graph.value(ids.value).elems())
 }

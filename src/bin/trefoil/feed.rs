@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use trefoil::graph::{Tensor, ValueType};
-use trefoil::model::{Model, Op};
+use trefoil::model::Model;
+use trefoil::model::images::Op;
 use trefoil::onnx;
 use trefoil::{Device, Engine, OutputKind, Size};
 
@@ -117,7 +118,7 @@ impl Feed {
 
 /// What a model gives: `classes` of one that ends in a classifier.
 fn output(model: &Model, classes: OutputKind) -> OutputKind {
-    match model.graph() {
+    match model.image_network() {
         Ok(graph) if !matches!(graph.nodes[graph.output.0].op, Op::Linear(_)) => OutputKind::Features,
         _ => classes,
     }

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use trefoil::graph as values;
-use trefoil::model::{self, BatchNorm, Graph, Model, Op, Preprocessing, Window};
+use trefoil::model::images::{BatchNorm, Network, Op, Window, infer, params};
+use trefoil::model::{self, Model, Preprocessing};
 use trefoil::plan::{self, Choices, Family, Limits, Plan, Request};
 use trefoil::{Device, Error, InputFormat, OutputKind};
 
@@ -39,12 +40,12 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
                 Ok(opened) => opened,
                 Err(error) => return not_opened(args, error),
             };
-            is_images = model.graph().is_ok();
+            is_images = model.image_network().is_ok();
             if !args.json {
                 print_model(&model, &path)?;
             }
             match gpu {
-                Some(gpu) => vec![planned(args, gpu, model.graph()?, model.preprocessing()?)?],
+                Some(gpu) => vec![planned(args, gpu, model.image_network()?, model.preprocessing()?)?],
                 None => on_device(args, &model)?,
             }
         }
@@ -83,12 +84,12 @@ fn print(args: &InspectArgs, plan: &Plan, steps: &Steps, is_images: bool) -> Res
 }
 
 /// The architecture that is meant where no model is found: its name may be written with dashes.
-fn without_weights(args: &InspectArgs) -> Result<Option<(String, Graph)>> {
+fn without_weights(args: &InspectArgs) -> Result<Option<(String, Network)>> {
     let name = args.model.to_string_lossy().replace('-', "_");
     if models::find(Some(&args.model)).is_ok() || !model::architectures().contains(&name) {
         return Ok(None);
     }
-    let graph = model::architecture(&name, CLASSES, None)?;
+    let graph = Network::of(&model::architecture(&name, CLASSES, None)?)?;
     Ok(Some((name, graph)))
 }
 
@@ -113,8 +114,8 @@ fn not_opened(args: &InspectArgs, error: anyhow::Error) -> Result<Outcome> {
 }
 
 fn print_model(model: &Model, path: &Path) -> Result<()> {
-    if model.graph().is_err() {
-        let graph = model.values_graph(1)?;
+    if model.image_network().is_err() {
+        let graph = model.graph(1)?;
         if models::is_onnx(path) { onnx_file::print(path) } else { print_ports(model, &graph, path) }?;
         return onnx_file::print_graph(&graph);
     }
@@ -130,7 +131,7 @@ fn print_model(model: &Model, path: &Path) -> Result<()> {
     for reason in model.layers_in_floats() {
         writeln!(out, "in floats: {reason}")?;
     }
-    print_graph(model.graph()?)
+    print_graph(model.image_network()?)
 }
 
 /// What an encoder reads and gives.
@@ -146,7 +147,7 @@ fn print_ports(model: &Model, graph: &values::Graph, path: &Path) -> Result<()> 
 }
 
 /// The plan for a GPU that need not be there.
-fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Graph, preprocessing: &Preprocessing) -> Result<(Plan, Steps)> {
+fn planned(args: &InspectArgs, gpu: KnownGpu, graph: &Network, preprocessing: &Preprocessing) -> Result<(Plan, Steps)> {
     let limits = match gpu {
         KnownGpu::A100 => Limits::a100(),
         KnownGpu::H100 => Limits::h100(),
@@ -197,9 +198,9 @@ fn at_size(args: &InspectArgs, model: &Model, device: &Device, sizes: Sizes) -> 
 }
 
 /// The graph before any rewrite, one node a line.
-fn print_graph(graph: &Graph) -> Result<()> {
-    let shapes = model::infer(graph)?;
-    let params = model::params(graph)?;
+fn print_graph(graph: &Network) -> Result<()> {
+    let shapes = infer(graph)?;
+    let params = params(graph)?;
     let elems: HashMap<&str, usize> = params.iter().map(|(name, dims)| (*name, dims.iter().product())).collect();
     let mut out = io::stdout();
     let (mut total, mut counted) = (0, HashSet::new());

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 use trefoil::graph::{Graph, NodeId, Origin, Port, ValueId};
-use trefoil::model::{self as images, Model};
+use trefoil::model::{Model, images};
 use trefoil::{Device, Engine, OutputKind};
 
 use crate::cli::Kernels;
@@ -25,7 +25,7 @@ pub struct Cut {
 impl Cut {
     /// The model whose result is what the node writes.
     pub fn model(&self, of: &Model) -> Result<Model> {
-        if of.graph().is_ok() {
+        if of.image_network().is_ok() {
             return Ok(of.features_at(&self.name)?);
         }
         Ok(of.showing(self.outputs.clone())?)
@@ -34,13 +34,13 @@ impl Cut {
 
 /// The nodes that these outputs depend on, in an order in which they are computed.
 pub fn cuts(model: &Model, outputs: &[&str]) -> Result<Vec<Cut>> {
-    if let Ok(graph) = model.graph() {
+    if let Ok(graph) = model.image_network() {
         let computed = graph.nodes[..=graph.output.0].iter().filter(|node| node.op != images::Op::Input);
         return Ok(computed
             .map(|node| Cut { name: node.name.clone(), kind: node.op.kind(), outputs: vec![] })
             .collect());
     }
-    let graph = model.values_graph(1)?;
+    let graph = model.graph(1)?;
     let needed = needed(&graph, outputs);
     let nodes = graph.nodes.iter().enumerate().filter(|(index, _)| needed.contains(&NodeId(*index)));
     let cut = |(_, node): (usize, &trefoil::graph::Node)| {

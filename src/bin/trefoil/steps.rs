@@ -247,13 +247,14 @@ fn figure(value: Option<f64>, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trefoil::model::images::Network;
     use trefoil::model::{Preprocessing, architecture};
     use trefoil::plan::{Choices, Limits, Request, plan};
     use trefoil::{InputFormat, OutputKind};
 
     #[test]
     fn a_chain_has_both_results_in_text_and_json() {
-        let graph = architecture("resnet50", 1000, None).unwrap();
+        let graph = Network::of(&architecture("resnet50", 1000, None).unwrap()).unwrap();
         let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
         let (batch, input, output) = (128, InputFormat::U8Nhwc, OutputKind::Logits);
         let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices });
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn columns_begin_in_one_place_however_long_a_name_is() {
-        let graph = architecture("resnet50", 1000, None).unwrap();
+        let graph = Network::of(&architecture("resnet50", 1000, None).unwrap()).unwrap();
         let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
         let (batch, input, output) = (128, InputFormat::U8Nhwc, OutputKind::Logits);
         let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices });

@@ -68,7 +68,7 @@ impl Calibrator {
     /// as for an engine of it on the CPU.
     pub fn new(model: &Model) -> Result<Self, Error> {
         let model = model.in_floats()?;
-        let layers = byte_layers(model.graph()?);
+        let layers = byte_layers(model.image_network()?);
         if layers.is_empty() {
             return Err(Error::Unsupported {
                 what: format!("`{}` in bytes: no dense convolution reads another layer's value", model.name()),
@@ -232,7 +232,7 @@ impl Calibrator {
 
     /// All convolutions but those in bytes.
     fn floats(&self, is_in_bytes: impl Fn(&str) -> bool) -> BTreeSet<String> {
-        let graph = self.model.graph().expect("a network of images");
+        let graph = self.model.image_network().expect("a network of images");
         let convs = graph.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_)));
         convs.map(|node| node.name.clone()).filter(|name| !is_in_bytes(name)).collect()
     }

@@ -28,7 +28,7 @@ impl Probe {
             output: OutputKind::Features,
             choices: &Choices::new(),
         };
-        let plan = plan::plan(model.graph()?, &request)?;
+        let plan = plan::plan(model.image_network()?, &request)?;
         let images = Images::new(model, &plan, Isa::detect())?;
         Self::of(Arc::new(plan), Arc::new(images))
     }

@@ -6,7 +6,9 @@ use super::pack::Layout;
 use super::sm90_conv2d_s8::packed;
 use super::sm90_stem_s8::packed_stem;
 use super::steps::{Addresses, launches};
-use crate::model::{ByteFilter, ByteSource, Graph, GraphBuilder, Model, Op, Preprocessing, Weights, Window};
+use crate::graph::{Graph, GraphBuilder, Window};
+use crate::model::images::Network;
+use crate::model::{ByteFilter, ByteSource, Model, Op, Preprocessing, Quantization, Weights};
 use crate::model::{byte_filter, byte_filter_of_photos};
 use crate::plan::{Choices, Limits, Plan, Request, Step, plan};
 use crate::tensor::{InputFormat, OutputKind, Shape};
@@ -19,36 +21,37 @@ const SIDE: f32 = 0.25;
 
 /// First layers, a block whose shortcut is a convolution, and the mean of its results.
 fn graph() -> Graph {
-    let mut g = GraphBuilder::new(Shape::new(38, 46, 3));
-    let x = g.conv2d("first", g.input(), 16, Window::square(7, 2, 3));
+    let mut g = GraphBuilder::new();
+    let image = g.image("image", Shape::new(38, 46, 3));
+    let x = g.conv2d("first", image, 16, Window::square(7, 2, 3));
     let x = g.relu("relu", x);
     let max = g.max_pool("max", x, Window::square(3, 2, 1));
     let shortcut = g.conv2d("shortcut", max, 32, Window::square(1, 1, 0));
     let x = g.conv2d("middle", max, 48, Window::square(3, 1, 1));
-    let middle = g.relu("relu2", x);
-    let y = g.conv2d("last", middle, 32, Window::square(1, 1, 0));
+    let x = g.relu("relu2", x);
+    let y = g.conv2d("last", x, 32, Window::square(1, 1, 0));
     let y = g.add("sum", y, shortcut);
     let mean = g.global_avg_pool("mean", y);
-    for (id, scale) in [(max, PHOTOS), (shortcut, 1.0), (middle, SIDE), (y, 1.0)] {
-        g.scale(id, scale);
-    }
-    g.finish(mean).unwrap()
+    g.output("y", mean);
+    g.finish().unwrap()
 }
 
 fn model() -> Model {
     let graph = graph();
     let value = |at: usize, seed: usize| ((at * 37 + seed * 11) % 101) as f32 / 64.0 - 0.75;
-    let tensors = crate::model::params(&graph).unwrap().into_iter().enumerate().map(|(seed, (name, dims))| {
-        let count = dims.iter().product();
-        (name.to_owned(), dims, (0..count).map(|at| value(at, seed)).collect::<Vec<f32>>())
+    let tensors = graph.weights().enumerate().map(|(seed, (name, of))| {
+        (name.to_owned(), of.dims.clone(), (0..of.elems()).map(|at| value(at, seed)).collect::<Vec<f32>>())
     });
     let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
     let preprocessing = Preprocessing {
         mean: vec![0.485, 0.456, 0.406],
         std: vec![0.229, 0.224, 0.225],
-        ..Preprocessing::new(graph.input)
+        ..Preprocessing::new(Shape::new(38, 46, 3))
     };
-    Model::new(graph, weights, preprocessing, Vec::new()).unwrap()
+    let scales = [("max", PHOTOS), ("shortcut", 1.0), ("relu2", SIDE), ("sum", 1.0)];
+    let scales = scales.map(|(name, scale)| (name.to_owned(), scale)).into();
+    let quantization = Quantization { scales, ..Quantization::default() };
+    Model::new(graph, weights, preprocessing, Vec::new()).unwrap().quantized(&quantization).unwrap()
 }
 
 fn planned(model: &Model) -> Plan {
@@ -60,14 +63,14 @@ fn planned(model: &Model) -> Plan {
         output: OutputKind::Features,
         choices: &Choices::new(),
     };
-    plan(model.graph().unwrap(), &request).unwrap()
+    plan(model.image_network().unwrap(), &request).unwrap()
 }
 
 fn step<'a>(plan: &'a Plan, name: &str) -> &'a Step {
     plan.steps.iter().find(|step| step.name == name).unwrap()
 }
 
-fn conv<'a>(graph: &'a Graph, name: &str) -> &'a crate::model::Conv2d {
+fn conv<'a>(graph: &'a Network, name: &str) -> &'a crate::model::Conv2d {
     match &graph.nodes[graph.find(name).unwrap().0].op {
         Op::Conv2d(conv) => conv,
         other => panic!("{name} is {}", other.kind()),
@@ -92,7 +95,7 @@ fn each_step_is_launched_once_by_its_kernel_of_bytes() {
 #[test]
 fn weights_of_bytes_are_where_kernels_read_them() {
     let model = model();
-    let (graph, plans) = (model.graph().unwrap(), [planned(&model)]);
+    let (graph, plans) = (model.image_network().unwrap(), [planned(&model)]);
     let layout = Layout::new(&plans).unwrap();
     let mut bytes = vec![0; layout.bytes()];
     layout.fill(&model, &plans, &mut bytes).unwrap();

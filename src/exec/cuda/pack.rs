@@ -307,36 +307,45 @@ fn half(value: f32, node: &str) -> Result<f16, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{GraphBuilder, Preprocessing, Weights, Window};
+    use crate::graph::{Conv2d, GraphBuilder, ValueId, Window};
+    use crate::model::images::Network;
+    use crate::model::{Preprocessing, Weights};
     use crate::plan::{Choices, Kernel, Limits, Request, plan};
     use crate::tensor::{InputFormat, OutputKind, Shape};
+
+    fn found(mut g: GraphBuilder, y: ValueId) -> Network {
+        g.output("y", y);
+        Network::of(&g.finish().unwrap()).unwrap()
+    }
 
     /// A block whose shortcut is a convolution: joined to the last one in one plan, by itself in the other.
     #[test]
     fn every_part_is_in_its_place_whatever_the_plans_share() {
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 20));
-        let x = g.conv2d("first", g.input(), 24, Window::square(3, 1, 1));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 20));
+        let x = g.conv2d("first", image, 24, Window::square(3, 1, 1));
         let with_bias = |name: &str| Conv2d {
             bias: Some(format!("{name}.bias")),
             ..Conv2d::named(name, 16, Window::square(1, 1, 0))
         };
-        let shortcut = g.conv2d_with("shortcut", g.input(), with_bias("shortcut"));
+        let shortcut = g.conv2d_with("shortcut", image, with_bias("shortcut"));
         let y = g.conv2d_with("last", x, with_bias("last"));
         let sum = g.add("sum", y, shortcut);
-        let graph = g.finish(sum).unwrap();
+        g.output("y", sum);
+        let graph = g.finish().unwrap();
         let value = |seed: usize| move |i: usize| ((i * 37 + seed) % 101) as f32 / 64.0 - 0.75;
         let tensor = |name: &str, dims: Vec<usize>, seed| {
             (name.to_owned(), dims.clone(), (0..dims.iter().product()).map(value(seed)).collect::<Vec<f32>>())
         };
-        let tensors = crate::model::params(&graph).unwrap();
-        let tensors = tensors.iter().enumerate().map(|(seed, (name, dims))| tensor(name, dims.clone(), seed));
+        let tensors = graph.weights().enumerate().map(|(seed, (name, of))| tensor(name, of.dims.clone(), seed));
         let tensors: Vec<_> = tensors.collect();
         let read = |name: &str, index: usize| {
             let (_, _, values) = tensors.iter().find(|(tensor, ..)| tensor == name).unwrap();
             values[index]
         };
         let weights = Weights::from_tensors(tensors.clone()).unwrap();
-        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let preprocessing = Preprocessing::new(Shape::new(8, 8, 20));
+        let model = Model::new(graph, weights, preprocessing, Vec::new()).unwrap();
         let limits = Limits::h200();
         let of = |shortcut: Option<Kernel>| {
             let choices: Choices = shortcut.map(|kernel| ("shortcut".to_owned(), kernel)).into_iter().collect();
@@ -348,7 +357,7 @@ mod tests {
                 output: OutputKind::Features,
                 choices: &choices,
             };
-            plan(model.graph().unwrap(), &request).unwrap()
+            plan(model.image_network().unwrap(), &request).unwrap()
         };
         let apart = Kernel::Sm80Gemm(crate::plan::ConvTile { m: 64, n: 64 });
         let plans = [of(Some(Kernel::Joined)), of(Some(apart))];
@@ -384,16 +393,17 @@ mod tests {
     #[test]
     fn plans_that_store_a_layer_in_different_ways_have_no_layout() {
         let (limits, choices) = (Limits::h200(), Choices::new());
-        let of = |channels, window| {
-            let mut g = GraphBuilder::new(Shape::new(8, 8, channels));
-            let x = g.conv2d("conv", g.input(), 8, window);
-            let graph = g.finish(x).unwrap();
+        let of = |channels, window: &Window| {
+            let mut g = GraphBuilder::new();
+            let image = g.image("image", Shape::new(8, 8, channels));
+            let x = g.conv2d("conv", image, 8, window);
+            let graph = found(g, x);
             let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
             let preprocessing = &Preprocessing::new(graph.input);
             let request = Request { limits: &limits, batch: 2, input, preprocessing, output, choices: &choices };
             plan(&graph, &request).unwrap()
         };
-        let square = Window::square(3, 1, 1);
+        let square = &Window::square(3, 1, 1);
         assert!(Layout::new(&[of(16, square), of(16, square)]).is_ok());
         let refused = |plans: [Plan; 2]| match Layout::new(&plans) {
             Err(Error::Internal { what }) => assert!(what.contains(r#"node: "conv""#), "{what}"),
@@ -402,18 +412,19 @@ mod tests {
         refused([of(16, square), of(24, square)]);
         // As many bytes: the last channels are padding in one, a row is as long as a column in the other.
         refused([of(17, square), of(24, square)]);
-        let row = Window { size: [1, 9], ..square };
-        refused([of(16, square), of(16, row)]);
+        let row = Window { size: vec![1, 9], ..square.clone() };
+        refused([of(16, square), of(16, &row)]);
     }
 
     /// A depthwise convolution has the same weights by itself and with the convolution in front of it.
     #[test]
     fn plans_that_want_the_same_in_different_steps_share_it() {
-        let mut g = GraphBuilder::new(Shape::new(56, 56, 24));
-        let expand = g.conv2d("expand", g.input(), 144, Window::square(1, 1, 0));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(56, 56, 24));
+        let expand = g.conv2d("expand", image, 144, Window::square(1, 1, 0));
         let depthwise = Conv2d { groups: 144, ..Conv2d::named("depthwise", 144, Window::square(3, 1, 1)) };
         let y = g.conv2d_with("depthwise", expand, depthwise);
-        let graph = g.finish(y).unwrap();
+        let graph = found(g, y);
         let of = |choices: &Choices| {
             let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
             let preprocessing = &Preprocessing::new(graph.input);
@@ -430,16 +441,18 @@ mod tests {
 
     #[test]
     fn a_weight_beyond_f16_is_named() {
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 8));
-        let x = g.conv2d("conv", g.input(), 8, Window::square(1, 1, 0));
-        let graph = g.finish(x).unwrap();
-        let tensors = crate::model::params(&graph).unwrap().into_iter().map(|(name, dims)| {
-            let mut values = vec![0.5; dims.iter().product()];
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 8));
+        let x = g.conv2d("conv", image, 8, Window::square(1, 1, 0));
+        g.output("y", x);
+        let graph = g.finish().unwrap();
+        let tensors = graph.weights().map(|(name, of)| {
+            let mut values = vec![0.5; of.elems()];
             *values.last_mut().unwrap() = if name == "conv.weight" { 70_000.0 } else { 1.0 };
-            (name.to_owned(), dims, values)
+            (name.to_owned(), of.dims.clone(), values)
         });
         let weights = Weights::from_tensors(tensors.collect::<Vec<_>>()).unwrap();
-        let model = Model::new(graph.clone(), weights, Preprocessing::new(graph.input), Vec::new()).unwrap();
+        let model = Model::new(graph, weights, Preprocessing::new(Shape::new(8, 8, 8)), Vec::new()).unwrap();
         let request = Request {
             limits: &Limits::a100(),
             batch: 1,
@@ -448,7 +461,7 @@ mod tests {
             output: OutputKind::Features,
             choices: &Choices::new(),
         };
-        let plans = [plan(model.graph().unwrap(), &request).unwrap()];
+        let plans = [plan(model.image_network().unwrap(), &request).unwrap()];
         let layout = Layout::new(&plans).unwrap();
         let error = layout.fill(&model, &plans, &mut vec![0; layout.bytes()]).unwrap_err().to_string();
         assert!(error.contains("`conv`") && error.contains("70000"), "{error}");

@@ -196,7 +196,7 @@ mod tests {
             output,
             choices: &Choices::default(),
         };
-        let plan = plan(model.graph().unwrap(), &request).unwrap();
+        let plan = plan(model.image_network().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         let launches = launches(&plan, &layout, &Written::default(), &ADDRESSES).unwrap();
         (plan, launches)
@@ -254,7 +254,7 @@ mod tests {
             output: OutputKind::Logits,
             choices: &Choices::default(),
         };
-        let plan = plan(model.graph().unwrap(), &request).unwrap();
+        let plan = plan(model.image_network().unwrap(), &request).unwrap();
         let layout = Layout::new(std::slice::from_ref(&plan)).unwrap();
         match launches(&plan, &layout, &Written::default(), &ADDRESSES) {
             Err(Error::Unsupported { what, .. }) => assert!(what.starts_with("node `"), "{what}"),

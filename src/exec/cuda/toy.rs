@@ -37,6 +37,7 @@ mod tests {
     use super::super::pack::Layout;
     use super::super::steps::{Addresses, launches};
     use super::*;
+    use crate::model::images::Network;
     use crate::model::{Preprocessing, architecture};
     use crate::plan::{Choices, Limits, Request, kernels, plan};
     use crate::tensor::{InputFormat, OutputKind};
@@ -44,7 +45,7 @@ mod tests {
     /// Nothing else knows of the kernel: what plans, packs weights and launches finds it in the lists.
     #[test]
     fn a_kernel_in_the_lists_is_launched() {
-        let graph = architecture("resnet18", 10, None).unwrap();
+        let graph = Network::of(&architecture("resnet18", 10, None).unwrap()).unwrap();
         let limits = Limits::gpu(kernels::TOY_GPU, [8, 0], 4, 100_000);
         let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::Logits, Choices::new());
         let preprocessing = &Preprocessing::new(graph.input);

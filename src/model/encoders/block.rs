@@ -1,9 +1,9 @@
 //! Layers of encoders, as nodes of a graph of values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::names::Names;
-use crate::graph::{Binary, Contract, Expr, GraphBuilder, Norm, Op, Slice, Unary, ValueId};
+use crate::graph::{Expr, GraphBuilder, Linear, Op, Slice, ValueId, ValueType};
 use crate::tensor::Dtype;
 
 /// The layers of an encoder.
@@ -36,14 +36,16 @@ pub(super) enum Activation {
     Silu,
 }
 
-/// A graph of an encoder that grows, and the stored tensors that it needs.
+/// A graph of an encoder that grows, and where its weights are from. Most are stored by their names.
 #[derive(Default)]
 pub(super) struct Block {
     pub g: GraphBuilder,
-    /// Dimensions of the tensors, by name.
-    pub needs: BTreeMap<String, Vec<usize>>,
-    /// Tensors that are others one behind the other.
+    /// Weights that are stored tensors one behind the other.
     pub joins: BTreeMap<String, Vec<String>>,
+    /// Weights that are computed from stored tensors.
+    pub made: BTreeSet<&'static str>,
+    /// The stored tensors that are joined, or computed from, and their dimensions.
+    pub parts: BTreeMap<String, Vec<usize>>,
 }
 
 impl Stack {
@@ -72,20 +74,13 @@ impl Activation {
     }
 
     fn expr(self) -> Expr {
-        let x = || Expr::arg(0);
-        let sigmoid = |x: Expr| number(1.0) / (number(1.0) + (-x).unary(Unary::Exp));
+        let x = Expr::arg(0);
         match self {
-            Self::Gelu => {
-                let erf = (x() * number(std::f64::consts::FRAC_1_SQRT_2)).unary(Unary::Erf);
-                x() * number(0.5) * (number(1.0) + erf)
-            }
-            Self::GeluTanh => {
-                let inner = (x() + x() * x() * x() * number(0.044_715)) * number((2.0 / std::f64::consts::PI).sqrt());
-                x() * number(0.5) * (number(1.0) + inner.unary(Unary::Tanh))
-            }
-            Self::QuickGelu => x() * sigmoid(x() * number(1.702)),
-            Self::Relu => x().binary(Binary::Max, number(0.0)),
-            Self::Silu => x() * sigmoid(x()),
+            Self::Gelu => x.gelu(),
+            Self::GeluTanh => x.gelu_tanh(),
+            Self::QuickGelu => x.quick_gelu(),
+            Self::Relu => x.relu(),
+            Self::Silu => x.silu(),
         }
     }
 }
@@ -99,41 +94,23 @@ pub(super) fn number(value: f64) -> Expr {
 pub(super) const HIDDEN: f64 = -1e9;
 
 impl Block {
-    /// A stored tensor.
+    /// The stored tensors that it needs, and their dimensions.
+    pub fn needs(&self) -> BTreeMap<String, Vec<usize>> {
+        let is_stored = |(name, _): &(&str, &ValueType)| !self.joins.contains_key(*name) && !self.made.contains(name);
+        let stored = self.g.graph().weights().filter(is_stored).map(|(name, of)| (name.to_owned(), of.dims.clone()));
+        stored.chain(self.parts.clone()).collect()
+    }
+
+    /// A tensor of f32.
     pub fn weight(&mut self, name: &str, dims: &[usize]) -> ValueId {
-        self.needs.insert(name.to_owned(), dims.to_vec());
         self.g.weight(name, Dtype::F32, dims)
     }
 
     /// x times the transpose of a stored matrix, and biases if there are some.
     pub fn linear(&mut self, name: &str, x: ValueId, columns: usize, has_bias: bool) -> ValueId {
-        let terms = self.width(x);
-        let w = self.weight(&format!("{name}.weight"), &[columns, terms]);
-        let b = has_bias.then(|| self.weight(&format!("{name}.bias"), &[columns]));
-        self.product(name, x, w, b)
-    }
-
-    fn product(&mut self, name: &str, x: ValueId, w: ValueId, b: Option<ValueId>) -> ValueId {
-        let rank = self.g.value(x).rank();
-        let outer: Vec<usize> = (0..rank - 1).collect();
-        let of = Contract {
-            left: [&outer[..], &[rank]].concat(),
-            right: vec![rank - 1, rank],
-            result: [&outer[..], &[rank - 1]].concat(),
-        };
-        let y = self.g.node(name, Op::Contract(of), &[x, w]);
-        match b {
-            Some(b) => self.g.map(&format!("{name} + bias"), Expr::arg(0) + Expr::arg(1), &[y, b]),
-            None => y,
-        }
-    }
-
-    /// The norm of each vector.
-    pub fn norm(&mut self, name: &str, x: ValueId, eps: f64) -> ValueId {
-        let width = self.width(x);
-        let [w, b] = ["weight", "bias"].map(|part| self.weight(&format!("{name}.{part}"), &[width]));
-        let axis = self.g.value(x).rank() - 1;
-        self.g.node(name, Op::Norm(Norm { axis, eps, centred: true }), &[x, w, b])
+        let with_bias = Linear::named(name, columns);
+        let bias = with_bias.bias.filter(|_| has_bias);
+        self.g.linear_with(name, x, Linear { bias, weight: with_bias.weight, out_features: columns })
     }
 
     /// Some tokens and columns of x: `[rows, tokens, columns]` from these on.
@@ -162,19 +139,19 @@ impl Block {
         let scales = scales.map_or([None, None], |scales| scales.map(|part| Some(of.at(layer, part))));
         let kept = self.cut(&of.at(layer, "kept"), x, [0, 0], [tokens, of.width]);
         if norm_first {
-            let y = self.norm(&norms[0], x, of.eps);
+            let y = self.g.layer_norm(&norms[0], x, of.eps);
             let y = self.attention(of, layer, y, mask, tokens);
             let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
-            let y = self.norm(&norms[1], x, of.eps);
+            let y = self.g.layer_norm(&norms[1], x, of.eps);
             let y = self.mlp(of, layer, y);
             return self.sum(&of.at(layer, "sum2"), x, y, scales[1].as_deref());
         }
         let y = self.attention(of, layer, x, mask, tokens);
         let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
-        let x = self.norm(&norms[0], x, of.eps);
+        let x = self.g.layer_norm(&norms[0], x, of.eps);
         let y = self.mlp(of, layer, x);
         let x = self.sum(&of.at(layer, "sum2"), x, y, scales[1].as_deref());
-        self.norm(&norms[1], x, of.eps)
+        self.g.layer_norm(&norms[1], x, of.eps)
     }
 
     fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
@@ -198,31 +175,12 @@ impl Block {
 
     /// Attention of the first tokens to all of them, and the product behind it.
     fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, mask: Option<ValueId>, tokens: usize) -> ValueId {
-        let [row, token, head, key, dim] = [0, 1, 2, 3, 4];
         let name = |part: &str| of.at(layer, part);
-        let keys = self.g.value(x).dims[1];
+        let [rows, keys] = [0, 1].map(|axis| self.g.value(x).dims[axis]);
         let qkv = self.qkv(of, layer, x);
-        let [q, k, v] = [("q", 0, tokens), ("k", 1, keys), ("v", 2, keys)]
+        let qkv = [("q", 0, tokens), ("k", 1, keys), ("v", 2, keys)]
             .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens));
-        let scored = Contract {
-            left: vec![row, token, head, dim],
-            right: vec![row, key, head, dim],
-            result: vec![row, head, token, key],
-        };
-        let scores = self.g.node(&name("scores"), Op::Contract(scored), &[q, k]);
-        let scaled = Expr::arg(0) * number(1.0 / ((of.width / of.heads) as f64).sqrt());
-        let scores = match mask {
-            Some(mask) => self.g.map(&name("scaled"), scaled + Expr::arg(1), &[scores, mask]),
-            None => self.g.map(&name("scaled"), scaled, &[scores]),
-        };
-        let weights = self.g.node(&name("softmax"), Op::Softmax { axis: 3, log: false }, &[scores]);
-        let mixed = Contract {
-            left: vec![row, head, token, key],
-            right: vec![row, key, head, dim],
-            result: vec![row, token, head, dim],
-        };
-        let mixed = self.g.node(&name("mixed"), Op::Contract(mixed), &[weights, v]);
-        let rows = self.g.value(x).dims[0];
+        let mixed = self.g.attention(&name("attention"), qkv, mask);
         let together = self.g.node(&name("together"), Op::Reshape(vec![rows, tokens, of.width]), &[mixed]);
         self.linear(&name(of.names.out), together, of.width, true)
     }
@@ -234,20 +192,18 @@ impl Block {
             return self.linear(all, x, 3 * of.width, of.qkv_bias);
         }
         let name = of.at(layer, "qkv");
-        let w = self.joined(&name, &parts, "weight", &[of.width, of.width]);
-        let b = of.qkv_bias.then(|| self.joined(&name, &parts, "bias", &[of.width]));
-        self.product(&name, x, w, b)
+        self.join(&name, &parts, "weight", &[of.width, of.width]);
+        if of.qkv_bias {
+            self.join(&name, &parts, "bias", &[of.width]);
+        }
+        self.linear(&name, x, 3 * of.width, of.qkv_bias)
     }
 
-    /// Tensors of these dimensions one behind the other.
-    fn joined(&mut self, name: &str, parts: &[String], kind: &str, dims: &[usize]) -> ValueId {
+    /// Makes a layer's tensor of others, of these dimensions, one behind the other.
+    fn join(&mut self, name: &str, parts: &[String], kind: &str, dims: &[usize]) {
         let parts: Vec<String> = parts.iter().map(|part| format!("{part}.{kind}")).collect();
-        self.needs.extend(parts.iter().map(|part| (part.clone(), dims.to_vec())));
-        let dims = [&[parts.len() * dims[0]], &dims[1..]].concat();
-        let name = format!("{name}.{kind}");
-        let value = self.g.weight(&name, Dtype::F32, &dims);
-        self.joins.insert(name, parts);
-        value
+        self.parts.extend(parts.iter().map(|part| (part.clone(), dims.to_vec())));
+        self.joins.insert(format!("{name}.{kind}"), parts);
     }
 
     /// One of queries, keys and values: `[rows, tokens, heads, dims]`.

@@ -54,19 +54,19 @@ impl Images {
         let x = self.embedded(&mut block, rows);
         let eps = self.stack.eps;
         let x = match self.first_norm {
-            Some(norm) => block.norm(&self.stack.name(norm), x, eps),
+            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, eps),
             None => x,
         };
         let tokens = block.g.value(x).dims[1];
         let last = if self.pooling == Pooling::Class { 1 } else { tokens };
         let x = block.layers(&self.stack, x, None, last);
         let x = match self.last_norm {
-            Some(norm) => block.norm(&self.stack.name(norm), x, eps),
+            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, eps),
             None => x,
         };
         let pooled = block.pooled(self.pooling, x, &Counted::From(self.prefix()));
         let pooled = match self.pooled_norm {
-            Some(norm) if self.pooling != Pooling::Tokens => block.norm(&self.stack.name(norm), pooled, eps),
+            Some(norm) if self.pooling != Pooling::Tokens => block.g.layer_norm(&self.stack.name(norm), pooled, eps),
             _ => pooled,
         };
         if let Some((name, classes)) = self.classes.filter(|_| self.pooling != Pooling::Tokens) {
@@ -98,8 +98,9 @@ impl Images {
         let x = block.g.node(&name, Op::Conv(conv), &[&[x, filter][..], bias.as_slice()].concat());
         let x = block.g.node("patches", Op::Reshape(vec![rows, self.patches(), width]), &[x]);
         for (name, dims) in self.tokens.iter().chain([&self.places]) {
-            block.needs.insert(self.stack.name(name), dims.clone());
+            block.parts.insert(self.stack.name(name), dims.clone());
         }
+        block.made.extend([PLACES, PREFIX]);
         let places = block.g.weight(PLACES, Dtype::F32, &[1, self.patches(), width]);
         let prefix = block.g.weight(PREFIX, Dtype::F32, &[1, self.prefix(), width]);
         let x = block.g.map("placed", Expr::arg(0) + Expr::arg(1), &[x, places]);

@@ -149,8 +149,9 @@ impl Encoder {
 
     /// The model, of weights that have everything that it needs.
     fn model(self, weights: &Weights) -> Result<Model, Error> {
-        let Block { g, needs, joins } = self.block(1);
-        check(weights, &needs, self.layers())?;
+        let block = self.block(1);
+        check(weights, &block.needs(), self.layers())?;
+        let Block { g, joins, .. } = block;
         g.finish()?;
         let computed = match &self {
             Self::Texts(_) => Vec::new(),

@@ -56,7 +56,7 @@ impl Text {
         let first_alone = self.pooling == Pooling::Class && !self.is_causal && self.distances.is_none();
         let x = block.layers(&self.stack, x, Some(added), if first_alone { 1 } else { self.sequence });
         let x = match self.last_norm {
-            Some(norm) => block.norm(&self.stack.name(norm), x, self.stack.eps),
+            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps),
             None => x,
         };
         let counted = Counted::Masked { mask, last: self.last(&mut block, ids, mask) };
@@ -97,7 +97,7 @@ impl Text {
             }
         };
         match self.norm {
-            Some(norm) => block.norm(&self.stack.name(norm), x, self.stack.eps),
+            Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps),
             None => x,
         }
     }

@@ -2,8 +2,7 @@
 
 use super::Architecture;
 use crate::error::Error;
-use crate::model::builder::GraphBuilder;
-use crate::model::graph::{Graph, Window};
+use crate::graph::{Graph, GraphBuilder, Window};
 use crate::tensor::Shape;
 
 /// The family's only member.
@@ -29,8 +28,8 @@ impl Architecture for ConvNet28 {
     }
 
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error> {
-        let mut g = GraphBuilder::new(input);
-        let mut x = g.input();
+        let mut g = GraphBuilder::new();
+        let mut x = g.image("image", input);
         for (channels, i) in CHANNELS.into_iter().zip(1..) {
             x = g.conv2d(&format!("conv{i}"), x, channels, Window::square(3, 1, 1));
             x = g.batch_norm(&format!("bn{i}"), x, 1e-5);
@@ -41,18 +40,20 @@ impl Architecture for ConvNet28 {
         }
         let x = g.global_avg_pool("avgpool", x);
         let x = g.linear("fc", x, num_classes);
-        g.finish(x)
+        g.output("logits", x);
+        g.finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::images::Network;
     use crate::model::shape::infer;
 
     #[test]
     fn the_image_is_halved_twice() {
-        let graph = ConvNet28.graph(10, Shape::new(28, 28, 1)).unwrap();
+        let graph = Network::of(&ConvNet28.graph(10, Shape::new(28, 28, 1)).unwrap()).unwrap();
         let shapes = infer(&graph).unwrap();
         let shape = |name| shapes[graph.find(name).unwrap().0];
         assert_eq!(shape("pool2"), Shape::new(14, 14, 32));

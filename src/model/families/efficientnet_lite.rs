@@ -5,8 +5,7 @@
 
 use super::Architecture;
 use crate::error::Error;
-use crate::model::builder::GraphBuilder;
-use crate::model::graph::{Conv2d, Graph, NodeId, Pad, Window};
+use crate::graph::{Conv2d, Graph, GraphBuilder, ValueId, Window};
 use crate::tensor::{Activation, Shape};
 
 /// The family: side of the input, and multipliers of width and depth.
@@ -68,8 +67,8 @@ impl Architecture for EfficientNetLite {
     }
 
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error> {
-        let g = GraphBuilder::new(input);
-        let mut net = Net { x: g.input(), g, shape: input, same_pad: self.same_pad };
+        let mut g = GraphBuilder::new();
+        let mut net = Net { x: g.image("image", input), g, shape: input, same_pad: self.same_pad };
         net.conv("conv_stem", STEM, 3, 2, false);
         net.norm("bn1", Activation::Relu6);
         for (i, stage) in STAGES.iter().enumerate() {
@@ -84,7 +83,8 @@ impl Architecture for EfficientNetLite {
         let Net { mut g, x, .. } = net;
         let x = g.global_avg_pool("global_pool", x);
         let x = g.linear("classifier", x, num_classes);
-        g.finish(x)
+        g.output("logits", x);
+        g.finish()
     }
 }
 
@@ -102,10 +102,10 @@ fn round_to_8(channels: f64) -> usize {
     if (rounded as f64) < 0.9 * channels { rounded + 8 } else { rounded }
 }
 
-/// A network being built: its last node and that node's shape.
+/// A network being built: its last value and that value's shape.
 struct Net {
     g: GraphBuilder,
-    x: NodeId,
+    x: ValueId,
     shape: Shape,
     same_pad: bool,
 }
@@ -136,11 +136,9 @@ impl Net {
 
     fn conv(&mut self, name: &str, out_channels: usize, kernel: usize, stride: usize, depthwise: bool) {
         let Shape { height, width, .. } = self.shape;
-        let pad = if self.same_pad {
-            let ([top, bottom], [left, right]) = (same_pad(height, kernel, stride), same_pad(width, kernel, stride));
-            Pad { top, left, bottom, right }
-        } else {
-            Pad::all(kernel / 2)
+        let pad = match self.same_pad {
+            true => vec![same_pad(height, kernel, stride), same_pad(width, kernel, stride)],
+            false => vec![[kernel / 2; 2]; 2],
         };
         let groups = if depthwise { out_channels } else { 1 };
         let window = Window { pad, ..Window::square(kernel, stride, 0) };
@@ -167,15 +165,15 @@ fn same_pad(pixels: usize, kernel: usize, stride: usize) -> [usize; 2] {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::model::graph::Op;
+    use super::{ALL, Architecture, HEAD, Shape, round_to_8, same_pad};
+    use crate::model::images::{Network, Op, Pad};
     use crate::model::shape::infer;
 
-    fn graph(name: &str, input: Shape) -> Graph {
-        ALL.iter().find(|net| net.name == name).unwrap().graph(1000, input).unwrap()
+    fn graph(name: &str, input: Shape) -> Network {
+        Network::of(&ALL.iter().find(|net| net.name == name).unwrap().graph(1000, input).unwrap()).unwrap()
     }
 
-    fn pad(graph: &Graph, name: &str) -> Pad {
+    fn pad(graph: &Network, name: &str) -> Pad {
         match &graph.nodes[graph.find(name).unwrap().0].op {
             Op::Conv2d(conv) => conv.window.pad,
             op => panic!("{}", op.kind()),

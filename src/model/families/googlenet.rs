@@ -4,8 +4,7 @@
 
 use super::Architecture;
 use crate::error::Error;
-use crate::model::builder::GraphBuilder;
-use crate::model::graph::{Graph, NodeId, Pad, Window};
+use crate::graph::{Graph, GraphBuilder, ValueId, Window};
 use crate::tensor::Shape;
 
 /// The family's only member.
@@ -49,11 +48,12 @@ impl Architecture for GoogLeNet {
     }
 
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error> {
-        let mut net = Net { g: GraphBuilder::new(input), sides: [input.height, input.width] };
-        let x = net.conv("conv1", net.g.input(), 64, Window::square(7, 2, 3));
+        let mut net = Net { g: GraphBuilder::new(), sides: [input.height, input.width] };
+        let x = net.g.image("image", input);
+        let x = net.conv("conv1", x, 64, &Window::square(7, 2, 3));
         let x = net.max_pool("maxpool1", x, 3);
-        let x = net.conv("conv2", x, 64, Window::square(1, 1, 0));
-        let x = net.conv("conv3", x, 192, Window::square(3, 1, 1));
+        let x = net.conv("conv2", x, 64, &Window::square(1, 1, 0));
+        let x = net.conv("conv3", x, 192, &Window::square(3, 1, 1));
         let mut x = net.max_pool("maxpool2", x, 3);
         for ((blocks, number), pool) in STAGES.into_iter().zip(3..).zip([Some(3), Some(2), None]) {
             for (name, channels) in blocks {
@@ -65,7 +65,8 @@ impl Architecture for GoogLeNet {
         }
         let x = net.g.global_avg_pool("avgpool", x);
         let x = net.g.linear("fc", x, num_classes);
-        net.g.finish(x)
+        net.g.output("logits", x);
+        net.g.finish()
     }
 }
 
@@ -76,9 +77,9 @@ struct Net {
 }
 
 impl Net {
-    fn inception(&mut self, name: &str, x: NodeId, channels: &[usize; 6]) -> NodeId {
+    fn inception(&mut self, name: &str, x: ValueId, channels: &[usize; 6]) -> ValueId {
         let branch = |part: &str| format!("{name}.branch{part}");
-        let (one, three) = (Window::square(1, 1, 0), Window::square(3, 1, 1));
+        let (one, three) = (&Window::square(1, 1, 0), &Window::square(3, 1, 1));
         let first = self.conv(&branch("1"), x, channels[0], one);
         let second = self.conv(&branch("2.0"), x, channels[1], one);
         let second = self.conv(&branch("2.1"), second, channels[2], three);
@@ -89,20 +90,20 @@ impl Net {
         self.g.concat(name, &[first, second, third, fourth])
     }
 
-    fn conv(&mut self, name: &str, x: NodeId, out_channels: usize, window: Window) -> NodeId {
-        let x = self.g.conv2d(&format!("{name}.conv"), x, out_channels, window);
-        let x = self.g.batch_norm(&format!("{name}.bn"), x, EPS);
+    fn conv(&mut self, name: &str, x: ValueId, out_channels: usize, window: &Window) -> ValueId {
         if window.stride[0] == 2 {
             self.sides = self.sides.map(|pixels| pixels.div_ceil(2));
         }
+        let x = self.g.conv2d(&format!("{name}.conv"), x, out_channels, window);
+        let x = self.g.batch_norm(&format!("{name}.bn"), x, EPS);
         self.g.relu(&format!("{name}.relu"), x)
     }
 
     /// The maximum over every other window, of which the last may begin in the image and end beyond it.
-    fn max_pool(&mut self, name: &str, x: NodeId, size: usize) -> NodeId {
+    fn max_pool(&mut self, name: &str, x: ValueId, size: usize) -> ValueId {
         let windows = self.sides.map(|pixels| pixels.saturating_sub(size).div_ceil(2) + 1);
         let beyond = |axis: usize| ((windows[axis] - 1) * 2 + size).saturating_sub(self.sides[axis]);
-        let pad = Pad { top: 0, left: 0, bottom: beyond(0), right: beyond(1) };
+        let pad = vec![[0, beyond(0)], [0, beyond(1)]];
         self.sides = windows;
         self.g.max_pool(name, x, Window { pad, ..Window::square(size, 2, 0) })
     }
@@ -111,12 +112,12 @@ impl Net {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::graph::Op;
+    use crate::model::images::{Network, Op};
     use crate::model::shape::infer;
 
     #[test]
     fn blocks_have_the_shapes_of_the_paper() {
-        let graph = GoogLeNet.graph(1000, Shape::new(224, 224, 3)).unwrap();
+        let graph = Network::of(&GoogLeNet.graph(1000, Shape::new(224, 224, 3)).unwrap()).unwrap();
         let shapes = infer(&graph).unwrap();
         let shape = |name: &str| shapes[graph.find(name).unwrap().0];
         for (name, expected) in [
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn the_last_window_may_end_beyond_the_image() {
         for (side, sides) in [(224, [56, 28, 14, 7]), (97, [24, 12, 6, 3]), (15, [4, 2, 1, 1])] {
-            let graph = GoogLeNet.graph(10, Shape::new(side, side, 3)).unwrap();
+            let graph = Network::of(&GoogLeNet.graph(10, Shape::new(side, side, 3)).unwrap()).unwrap();
             let shapes = infer(&graph).unwrap();
             let pools = (1..).map(|i| format!("maxpool{i}")).take(4);
             let found: Vec<usize> = pools.map(|name| shapes[graph.find(&name).unwrap().0].height).collect();
@@ -145,7 +146,9 @@ mod tests {
 
     #[test]
     fn branches_are_read_by_their_block_alone() {
-        let graph = crate::model::rewrite::optimize(&GoogLeNet.graph(1000, Shape::new(224, 224, 3)).unwrap());
+        let graph = crate::model::rewrite::optimize(
+            &Network::of(&GoogLeNet.graph(1000, Shape::new(224, 224, 3)).unwrap()).unwrap(),
+        );
         let uses = graph.use_counts();
         let blocks: Vec<_> = graph.nodes.iter().filter(|node| node.op == Op::Concat).collect();
         assert_eq!(blocks.len(), 9);

@@ -11,10 +11,9 @@ mod resnet;
 
 use std::collections::HashSet;
 
-use super::graph::Graph;
-use super::shape::params;
 use super::weights::Weights;
 use crate::error::Error;
+use crate::graph::Graph;
 use crate::tensor::Shape;
 
 /// An architecture that can be built.
@@ -73,9 +72,9 @@ pub fn build(architecture: &str, num_classes: Option<usize>, input: Shape, weigh
 /// The graph of an architecture without any weights, for images of a shape or of the one that it was designed for.
 ///
 /// ```
-/// use trefoil::model::{architecture, params};
-/// let graph = architecture("googlenet", 1000, None)?;
-/// assert_eq!(params(&graph)?[0], ("conv1.conv.weight", vec![64, 3, 7, 7]));
+/// let graph = trefoil::model::architecture("googlenet", 1000, None)?;
+/// let (name, of) = graph.weights().next().unwrap();
+/// assert_eq!((name, &of.dims[..]), ("conv1.conv.weight", &[64, 3, 7, 7][..]));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 ///
@@ -104,8 +103,8 @@ pub(super) fn find(name: &str) -> Option<&'static dyn Architecture> {
 }
 
 /// Checks that every tensor that the graph reads is there, with its shape and a usable type.
-pub(super) fn check_weights(graph: &Graph, weights: &Weights) -> Result<(), Error> {
-    params(graph)?.into_iter().try_for_each(|(name, dims)| weights.check(name, &dims))
+fn check_weights(graph: &Graph, weights: &Weights) -> Result<(), Error> {
+    graph.weights().try_for_each(|(name, of)| weights.check(name, &of.dims))
 }
 
 fn all() -> impl Iterator<Item = &'static dyn Architecture> {
@@ -131,8 +130,7 @@ fn stored_classes(architecture: &dyn Architecture, weights: &Weights) -> Result<
 /// A tensor that no node reads means that the weights are another architecture's, which may still fit by chance:
 /// one with more blocks, or with a layer in each block that this one has not.
 fn check_nothing_left(architecture: &dyn Architecture, graph: &Graph, weights: &Weights) -> Result<(), Error> {
-    let params = params(graph)?;
-    let used: HashSet<&str> = params.iter().map(|(name, _)| *name).collect();
+    let used: HashSet<&str> = graph.weights().map(|(name, _)| name).collect();
     let for_training = |name: &str| {
         name.ends_with(".num_batches_tracked") || architecture.training_only().iter().any(|part| name.starts_with(part))
     };
@@ -148,13 +146,14 @@ fn check_nothing_left(architecture: &dyn Architecture, graph: &Graph, weights: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::images::Network;
     use crate::model::{Op, fold_conv, optimize, read_linear, shape};
 
     /// Trainable parameters, as PyTorch counts them.
     fn trainable(graph: &Graph) -> usize {
-        let params = params(graph).unwrap().into_iter();
-        let learned = params.filter(|(name, _)| !name.ends_with("running_mean") && !name.ends_with("running_var"));
-        learned.map(|(_, dims)| dims.iter().product::<usize>()).sum()
+        let learned =
+            graph.weights().filter(|(name, _)| !name.ends_with("running_mean") && !name.ends_with("running_var"));
+        learned.map(|(_, of)| of.elems()).sum()
     }
 
     fn graph(name: &str) -> Graph {
@@ -164,9 +163,7 @@ mod tests {
 
     /// Weights of zeros for a graph.
     fn zeros(graph: &Graph) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-        let zeros =
-            |(name, dims): (&str, Vec<usize>)| (name.to_owned(), dims.clone(), vec![0.0; dims.iter().product()]);
-        params(graph).unwrap().into_iter().map(zeros).collect()
+        graph.weights().map(|(name, of)| (name.to_owned(), of.dims.clone(), vec![0.0; of.elems()])).collect()
     }
 
     /// The counts that torchvision and timm publish.
@@ -194,7 +191,7 @@ mod tests {
     #[test]
     fn every_architecture_fuses_to_convolutions_pools_and_a_classifier() {
         for architecture in all() {
-            let graph = graph(architecture.name());
+            let graph = Network::of(&graph(architecture.name())).unwrap();
             let optimized = optimize(&graph);
             for node in &optimized.nodes {
                 let kind = node.op.kind();
@@ -212,9 +209,9 @@ mod tests {
         for name in
             ["resnet18", "resnet50", "tf_efficientnet_lite0", "efficientnet_lite2", "googlenet", "trefoil_convnet28"]
         {
-            let graph = graph(name);
-            let weights = Weights::from_tensors(zeros(&graph)).unwrap();
-            let optimized = optimize(&build(name, None, graph.input, &weights).unwrap());
+            let weights = Weights::from_tensors(zeros(&graph(name))).unwrap();
+            let input = find(name).unwrap().default_input();
+            let optimized = optimize(&Network::of(&build(name, None, input, &weights).unwrap()).unwrap());
             let shapes = shape::infer(&optimized).unwrap();
             for node in &optimized.nodes {
                 let channels = node.inputs.first().map_or(0, |id| shapes[id.0].channels);

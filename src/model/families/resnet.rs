@@ -2,8 +2,7 @@
 
 use super::Architecture;
 use crate::error::Error;
-use crate::model::builder::GraphBuilder;
-use crate::model::graph::{Graph, NodeId, Window};
+use crate::graph::{Graph, GraphBuilder, ValueId, Window};
 use crate::tensor::Shape;
 
 /// The family.
@@ -39,8 +38,9 @@ impl Architecture for ResNet {
     }
 
     fn graph(&self, num_classes: usize, input: Shape) -> Result<Graph, Error> {
-        let mut g = GraphBuilder::new(input);
-        let x = g.conv2d("conv1", g.input(), 64, Window::square(7, 2, 3));
+        let mut g = GraphBuilder::new();
+        let x = g.image("image", input);
+        let x = g.conv2d("conv1", x, 64, Window::square(7, 2, 3));
         let x = g.batch_norm("bn1", x, EPS);
         let x = g.relu("relu", x);
         let mut x = g.max_pool("maxpool", x, Window::square(3, 2, 1));
@@ -56,7 +56,8 @@ impl Architecture for ResNet {
         }
         let x = g.global_avg_pool("avgpool", x);
         let x = g.linear("fc", x, num_classes);
-        g.finish(x)
+        g.output("logits", x);
+        g.finish()
     }
 }
 
@@ -70,7 +71,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn basic(&mut self, x: NodeId, width: usize) -> NodeId {
+    fn basic(&mut self, x: ValueId, width: usize) -> ValueId {
         let shortcut = self.shortcut(x, width);
         let y = self.conv_norm("1", x, width, Window::square(3, self.stride, 1));
         let y = self.relu("relu1", y);
@@ -79,7 +80,7 @@ impl Block<'_> {
         self.relu("relu2", sum)
     }
 
-    fn bottleneck(&mut self, x: NodeId, width: usize) -> NodeId {
+    fn bottleneck(&mut self, x: ValueId, width: usize) -> ValueId {
         let shortcut = self.shortcut(x, 4 * width);
         let y = self.conv_norm("1", x, width, Window::square(1, 1, 0));
         let y = self.relu("relu1", y);
@@ -92,7 +93,7 @@ impl Block<'_> {
 
     /// The block's input, or its projection. It comes first: the input's memory is free after the main path's first
     /// convolution, and the main path's last convolution takes the addition.
-    fn shortcut(&mut self, x: NodeId, out_channels: usize) -> NodeId {
+    fn shortcut(&mut self, x: ValueId, out_channels: usize) -> ValueId {
         if self.stride == 1 && self.channels == out_channels {
             return x;
         }
@@ -101,29 +102,30 @@ impl Block<'_> {
         self.g.batch_norm(&name(1), x, EPS)
     }
 
-    fn conv_norm(&mut self, number: &str, x: NodeId, out_channels: usize, window: Window) -> NodeId {
+    fn conv_norm(&mut self, number: &str, x: ValueId, out_channels: usize, window: Window) -> ValueId {
         let x = self.g.conv2d(&format!("{}.conv{number}", self.prefix), x, out_channels, window);
         self.g.batch_norm(&format!("{}.bn{number}", self.prefix), x, EPS)
     }
 
-    fn relu(&mut self, name: &str, x: NodeId) -> NodeId {
+    fn relu(&mut self, name: &str, x: ValueId) -> ValueId {
         self.g.relu(&format!("{}.{name}", self.prefix), x)
     }
 
-    fn add(&mut self, a: NodeId, b: NodeId) -> NodeId {
+    fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.g.add(&format!("{}.add", self.prefix), a, b)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::model::graph::Op;
+    use super::{ALL, Architecture, Shape};
+    use crate::model::images::{Network, Op, Window};
     use crate::model::rewrite::optimize;
     use crate::model::shape::infer;
 
-    fn graph(name: &str) -> Graph {
-        ALL.iter().find(|net| net.name == name).unwrap().graph(1000, Shape::new(224, 224, 3)).unwrap()
+    fn graph(name: &str) -> Network {
+        let member = ALL.iter().find(|net| net.name == name).unwrap();
+        Network::of(&member.graph(1000, Shape::new(224, 224, 3)).unwrap()).unwrap()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{Failed, Recogniser, constants};
 use crate::error::Error;
 use crate::graph::{self as values, Binary, Expr, Op, Origin, Tensor, ValueId};
 use crate::loops;
-use crate::model::graph::{Graph, Node, NodeId, Op as Layer};
+use crate::model::images::{Network, Node, NodeId, Op as Layer};
 use crate::model::quantization::{check, missing};
 use crate::model::weights::Weights;
 use crate::tensor::{Activation, Dtype};
@@ -109,7 +109,7 @@ impl Grid {
 }
 
 /// Leaves the dense convolutions of a network with scales in floats that lack one, and tells which lack which.
-pub(super) fn leave_in_floats(graph: &mut Graph, asymmetric: &HashMap<String, i64>) -> Vec<String> {
+pub(super) fn leave_in_floats(graph: &mut Network, asymmetric: &HashMap<String, i64>) -> Vec<String> {
     if graph.nodes.iter().all(|node| node.scale.is_none()) && asymmetric.is_empty() {
         return Vec::new();
     }

@@ -3,7 +3,7 @@
 use super::{Failed, Recogniser, Why, read};
 use crate::graph::{self as values, PoolOp, ReduceOp, ValueId, ValueType};
 use crate::loops;
-use crate::model::graph::{Conv2d, Linear, NodeId, Op, Pad, Pool, Window};
+use crate::model::images::{Conv2d, Linear, NodeId, Op, Pad, Pool, Window};
 
 impl Recogniser<'_> {
     pub(super) fn conv(&mut self, node: &values::Node, conv: &values::Conv, x: NodeId) -> Result<NodeId, Failed> {
@@ -58,17 +58,13 @@ impl Recogniser<'_> {
         of: &values::Contract,
         weight: ValueId,
     ) -> Result<(usize, String), Failed> {
-        let is_product =
-            of.result.len() == 2 && of.left.len() == 2 && of.right.len() == 2 && of.left[0] == of.result[0];
-        if !is_product || !self.is_constant(weight) {
-            return Err("it is no linear layer".into());
-        }
-        let (k, c, dims) = (of.result[1], of.left[1], self.from.value(weight).dims.clone());
-        if of.right[..] == [k, c] {
+        let x = self.from.value(read(node));
+        let is_vector = x.dims.last() == Some(&x.elems());
+        let sums_first = of.sums_first().filter(|_| is_vector && self.is_constant(weight));
+        let sums_first = sums_first.ok_or(Failed::Why("it is no linear layer"))?;
+        let dims = self.from.value(weight).dims.clone();
+        if !sums_first {
             return Ok((dims[0], self.named(node, "weight", weight)?));
-        }
-        if of.right[..] != [c, k] {
-            return Err("it is no linear layer".into());
         }
         let tensor = self.tensor(weight)?;
         let turned = ValueType::new(tensor.value_type().dtype, &[dims[1], dims[0]]);
@@ -105,12 +101,11 @@ pub(crate) fn pool_of(node: &values::Node, pool: &values::Pool) -> Result<Op, Wh
     if node.outputs.len() > 1 {
         return Err("the places of its maxima are asked for");
     }
-    let is_even = pool.window.pad.iter().all(|[before, behind]| before == behind);
     match pool.op {
         PoolOp::Max => Ok(Op::MaxPool(Pool { window, count_pad: false })),
         PoolOp::Mean => Ok(Op::AvgPool(Pool { window, count_pad: false })),
-        PoolOp::MeanOfTaps if is_even => Ok(Op::AvgPool(Pool { window, count_pad: true })),
-        PoolOp::MeanOfTaps | PoolOp::Sum => Err("no kernel computes such windows"),
+        PoolOp::MeanOfTaps => Ok(Op::AvgPool(Pool { window, count_pad: true })),
+        PoolOp::Sum => Err("no kernel computes such windows"),
     }
 }
 

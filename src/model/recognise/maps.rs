@@ -2,9 +2,9 @@
 
 use super::affine::affine;
 use super::{Failed, Recogniser};
-use crate::graph::{self as values, Binary, Expr, Number, Tensor, ValueId, ValueType};
+use crate::graph::{self as values, Binary, Constant, Expr, Number, Tensor, ValueId, ValueType, eps_of_batch_norm};
 use crate::loops;
-use crate::model::graph::{BatchNorm, Conv2d, Linear, Node, NodeId, Op, Window};
+use crate::model::images::{BatchNorm, Conv2d, Linear, Node, NodeId, Op, Window};
 use crate::tensor::{Activation, Dtype};
 
 impl Recogniser<'_> {
@@ -23,6 +23,12 @@ impl Recogniser<'_> {
             node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
         if let Some(bound) = self.bound(node, expr, at)? {
             return self.activation(node, bound, x);
+        }
+        if let Some(bias) = self.stored_bias(node, expr, x) {
+            return Ok(self.biased(x, bias));
+        }
+        if let Some(norm) = self.stored_norm(node, expr, x) {
+            return Ok(self.push(node, Op::BatchNorm(norm), vec![x]));
         }
         let (slope, offset) = affine(expr, at).ok_or(Failed::Why("no kernel computes this expression"))?;
         let [slope, offset] = [self.vector(node, &slope)?, self.vector(node, &offset)?];
@@ -61,22 +67,58 @@ impl Recogniser<'_> {
         }
     }
 
+    /// The name of the weight that an expression adds to a layer alone, if it is one that the layer can have as its bias.
+    fn stored_bias(&self, node: &values::Node, expr: &Expr, x: NodeId) -> Option<String> {
+        let [Some(a), Some(b)] = node.inputs[..] else { return None };
+        let bias = self.stored_vector(node, if self.is_constant(a) { a } else { b })?;
+        (is_sum(expr) && self.takes_bias(x)).then_some(bias)
+    }
+
+    /// Whether an image is that of a layer without bias which nothing else reads.
+    fn takes_bias(&self, x: NodeId) -> bool {
+        let has_none = matches!(
+            &self.nodes[x.0].op,
+            Op::Linear(Linear { bias: None, .. }) | Op::Conv2d(Conv2d { bias: None, .. })
+        );
+        has_none && self.readers(x) == 1
+    }
+
+    fn biased(&mut self, x: NodeId, name: String) -> NodeId {
+        if let Op::Linear(Linear { bias, .. }) | Op::Conv2d(Conv2d { bias, .. }) = &mut self.nodes[x.0].op {
+            *bias = Some(name);
+        }
+        x
+    }
+
+    /// The batch norm of a convolution that nothing else reads, if its vectors are weights, which need not be read then.
+    fn stored_norm(&self, node: &values::Node, expr: &Expr, x: NodeId) -> Option<BatchNorm> {
+        let eps = eps_of_batch_norm(expr)?;
+        let [_, Some(gamma), Some(beta), Some(mean), Some(var)] = node.inputs[..] else { return None };
+        let [gamma, beta, mean, var] = [gamma, beta, mean, var].map(|id| self.stored_vector(node, id));
+        let norm = BatchNorm { gamma: gamma?, beta: beta?, mean: mean?, var: var?, eps };
+        (matches!(self.nodes[x.0].op, Op::Conv2d(_)) && self.readers(x) == 1).then_some(norm)
+    }
+
+    /// The name of a weight that has an element for each channel of a node's value.
+    fn stored_vector(&self, node: &values::Node, id: ValueId) -> Option<String> {
+        let of = self.from.value(node.outputs[0]);
+        match self.from.constant(id) {
+            Some(Constant::Weight(name)) if self.from.value(id).dims[..] == of.dims[of.rank().checked_sub(1)?..] => {
+                Some(name.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// slope * x + offset, for each channel: a layer's bias, a convolution's batch norm, or a depthwise convolution of one
     /// tap.
     fn scaled(&mut self, node: &values::Node, slope: Tensor, offset: Tensor, x: NodeId) -> Result<NodeId, Failed> {
-        let is_read_once = self.readers(x) == 1;
-        let is_added = slope.elems::<f32>().iter().all(|&slope| slope == 1.0);
+        if self.takes_bias(x) && slope.elems::<f32>().iter().all(|&slope| slope == 1.0) {
+            let name = self.keep(node, "bias", offset);
+            return Ok(self.biased(x, name));
+        }
         match &self.nodes[x.0].op {
-            Op::Linear(Linear { bias: None, .. }) | Op::Conv2d(Conv2d { bias: None, .. })
-                if is_added && is_read_once =>
-            {
-                let name = self.keep(node, "bias", offset);
-                if let Op::Linear(Linear { bias, .. }) | Op::Conv2d(Conv2d { bias, .. }) = &mut self.nodes[x.0].op {
-                    *bias = Some(name);
-                }
-                Ok(x)
-            }
-            Op::Conv2d(_) if is_read_once => {
+            Op::Conv2d(_) if self.readers(x) == 1 => {
                 let channels = offset.value_type().dims[0];
                 let constant = |value: f32| Tensor::of(&[channels], &vec![value; channels]);
                 let norm = BatchNorm {
@@ -106,8 +148,11 @@ impl Recogniser<'_> {
     fn readers(&self, of: NodeId) -> usize {
         let is_it = |id: &ValueId| self.of_value.get(id) == Some(&of);
         let is_view = |node: &values::Node| is_it(&node.outputs[0]) && matches!(node.op, values::Op::Reshape(_));
-        let nodes = self.from.nodes.iter().filter(|node| node.inputs.iter().flatten().any(is_it) && !is_view(node));
-        nodes.count() + self.from.outputs.iter().filter(|port| is_it(&port.value)).count()
+        let times = |value: ValueId| {
+            let nodes = self.readers[value.0].iter().filter(|id| !is_view(&self.from.nodes[id.0]));
+            nodes.count() + self.from.outputs.iter().filter(|port| port.value == value).count()
+        };
+        self.of_value.iter().filter(|(_, node)| **node == of).map(|(&value, _)| times(value)).sum()
     }
 
     /// An expression of a map's constants, f64, as one f32 for each channel.

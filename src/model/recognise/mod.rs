@@ -9,8 +9,9 @@ mod maps;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use super::graph::{Conv2d, Graph, Node, NodeId, Op, Window};
+use super::images::{Conv2d, Network, Node, NodeId, Op, Window};
 use super::shape::infer;
 use super::weights::Weights;
 use crate::error::Error;
@@ -20,16 +21,49 @@ use crate::tensor::{Dtype, Shape};
 pub(crate) use layers::{pool_of, window_of};
 pub(crate) use maps::is_sum;
 
-/// A network of images that computes what a graph of values does.
-pub(super) struct Network {
+/// A network of images that computes what a graph does.
+pub(super) struct Recognised {
     /// The network, without softmax.
-    pub graph: Graph,
+    pub network: Network,
     /// Weights that are computed from those of the graph, by new names.
     pub computed: Vec<(String, Tensor)>,
     /// Weights that are also read in other dimensions: the new name, the name, the dimensions.
     pub views: Vec<(String, String, Vec<usize>)>,
     /// Of a network in bytes the layers that are in floats for want of a scale, and why.
     pub in_floats: Vec<String>,
+}
+
+impl Recognised {
+    /// The weights that it reads: those of the graph, and its own.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if one of its own has a name that is there.
+    pub fn weights(&mut self, weights: Arc<Weights>) -> Result<Arc<Weights>, Error> {
+        if self.computed.is_empty() && self.views.is_empty() {
+            return Ok(weights);
+        }
+        let (computed, views) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.views));
+        Ok(weights.with(computed)?.with_views(views)?.into())
+    }
+}
+
+impl Network {
+    /// The network of images that a graph computes, whose weights need not be there. [`Model::new`](crate::model::Model::new)
+    /// finds one in every graph in which this does, and in those with constants to compute first.
+    ///
+    /// ```
+    /// use trefoil::model::{architecture, images::Network};
+    /// let network = Network::of(&architecture("googlenet", 1000, None)?)?;
+    /// assert_eq!(network.nodes[network.output.0].name, "fc");
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with every node that no kernel for images computes; [`Error::Graph`] if a window lies in padding
+    /// alone; [`Error::Tensor`] if the network depends on what a weight holds.
+    pub fn of(graph: &values::Graph) -> Result<Self, Error> {
+        Ok(network(graph, &Weights::from_tensors::<String>([])?)?.network)
+    }
 }
 
 /// The order that makes pixels of planes.
@@ -42,11 +76,13 @@ const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
 /// # Errors
 /// [`Error::Unsupported`] with every node that is none of a network of images; [`Error::Tensor`] and [`Error::Io`] for
 /// weights that cannot be read.
-pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Network, Error> {
+pub(super) fn network(graph: &values::Graph, weights: &Weights) -> Result<Recognised, Error> {
     let mut least: Option<Vec<String>> = None;
     let (graph, kept) = bytes::without_pairs(graph, weights)?;
     // What is done to planes before the first convolution can as well be done to pixels.
-    for graph in [values::simplify(&graph), values::simplify(&of_pixels(&graph))] {
+    let ways: [fn(&values::Graph) -> values::Graph; 2] = [values::Graph::clone, of_pixels];
+    for read in ways {
+        let graph = values::simplify(&read(&graph));
         match Recogniser::new(&graph, weights, &kept)?.run()? {
             Ok(network) => return Ok(network),
             Err(refused) if least.as_ref().is_none_or(|least| refused.len() < least.len()) => least = Some(refused),
@@ -85,6 +121,8 @@ struct Recogniser<'a> {
     planes: HashMap<ValueId, NodeId>,
     /// Of each value whether it is the same for all requests.
     is_constant: Vec<bool>,
+    /// The nodes that read each value.
+    readers: Vec<Vec<values::NodeId>>,
     computed: Vec<(String, Tensor)>,
     views: Vec<(String, String, Vec<usize>)>,
     softmax: Option<ValueId>,
@@ -152,6 +190,7 @@ impl<'a> Recogniser<'a> {
             of_value: HashMap::from([(first, NodeId(0))]),
             planes: HashMap::new(),
             is_constant: constants(from),
+            readers: from.readers(),
             computed: Vec::new(),
             views: Vec::new(),
             softmax: None,
@@ -162,7 +201,7 @@ impl<'a> Recogniser<'a> {
     }
 
     /// The network, or the nodes that are none of one.
-    fn run(mut self) -> Result<Result<Network, Vec<String>>, Error> {
+    fn run(mut self) -> Result<Result<Recognised, Vec<String>>, Error> {
         let mut refused = Vec::new();
         for node in &self.from.nodes {
             if self.of_value.contains_key(&node.outputs[0]) || node.outputs.iter().all(|&id| self.is_constant(id)) {
@@ -182,10 +221,10 @@ impl<'a> Recogniser<'a> {
         let Some(&output) = self.of_value.get(&self.softmax.unwrap_or(last)).filter(|_| refused.is_empty()) else {
             return Ok(Err(refused));
         };
-        let mut graph = Graph { nodes: self.nodes, output, input: self.input }.cut(output);
-        let channels: Vec<usize> = infer(&graph)?.iter().map(|shape| shape.channels).collect();
-        let last = graph.output.0;
-        for (index, node) in graph.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
+        let mut network = Network { nodes: self.nodes, output, input: self.input }.cut(output);
+        let channels: Vec<usize> = infer(&network)?.iter().map(|shape| shape.channels).collect();
+        let last = network.output.0;
+        for (index, node) in network.nodes.iter_mut().enumerate().filter(|(index, _)| *index != last) {
             // Only the last layer is followed by nothing that kernels do in the same launch.
             if let Op::Linear(linear) = &node.op {
                 let dims = [linear.out_features, channels[node.inputs[0].0], 1, 1];
@@ -197,8 +236,8 @@ impl<'a> Recogniser<'a> {
                 debug_assert!(index > 0, "the first node is the input");
             }
         }
-        let in_floats = bytes::leave_in_floats(&mut graph, &self.asymmetric);
-        Ok(Ok(Network { graph, computed: self.computed, views: self.views, in_floats }))
+        let in_floats = bytes::leave_in_floats(&mut network, &self.asymmetric);
+        Ok(Ok(Recognised { network, computed: self.computed, views: self.views, in_floats }))
     }
 
     fn recognise(&mut self, node: &values::Node) -> Found {
@@ -252,7 +291,7 @@ impl<'a> Recogniser<'a> {
             }
             (values::Op::Contract(of), [_, Some(weight)]) if self.is_constant(*weight) => {
                 let (out_features, weight) = self.linear_weight(node, of, *weight)?;
-                let image = infer(&Graph { nodes: self.nodes.clone(), output: x, input: self.input })?[x.0];
+                let image = infer(&Network { nodes: self.nodes.clone(), output: x, input: self.input })?[x.0];
                 let name = format!("{weight} (planes)");
                 let shape = vec![out_features, image.channels, image.height, image.width];
                 self.views.push((name.clone(), weight, shape));

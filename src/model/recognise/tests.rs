@@ -89,7 +89,7 @@ fn a_network_of_planes_in_pieces_is_one_of_images() {
     let mut random = Xorshift(9);
     let weights = random_weights(&graph, &mut random);
     let found = network(&graph, &weights).unwrap();
-    let kinds: Vec<_> = found.graph.nodes.iter().map(|node| node.op.kind()).collect();
+    let kinds: Vec<_> = found.network.nodes.iter().map(|node| node.op.kind()).collect();
     let of = |kind| kinds.iter().filter(|found| **found == kind).count();
     assert_eq!((of("conv2d"), of("batch_norm"), of("activation"), of("add"), of("linear")), (4, 1, 2, 1, 1));
 
@@ -102,7 +102,7 @@ fn a_network_of_planes_in_pieces_is_one_of_images() {
     let weights = weights.with(found.computed).unwrap().with_views(found.views).unwrap();
     let all: Tensors = weights.names().map(|name| (name.to_owned(), weights.read(name).unwrap().to_f64s())).collect();
     let pixels: Vec<f64> = pixels.into_iter().map(f64::from).collect();
-    let logits = evaluate(&found.graph, &all, &pixels)[found.graph.output.0].clone();
+    let logits = evaluate(&found.network, &all, &pixels)[found.network.output.0].clone();
     let sum: f64 = logits.iter().map(|x| x.exp()).sum();
     for (logit, expected) in logits.iter().zip(expected[0].to_f64s()) {
         assert!((logit.exp() / sum - expected).abs() < 1e-5, "{logits:?}, {expected}");
@@ -137,5 +137,5 @@ fn constants_that_share_operands_are_looked_at_once() {
     g.output("y", y);
     let graph = g.finish().unwrap();
     let weights = Weights::from_tensors([("weight", vec![4], vec![0.0; 4])]).unwrap();
-    assert_eq!(network(&graph, &weights).unwrap().graph.nodes.len(), 2);
+    assert_eq!(network(&graph, &weights).unwrap().network.nodes.len(), 2);
 }

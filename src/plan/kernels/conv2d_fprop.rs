@@ -166,6 +166,7 @@ fn rate(tile: ConvTile) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::images::Network;
     use crate::model::{Preprocessing, architecture};
     use crate::plan::{Choices, Plan, Request, plan};
     use crate::tensor::{InputFormat, OutputKind};
@@ -179,7 +180,7 @@ mod tests {
         for (name, batch) in
             ["resnet50", "efficientnet_lite0"].into_iter().flat_map(|n| [1, 8, 32, 256].map(|b| (n, b)))
         {
-            let graph = architecture(name, 1000, None).unwrap();
+            let graph = Network::of(&architecture(name, 1000, None).unwrap()).unwrap();
             for limits in other_gpus.iter().chain([&unknown]) {
                 let (preprocessing, choices) = (&Preprocessing::new(graph.input), &Choices::new());
                 let (input, output) = (InputFormat::U8Nhwc, OutputKind::Logits);

@@ -338,12 +338,13 @@ impl fmt::Display for Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::images::Network;
     use crate::model::{Preprocessing, architecture};
     use crate::plan::{Plan, Request, StepOp, plan};
     use crate::tensor::{Dtype, InputFormat, OutputKind};
 
     fn planned(limits: &Limits, name: &str) -> Plan {
-        let graph = architecture(name, 1000, None).unwrap();
+        let graph = Network::of(&architecture(name, 1000, None).unwrap()).unwrap();
         let (input, output, choices) = (InputFormat::U8Nhwc, OutputKind::TopK(5), Choices::new());
         let preprocessing = &Preprocessing::new(graph.input);
         plan(&graph, &Request { limits, batch: 128, input, preprocessing, output, choices: &choices }).unwrap()

@@ -54,8 +54,8 @@ impl KernelDef for Sm90Stem {
 /// ```
 /// # use trefoil::{Shape, plan::StepOp};
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
-/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture}};
-/// # let graph = architecture("resnet50", 1000, None)?;
+/// # use trefoil::{InputFormat, OutputKind, model::{Preprocessing, architecture, images::Network}};
+/// # let graph = Network::of(&architecture("resnet50", 1000, None)?)?;
 /// # let (limits, choices, preprocessing) = (Limits::h200(), Choices::new(), &Preprocessing::new(graph.input));
 /// # let (batch, input, output) = (32, InputFormat::U8Nhwc, OutputKind::Logits);
 /// # let plan = plan(&graph, &Request { limits: &limits, batch, input, preprocessing, output, choices: &choices })?;

@@ -39,7 +39,7 @@ impl KernelDef for Sm90Tail {
 /// A network's last layers: mean over all pixels, fully connected layer, output rows.
 ///
 /// ```
-/// use trefoil::{OutputKind, model::Linear, plan::{StepOp, Tail}};
+/// use trefoil::{OutputKind, model::images::Linear, plan::{StepOp, Tail}};
 /// let tail = Tail { linear: Linear::named("fc", 1000), output: OutputKind::TopK(5), x_scale: None };
 /// assert_eq!(StepOp::Tail(tail.clone()).label(1), "mean+fc+topk(5)");
 /// assert_eq!(StepOp::Tail(Tail { x_scale: Some(0.02), ..tail }).label(1), "s8 mean+fc+topk(5)");

@@ -44,15 +44,19 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
-    use crate::model::{GraphBuilder, Preprocessing, Window};
+    use crate::graph::{GraphBuilder, Window};
+    use crate::model::Preprocessing;
+    use crate::model::images::Network;
     use crate::plan::{Choices, Plan, Request, plan};
     use crate::tensor::{InputFormat, OutputKind, Shape};
 
     fn planned(limits: &Limits, batch: usize, choices: &Choices) -> Result<Plan, Error> {
-        let mut g = GraphBuilder::new(Shape::new(8, 8, 16));
-        let x = g.conv2d("conv", g.input(), 24, Window::square(3, 1, 1));
+        let mut g = GraphBuilder::new();
+        let image = g.image("image", Shape::new(8, 8, 16));
+        let x = g.conv2d("conv", image, 24, Window::square(3, 1, 1));
         let mean = g.global_avg_pool("mean", x);
-        let graph = g.finish(mean)?;
+        g.output("y", mean);
+        let graph = Network::of(&g.finish()?)?;
         let (input, output) = (InputFormat::F16Nhwc, OutputKind::Features);
         let preprocessing = &Preprocessing::new(graph.input);
         plan(&graph, &Request { limits, batch, input, preprocessing, output, choices })

@@ -22,7 +22,7 @@ pub(super) struct Layered {
     /// The nodes that one step computes, and what it is.
     pub fused: HashMap<NodeId, StepOp>,
     /// The network. What others compute is given to it, and its last node stands for all outputs of the graph.
-    pub network: model::Graph,
+    pub network: model::images::Network,
     /// What is given to it, by the names of its nodes.
     pub given: HashMap<String, Given>,
     /// Channels of values that are stored with more.
@@ -114,7 +114,7 @@ impl<'a> Split<'a> {
             graph: Graph { nodes: Vec::new(), ..from.clone() },
             apart: HashSet::new(),
             fused: HashMap::new(),
-            network: model::Graph { nodes: Vec::new(), output: model::NodeId(0), input },
+            network: model::images::Network { nodes: Vec::new(), output: model::NodeId(0), input },
             given: HashMap::new(),
             channels: HashMap::new(),
             halves: Halves::default(),

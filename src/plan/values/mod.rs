@@ -181,7 +181,7 @@ impl<'a> Growing<'a> {
     }
 
     /// The steps that have their place at a node of the network, whose value is there if it is given.
-    fn push_images(&mut self, network: &model::Graph, node: model::NodeId) -> Result<(), Error> {
+    fn push_images(&mut self, network: &model::images::Network, node: model::NodeId) -> Result<(), Error> {
         self.lowering.at(node)?;
         let given = self.of.given.get(&network.nodes[node.0].name);
         if let Some(value) = given.and_then(|given| given.value) {

@@ -18,7 +18,7 @@ pub(super) struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    pub fn new(of: &'a Layered, network: &model::Graph, steps: &[Match]) -> Self {
+    pub fn new(of: &'a Layered, network: &model::images::Network, steps: &[Match]) -> Self {
         let places = steps.iter().flat_map(|step| step.writes.iter().map(|&node| (node, step.place))).collect();
         let mut images = HashMap::new();
         for node in &network.nodes {

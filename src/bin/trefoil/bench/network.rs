@@ -1,7 +1,8 @@
 //! Networks made for `bench overlap`: features as large as the input, and as much compute as asked for.
 
 use anyhow::{Result, ensure};
-use trefoil::model::{GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::{Device, Engine, InputFormat, OutputKind, Shape, Stage};
 
 use super::args::Regime;
@@ -45,8 +46,8 @@ impl Layers {
         let channels = self.shape.channels;
         let scale = (0.003 * 3.0 / channels as f32).sqrt();
         let mut random = Random::new(depth as u64);
-        let mut graph = GraphBuilder::new(self.shape);
-        let mut x = graph.input();
+        let mut graph = GraphBuilder::new();
+        let mut x = graph.image("image", self.shape);
         let mut tensors = Vec::with_capacity(depth);
         for layer in 0..depth {
             let name = format!("conv{layer}");
@@ -56,7 +57,8 @@ impl Layers {
             tensors.push((format!("{name}.weight"), vec![channels, channels, 1, 1], filter));
         }
         let weights = Weights::from_tensors(tensors)?;
-        let model = Model::new(graph.finish(x)?, weights, Preprocessing::new(self.shape), vec![])?;
+        graph.output("y", x);
+        let model = Model::new(graph.finish()?, weights, Preprocessing::new(self.shape), vec![])?;
         Ok(model.with_name(&format!("{depth} convolutions 1x1 on {}", self.shape)))
     }
 

@@ -3,7 +3,8 @@
 use std::fs;
 
 use anyhow::Result;
-use trefoil::model::{Conv2d, GraphBuilder, Model, Preprocessing, Weights, Window};
+use trefoil::graph::{Conv2d, GraphBuilder, Window};
+use trefoil::model::{Model, Preprocessing, Weights};
 use trefoil::plan::{Kernel, Plan};
 use trefoil::{Device, Engine, OutputKind, Shape, Stage, TuningCache};
 
@@ -72,14 +73,16 @@ fn memory(device: &Device, name: &str) -> Option<Check> {
 fn trial(device: &Device) -> Result<Engine> {
     const CHANNELS: usize = 3;
     let shape = Shape::new(224, 224, CHANNELS);
-    let mut graph = GraphBuilder::new(shape);
+    let mut graph = GraphBuilder::new();
+    let image = graph.image("image", shape);
     let same = Conv2d::named("same", CHANNELS, Window::square(1, 1, 0));
-    let x = graph.conv2d_with("same", graph.input(), same);
+    let x = graph.conv2d_with("same", image, same);
     let filter = (0..CHANNELS * CHANNELS).map(|at| if at % (CHANNELS + 1) == 0 { 255.0 } else { 0.0 }).collect();
     let weights = Weights::from_tensors([("same.weight", vec![CHANNELS, CHANNELS, 1, 1], filter)])?;
     let preprocessing =
         Preprocessing { mean: vec![0.0; CHANNELS], std: vec![1.0; CHANNELS], ..Preprocessing::new(shape) };
-    let model = Model::new(graph.finish(x)?, weights, preprocessing, Vec::new())?;
+    graph.output("y", x);
+    let model = Model::new(graph.finish()?, weights, preprocessing, Vec::new())?;
     let builder = Engine::builder(&model).on(device).batch_sizes(&[BATCH]).output(OutputKind::Features);
     Ok(builder.slots(2).staging(2).results(2).build()?)
 }

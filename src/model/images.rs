@@ -1,36 +1,45 @@
-//! The graph as a value: operations, their attributes, and the names of their weights.
+//! Networks of images: what a planner finds in a graph of one image, and plans.
 //!
-//! No device, file or stream is in it. Every tensor is NHWC; a vector is 1 x 1 x C.
+//! A [`Network`] has an operation for each kernel for images, with its attributes and the names of its weights; every value is
+//! an image of height x width x channels, a vector is 1 x 1 x C. A [`GraphBuilder`](crate::graph::GraphBuilder) writes the
+//! graph; [`Network::of`] and [`Model::new`](super::Model::new) find the network in it, [`optimize`] fuses its operations,
+//! and [`plan`](crate::plan::plan()) chooses kernels.
 
 use crate::error::Error;
+use crate::graph;
 use crate::tensor::{Activation, Shape};
 
-/// Index of a node in [`Graph::nodes`].
+pub use super::fold::{FoldedConv, fold_conv};
+pub use super::rewrite::optimize;
+pub use super::shape::{infer, params};
+pub use crate::graph::{BatchNorm, Linear};
+
+/// Index of a node in [`Network::nodes`].
 ///
 /// ```
-/// use trefoil::model::{NodeId, architecture};
-/// let graph = architecture("resnet50", 1000, None)?;
-/// let NodeId(index) = graph.output;
-/// assert_eq!(graph.nodes[index].name, "fc");
+/// use trefoil::model::{architecture, images::{Network, NodeId}};
+/// let network = Network::of(&architecture("resnet50", 1000, None)?)?;
+/// let NodeId(index) = network.output;
+/// assert_eq!(network.nodes[index].name, "fc");
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub usize);
 
-/// A feed-forward graph with one input and one output. Nodes are in topological order:
+/// A feed-forward network with one input and one output. Nodes are in topological order:
 /// a node's inputs come before it.
 ///
 /// ```
-/// use trefoil::{Shape, model::architecture};
-/// let graph = architecture("resnet50", 1000, None)?;
-/// assert_eq!((graph.input, graph.output), (Shape::new(224, 224, 3), graph.find("fc").unwrap()));
+/// use trefoil::{Shape, model::{architecture, images::Network}};
+/// let network = Network::of(&architecture("resnet50", 1000, None)?)?;
+/// assert_eq!((network.input, network.output), (Shape::new(224, 224, 3), network.find("fc").unwrap()));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Graph {
+pub struct Network {
     /// The nodes; the first is [`Op::Input`] or [`Op::Given`].
     pub nodes: Vec<Node>,
-    /// The node whose value is the graph's result.
+    /// The node whose value is the network's result.
     pub output: NodeId,
     /// Shape of one input image.
     pub input: Shape,
@@ -39,10 +48,10 @@ pub struct Graph {
 /// One operation.
 ///
 /// ```
-/// use trefoil::model::architecture;
-/// let graph = architecture("resnet50", 1000, None)?;
-/// let bn1 = &graph.nodes[graph.find("bn1").unwrap().0];
-/// assert_eq!((bn1.op.kind(), &bn1.inputs[..]), ("batch_norm", &[graph.find("conv1").unwrap()][..]));
+/// use trefoil::model::{architecture, images::Network};
+/// let network = Network::of(&architecture("resnet50", 1000, None)?)?;
+/// let bn1 = &network.nodes[network.find("bn1").unwrap().0];
+/// assert_eq!((bn1.op.kind(), &bn1.inputs[..]), ("batch_norm", &[network.find("conv1").unwrap()][..]));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +70,9 @@ pub struct Node {
 /// The operations.
 ///
 /// ```
-/// use trefoil::model::{Op, architecture};
-/// let graph = architecture("resnet50", 1000, None)?;
-/// assert_eq!(graph.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_))).count(), 53);
+/// use trefoil::model::{architecture, images::{Network, Op}};
+/// let network = Network::of(&architecture("resnet50", 1000, None)?)?;
+/// assert_eq!(network.nodes.iter().filter(|node| matches!(node.op, Op::Conv2d(_))).count(), 53);
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -97,7 +106,7 @@ pub enum Op {
 /// Attributes and weights of a convolution. The filter tensor is [K, C / groups, R, S], as PyTorch stores it.
 ///
 /// ```
-/// use trefoil::model::{Conv2d, Window};
+/// use trefoil::model::images::{Conv2d, Window};
 /// let conv = Conv2d::named("conv1", 64, Window::square(7, 2, 3));
 /// let with_bias = Conv2d { bias: Some("conv1.bias".into()), ..conv.clone() };
 /// assert_eq!((with_bias.filter, conv.bias), ("conv1.weight".to_string(), None));
@@ -122,15 +131,12 @@ pub struct Conv2d {
     pub in_floats: bool,
 }
 
-/// A sliding window.
+/// A sliding window: a [window of the graph](crate::graph::Window) over an image's two axes.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Window, infer}};
-/// let mut g = GraphBuilder::new(Shape::new(14, 14, 8));
+/// use trefoil::model::images::{Pad, Window};
 /// let dilated = Window { dilation: [2; 2], ..Window::square(3, 1, 2) }; // reaches over 5x5 pixels
-/// let x = g.conv2d("conv", g.input(), 16, dilated);
-/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(14, 14, 16));
-/// # Ok::<(), trefoil::Error>(())
+/// assert_eq!((dilated.size, dilated.pad), ([3; 2], Pad::all(2)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
@@ -147,13 +153,9 @@ pub struct Window {
 /// Padding of each side, in pixels.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Pad, Window, infer}};
-/// let mut g = GraphBuilder::new(Shape::new(8, 8, 4));
+/// use trefoil::model::images::Pad;
 /// let pad = Pad { bottom: 1, right: 1, ..Pad::default() }; // as TensorFlow pads
-/// let same = Window { pad, ..Window::square(3, 2, 0) };
-/// let x = g.conv2d("conv", g.input(), 4, same);
-/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(4, 4, 4));
-/// # Ok::<(), trefoil::Error>(())
+/// assert_eq!((pad.top, pad.bottom), (0, 1));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Pad {
@@ -167,35 +169,16 @@ pub struct Pad {
     pub right: usize,
 }
 
-/// Names of a batch norm's tensors, each `[C]`.
-///
-/// ```
-/// use trefoil::model::BatchNorm;
-/// let keras = BatchNorm { gamma: "bn1/gamma".into(), ..BatchNorm::named("bn1", 1e-3) };
-/// assert_eq!((&*keras.gamma, &*keras.var), ("bn1/gamma", "bn1.running_var"));
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct BatchNorm {
-    /// Scale.
-    pub gamma: String,
-    /// Shift.
-    pub beta: String,
-    /// Running mean.
-    pub mean: String,
-    /// Running variance.
-    pub var: String,
-    /// Added to the variance.
-    pub eps: f64,
-}
-
 /// A pooling window.
 ///
 /// ```
-/// use trefoil::{Shape, model::{GraphBuilder, Op, Pool, Window, infer}};
-/// let mut g = GraphBuilder::new(Shape::new(8, 8, 4));
-/// let mean = Op::AvgPool(Pool { window: Window::square(3, 2, 1), count_pad: false });
-/// let x = g.node("pool", mean, &[g.input()]);
-/// assert_eq!(infer(&g.finish(x)?)?[x.0], Shape::new(4, 4, 4));
+/// use trefoil::{Shape, graph::{GraphBuilder, Window}, model::images::{Network, Op}};
+/// let mut g = GraphBuilder::new();
+/// let x = g.image("image", Shape::new(8, 8, 4));
+/// let x = g.avg_pool("pool", x, Window::square(3, 2, 1), false);
+/// g.output("mean", x);
+/// let network = Network::of(&g.finish()?)?;
+/// assert!(matches!(network.nodes[1].op, Op::AvgPool(pool) if pool.window.stride == [2; 2] && !pool.count_pad));
 /// # Ok::<(), trefoil::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -206,27 +189,20 @@ pub struct Pool {
     pub count_pad: bool,
 }
 
-/// Weights of a fully connected layer: weight `[out, in]`, bias `[out]`.
-///
-/// ```
-/// use trefoil::model::Linear;
-/// let fc = Linear::named("fc", 1000);
-/// assert_eq!((&*fc.weight, fc.bias.as_deref()), ("fc.weight", Some("fc.bias")));
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Linear {
-    /// Length of the result.
-    pub out_features: usize,
-    /// Name of the weight tensor.
-    pub weight: String,
-    /// Name of the bias tensor, if there is one.
-    pub bias: Option<String>,
-}
-
-impl Graph {
+impl Network {
     /// The node called `name`.
     pub fn find(&self, name: &str) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.name == name).map(NodeId)
+    }
+
+    /// The same network with values in bytes of these scales, by the names of their nodes.
+    #[cfg(test)]
+    pub(crate) fn scaled(mut self, scales: &[(&str, f32)]) -> Self {
+        for (name, scale) in scales {
+            let id = self.find(name).expect("a node of this name");
+            self.nodes[id.0].scale = Some(*scale);
+        }
+        self
     }
 
     /// For each node, how many times it is read: by other nodes, and once more if it is the output.
@@ -238,7 +214,7 @@ impl Graph {
         counts
     }
 
-    /// The graph whose result is node `output`, without the nodes that it does not need.
+    /// The network whose result is node `output`, without the nodes that it does not need.
     ///
     /// # Panics
     ///
@@ -285,7 +261,7 @@ impl Graph {
         for node in &self.nodes[after.0 + 1..] {
             let new = |id: &NodeId| match id.0.checked_sub(after.0) {
                 Some(index) => Ok(NodeId(index)),
-                None => Err(Error::graph(&node.name, "reads something before the place where the graph is cut")),
+                None => Err(Error::graph(&node.name, "reads something before the place where the network is cut")),
             };
             let inputs = node.inputs.iter().map(new).collect::<Result<_, _>>()?;
             nodes.push(Node { inputs, ..node.clone() });
@@ -342,23 +318,15 @@ impl Conv2d {
     }
 }
 
-impl BatchNorm {
-    /// The batch norm whose tensors PyTorch names `{module}.weight`, `.bias`, `.running_mean` and `.running_var`.
-    pub fn named(module: &str, eps: f64) -> Self {
+impl From<Window> for graph::Window {
+    fn from(of: Window) -> Self {
+        let Window { size, stride, pad: Pad { top, left, bottom, right }, dilation } = of;
         Self {
-            gamma: format!("{module}.weight"),
-            beta: format!("{module}.bias"),
-            mean: format!("{module}.running_mean"),
-            var: format!("{module}.running_var"),
-            eps,
+            size: size.into(),
+            stride: stride.into(),
+            dilation: dilation.into(),
+            pad: vec![[top, bottom], [left, right]],
         }
-    }
-}
-
-impl Linear {
-    /// The layer whose tensors PyTorch names `{module}.weight` and `{module}.bias`.
-    pub fn named(module: &str, out_features: usize) -> Self {
-        Self { out_features, weight: format!("{module}.weight"), bias: Some(format!("{module}.bias")) }
     }
 }
 
