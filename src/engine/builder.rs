@@ -227,7 +227,8 @@ impl<'a> EngineBuilder<'a> {
         self
     }
 
-    /// What a GPU computes the layers of models of any values in. Default [`Precision::F16`].
+    /// What a GPU computes the layers of models of any values in. Default [`Precision::F16`], in which it computes networks
+    /// of images; [`build`](Self::build) refuses these in another one.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::model::{Images, Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
-use crate::plan::{self, Choices, Limits, Plan, Request};
+use crate::plan::{self, Choices, Family, Limits, Plan, Request};
 use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
 
 pub use audit::{Audit, NotHeld};
@@ -218,6 +218,12 @@ fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, cho
     let limits = &limits(device.info(), device.kind());
     let planned = match model.network() {
         Network::Images(Images { graph, preprocessing, .. }) => {
+            if spec.precision == Precision::F32 && limits.family != Family::Cpu {
+                return Err(Error::Unsupported {
+                    what: format!("`{}`, a network of images, in f32 on a GPU", model.name()),
+                    instead: "compute it in f16 there, or in f32 on the CPU".into(),
+                });
+            }
             let (input, output) = (spec.input, spec.output);
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }

@@ -1,5 +1,6 @@
 //! A model of any values on a GPU: loops that are written when it is built, which the stand-in computes.
 
+use trefoil::model::Model;
 use trefoil::{Device, Engine, Error, Precision, Target};
 
 use crate::engine::fail_each_call_of;
@@ -24,6 +25,22 @@ fn rows_are_computed_by_loops_alone() {
             for row in 0..rows {
                 check(output.port(row, "features").unwrap(), output.port(row, "best").unwrap(), row);
             }
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
+/// There are no kernels of f32 for networks of images: an engine of one says so, and does not compute in f16.
+#[test]
+fn networks_of_images_are_refused_in_f32() {
+    let scenario = Scenario::new("values::networks_of_images_are_refused_in_f32", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        let model = Model::open("weights/convnet28").unwrap();
+        match Engine::builder(&model).on(&device).precision(Precision::F32).build() {
+            Err(Error::Unsupported { what, .. }) => {
+                assert!(what.contains("convnet28") && what.contains("in f32"), "{what}")
+            }
+            other => panic!("{other:?}"),
         }
     });
     scenario.run(&[]).assert_clean();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use trefoil::Target;
+use trefoil::{Precision, Target};
 
 use crate::audit::AuditArgs;
 use crate::bench::args::{BenchArgs, BenchCommand};
@@ -134,6 +134,27 @@ pub struct Kernels {
     /// Independent branches side by side on a GPU: on or off [default: on, unless measured to be slower]
     #[arg(long, value_name = "ON", value_parser = on_or_off())]
     pub lanes: Option<bool>,
+    /// What a GPU computes a model of any values in
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub precision: PrecisionArg,
+}
+
+/// What a GPU computes a model of any values in.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrecisionArg {
+    /// Layers in f16 on tensor cores, with sums in f32
+    F16,
+    /// The types of the model, which takes many times as long; not for networks of images
+    F32,
+}
+
+impl From<PrecisionArg> for Precision {
+    fn from(of: PrecisionArg) -> Self {
+        match of {
+            PrecisionArg::F16 => Self::F16,
+            PrecisionArg::F32 => Self::F32,
+        }
+    }
 }
 
 /// `on` or `off`.

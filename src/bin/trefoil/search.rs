@@ -94,12 +94,12 @@ pub fn one_row(cut: &Model, device: &Device, inputs: &Inputs, row: usize, kernel
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Tune;
+    use crate::cli::{PrecisionArg, Tune};
     use trefoil::graph::{Binary, Contract, Expr, GraphBuilder, Op};
     use trefoil::model::Weights;
     use trefoil::{Dtype, Target};
 
-    const KERNELS: Kernels = Kernels { tune: Tune::Off, lanes: None };
+    const KERNELS: Kernels = Kernels { tune: Tune::Off, lanes: None, precision: PrecisionArg::F16 };
 
     /// Two products of tokens with this entry in the second one's matrix, and a branch that neither is in.
     fn network(entry: f32) -> Model {

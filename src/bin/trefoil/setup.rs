@@ -122,8 +122,9 @@ pub fn engine_builder<'a>(model: &'a Model, device: &Device, ring: &Ring) -> Eng
     }
 }
 
-/// The builder with a choice of kernels and lanes; what is measured is seen as a bar.
-pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes }: Kernels) -> EngineBuilder<'_> {
+/// The builder with a precision and a choice of kernels and lanes; what is measured is seen as a bar.
+pub fn tuned(builder: EngineBuilder<'_>, Kernels { tune, lanes, precision }: Kernels) -> EngineBuilder<'_> {
+    let builder = builder.precision(precision.into());
     let builder = match lanes {
         Some(lanes) => builder.lanes(lanes),
         None => builder,
