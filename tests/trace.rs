@@ -127,20 +127,23 @@ fn a_batcher_is_recorded_too() {
     let batcher = engine.batcher().max_delay(Duration::from_millis(1)).build().unwrap();
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| {
+            let client = thread::Builder::new().name("client".into());
+            let rows = || {
                 for _ in 0..20 {
                     batcher.submit(&vec![7; engine.input().row_bytes]).unwrap().wait().unwrap();
                 }
-            });
+            };
+            client.spawn_scoped(scope, rows).unwrap();
         }
     });
     drop(batcher);
     let trace = engine.trace().unwrap();
     assert_eq!(trace.stage(TraceStage::CopyIn).map(|interval| interval.rows).sum::<usize>(), 80);
-    // The batching thread submits, and clients that find nothing in flight.
+    // The batching thread submits, and clients that find nothing in flight; of several with one name the others have a number.
     let threads: Vec<&str> = trace.stage(TraceStage::Submit).filter_map(|i| i.thread.as_deref()).collect();
     assert_eq!(threads.len(), trace.stage(TraceStage::Submit).count());
-    assert!(threads.iter().any(|thread| thread.starts_with("trefoil-batch-")), "{threads:?}");
+    let submits = |thread: &str| thread.starts_with("trefoil-batch-") || thread.starts_with("client");
+    assert!(threads.iter().all(|thread| submits(thread)), "{threads:?}");
 }
 
 #[test]

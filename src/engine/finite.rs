@@ -62,12 +62,8 @@ impl EngineBuilder<'_> {
             let builder = EngineBuilder { models, device: Some(device.clone()), ..self.for_one_row() };
             let engine = builder.build()?;
             let mut batch = engine.acquire()?;
-            let to = batch.row_mut(0);
-            if to.len() != row.len() {
-                let expected = format!("{} bytes", to.len());
-                return Err(Error::option("row", format!("{} bytes", row.len()), expected));
-            }
-            to.copy_from_slice(row);
+            engine.input().check(row)?;
+            batch.row_mut(0).copy_from_slice(row);
             let output = batch.submit(1)?.wait()?;
             for (port, (node, kind)) in output.spec().ports().iter().zip(&shown.nodes) {
                 if let Some((count, first)) = exec::not_finite(port.dtype, &output.row(0)[port.range()]) {

@@ -103,9 +103,7 @@ struct Compared {
 impl Auditor<'_> {
     /// A row's ports as inputs of the graph.
     fn inputs(&self, spec: &RowSpec, row: &[u8]) -> Result<Vec<Tensor>, Error> {
-        if row.len() != spec.row_bytes {
-            return Err(Error::option("row", format!("{} bytes", row.len()), format!("{} bytes", spec.row_bytes)));
-        }
+        spec.check(row)?;
         let ports = self.graph.inputs.iter().zip(spec.ports());
         let input =
             |(port, at): (&Port, &RowPort)| Tensor::from_bytes(self.graph.value(port.value).clone(), &row[at.range()]);

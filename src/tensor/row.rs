@@ -150,6 +150,16 @@ impl RowSpec {
         self.ports.iter().map(place).eq(other.ports.iter().map(place))
     }
 
+    /// Refuses bytes that are no row of these.
+    pub(crate) fn check(&self, row: &[u8]) -> Result<(), Error> {
+        match row.len() == self.row_bytes {
+            true => Ok(()),
+            false => {
+                Err(Error::option("row", format!("{} bytes", row.len()), format!("{} bytes: {self}", self.row_bytes)))
+            }
+        }
+    }
+
     fn no_port(&self, found: String) -> Error {
         let known: Vec<String> = self.ports.iter().map(|port| format!("`{}`", port.name)).collect();
         Error::option("port", found, format!("one of {}, or its number from 0 on", known.join(", ")))

@@ -88,7 +88,7 @@ impl Calibrator {
 
     /// Bytes of a row: pixels as [`crate::InputFormat::U8Nhwc`].
     pub fn row_bytes(&self) -> usize {
-        self.probe.row_bytes()
+        self.probe.input().row_bytes
     }
 
     /// Rows that were observed.
@@ -101,9 +101,7 @@ impl Calibrator {
     /// # Errors
     /// [`Error::Option`] if it is not as long as a row.
     pub fn observe(&mut self, row: &[u8]) -> Result<(), Error> {
-        if row.len() != self.row_bytes() {
-            return Err(Error::option("row", format!("{} bytes", row.len()), format!("{} bytes", self.row_bytes())));
-        }
+        self.probe.input().check(row)?;
         let (histograms, counts_for) = (&mut self.histograms, &self.counts_for);
         let count = |step: &str, values: &[f32]| {
             for node in counts_for.get(step).into_iter().flatten() {

@@ -7,7 +7,7 @@ use super::simd::Isa;
 use crate::error::Error;
 use crate::model::Model;
 use crate::plan::{self, Choices, Limits, Plan, Request};
-use crate::tensor::{Dtype, InputFormat, OutputKind};
+use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec};
 
 /// A network made ready, with a place to compute in.
 pub(crate) struct Probe {
@@ -48,15 +48,15 @@ impl Probe {
         Ok(Self { plan, images, arena, result })
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.plan.input.row_bytes
+    /// What a row is.
+    pub fn input(&self) -> &RowSpec {
+        &self.plan.input
     }
 
     /// Computes the result of a row. `seen` gets the values in floats that each step has written, by its name, some
     /// neighbours at a time.
     pub fn run(&mut self, row: &[u8], mut seen: impl FnMut(&str, &[f32])) -> &[f32] {
-        assert_eq!(row.len(), self.row_bytes());
+        assert_eq!(row.len(), self.plan.input.row_bytes);
         let plan = &self.plan;
         let see = |index: usize, written: &[u8]| {
             let step: &plan::Step = &plan.steps[index];
