@@ -10,7 +10,7 @@ use crate::device::trace;
 use crate::device::{Device, Priority, Signal};
 use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
-use crate::model::Model;
+use crate::model::{Model, check_dims};
 use crate::phases::Stopwatch;
 use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
@@ -426,11 +426,7 @@ impl<'a> EngineBuilder<'a> {
         within("batch", sizes.iter().map(Size::batch).max().unwrap_or(0), 1 << 20)?;
         let whole = |size: &Size| {
             within("batch", size.batch(), 1 << 20)?;
-            if size.dims().keys().any(|name| !own.contains_key(name)) {
-                let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
-                let dims = if names.is_empty() { "none".into() } else { names.join(", ") };
-                return Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")));
-            }
+            check_dims(&own, size)?;
             let dims = own.iter().chain(size.dims()).map(|(name, &size)| (name.clone(), size)).collect();
             Ok(Size::of(size.batch(), dims))
         };

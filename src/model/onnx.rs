@@ -4,15 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::config::{self, Config};
+use super::images::{Images, Shaped};
 use super::recognise::{self, Network};
 use super::values::Values;
 use super::weights::{Placed, Weights};
 use super::{MOST_OF_A_NAME, Model, Preprocessing};
 use crate::error::{Error, printable};
 use crate::files::Source;
-use crate::graph as values;
+use crate::graph::{self as values, Tensor};
 use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
-use crate::tensor::Dtype;
+use crate::tensor::{Dims, Dtype};
 
 /// The model in an ONNX file, with the `config.json` beside it, if there is one.
 ///
@@ -34,7 +35,7 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
             .map_err(|error| Error::format(&beside, format!("{what}, and in {}: {error}", path.display())))
     };
     let model = match recognise::network(&values.graph(1)?, &weights) {
-        Ok(network) if in_f32.is_empty() => of_images(path, network, &weights)?,
+        Ok(network) if in_f32.is_empty() => of_images(path, values, network, &weights.into())?,
         Ok(_) => with_f32(Model::of_values(values, weights.into())?)?, // kernels for images are in f16
         Err(Error::Unsupported { what, .. }) => {
             log::info!("{name}: no network of images: {what}");
@@ -45,8 +46,8 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     Ok(Model { metadata, ..model.with_name(&name) })
 }
 
-/// A model of a network of images, with what the `config.json` beside the file says.
-fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, Error> {
+/// A model of a network of images, found in a network of values, with what the `config.json` beside the file says.
+fn of_images(path: &Path, values: Values, network: Network, weights: &Arc<Weights>) -> Result<Model, Error> {
     let beside = path.with_file_name("config.json");
     let (labels, preprocessing) = match beside.exists() {
         true => {
@@ -55,8 +56,51 @@ fn of_images(path: &Path, network: Network, weights: &Weights) -> Result<Model, 
         }
         false => (Vec::new(), Preprocessing::new(network.graph.input)),
     };
-    let weights = weights.with(network.computed)?.with_views(network.views)?;
-    Model::new(network.graph, weights, preprocessing, labels)?.with_layers_in_floats(network.in_floats)
+    let (first, weights) = shaped(network, preprocessing.clone(), weights)?;
+    let dims = values.dims().clone();
+    let at = move |dims: &Dims, weights: &Arc<Weights>| {
+        let network = recognise::network(&values.at(dims)?.graph(1)?, weights)?;
+        let preprocessing = preprocessing.for_input(network.graph.input);
+        shaped(network, preprocessing, weights)
+    };
+    Model::of_shaped(Images::new(dims, first, at), weights, labels)
+}
+
+/// A network that was found, and the weights with what it computes of them.
+fn shaped(
+    network: Network,
+    preprocessing: Preprocessing,
+    weights: &Arc<Weights>,
+) -> Result<(Shaped, Arc<Weights>), Error> {
+    let weights = with_computed(weights, network.computed, network.views)?;
+    let shaped = Shaped::new(network.graph, preprocessing, &weights)?;
+    Ok((Shaped { in_floats: network.in_floats.into(), ..shaped }, weights))
+}
+
+/// The weights with tensors that are computed of them and views: the same if they have these from another size.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a tensor that differs between sizes; [`Error::Tensor`] for one of other dimensions, and for a
+/// view of none.
+fn with_computed(
+    weights: &Arc<Weights>,
+    mut computed: Vec<(String, Tensor)>,
+    mut views: Vec<(String, String, Vec<usize>)>,
+) -> Result<Arc<Weights>, Error> {
+    for (name, tensor) in computed.iter().filter(|(name, _)| weights.dims(name).is_some()) {
+        if weights.read_as(name, tensor.value_type())?.bytes() != tensor.bytes() {
+            return Err(Error::Unsupported {
+                what: format!("a network of images whose `{name}` differs between sizes"),
+                instead: "build an engine for each size, of the file opened at it".into(),
+            });
+        }
+    }
+    computed.retain(|(name, _)| weights.dims(name).is_none());
+    views.retain(|(name, _, dims)| weights.dims(name) != Some(dims));
+    match computed.is_empty() && views.is_empty() {
+        true => Ok(weights.clone()),
+        false => Ok(weights.with(computed)?.with_views(views)?.into()),
+    }
 }
 
 /// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one
