@@ -487,7 +487,7 @@ impl Model {
         &self.weights
     }
 
-    /// How a picture becomes the input. An encoder of images normalises bytes in its graph: its mean and deviation are 0
+    /// How a picture becomes the input, at the sizes that the model has; [`Model::at`] gives those of another. An encoder of images normalises bytes in its graph: its mean and deviation are 0
     /// and 1.
     ///
     /// # Errors
