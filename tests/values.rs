@@ -4,6 +4,8 @@
 mod beyond_f16;
 #[path = "support/values.rs"]
 mod cases;
+#[path = "support/image_sizes.rs"]
+mod image_sizes;
 #[path = "support/records.rs"]
 mod records;
 #[path = "support/sizes.rs"]
@@ -53,6 +55,15 @@ on_the_cpu!(
         a_batcher_feeds_models_that_read_one_another,
         the_batch_may_be_another_axis,
     }
+    image_sizes::{
+        images_of_every_size_are_as_in_engines_of_one,
+        parts_of_a_model_have_every_size,
+        models_that_read_images_features_have_every_size,
+        a_mean_of_image_models_is_there_at_every_size,
+        a_batcher_has_images_of_every_size,
+        a_fleet_has_images_of_every_size,
+        sizes_that_images_cannot_have_are_told,
+    }
     states::{
         a_batch_goes_on_where_the_one_before_ended,
         each_row_has_a_state_of_its_own,
@@ -86,4 +97,9 @@ fn what_is_not_finite_is_named_first_one_first() {
 #[test]
 fn sizes_share_their_memory() {
     sizes::sizes_share_their_memory(&Device::cpu(1));
+}
+
+#[test]
+fn image_sizes_share_their_memory() {
+    image_sizes::image_sizes_share_their_memory(&Device::cpu(1));
 }

@@ -90,7 +90,7 @@ mod tests {
     use crate::engine::{Engine, EngineBuilder};
     use crate::graph::{GraphBuilder, Window};
     use crate::model::{Model, Preprocessing, Weights};
-    use crate::tensor::{OutputKind, Shape};
+    use crate::tensor::{OutputKind, Shape, Size};
 
     /// One convolution of square images.
     fn model(side: usize) -> Model {
@@ -152,5 +152,22 @@ mod tests {
             assert!(held.device_bytes + held.page_locked_bytes < of_host, "weights and arenas are not page-locked");
             drop(engine);
         }
+    }
+
+    /// Of a network of images weights, arenas and rows are those of the largest size.
+    #[test]
+    fn what_sizes_of_images_share_is_counted_once() {
+        let (device, model) = (Device::cpu(2), Model::open("weights/convnet28").unwrap());
+        let size = |side: usize| Size::new(2).dim("height", side).dim("width", side);
+        let needed = |sizes: &[Size]| {
+            let builder = Engine::builder(&model).on(&device).sizes(sizes);
+            let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
+            Budget { flow: &flow, device: &device, staging: 2, results: 3, kept: 0 }.needed_for(flow.sizes()).unwrap()
+        };
+        let (all, largest) = (needed(&[size(20), size(28), size(12)]), needed(&[size(28)]));
+        assert_eq!(all, largest);
+        let engine = Engine::builder(&model).on(&device).sizes(&[size(20)]).build().unwrap();
+        let weights: u64 = engine.plans()[0].steps.iter().map(|step| step.weight_bytes).sum();
+        assert!(needed(&[size(28)])[1] + weights <= largest[1], "another engine's weights are shared");
     }
 }

@@ -10,7 +10,7 @@ use crate::device::trace;
 use crate::device::{Device, Priority, Signal};
 use crate::error::Error;
 use crate::exec::{BuildSpec, TuningSpec};
-use crate::model::Model;
+use crate::model::{Model, check_dims};
 use crate::phases::Stopwatch;
 use crate::plan::{Choices, Plan};
 use crate::ring::{Core, RingSpec, Waiting};
@@ -160,6 +160,19 @@ impl<'a> EngineBuilder<'a> {
     /// [`Request::size`](crate::Request::size) ask for a size, and what asks for none gets the dimensions of the size that
     /// is named first. A submission takes the smallest batch that holds it. Other dimensions match exactly, unless the
     /// model declares that rows may be [padded](Model::padded) along them: then the smallest is taken that holds the row.
+    /// A dimension is the same in all models of the engine that have it; parts of a model have those of the whole.
+    ///
+    /// ```
+    /// use trefoil::{Engine, Size, model::Model};
+    /// # use trefoil::{Device, Target};
+    /// let model = Model::open("weights/convnet28")?; // of images of any height and width
+    /// let sizes = [(4, 28), (1, 20)].map(|(rows, side)| Size::new(rows).dim("height", side).dim("width", side));
+    /// let engine = Engine::builder(&model).sizes(&sizes).on(&Device::open(Target::Cpu)?).build()?;
+    /// let batch = engine.acquire_for(&sizes[1])?;
+    /// assert_eq!(batch.spec().row_bytes, 20 * 20);
+    /// assert_eq!(model.at(&sizes[1])?.preprocessing()?.input.to_string(), "20x20x1");
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
     ///
     /// ```no_run
     /// use trefoil::{Engine, Size, model::Model, onnx::Sizes};
@@ -315,7 +328,8 @@ impl<'a> EngineBuilder<'a> {
     /// allocates everything and captures every graph. Nothing is allocated or loaded after it.
     ///
     /// # Errors
-    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, and where a model has state,
+    /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, for sizes that a model
+    /// cannot have, all of them with the reasons, and where a model has state,
     /// for several compute streams and for sizes whose states differ; what [`Device::open`] and the model's weights give;
     /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
     pub fn build(self) -> Result<Engine, Error> {
@@ -427,11 +441,7 @@ impl<'a> EngineBuilder<'a> {
         within("batch", sizes.iter().map(Size::batch).max().unwrap_or(0), 1 << 20)?;
         let whole = |size: &Size| {
             within("batch", size.batch(), 1 << 20)?;
-            if size.dims().keys().any(|name| !own.contains_key(name)) {
-                let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
-                let dims = if names.is_empty() { "none".into() } else { names.join(", ") };
-                return Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")));
-            }
+            check_dims(&own, size)?;
             let dims = own.iter().chain(size.dims()).map(|(name, &size)| (name.clone(), size)).collect();
             Ok(Size::of(size.batch(), dims))
         };

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
 use crate::error::Error;
-use crate::model::{Images, Model, Network};
+use crate::model::{Model, Network, Shaped};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
 use crate::plan::{self, Choices, Family, Limits, Plan, Request};
@@ -217,13 +217,14 @@ pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch
 fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, choices: &Choices) -> Result<Plan, Error> {
     let limits = &limits(device.info(), device.kind());
     let planned = match model.network() {
-        Network::Images(Images { graph, preprocessing, .. }) => {
+        Network::Images(images) => {
             if spec.precision == Precision::F32 && limits.family != Family::Cpu {
                 return Err(Error::Unsupported {
                     what: format!("`{}`, a network of images, in f32 on a GPU", model.name()),
                     instead: "compute it in f16 there, or in f32 on the CPU".into(),
                 });
             }
+            let Shaped { network: graph, preprocessing, .. } = images.shaped();
             let (input, output) = (spec.input, spec.output);
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }
@@ -281,7 +282,8 @@ pub(crate) fn needs(
 /// The rows that `model` reads and writes, whatever the batch and the kernels.
 pub(crate) fn rows(model: &Model, device: &Device, spec: &BuildSpec) -> Result<(RowSpec, RowSpec), Error> {
     match model.network() {
-        Network::Images(Images { graph, .. }) => {
+        Network::Images(images) => {
+            let graph = &images.shaped().network;
             plan::rows::specs(graph, &limits(device.info(), device.kind()), (spec.input, spec.output))
         }
         Network::Values(values) => Ok((values.input().clone(), values.output().clone())),

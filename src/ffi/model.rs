@@ -7,7 +7,7 @@ use super::handles::{insert, shared, trefoil_model};
 use super::layout::{narrow, trefoil_model_info};
 use super::pointers::{self, Out, array, copy_text, slice, text};
 use super::status::{Answer, Failure, guard, trefoil_status};
-use crate::model::{Images, Model, Network};
+use crate::model::{Model, Network};
 use crate::onnx::Sizes;
 
 /// Opens a folder with `model.safetensors` and `config.json`, a `.safetensors` file, or an `.onnx` file of any network. A path
@@ -81,7 +81,8 @@ pub unsafe extern "C" fn trefoil_model_get_info(model: trefoil_model, info: *mut
     guard(|| {
         let model: Model = shared(model)?;
         let pixels = match model.network() {
-            Network::Images(Images { preprocessing: of, .. }) => {
+            Network::Images(images) => {
+                let of = &images.shaped().preprocessing;
                 [of.input.height, of.input.width, of.input.channels, of.resize]
             }
             Network::Values(_) => [0; 4],

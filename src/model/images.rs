@@ -273,6 +273,13 @@ impl Network {
     }
 }
 
+impl Conv2d {
+    /// The same without padding, which the size of an image may decide, and the weights do not depend on.
+    pub(crate) fn unpadded(&self) -> Self {
+        Self { window: Window { pad: Pad::default(), ..self.window }, ..self.clone() }
+    }
+}
+
 impl Op {
     /// The operation's name, for messages: `"conv2d"`.
     pub const fn kind(&self) -> &'static str {

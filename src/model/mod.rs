@@ -23,7 +23,9 @@ mod recognise;
 mod rewrite;
 mod safetensors_header;
 mod shape;
+mod shaped;
 mod shown;
+mod sizes;
 mod states;
 mod values;
 mod weights;
@@ -33,7 +35,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::config::Config;
-use self::names::nearest;
 use crate::error::{Error, printable};
 use crate::onnx::Sizes;
 use crate::tensor::{Dims, Shape, Size};
@@ -51,7 +52,9 @@ pub use quantization::Quantization;
 pub(crate) use quantization::{ByteLayer, byte_layers, never_negative};
 pub(crate) use recognise::{is_sum, pool_of, window_of};
 pub(crate) use rewrite::optimize;
-pub(crate) use shape::{infer, params};
+pub(crate) use shape::infer;
+pub(crate) use shaped::{Images, Shaped};
+pub(crate) use sizes::check_dims;
 pub(crate) use values::Values;
 pub use weights::{WeightDtype, Weights};
 pub(crate) use weights::{filter_of, name_of};
@@ -94,18 +97,6 @@ pub(crate) enum Network {
     Images(Images),
     /// Any values of any values.
     Values(Arc<Values>),
-}
-
-/// A network of images.
-#[derive(Clone, Debug)]
-pub(crate) struct Images {
-    pub graph: Arc<images::Network>,
-    pub preprocessing: Arc<Preprocessing>,
-    output: Shape,
-    /// Whether it was cut, so that its result is the features asked for.
-    is_cut: bool,
-    /// Layers of a file in bytes that are in floats, and why.
-    in_floats: Arc<[String]>,
 }
 
 impl Model {
@@ -152,21 +143,34 @@ impl Model {
             let config = inside.unwrap_or_else(|| open_config(&path.with_file_name("config.json")))?;
             (weights, config)
         };
-        let Config { path: of_config, architecture, num_classes, labels, preprocessing, quantization } = config;
-        let graph = build(&architecture, num_classes, preprocessing.input, &weights)?;
-        let name = printable(&architecture, MOST_OF_A_NAME);
-        let model = Self::new(graph, weights, preprocessing, labels)?.with_name(&name);
-        let Some(quantization) = quantization else { return Ok(model) };
-        let graph = quantization.apply(model.image_network()?).map_err(|problems| {
-            Error::format(&of_config, format!("configuration: `quantization`: {}", problems.join("; ")))
-        })?;
-        Ok(model.with(Images { graph: graph.into(), ..model.images()?.clone() }))
+        Self::of_family(config, weights.into())
     }
 
-    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs, or the
-    /// folder of an encoder at its `sequence`, or its `height` and `width`. The first dimension of the inputs may stay free, or
-    /// one whose name has `batch` in it: it is the batch, whose sizes the engine's builder names. The builder may also have
-    /// [other sizes](crate::EngineBuilder::sizes) for the other ones.
+    /// A model of an architecture that is built here, for images of any height and width.
+    fn of_family(config: Config, weights: Arc<Weights>) -> Result<Self, Error> {
+        let Config { path, architecture, num_classes, labels, preprocessing, quantization } = config;
+        let (input, name) = (preprocessing.input, printable(&architecture, MOST_OF_A_NAME));
+        let build = move |size: &Size, weights: &Weights| {
+            let side = |name: &str| size.get(name).expect("a dimension that it has");
+            let input = Shape { height: side("height"), width: side("width"), ..input };
+            build(&architecture, num_classes, input, weights)
+        };
+        let at = Size::new(1).dim("height", input.height).dim("width", input.width);
+        let model = Self::of_built(weights, &at, preprocessing, labels, build)?.with_name(&name);
+        let Some(quantization) = quantization else { return Ok(model) };
+        let in_bytes = move |shaped: Shaped| {
+            shaped.quantized(&quantization, |problems| {
+                Error::format(&path, format!("configuration: `quantization`: {}", problems.join("; ")))
+            })
+        };
+        Ok(model.with(model.images()?.edited(in_bytes)?))
+    }
+
+    /// Opens an `.onnx` file at these sizes of its free dimensions, and with these constants for some of its inputs, the
+    /// folder of an encoder at its `sequence`, or its `height` and `width`, or another model of safetensors at its `height` and
+    /// `width`. The first dimension of an ONNX file's inputs may stay free, or one whose name has `batch` in it: it is the
+    /// batch, whose sizes the engine's builder names. The builder may also have [other sizes](crate::EngineBuilder::sizes) for
+    /// the other ones.
     ///
     /// ```no_run
     /// use trefoil::{model::Model, onnx::Sizes};
@@ -178,7 +182,12 @@ impl Model {
     /// As for [`Model::open`]; [`Error::Option`] for a size that is missing, and for one that the model has no use for.
     pub fn open_at(path: impl AsRef<Path>, sizes: &Sizes) -> Result<Self, Error> {
         let path = path.as_ref();
-        if path.is_dir() { Self::open_encoder(path, &Embedding::of_sizes(sizes)?) } else { onnx::open(path, sizes) }
+        if !path.is_dir() && path.extension().is_none_or(|extension| extension != "safetensors") {
+            return onnx::open(path, sizes);
+        }
+        let asked = Embedding::of_sizes(sizes)?;
+        let encoder = if path.is_dir() { encoders::open(path, &asked)? } else { None };
+        encoder.map_or_else(|| Self::open(path)?.at(&Size::of(1, sizes.dims().clone())), Ok)
     }
 
     /// Opens a folder with an encoder of texts or images: `model.safetensors` and `config.json` of Hugging Face's BERT,
@@ -234,34 +243,8 @@ impl Model {
         labels: Vec<String>,
     ) -> Result<Self, Error> {
         let weights = weights.into();
-        Self::of_network(recognise::network(&graph, &weights)?, weights, preprocessing, labels)
-    }
-
-    fn of_network(
-        mut found: recognise::Recognised,
-        weights: Arc<Weights>,
-        preprocessing: Preprocessing,
-        labels: Vec<String>,
-    ) -> Result<Self, Error> {
-        let weights = found.weights(weights)?;
-        let recognise::Recognised { network: graph, in_floats, .. } = found;
-        let output = infer(&graph)?[graph.output.0];
-        params(&graph)?.into_iter().try_for_each(|(name, dims)| weights.check(name, &dims))?;
-        preprocessing.check(graph.input)?;
-        if !labels.is_empty() && labels.len() != output.channels {
-            let expected = format!("one for each of {} classes, or none", output.channels);
-            return Err(Error::option("labels", format_args!("a list of {}", labels.len()), expected));
-        }
-        let (graph, preprocessing, in_floats) = (graph.into(), preprocessing.into(), in_floats.into());
-        let images = Images { graph, preprocessing, output, is_cut: false, in_floats };
-        Ok(Self {
-            network: Network::Images(images),
-            weights,
-            labels: if labels.is_empty() { numbered(output.channels) } else { labels.into() },
-            name: "model".into(),
-            metadata: Arc::default(),
-            pictures: None,
-        })
+        let (shaped, weights) = Shaped::of(&graph, preprocessing, &weights)?;
+        Self::of_shaped(Images::fixed(shaped), weights, labels)
     }
 
     /// A model of graphs of values, built in code: `build` gives the graph for a number of rows, which is a dimension of each
@@ -390,10 +373,10 @@ impl Model {
     ///
     /// As for [`Model::features_at`].
     pub fn features(&self) -> Result<Self, Error> {
-        let Images { graph, is_cut, .. } = self.images()?;
-        let last = &graph.nodes[graph.output.0];
+        let Shaped { network, is_cut, .. } = self.images()?.shaped();
+        let last = &network.nodes[network.output.0];
         match (&last.op, &last.inputs[..]) {
-            (Op::Linear(_), [NodeId(before)]) if !is_cut => self.features_at(&graph.nodes[*before].name),
+            (Op::Linear(_), [NodeId(before)]) if !is_cut => self.features_at(&network.nodes[*before].name),
             _ => Ok(self.clone()),
         }
     }
@@ -407,14 +390,12 @@ impl Model {
     /// [`Error::Option`] if there is no such node; it tells names that are near. [`Error::Unsupported`] for a model that
     /// is no network of images.
     pub fn features_at(&self, node: &str) -> Result<Self, Error> {
-        let (images, at) = (Images { is_cut: true, ..self.images()?.clone() }, self.find(node)?);
-        if at == images.graph.output {
-            return Ok(self.with(images));
-        }
-        let graph = images.graph.cut(at);
-        let output = infer(&graph)?[graph.output.0];
-        let cut = self.with(Images { graph: graph.into(), output, ..images });
-        Ok(Self { labels: numbered(output.channels), ..cut })
+        let (own, name) = (self.images()?, node.to_owned());
+        let cut = own.edited(move |shaped| shaped.cut(&name))?;
+        let Shaped { network, output, .. } = cut.shaped();
+        let is_whole = Arc::ptr_eq(network, &own.shaped().network);
+        let labels = if is_whole { self.labels.clone() } else { numbered(output.channels) };
+        Ok(Self { labels, ..self.with(cut) })
     }
 
     /// The model cut in two at a node, of the same weights: the second reads what the first gives, see
@@ -433,12 +414,9 @@ impl Model {
     /// [`Error::Option`] as [`Model::features_at`]; [`Error::Graph`] if something after the node reads something before
     /// it.
     pub fn split_at(&self, node: &str) -> Result<(Self, Self), Error> {
-        let first = self.features_at(node)?;
-        let between = first.output()?;
-        let graph = self.image_network()?.rest(self.find(node)?, between)?.into();
-        let preprocessing = Preprocessing::new(between).into();
-        let second = self.with(Images { graph, preprocessing, ..self.images()?.clone() });
-        Ok((first, second))
+        let (first, name) = (self.features_at(node)?, node.to_owned());
+        let second = self.images()?.edited(move |shaped| shaped.rest(&name))?;
+        Ok((first, self.with(second)))
     }
 
     /// The model with some of its values in bytes, of the same weights: those of its dense convolutions. Scales that it had
@@ -449,28 +427,13 @@ impl Model {
     /// [`Error::Option`] with everything that is wrong: a scale that is missing, that is none, or of no node.
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn quantized(&self, quantization: &Quantization) -> Result<Self, Error> {
-        let images = self.images()?;
-        let graph = quantization.apply(&images.graph).map_err(|problems| quantization::refused(&problems))?;
-        Ok(self.with(Images { graph: graph.into(), ..images.clone() }))
+        let quantization = quantization.clone();
+        Ok(self.with(self.images()?.edited(move |shaped| shaped.quantized(&quantization, quantization::refused))?))
     }
 
     /// The model without the scales that it may have.
     pub(crate) fn in_floats(&self) -> Result<Self, Error> {
-        let images = self.images()?;
-        Ok(self.with(Images { graph: quantization::without_scales(&images.graph).into(), ..images.clone() }))
-    }
-
-    /// The node of a name, or the last one of the module of that name.
-    fn find(&self, node: &str) -> Result<NodeId, Error> {
-        let graph = self.image_network()?;
-        let nodes = &graph.nodes;
-        let in_module = |name: &str| name.strip_prefix(node).is_some_and(|rest| rest.starts_with('.'));
-        let last_of_module = || nodes.iter().rposition(|node| in_module(&node.name)).map(NodeId);
-        graph.find(node).or_else(last_of_module).ok_or_else(|| {
-            let near = nearest(node, nodes.iter().map(|node| node.name.as_str()), 5);
-            let near = if near.is_empty() { String::new() } else { format!(": {}", near.join(", ")) };
-            Error::option("features_at", format_args!("`{node}`"), format!("a node's name{near}"))
-        })
+        Ok(self.with(self.images()?.edited(|shaped| Ok(shaped.without_scales()))?))
     }
 
     fn with(&self, images: Images) -> Self {
@@ -497,7 +460,7 @@ impl Model {
     /// # Errors
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn image_network(&self) -> Result<&images::Network, Error> {
-        Ok(&self.images()?.graph)
+        Ok(&self.images()?.shaped().network)
     }
 
     /// The layers that are computed in floats although the model's file has values in bytes, each with the reason: a value
@@ -511,7 +474,7 @@ impl Model {
     /// ```
     pub fn layers_in_floats(&self) -> &[String] {
         match &self.network {
-            Network::Images(images) => &images.in_floats,
+            Network::Images(images) => &images.shaped().in_floats,
             Network::Values(_) => &[],
         }
     }
@@ -530,7 +493,7 @@ impl Model {
         &self.weights
     }
 
-    /// How a picture becomes the input. An encoder of images normalises bytes in its graph: its mean and deviation are 0
+    /// How a picture becomes the input, at the sizes that the model has; [`Model::at`] gives those of another. An encoder of images normalises bytes in its graph: its mean and deviation are 0
     /// and 1.
     ///
     /// # Errors
@@ -538,7 +501,7 @@ impl Model {
     pub fn preprocessing(&self) -> Result<&Preprocessing, Error> {
         match &self.pictures {
             Some(pictures) => Ok(pictures),
-            None => Ok(&self.images()?.preprocessing),
+            None => Ok(&self.images()?.shaped().preprocessing),
         }
     }
 
@@ -547,7 +510,7 @@ impl Model {
     /// # Errors
     /// [`Error::Unsupported`] for a model that is no network of images.
     pub fn output(&self) -> Result<Shape, Error> {
-        Ok(self.images()?.output)
+        Ok(self.images()?.shaped().output)
     }
 
     /// The length of the result, or its channels if it is not a vector; 0 of a model that is no network of images.

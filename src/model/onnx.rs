@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::config::{self, Config};
 use super::recognise::{self, Recognised};
+use super::shaped::{Images, Shaped};
 use super::values::Values;
 use super::weights::{Placed, Weights};
 use super::{MOST_OF_A_NAME, Model, Preprocessing};
@@ -12,7 +13,7 @@ use crate::error::{Error, printable};
 use crate::files::Source;
 use crate::graph as values;
 use crate::onnx::{Dim, File, Sizes, ValueType, dtype_of};
-use crate::tensor::Dtype;
+use crate::tensor::{Dims, Dtype};
 
 /// The model in an ONNX file, with the `config.json` beside it, if there is one.
 ///
@@ -34,7 +35,7 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
             .map_err(|error| Error::format(&beside, format!("{what}, and in {}: {error}", path.display())))
     };
     let model = match recognise::network(&values.graph(1)?, &weights) {
-        Ok(found) if in_f32.is_empty() => of_images(path, found, weights)?,
+        Ok(found) if in_f32.is_empty() => of_images(path, values, found, &weights)?,
         Ok(_) => with_f32(Model::of_values(values, weights)?)?, // kernels for images are in f16
         Err(Error::Unsupported { what, .. }) => {
             log::info!("{name}: no network of images: {what}");
@@ -45,8 +46,8 @@ pub(super) fn open(path: &Path, sizes: &Sizes) -> Result<Model, Error> {
     Ok(Model { metadata, ..model.with_name(&name) })
 }
 
-/// A model of a network of images, with what the `config.json` beside the file says.
-fn of_images(path: &Path, found: Recognised, weights: Arc<Weights>) -> Result<Model, Error> {
+/// A model of a network of images, found in a network of values, with what the `config.json` beside the file says.
+fn of_images(path: &Path, values: Values, found: Recognised, weights: &Arc<Weights>) -> Result<Model, Error> {
     let beside = path.with_file_name("config.json");
     let (labels, preprocessing) = match beside.exists() {
         true => {
@@ -55,7 +56,14 @@ fn of_images(path: &Path, found: Recognised, weights: Arc<Weights>) -> Result<Mo
         }
         false => (Vec::new(), Preprocessing::new(found.network.input)),
     };
-    Model::of_network(found, weights, preprocessing, labels)
+    let (first, weights) = Shaped::found(found, preprocessing.clone(), weights)?;
+    let dims = values.dims().clone();
+    let at = move |dims: &Dims, weights: &Arc<Weights>| {
+        let found = recognise::network(&values.at(dims)?.graph(1)?, weights)?;
+        let preprocessing = preprocessing.for_input(found.network.input);
+        Shaped::found(found, preprocessing, weights)
+    };
+    Model::of_shaped(Images::new(dims, first, at), weights, labels)
 }
 
 /// The names of the dimensions of the inputs that are the batch, where they are free and have no size: of an input the one

@@ -1,4 +1,4 @@
-//! A model at several sizes of its free dimensions, and what rows are padded with that are shorter than a size.
+//! What rows are padded with that are shorter than a size, and the weights of a model at several sizes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::{Model, Network};
 use crate::error::Error;
 use crate::graph::{Number, Tensor, ValueType};
 use crate::loops::bits;
-use crate::tensor::{Dims, Dtype, Padding, RowPort};
+use crate::tensor::{Dtype, Padding, RowPort};
 
 /// An input that may be shorter than a size along a free dimension.
 #[derive(Clone, Debug)]
@@ -65,37 +65,12 @@ impl Model {
         Ok(self.with_values(values.into(), self.weights().clone()))
     }
 
-    /// The sizes of its free dimensions.
-    pub(crate) fn dims(&self) -> Dims {
-        match self.network() {
-            Network::Values(values) => values.dims().clone(),
-            Network::Images(_) => Dims::new(),
-        }
-    }
-
     /// The dimensions along which rows may be padded.
     pub(crate) fn neutral_dims(&self) -> BTreeSet<String> {
         match self.network() {
             Network::Values(values) => values.padding.iter().map(|declared| declared.dim.to_string()).collect(),
             Network::Images(_) => BTreeSet::new(),
         }
-    }
-
-    /// The model at each of these sizes of its free dimensions, which differ: all of the same weights.
-    ///
-    /// # Errors
-    /// As for [`Model::open_at`]; [`Error::Option`] for an input whose padding is not told, or along no axis of its own.
-    pub(crate) fn at_each(&self, all: &[Dims]) -> Result<Vec<Self>, Error> {
-        let Network::Values(values) = self.network() else { return Ok(vec![self.clone(); all.len()]) };
-        let is_own =
-            |dims: &Dims| dims.iter().all(|(name, size)| values.dims().get(name).is_none_or(|own| own == size));
-        if values.padding.is_empty() && all.iter().all(is_own) {
-            return Ok(vec![self.clone(); all.len()]);
-        }
-        let each = all.iter().map(|dims| values.at(dims)).collect::<Result<Vec<_>, _>>()?;
-        let each = padded(values, each)?;
-        let weights = each.iter().try_fold(self.weights().clone(), with_layers)?;
-        Ok(each.into_iter().map(|values| self.with_values(values.into(), weights.clone())).collect())
     }
 }
 
@@ -113,7 +88,7 @@ pub(super) fn with_layers(weights: Arc<Weights>, values: &Values) -> Result<Arc<
 }
 
 /// The networks, which are `of` at several sizes, with what is declared of the rows' padding.
-fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Error> {
+pub(super) fn padded(of: &Values, each: Vec<Values>) -> Result<Vec<Values>, Error> {
     let mut padding = Vec::new();
     for declared in &of.padding {
         let port = of.input().ports().iter().position(|port| port.name == declared.port).expect("it was looked for");

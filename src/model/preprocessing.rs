@@ -72,6 +72,21 @@ impl Preprocessing {
         }
     }
 
+    /// The same for another input: the part of the picture that is cut out stays as large.
+    ///
+    /// ```
+    /// use trefoil::{Shape, model::Preprocessing};
+    /// let usual = Preprocessing { resize: 256, ..Preprocessing::new(Shape::new(224, 224, 3)) };
+    /// let small = usual.for_input(Shape::new(112, 112, 3));
+    /// assert_eq!((small.input, small.resize), (Shape::new(112, 112, 3), 128));
+    /// ```
+    #[must_use]
+    pub fn for_input(&self, input: Shape) -> Self {
+        let [own, side] = [self.input, input].map(|shape| shape.height.max(shape.width));
+        let resize = self.resize.saturating_mul(side).checked_div(own).unwrap_or(side).max(side);
+        Self { input, resize, ..self.clone() }
+    }
+
     /// Checks it against the shape of a graph's input.
     pub(super) fn check(&self, input: Shape) -> Result<(), Error> {
         let channels = input.channels;

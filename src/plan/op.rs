@@ -235,6 +235,27 @@ impl QuantizedStem {
 }
 
 impl StepOp {
+    /// The same as far as its weights depend on it: for images of any size.
+    pub(crate) fn of_any_size(&self) -> Self {
+        match self {
+            Self::Conv(conv) => Self::Conv(conv.unpadded()),
+            Self::Depthwise(conv) => Self::Depthwise(conv.unpadded()),
+            Self::QuantizedConv(of) => {
+                let joined = of.joined.as_ref().map(|joined| {
+                    let of = Joined { conv: joined.of.conv.unpadded(), ..joined.of.clone() };
+                    Box::new(JoinedBytes { of, ..**joined })
+                });
+                Self::QuantizedConv(QuantizedConv { conv: of.conv.unpadded(), joined, ..*of })
+            }
+            Self::QuantizedStem(QuantizedStem { stem, output_scale }) => {
+                let (conv, conv_shape) = (stem.conv.unpadded(), Shape::vector(0));
+                let stem = Stem { conv, conv_shape, pool: None, ..stem.clone() };
+                Self::QuantizedStem(QuantizedStem { stem, output_scale: *output_scale })
+            }
+            other => other.clone(),
+        }
+    }
+
     /// The weights in bytes of a step of bytes, of inputs with so many channels.
     ///
     /// # Errors

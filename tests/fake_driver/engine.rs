@@ -117,6 +117,19 @@ fn bytes_go_up_as_bytes_from_page_locked_memory() {
     assert!(down.starts_with("cuMemcpyDtoHAsync"), "{down}");
 }
 
+/// Cases of networks of images at several sizes, behind the hazard checker. Kernels leave results as they are.
+#[test]
+fn images_of_several_sizes_have_graphs_of_their_own() {
+    let scenario = Scenario::new("engine::images_of_several_sizes_have_graphs_of_their_own", || {
+        let device = Device::open(Target::Cuda(0)).unwrap();
+        for (name, case) in support::image_sizes::ALL {
+            println!("{name}");
+            case(&device);
+        }
+    });
+    scenario.run(&[]).assert_clean();
+}
+
 /// A lane's stream joins the capture with a wait for an event, and the first lane waits for one of it in the end. The
 /// stand-in refuses a capture that a stream does not join, and a kernel that may begin before what its stream waits for.
 #[test]

@@ -6,6 +6,7 @@ mod external;
 mod graphs;
 mod hostile;
 mod hostile_graphs;
+mod image_sizes;
 mod import;
 mod memory;
 mod mutations;

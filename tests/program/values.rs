@@ -171,6 +171,24 @@ fn a_network_of_images_runs_on_bytes() {
 }
 
 #[test]
+fn images_have_the_sizes_that_are_asked_for() {
+    let sizes = ["--size", "height=20,width=36,batch=2", "--size", "height=28,width=28"];
+    let output = run(&[&["run", "weights/convnet28", "--device", "cpu"], &sizes[..]].concat());
+    expect_code(&output, 0);
+    let said = stdout(&output);
+    let parts =
+        ["batch=2,height=20,width=36", "u8[20,36,1]", "batch=1,height=28,width=28", "u8[28,28,1]", "f32[2,10]: "];
+    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    let classify = |size: &str| run(&["classify", "weights/photos/rocket.jpg", "--device", "cpu", "--size", size]);
+    let small = classify("height=160,width=128");
+    expect_code(&small, 0);
+    assert!(stdout(&small).contains("rocket.jpg"), "{}", stdout(&small));
+    let wrong = classify("depth=3");
+    expect_code(&wrong, 1);
+    assert!(stderr(&wrong).contains("`height` and `width`"), "{}", stderr(&wrong));
+}
+
+#[test]
 fn wrong_rows_say_what_is_expected() {
     let files = Files::new("run-wrong");
     let x = files.input("x", npy("<f4", "2, 3", &f32s(&[0.0; 6])));
@@ -216,7 +234,7 @@ fn a_missing_size_is_named() {
     assert!(said(&["--size", "sequence=2,length=3"]).contains("length"));
     let other = run(&["run", "weights/convnet28", "--device", "cpu", "--size", "sequence=2"]);
     expect_code(&other, 1);
-    assert!(stderr(&other).contains("ONNX"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("`height`, `width`"), "{}", stderr(&other));
 }
 
 #[test]

@@ -9,6 +9,7 @@ pub mod byte_rules;
 pub mod conv_s8;
 pub mod embedding;
 pub mod encoder;
+pub mod image_sizes;
 pub mod loops;
 #[cfg(feature = "cuda")]
 pub mod loops_on_gpu;

@@ -16,7 +16,7 @@ use crate::ordered::{Reorder, Turns};
 use crate::report::{self, Class};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::spawn;
-use crate::{Outcome, models, stop};
+use crate::{Outcome, stop};
 
 /// Up to so many classes are chosen on the device.
 const MAX_DEVICE_TOP: usize = 64;
@@ -51,7 +51,7 @@ struct Pending<'a> {
 
 pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let Inputs { list: inputs, skipped } = Inputs::collect(&args.paths);
-    let (model, _) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let threads = args.threads.unwrap_or_else(setup::cores).min(inputs.len());
     let top = args.top.min(model.classes());

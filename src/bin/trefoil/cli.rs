@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use trefoil::model::Model;
+use trefoil::onnx::Sizes;
 use trefoil::{Precision, Target};
 
 use crate::audit::AuditArgs;
@@ -14,7 +17,8 @@ use crate::check::CheckArgs;
 use crate::completions::CompletionsArgs;
 use crate::doctor::DoctorArgs;
 use crate::embed::EmbedArgs;
-use crate::feed::SizeArgs;
+use crate::feed::{self, SizeArgs};
+use crate::models;
 use crate::run::RunArgs;
 use crate::trace::TraceArgs;
 
@@ -118,11 +122,25 @@ pub struct Place {
     /// or the name of a model in one. Without it: TREFOIL_WEIGHTS, ./weights, then weights beside the program
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
+    /// Sizes of the model's free dimensions, such as height=160,width=160
+    #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = feed::size)]
+    pub sizes: Vec<(String, usize)>,
     /// auto (the first GPU, else the CPU), cuda:N or cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Target,
     #[command(flatten)]
     pub kernels: Kernels,
+}
+
+impl Place {
+    /// Opens the model at its sizes; also says where it was.
+    pub fn open(&self) -> Result<(Model, PathBuf)> {
+        let dim = |sizes: Sizes, (name, size): &(String, usize)| sizes.dim(name, *size);
+        match &self.sizes[..] {
+            [] => models::open(self.model.as_deref()),
+            sizes => models::open_at(self.model.as_deref(), &sizes.iter().fold(Sizes::new(), dim)),
+        }
+    }
 }
 
 /// How a plan is made where there is a choice.

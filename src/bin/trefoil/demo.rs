@@ -25,7 +25,7 @@ const THROUGHPUT_RUN: Duration = Duration::from_secs(5);
 const STAGE_RUNS: usize = 50;
 
 pub fn run(args: &Place) -> Result<Outcome> {
-    let (model, path) = models::open(args.model.as_deref())?;
+    let (model, path) = args.open()?;
     let device = setup::open_device(args.device)?;
     let mut out = io::stdout();
     writeln!(out, "device      {}", setup::describe(device.info()))?;

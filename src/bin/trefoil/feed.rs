@@ -21,7 +21,8 @@ const BATCH: &str = "batch";
 /// A model's free dimensions.
 #[derive(Args, Debug)]
 pub struct SizeArgs {
-    /// Sizes of an ONNX file's free dimensions, by name; a name that comes again begins another size of the engine
+    /// Sizes of an ONNX file's free dimensions, or of height and width, by name; a name that comes again begins another size
+    /// of the engine
     #[arg(long = "size", value_name = "NAME=N,..", value_delimiter = ',', value_parser = size)]
     sizes: Vec<(String, usize)>,
     /// An input that is the same for all rows, such as one that dimensions depend on
@@ -58,7 +59,7 @@ impl SizeArgs {
             let npy::Array { dtype, dims, bytes } = npy::read(path)?;
             Ok(sizes.constant(name, Tensor::from_bytes(ValueType::new(dtype, &dims), &bytes)))
         };
-        models::open_at(model, &self.constants.iter().try_fold(sizes, with_constant)?)
+        models::open_at(Some(model), &self.constants.iter().try_fold(sizes, with_constant)?)
     }
 
     /// The sizes of an engine: what is told, or `default` where no rows are. Of several sizes one that tells none has one.
@@ -137,7 +138,7 @@ fn sizes(all: &[(String, usize)]) -> impl Iterator<Item = &[(String, usize)]> {
 }
 
 /// `NAME=N`.
-fn size(text: &str) -> Result<(String, usize), String> {
+pub fn size(text: &str) -> Result<(String, usize), String> {
     let (name, size) = text.rsplit_once('=').ok_or("expected NAME=N, as in sequence=128")?;
     let size = if name == BATCH { count::<MAX_BATCH>(size) } else { count::<{ usize::MAX }>(size) };
     Ok((name.to_owned(), size?))

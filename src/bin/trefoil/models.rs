@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use trefoil::Error;
 use trefoil::model::Model;
 use trefoil::onnx::Sizes;
@@ -22,16 +22,9 @@ pub fn open(wanted: Option<&Path>) -> Result<(Model, PathBuf)> {
     opened(find(wanted)?, |path| Model::open(path))
 }
 
-/// The same at these sizes, which ONNX files and encoders have.
-pub fn open_at(wanted: &Path, sizes: &Sizes) -> Result<(Model, PathBuf)> {
-    let path = find(Some(wanted))?;
-    let is_sized = is_onnx(&path) || path.is_dir();
-    ensure!(
-        is_sized,
-        "--size and --constant are for ONNX files and folders of encoders, and {} is neither",
-        path.display()
-    );
-    opened(path, |path| Model::open_at(path, sizes))
+/// The same at these sizes.
+pub fn open_at(wanted: Option<&Path>, sizes: &Sizes) -> Result<(Model, PathBuf)> {
+    opened(find(wanted)?, |path| Model::open_at(path, sizes))
 }
 
 fn opened(path: PathBuf, open: impl FnOnce(&Path) -> Result<Model, Error>) -> Result<(Model, PathBuf)> {

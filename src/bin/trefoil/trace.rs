@@ -16,7 +16,7 @@ use trefoil::{Engine, Error, OutputKind, Ticket, Trace, files};
 use crate::cli::{MAX_BATCH, MAX_THREADS, Place, SlotsArgs, count, seconds};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::run_all;
-use crate::{Outcome, models, report, stop, throughput};
+use crate::{Outcome, report, stop, throughput};
 
 const DEFAULT_PRODUCERS: usize = 4;
 const DEFAULT_SECONDS: f64 = 2.0;
@@ -89,7 +89,7 @@ struct Figures<'a> {
 }
 
 pub fn run(args: &TraceArgs) -> Result<Outcome> {
-    let (model, path) = models::open(args.place.model.as_deref())?;
+    let (model, path) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { 8 } else { 32 });
     let producers = args.producers.unwrap_or_else(|| setup::cores().min(DEFAULT_PRODUCERS));

@@ -11,6 +11,8 @@
 //! - Sums are f32 in the order of r, s after the bias, fused multiply-adds where the processor has them.
 //! - Tails: channels beyond the last 16 go 8 at a time, then one at a time.
 
+use std::sync::Arc;
+
 use super::simd::{Clamp, Isa, LANES, mul_add, vectorized};
 use super::window::{Span, Spans};
 use crate::model::{Conv2d, FoldedConv};
@@ -26,23 +28,37 @@ pub(super) struct Conv2dDepthwise {
     x: Shape,
     y: Shape,
     spans: Spans,
-    filter: Vec<f32>, // [R * S][C]
-    bias: Vec<f32>,   // [C]
+    weights: Arc<Taps>,
     clamp: Clamp,
 }
 
-impl Conv2dDepthwise {
-    /// Repacks the weights of `conv`, which has one group for each channel and makes `y` of `x`.
-    pub fn new(isa: Isa, conv: &Conv2d, folded: FoldedConv, x: Shape, y: Shape) -> Self {
-        let taps = conv.window.size.iter().product();
-        let mut filter = vec![0.0; taps * x.channels];
-        for c in 0..x.channels {
+/// A depthwise convolution's weights, repacked.
+#[derive(Debug)]
+pub(super) struct Taps {
+    filter: Vec<f32>, // [R * S][C]
+    bias: Vec<f32>,   // [C]
+}
+
+impl Taps {
+    /// Repacks the weights of a convolution of so many channels.
+    pub fn new(folded: FoldedConv, channels: usize) -> Self {
+        let FoldedConv { filter: given, bias } = folded;
+        let taps = given.len() / channels;
+        let mut filter = vec![0.0; given.len()];
+        for c in 0..channels {
             for tap in 0..taps {
-                filter[tap * x.channels + c] = folded.filter[c * taps + tap];
+                filter[tap * channels + c] = given[c * taps + tap];
             }
         }
+        Self { filter, bias }
+    }
+}
+
+impl Conv2dDepthwise {
+    /// `conv` of these weights, which has one group for each channel and makes `y` of `x`.
+    pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Taps>, x: Shape, y: Shape) -> Self {
         let spans = Spans::new(&conv.window, x, y);
-        Self { isa, x, y, spans, filter, bias: folded.bias, clamp: conv.activation.into() }
+        Self { isa, x, y, spans, weights, clamp: conv.activation.into() }
     }
 
     /// Computes one image.
@@ -108,13 +124,13 @@ impl Conv2dDepthwise {
         let (channels, dilation) = (self.x.channels, self.spans.dilation);
         let step = self.spans.stride[1] * channels; // from a pixel's tap to its neighbour's
         let mut bias = [0.0; W];
-        bias.copy_from_slice(&self.bias[c..][..W]);
+        bias.copy_from_slice(&self.weights.bias[c..][..W]);
         let mut sums = [bias; N];
         for r in row.taps.clone() {
             let h = row.first + (r - row.taps.start) * dilation[0];
             for s in col.taps.clone() {
                 let w = col.first + (s - col.taps.start) * dilation[1];
-                let filter = &self.filter[(r * self.spans.size[1] + s) * channels + c..][..W];
+                let filter = &self.weights.filter[(r * self.spans.size[1] + s) * channels + c..][..W];
                 let x = &x[(h * self.x.width + w) * channels + c..][..(N - 1) * step + W];
                 for n in 0..N {
                     let x = &x[n * step..][..W];

@@ -13,6 +13,8 @@
 //! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
 //! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
+use std::sync::Arc;
+
 use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
 use super::taps::Taps;
 use super::target::Target;
@@ -39,9 +41,15 @@ pub(super) struct Conv2dFprop {
     depth: usize,
     /// Whether a pixel's taps are a pixel of x.
     pointwise: bool,
-    panels: Vec<Lanes>, // [ceil(K / 16)][k_gemm]
-    bias: Vec<Lanes>,   // [ceil(K / 16)]
+    weights: Arc<Panels>,
     clamp: Clamp,
+}
+
+/// A convolution's weights, repacked.
+#[derive(Debug)]
+pub(super) struct Panels {
+    filter: Vec<Lanes>, // [ceil(K / 16)][R * S * C]
+    bias: Vec<Lanes>,   // [ceil(K / 16)]
 }
 
 /// Floats of scratch that a run of `conv` from `x` to `y` needs.
@@ -60,38 +68,43 @@ fn is_pointwise(conv: &Conv2d) -> bool {
     window.size == [1, 1] && window.stride == [1, 1] && [pad.top, pad.left, pad.bottom, pad.right] == [0; 4]
 }
 
-impl Conv2dFprop {
-    /// Repacks the weights of `conv`, which makes `y` of `x`.
-    pub fn new(isa: Isa, conv: &Conv2d, folded: &FoldedConv, x: Shape, y: impl Into<Target>) -> Self {
-        let target = y.into();
-        let y = target.shape;
-        let [r_size, s_size] = conv.window.size;
-        let taps = r_size * s_size;
-        let (k_gemm, group) = (taps * x.channels, x.channels / conv.groups);
-        let count = y.channels.div_ceil(LANES);
-        let mut panels = vec![Lanes::ZERO; count * k_gemm];
+impl Panels {
+    /// Repacks the weights of `conv`, which reads images of so many channels.
+    pub fn new(conv: &Conv2d, folded: &FoldedConv, channels: usize) -> Self {
+        let taps = conv.window.size.iter().product::<usize>();
+        let (k_gemm, group) = (taps * channels, channels / conv.groups);
+        let count = conv.out_channels.div_ceil(LANES);
+        let mut filter = vec![Lanes::ZERO; count * k_gemm];
         let mut bias = vec![Lanes::ZERO; count];
-        for k_out in 0..y.channels {
+        for k_out in 0..conv.out_channels {
             let (panel, lane) = (k_out / LANES, k_out % LANES);
             bias[panel].0[lane] = folded.bias[k_out];
-            let first = conv.first_channel(k_out, x.channels);
+            let first = conv.first_channel(k_out, channels);
             for c in 0..group {
                 for tap in 0..taps {
                     let value = folded.filter[(k_out * group + c) * taps + tap];
-                    panels[panel * k_gemm + tap * x.channels + first + c].0[lane] = value;
+                    filter[panel * k_gemm + tap * channels + first + c].0[lane] = value;
                 }
             }
         }
+        Self { filter, bias }
+    }
+}
+
+impl Conv2dFprop {
+    /// `conv` of these weights, which makes `y` of `x`.
+    pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Panels>, x: Shape, y: impl Into<Target>) -> Self {
+        let target = y.into();
+        let k_gemm = conv.window.size.iter().product::<usize>() * x.channels;
         Self {
             isa,
             x,
             y: target,
-            taps: Taps::new(&conv.window, x, y),
+            taps: Taps::new(&conv.window, x, target.shape),
             k_gemm,
             depth: depth(k_gemm),
             pointwise: is_pointwise(conv),
-            panels,
-            bias,
+            weights,
             clamp: conv.activation.into(),
         }
     }
@@ -127,9 +140,9 @@ fn fprop_body<const FMA: bool>(
                 conv.taps.gather(x, block.clone(), &depth, scratch, |value| value);
                 (&*scratch, depth.len())
             };
-            for (index, bias) in conv.bias.iter().enumerate() {
+            for (index, bias) in conv.weights.bias.iter().enumerate() {
                 let mut tile = Tile {
-                    panel: &conv.panels[index * conv.k_gemm..][depth.clone()],
+                    panel: &conv.weights.filter[index * conv.k_gemm..][depth.clone()],
                     bias,
                     residual: None,
                     clamp: conv.clamp,

@@ -14,6 +14,7 @@
 //! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::conv2d_fprop::{BLOCK, DEPTH, TILE, accumulate, depth};
 use super::simd::{Isa, LANES, Lanes, vectorized};
@@ -32,8 +33,7 @@ pub(super) struct Conv2dS8 {
     y: Shape,
     /// The convolutions whose products go into the sums: one or two.
     sources: Vec<Source>,
-    bias: Vec<i32>,  // [K, a multiple of 16]
-    scale: Vec<f32>, // [K]
+    weights: Arc<BytePanels>,
     /// What a residual is multiplied by, and whether it is signed.
     residual: Option<(f32, bool)>,
     /// What a result may be.
@@ -49,7 +49,14 @@ struct Source {
     k_gemm: usize,
     /// Terms of one pass.
     depth: usize,
-    panels: Vec<Lanes>, // [ceil(K / 16)][k_gemm]
+}
+
+/// The weights of a sum's convolutions, repacked.
+#[derive(Debug)]
+pub(super) struct BytePanels {
+    filters: Vec<Vec<Lanes>>, // of each [ceil(K / 16)][R * S * C]
+    bias: Vec<i32>,           // [K, a multiple of 16]
+    scale: Vec<f32>,          // [K]
 }
 
 /// Bytes of an image.
@@ -68,35 +75,45 @@ pub(super) fn scratch_of(of: &QuantizedConv, inputs: &[Shape], y: Shape) -> usiz
 }
 
 impl Source {
-    fn new(window: &Window, x: Image, y: Shape, filter: &[i8]) -> Self {
-        let taps: usize = window.size.iter().product();
-        let (channels, k_gemm) = (x.shape.channels, taps * x.shape.channels);
-        let mut panels = vec![Lanes::ZERO; y.channels.div_ceil(LANES) * k_gemm];
-        for (at, &value) in filter.iter().enumerate() {
-            let [k_out, c, tap] = [at / k_gemm, at / taps % channels, at % taps];
-            panels[k_out / LANES * k_gemm + tap * channels + c].0[k_out % LANES] = f32::from(value);
-        }
-        Self { x, taps: Taps::new(window, x.shape, y), k_gemm, depth: depth(k_gemm), panels }
+    fn new(window: &Window, x: Image, y: Shape) -> Self {
+        let k_gemm = window.size.iter().product::<usize>() * x.shape.channels;
+        Self { x, taps: Taps::new(window, x.shape, y), k_gemm, depth: depth(k_gemm) }
+    }
+}
+
+impl BytePanels {
+    /// Repacks the weights of a sum of convolutions, which read images of so many channels.
+    pub fn new(weights: ByteFilter, channels: &[usize]) -> Self {
+        let ByteFilter { filters, mut bias, scale } = weights;
+        let count = bias.len();
+        let repacked = |(filter, &channels): (&Vec<i8>, &usize)| {
+            let k_gemm = filter.len() / count;
+            let taps = k_gemm / channels;
+            let mut panels = vec![Lanes::ZERO; count.div_ceil(LANES) * k_gemm];
+            for (at, &value) in filter.iter().enumerate() {
+                let [k_out, c, tap] = [at / k_gemm, at / taps % channels, at % taps];
+                panels[k_out / LANES * k_gemm + tap * channels + c].0[k_out % LANES] = f32::from(value);
+            }
+            panels
+        };
+        let filters = filters.iter().zip(channels).map(repacked).collect();
+        bias.resize(count.next_multiple_of(LANES), 0);
+        Self { filters, bias, scale }
     }
 }
 
 impl Conv2dS8 {
-    /// Repacks the weights of `of`, which makes `y` of the inputs: of each convolution's, and of the residual.
-    pub fn new(isa: Isa, of: &QuantizedConv, weights: ByteFilter, inputs: &[Image], y: Image) -> Self {
-        let ByteFilter { filters, mut bias, scale } = weights;
-        let source = |(((conv, _), filter), &x): (((&Conv2d, _), &Vec<i8>), &Image)| {
-            Source::new(&conv.window, x, y.shape, filter)
-        };
-        let sources: Vec<Source> = of.convs().zip(&filters).zip(inputs).map(source).collect();
-        bias.resize(y.shape.channels.next_multiple_of(LANES), 0);
+    /// `of` with these weights, which makes `y` of the inputs: of each convolution's, and of the residual.
+    pub fn new(isa: Isa, of: &QuantizedConv, weights: Arc<BytePanels>, inputs: &[Image], y: Image) -> Self {
+        let source = |((conv, _), &x): ((&Conv2d, _), &Image)| Source::new(&conv.window, x, y.shape);
+        let sources: Vec<Source> = of.convs().zip(inputs).map(source).collect();
         let lowest = if y.signed && of.conv.activation == Activation::None { -128.0 } else { 0.0 };
         Self {
             isa,
             y: y.shape,
             residual: of.residual_factor().zip(inputs.get(sources.len()).map(|residual| residual.signed)),
             sources,
-            bias,
-            scale,
+            weights,
             range: [lowest, if y.signed { 127.0 } else { 255.0 }],
         }
     }
@@ -120,7 +137,7 @@ impl Conv2dS8 {
     fn requantise(&self, sums: &[i32], residual: Option<&[u8]>, y: &mut [u8]) {
         let [low, high] = self.range;
         let byte = |value: f32| value.clamp(low, high).round_ties_even() as i32 as u8;
-        let scaled = sums.iter().zip(&self.scale).map(|(sum, scale)| *sum as f32 * scale);
+        let scaled = sums.iter().zip(&self.weights.scale).map(|(sum, scale)| *sum as f32 * scale);
         match residual.zip(self.residual) {
             None => y.iter_mut().zip(scaled).for_each(|(y, value)| *y = byte(value)),
             Some((residual, (factor, signed))) => {
@@ -151,15 +168,15 @@ fn conv_body<const FMA: bool>(
     y: &mut [u8],
     scratch: &mut [f32],
 ) {
-    let (pixels, k_out, channels) = (conv.y.pixels(), conv.y.channels, conv.bias.len());
+    let (pixels, k_out, channels) = (conv.y.pixels(), conv.y.channels, conv.weights.bias.len());
     let deepest = conv.sources.iter().map(|source| source.depth).max().expect("a sum has a source");
     let (terms, sums) = scratch.split_at_mut(BLOCK.min(pixels) * deepest);
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums); // [BLOCK][channels]
     for first in (0..pixels).step_by(BLOCK) {
         let block = first..pixels.min(first + BLOCK);
-        sums.chunks_exact_mut(channels).for_each(|sums| sums.copy_from_slice(&conv.bias));
-        for (source, x) in conv.sources.iter().zip(xs.into_iter().flatten()) {
-            add_source::<FMA>(source, x, &block, terms, sums, channels);
+        sums.chunks_exact_mut(channels).for_each(|sums| sums.copy_from_slice(&conv.weights.bias));
+        for ((source, panels), x) in conv.sources.iter().zip(&conv.weights.filters).zip(xs.into_iter().flatten()) {
+            add_source::<FMA>((source, panels), x, &block, terms, sums, channels);
         }
         for (pixel, sums) in block.zip(sums.chunks_exact(channels)) {
             let at = pixel * k_out..(pixel + 1) * k_out;
@@ -171,7 +188,7 @@ fn conv_body<const FMA: bool>(
 /// Adds a convolution's products of a block of pixels to their sums.
 #[inline(always)]
 fn add_source<const FMA: bool>(
-    source: &Source,
+    (source, panels): (&Source, &[Lanes]),
     x: &[u8],
     block: &Range<usize>,
     terms: &mut [f32],
@@ -185,7 +202,7 @@ fn add_source<const FMA: bool>(
         } else {
             source.taps.gather(x, block.clone(), &depth, terms, f32::from);
         }
-        for (index, panel) in source.panels.chunks_exact(source.k_gemm).enumerate() {
+        for (index, panel) in panels.chunks_exact(source.k_gemm).enumerate() {
             let sums = &mut sums[index * LANES..];
             add_panel::<FMA>(&panel[depth.clone()], block.len(), terms, sums, channels);
         }

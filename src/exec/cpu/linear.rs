@@ -8,6 +8,8 @@
 //!   the processor has them. A NaN stays one.
 //! - Tails: outputs go 4 at a time, then one at a time; terms beyond the last 16 are added one by one.
 
+use std::sync::Arc;
+
 use super::simd::{Isa, LANES, mul_add, vectorized};
 
 /// Outputs that share the loads of x.
@@ -17,19 +19,19 @@ const TILE: usize = 4;
 #[derive(Debug)]
 pub(super) struct Linear {
     isa: Isa,
-    weight: Vec<f32>, // [N][C]
-    bias: Vec<f32>,   // [N]
+    weights: Arc<(Vec<f32>, Vec<f32>)>, // [N][C], [N]
 }
 
 impl Linear {
-    /// A layer of these weights.
-    pub fn new(isa: Isa, (weight, bias): (Vec<f32>, Vec<f32>)) -> Self {
-        Self { isa, weight, bias }
+    /// A layer of this weight and bias.
+    pub fn new(isa: Isa, weights: Arc<(Vec<f32>, Vec<f32>)>) -> Self {
+        Self { isa, weights }
     }
 
     /// Computes one image.
     pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        assert_eq!((x.len() * y.len(), y.len()), (self.weight.len(), self.bias.len()));
+        let (weight, bias) = &*self.weights;
+        assert_eq!((x.len() * y.len(), y.len()), (weight.len(), bias.len()));
         linear(self.isa, self, x, y);
     }
 }
@@ -54,7 +56,8 @@ impl Linear {
     /// Computes the N outputs from `first` on.
     #[inline(always)]
     fn outputs<const N: usize, const FMA: bool>(&self, first: usize, x: &[f32], y: &mut [f32]) {
-        let rows: [&[f32]; N] = std::array::from_fn(|n| &self.weight[(first + n) * x.len()..][..x.len()]);
+        let (weight, bias) = &*self.weights;
+        let rows: [&[f32]; N] = std::array::from_fn(|n| &weight[(first + n) * x.len()..][..x.len()]);
         let mut sums = [[0.0; LANES]; N];
         let whole = x.len() / LANES * LANES;
         for c in (0..whole).step_by(LANES) {
@@ -67,7 +70,7 @@ impl Linear {
             }
         }
         for n in 0..N {
-            let mut sum = self.bias[first + n];
+            let mut sum = bias[first + n];
             for partial in sums[n] {
                 sum += partial;
             }

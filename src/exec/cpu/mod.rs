@@ -15,6 +15,7 @@ mod mean;
 mod mean_s8;
 mod network;
 mod normalize;
+mod packed;
 mod pool;
 mod pool2d;
 mod probe;
@@ -32,16 +33,17 @@ use std::sync::Arc;
 
 use self::mean::MeanProgram;
 use self::network::{Arena, Images};
+use self::packed::Packed;
 use self::pool::Pool;
 pub(crate) use self::probe::Probe;
 use self::simd::Isa;
-use self::values::{Constants, Values};
+use self::values::Values;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
 use crate::error::Error;
-use crate::model::{Model, Network, Weights};
+use crate::model::{Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::sync::{Mutex, lock};
@@ -65,26 +67,18 @@ pub(crate) fn build(
     let outputs = buffers(|plan| &plan.output)?;
     let states = states::new(device, plans, spec)?;
     watch.lap("device memory");
-    let mut constants = Constants::default();
-    let ready = |plan: &Plan| {
-        device.share(
-            |there: &Ready| there.is_of(model, plan),
-            || {
-                let steps = Steps::new(model, plan, &mut constants)?;
-                Ok(Ready { from: model.weights().clone(), plan: plan.clone(), steps })
-            },
-        )
-    };
+    let packed = Packed::of(model.weights(), device)?;
+    let ready = |plan: &Plan| Ok(Arc::new(Ready { plan: plan.clone(), steps: Steps::new(model, plan, &packed)? }));
     let ready = plans.iter().map(ready).collect::<Result<Vec<_>, Error>>()?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(ready[0].steps.worker()?));
+    let worker = |_| Ok(Mutex::new(Arena::new(ready.iter().filter_map(|ready| ready.steps.images()))?));
     let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
     watch.lap("workers");
     let of_bucket = |(ready, bucket): (Arc<Ready>, &Bucket)| vec![ready; bucket.batch_sizes.len()];
     let of_size = ready.into_iter().zip(&spec.buckets).flat_map(of_bucket).collect();
     let (cpu, batch_sizes) = (cpu.clone(), spec.batch_sizes());
-    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, pool, workers }))
+    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, _packed: packed, pool, workers }))
 }
 
 /// Bytes of a slot's buffer: of the largest batch of any bucket.
@@ -106,21 +100,10 @@ pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device:
     };
     let input = if before.is_empty() { bytes(|plan| &plan.input) } else { 0 };
     let rows = (spec.slots as u64).saturating_mul(bytes(|plan| &plan.output).saturating_add(input));
-    let is_new = |plan: &&Plan| {
-        let is_there = device.shares(|there: &Ready| there.is_of(model, plan));
-        !is_there
-            && !before
-                .iter()
-                .any(|(other, plans)| Arc::ptr_eq(other.weights(), model.weights()) && plans.contains(plan))
-    };
-    let new: Vec<&Plan> = plans.iter().filter(is_new).collect();
-    let ([weights, passing], worker) = match model.network() {
-        Network::Images(_) => {
-            (new.first().map_or([0, 0], |plan| network::weight_bytes(plan)), network::arena_bytes(&plans[0]))
-        }
-        Network::Values(_) => {
-            ([values::constant_bytes(&new), 0], plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0))
-        }
+    let [weights, passing] = packed::missing((model, plans), before, device);
+    let worker = match model.network() {
+        Network::Images(_) => network::arena_bytes(plans),
+        Network::Values(_) => plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0),
     };
     let workers = (device.info().units as u64).saturating_mul(worker);
     Needs { device: rows, host: workers.saturating_add(weights), passing }
@@ -147,14 +130,15 @@ pub(crate) struct CpuProgram {
     states: Vec<State>,
     /// What computes a row at each size.
     of_size: Vec<Arc<Ready>>,
+    /// What later engines of the model share.
+    _packed: Arc<Packed>,
     pool: Pool,
     /// One for each of the pool's workers. Locked by that worker alone, so never contended.
-    workers: Vec<Mutex<Worker>>,
+    workers: Vec<Mutex<Arena>>,
 }
 
-/// A network with its weights, repacked; engines of the same model and plan share it.
+/// A plan and its network.
 struct Ready {
-    from: Arc<Weights>,
     plan: Plan,
     steps: Steps,
 }
@@ -165,42 +149,28 @@ enum Steps {
     Values(Values),
 }
 
-/// What one worker thread computes in.
-enum Worker {
-    Images(Arena),
-    /// Values are made as they are computed.
-    Values,
-}
-
 impl Steps {
-    fn new(model: &Model, plan: &Plan, constants: &mut Constants) -> Result<Self, Error> {
+    fn new(model: &Model, plan: &Plan, packed: &Packed) -> Result<Self, Error> {
         match model.network() {
-            Network::Images(_) => Images::new(model, plan, Isa::detect()).map(Self::Images),
-            Network::Values(_) => Values::new(model.weights(), plan, constants).map(Self::Values),
+            Network::Images(_) => Images::new(packed, plan, Isa::detect()).map(Self::Images),
+            Network::Values(_) => Values::new(packed, plan).map(Self::Values),
         }
     }
 
-    fn worker(&self) -> Result<Worker, Error> {
+    /// Those of a network of images, which compute in an arena; values are made as they are computed.
+    const fn images(&self) -> Option<&Images> {
         match self {
-            Self::Images(images) => images.arena().map(Worker::Images),
-            Self::Values(_) => Ok(Worker::Values),
+            Self::Images(images) => Some(images),
+            Self::Values(_) => None,
         }
     }
 
     /// Computes the output row of one input row, and the next row of each state.
-    fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], worker: &mut Worker) {
-        match (self, worker) {
-            (Self::Images(images), Worker::Images(arena)) => images.run(x, bytemuck::cast_slice_mut(y), arena),
-            (Self::Values(values), Worker::Values) => values.run(x, y, states),
-            _ => unreachable!("a worker is made by the steps that it computes"),
+    fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], arena: &mut Arena) {
+        match self {
+            Self::Images(images) => images.run(x, bytemuck::cast_slice_mut(y), arena),
+            Self::Values(values) => values.run(x, y, states),
         }
-    }
-}
-
-impl Ready {
-    /// Whether it is what a build of `model` with this plan makes.
-    fn is_of(&self, model: &Model, plan: &Plan) -> bool {
-        Arc::ptr_eq(&self.from, model.weights()) && self.plan == *plan
     }
 }
 

@@ -3,21 +3,22 @@
 use std::ops::Range;
 
 use super::add::Add;
-use super::conv2d_depthwise::Conv2dDepthwise;
-use super::conv2d_fprop::{Conv2dFprop, scratch_of};
-use super::conv2d_s8::{self, Conv2dS8, Image};
+use super::conv2d_depthwise::{Conv2dDepthwise, Taps};
+use super::conv2d_fprop::{Conv2dFprop, Panels, scratch_of};
+use super::conv2d_s8::{self, BytePanels, Conv2dS8, Image};
 use super::convert::{Dequantize, Quantize};
 use super::emit;
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
 use super::mean_s8::MeanS8;
 use super::normalize::Normalize;
+use super::packed::Packed;
 use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
 use super::stem_s8::{StemS8, scratch_of_stem};
 use super::target::Target;
 use crate::error::Error;
-use crate::model::{Model, fold_conv, read_linear};
+use crate::model::{fold_conv, read_linear};
 use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp, TensorId};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
@@ -59,22 +60,28 @@ pub(super) struct Arena {
     scratch: Vec<Lanes>,
 }
 
+impl Arena {
+    /// For one worker thread, which computes all of these networks.
+    pub fn new<'a>(all: impl Iterator<Item = &'a Images>) -> Result<Self, Error> {
+        let [mut bytes, mut elems] = [0, 0];
+        for of in all {
+            (bytes, elems) = (bytes.max(of.arena_bytes), elems.max(of.scratch_elems));
+        }
+        Ok(Self { tensors: zeroed(bytes / size_of::<f32>())?, scratch: zeroed(elems)? })
+    }
+}
+
 impl Images {
-    /// Reads and repacks the weights of `plan`, which is for one image.
-    pub fn new(model: &Model, plan: &Plan, isa: Isa) -> Result<Self, Error> {
+    /// The steps of `plan`, which is for one image.
+    pub fn new(packed: &Packed, plan: &Plan, isa: Isa) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs image by image");
         let mut steps = Vec::with_capacity(plan.steps.len());
         for step in &plan.steps {
-            let kernel = kernel(model, plan, step, isa)?;
+            let kernel = kernel(packed, plan, step, isa)?;
             let inputs = step.inputs.iter().filter_map(|&id| bytes(plan, id)).collect();
             steps.push(Ready { kernel, inputs, output: bytes(plan, step.outputs[0]).unwrap_or(0..0) });
         }
         Ok(Self { steps, arena_bytes: plan.arena_bytes, scratch_elems: scratch_elems(plan) })
-    }
-
-    /// Arena and scratch for one worker thread.
-    pub fn arena(&self) -> Result<Arena, Error> {
-        Ok(Arena { tensors: zeroed(self.arena_bytes / size_of::<f32>())?, scratch: zeroed(self.scratch_elems)? })
     }
 
     /// Computes the output row, 32-bit words, of one input row.
@@ -138,17 +145,18 @@ fn floats_mut(bytes: &mut [u8]) -> &mut [f32] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// Bytes of one worker's arena.
-pub(super) fn arena_bytes(plan: &Plan) -> u64 {
-    [plan.arena_bytes / size_of::<f32>(), scratch_elems(plan)]
+/// Bytes of one worker's arena for all of these plans.
+pub(super) fn arena_bytes(plans: &[Plan]) -> u64 {
+    let most = |elems: fn(&Plan) -> usize| plans.iter().map(elems).max().unwrap_or(0);
+    [most(|plan| plan.arena_bytes / size_of::<f32>()), most(scratch_elems)]
         .map(|elems| (elems.div_ceil(LANES) * size_of::<Lanes>()) as u64)
         .iter()
         .sum()
 }
 
-/// Bytes of the repacked weights, and of the largest layer's while it is repacked.
-pub(super) fn weight_bytes(plan: &Plan) -> [u64; 2] {
-    let of_step = |step: &Step| match &step.op {
+/// Bytes of a step's weights, repacked.
+pub(super) fn weight_bytes(step: &Step) -> u64 {
+    match &step.op {
         StepOp::Conv(conv) => {
             let channels = conv.out_channels as u64;
             step.weight_bytes / channels * channels.next_multiple_of(LANES as u64)
@@ -160,9 +168,7 @@ pub(super) fn weight_bytes(plan: &Plan) -> [u64; 2] {
             bytes / channels * channels.next_multiple_of(LANES as u64)
         }
         _ => step.weight_bytes,
-    };
-    let largest = plan.steps.iter().map(|step| step.weight_bytes).max().unwrap_or(0);
-    [plan.steps.iter().map(of_step).sum(), largest]
+    }
 }
 
 /// What the convolution needs that needs most.
@@ -182,7 +188,8 @@ fn scratch_elems(plan: &Plan) -> usize {
     plan.steps.iter().map(of_step).max().unwrap_or(0)
 }
 
-fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
+fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, Error> {
+    let weights = packed.from();
     let (x, y) = (plan.tensors[step.inputs[0].0].shape, plan.tensors[step.outputs[0].0].shape);
     let target = target(plan, step.outputs[0]);
     let is_signed = |id: TensorId| plan.tensors[id.0].dtype == Dtype::I8;
@@ -191,18 +198,20 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
         StepOp::Normalize { format, mean, std } => Kernel::Normalize(Normalize::new(*format, y, mean, std)),
         StepOp::Stem(_) => unreachable!("planned for compute capability 9.0 only"),
         StepOp::Conv(conv) => {
-            let folded = fold_conv(model.weights(), conv, x.channels)?;
-            Kernel::Conv(Conv2dFprop::new(isa, conv, &folded, x, target).into())
+            let repack = || Ok(Panels::new(conv, &fold_conv(weights, conv, x.channels)?, x.channels));
+            Kernel::Conv(Conv2dFprop::new(isa, conv, packed.filter(plan, step, repack)?, x, target).into())
         }
         StepOp::QuantizedConv(of) => {
             let inputs: Vec<Image> = step.inputs.iter().map(|&id| image(id)).collect();
-            let weights =
-                step.op.byte_filter(model.weights(), &inputs.iter().map(|x| x.shape.channels).collect::<Vec<_>>())?;
-            Kernel::ConvS8(Conv2dS8::new(isa, of, weights, &inputs, image(step.outputs[0])).into())
+            let channels: Vec<usize> = inputs.iter().map(|x| x.shape.channels).collect();
+            let repack = || Ok(BytePanels::new(step.op.byte_filter(weights, &channels)?, &channels));
+            let panels = packed.filter(plan, step, repack)?;
+            Kernel::ConvS8(Conv2dS8::new(isa, of, panels, &inputs, image(step.outputs[0])).into())
         }
         StepOp::QuantizedStem(of) => {
-            let weights = step.op.byte_filter(model.weights(), &[x.channels])?;
-            Kernel::StemS8(StemS8::new(isa, of, weights, x, image(step.outputs[0])).into())
+            let repack = || Ok(BytePanels::new(step.op.byte_filter(weights, &[x.channels])?, &[x.channels]));
+            let panels = packed.filter(plan, step, repack)?;
+            Kernel::StemS8(StemS8::new(isa, of, panels, x, image(step.outputs[0])).into())
         }
         StepOp::QuantizedMean(scale) => Kernel::MeanS8(MeanS8::new(*scale, image(step.inputs[0]))),
         StepOp::Quantize(scale) => Kernel::Quantize(Quantize::new(isa, *scale, is_signed(step.outputs[0]))),
@@ -213,13 +222,16 @@ fn kernel(model: &Model, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel, E
             unreachable!("planned for compute capability 9.0 only")
         }
         StepOp::Depthwise(conv) => {
-            let folded = fold_conv(model.weights(), conv, x.channels)?;
-            Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, folded, x, y).into())
+            let repack = || Ok(Taps::new(fold_conv(weights, conv, x.channels)?, x.channels));
+            Kernel::Depthwise(Conv2dDepthwise::new(isa, conv, packed.filter(plan, step, repack)?, x, y).into())
         }
         StepOp::MaxPool(pool) => Kernel::Pool(Pool2d::max(isa, pool, x, target).into()),
         StepOp::AvgPool(pool) => Kernel::Pool(Pool2d::mean(isa, pool, x, target).into()),
         StepOp::GlobalAvgPool => Kernel::GlobalAvgPool(GlobalAvgPool::new(isa, x)),
-        StepOp::Linear(linear) => Kernel::Linear(Linear::new(isa, read_linear(model.weights(), linear, x.channels)?)),
+        StepOp::Linear(linear) => {
+            let read = || read_linear(weights, linear, x.channels);
+            Kernel::Linear(Linear::new(isa, packed.filter(plan, step, read)?))
+        }
         StepOp::Add(activation) => Kernel::Add(Add::new(isa, *activation, target)),
         StepOp::Emit(output) => Kernel::Emit(*output),
         StepOp::Product(_) | StepOp::Attention(_) | StepOp::RowNorm(_) | StepOp::Loop(_) | StepOp::Hand(_) => {

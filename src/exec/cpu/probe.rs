@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::network::{Arena, Images};
+use super::packed::Packed;
 use super::simd::Isa;
 use crate::error::Error;
 use crate::model::Model;
@@ -29,7 +30,7 @@ impl Probe {
             choices: &Choices::new(),
         };
         let plan = plan::plan(model.image_network()?, &request)?;
-        let images = Images::new(model, &plan, Isa::detect())?;
+        let images = Images::new(&Packed::new(model.weights()), &plan, Isa::detect())?;
         Self::of(Arc::new(plan), Arc::new(images))
     }
 
@@ -44,7 +45,7 @@ impl Probe {
     }
 
     fn of(plan: Arc<Plan>, images: Arc<Images>) -> Result<Self, Error> {
-        let (arena, result) = (images.arena()?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
+        let (arena, result) = (Arena::new([&*images].into_iter())?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
         Ok(Self { plan, images, arena, result })
     }
 

@@ -6,10 +6,12 @@
 //! - x: read, bytes [H][W][3]. y: written, bytes, unsigned or signed, disjoint from x. Any alignment.
 //! - A scale that is not negative keeps the order of sums, so that the maximum of bytes is that of the sums, rounded.
 
-use super::conv2d_s8::{Conv2dS8, Image, scratch_of};
+use std::sync::Arc;
+
+use super::conv2d_s8::{BytePanels, Conv2dS8, Image, scratch_of};
 use super::simd::Isa;
 use super::window::Spans;
-use crate::model::{ByteFilter, Conv2d, Pad, Window};
+use crate::model::Window;
 use crate::plan::{QuantizedConv, QuantizedStem};
 use crate::tensor::Shape;
 
@@ -33,8 +35,7 @@ fn bordered(of: &QuantizedStem, x: Shape) -> (Shape, QuantizedConv) {
     let Window { pad, .. } = of.stem.conv.window;
     let shape =
         Shape { height: x.height + pad.top + pad.bottom, width: x.width + pad.left + pad.right, channels: x.channels };
-    let window = Window { pad: Pad::default(), ..of.stem.conv.window };
-    (shape, QuantizedConv::plain(&Conv2d { window, ..of.stem.conv.clone() }))
+    (shape, QuantizedConv::plain(&of.stem.conv.unpadded()))
 }
 
 /// Floats that hold so many bytes.
@@ -51,8 +52,8 @@ pub(super) fn scratch_of_stem(of: &QuantizedStem, x: Shape) -> usize {
 }
 
 impl StemS8 {
-    /// Repacks the weights of `of`, which makes `y` of photos of shape `x`.
-    pub fn new(isa: Isa, of: &QuantizedStem, weights: ByteFilter, x: Shape, y: Image) -> Self {
+    /// `of` with these weights, which makes `y` of photos of shape `x`.
+    pub fn new(isa: Isa, of: &QuantizedStem, weights: Arc<BytePanels>, x: Shape, y: Image) -> Self {
         let (image, conv) = bordered(of, x);
         let (between, pad) = (of.stem.conv_shape, of.stem.conv.window.pad);
         let inputs = [Image { shape: image, signed: false }];

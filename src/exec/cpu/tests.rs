@@ -2,8 +2,8 @@
 //! the same problems, so that the fallback is tested on a machine that never takes it.
 
 use super::add::Add;
-use super::conv2d_depthwise::Conv2dDepthwise;
-use super::conv2d_fprop::{Conv2dFprop, scratch_of};
+use super::conv2d_depthwise::{Conv2dDepthwise, Taps};
+use super::conv2d_fprop::{Conv2dFprop, Panels, scratch_of};
 use super::global_avg_pool::GlobalAvgPool;
 use super::linear::Linear;
 use super::pool2d::Pool2d;
@@ -64,7 +64,8 @@ fn dense_convolutions() {
             for residual in [None, Some(&residual[..])] {
                 compare(&format!("{x} to {y}"), y.elems(), terms + 2, |isa, y_values| {
                     let scratch = &mut vec![f32::NAN; scratch_of(&conv, x, y)];
-                    Conv2dFprop::new(isa, &conv, &folded, x, y).run(&input, residual, y_values, scratch);
+                    Conv2dFprop::new(isa, &conv, Panels::new(&conv, &folded, x.channels).into(), x, y)
+                        .run(&input, residual, y_values, scratch);
                 });
             }
         }
@@ -79,7 +80,7 @@ fn depthwise_convolutions() {
         let folded = FoldedConv { filter: numbers(x.channels * taps, 1), bias: numbers(x.channels, 2) };
         let input = numbers(x.elems(), seed as u64 + 3);
         compare(&format!("{x} to {y}"), y.elems(), taps + 1, |isa, y_values| {
-            Conv2dDepthwise::new(isa, &conv, folded.clone(), x, y).run(&input, y_values);
+            Conv2dDepthwise::new(isa, &conv, Taps::new(folded.clone(), x.channels).into(), x, y).run(&input, y_values);
         });
     }
 }
@@ -117,7 +118,7 @@ fn a_nan_in_a_window_is_its_maximum() {
 fn linear_layers_and_additions() {
     for (c, n) in [(1, 1), (16, 4), (100, 33), (77, 6)] {
         let (weight, bias, x) = (numbers(c * n, 1), numbers(n, 2), numbers(c, 3));
-        compare("linear", n, c + 1, |isa, y| Linear::new(isa, (weight.clone(), bias.clone())).run(&x, y));
+        compare("linear", n, c + 1, |isa, y| Linear::new(isa, (weight.clone(), bias.clone()).into()).run(&x, y));
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             let b = numbers(c, 4);
             compare("add", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(&x, Some(&b), y));

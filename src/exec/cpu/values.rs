@@ -1,13 +1,12 @@
 //! The steps of a plan of values, with their constants: loops and functions over values.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::packed::Packed;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 use crate::loops::{self, Loop};
-use crate::model::Weights;
-use crate::plan::{Constant, HandOp, Place, Plan, Step, StepOp, TensorId};
+use crate::plan::{HandOp, Place, Plan, Step, StepOp, TensorId};
 
 /// A network of values made ready.
 pub(super) struct Values {
@@ -20,9 +19,6 @@ pub(super) struct Values {
     constants: Vec<Option<Arc<Tensor>>>,
     types: Vec<ValueType>,
 }
-
-/// Constants that were read, for the plans of one build.
-pub(super) type Constants = HashMap<Constant, Arc<Tensor>>;
 
 /// A step made ready.
 struct Ready {
@@ -48,19 +44,11 @@ enum Left {
 }
 
 impl Values {
-    /// Reads the constants of `plan`, which is for one row, that are not there yet.
-    pub fn new(weights: &Weights, plan: &Plan, constants: &mut Constants) -> Result<Self, Error> {
+    /// The steps of `plan`, which is for one row.
+    pub fn new(packed: &Packed, plan: &Plan) -> Result<Self, Error> {
         assert_eq!(plan.batch, 1, "a CPU runs row by row");
-        let mut read = |constant: &Constant| -> Result<Arc<Tensor>, Error> {
-            if let Some(there) = constants.get(constant) {
-                return Ok(there.clone());
-            }
-            let tensor = Arc::new(constant.read(weights)?);
-            constants.insert(constant.clone(), tensor.clone());
-            Ok(tensor)
-        };
-        let mut constant = |place: &Place| match place {
-            Place::Constant(number) => read(&plan.constants[*number]).map(Some),
+        let constant = |place: &Place| match place {
+            Place::Constant(number) => packed.constant(&plan.constants[*number]).map(Some),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => Ok(None),
         };
         let inputs = plan.tensors.iter().enumerate().filter_map(|(id, tensor)| match tensor.place {
@@ -142,10 +130,4 @@ impl Ready {
         let last_of = step.inputs.iter().chain(&step.outputs).filter(is_last).copied().collect();
         Self { kernel, reads: step.inputs.clone(), writes, last_of }
     }
-}
-
-/// Bytes of the constants of plans, each once.
-pub(super) fn constant_bytes(plans: &[&Plan]) -> u64 {
-    let all: HashSet<&Constant> = plans.iter().flat_map(|plan| &plan.constants).collect();
-    all.iter().map(|constant| constant.of.bytes() as u64).sum()
 }

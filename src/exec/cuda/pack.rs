@@ -74,10 +74,10 @@ impl Part {
 impl Source {
     fn of(packing: &Packing<'_>) -> Self {
         let layer = match packing.layer.weights {
-            Weights::Conv(conv) => LayerOp::Conv(conv.clone()),
+            Weights::Conv(conv) => LayerOp::Conv(conv.unpadded()),
             Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
-        let bytes = packing.bytes.as_ref().map(|of| (of.op.clone(), of.channels.clone()));
+        let bytes = packing.bytes.as_ref().map(|of| (of.op.of_any_size(), of.channels.clone()));
         Self { layer, dims: packing.dims(), stored: [packing.k_stored(), packing.c_stored()], bytes }
     }
 }

@@ -34,16 +34,26 @@ pub(super) struct Recognised {
 }
 
 impl Recognised {
-    /// The weights that it reads: those of the graph, and its own.
+    /// The weights that it reads: those of the graph, and its own, which they may have from another size.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if one of its own has a name that is there.
-    pub fn weights(&mut self, weights: Arc<Weights>) -> Result<Arc<Weights>, Error> {
-        if self.computed.is_empty() && self.views.is_empty() {
-            return Ok(weights);
+    /// [`Error::Unsupported`] for one of its own that differs between sizes; [`Error::Tensor`] if it has a name that is there.
+    pub fn weights(&mut self, weights: &Arc<Weights>) -> Result<Arc<Weights>, Error> {
+        let (mut computed, mut views) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.views));
+        for (name, tensor) in computed.iter().filter(|(name, _)| weights.dims(name).is_some()) {
+            if weights.read_as(name, tensor.value_type())?.bytes() != tensor.bytes() {
+                return Err(Error::Unsupported {
+                    what: format!("a network of images whose `{name}` differs between sizes"),
+                    instead: "build an engine for each size, of the model opened at it".into(),
+                });
+            }
         }
-        let (computed, views) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.views));
-        Ok(weights.with(computed)?.with_views(views)?.into())
+        computed.retain(|(name, _)| weights.dims(name).is_none());
+        views.retain(|(name, _, dims)| weights.dims(name) != Some(dims));
+        match computed.is_empty() && views.is_empty() {
+            true => Ok(weights.clone()),
+            false => Ok(weights.with(computed)?.with_views(views)?.into()),
+        }
     }
 }
 

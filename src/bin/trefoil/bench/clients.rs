@@ -20,7 +20,7 @@ use super::sources::Images;
 use crate::cli::{Kernels, SlotsArgs};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::Load;
-use crate::{Outcome, models, report, stop};
+use crate::{Outcome, report, stop};
 
 const GPU_THREADS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const CPU_THREADS: [usize; 3] = [1, 4, 16];
@@ -86,7 +86,7 @@ struct Row {
 }
 
 pub fn run(args: &ClientsArgs) -> Result<Outcome> {
-    let (model, _) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let defaults = if small { &CPU_THREADS[..] } else { &GPU_THREADS };

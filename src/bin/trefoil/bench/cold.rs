@@ -11,7 +11,7 @@ use trefoil::Phase;
 
 use super::args::ColdArgs;
 use crate::setup::{self, Ring, Sizes};
-use crate::{Outcome, models, report, stop};
+use crate::{Outcome, report, stop};
 
 /// What one process took.
 #[derive(Serialize, Deserialize)]
@@ -92,6 +92,9 @@ fn start(args: &ColdArgs) -> Result<Start> {
     if let Some(model) = &args.place.model {
         command.arg("--model").arg(model);
     }
+    for (name, size) in &args.place.sizes {
+        command.args(["--size", &format!("{name}={size}")]);
+    }
     if let Some(batch) = args.batch {
         command.args(["--batch", &batch.to_string()]);
     }
@@ -115,7 +118,7 @@ fn first_result(args: &ColdArgs, since: SystemTime) -> Result<Outcome> {
         phases.push((name.to_owned(), (now - last).saturating_sub(of_inner).as_secs_f64()));
         last = now;
     };
-    let (model, _) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     lap("model's header and graph", &[]);
     let device = setup::open_device(args.place.device)?;
     lap("rest of the device", device.opening());

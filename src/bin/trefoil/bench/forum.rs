@@ -20,7 +20,7 @@ use super::orders::{Case, Order, Start, Turns, cases};
 use super::plot::{Bar, bars};
 use super::record::Record;
 use super::sources::Sources;
-use crate::{Outcome, models, report, setup, stop};
+use crate::{Outcome, report, setup, stop};
 
 const GPU_BATCH: usize = 32;
 const CPU_BATCH: usize = 4;
@@ -69,7 +69,7 @@ struct Side {
 }
 
 pub fn run(args: &ForumArgs) -> Result<Outcome> {
-    let (model, _) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let batch = args.batch.unwrap_or(if setup::is_cpu(&device) { CPU_BATCH } else { GPU_BATCH });

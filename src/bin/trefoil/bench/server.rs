@@ -19,7 +19,7 @@ use super::plot::{Axis, Chart, Panel, Series};
 use super::record::Record;
 use crate::random::Random;
 use crate::threads::{join, spawn};
-use crate::{Outcome, models, report, setup, stop};
+use crate::{Outcome, report, setup, stop};
 
 /// Threads that send, each its part of the arrivals: a copy takes long enough that one could not send all.
 const SENDERS: usize = 8;
@@ -79,7 +79,7 @@ struct Server<'a> {
 }
 
 pub fn run(args: &ServerArgs) -> Result<Outcome> {
-    let (model, _) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let seconds = args.seconds.unwrap_or(if small { 1.0 } else { 5.0 });

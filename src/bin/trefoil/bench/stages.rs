@@ -14,7 +14,7 @@ use super::args::{BenchStage, StagesArgs};
 use crate::report::{self, Spread};
 use crate::setup::{self, Ring, Sizes};
 use crate::throughput::{self, Load};
-use crate::{Outcome, models, stop};
+use crate::{Outcome, stop};
 
 const GPU_BATCHES: [usize; 3] = [1, 32, 256];
 const CPU_BATCHES: [usize; 2] = [1, 8];
@@ -63,7 +63,7 @@ struct Bench<'a> {
 }
 
 pub fn run(args: &StagesArgs) -> Result<Outcome> {
-    let (model, path) = models::open(args.place.model.as_deref())?;
+    let (model, path) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let defaults = if setup::is_cpu(&device) { &CPU_BATCHES[..] } else { &GPU_BATCHES };
     let batches = if args.batch.is_empty() { defaults } else { &args.batch };

@@ -1,6 +1,5 @@
 //! A model that is opened, run and closed over and over, each time on a device that is opened for it.
 
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +8,6 @@ use trefoil::Close;
 
 use crate::bench::sources::Images;
 use crate::cli::Place;
-use crate::models;
 use crate::setup::{self, Ring, Sizes};
 
 /// Batch sizes in turn, so that what is allocated differs from what was freed.
@@ -21,7 +19,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 pub struct Beside<'a> {
     place: &'a Place,
-    model: &'a Path,
     images: &'a Images,
     /// The first answer at each of the sizes.
     first: [Option<Vec<u8>>; SIZES.len()],
@@ -29,8 +26,8 @@ pub struct Beside<'a> {
 }
 
 impl<'a> Beside<'a> {
-    pub fn new(place: &'a Place, model: &'a Path, images: &'a Images) -> Self {
-        Self { place, model, images, first: Default::default(), turn: 0 }
+    pub fn new(place: &'a Place, images: &'a Images) -> Self {
+        Self { place, images, first: Default::default(), turn: 0 }
     }
 
     /// One turn; the answer has to be that of the first turn of its size, bit for bit.
@@ -45,7 +42,7 @@ impl<'a> Beside<'a> {
     }
 
     fn answer(&self, size: usize) -> Result<Vec<u8>> {
-        let (model, _) = models::open(Some(self.model))?;
+        let (model, _) = self.place.open()?;
         let device = setup::open_device(self.place.device)?;
         let ring = Ring { slots: 2, ..Ring::new(Sizes::Exactly(vec![size]), self.place.kernels) };
         let engine = setup::engine_builder(&model, &device, &ring).build()?;

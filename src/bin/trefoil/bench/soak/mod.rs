@@ -5,7 +5,6 @@ mod beside;
 mod flat;
 mod table;
 
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -22,7 +21,7 @@ use super::latencies::{Counted, Latencies};
 use super::load::on_threads;
 use super::record::Record;
 use crate::vitals::Vitals;
-use crate::{Outcome, models, report, setup, stop};
+use crate::{Outcome, report, setup, stop};
 use beside::Beside;
 
 const GPU_THREADS: usize = 64;
@@ -64,7 +63,7 @@ const INCLUDES: &str = "single images through the batcher and whole batches thro
                         time, bit for bit";
 
 pub fn run(args: &SoakArgs) -> Result<Outcome> {
-    let (model, path) = models::open(args.place.model.as_deref())?;
+    let (model, _) = args.place.open()?;
     let device = setup::open_device(args.place.device)?;
     let small = args.report.quick || setup::is_cpu(&device);
     let threads = args.threads.unwrap_or(if small { CPU_THREADS } else { GPU_THREADS });
@@ -77,7 +76,7 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
     let mut record = Record::start("soak", &device, Some(model.name()), options, &args.report)?;
     let served = Served::build(&model, &device, &args.batcher, args.place.kernels, WARM_UP.min(args.seconds))?;
     let (latencies, is_over) = (Latencies::new(), AtomicBool::new(false));
-    let soak = Soak { args, device: &device, model: &path, served: &served, latencies, is_over };
+    let soak = Soak { args, device: &device, served: &served, latencies, is_over };
     let rows = soak.run(threads)?;
     record.note("soaked");
     let grown = flat::grown(&rows);
@@ -91,7 +90,6 @@ pub fn run(args: &SoakArgs) -> Result<Outcome> {
 struct Soak<'a> {
     args: &'a SoakArgs,
     device: &'a Device,
-    model: &'a Path,
     served: &'a Served,
     latencies: Latencies,
     is_over: AtomicBool,
@@ -154,7 +152,7 @@ impl Soak<'_> {
     /// Opens and closes models, and looks at the process at the end of each period.
     fn periods(&self) -> Result<Vec<Row>> {
         let (start, period) = (Instant::now(), Duration::from_secs_f64(self.args.seconds / self.args.periods as f64));
-        let (mut beside, mut rows) = (Beside::new(&self.args.place, self.model, &self.served.images), Vec::new());
+        let (mut beside, mut rows) = (Beside::new(&self.args.place, &self.served.images), Vec::new());
         let bar = report::progress_bar(self.args.periods as u64, "soak     {pos} of {len} periods, {eta} left, {msg}");
         let threads = Vitals::take(self.device).threads;
         for number in 1..=self.args.periods as u32 {

@@ -1,0 +1,107 @@
+//! A model at other sizes of its free dimensions.
+
+use super::padding::{padded, with_layers};
+use super::{Model, Network};
+use crate::error::Error;
+use crate::tensor::{Dims, Size};
+
+impl Model {
+    /// The model at other sizes of its free dimensions: an engine of it has them, unless its builder names
+    /// [others](crate::EngineBuilder::sizes). The rows of `size` do not count.
+    ///
+    /// Networks of images have the dimensions `height` and `width` if they are from a folder with safetensors, those that an
+    /// ONNX file leaves free, or those of [`Model::of_images`]. Their preprocessing, shapes and parts are those of that size.
+    ///
+    /// ```
+    /// use trefoil::{Size, model::Model};
+    /// let model = Model::open("weights/efficientnet-lite0")?;
+    /// let small = model.at(&Size::new(1).dim("height", 160).dim("width", 192))?;
+    /// assert_eq!(small.preprocessing()?.input.to_string(), "160x192x3");
+    /// assert_eq!(small.output()?, model.output()?);
+    /// assert!(model.at(&Size::new(1).dim("depth", 3)).unwrap_err().to_string().contains("`height`, `width`"));
+    /// # Ok::<(), trefoil::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a dimension that the model does not have, and for sizes that it cannot have, with the reason.
+    pub fn at(&self, size: &Size) -> Result<Self, Error> {
+        check_dims(&self.dims(), size)?;
+        Ok(self.at_each(std::slice::from_ref(size.dims()))?.remove(0))
+    }
+
+    /// The sizes of its free dimensions.
+    pub(crate) fn dims(&self) -> Dims {
+        match self.network() {
+            Network::Values(values) => values.dims().clone(),
+            Network::Images(images) => images.dims().clone(),
+        }
+    }
+
+    /// The model at each of these sizes of its free dimensions, which differ: all of the same weights. Those that it does not
+    /// have are left aside.
+    ///
+    /// # Errors
+    /// [`Error::Option`] with all sizes that the model cannot have, and for an input whose padding is not told, or along no
+    /// axis of its own.
+    pub(crate) fn at_each(&self, all: &[Dims]) -> Result<Vec<Self>, Error> {
+        let mut weights = self.weights().clone();
+        let networks: Vec<Network> = match self.network() {
+            Network::Images(images) => at_all(all, |dims| {
+                let (images, more) = images.at(dims, &weights)?;
+                weights = more;
+                Ok(Network::Images(images))
+            })?,
+            Network::Values(values) => {
+                let each = padded(values, at_all(all, |dims| values.at(dims))?)?;
+                let mut others = each.iter().filter(|other| other.dims() != values.dims());
+                weights = others.try_fold(weights, with_layers)?;
+                each.into_iter().map(|values| Network::Values(values.into())).collect()
+            }
+        };
+        Ok(networks.into_iter().map(|network| Self { network, weights: weights.clone(), ..self.clone() }).collect())
+    }
+}
+
+/// Whether all dimensions of a size are among those that a model has.
+///
+/// # Errors
+/// [`Error::Option`] with those that it has.
+pub(crate) fn check_dims(own: &Dims, size: &Size) -> Result<(), Error> {
+    if size.dims().keys().all(|name| own.contains_key(name)) {
+        return Ok(());
+    }
+    let names: Vec<String> = own.keys().map(|name| format!("`{name}`")).collect();
+    let dims = match &names[..] {
+        [] => {
+            "none, since it is of a file without free ones, or of one graph built in code: give `Model::of_images` or \
+               `Model::of_sizes` the graph for each size"
+                .into()
+        }
+        names => names.join(", "),
+    };
+    Err(Error::option("sizes", size, format!("sizes of the model's free dimensions: {dims}")))
+}
+
+/// What `at` gives for each of these sizes.
+///
+/// # Errors
+/// [`Error::Option`] with all sizes that it refuses.
+fn at_all<T>(all: &[Dims], mut at: impl FnMut(&Dims) -> Result<T, Error>) -> Result<Vec<T>, Error> {
+    let (mut given, mut refused, mut why) = (Vec::new(), Vec::new(), Vec::new());
+    for dims in all {
+        match at(dims) {
+            Ok(one) => given.push(one),
+            Err(error) => {
+                let size = dims.iter().map(|(name, size)| format!("{name}={size}")).collect::<Vec<_>>().join(",");
+                why.push(format!("at {size}: {error}"));
+                refused.push(size);
+            }
+        }
+    }
+    match refused.is_empty() {
+        true => Ok(given),
+        false => {
+            Err(Error::option("sizes", refused.join("; "), format!("sizes that the model has; {}", why.join("; "))))
+        }
+    }
+}
