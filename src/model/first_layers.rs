@@ -58,7 +58,7 @@ mod tests {
         let y = g.max_pool("pool", x, pool);
         let other = match also {
             Some("image") => g.conv2d("other", image, channels[1], graph::Window::square(4, 4, 0)),
-            Some(_) => g.max_pool("other", x, pool),
+            Some(_) => g.max_pool("other", x, graph::Window::square(2, 2, 0)),
             None => y,
         };
         let y = g.add("sum", y, other);

@@ -1,6 +1,5 @@
 use super::*;
-use crate::graph::{Graph, Op, Tensor, ValueType};
-use crate::loops;
+use crate::graph::{Graph, Op};
 use crate::tensor::{Activation, Shape};
 
 fn of_image(shape: Shape) -> (GraphBuilder, ValueId) {
@@ -20,14 +19,6 @@ fn mistake(mut g: GraphBuilder, y: ValueId) -> String {
     let told = g.finish().unwrap_err().to_string();
     assert!(!told.contains("; node"), "several: {told}");
     told
-}
-
-fn evaluated(graph: &Graph, weight: impl Fn(&str, usize) -> f32, inputs: &[Tensor]) -> Vec<f64> {
-    let mut read = |name: &str, of: &ValueType| {
-        let values: Vec<f32> = (0..of.elems()).map(|at| weight(name, at)).collect();
-        Ok(Tensor::of(&of.dims, &values))
-    };
-    loops::evaluate(graph, &mut read, inputs).unwrap().remove(0).to_f64s()
 }
 
 #[test]
@@ -138,51 +129,6 @@ fn a_batch_norm_is_known_by_its_expression() {
     assert_eq!(eps_of_batch_norm(&Expr::arg(0).gelu()), None);
     let [x, factor, offset] = [0, 1, 2].map(Expr::arg);
     assert_eq!(eps_of_batch_norm(&(x * factor + offset)), None);
-}
-
-#[test]
-fn layers_compute_what_their_documents_say() {
-    let (mut g, x) = of_image(Shape::vector(2));
-    let x = g.batch_norm("bn", x, 0.25);
-    let x = g.relu6("six", x);
-    let x = g.linear("fc", x, 1);
-    let graph = finished(g, x);
-    let weight = |name: &str, at: usize| match name {
-        "bn.weight" => [3.0, 2.0][at],
-        "bn.bias" => 1.0,
-        "bn.running_mean" => 0.5,
-        "bn.running_var" => 3.75,
-        "fc.weight" => [1.0, 10.0][at],
-        _ => 0.125,
-    };
-    // (4.5 - 0.5) / 2 * 3 + 1 = 7 is 6; (-0.5 - 0.5) / 2 * 2 + 1 = 0.
-    assert_eq!(evaluated(&graph, weight, &[Tensor::of(&[1, 1, 1, 2], &[4.5_f32, -0.5])]), [6.125]);
-}
-
-#[test]
-fn attention_is_that_of_one_head_after_the_other() {
-    let mut g = GraphBuilder::new();
-    let q = g.input("q", Dtype::F32, &[1, 2, 1, 4]);
-    let k = g.input("k", Dtype::F32, &[1, 3, 1, 4]);
-    let v = g.input("v", Dtype::F32, &[1, 3, 1, 4]);
-    let mask = g.constant(Dtype::F32, &[1, 1, 1, 3], bytemuck::cast_slice(&[0.0_f32, 0.0, -1e9]).to_vec());
-    let y = g.attention("attention", [q, k, v], Some(mask));
-    let graph = finished(g, y);
-    let q: Vec<f32> = (0..8).map(|i| i as f32 / 4.0).collect();
-    let k: Vec<f32> = (0..12).map(|i| (i as f32 - 6.0) / 5.0).collect();
-    let v: Vec<f32> = (0..12).map(|i| (i * i) as f32).collect();
-    let tensors = [Tensor::of(&[1, 2, 1, 4], &q), Tensor::of(&[1, 3, 1, 4], &k), Tensor::of(&[1, 3, 1, 4], &v)];
-    let found = evaluated(&graph, |_, _| 0.0, &tensors);
-    for (token, found) in found.chunks(4).enumerate() {
-        let score =
-            |key: usize| (0..4).map(|i| f64::from(q[4 * token + i]) * f64::from(k[4 * key + i])).sum::<f64>() / 2.0;
-        let weights = [score(0).exp(), score(1).exp()];
-        for (i, found) in found.iter().enumerate() {
-            let sum = weights[0] * f64::from(v[i]) + weights[1] * f64::from(v[4 + i]);
-            let expected = sum / (weights[0] + weights[1]);
-            assert!((found - expected).abs() < 1e-4, "token {token}, {i}: {found}, {expected}");
-        }
-    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod expanded;
 mod fused;
 mod graphs;
+mod layers;
 mod moves;
 mod numbers;
 mod schedule;

@@ -1,7 +1,9 @@
 use super::*;
 use crate::graph::{Binary, Contract, Conv, Expr, GraphBuilder, PoolOp, Reduce, ReduceOp, Unary, ValueType};
 use crate::loops;
+use crate::model::images::{Pad, Pool};
 use crate::model::interpreter::{Tensors, Xorshift, evaluate};
+use crate::tensor::Activation;
 
 const F32: Dtype = Dtype::F32;
 const TO_PLANES: [usize; 4] = [0, 3, 1, 2];
@@ -138,4 +140,43 @@ fn constants_that_share_operands_are_looked_at_once() {
     let graph = g.finish().unwrap();
     let weights = Weights::from_tensors([("weight", vec![4], vec![0.0; 4])]).unwrap();
     assert_eq!(network(&graph, &weights).unwrap().network.nodes.len(), 2);
+}
+
+#[test]
+fn layers_keep_their_names_and_no_weight_is_read() {
+    let mut g = GraphBuilder::new();
+    let x = g.image("image", Shape::new(9, 7, 3));
+    let x = g.conv2d("conv", x, 8, values::Window::square(3, 1, 1));
+    let x = g.batch_norm("bn", x, 1e-3);
+    let x = g.relu6("six", x);
+    let window = values::Window { pad: vec![[0, 1], [1, 0]], ..values::Window::square(2, 2, 0) };
+    let x = g.avg_pool("pool", x, window, true);
+    let x = g.global_avg_pool("mean", x);
+    let x = g.linear("fc", x, 5);
+    g.output("logits", x);
+    let network = Network::of(&g.finish().unwrap()).unwrap();
+    let names: Vec<&str> = network.nodes.iter().map(|node| &*node.name).collect();
+    assert_eq!(names, ["input", "conv", "bn", "six", "pool", "mean", "fc"]);
+    assert_eq!(network.nodes[2].op, Op::BatchNorm(values::BatchNorm::named("bn", 1e-3)));
+    assert_eq!(network.nodes[3].op, Op::Activation(Activation::Relu6));
+    let pad = Pad { top: 0, bottom: 1, left: 1, right: 0 };
+    let window = Window { pad, ..Window::square(2, 2, 0) };
+    assert_eq!(network.nodes[4].op, Op::AvgPool(Pool { window, count_pad: true }));
+    assert_eq!(network.nodes[6].op, Op::Linear(values::Linear::named("fc", 5)));
+}
+
+/// Its convolution's value is read by something else, too, so it is computed by itself, of weights that are read.
+#[test]
+fn a_batch_norm_that_cannot_be_folded_is_a_convolution_of_each_channel() {
+    let mut g = GraphBuilder::new();
+    let x = g.image("image", Shape::new(5, 4, 3));
+    let x = g.conv2d("conv", x, 4, values::Window::square(1, 1, 0));
+    let y = g.batch_norm("bn", x, 1e-5);
+    let y = g.add("sum", y, x);
+    g.output("y", y);
+    let graph = g.finish().unwrap();
+    assert!(matches!(Network::of(&graph), Err(Error::Tensor { tensor, .. }) if tensor == "bn.weight"));
+    let found = network(&graph, &random_weights(&graph, &mut Xorshift(3))).unwrap();
+    let bn = found.network.find("bn").unwrap();
+    assert!(matches!(&found.network.nodes[bn.0].op, Op::Conv2d(conv) if conv.groups == 4 && conv.bias.is_some()));
 }
