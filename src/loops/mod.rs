@@ -28,6 +28,7 @@ pub mod ptx;
 mod rewrite;
 mod scalar;
 mod schedule;
+mod team;
 mod work;
 
 pub use build::LoopBuilder;
@@ -38,6 +39,7 @@ pub use lower::{Lowered, lower};
 pub(crate) use scalar::bits;
 pub use schedule::{Kernel, Schedule, Step, schedule};
 pub(crate) use schedule::{Machine, schedule_apart};
+pub(crate) use team::{Alone, Lines, Team};
 pub(crate) use work::operations;
 
 #[cfg(test)]

@@ -8,7 +8,10 @@
 //!   the processor has them. A NaN stays one.
 //! - Tails: outputs go 4 at a time, then one at a time; terms beyond the last 16 are added one by one.
 
+use std::ops::Range;
+
 use super::simd::{Isa, LANES, mul_add, vectorized};
+use crate::loops::Lines;
 
 /// Outputs that share the loads of x.
 const TILE: usize = 4;
@@ -27,26 +30,32 @@ impl Linear {
         Self { isa, weight, bias }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        assert_eq!((x.len() * y.len(), y.len()), (self.weight.len(), self.bias.len()));
-        linear(self.isa, self, x, y);
+    /// The outputs.
+    pub fn lines(&self) -> Lines {
+        let outputs = self.bias.len();
+        Lines { count: outputs, pitch: 1, together: TILE, ops: self.weight.len() / outputs.max(1) }
+    }
+
+    /// Computes these outputs of an image.
+    pub fn run(&self, outputs: Range<usize>, x: &[f32], y: &mut [f32]) {
+        assert_eq!((x.len() * self.bias.len(), y.len()), (self.weight.len(), outputs.len()));
+        linear(self.isa, self, outputs.start, x, y);
     }
 }
 
 vectorized! {
-    fn linear(layer: &Linear, x: &[f32], y: &mut [f32]) = linear_body
+    fn linear(layer: &Linear, first: usize, x: &[f32], y: &mut [f32]) = linear_body
 }
 
 #[inline(always)]
-fn linear_body<const FMA: bool>(layer: &Linear, x: &[f32], y: &mut [f32]) {
+fn linear_body<const FMA: bool>(layer: &Linear, first: usize, x: &[f32], y: &mut [f32]) {
     let mut n = 0;
     while n + TILE <= y.len() {
-        layer.outputs::<TILE, FMA>(n, x, y);
+        layer.outputs::<TILE, FMA>(first + n, x, &mut y[n..]);
         n += TILE;
     }
     for n in n..y.len() {
-        layer.outputs::<1, FMA>(n, x, y);
+        layer.outputs::<1, FMA>(first + n, x, &mut y[n..]);
     }
 }
 
@@ -74,7 +83,7 @@ impl Linear {
             for c in whole..x.len() {
                 sum = mul_add::<FMA>(x[c], rows[n][c], sum);
             }
-            y[first + n] = sum;
+            y[n] = sum;
         }
     }
 }
