@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::Error;
 use crate::loops::Team;
 use crate::sync::thread::JoinHandle;
-use crate::sync::{Condvar, Mutex, lock, spawn, thread, wait};
+use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
 /// Threads `trefoil-cpu-1`, … and whoever calls [`Team::each`], which is worker 0.
 pub(super) struct Pool {
@@ -109,17 +109,15 @@ impl Team for Pool {
     }
 }
 
-/// Looks so often whether something is so before a thread sleeps: some ten microseconds.
-const LOOKS: usize = 100;
+/// Looks so often whether something is so before a thread sleeps: some ten microseconds. It keeps its core meanwhile, for
+/// where others wait for it, to give it up costs milliseconds.
+const LOOKS: usize = 2000;
 
 /// Whether it is so before that.
 fn soon(is_so: impl Fn() -> bool) -> bool {
     (0..LOOKS).any(|_| {
-        (0..16).for_each(|_| std::hint::spin_loop());
-        is_so() || {
-            thread::yield_now(); // to whoever else has work for this core
-            false
-        }
+        std::hint::spin_loop();
+        is_so()
     })
 }
 
