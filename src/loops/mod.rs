@@ -32,6 +32,7 @@ mod team;
 mod work;
 
 pub use build::LoopBuilder;
+pub(crate) use evaluate::run_by;
 pub use evaluate::{compute, evaluate, run};
 pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};

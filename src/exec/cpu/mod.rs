@@ -1,8 +1,8 @@
 //! The CPU device's program: a plan for one row, run on the rows of a batch by several threads at once.
 //!
-//! Each worker thread runs the whole plan on a row of its own, in an arena of its own. If one row is left when all threads
-//! have had as many, they share out its steps. Weights are repacked once, arenas and scratch are
-//! allocated once; a run of images allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
+//! Each worker thread runs the whole plan on a row of its own, in an arena of its own. Where one row is left when all threads
+//! have had as many, they share out its steps. Weights are repacked once, arenas and scratch are allocated once; a run of
+//! images allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
 
 mod add;
 mod conv2d_depthwise;
@@ -185,7 +185,7 @@ impl Steps {
     fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], at: &Desk<'_>) {
         match self {
             Self::Images(images) => images.run(x, bytemuck::cast_slice_mut(y), at),
-            Self::Values(values) => values.run(x, y, states),
+            Self::Values(values) => values.run(x, y, states, at.team),
         }
     }
 }

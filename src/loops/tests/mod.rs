@@ -6,6 +6,7 @@ mod graphs;
 mod moves;
 mod numbers;
 mod schedule;
+mod shared;
 mod windows;
 
 use super::compute;
