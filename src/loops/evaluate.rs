@@ -5,6 +5,7 @@ use super::hand;
 use super::ir::Loop;
 use super::lower::{Lowered, lower};
 use super::schedule::{Kernel, Step, schedule};
+use super::team::{Alone, Team};
 use crate::error::Error;
 use crate::graph::{Constant, Graph, Node, Op, Origin, Port, Tensor, ValueId, ValueType};
 
@@ -32,7 +33,7 @@ pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Re
     match lower(op, &types, outputs) {
         Lowered::Loops(loops) => {
             let operands: Vec<&Tensor> = inputs.iter().copied().flatten().collect();
-            loops.iter().zip(outputs).map(|(of, output)| eval::run(of, &operands, output.clone())).collect()
+            loops.iter().zip(outputs).map(|(of, output)| run(of, &operands, output.clone())).collect()
         }
         Lowered::ByHand => hand::compute(op, inputs, outputs),
     }
@@ -47,7 +48,12 @@ pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Re
 /// If operands are of other types than the loop's, `to` has another type or number of elements than the loop writes, or
 /// a load leaves its operand.
 pub fn run(of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
-    eval::run(of, operands, to)
+    run_by(&Alone(0), of, operands, to)
+}
+
+/// The same, by a team.
+pub(crate) fn run_by(team: &dyn Team, of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
+    eval::run(of, operands, to, team)
 }
 
 /// What a graph writes. `weight` gives weights by their names, in the types that the graph has them in. A value is
@@ -166,7 +172,7 @@ fn computed(graph: &Graph, step: &Step, values: &[Option<Tensor>]) -> Result<Vec
     match &step.kernel {
         Kernel::Loop(of) => {
             let to = graph.value(step.writes[0]).clone();
-            Ok(vec![eval::run(of, &operands.collect::<Vec<_>>(), to)?])
+            Ok(vec![run(of, &operands.collect::<Vec<_>>(), to)?])
         }
         Kernel::Apart(id) => by_hand(graph, &graph.nodes[id.0], operands),
     }

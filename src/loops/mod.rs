@@ -28,9 +28,11 @@ pub mod ptx;
 mod rewrite;
 mod scalar;
 mod schedule;
+mod team;
 mod work;
 
 pub use build::LoopBuilder;
+pub(crate) use evaluate::run_by;
 pub use evaluate::{compute, evaluate, run};
 pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
@@ -38,6 +40,7 @@ pub use lower::{Lowered, lower};
 pub(crate) use scalar::bits;
 pub use schedule::{Kernel, Schedule, Step, schedule};
 pub(crate) use schedule::{Machine, schedule_apart};
+pub(crate) use team::{Alone, Lines, Team};
 pub(crate) use work::operations;
 
 #[cfg(test)]

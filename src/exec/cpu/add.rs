@@ -6,8 +6,11 @@
 //!   with a pitch of its pixels, disjoint from both. Any alignment and length.
 //! - A NaN stays one.
 
+use std::ops::Range;
+
 use super::simd::{Clamp, Isa, vectorized};
 use super::target::Target;
+use crate::loops::Lines;
 use crate::tensor::Activation;
 
 /// An addition made ready.
@@ -24,15 +27,18 @@ impl Add {
         Self { isa, y: y.into(), clamp: activation.into() }
     }
 
-    /// Computes one image.
-    pub fn run(&self, a: &[f32], b: Option<&[f32]>, y: &mut [f32]) {
-        assert_eq!((a.len(), y.len()), (self.y.shape.elems(), self.y.elems()));
+    /// The pixels of y.
+    pub fn lines(&self) -> Lines {
+        let Target { shape, pitch } = self.y;
+        Lines { count: shape.pixels(), pitch, together: 1, ops: shape.channels }
+    }
+
+    /// Computes these pixels of an image.
+    pub fn run(&self, pixels: Range<usize>, a: &[f32], b: Option<&[f32]>, y: &mut [f32]) {
+        let elems = pixels.start * self.y.shape.channels..pixels.end * self.y.shape.channels;
         match b {
-            Some(b) => {
-                assert_eq!(b.len(), a.len());
-                add(self.isa, self, a, b, y);
-            }
-            None => activate(self.isa, self, a, y),
+            Some(b) => add(self.isa, self, &a[elems.clone()], &b[elems], y),
+            None => activate(self.isa, self, &a[elems], y),
         }
     }
 }

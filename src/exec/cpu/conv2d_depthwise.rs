@@ -11,10 +11,12 @@
 //! - Sums are f32 in the order of r, s after the bias, fused multiply-adds where the processor has them.
 //! - Tails: channels beyond the last 16 go 8 at a time, then one at a time.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::simd::{Clamp, Isa, LANES, mul_add, vectorized};
 use super::window::{Span, Spans};
+use crate::loops::Lines;
 use crate::model::{Conv2d, FoldedConv};
 use crate::tensor::Shape;
 
@@ -61,23 +63,31 @@ impl Conv2dDepthwise {
         Self { isa, x, y, spans, weights, clamp: conv.activation.into() }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
-        depthwise(self.isa, self, x, y);
+    /// The rows of y.
+    pub fn lines(&self) -> Lines {
+        let pitch = self.y.width * self.y.channels;
+        let taps: usize = self.spans.size.iter().product();
+        Lines { count: self.y.height, pitch, together: 1, ops: pitch * taps }
+    }
+
+    /// Computes these rows of an image.
+    pub fn run(&self, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+        assert_eq!(x.len(), self.x.elems());
+        depthwise(self.isa, self, &self.spans.rows[rows], x, y);
     }
 }
 
 vectorized! {
-    fn depthwise(conv: &Conv2dDepthwise, x: &[f32], y: &mut [f32]) = depthwise_body
+    fn depthwise(conv: &Conv2dDepthwise, rows: &[Span], x: &[f32], y: &mut [f32]) = depthwise_body
 }
 
 #[inline(always)]
-fn depthwise_body<const FMA: bool>(conv: &Conv2dDepthwise, x: &[f32], y: &mut [f32]) {
+fn depthwise_body<const FMA: bool>(conv: &Conv2dDepthwise, rows: &[Span], x: &[f32], y: &mut [f32]) {
     let channels = conv.x.channels;
     let cols = &conv.spans.cols;
     let inside = |q: usize| cols.get(q).is_some_and(|col| col.taps == (0..conv.spans.size[1]));
-    for (row, y) in conv.spans.rows.iter().zip(y.chunks_exact_mut(conv.y.width * channels)) {
+    assert_eq!(y.len(), rows.len() * conv.y.width * channels);
+    for (row, y) in rows.iter().zip(y.chunks_exact_mut(conv.y.width * channels)) {
         let mut q = 0;
         while q < cols.len() {
             let y = &mut y[q * channels..];

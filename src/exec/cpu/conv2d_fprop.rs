@@ -13,11 +13,13 @@
 //! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
 //! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
 use super::taps::Taps;
 use super::target::Target;
+use crate::loops::Lines;
 use crate::model::{Conv2d, FoldedConv};
 use crate::tensor::Shape;
 
@@ -109,29 +111,43 @@ impl Conv2dFprop {
         }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
+    /// The pixels of y.
+    pub fn lines(&self) -> Lines {
+        let Target { shape, pitch } = self.y;
+        Lines { count: shape.pixels(), pitch, together: TILE, ops: self.k_gemm * shape.channels }
+    }
+
+    /// Computes these pixels of an image.
+    pub fn run(&self, pixels: Range<usize>, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) {
+        assert_eq!(x.len(), self.x.elems());
         assert!(residual.is_none_or(|residual| residual.len() == self.y.shape.elems()));
-        fprop(self.isa, self, x, residual, y, scratch);
+        fprop(self.isa, self, pixels, x, residual, y, scratch);
     }
 }
 
 vectorized! {
-    fn fprop(conv: &Conv2dFprop, x: &[f32], residual: Option<&[f32]>, y: &mut [f32], scratch: &mut [f32]) = fprop_body
+    fn fprop(
+        conv: &Conv2dFprop,
+        pixels: Range<usize>,
+        x: &[f32],
+        residual: Option<&[f32]>,
+        y: &mut [f32],
+        scratch: &mut [f32],
+    ) = fprop_body
 }
 
 #[inline(always)]
 fn fprop_body<const FMA: bool>(
     conv: &Conv2dFprop,
+    pixels: Range<usize>,
     x: &[f32],
     residual: Option<&[f32]>,
     y: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let (pixels, k_out, y_pitch) = (conv.y.shape.pixels(), conv.y.shape.channels, conv.y.pitch);
-    for first in (0..pixels).step_by(BLOCK) {
-        let block = first..pixels.min(first + BLOCK);
+    let (k_out, y_pitch) = (conv.y.shape.channels, conv.y.pitch);
+    for first in pixels.clone().step_by(BLOCK) {
+        let block = first..pixels.end.min(first + BLOCK);
         for start in (0..conv.k_gemm).step_by(conv.depth) {
             let depth = start..conv.k_gemm.min(start + conv.depth);
             let (terms, pitch) = if conv.pointwise {
@@ -156,7 +172,7 @@ fn fprop_body<const FMA: bool>(
                 for pixel in block.clone().step_by(TILE) {
                     let terms = &terms[(pixel - first) * pitch..];
                     tile.residual = residual.map(|residual| &residual[pixel * k_out + index * LANES..]);
-                    let y = &mut y[pixel * y_pitch + index * LANES..];
+                    let y = &mut y[(pixel - pixels.start) * y_pitch + index * LANES..];
                     match block.end - pixel {
                         1 => tile.run::<1, FMA>(terms, y),
                         2 => tile.run::<2, FMA>(terms, y),

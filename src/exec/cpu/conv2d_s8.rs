@@ -19,6 +19,7 @@ use std::sync::Arc;
 use super::conv2d_fprop::{BLOCK, DEPTH, TILE, accumulate, depth};
 use super::simd::{Isa, LANES, Lanes, vectorized};
 use super::taps::Taps;
+use crate::loops::Lines;
 use crate::model::{ByteFilter, Conv2d, Window};
 use crate::plan::QuantizedConv;
 use crate::tensor::{Activation, Shape};
@@ -118,18 +119,25 @@ impl Conv2dS8 {
         }
     }
 
-    /// Computes one image; `second` is the residual, or what the second convolution reads.
-    pub fn run(&self, x: &[u8], second: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) {
-        assert_eq!(y.len(), self.y.elems());
+    /// The pixels of y.
+    pub fn lines(&self) -> Lines {
+        let terms: usize = self.sources.iter().map(|source| source.k_gemm).sum();
+        let channels = self.y.channels;
+        Lines { count: self.y.pixels(), pitch: channels, together: TILE, ops: terms * channels }
+    }
+
+    /// Computes these pixels of an image; `second` is the residual, or what the second convolution reads.
+    pub fn run(&self, pixels: Range<usize>, x: &[u8], second: Option<&[u8]>, y: &mut [u8], scratch: &mut [f32]) {
+        assert_eq!(y.len(), pixels.len() * self.y.channels);
         let (of_sources, residual) = match self.residual {
             Some(_) => ([Some(x), None], second),
             None => ([Some(x), second], None),
         };
-        assert!(residual.is_none_or(|residual| residual.len() == y.len()));
+        assert!(residual.is_none_or(|residual| residual.len() == self.y.elems()));
         for (source, x) in self.sources.iter().zip(of_sources) {
             assert_eq!(x.map(<[u8]>::len), Some(source.x.shape.elems()));
         }
-        conv(self.isa, self, of_sources, residual, y, scratch);
+        conv(self.isa, self, pixels, of_sources, residual, y, scratch);
     }
 
     /// The results of a pixel's sums.
@@ -153,6 +161,7 @@ impl Conv2dS8 {
 vectorized! {
     fn conv(
         conv: &Conv2dS8,
+        pixels: Range<usize>,
         xs: [Option<&[u8]>; 2],
         residual: Option<&[u8]>,
         y: &mut [u8],
@@ -163,24 +172,25 @@ vectorized! {
 #[inline(always)]
 fn conv_body<const FMA: bool>(
     conv: &Conv2dS8,
+    pixels: Range<usize>,
     xs: [Option<&[u8]>; 2],
     residual: Option<&[u8]>,
     y: &mut [u8],
     scratch: &mut [f32],
 ) {
-    let (pixels, k_out, channels) = (conv.y.pixels(), conv.y.channels, conv.weights.bias.len());
+    let (k_out, channels) = (conv.y.channels, conv.weights.bias.len());
     let deepest = conv.sources.iter().map(|source| source.depth).max().expect("a sum has a source");
-    let (terms, sums) = scratch.split_at_mut(BLOCK.min(pixels) * deepest);
+    let (terms, sums) = scratch.split_at_mut(BLOCK.min(conv.y.pixels()) * deepest);
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums); // [BLOCK][channels]
-    for first in (0..pixels).step_by(BLOCK) {
-        let block = first..pixels.min(first + BLOCK);
+    for first in pixels.clone().step_by(BLOCK) {
+        let block = first..pixels.end.min(first + BLOCK);
         sums.chunks_exact_mut(channels).for_each(|sums| sums.copy_from_slice(&conv.weights.bias));
         for ((source, panels), x) in conv.sources.iter().zip(&conv.weights.filters).zip(xs.into_iter().flatten()) {
             add_source::<FMA>((source, panels), x, &block, terms, sums, channels);
         }
         for (pixel, sums) in block.zip(sums.chunks_exact(channels)) {
-            let at = pixel * k_out..(pixel + 1) * k_out;
-            conv.requantise(&sums[..k_out], residual.map(|residual| &residual[at.clone()]), &mut y[at.clone()]);
+            let residual = residual.map(|residual| &residual[pixel * k_out..][..k_out]);
+            conv.requantise(&sums[..k_out], residual, &mut y[(pixel - pixels.start) * k_out..][..k_out]);
         }
     }
 }

@@ -4,8 +4,11 @@
 //! - Dequantize: y[i] = x[i] * scale.
 //! - x: read, pixels without gaps. y: written, disjoint from x; floats with a pitch of their pixels. Any alignment.
 
+use std::ops::Range;
+
 use super::simd::{Isa, vectorized};
 use super::target::Target;
+use crate::loops::Lines;
 
 /// Floats to bytes, made ready.
 #[derive(Debug)]
@@ -21,7 +24,7 @@ impl Quantize {
         Self { isa, factor: 1.0 / scale, range: if signed { [-128.0, 127.0] } else { [0.0, 255.0] } }
     }
 
-    /// Converts one image.
+    /// Converts some of an image.
     pub fn run(&self, x: &[f32], y: &mut [u8]) {
         assert_eq!(x.len(), y.len());
         quantize(self.isa, self, x, y);
@@ -55,10 +58,17 @@ impl Dequantize {
         Self { y: y.into(), table: std::array::from_fn(|byte| value(byte as u8) * scale) }
     }
 
-    /// Converts one image.
-    pub fn run(&self, x: &[u8], y: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.y.shape.elems(), self.y.elems()));
-        for (y, x) in y.chunks_mut(self.y.pitch).zip(x.chunks(self.y.shape.channels)) {
+    /// The pixels of y.
+    pub fn lines(&self) -> Lines {
+        let Target { shape, pitch } = self.y;
+        Lines { count: shape.pixels(), pitch, together: 1, ops: shape.channels }
+    }
+
+    /// Converts these pixels of an image.
+    pub fn run(&self, pixels: Range<usize>, x: &[u8], y: &mut [f32]) {
+        let channels = self.y.shape.channels;
+        let x = &x[pixels.start * channels..pixels.end * channels];
+        for (y, x) in y.chunks_mut(self.y.pitch).zip(x.chunks(channels)) {
             y.iter_mut().zip(x).for_each(|(y, x)| *y = self.table[usize::from(*x)]);
         }
     }
@@ -88,9 +98,9 @@ mod tests {
     fn bytes_are_multiples_of_the_scale_and_gaps_stay() {
         let y = Target { shape: Shape::new(1, 2, 2), pitch: 3 };
         let mut out = [9.0; 5];
-        Dequantize::new(0.5, true, y).run(&[1, 255, 128, 2], &mut out);
+        Dequantize::new(0.5, true, y).run(0..2, &[1, 255, 128, 2], &mut out);
         assert_eq!(out, [0.5, -0.5, 9.0, -64.0, 1.0]);
-        Dequantize::new(0.5, false, y).run(&[1, 255, 128, 2], &mut out);
+        Dequantize::new(0.5, false, y).run(0..2, &[1, 255, 128, 2], &mut out);
         assert_eq!(out, [0.5, 127.5, 9.0, 64.0, 1.0]);
     }
 }

@@ -6,7 +6,10 @@
 //! - Sums are f32: first each row of pixels from left to right, then the rows from top to bottom. A NaN stays one.
 //! - Tails: channels go 16 at a time, then one at a time.
 
+use std::ops::Range;
+
 use super::simd::{Isa, LANES, vectorized};
+use crate::loops::Lines;
 use crate::tensor::Shape;
 
 /// A global mean made ready.
@@ -22,26 +25,31 @@ impl GlobalAvgPool {
         Self { isa, x }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.x.elems(), self.x.channels));
-        mean(self.isa, self.x, x, y);
+    /// The channels.
+    pub fn lines(&self) -> Lines {
+        Lines { count: self.x.channels, pitch: 1, together: LANES, ops: self.x.pixels() }
+    }
+
+    /// Computes these channels of an image.
+    pub fn run(&self, channels: Range<usize>, x: &[f32], y: &mut [f32]) {
+        assert_eq!((x.len(), y.len()), (self.x.elems(), channels.len()));
+        mean(self.isa, self.x, channels.start, x, y);
     }
 }
 
 vectorized! {
-    fn mean(shape: Shape, x: &[f32], y: &mut [f32]) = mean_body
+    fn mean(shape: Shape, first: usize, x: &[f32], y: &mut [f32]) = mean_body
 }
 
 #[inline(always)]
-fn mean_body<const FMA: bool>(shape: Shape, x: &[f32], y: &mut [f32]) {
+fn mean_body<const FMA: bool>(shape: Shape, first: usize, x: &[f32], y: &mut [f32]) {
     let mut c = 0;
-    while c + LANES <= shape.channels {
-        channels::<LANES>(c, shape, x, y);
+    while c + LANES <= y.len() {
+        channels::<LANES>(first + c, shape, x, &mut y[c..]);
         c += LANES;
     }
-    for c in c..shape.channels {
-        channels::<1>(c, shape, x, y);
+    for c in c..y.len() {
+        channels::<1>(first + c, shape, x, &mut y[c..]);
     }
 }
 
@@ -61,7 +69,7 @@ fn channels<const W: usize>(c: usize, shape: Shape, x: &[f32], y: &mut [f32]) {
             sums[lane] += row_sums[lane];
         }
     }
-    for (y, sum) in y[c..][..W].iter_mut().zip(sums) {
+    for (y, sum) in y[..W].iter_mut().zip(sums) {
         *y = sum / shape.pixels() as f32;
     }
 }

@@ -8,9 +8,11 @@
 //!   the processor has them. A NaN stays one.
 //! - Tails: outputs go 4 at a time, then one at a time; terms beyond the last 16 are added one by one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::simd::{Isa, LANES, mul_add, vectorized};
+use crate::loops::Lines;
 
 /// Outputs that share the loads of x.
 const TILE: usize = 4;
@@ -28,27 +30,33 @@ impl Linear {
         Self { isa, weights }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], y: &mut [f32]) {
+    /// The outputs.
+    pub fn lines(&self) -> Lines {
         let (weight, bias) = &*self.weights;
-        assert_eq!((x.len() * y.len(), y.len()), (weight.len(), bias.len()));
-        linear(self.isa, self, x, y);
+        Lines { count: bias.len(), pitch: 1, together: TILE, ops: weight.len() / bias.len().max(1) }
+    }
+
+    /// Computes these outputs of an image.
+    pub fn run(&self, outputs: Range<usize>, x: &[f32], y: &mut [f32]) {
+        let (weight, bias) = &*self.weights;
+        assert_eq!((x.len() * bias.len(), y.len()), (weight.len(), outputs.len()));
+        linear(self.isa, self, outputs.start, x, y);
     }
 }
 
 vectorized! {
-    fn linear(layer: &Linear, x: &[f32], y: &mut [f32]) = linear_body
+    fn linear(layer: &Linear, first: usize, x: &[f32], y: &mut [f32]) = linear_body
 }
 
 #[inline(always)]
-fn linear_body<const FMA: bool>(layer: &Linear, x: &[f32], y: &mut [f32]) {
+fn linear_body<const FMA: bool>(layer: &Linear, first: usize, x: &[f32], y: &mut [f32]) {
     let mut n = 0;
     while n + TILE <= y.len() {
-        layer.outputs::<TILE, FMA>(n, x, y);
+        layer.outputs::<TILE, FMA>(first + n, x, &mut y[n..]);
         n += TILE;
     }
     for n in n..y.len() {
-        layer.outputs::<1, FMA>(n, x, y);
+        layer.outputs::<1, FMA>(first + n, x, &mut y[n..]);
     }
 }
 
@@ -77,7 +85,7 @@ impl Linear {
             for c in whole..x.len() {
                 sum = mul_add::<FMA>(x[c], rows[n][c], sum);
             }
-            y[first + n] = sum;
+            y[n] = sum;
         }
     }
 }

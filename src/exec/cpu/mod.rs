@@ -1,7 +1,8 @@
 //! The CPU device's program: a plan for one row, run on the rows of a batch by several threads at once.
 //!
-//! Every worker thread runs the whole plan on one image in an arena of its own. Weights are repacked once, arenas and
-//! scratch are allocated once; a run allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
+//! Each worker thread runs the whole plan on a row of its own, in an arena of its own. Where one row is left when all threads
+//! have had as many, they share out its steps. Weights are repacked once, arenas and scratch are allocated once; a run of
+//! images allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
 
 mod add;
 mod conv2d_depthwise;
@@ -32,7 +33,7 @@ use std::slice;
 use std::sync::Arc;
 
 use self::mean::MeanProgram;
-use self::network::{Arena, Images};
+use self::network::{Arena, Desk, Images};
 use self::packed::Packed;
 use self::pool::Pool;
 pub(crate) use self::probe::Probe;
@@ -43,10 +44,10 @@ use super::{BuildSpec, Needs, Planned, states};
 use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
 use crate::error::Error;
+use crate::loops::{Alone, Team};
 use crate::model::{Model, Network};
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
-use crate::sync::{Mutex, lock};
 use crate::tensor::{Bucket, RowSpec};
 
 /// Makes `model` ready to run on the CPU by its plans for one row, of which each bucket has one.
@@ -72,13 +73,13 @@ pub(crate) fn build(
     let ready = plans.iter().map(ready).collect::<Result<Vec<_>, Error>>()?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let worker = |_| Ok(Mutex::new(Arena::new(ready.iter().filter_map(|ready| ready.steps.images()))?));
-    let workers = (0..pool.workers()).map(worker).collect::<Result<_, Error>>()?;
+    let arenas = (0..pool.workers()).map(|_| Arena::new(ready.iter().filter_map(|ready| ready.steps.images())));
+    let arenas = arenas.collect::<Result<_, Error>>()?;
     watch.lap("workers");
     let of_bucket = |(ready, bucket): (Arc<Ready>, &Bucket)| vec![ready; bucket.batch_sizes.len()];
     let of_size = ready.into_iter().zip(&spec.buckets).flat_map(of_bucket).collect();
     let (cpu, batch_sizes) = (cpu.clone(), spec.batch_sizes());
-    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, _packed: packed, pool, workers }))
+    Ok(Arc::new(CpuProgram { cpu, batch_sizes, inputs, outputs, states, of_size, _packed: packed, pool, arenas }))
 }
 
 /// Bytes of a slot's buffer: of the largest batch of any bucket.
@@ -133,8 +134,8 @@ pub(crate) struct CpuProgram {
     /// What later engines of the model share.
     _packed: Arc<Packed>,
     pool: Pool,
-    /// One for each of the pool's workers. Locked by that worker alone, so never contended.
-    workers: Vec<Mutex<Arena>>,
+    /// One for each of the pool's workers.
+    arenas: Vec<Arena>,
 }
 
 /// A plan and its network.
@@ -166,10 +167,10 @@ impl Steps {
     }
 
     /// Computes the output row of one input row, and the next row of each state.
-    fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], arena: &mut Arena) {
+    fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], at: &Desk<'_>) {
         match self {
-            Self::Images(images) => images.run(x, bytemuck::cast_slice_mut(y), arena),
-            Self::Values(values) => values.run(x, y, states),
+            Self::Images(images) => images.run(x, bytemuck::cast_slice_mut(y), at),
+            Self::Values(values) => values.run(x, y, states, at.team),
         }
     }
 }
@@ -216,27 +217,35 @@ impl Program for CpuProgram {
 impl Work for CpuProgram {
     fn run(&self, run: Run) {
         let (input, output) = (self.inputs.at(run.slot), &self.outputs[run.slot]);
-        let Ready { plan, steps, .. } = &*self.of_size[run.size];
-        let [read, written] = [&plan.input, &plan.output];
+        let Ready { plan: Plan { input: read, output: written, .. }, .. } = &*self.of_size[run.size];
         assert!(run.rows * read.row_pitch <= input.len() && run.rows * written.row_pitch <= output.len());
-        let (x, y) = (input.addr() as usize, output.addr() as usize);
-        self.pool.for_each(run.rows, &|worker, row| {
-            // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (asserted), which lives as
-            // long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the
-            // ring orders copies into a slot before and after the runs that read it.
-            let x = unsafe { slice::from_raw_parts((x + row * read.row_pitch) as *const u8, read.row_bytes) };
-            // SAFETY: as above for the output, which nobody reads during the run; the pool hands each row to one
-            // worker, and rows are disjoint.
-            let y = unsafe { slice::from_raw_parts_mut((y + row * written.row_pitch) as *mut u8, written.row_bytes) };
-            let state = |state: &State| {
-                assert!(row < state.rows, "a row of a state");
-                let bytes = state.row.bytes();
-                // SAFETY: as above for the row of a state, which lives as long as self: nobody else accesses states during
-                // the run, for a ring orders all that does on the one compute stream.
-                unsafe { slice::from_raw_parts_mut((state.buffer.addr() as usize + row * bytes) as *mut u8, bytes) }
-            };
-            let mut states: Vec<&mut [u8]> = self.states.iter().map(state).collect();
-            steps.run(x, y, &mut states, &mut lock(&self.workers[worker]));
-        });
+        let apart = run.rows - usize::from(run.rows % self.pool.workers() == 1);
+        self.pool.each(apart, &|worker, row| self.row(run, row, worker, &Alone(worker)));
+        (apart..run.rows).for_each(|row| self.row(run, row, 0, &self.pool));
+    }
+}
+
+impl CpuProgram {
+    /// Computes a row of a run, in this worker's arena. Each row of a run is computed once, and within a run no two rows
+    /// are at a time by the same worker.
+    fn row(&self, run: Run, row: usize, worker: usize, team: &dyn Team) {
+        let (x, y) = (self.inputs.at(run.slot).addr() as usize, self.outputs[run.slot].addr() as usize);
+        let Ready { plan: Plan { input: read, output: written, .. }, steps, .. } = &*self.of_size[run.size];
+        // SAFETY: `row` is below `run.rows`, whose rows lie within the slot's buffer (`Work::run` asserted), which lives
+        // as long as self, is initialised (the CPU's memory is zeroed) and which nobody writes during the run: the ring
+        // orders copies into a slot before and after the runs that read it.
+        let x = unsafe { slice::from_raw_parts((x + row * read.row_pitch) as *const u8, read.row_bytes) };
+        // SAFETY: as above for the output, which nobody reads during the run; each row is computed once, and rows are
+        // disjoint.
+        let y = unsafe { slice::from_raw_parts_mut((y + row * written.row_pitch) as *mut u8, written.row_bytes) };
+        let state = |state: &State| {
+            assert!(row < state.rows, "a row of a state");
+            let bytes = state.row.bytes();
+            // SAFETY: as above for the row of a state, which lives as long as self: nobody else accesses states during
+            // the run, for a ring orders all that does on the one compute stream.
+            unsafe { slice::from_raw_parts_mut((state.buffer.addr() as usize + row * bytes) as *mut u8, bytes) }
+        };
+        let mut states: Vec<&mut [u8]> = self.states.iter().map(state).collect();
+        steps.run(x, y, &mut states, &Desk { arenas: &self.arenas, worker, team });
     }
 }

@@ -18,8 +18,10 @@ use super::simd::{Isa, LANES, Lanes};
 use super::stem_s8::{StemS8, scratch_of_stem};
 use super::target::Target;
 use crate::error::Error;
+use crate::loops::{Lines, Team};
 use crate::model::{fold_conv, read_linear};
 use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp, TensorId};
+use crate::sync::{Mutex, lock};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
 /// A network made ready.
@@ -54,10 +56,12 @@ enum Kernel {
     Emit(OutputKind),
 }
 
-/// What one worker thread computes in.
+/// What a worker thread computes in.
 pub(super) struct Arena {
-    tensors: Vec<Lanes>,
-    scratch: Vec<Lanes>,
+    /// Those of the image that it runs; locked through a run.
+    tensors: Mutex<Vec<Lanes>>,
+    /// Locked by the worker alone, for a part of a step.
+    scratch: Mutex<Vec<Lanes>>,
 }
 
 impl Arena {
@@ -67,7 +71,8 @@ impl Arena {
         for of in all {
             (bytes, elems) = (bytes.max(of.arena_bytes), elems.max(of.scratch_elems));
         }
-        Ok(Self { tensors: zeroed(bytes / size_of::<f32>())?, scratch: zeroed(elems)? })
+        let [tensors, scratch] = [bytes / size_of::<f32>(), elems].map(zeroed);
+        Ok(Self { tensors: Mutex::new(tensors?), scratch: Mutex::new(scratch?) })
     }
 }
 
@@ -85,29 +90,50 @@ impl Images {
     }
 
     /// Computes the output row, 32-bit words, of one input row.
-    pub fn run(&self, x: &[u8], y: &mut [u32], arena: &mut Arena) {
-        self.run_seen(x, y, arena, |_, _| ());
+    pub fn run(&self, x: &[u8], y: &mut [u32], at: &Desk<'_>) {
+        self.run_seen(x, y, at, |_, _| ());
     }
 
     /// The same; `seen` gets each step's number and what it has written in the arena, before another step runs.
-    pub fn run_seen(&self, x: &[u8], y: &mut [u32], arena: &mut Arena, mut seen: impl FnMut(usize, &[u8])) {
-        let scratch = bytemuck::cast_slice_mut::<Lanes, f32>(&mut arena.scratch);
-        let arena = bytemuck::cast_slice_mut::<Lanes, u8>(&mut arena.tensors);
+    pub fn run_seen(&self, x: &[u8], y: &mut [u32], at: &Desk<'_>, mut seen: impl FnMut(usize, &[u8])) {
+        let mut tensors = lock(&at.arenas[at.worker].tensors);
+        let arena = bytemuck::cast_slice_mut::<Lanes, u8>(&mut tensors);
         for (index, step) in self.steps.iter().enumerate() {
             match &step.kernel {
-                Kernel::Normalize(kernel) => kernel.run(x, floats_mut(&mut arena[step.output.clone()])),
-                Kernel::StemS8(kernel) => kernel.run(x, &mut arena[step.output.clone()], scratch),
+                Kernel::Normalize(kernel) => {
+                    let y = floats_mut(&mut arena[step.output.clone()]);
+                    kernel.lines().share(at.team, y, &|_, pixels, y| kernel.run(pixels, x, y));
+                }
+                Kernel::StemS8(kernel) => {
+                    at.with_scratch(at.worker, |scratch| kernel.run(x, &mut arena[step.output.clone()], scratch));
+                }
                 Kernel::Emit(output) => emit::run(*output, floats(&arena[step.inputs[0].clone()]), y),
-                kernel => kernel.run_between(step, arena, scratch),
+                kernel => kernel.run_between(step, arena, at),
             }
             seen(index, &arena[step.output.clone()]);
         }
     }
 }
 
+/// Who computes an image, and in what.
+pub(super) struct Desk<'a> {
+    /// Of each worker.
+    pub arenas: &'a [Arena],
+    /// Whose tensors the image's are.
+    pub worker: usize,
+    /// Those who share out its steps.
+    pub team: &'a dyn Team,
+}
+
+impl Desk<'_> {
+    fn with_scratch(&self, worker: usize, of: impl FnOnce(&mut [f32])) {
+        of(bytemuck::cast_slice_mut::<Lanes, f32>(&mut lock(&self.arenas[worker].scratch)));
+    }
+}
+
 impl Kernel {
     /// Runs a step that reads and writes the arena.
-    fn run_between(&self, step: &Ready, arena: &mut [u8], scratch: &mut [f32]) {
+    fn run_between(&self, step: &Ready, arena: &mut [u8], at: &Desk<'_>) {
         const DISJOINT: &str = "the planner gives tensors that are alive together disjoint ranges of the arena";
         let [first, output] = [&step.inputs[0], &step.output].map(Range::clone);
         let (x, second, y) = match step.inputs.get(1) {
@@ -121,16 +147,39 @@ impl Kernel {
             }
         };
         match self {
-            Self::Conv(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y), scratch),
-            Self::ConvS8(kernel) => kernel.run(x, second, y, scratch),
+            Self::Conv(kernel) => {
+                let (x, second) = (floats(x), second.map(floats));
+                kernel.lines().share(at.team, floats_mut(y), &|worker, pixels, y| {
+                    at.with_scratch(worker, |scratch| kernel.run(pixels, x, second, y, scratch));
+                });
+            }
+            Self::ConvS8(kernel) => kernel.lines().share(at.team, y, &|worker, pixels, y| {
+                at.with_scratch(worker, |scratch| kernel.run(pixels, x, second, y, scratch));
+            }),
             Self::MeanS8(kernel) => kernel.run(x, floats_mut(y)),
-            Self::Quantize(kernel) => kernel.run(floats(x), y),
-            Self::Dequantize(kernel) => kernel.run(x, floats_mut(y)),
-            Self::Depthwise(kernel) => kernel.run(floats(x), floats_mut(y)),
-            Self::Pool(kernel) => kernel.run(floats(x), floats_mut(y)),
-            Self::GlobalAvgPool(kernel) => kernel.run(floats(x), floats_mut(y)),
-            Self::Linear(kernel) => kernel.run(floats(x), floats_mut(y)),
-            Self::Add(kernel) => kernel.run(floats(x), second.map(floats), floats_mut(y)),
+            Self::Quantize(kernel) => {
+                let (x, lines) = (floats(x), Lines { count: y.len(), pitch: 1, together: 1, ops: 1 });
+                lines.share(at.team, y, &|_, elems, y| kernel.run(&x[elems], y));
+            }
+            Self::Dequantize(kernel) => {
+                kernel.lines().share(at.team, floats_mut(y), &|_, pixels, y| kernel.run(pixels, x, y));
+            }
+            Self::Depthwise(kernel) => {
+                kernel.lines().share(at.team, floats_mut(y), &|_, rows, y| kernel.run(rows, floats(x), y));
+            }
+            Self::Pool(kernel) => {
+                kernel.lines().share(at.team, floats_mut(y), &|_, rows, y| kernel.run(rows, floats(x), y));
+            }
+            Self::GlobalAvgPool(kernel) => {
+                kernel.lines().share(at.team, floats_mut(y), &|_, channels, y| kernel.run(channels, floats(x), y));
+            }
+            Self::Linear(kernel) => {
+                kernel.lines().share(at.team, floats_mut(y), &|_, outputs, y| kernel.run(outputs, floats(x), y));
+            }
+            Self::Add(kernel) => {
+                let (x, second) = (floats(x), second.map(floats));
+                kernel.lines().share(at.team, floats_mut(y), &|_, pixels, y| kernel.run(pixels, x, second, y));
+            }
             Self::Normalize(_) | Self::StemS8(_) | Self::Emit(_) => unreachable!("the first and last step touch rows"),
         }
     }

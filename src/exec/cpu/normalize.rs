@@ -5,9 +5,12 @@
 //! - `F32Nchw`: y[pixel][c] = x[c][pixel]. `F16Nhwc`, `F32Nhwc`: y[pixel][c] = x[pixel][c]. All exact.
 //! - x: read, the bytes of one row, aligned for its elements. y: written, f32 [H][W][C] without gaps, disjoint from x.
 
+use std::ops::Range;
+
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use crate::loops::Lines;
 use crate::tensor::{InputFormat, Shape};
 
 /// A first step made ready.
@@ -30,14 +33,22 @@ impl Normalize {
         Self { shape, input, table }
     }
 
-    /// Computes one image.
-    pub fn run(&self, row: &[u8], y: &mut [f32]) {
-        assert_eq!(y.len(), self.shape.elems());
-        let pixels = y.chunks_exact_mut(self.shape.channels);
+    /// The pixels of y.
+    pub fn lines(&self) -> Lines {
+        let Shape { channels, .. } = self.shape;
+        Lines { count: self.shape.pixels(), pitch: channels, together: 1, ops: 2 * channels }
+    }
+
+    /// Computes these pixels of an image.
+    pub fn run(&self, pixels: Range<usize>, row: &[u8], y: &mut [f32]) {
+        let channels = self.shape.channels;
+        assert_eq!(y.len(), pixels.len() * channels);
+        let elems = pixels.start * channels..pixels.end * channels;
+        let of_y = y.chunks_exact_mut(channels);
         match self.input {
             InputFormat::U8Nhwc => {
-                assert_eq!(row.len(), pixels.len() * self.table.len());
-                for (y, x) in pixels.zip(row.chunks_exact(self.shape.channels)) {
+                assert_eq!(row.len(), self.shape.elems());
+                for (y, x) in of_y.zip(row[elems].chunks_exact(channels)) {
                     for ((y, x), table) in y.iter_mut().zip(x).zip(&self.table) {
                         *y = table[usize::from(*x)];
                     }
@@ -45,15 +56,15 @@ impl Normalize {
             }
             InputFormat::F32Nchw => {
                 let x: &[f32] = bytemuck::cast_slice(row);
-                let count = pixels.len();
-                for (pixel, y) in pixels.enumerate() {
+                let count = self.shape.pixels();
+                for (pixel, y) in pixels.zip(of_y) {
                     for (y, plane) in y.iter_mut().zip(x.chunks_exact(count)) {
                         *y = plane[pixel];
                     }
                 }
             }
-            InputFormat::F16Nhwc => bytemuck::cast_slice::<u8, f16>(row).convert_to_f32_slice(y),
-            InputFormat::F32Nhwc => y.copy_from_slice(bytemuck::cast_slice(row)),
+            InputFormat::F16Nhwc => bytemuck::cast_slice::<u8, f16>(row)[elems].convert_to_f32_slice(y),
+            InputFormat::F32Nhwc => y.copy_from_slice(&bytemuck::cast_slice(row)[elems]),
         }
     }
 }

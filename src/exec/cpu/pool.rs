@@ -1,4 +1,6 @@
-//! Worker threads that share out the rows of a batch. They live as long as the pool; a run allocates nothing.
+//! Worker threads that share out parts of some work, such as the rows of a batch or of an image. They live as long as the
+//! pool; a run allocates nothing. A thread that has nothing to do looks for work for some microseconds, so that the steps
+//! of an image follow each other without anybody being woken, and sleeps then.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -6,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::Error;
+use crate::loops::Team;
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex, lock, spawn, wait};
 
-/// Threads `trefoil-cpu-1`, … and whoever calls [`Pool::for_each`], which is worker 0.
+/// Threads `trefoil-cpu-1`, … and whoever calls [`Team::each`], which is worker 0.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -23,8 +26,12 @@ struct Shared {
     start: Condvar,
     /// Nobody works any more.
     done: Condvar,
-    /// The next row of the current job. Only the fetch-and-add's atomicity matters: `state` orders everything else.
+    /// The next part of the current job. Only the fetch-and-add's atomicity matters: `state` orders everything else.
     next: AtomicUsize,
+    /// What `state` says of seats and of threads that work, for those who look for a change of it: nothing else depends
+    /// on when they see one.
+    seats_seen: AtomicUsize,
+    working_seen: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -35,6 +42,8 @@ struct State {
     seats: usize,
     /// Threads that joined and have not left.
     working: usize,
+    /// Threads that wait for seats and have to be woken.
+    asleep: usize,
     /// The first panic of a thread during the job.
     panic: Option<Box<dyn Any + Send>>,
     closed: bool,
@@ -42,12 +51,12 @@ struct State {
 
 #[derive(Clone, Copy)]
 struct Job {
-    /// Called with (worker, row). Its lifetime is erased: `for_each` does not return before every thread has left.
+    /// Called with (worker, part). Its lifetime is erased: `each` does not return before every thread has left.
     task: *const (dyn Fn(usize, usize) + Sync + 'static),
-    rows: usize,
+    parts: usize,
 }
 
-// SAFETY: the task is `Sync`, so that any thread may call it, and `for_each` keeps it alive while one has the job.
+// SAFETY: the task is `Sync`, so that any thread may call it, and `each` keeps it alive while one has the job.
 unsafe impl Send for Job {}
 
 impl Pool {
@@ -58,6 +67,8 @@ impl Pool {
             start: Condvar::new(),
             done: Condvar::new(),
             next: AtomicUsize::new(0),
+            seats_seen: AtomicUsize::new(0),
+            working_seen: AtomicUsize::new(0),
         });
         // Made first: if a later thread cannot start, dropping it ends the earlier ones.
         let mut pool = Self { shared, threads: Vec::new(), running: Mutex::new(()) };
@@ -67,65 +78,95 @@ impl Pool {
         }
         Ok(pool)
     }
+}
 
+impl Team for Pool {
     /// Workers, the caller of a run included.
-    pub fn workers(&self) -> usize {
+    fn workers(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Calls `task(worker, row)` for each row below `rows`, on several threads at once; no two threads at a time have
-    /// the same `worker`, which is below [`Pool::workers`]. Returns when all calls have.
-    ///
     /// # Panics
-    /// With the first panic of a call. Rows that nobody has begun by then are left out.
-    pub fn for_each(&self, rows: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+    /// With the first panic of a call. Parts that nobody has begun by then are left out.
+    fn each(&self, parts: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let _running = lock(&self.running);
         // SAFETY: only the lifetime changes. No thread has the job when this function returns (see below), and it
         // does not unwind before: the caller's own calls are caught.
         let task: &'static (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(task) };
-        let job = Job { task, rows };
-        self.shared.next.store(0, Ordering::Relaxed);
-        let seats = self.threads.len().min(rows.saturating_sub(1));
+        let job = Job { task, parts };
+        let shared = &*self.shared;
+        shared.next.store(0, Ordering::Relaxed);
+        let seats = self.threads.len().min(parts.saturating_sub(1));
         if seats > 0 {
-            let mut state = lock(&self.shared.state);
-            (state.job, state.seats) = (Some(job), seats);
-            drop(state);
-            (0..seats).for_each(|_| self.shared.start.notify_one());
+            shared.offer(job, seats);
         }
-        let mine = self.shared.work(job, 0);
-        let mut state = lock(&self.shared.state);
-        (state.job, state.seats) = (None, 0); // from here on nobody joins
-        while state.working > 0 {
-            state = wait(&self.shared.done, state);
-        }
-        let panic = mine.err().or(state.panic.take());
-        state.panic = None;
-        drop(state);
+        let mine = shared.work(job, 0);
+        let others = if seats > 0 { shared.close_job() } else { None };
         drop(_running);
-        if let Some(panic) = panic {
+        if let Some(panic) = mine.err().or(others) {
             resume_unwind(panic);
         }
     }
 }
 
+/// Looks so often whether something is so before a thread sleeps: some ten microseconds. It keeps its core meanwhile, for
+/// where others wait for it, to give it up costs milliseconds.
+const LOOKS: usize = 2000;
+
+/// Whether it is so before that.
+fn soon(is_so: impl Fn() -> bool) -> bool {
+    (0..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        is_so()
+    })
+}
+
 impl Shared {
+    /// Lets so many threads join a job.
+    fn offer(&self, job: Job, seats: usize) {
+        let mut state = lock(&self.state);
+        (state.job, state.seats) = (Some(job), seats);
+        self.seats_seen.store(seats, Ordering::Relaxed);
+        let asleep = state.asleep;
+        drop(state);
+        (0..seats.min(asleep)).for_each(|_| self.start.notify_one());
+    }
+
+    /// Waits for all that joined; the first panic of one.
+    fn close_job(&self) -> Option<Box<dyn Any + Send>> {
+        let mut state = lock(&self.state);
+        (state.job, state.seats) = (None, 0); // from here on nobody joins
+        self.seats_seen.store(0, Ordering::Relaxed);
+        if state.working > 0 {
+            drop(state);
+            soon(|| self.working_seen.load(Ordering::Relaxed) == 0);
+            state = lock(&self.state);
+        }
+        while state.working > 0 {
+            state = wait(&self.done, state);
+        }
+        state.panic.take()
+    }
+
     /// A thread's life.
     fn serve(&self, worker: usize) {
-        let mut state = lock(&self.state);
         loop {
+            soon(|| self.seats_seen.load(Ordering::Relaxed) > 0);
+            let mut state = lock(&self.state);
             while state.seats == 0 && !state.closed {
+                state.asleep += 1;
                 state = wait(&self.start, state);
+                state.asleep -= 1;
             }
             if state.closed {
                 return;
             }
-            state.seats -= 1;
-            state.working += 1;
             let job = state.job.expect("seats belong to a job");
+            self.count(&mut state, |state| (state.seats, state.working) = (state.seats - 1, state.working + 1));
             drop(state);
             let worked = self.work(job, worker);
             state = lock(&self.state);
-            state.working -= 1;
+            self.count(&mut state, |state| state.working -= 1);
             if let Err(panic) = worked {
                 state.panic.get_or_insert(panic);
             }
@@ -135,21 +176,28 @@ impl Shared {
         }
     }
 
-    /// Takes rows until none is left. A panic is caught, and ends the job for everybody.
+    /// Changes what is counted, and what is seen of it.
+    fn count(&self, state: &mut State, change: impl FnOnce(&mut State)) {
+        change(state);
+        self.seats_seen.store(state.seats, Ordering::Relaxed);
+        self.working_seen.store(state.working, Ordering::Relaxed);
+    }
+
+    /// Takes parts until none is left. A panic is caught, and ends the job for everybody.
     fn work(&self, job: Job, worker: usize) -> Result<(), Box<dyn Any + Send>> {
-        // SAFETY: `for_each` is still in progress: it waits for every thread that took a seat.
+        // SAFETY: `each` is still in progress: it waits for every thread that took a seat.
         let task = unsafe { &*job.task };
         let worked = catch_unwind(AssertUnwindSafe(|| {
             loop {
-                let row = self.next.fetch_add(1, Ordering::Relaxed);
-                if row >= job.rows {
+                let part = self.next.fetch_add(1, Ordering::Relaxed);
+                if part >= job.parts {
                     return;
                 }
-                task(worker, row);
+                task(worker, part);
             }
         }));
         if worked.is_err() {
-            self.next.store(job.rows, Ordering::Relaxed);
+            self.next.store(job.parts, Ordering::Relaxed);
         }
         worked
     }
@@ -178,7 +226,7 @@ mod tests {
             let pool = Pool::new(workers).unwrap();
             for rows in [0, 1, 2, 3, 7, 100] {
                 let done: Vec<AtomicUsize> = (0..rows).map(|_| AtomicUsize::new(0)).collect();
-                pool.for_each(rows, &|worker, row| {
+                pool.each(rows, &|worker, row| {
                     assert!(worker < pool.workers());
                     done[row].fetch_add(1, Ordering::Relaxed);
                 });
@@ -192,7 +240,7 @@ mod tests {
         let pool = Pool::new(4).unwrap();
         let busy: Vec<Mutex<()>> = (0..4).map(|_| Mutex::new(())).collect();
         for _ in 0..200 {
-            pool.for_each(16, &|worker, _| drop(busy[worker].try_lock().expect("two threads are the same worker")));
+            pool.each(16, &|worker, _| drop(busy[worker].try_lock().expect("two threads are the same worker")));
         }
     }
 
@@ -201,7 +249,7 @@ mod tests {
         let pool = Pool::new(3).unwrap();
         let barrier = std::sync::Barrier::new(3);
         let threads = Mutex::new(HashSet::new());
-        pool.for_each(3, &|_, _| {
+        pool.each(3, &|_, _| {
             barrier.wait();
             threads.lock().unwrap().insert(std::thread::current().id());
         });
@@ -212,12 +260,11 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(3).unwrap();
         for bad in 0..6 {
-            let panicked =
-                catch_unwind(AssertUnwindSafe(|| pool.for_each(6, &|_, row| assert!(row != bad, "bad row"))));
+            let panicked = catch_unwind(AssertUnwindSafe(|| pool.each(6, &|_, row| assert!(row != bad, "bad row"))));
             let panic = panicked.unwrap_err();
             assert_eq!(panic.downcast_ref::<&str>(), Some(&"bad row"));
             let done = AtomicUsize::new(0);
-            pool.for_each(20, &|_, _| {
+            pool.each(20, &|_, _| {
                 done.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(done.into_inner(), 20);
@@ -232,7 +279,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        pool.for_each(3, &|worker, _| {
+                        pool.each(3, &|worker, _| {
                             if worker == 0 {
                                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                                 inside.fetch_sub(1, Ordering::SeqCst);

@@ -11,9 +11,12 @@
 //!   result NaN; padding never wins a maximum.
 //! - Tails: channels go 16 at a time, then one at a time.
 
+use std::ops::Range;
+
 use super::simd::{Isa, LANES, vectorized};
 use super::target::Target;
 use super::window::{Span, Spans};
+use crate::loops::Lines;
 use crate::model::Pool;
 use crate::tensor::Shape;
 
@@ -48,21 +51,28 @@ impl Pool2d {
         Self { isa, x, y, spans: Spans::new(&pool.window, x, y.shape), reduce }
     }
 
-    /// Computes one image.
-    pub fn run(&self, x: &[f32], y: &mut [f32]) {
-        assert_eq!((x.len(), y.len()), (self.x.elems(), self.y.elems()));
-        pool(self.isa, self, x, y);
+    /// The rows of y.
+    pub fn lines(&self) -> Lines {
+        let Target { shape, pitch } = self.y;
+        let taps: usize = self.spans.size.iter().product();
+        Lines { count: shape.height, pitch: shape.width * pitch, together: 1, ops: shape.width * shape.channels * taps }
+    }
+
+    /// Computes these rows of an image.
+    pub fn run(&self, rows: Range<usize>, x: &[f32], y: &mut [f32]) {
+        assert_eq!(x.len(), self.x.elems());
+        pool(self.isa, self, &self.spans.rows[rows], x, y);
     }
 }
 
 vectorized! {
-    fn pool(pool: &Pool2d, x: &[f32], y: &mut [f32]) = pool_body
+    fn pool(pool: &Pool2d, rows: &[Span], x: &[f32], y: &mut [f32]) = pool_body
 }
 
 #[inline(always)]
-fn pool_body<const FMA: bool>(pool: &Pool2d, x: &[f32], y: &mut [f32]) {
+fn pool_body<const FMA: bool>(pool: &Pool2d, rows: &[Span], x: &[f32], y: &mut [f32]) {
     let channels = pool.x.channels;
-    let Spans { rows, cols, .. } = &pool.spans;
+    let cols = &pool.spans.cols;
     let positions = rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)));
     for ((row, col), y) in positions.zip(y.chunks_mut(pool.y.pitch)) {
         let mut c = 0;

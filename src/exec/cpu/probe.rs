@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::network::{Arena, Images};
+use super::network::{Arena, Desk, Images};
 use super::packed::Packed;
 use super::simd::Isa;
 use crate::error::Error;
+use crate::loops::Alone;
 use crate::model::Model;
 use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{Dtype, InputFormat, OutputKind, RowSpec};
@@ -67,7 +68,8 @@ impl Probe {
                 pixels.for_each(|pixel| seen(&step.name, &pixel[..tensor.shape.channels]));
             }
         };
-        self.images.run_seen(row, &mut self.result, &mut self.arena, see);
+        let at = Desk { arenas: std::slice::from_ref(&self.arena), worker: 0, team: &Alone(0) };
+        self.images.run_seen(row, &mut self.result, &at, see);
         bytemuck::cast_slice(&self.result)
     }
 }

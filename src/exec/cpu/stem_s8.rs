@@ -78,7 +78,7 @@ impl StemS8 {
         let image = &mut bytemuck::cast_slice_mut(image)[..self.bordered.elems()];
         let between = &mut bytemuck::cast_slice_mut(between)[..self.between.elems()];
         self.border(x, image);
-        self.conv.run(image, None, between, scratch);
+        self.conv.run(0..self.between.pixels(), image, None, between, scratch);
         self.pool(between, y);
     }
 

@@ -64,8 +64,13 @@ fn dense_convolutions() {
             for residual in [None, Some(&residual[..])] {
                 compare(&format!("{x} to {y}"), y.elems(), terms + 2, |isa, y_values| {
                     let scratch = &mut vec![f32::NAN; scratch_of(&conv, x, y)];
-                    Conv2dFprop::new(isa, &conv, Panels::new(&conv, &folded, x.channels).into(), x, y)
-                        .run(&input, residual, y_values, scratch);
+                    Conv2dFprop::new(isa, &conv, Panels::new(&conv, &folded, x.channels).into(), x, y).run(
+                        0..y.pixels(),
+                        &input,
+                        residual,
+                        y_values,
+                        scratch,
+                    );
                 });
             }
         }
@@ -80,7 +85,11 @@ fn depthwise_convolutions() {
         let folded = FoldedConv { filter: numbers(x.channels * taps, 1), bias: numbers(x.channels, 2) };
         let input = numbers(x.elems(), seed as u64 + 3);
         compare(&format!("{x} to {y}"), y.elems(), taps + 1, |isa, y_values| {
-            Conv2dDepthwise::new(isa, &conv, Taps::new(folded.clone(), x.channels).into(), x, y).run(&input, y_values);
+            Conv2dDepthwise::new(isa, &conv, Taps::new(folded.clone(), x.channels).into(), x, y).run(
+                0..y.height,
+                &input,
+                y_values,
+            );
         });
     }
 }
@@ -92,10 +101,12 @@ fn pools() {
         let input = numbers(x.elems(), 5);
         for count_pad in [false, true] {
             let pool = Pool { window, count_pad };
-            compare("mean", y.elems(), taps, |isa, out| Pool2d::mean(isa, &pool, x, y).run(&input, out));
-            compare("max", y.elems(), 0, |isa, out| Pool2d::max(isa, &pool, x, y).run(&input, out));
+            compare("mean", y.elems(), taps, |isa, out| Pool2d::mean(isa, &pool, x, y).run(0..y.height, &input, out));
+            compare("max", y.elems(), 0, |isa, out| Pool2d::max(isa, &pool, x, y).run(0..y.height, &input, out));
         }
-        compare("global mean", x.channels, x.pixels(), |isa, out| GlobalAvgPool::new(isa, x).run(&input, out));
+        compare("global mean", x.channels, x.pixels(), |isa, out| {
+            GlobalAvgPool::new(isa, x).run(0..x.channels, &input, out)
+        });
     }
 }
 
@@ -108,7 +119,7 @@ fn a_nan_in_a_window_is_its_maximum() {
             let mut input = numbers(x.elems(), 5);
             input[at * 17 + 16] = f32::NAN;
             let mut out = vec![0.0; x.elems()];
-            Pool2d::max(isa, &pool, x, x).run(&input, &mut out);
+            Pool2d::max(isa, &pool, x, x).run(0..x.height, &input, &mut out);
             assert!(out[4 * 17 + 16].is_nan() && !out[4 * 17 + 15].is_nan());
         }
     }
@@ -118,11 +129,13 @@ fn a_nan_in_a_window_is_its_maximum() {
 fn linear_layers_and_additions() {
     for (c, n) in [(1, 1), (16, 4), (100, 33), (77, 6)] {
         let (weight, bias, x) = (numbers(c * n, 1), numbers(n, 2), numbers(c, 3));
-        compare("linear", n, c + 1, |isa, y| Linear::new(isa, (weight.clone(), bias.clone()).into()).run(&x, y));
+        compare("linear", n, c + 1, |isa, y| {
+            Linear::new(isa, (weight.clone(), bias.clone()).into()).run(0..n, &x, y);
+        });
         for activation in [Activation::None, Activation::Relu, Activation::Relu6] {
             let b = numbers(c, 4);
-            compare("add", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(&x, Some(&b), y));
-            compare("activation", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(&x, None, y));
+            compare("add", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(0..1, &x, Some(&b), y));
+            compare("activation", c, 0, |isa, y| Add::new(isa, activation, Shape::vector(c)).run(0..1, &x, None, y));
         }
     }
 }

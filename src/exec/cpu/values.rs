@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::packed::Packed;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
-use crate::loops::{self, Loop};
+use crate::loops::{self, Loop, Team};
 use crate::plan::{HandOp, Place, Plan, Step, StepOp, TensorId};
 
 /// A network of values made ready.
@@ -69,11 +69,11 @@ impl Values {
         })
     }
 
-    /// Computes the output row of one input row, and the next row of each state.
+    /// Computes the output row of one input row, and the next row of each state. The team shares out each loop.
     ///
     /// # Panics
     /// If there is no memory for a value: what all of them take was looked for when it was built.
-    pub fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]]) {
+    pub fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], team: &dyn Team) {
         let mut values: Vec<Option<Tensor>> = vec![None; self.types.len()];
         let inputs = self.inputs.iter().map(|&(id, offset)| (id, &x[offset..]));
         for (id, bytes) in inputs.chain(self.states.iter().map(|&(id, state)| (id, &*states[state]))) {
@@ -81,7 +81,7 @@ impl Values {
             values[id.0] = Some(Tensor::from_bytes(of.clone(), &bytes[..of.bytes()]));
         }
         for step in &self.steps {
-            let written = self.compute(step, &values).unwrap_or_else(|error| panic!("{error}"));
+            let written = self.compute(step, &values, team).unwrap_or_else(|error| panic!("{error}"));
             for ((id, to), value) in step.writes.iter().zip(written) {
                 match to {
                     Some(Left::Row(offset)) => y[*offset..][..value.bytes().len()].copy_from_slice(value.bytes()),
@@ -94,14 +94,14 @@ impl Values {
         }
     }
 
-    fn compute(&self, step: &Ready, values: &[Option<Tensor>]) -> Result<Vec<Tensor>, Error> {
+    fn compute(&self, step: &Ready, values: &[Option<Tensor>], team: &dyn Team) -> Result<Vec<Tensor>, Error> {
         let operand = |id: &TensorId| {
             self.constants[id.0].as_deref().or(values[id.0].as_ref()).expect("steps are in an order that was checked")
         };
         match &step.kernel {
             Kernel::Loop(of) => {
                 let operands: Vec<&Tensor> = step.reads.iter().map(operand).collect();
-                Ok(vec![loops::run(of, &operands, self.types[step.writes[0].0.0].clone())?])
+                Ok(vec![loops::run_by(team, of, &operands, self.types[step.writes[0].0.0].clone())?])
             }
             Kernel::Hand(of) => {
                 let mut operands = step.reads.iter().map(operand);

@@ -15,12 +15,8 @@ pub(super) enum Lanes {
 pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: &mut [i64]) {
     let [.., inner_extent] = extents else { return table.fill(0) };
     let (outer, inner) = (extents.len() - 1, strides[extents.len() - 1]);
-    let mut left = start / inner_extent;
     let mut first = start % inner_extent;
-    let mut at: Vec<usize> = vec![0; outer];
-    for axis in (0..outer).rev() {
-        (at[axis], left) = (left % extents[axis], left / extents[axis]);
-    }
+    let mut at = point(&extents[..outer], start / inner_extent);
     let mut rest = table;
     while !rest.is_empty() {
         let (run, behind) = rest.split_at_mut((inner_extent - first).min(rest.len()));
@@ -29,6 +25,15 @@ pub(super) fn tabulate(extents: &[usize], strides: &[i64], start: usize, table: 
         (rest, first) = (behind, 0);
         step(&extents[..outer], &mut at);
     }
+}
+
+/// The indices of the point of this number, the last axis running fastest.
+pub(super) fn point(extents: &[usize], mut number: usize) -> Vec<usize> {
+    let mut at = vec![0; extents.len()];
+    for (at, extent) in at.iter_mut().zip(extents).rev() {
+        (*at, number) = (number % extent, number / extent);
+    }
+    at
 }
 
 /// Goes to the next point, the last axis running fastest; false behind the last one.

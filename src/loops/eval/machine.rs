@@ -4,24 +4,24 @@ use std::ops::Range;
 
 use super::column::{Column, LANES};
 use super::fold::{self, Extreme};
-use super::lanes::{Lanes, step, tabulate};
+use super::lanes::{Lanes, point, step, tabulate};
 use super::ops;
 use super::program::{Address, Band, Place, Program, Step};
 use crate::graph::{Element, Tensor};
 use crate::loops::ir::{Guard, Monoid, TermId, TermKind};
+use crate::loops::team::Team;
 
-/// Writes the elements of a loop.
-pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8]) {
-    let mut machine = Machine::new(program, operands);
-    let (rank, extents) = (program.of.rank, &program.of.axes);
-    let stride = |axis: usize| extents[axis + 1..rank].iter().product::<usize>();
-    let bands = &program.scopes[0];
-    let one_by_one = bands.iter().filter(|band| !band.lanes).flat_map(|band| &band.axes);
-    let scalars: Vec<(usize, usize)> = one_by_one.map(|&axis| (axis, stride(axis))).collect();
-    machine.points(bands, &mut |machine| {
-        let row: usize = scalars.iter().map(|&(axis, stride)| machine.at[axis] * stride).sum();
-        machine.write(row + machine.start, to);
-    });
+/// Writes the elements of a loop, whose points a team shares out where they follow each other.
+pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8], team: &dyn Team) {
+    match program.lines() {
+        Some((band, lines)) => lines.share(team, to, &|_, points, to| {
+            Machine::new(program, operands).write_points(band, points, lines.pitch, to);
+        }),
+        None => {
+            let points = program.scopes[0][0].extents.iter().product();
+            Machine::new(program, operands).write_points(0, 0..points, 0, to);
+        }
+    }
 }
 
 /// What is computed of a loop so far.
@@ -63,22 +63,48 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Writes the elements at these points of a band of the result, `pitch` bytes for each; the bands around it have a
+    /// point each.
+    fn write_points(&mut self, band: usize, points: Range<usize>, pitch: usize, to: &mut [u8]) {
+        let of = self.program.of;
+        let (bands, size) = (&self.program.scopes[0], of.dtype().bytes());
+        let stride = |axis: usize| of.axes[axis + 1..of.rank].iter().product::<usize>();
+        let one_by_one = bands.iter().filter(|band| !band.lanes).flat_map(|band| &band.axes);
+        let scalars: Vec<(usize, usize)> = one_by_one.map(|&axis| (axis, stride(axis))).collect();
+        let before = points.start * pitch / size;
+        let mut write = |machine: &mut Self| {
+            let row: usize = scalars.iter().map(|&(axis, stride)| machine.at[axis] * stride).sum();
+            machine.write(row + machine.start - before, to);
+        };
+        bands[..band].iter().for_each(|outer| self.some_points(outer, 0..1, &mut |_| ()));
+        self.some_points(&bands[band], points, &mut |machine| machine.points(&bands[band + 1..], &mut write));
+    }
+
     /// Goes through the points of these bands, computes what belongs to each, and calls `then` at each of the innermost.
     fn points(&mut self, bands: &'a [Band], then: &mut dyn FnMut(&mut Self)) {
-        let Some((band, inner)) = bands.split_first() else { return then(self) };
-        let total: usize = band.extents.iter().product();
-        if band.lanes {
-            self.blocks(band, 0..total, &mut |machine| machine.points(inner, then));
-        } else if total > 0 {
-            let mut at = vec![0; band.axes.len()];
-            loop {
-                band.axes.iter().zip(&at).for_each(|(&axis, &i)| self.at[axis] = i);
-                self.compute(band);
-                self.points(inner, then);
-                if !step(&band.extents, &mut at) {
-                    break;
-                }
+        match bands.split_first() {
+            Some((band, inner)) => {
+                let all = 0..band.extents.iter().product();
+                self.some_points(band, all, &mut |machine| machine.points(inner, then));
             }
+            None => then(self),
+        }
+    }
+
+    /// Goes through some points of a band.
+    fn some_points(&mut self, band: &'a Band, points: Range<usize>, then: &mut dyn FnMut(&mut Self)) {
+        if band.lanes {
+            return self.blocks(band, points, then);
+        }
+        if points.is_empty() {
+            return;
+        }
+        let mut at = point(&band.extents, points.start);
+        for _ in points {
+            band.axes.iter().zip(&at).for_each(|(&axis, &i)| self.at[axis] = i);
+            self.compute(band);
+            then(self);
+            step(&band.extents, &mut at);
         }
     }
 
@@ -203,6 +229,15 @@ impl<'a> Machine<'a> {
                 Lanes::Linear(by) => {
                     let first = base + by * self.start as i64;
                     read(from, to, guard, |lane| first + by * lane as i64);
+                }
+                Lanes::Table(table) if guard.is_none() && place.run > 1 => {
+                    let (run, mut lane) = (place.run, 0);
+                    while lane < n {
+                        let count = (run - (self.start + lane) % run).min(n - lane);
+                        let first = (base + self.tables[table][lane]) as usize;
+                        to[lane..][..count].copy_from_slice(&from[first..][..count]);
+                        lane += count;
+                    }
                 }
                 Lanes::Table(table) => {
                     let table = &self.tables[table][..n];

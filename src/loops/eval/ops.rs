@@ -8,10 +8,12 @@ use crate::graph::{Binary, Unary};
 use crate::loops::scalar::{Convert, integers, typed};
 use crate::tensor::Dtype;
 
+#[inline(always)]
 fn map<T: Copy, U>(from: &[T], to: &mut [U], of: impl Fn(T) -> U) {
     to.iter_mut().zip(from).for_each(|(to, &x)| *to = of(x));
 }
 
+#[inline(always)]
 fn zip<T: Copy, U>([a, b]: [&[T]; 2], to: &mut [U], of: impl Fn(T, T) -> U) {
     to.iter_mut().zip(a).zip(b).for_each(|((to, &a), &b)| *to = of(a, b));
 }
@@ -30,9 +32,32 @@ pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize)
     }
 }
 
+/// Defines `$name(arguments...)`, which runs `$body(arguments...)` compiled for AVX2 where the processor has it, else for the
+/// target's baseline. The results are the same.
+macro_rules! wide {
+    (fn $name:ident($($arg:ident: $ty:ty),*) = $body:ident) => {
+        fn $name($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($arg: $ty),*) {
+                    $body($($arg),*)
+                }
+                // SAFETY: the processor was just seen to have it.
+                return unsafe { avx2($($arg),*) };
+            }
+            $body($($arg),*)
+        }
+    };
+}
+
 macro_rules! float_functions {
-    ($unary:ident, $binary:ident, $T:ident, $erf:path) => {
-        fn $unary(op: Unary, x: &[$T], y: &mut Column) {
+    ([$unary:ident, $unary_body:ident], [$binary:ident, $binary_body:ident], $T:ident, $erf:path) => {
+        wide! { fn $unary(op: Unary, x: &[$T], y: &mut Column) = $unary_body }
+        wide! { fn $binary(op: Binary, of: [&[$T]; 2], y: &mut Column) = $binary_body }
+
+        #[inline(always)]
+        fn $unary_body(op: Unary, x: &[$T], y: &mut Column) {
             let test = |of: fn($T) -> bool, y: &mut Column| map(x, y.elems_mut(), |x| u8::from(of(x)));
             match op {
                 Unary::IsNan => return test($T::is_nan, y),
@@ -67,7 +92,8 @@ macro_rules! float_functions {
             }
         }
 
-        fn $binary(op: Binary, [a, b]: [&[$T]; 2], y: &mut Column) {
+        #[inline(always)]
+        fn $binary_body(op: Binary, [a, b]: [&[$T]; 2], y: &mut Column) {
             let test =
                 |of: fn(&$T, &$T) -> bool, y: &mut Column| zip([a, b], y.elems_mut(), |a, b| u8::from(of(&a, &b)));
             match op {
@@ -102,8 +128,8 @@ macro_rules! float_functions {
     };
 }
 
-float_functions!(unary_f32, binary_f32, f32, libm::erff);
-float_functions!(unary_f64, binary_f64, f64, libm::erf);
+float_functions!([unary_f32, unary_f32_body], [binary_f32, binary_f32_body], f32, libm::erff);
+float_functions!([unary_f64, unary_f64_body], [binary_f64, binary_f64_body], f64, libm::erf);
 
 /// What an integer can do that its type's name has a function for.
 trait Int: Copy + Ord + Eq + Sized {

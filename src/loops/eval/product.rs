@@ -1,27 +1,35 @@
 //! Sums of products, in tiles.
 //!
-//! A sum of products whose sides depend on different axes is a matrix product: the rows of one side are computed a panel
-//! at a time, the other side once, by loops of their own; then tiles of their product are summed in registers.
+//! A sum of products whose sides depend on different axes is a matrix product. Its right side is computed once, by a loop of
+//! its own, and packed. The rows of the left side are read where they lie, if they are runs of an operand, as those of a
+//! convolution are; else a loop computes some of them at a time. A sum whose sides share the innermost axis, as that of a
+//! depthwise convolution, goes through the channels of such rows side by side.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
+use super::factor::{COLUMNS, Factor, ROWS};
 use super::machine::Machine;
 use super::program::Program;
+use super::runs::{Places, Runs};
+use super::tiles::{channelwise, multiply};
 use crate::error::Error;
-use crate::graph::{Binary, Element, Tensor, ValueType};
+use crate::graph::{Binary, Tensor, ValueType};
 use crate::loops::build::LoopBuilder;
 use crate::loops::ir::{Loop, Monoid, TermId, TermKind};
 use crate::loops::rewrite::Copier;
+use crate::loops::team::{Lines, Team};
 use crate::tensor::Dtype;
 
-/// Rows of a tile whose sums are in registers.
-const ROWS: usize = 4;
+/// Fewer rows or columns than these are not worth tiles.
+const FEW: usize = 4;
 
-/// Elements of a panel of rows, and of summed products between two visits of a tile: they fit a core's caches.
-const PANEL: usize = 1 << 17;
-const DEPTH: usize = 256;
+/// Elements of rows between two visits of a panel: they fit a core's caches. And rows, whose places are noted.
+const BLOCK_ELEMS: usize = 1 << 16;
+const BLOCK_ROWS: usize = 16 * ROWS;
 
-/// A sum of products in a loop: `[batch, rows, summed]` by `[batch, summed, columns]`.
+/// A sum of products in a loop: `[batch, rows, summed]` by `[batch, summed, columns]`. Where its columns are few, the batch is
+/// innermost: `[rows, summed, batch]` by `[summed, batch]`.
 #[derive(Debug)]
 pub(super) struct Product<'l> {
     of: &'l Loop,
@@ -31,6 +39,7 @@ pub(super) struct Product<'l> {
     rows: Vec<usize>,
     columns: Vec<usize>,
     summed: &'l [usize],
+    by_channel: bool,
 }
 
 impl<'l> Product<'l> {
@@ -45,16 +54,22 @@ impl<'l> Product<'l> {
         let TermKind::Binary(Binary::Mul, [left, right]) = of.term(body[0]).kind else { return None };
         let typed = matches!(of.terms[id].dtype, Dtype::F32 | Dtype::F64 | Dtype::I32);
         let alone = deps[id].iter().all(|&axis| axis < of.rank) && ![left, right].iter().any(|side| reduces[side.0]);
-        let last = deps[id].iter().next_back()?;
-        let sides = if deps[right.0].contains(last) { [left, right] } else { [right, left] };
+        let long = |axis: &usize| *axis < of.rank && of.axes[*axis] != 1;
         let of_side = |side: TermId, other: TermId| -> Vec<usize> {
-            deps[side.0].difference(&deps[other.0]).copied().filter(|&axis| axis < of.rank).collect()
+            deps[side.0].difference(&deps[other.0]).copied().filter(long).collect()
         };
-        let batch = deps[left.0].intersection(&deps[right.0]).copied().filter(|&axis| axis < of.rank).collect();
+        let batch: Vec<usize> = deps[left.0].intersection(&deps[right.0]).copied().filter(long).collect();
+        let last = deps[id].iter().copied().rfind(long)?;
+        let innermost_is_shared = batch.contains(&last);
+        let swapped =
+            if innermost_is_shared { of_side(left, right).is_empty() } else { !deps[right.0].contains(&last) };
+        let sides = if swapped { [right, left] } else { [left, right] };
         let [rows, columns] = [of_side(sides[0], sides[1]), of_side(sides[1], sides[0])];
-        let product = Self { of, sum: TermId(id), sides, batch, rows, columns, summed };
+        let by_channel = innermost_is_shared && columns.is_empty();
+        let product = Self { of, sum: TermId(id), sides, batch, rows, columns, summed, by_channel };
         let [_, m, n, _] = product.sizes();
-        (typed && alone && m >= ROWS && n >= ROWS).then_some(product)
+        let worth = if by_channel { m >= FEW && product.runs_of_channels() } else { m >= FEW && n >= FEW };
+        (typed && alone && worth).then_some(product)
     }
 
     /// Sizes of batch, rows, columns, sums.
@@ -68,7 +83,10 @@ impl<'l> Product<'l> {
 
     /// The axes of the sums, in the order in which they lie.
     fn axes(&self) -> Vec<usize> {
-        [&self.batch[..], &self.rows, &self.columns].concat()
+        match self.by_channel {
+            true => [&self.rows[..], &self.batch].concat(),
+            false => [&self.batch[..], &self.rows, &self.columns].concat(),
+        }
     }
 
     /// Whether the loop writes the sums as they are.
@@ -78,35 +96,72 @@ impl<'l> Product<'l> {
     }
 
     /// The sums.
-    pub fn compute(&self, operands: &[&Tensor]) -> Result<Tensor, Error> {
+    pub fn compute(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
         let dtype = self.of.term(self.sum).dtype;
-        match dtype {
-            Dtype::F64 => self.tiles::<f64>(dtype, operands),
-            Dtype::I32 => self.tiles::<i32>(dtype, operands),
-            _ => self.tiles::<f32>(dtype, operands),
+        match (dtype, self.by_channel) {
+            (Dtype::F64, false) => self.tiles::<f64>(operands, team),
+            (Dtype::I32, false) => self.tiles::<i32>(operands, team),
+            (_, false) => self.tiles::<f32>(operands, team),
+            (Dtype::F64, true) => self.channels::<f64>(operands, team),
+            (Dtype::I32, true) => self.channels::<i32>(operands, team),
+            (_, true) => self.channels::<f32>(operands, team),
         }
     }
 
-    fn tiles<T: Factor>(&self, dtype: Dtype, operands: &[&Tensor]) -> Result<Tensor, Error> {
+    /// Zeros of the type of the sums.
+    fn zeros(&self, dims: &[usize]) -> Result<Tensor, Error> {
+        Tensor::zeros(ValueType::new(self.of.term(self.sum).dtype, dims))
+    }
+
+    fn tiles<T: Factor>(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
         let [batch, m, n, k] = self.sizes();
+        let outer = self.batch.len() + self.rows.len();
         let left = self.side(self.sides[0], &[&self.batch[..], &self.rows, self.summed].concat());
         let right = self.side(self.sides[1], &[&self.batch[..], self.summed, &self.columns].concat());
-        let (left, right) = (Program::flat(&left), Program::flat(&right));
-        let (mut left, mut right) = (Machine::new(&left, operands), Machine::new(&right, operands));
-        let most = (PANEL / k.max(1)).clamp(ROWS, m);
-        let mut result = Tensor::zeros(ValueType::new(dtype, &self.extents(&self.axes())))?;
-        let mut panel = Tensor::zeros(ValueType::new(dtype, &[most, k]))?;
-        let mut other = Tensor::zeros(ValueType::new(dtype, &[k, n]))?;
+        let rows = Rows { program: Program::flat(&left), runs: Runs::of(&left, outer, outer), operands, k };
+        let right = Program::flat(&right);
+        let mut right = Machine::new(&right, operands);
+        let mut result = self.zeros(&self.extents(&self.axes()))?;
+        let mut factors = self.zeros(&[k, n])?;
+        let lines = Lines { count: m, pitch: n, together: ROWS, ops: n * k };
         for item in 0..if k > 0 { batch } else { 0 } {
-            right.part(item * k * n..(item + 1) * k * n, other.bytes_mut());
-            for first in (0..m).step_by(most) {
-                let row = item * m + first;
-                let rows = most.min(m - first);
-                left.part(row * k..(row + rows) * k, panel.bytes_mut());
-                let sums = &mut result.elems_mut::<T>()[row * n..][..rows * n];
-                multiply(&panel.elems::<T>()[..rows * k], other.elems(), sums, [k, n]);
-            }
+            right.part(item * k * n..(item + 1) * k * n, factors.bytes_mut());
+            let panels = packed::<T>(factors.elems(), n);
+            let sums = &mut result.elems_mut::<T>()[item * m * n..][..m * n];
+            lines.share(team, sums, &|_, part, sums| {
+                let part = item * m + part.start..item * m + part.end;
+                rows.blocks(part, |places, at| multiply(places, &panels, &mut sums[at.start * n..at.end * n], n));
+            });
         }
+        Ok(result)
+    }
+
+    /// The left side by channels, and how many of its axes are those of its rows.
+    fn rows_of_channels(&self) -> (Loop, usize) {
+        (self.side(self.sides[0], &[&self.rows[..], self.summed, &self.batch].concat()), self.rows.len())
+    }
+
+    fn runs_of_channels(&self) -> bool {
+        let [channels, ..] = self.sizes();
+        let (left, outer) = self.rows_of_channels();
+        Runs::of(&left, outer, outer + self.summed.len()).is_some_and(|runs| runs.run == channels)
+    }
+
+    fn channels<T: Factor>(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
+        let [channels, m, _, k] = self.sizes();
+        let (left, outer) = self.rows_of_channels();
+        let right = self.side(self.sides[1], &[self.summed, &self.batch].concat());
+        let runs = Runs::of(&left, outer, outer + self.summed.len());
+        let rows = Rows { program: Program::flat(&left), runs, operands, k: k * channels };
+        let mut factors = self.zeros(&[k, channels])?;
+        Machine::new(&Program::flat(&right), operands).part(0..k * channels, factors.bytes_mut());
+        let mut result = self.zeros(&self.extents(&self.axes()))?;
+        let lines = Lines { count: m, pitch: channels, together: 1, ops: 2 * k * channels };
+        lines.share(team, result.elems_mut::<T>(), &|_, part, sums| {
+            rows.blocks(part, |places, at| {
+                channelwise(places, factors.elems(), &mut sums[at.start * channels..at.end * channels]);
+            });
+        });
         Ok(result)
     }
 
@@ -144,103 +199,52 @@ fn reduces(of: &Loop) -> Vec<bool> {
     all
 }
 
-/// A type of products.
-trait Factor: Element + Default {
-    const ONE: Self;
-
-    /// self + a x b.
-    fn plus(self, a: Self, b: Self) -> Self;
+/// The rows of a left side, where they lie or as they are computed.
+struct Rows<'p> {
+    program: Program<'p>,
+    runs: Option<Runs>,
+    operands: &'p [&'p Tensor],
+    /// Elements of a row.
+    k: usize,
 }
 
-impl Factor for f32 {
-    const ONE: Self = 1.0;
-
-    #[inline(always)]
-    fn plus(self, a: Self, b: Self) -> Self {
-        self + a * b
-    }
-}
-
-impl Factor for f64 {
-    const ONE: Self = 1.0;
-
-    #[inline(always)]
-    fn plus(self, a: Self, b: Self) -> Self {
-        self + a * b
-    }
-}
-
-impl Factor for i32 {
-    const ONE: Self = 1;
-
-    #[inline(always)]
-    fn plus(self, a: Self, b: Self) -> Self {
-        self.wrapping_add(a.wrapping_mul(b))
-    }
-}
-
-/// Adds the product of a `[rows, k]` and b `[k, n]` to c `[rows, n]`. The result is the same on every processor.
-fn multiply<T: Factor>(a: &[T], b: &[T], c: &mut [T], sizes: [usize; 2]) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        #[target_feature(enable = "avx2")]
-        fn wide<T: Factor>(a: &[T], b: &[T], c: &mut [T], sizes: [usize; 2]) {
-            tiles::<T, 16>(a, b, c, sizes);
-        }
-        // SAFETY: the processor was just seen to have AVX2.
-        return unsafe { wide(a, b, c, sizes) };
-    }
-    tiles::<T, 8>(a, b, c, sizes);
-}
-
-/// The same in tiles of so many columns.
-#[inline(always)]
-fn tiles<T: Factor, const WIDE: usize>(a: &[T], b: &[T], c: &mut [T], [k, n]: [usize; 2]) {
-    let mut tile = [[T::default(); WIDE]; DEPTH];
-    for depth in (0..k).step_by(DEPTH) {
-        let tile = &mut tile[..DEPTH.min(k - depth)];
-        for column in (0..n).step_by(WIDE) {
-            let width = WIDE.min(n - column);
-            for (row, to) in tile.iter_mut().enumerate() {
-                to[..width].copy_from_slice(&b[(depth + row) * n + column..][..width]);
+impl Rows<'_> {
+    /// Calls `of` with the places of the rows of this part, some at a time, and which they are of the part.
+    fn blocks<T: Factor>(&self, part: Range<usize>, mut of: impl FnMut(&Places<'_, T>, Range<usize>)) {
+        let most = (BLOCK_ELEMS / self.k.max(1)).clamp(ROWS, BLOCK_ROWS) / ROWS * ROWS;
+        let blocks = part.clone().step_by(most).map(|first| first..part.end.min(first + most));
+        let within = |rows: &Range<usize>| rows.start - part.start..rows.end - part.start;
+        match &self.runs {
+            Some(runs) => {
+                let (from, outside, mut at) = (runs.operand(self.operands), runs.outside::<T>(), Vec::new());
+                for rows in blocks {
+                    runs.places(rows.clone(), &mut at);
+                    of(&Places { from, outside: &outside, at: &at, taps: runs.taps() }, within(&rows));
+                }
             }
-            for (a, c) in a.chunks(ROWS * k).zip(c.chunks_mut(ROWS * n)) {
-                let row = |i: usize| &a[i * k + depth..][..tile.len()];
-                match a.len() / k {
-                    4 => add(sums([0, 1, 2, 3].map(row), tile), c, n, column, width),
-                    3 => add(sums([0, 1, 2].map(row), tile), c, n, column, width),
-                    2 => add(sums([0, 1].map(row), tile), c, n, column, width),
-                    _ => add(sums([row(0)], tile), c, n, column, width),
+            None => {
+                let mut machine = Machine::new(&self.program, self.operands);
+                let (mut computed, outside) =
+                    (vec![T::default(); most.min(part.len()) * self.k], vec![T::default(); self.k]);
+                let at: Vec<usize> = (0..most).map(|row| row * self.k).collect();
+                for rows in blocks {
+                    let elems = rows.start * self.k..rows.end * self.k;
+                    machine.part(elems.clone(), bytemuck::cast_slice_mut(&mut computed[..elems.len()]));
+                    of(&Places { from: &computed, outside: &outside, at: &at, taps: 1 }, within(&rows));
                 }
             }
         }
     }
 }
 
-/// The sums of a tile.
-#[inline(always)]
-fn sums<T: Factor, const ROWS: usize, const WIDE: usize>(a: [&[T]; ROWS], b: &[[T; WIDE]]) -> [[T; WIDE]; ROWS] {
-    let mut sums = [[T::default(); WIDE]; ROWS];
-    let a = a.map(|row| &row[..b.len()]);
-    for (k, b) in b.iter().enumerate() {
-        for (sums, a) in sums.iter_mut().zip(a) {
-            let a = a[k];
-            sums.iter_mut().zip(b).for_each(|(sum, &b)| *sum = sum.plus(a, b));
+/// `[k, n]` as panels of some columns: `[ceil(n / COLUMNS), k, COLUMNS]`, with zeros behind the last one.
+fn packed<T: Factor>(of: &[T], n: usize) -> Vec<[T; COLUMNS]> {
+    let k = of.len() / n;
+    let mut panels = vec![[T::default(); COLUMNS]; n.div_ceil(COLUMNS) * k];
+    for (row, of) in of.chunks_exact(n).enumerate() {
+        for (panel, of) in of.chunks(COLUMNS).enumerate() {
+            panels[panel * k + row][..of.len()].copy_from_slice(of);
         }
     }
-    sums
-}
-
-#[inline(always)]
-fn add<T: Factor, const ROWS: usize, const WIDE: usize>(
-    sums: [[T; WIDE]; ROWS],
-    c: &mut [T],
-    n: usize,
-    column: usize,
-    width: usize,
-) {
-    for (row, sums) in sums.iter().enumerate() {
-        let to = &mut c[row * n + column..][..width];
-        to.iter_mut().zip(sums).for_each(|(to, &sum)| *to = to.plus(sum, T::ONE));
-    }
+    panels
 }

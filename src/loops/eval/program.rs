@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::column::LANES;
 use super::lanes::Lanes;
 use crate::loops::affine::{Affine, affine, linear, needed, sums_read};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+use crate::loops::team::Lines;
 use crate::loops::work::rows;
 
 /// Fewer points than these are not worth being computed side by side, where something else is.
@@ -79,6 +81,8 @@ pub(super) struct Place {
     pub base: i64,
     pub scalars: Vec<(usize, i64)>,
     pub lanes: Lanes,
+    /// So many lanes are neighbours, again and again.
+    pub run: usize,
 }
 
 impl<'l> Program<'l> {
@@ -90,6 +94,35 @@ impl<'l> Program<'l> {
     pub fn flat(of: &'l Loop) -> Self {
         Planner::new(of).program(true)
     }
+
+    /// The first band of the result that has several points, and how they can be shared out: by bytes of what they write. None
+    /// where what points write does not follow each other.
+    pub fn lines(&self) -> Option<(usize, Lines)> {
+        let (of, bands) = (self.of, &self.scopes[0]);
+        let points = |band: &Band| band.extents.iter().product::<usize>();
+        let number = bands.iter().position(|band| points(band) != 1)?;
+        let long = (0..of.rank).filter(|&axis| of.axes[axis] != 1);
+        let band = &bands[number];
+        let count = points(band);
+        let pitch = of.elems() / count.max(1);
+        let summed: usize = of.axes[of.rank..].iter().product();
+        let ops = pitch.saturating_mul(self.steps.iter().flatten().count()).saturating_mul(summed.max(1));
+        let together = if band.lanes { LANES } else { 1 };
+        let first = long.take(band.axes.len()).eq(band.axes.iter().copied());
+        first.then(|| (number, Lines { count, pitch: pitch * of.dtype().bytes(), together, ops }))
+    }
+}
+
+/// How many points of a band, from every so many on, are neighbours.
+fn neighbours(affine: &Affine, band: &Band) -> usize {
+    let mut run = 1;
+    for (&axis, &extent) in band.axes.iter().zip(&band.extents).rev() {
+        if affine.stride(axis) != run as i64 {
+            break;
+        }
+        run *= extent;
+    }
+    run
 }
 
 struct Planner<'l> {
@@ -280,7 +313,8 @@ impl<'l> Planner<'l> {
         let scalars =
             affine.strides.iter().filter(|(axis, _)| !is_lane(**axis)).map(|(&axis, &by)| (axis, by)).collect();
         let lanes = band.map_or(Lanes::Same, |band| self.lanes(affine, band));
-        Place { base: affine.base, scalars, lanes }
+        let run = band.map_or(1, |(scope, band)| neighbours(affine, &self.scopes[scope][band]));
+        Place { base: affine.base, scalars, lanes, run }
     }
 
     fn lanes(&mut self, affine: &Affine, (scope, band): (usize, usize)) -> Lanes {

@@ -59,6 +59,9 @@ impl Operation<'_> {
     /// The element at y is the sum over taps r of the element x with x * stride + r * dilation - padding = y.
     pub fn conv_transpose(&self, of: &Conv) -> Loop {
         let (x, window) = (self.operand(0), &of.window);
+        if are_apart(window, &x.dims[1..], &self.to.dims[1..]) {
+            return self.conv_transpose_apart(of);
+        }
         let channels = x.dims[x.rank() - 1] / of.groups;
         let (mut b, grouped) = self.over_groups(of.groups);
         let extents = [&window.size[..], &[channels]].concat();
@@ -72,6 +75,30 @@ impl Operation<'_> {
             self.product(b, [x, filter])
         });
         self.with_bias(b, sum, grouped.channel)
+    }
+
+    /// The same where each element of y has one tap: the axes of elements of x, each with that of its taps behind it.
+    fn conv_transpose_apart(&self, of: &Conv) -> Loop {
+        let x = self.operand(0);
+        let [images, sizes @ .., channels] = &x.dims[..] else { unreachable!("[N, spatial…, C]") };
+        let filters = self.to.dims[self.to.rank() - 1] / of.groups;
+        let spatial = sizes.iter().zip(&of.window.size).flat_map(|(&size, &taps)| [size, taps]);
+        let extents: Vec<usize> = [*images].into_iter().chain(spatial).chain([of.groups, filters]).collect();
+        let mut b = self.over(&extents);
+        let point = b.point();
+        let [image, spatial @ .., group, in_group] = &point[..] else { unreachable!("as it was made") };
+        let (at, taps): (Vec<TermId>, Vec<TermId>) = spatial.chunks_exact(2).map(|both| (both[0], both[1])).unzip();
+        let in_x = channels / of.groups;
+        let sum = b.reduce(Monoid::Sum, &[in_x], |b, c| {
+            let first = b.scaled(*group, in_x as i64);
+            let channel = b.binary(Binary::Add, first, c[0]);
+            let x = b.load(0, &[&[*image], &at[..], &[channel]].concat());
+            let filter = b.load(1, &[&[channel, *in_group], &taps[..]].concat());
+            self.product(b, [x, filter])
+        });
+        let first = b.scaled(*group, filters as i64);
+        let channel = b.binary(Binary::Add, first, *in_group);
+        self.with_bias(b, sum, channel)
     }
 
     pub fn pool(&self, of: &Pool, with_indices: bool) -> Vec<Loop> {
@@ -260,6 +287,16 @@ fn unslid(
         all.push(index);
     }
     (all, b.all(inside))
+}
+
+/// Whether a transposed convolution from these sizes to those has one tap for each element that it writes.
+fn are_apart(window: &Window, from: &[usize], to: &[usize]) -> bool {
+    let along = |axis: usize| {
+        let size = window.size[axis];
+        [window.stride[axis], window.dilation[axis], to[axis]] == [size, 1, from[axis] * size]
+            && window.pad[axis] == [0; 2]
+    };
+    (0..window.size.len()).all(along)
 }
 
 /// The first tap from the same window that is not before the axis, and not behind it.

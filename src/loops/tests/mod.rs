@@ -7,6 +7,7 @@ mod layers;
 mod moves;
 mod numbers;
 mod schedule;
+mod shared;
 mod windows;
 
 use super::compute;

@@ -118,6 +118,8 @@ fn transposed_convolutions_are_the_adjoints_of_convolutions() {
         (vec![1, 4, 5, 4], 6, 2, window(&[3, 2], &[2, 3], &[1, 1], &[[1, 1], [0, 0]]), vec![7, 14]),
         (vec![2, 5, 3], 4, 1, window(&[4], &[1], &[2], &[[2, 1]]), vec![8]),
         (vec![1, 3, 3, 1], 1, 1, window(&[3, 3], &[2, 2], &[1, 1], &[[0, 0], [0, 0]]), vec![8, 7]),
+        (vec![2, 3, 5, 4], 6, 2, window(&[3, 2], &[3, 2], &[1, 1], &[[0, 0], [0, 0]]), vec![9, 10]),
+        (vec![1, 6, 3], 5, 1, window(&[2], &[2], &[1], &[[0, 0]]), vec![12]),
     ] {
         let x = signed(&xs, 10);
         let channels = xs[xs.len() - 1];
