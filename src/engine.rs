@@ -6,6 +6,7 @@ mod finite;
 mod fleet;
 mod flow;
 mod measured;
+mod rebuild;
 #[cfg(test)]
 mod thread_tests;
 

@@ -329,6 +329,33 @@ impl Device {
         device
     }
 
+    /// The device opened again, with no fault. Memory is counted for both together, for what is left to a faulted device is
+    /// not free.
+    pub(crate) fn reopened(&self) -> Result<Self, Error> {
+        self.can_be_reopened()?;
+        let opened = match self.kind() {
+            Kind::Cpu(_) => Self::cpu(self.info().units),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(_) => Self::open(self.info().target.parse()?)?,
+            Kind::Sim(_) => Self::new(self.kind().clone(), self.info().clone()),
+        };
+        let Inner { kind, backend, info, opening, .. } = &*opened.0;
+        let (kind, backend, held) = (kind.clone(), backend.clone(), self.0.held.clone());
+        Ok(Self::of(kind, backend, info.clone(), Arc::default(), held, opening.clone()))
+    }
+
+    /// Refuses a device in a context that the program made, which is the program's to make again.
+    pub(crate) fn can_be_reopened(&self) -> Result<(), Error> {
+        match self.kind() {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(cuda) if cuda.is_in_context_of_caller() => Err(Error::Unsupported {
+                what: "opening a device again that is in a context of the program".into(),
+                instead: "open it by its number, or build anew in a new context".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Something that engines on this device share: what `fits`, if one of them has it, else what `make` makes. It is
     /// dropped with the last engine that has it. One caller makes at a time.
     pub(crate) fn share<T: Any + Send + Sync>(

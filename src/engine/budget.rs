@@ -143,7 +143,7 @@ mod tests {
         for builder in [builder(&model, &device), average, builder(&model, &device).device_results(true)] {
             let builder = builder.staging(2).results(3).slots(2).batch_sizes(&[1, 5]);
             let flow = Flow::new(&builder, &device, builder.build_spec().unwrap()).unwrap();
-            let kept = if builder.device_results { 3 } else { 0 };
+            let kept = if builder.options.device_results { 3 } else { 0 };
             let budget = Budget { flow: &flow, device: &device, staging: 2, results: 3, kept };
             let [of_device, of_host] = budget.needed_for(&[Bucket::of(vec![1, 5])]).unwrap();
             let engine = builder.clone().build().unwrap();

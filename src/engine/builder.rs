@@ -32,6 +32,12 @@ use crate::tensor::{Bucket, Dims, InputFormat, OutputKind, Precision, Size};
 pub struct EngineBuilder<'a> {
     /// At least one.
     pub(super) models: Vec<Member<'a>>,
+    pub(super) options: Options,
+}
+
+/// All of it but the models.
+#[derive(Clone, Debug)]
+pub(super) struct Options {
     pub(super) average: bool,
     pub(super) device: Option<Device>,
     /// Without them the device's default batch sizes.
@@ -53,23 +59,13 @@ pub struct EngineBuilder<'a> {
     pub(super) check: bool,
     pub(super) device_results: bool,
     pub(super) tuning: TuningSpec,
+    /// How often a fleet builds an engine anew.
+    pub(super) rebuild_on_fault: usize,
 }
 
-/// One of an engine's models.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Member<'a> {
-    pub(super) model: &'a Model,
-    /// The model before it whose result it reads; none: it reads the rows.
-    pub(super) after: Option<usize>,
-}
-
-/// Batches that a recorder remembers unless told otherwise.
-const TRACED_BATCHES: usize = 4096;
-
-impl<'a> EngineBuilder<'a> {
-    pub(super) fn new(model: &'a Model) -> Self {
+impl Default for Options {
+    fn default() -> Self {
         Self {
-            models: vec![Member { model, after: None }],
             average: false,
             device: None,
             sizes: None,
@@ -89,7 +85,25 @@ impl<'a> EngineBuilder<'a> {
             check: std::env::var_os("TREFOIL_CHECK").is_some_and(|value| value == "1"),
             device_results: false,
             tuning: TuningSpec::default(),
+            rebuild_on_fault: 0,
         }
+    }
+}
+
+/// One of an engine's models.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member<'a> {
+    pub(super) model: &'a Model,
+    /// The model before it whose result it reads; none: it reads the rows.
+    pub(super) after: Option<usize>,
+}
+
+/// Batches that a recorder remembers unless told otherwise.
+const TRACED_BATCHES: usize = 4096;
+
+impl<'a> EngineBuilder<'a> {
+    pub(super) fn new(model: &'a Model) -> Self {
+        Self { models: vec![Member { model, after: None }], options: Options::default() }
     }
 
     /// Adds a model that reads the result of the one named last, on the device: no visit to the host, and successive
@@ -129,13 +143,13 @@ impl<'a> EngineBuilder<'a> {
 
     /// Hands out the mean of the models' outputs, computed on the device, in place of the outputs.
     pub fn average(mut self) -> Self {
-        self.average = true;
+        self.options.average = true;
         self
     }
 
     /// The device; without it a GPU if there is one, else the CPU.
     pub fn on(mut self, device: &Device) -> Self {
-        self.device = Some(device.clone());
+        self.options.device = Some(device.clone());
         self
     }
 
@@ -143,13 +157,13 @@ impl<'a> EngineBuilder<'a> {
     /// not compute a large batch. Default: 32 on a GPU, 8 on the CPU.
     pub fn batch(mut self, rows: usize) -> Self {
         let below = (0..usize::BITS).map(|bit| 1 << bit).take_while(|&size| size < rows);
-        self.sizes = Some(below.chain([rows]).map(Size::new).collect());
+        self.options.sizes = Some(below.chain([rows]).map(Size::new).collect());
         self
     }
 
     /// Exactly these batch sizes.
     pub fn batch_sizes(mut self, sizes: &[usize]) -> Self {
-        self.sizes = Some(sizes.iter().copied().map(Size::new).collect());
+        self.options.sizes = Some(sizes.iter().copied().map(Size::new).collect());
         self
     }
 
@@ -184,14 +198,14 @@ impl<'a> EngineBuilder<'a> {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn sizes(mut self, sizes: &[Size]) -> Self {
-        self.sizes = Some(sizes.to_vec());
+        self.options.sizes = Some(sizes.to_vec());
         self
     }
 
     /// Slots: batches on the device at once. Default 3; of several compute streams the smallest multiple of their
     /// number that exceeds it by two or more. 1 is the serial baseline.
     pub fn slots(mut self, slots: usize) -> Self {
-        self.slots = Some(slots);
+        self.options.slots = Some(slots);
         self
     }
 
@@ -212,63 +226,63 @@ impl<'a> EngineBuilder<'a> {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn compute_streams(mut self, streams: usize) -> Self {
-        self.compute_streams = streams;
+        self.options.compute_streams = streams;
         self
     }
 
     /// Staging buffers. Default slots + 3; advised: producers + slots.
     pub fn staging(mut self, buffers: usize) -> Self {
-        self.staging = Some(buffers);
+        self.options.staging = Some(buffers);
         self
     }
 
     /// Result buffers. Default 4 x staging.
     pub fn results(mut self, buffers: usize) -> Self {
-        self.results = Some(buffers);
+        self.options.results = Some(buffers);
         self
     }
 
     /// What producers write. Default [`InputFormat::U8Nhwc`].
     pub fn input(mut self, format: InputFormat) -> Self {
-        self.input = format;
+        self.options.input = format;
         self
     }
 
     /// What consumers read. Default [`OutputKind::Probabilities`].
     pub fn output(mut self, kind: OutputKind) -> Self {
-        self.output = kind;
+        self.options.output = kind;
         self
     }
 
     /// What a GPU computes the layers of models of any values in. Default [`Precision::F16`], in which it computes networks
     /// of images; [`build`](Self::build) refuses these in another one.
     pub fn precision(mut self, precision: Precision) -> Self {
-        self.precision = precision;
+        self.options.precision = precision;
         self
     }
 
     /// Puts this engine's streams before those of normal priority.
     pub fn high_priority(mut self) -> Self {
-        self.priority = Priority::High;
+        self.options.priority = Priority::High;
         self
     }
 
     /// Kernels that overrule the planner's, by step name; of several models, in each that has such a step.
     pub fn choices(mut self, choices: Choices) -> Self {
-        self.choices = choices;
+        self.options.choices = choices;
         self
     }
 
     /// Whether independent branches of a model run side by side on a GPU. Default: yes, unless a measurement has found
     /// that to be slower, see [`EngineBuilder::tuning`]. Results are the same bit by bit.
     pub fn lanes(mut self, several: bool) -> Self {
-        self.lanes = Some(several);
+        self.options.lanes = Some(several);
         self
     }
 
     /// How long [`Engine::acquire`] waits for a free batch. Default 10 s.
     pub fn acquire_limit(mut self, limit: Duration) -> Self {
-        self.acquire_limit = limit;
+        self.options.acquire_limit = limit;
         self
     }
 
@@ -279,7 +293,7 @@ impl<'a> EngineBuilder<'a> {
     /// microseconds a call, and no driver call. Default: off, and then it costs nothing; the environment variable
     /// `TREFOIL_CHECK=1` makes it on.
     pub fn check(mut self, on: bool) -> Self {
-        self.check = on;
+        self.options.check = on;
         self
     }
 
@@ -287,13 +301,13 @@ impl<'a> EngineBuilder<'a> {
     /// [`Batch::submit_to_device`](crate::Batch::submit_to_device). Default false. A [`Fleet`](crate::Fleet) has that room
     /// on each device, for batches that are acquired from its engines: its own run on any device.
     pub fn device_results(mut self, on: bool) -> Self {
-        self.device_results = on;
+        self.options.device_results = on;
         self
     }
 
     /// How threads learn that the device is done. Default [`Waiting::Block`].
     pub fn waiting(mut self, waiting: Waiting) -> Self {
-        self.waiting = waiting;
+        self.options.waiting = waiting;
         self
     }
 
@@ -313,14 +327,14 @@ impl<'a> EngineBuilder<'a> {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn trace(mut self, on: bool) -> Self {
-        self.trace = on.then_some(self.trace.unwrap_or(TRACED_BATCHES));
+        self.options.trace = on.then_some(self.options.trace.unwrap_or(TRACED_BATCHES));
         self
     }
 
     /// Records, and remembers the last so many batches, or as many as there are result buffers if that is more. Older
     /// ones are forgotten and counted. A batch takes four events of the device, and two more for each model.
     pub fn trace_batches(mut self, batches: usize) -> Self {
-        self.trace = Some(batches);
+        self.options.trace = Some(batches);
         self
     }
 
@@ -331,8 +345,13 @@ impl<'a> EngineBuilder<'a> {
     /// [`Error::Option`] for a zero count, for slots that are no multiple of the compute streams, for sizes that a model
     /// cannot have, all of them with the reasons, and where a model has state,
     /// for several compute streams and for sizes whose states differ; what [`Device::open`] and the model's weights give;
-    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`].
+    /// [`Error::OutOfMemory`] with the bytes needed and free and the batch that would fit; [`Error::Thread`];
+    /// [`Error::Option`] where a fleet is asked for, by [`EngineBuilder::rebuild_on_fault`].
     pub fn build(self) -> Result<Engine, Error> {
+        if self.options.rebuild_on_fault > 0 {
+            let fleets = "0, or `build_on`: a fleet, also of one device, is what is rebuilt";
+            return Err(Error::option("rebuild_on_fault", self.options.rebuild_on_fault, fleets));
+        }
         self.build_ring(&self.device_or_default()?, 1, None)
     }
 
@@ -346,19 +365,19 @@ impl<'a> EngineBuilder<'a> {
         let spec = self.build_spec()?;
         // Where staging is kept until the answer is there, every batch on the device has one.
         let on_device = if freed.is_some() { spec.slots } else { 0 };
-        let staging = self.staging.unwrap_or(spec.slots + on_device + 3);
+        let staging = self.options.staging.unwrap_or(spec.slots + on_device + 3);
         // Should the others fail, one holds the results of all.
-        let results = self.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
+        let results = self.options.results.unwrap_or(staging.saturating_mul(4).saturating_mul(peers));
         within("staging", staging, 1 << 16)?;
         within("results", results, 1 << 16)?;
-        if let Some(batches) = self.trace {
+        if let Some(batches) = self.options.trace {
             within("trace_batches", batches, 1 << 20)?;
         }
         device.healthy()?;
-        let device = if self.check { device.checked() } else { device.clone() };
+        let device = if self.options.check { device.checked() } else { device.clone() };
         let mut watch = Stopwatch::start();
         let flow = Flow::new(self, &device, spec)?;
-        let kept = if self.device_results { results } else { 0 };
+        let kept = if self.options.device_results { results } else { 0 };
         let budget = Budget { flow: &flow, device: &device, staging, results, kept };
         let mut plans = budget.plans()?;
         watch.lap("plans");
@@ -369,26 +388,26 @@ impl<'a> EngineBuilder<'a> {
         }
         let nodes = flow.build(&plans, &mut watch).map_err(|error| budget.explain(error))?;
         let plans = plans.concat();
-        if self.check {
+        if self.options.check {
             plans.iter().try_for_each(Plan::check)?;
         }
         let ring = RingSpec {
             staging,
             results,
-            priority: self.priority,
-            acquire_limit: self.acquire_limit,
-            waiting: self.waiting,
+            priority: self.options.priority,
+            acquire_limit: self.options.acquire_limit,
+            waiting: self.options.waiting,
             output_kind: flow.output_kind(),
             buckets: flow.rows(),
             classes: flow.classes(),
-            device_results: self.device_results,
+            device_results: self.options.device_results,
             freed,
         };
         let names = self.names();
         let models = names[..self.models.len()].to_vec();
         let programs = if names.len() > 1 { names } else { Vec::new() };
         let install = |batches: usize| trace::install(&device, batches.max(results), programs);
-        let (on, recorder) = self.trace.map(install).transpose()?.unzip();
+        let (on, recorder) = self.options.trace.map(install).transpose()?.unzip();
         let core =
             Core::build_flow(on.as_ref().unwrap_or(&device), nodes, ring).map_err(|error| budget.explain(error))?;
         watch.lap("ring");
@@ -398,7 +417,7 @@ impl<'a> EngineBuilder<'a> {
     /// The programs' names: those of the models, and the mean's. One that comes again has a number.
     fn names(&self) -> Vec<Arc<str>> {
         let models = self.models.iter().map(|member| member.model.name());
-        let names: Vec<&str> = models.chain(self.average.then_some("mean")).collect();
+        let names: Vec<&str> = models.chain(self.options.average.then_some("mean")).collect();
         let name = |(index, name): (usize, &&str)| match names[..index].iter().filter(|other| *other == name).count() {
             0 => Arc::from(*name),
             before => format!("{name} #{}", before + 1).into(),
@@ -407,9 +426,9 @@ impl<'a> EngineBuilder<'a> {
     }
 
     fn checked_slots(&self) -> Result<usize, Error> {
-        let streams = self.compute_streams;
+        let streams = self.options.compute_streams;
         within("compute_streams", streams, 1 << 6)?;
-        let slots = self.slots.unwrap_or((streams + 2).next_multiple_of(streams));
+        let slots = self.options.slots.unwrap_or((streams + 2).next_multiple_of(streams));
         within("slots", slots, 1 << 10)?;
         if streams > 1 && self.has_states() {
             return Err(Error::option(
@@ -433,7 +452,7 @@ impl<'a> EngineBuilder<'a> {
     fn buckets(&self) -> Result<Vec<Bucket>, Error> {
         let mut own = Dims::new();
         self.models.iter().rev().for_each(|member| own.extend(member.model.dims()));
-        let Some(sizes) = &self.sizes else { return Ok(vec![Bucket { dims: own, batch_sizes: Vec::new() }]) };
+        let Some(sizes) = &self.options.sizes else { return Ok(vec![Bucket { dims: own, batch_sizes: Vec::new() }]) };
         if sizes.is_empty() {
             return Err(Error::option("batch", "empty", "at least one batch size"));
         }
@@ -453,14 +472,14 @@ impl<'a> EngineBuilder<'a> {
         Ok(BuildSpec {
             buckets: self.buckets()?,
             slots,
-            streams: self.compute_streams,
-            input: self.input,
-            output: self.output,
-            precision: self.precision,
-            choices: self.choices.clone(),
-            lanes: self.lanes,
-            tuning: self.tuning.anew(),
-            priority: self.priority,
+            streams: self.options.compute_streams,
+            input: self.options.input,
+            output: self.options.output,
+            precision: self.options.precision,
+            choices: self.options.choices.clone(),
+            lanes: self.options.lanes,
+            tuning: self.options.tuning.anew(),
+            priority: self.options.priority,
         })
     }
 }

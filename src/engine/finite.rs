@@ -1,7 +1,8 @@
 //! Which values of a row are not finite.
 
 use super::EngineBuilder;
-use super::builder::Member;
+use super::builder::{Member, Options};
+use crate::device::Device;
 use crate::error::Error;
 use crate::exec;
 use crate::plan::{Plan, StepOp};
@@ -59,8 +60,7 @@ impl EngineBuilder<'_> {
         let mut all = Vec::new();
         for shown in model.shown(MOST_BYTES)? {
             let models = vec![Member { model: &shown.model, after: None }];
-            let builder = EngineBuilder { models, device: Some(device.clone()), ..self.for_one_row() };
-            let engine = builder.build()?;
+            let engine = EngineBuilder { models, options: self.options.for_one_row(&device) }.build()?;
             let mut batch = engine.acquire()?;
             engine.input().check(row)?;
             batch.row_mut(0).copy_from_slice(row);
@@ -74,11 +74,14 @@ impl EngineBuilder<'_> {
         }
         Ok(all)
     }
+}
 
-    /// The same for one row at a time, and its features.
-    fn for_one_row(&self) -> Self {
+impl Options {
+    /// The same for one row at a time, and its features, on a device.
+    fn for_one_row(&self, device: &Device) -> Self {
         let one = Some(1);
         Self {
+            device: Some(device.clone()),
             sizes: Some(vec![Size::new(1)]),
             slots: one,
             staging: one,

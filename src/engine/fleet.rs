@@ -1,16 +1,14 @@
 //! The same engine on several devices, as one.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use super::builder::Member;
+use super::rebuild::{Blueprint, Engines};
 use super::{Engine, EngineBuilder};
 use crate::device::{Device, Signal};
 use crate::error::Error;
-use crate::model::Model;
 use crate::ring::{Batch, Close, DeviceStats, Peers};
-use crate::sync;
+use crate::sync::{Mutex, lock};
 use crate::tensor::{RowSpec, Size};
 
 /// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
@@ -19,7 +17,8 @@ use crate::tensor::{RowSpec, Size};
 /// What a failed device has not answered is run again by the others, from its page-locked rows, which are kept until the
 /// answer is there; [`Ticket::wait`](crate::Ticket::wait) just takes longer, and an awaited ticket may block its thread
 /// meanwhile. With fewer results than the default that can end in [`Error::Timeout`], if all of the others' are held
-/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it.
+/// past the builder's limit, and those rows are lost then. With the last device's failure everything is answered with it,
+/// unless [`EngineBuilder::rebuild_on_fault`] has the device opened again: then a fleet of one device outlives its fault too.
 /// That is also the end of a fault of class [`Process`](crate::FaultClass::Process), such as a kernel's bad address: CUDA
 /// then refuses the calls for all GPUs of the process, and only other processes are safe from it.
 ///
@@ -47,9 +46,11 @@ use crate::tensor::{RowSpec, Size};
 /// ```
 #[derive(Debug)]
 pub struct Fleet {
-    engines: Vec<Engine>,
+    engines: Arc<Engines>,
     peers: Arc<Peers>,
     acquire_limit: Duration,
+    input: RowSpec,
+    output: RowSpec,
 }
 
 impl EngineBuilder<'_> {
@@ -59,8 +60,8 @@ impl EngineBuilder<'_> {
     /// last one left.
     ///
     /// # Errors
-    /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](Model::with_state); as for
-    /// [`EngineBuilder::build`].
+    /// [`Error::Option`] for no device; [`Error::Unsupported`] for a model [with state](crate::model::Model::with_state), and
+    /// for a device that is to be rebuilt in a context of the program's; as for [`EngineBuilder::build`].
     pub fn build_on(self, devices: &[Device]) -> Result<Fleet, Error> {
         if devices.is_empty() {
             return Err(Error::option("devices", "an empty list", "at least one"));
@@ -72,27 +73,20 @@ impl EngineBuilder<'_> {
                 instead: "build an engine on each device, and give it sequences of its own".into(),
             });
         }
-        let models = self.models.iter().map(|member| member.model.in_memory()).collect::<Result<Vec<Model>, _>>()?;
-        let member = |(model, member): (_, &Member<'_>)| Member { model, after: member.after };
-        let members = models.iter().zip(&self.models).map(member).collect();
-        let builder = EngineBuilder { models: members, ..self };
-        let freed = Arc::<Signal>::default();
-        let build = &|device: &Device| {
-            device.place_thread(); // and the threads that it starts
-            builder.build_ring(device, devices.len(), Some(freed.clone()))
-        };
-        let engines = thread::scope(|scope| {
-            let spawn = |(number, device)| {
-                let build = move || build(device);
-                sync::start(format!("trefoil-build-{number}"), |builder| builder.spawn_scoped(scope, build))
-            };
-            let builds: Vec<_> = devices.iter().enumerate().map(spawn).collect();
-            let panicked = |_| Err(Error::Internal { what: "a build panicked".into() });
-            let built = builds.into_iter().map(|started| started?.join().unwrap_or_else(panicked));
-            built.collect::<Result<Vec<Engine>, Error>>()
-        })?;
-        let peers = Peers::new(engines.iter().map(|engine| engine.core.clone()).collect(), freed);
-        Ok(Fleet { engines, peers, acquire_limit: builder.acquire_limit })
+        let rebuilds = self.options.rebuild_on_fault;
+        if rebuilds > 0 {
+            devices.iter().try_for_each(Device::can_be_reopened)?;
+        }
+        let (acquire_limit, freed) = (self.options.acquire_limit, Arc::<Signal>::default());
+        let blueprint = Blueprint::new(self, devices.len(), freed.clone())?;
+        let engines: Vec<_> = blueprint.build_on(devices)?.into_iter().map(Arc::new).collect();
+        let [input, output] = [engines[0].input(), engines[0].output()].map(RowSpec::clone);
+        let peers = Peers::new(engines.iter().map(|engine| engine.core.clone()).collect(), freed, rebuilds);
+        let engines = Arc::new(Mutex::new(engines));
+        if rebuilds > 0 {
+            blueprint.mend(peers.rings().clone(), Arc::downgrade(&engines))?;
+        }
+        Ok(Fleet { engines, peers, acquire_limit, input, output })
     }
 }
 
@@ -119,13 +113,14 @@ impl Fleet {
     /// # Errors
     /// As there, and for [`Fleet::acquire`].
     pub fn acquire_for(&self, size: &Size) -> Result<Batch, Error> {
-        let bucket = self.engines[0].core.spec().buckets.holding(size)?;
+        let bucket = self.peers.rings().now()[0].spec().buckets.holding(size)?;
         Ok(self.peers.acquire(self.acquire_limit)?.in_bucket(bucket))
     }
 
-    /// The engines, in the order of the devices. A batch acquired from one of them stays with its device.
-    pub fn engines(&self) -> &[Engine] {
-        &self.engines
+    /// The engines that are in use now, in the order of the devices: one that is rebuilt is another. A batch acquired from
+    /// one of them stays with it.
+    pub fn engines(&self) -> Vec<Arc<Engine>> {
+        lock(&self.engines).clone()
     }
 
     /// What each device has had, and how it is.
@@ -135,28 +130,29 @@ impl Fleet {
 
     /// Rows of the largest batch, at the first size's dimensions.
     pub fn capacity(&self) -> usize {
-        self.engines[0].capacity()
+        self.peers.rings().now()[0].capacity()
     }
 
     /// Rows that producers write.
     pub fn input(&self) -> &RowSpec {
-        self.engines[0].input()
+        &self.input
     }
 
     /// Rows that consumers read.
     pub fn output(&self) -> &RowSpec {
-        self.engines[0].output()
+        &self.output
     }
 
     /// Closes all engines, whatever becomes of one of them, see [`Engine::close`]; `limit` is for all together. Those of
-    /// failed devices have nothing to wait for.
+    /// failed devices have nothing to wait for, and are not rebuilt any more.
     ///
     /// # Errors
     /// [`Error::Timeout`] past the limit; [`Error::Fault`] if no device is left.
     pub fn close(&self, how: Close, limit: Duration) -> Result<(), Error> {
         let start = Instant::now();
+        self.peers.rings().end();
         let (mut closed, mut fault, mut late) = (0, None, None);
-        for engine in &self.engines {
+        for engine in self.engines() {
             match engine.close(how, limit.saturating_sub(start.elapsed())) {
                 Ok(()) => closed += 1,
                 Err(error @ Error::Fault { .. }) => fault = Some(error),
@@ -169,10 +165,11 @@ impl Fleet {
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use std::fs;
+    use std::{fs, thread};
 
     use super::*;
     use crate::device::cuda::near::{place_near, tests};
+    use crate::model::Model;
 
     /// The names of this process's threads that may run on one CPU alone.
     fn kept_on(cpu: usize) -> Vec<String> {

@@ -71,7 +71,7 @@ impl<'a> Flow<'a> {
             check_states(&models, &stages)?;
             stages.push(Stage { models, spec, after, is_last, inputs, outputs });
         }
-        let this = Self { device, stages, average: builder.average };
+        let this = Self { device, stages, average: builder.options.average };
         this.check_average()?;
         Ok(this)
     }

@@ -25,19 +25,19 @@ impl EngineBuilder<'_> {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.tuning.mode = tuning;
+        self.options.tuning.mode = tuning;
         self
     }
 
     /// Where measurements are kept. Default: `TREFOIL_CACHE`, else `trefoil` in `XDG_CACHE_HOME` or in `~/.cache`.
     pub fn tuning_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.tuning.folder = Some(folder.into());
+        self.options.tuning.folder = Some(folder.into());
         self
     }
 
     /// Who hears how far a measurement has come, on the thread that builds. Default nobody.
     pub fn on_tuning(mut self, told: impl Fn(&TuningProgress) + Send + Sync + 'static) -> Self {
-        self.tuning.told = Some(Told(Arc::new(told)));
+        self.options.tuning.told = Some(Told(Arc::new(told)));
         self
     }
 
@@ -56,7 +56,7 @@ impl EngineBuilder<'_> {
     /// # Ok::<(), trefoil::Error>(())
     /// ```
     pub fn tune_while(mut self, goes_on: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        self.tuning.goes_on = GoesOn(Some(Arc::new(goes_on)));
+        self.options.tuning.goes_on = GoesOn(Some(Arc::new(goes_on)));
         self
     }
 
@@ -115,6 +115,6 @@ impl EngineBuilder<'_> {
     }
 
     pub(super) fn device_or_default(&self) -> Result<Device, Error> {
-        self.device.clone().map_or_else(|| Device::open(Target::Auto), Ok)
+        self.options.device.clone().map_or_else(|| Device::open(Target::Auto), Ok)
     }
 }

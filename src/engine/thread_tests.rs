@@ -65,6 +65,12 @@ fn threads_that_build_a_fleet_and_those_that_load_may_be_refused() {
         other => panic!("{other:?}"),
     }
     devices.iter().for_each(assert_unused);
+    let rebuilt = || Engine::builder(&model).rebuild_on_fault(1).build_on(&devices);
+    match refused::after(2, rebuilt).0 {
+        Err(Error::Thread { name, .. }) => assert!(name.starts_with("trefoil-mend-"), "{name}"),
+        other => panic!("{other:?}"),
+    }
+    devices.iter().for_each(assert_unused);
     match refused::after(1, || prefetch(0..10, 3, 3, Ok::<i32, Error>)).0.map(drop) {
         Err(Error::Thread { name, .. }) => assert_eq!(name, "trefoil-load-1"),
         other => panic!("{other:?}"),

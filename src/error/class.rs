@@ -40,7 +40,8 @@ use super::Error;
 pub enum FaultClass {
     /// This call or this request failed; everything else goes on.
     Request,
-    /// The device is out of use for whoever has it open; to open it anew and build anew may work.
+    /// The device is out of use for whoever has it open; to open it anew and build anew may work, and
+    /// [`EngineBuilder::rebuild_on_fault`](crate::EngineBuilder::rebuild_on_fault) has a fleet do so.
     Device,
     /// Nothing works on any GPU in this process any more: it has to be started anew. On two H200s a bad address on one
     /// had the driver refuse the other's calls with the same status.

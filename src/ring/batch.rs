@@ -214,7 +214,7 @@ impl Batch {
         let ticket = submitted.map(|number| Ticket::new(self.core.clone(), lent, number, extent));
         match self.member.take() {
             None => ticket,
-            Some(member) => member.submitted(staging, extent, ticket),
+            Some(member) => member.submitted(&self.core, staging, extent, ticket),
         }
     }
 

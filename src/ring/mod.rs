@@ -78,6 +78,7 @@ mod origin;
 mod output;
 mod peers;
 mod prefetch;
+mod rings;
 #[cfg(test)]
 mod schedules;
 #[cfg(test)]
@@ -111,6 +112,7 @@ pub use output::{Output, OutputPart};
 pub use peers::DeviceStats;
 pub(crate) use peers::Peers;
 pub use prefetch::{Prefetch, prefetch, prefetch_scoped};
+pub(crate) use rings::Rings;
 pub use ticket::Ticket;
 pub use waiting::Waiting;
 

@@ -49,7 +49,7 @@ fn ring_and_device(small: Small) -> (Arc<Core>, Arc<Sim>) {
 fn peers(small: [Small; 2]) -> Arc<Peers> {
     let freed = Arc::<Signal>::default();
     let cores = small.into_iter().map(|small| member(small, Some(freed.clone())).0).collect();
-    Peers::new(cores, freed)
+    Peers::new(cores, freed, 0)
 }
 
 fn member(small: Small, freed: Option<Arc<Signal>>) -> (Arc<Core>, Arc<Sim>) {
@@ -140,6 +140,55 @@ fn producers_share_two_devices_and_one_may_fail() {
             producers.into_iter().for_each(|producer| producer.join().unwrap());
             assert_eq!(peers.stats()[1].load, 0);
         });
+    }
+}
+
+/// A ring whose device fails, and the thread that builds its successor, or cannot: everybody is woken, and answered right
+/// while a ring is left, or by the fault.
+#[test]
+fn producers_outlive_a_ring_that_is_built_anew() {
+    for (unit, effect) in [(Unit::Compute, Effect::FailRun), (Unit::CopyOut, Effect::RefuseCall)] {
+        for is_built in [true, false] {
+            explore(move || {
+                let injections = vec![Injection { unit, nth: 1, effect }];
+                let (freed, small) = (Arc::<Signal>::default(), Small { results: 4, ..SMALL });
+                let ring = |small: Small| member(small, Some(freed.clone())).0;
+                let first = ring(Small { injections, ..small.clone() });
+                let peers = Peers::new(vec![first], freed.clone(), 1);
+                let (rings, second) = (peers.rings().clone(), ring(small));
+                let mend = thread::spawn(move || {
+                    let mut second = Some(second);
+                    while let Some((index, _)) = rings.next_due() {
+                        match second.take().filter(|_| is_built) {
+                            Some(second) => drop(rings.put(index, second)),
+                            None => rings.failed(index, &Error::Closed),
+                        }
+                    }
+                });
+                let produce = |number: u8| {
+                    let peers = peers.clone();
+                    thread::spawn(move || {
+                        let submit = || {
+                            let mut batch = peers.acquire(LONG)?;
+                            batch.row_mut(0).fill(number);
+                            batch.submit(1)
+                        };
+                        let answer = submit().and_then(|ticket| match number {
+                            1 => ticket.wait(),
+                            _ => future::block_on(ticket),
+                        });
+                        match answer {
+                            Err(Error::Fault { .. }) if !is_built => {}
+                            answer => answered(number, answer),
+                        }
+                    })
+                };
+                [1, 2].map(produce).into_iter().for_each(|producer| producer.join().unwrap());
+                assert_eq!(peers.stats()[0].rebuilt, u64::from(is_built));
+                drop(peers);
+                mend.join().unwrap();
+            });
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Several rings of one shape, each on a device of its own, as one: a batch goes to the ring that has the fewest, and when
-//! a device fails, what it has not answered is run again by the others.
+//! a device fails, what it has not answered is run again by the others, or by the ring that takes its place.
 //!
 //! The rows are still there for it: such a ring gives staging back when the answer is known to be there, not when the
 //! upload is. A submission of a failed device is therefore either known to be done, and its result good, or its staging
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::bucket::Extent;
+use super::rings::{Past, Rings};
 use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core, Ticket};
 use crate::device::Signal;
@@ -37,22 +38,27 @@ pub struct DeviceStats {
     pub batches: u64,
     /// Their rows.
     pub rows: u64,
-    /// How many of the batches another device had failed to answer.
+    /// How many of the batches another device, or this one before it was rebuilt, had failed to answer.
     pub run_again: u64,
     /// Batches that it has now, in flight or being filled.
     pub load: usize,
     /// Why it takes no more, if it does not.
     pub fault: Option<Error>,
+    /// How often its engine was built anew after a fault, see
+    /// [`EngineBuilder::rebuild_on_fault`](crate::EngineBuilder::rebuild_on_fault).
+    pub rebuilt: u64,
+    /// Whether it is to be now.
+    pub is_rebuilding: bool,
+    /// The fault after which it was built anew last.
+    pub last_fault: Option<Error>,
 }
 
 /// Rings of one shape.
 pub(crate) struct Peers {
-    pub(super) cores: Vec<Arc<Core>>,
-    /// Fired for each credit that any of them has free.
-    freed: Arc<Signal>,
+    pub(super) rings: Arc<Rings>,
     /// Which of equally loaded rings is next.
     turn: AtomicUsize,
-    /// In the cores' order.
+    /// In the rings' order.
     counts: Vec<Counts>,
 }
 
@@ -78,10 +84,14 @@ pub(super) struct Again {
 }
 
 impl Peers {
-    /// Rings that were all built with `freed`.
-    pub fn new(cores: Vec<Arc<Core>>, freed: Arc<Signal>) -> Arc<Self> {
+    /// Rings that were all built with `freed`; so often a thread that takes [`Rings::next_due`] may build each anew.
+    pub fn new(cores: Vec<Arc<Core>>, freed: Arc<Signal>, rebuilds: usize) -> Arc<Self> {
         let counts = cores.iter().map(|_| Counts::default()).collect();
-        Arc::new(Self { cores, freed, turn: AtomicUsize::new(0), counts })
+        Arc::new(Self { rings: Rings::new(cores, freed, rebuilds), turn: AtomicUsize::new(0), counts })
+    }
+
+    pub fn rings(&self) -> &Arc<Rings> {
+        &self.rings
     }
 
     /// Takes a batch of the least loaded ring that has one, waiting for one until `limit` has passed.
@@ -89,83 +99,101 @@ impl Peers {
         let (start, deadline) = (Instant::now(), after(limit));
         let mut looks = 0;
         loop {
-            let seen = self.freed.count(); // before the look: what comes free after it is not slept through
-            if let Some(batch) = self.try_acquire()? {
+            let seen = self.rings.freed.count(); // before the look: what comes free after it is not slept through
+            let rings = self.rings.now();
+            if let Some(batch) = self.try_acquire(&rings)? {
                 return Ok(batch);
             }
             if Instant::now() >= deadline {
-                let credits = self.credits()?;
-                return Err(Error::Timeout { operation: "acquire", waited: start.elapsed(), credits });
+                let is_rebuilding = self.rings.past().iter().any(|past| past.is_rebuilding);
+                let operation = if is_rebuilding { "acquire while a failed device is rebuilt" } else { "acquire" };
+                return Err(Error::Timeout { operation, waited: start.elapsed(), credits: credits(&rings) });
             }
-            if self.cores[0].spec.waiting == Waiting::Spin {
+            if rings[0].spec.waiting == Waiting::Spin {
                 pause(&mut looks);
                 continue;
             }
-            self.cores.iter().for_each(Core::sleeper_came);
-            self.freed.wait_past(seen, deadline.min(Instant::now() + FAULT_CHECK));
-            self.cores.iter().for_each(|core| core.sleeper_left());
+            rings.iter().for_each(Core::sleeper_came);
+            self.rings.freed.wait_past(seen, deadline.min(Instant::now() + FAULT_CHECK));
+            rings.iter().for_each(|core| core.sleeper_left());
         }
     }
 
-    /// Takes a batch of the least loaded ring that has one; an error if no device is left.
-    fn try_acquire(self: &Arc<Self>) -> Result<Option<Batch>, Error> {
+    /// Takes a batch of the least loaded ring that has one; an error if no device is left, and none is to come.
+    fn try_acquire(self: &Arc<Self>, rings: &[Arc<Core>]) -> Result<Option<Batch>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let order = (0..self.cores.len()).map(|offset| turn.wrapping_add(offset) % self.cores.len());
-        let load = |index: usize| Some((self.cores[index].load().ok()?, index));
+        let order = (0..rings.len()).map(|offset| turn.wrapping_add(offset) % rings.len());
+        let load = |index: usize| Some((rings[index].load().ok()?, index));
         let least = order.clone().filter_map(load).min_by_key(|(load, _)| *load).map(|(_, index)| index);
         let mut failed = None;
         let mut is_any_left = false;
         for index in least.into_iter().chain(order.filter(|index| Some(*index) != least)) {
-            match self.cores[index].acquire(Duration::ZERO) {
+            match rings[index].acquire(Duration::ZERO) {
                 Ok(batch) => return Ok(Some(batch.of(Member { peers: self.clone(), index }))),
                 Err(Error::Timeout { .. }) => is_any_left = true,
-                Err(fault @ Error::Fault { .. }) => failed = Some(fault),
+                Err(fault @ Error::Fault { .. }) => match self.rings.is_coming(index, &rings[index]) {
+                    true => is_any_left = true,
+                    false => failed = Some(fault),
+                },
                 Err(error) => return Err(error),
             }
         }
         failed.filter(|_| !is_any_left).map_or(Ok(None), Err)
     }
 
-    /// Those of all rings whose devices work.
-    fn credits(&self) -> Result<Credits, Error> {
-        let mut sum = Credits::default();
-        for credits in self.cores.iter().filter_map(|core| core.credits().ok()) {
-            sum.filling += credits.filling;
-            sum.in_flight += credits.in_flight;
-            sum.unread += credits.unread;
-            sum.quarantined += credits.quarantined;
-            sum.staging += credits.staging;
-            sum.results += credits.results;
-        }
-        Ok(sum)
-    }
-
     /// What each device has had.
     pub fn stats(&self) -> Vec<DeviceStats> {
-        let of = |(core, counts): (&Arc<Core>, &Counts)| {
-            let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
-            DeviceStats {
-                target: core.device.info().target.clone(),
-                batches: now(&counts.batches),
-                rows: now(&counts.rows),
-                run_again: now(&counts.run_again),
-                load: core.load().unwrap_or(0),
-                fault: core.device.fault(),
-            }
+        let now = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let of = |((core, counts), past): ((&Arc<Core>, &Counts), Past)| DeviceStats {
+            target: core.device.info().target.clone(),
+            batches: now(&counts.batches),
+            rows: now(&counts.rows),
+            run_again: now(&counts.run_again),
+            load: core.load().unwrap_or(0),
+            fault: core.device.fault(),
+            rebuilt: past.rebuilt,
+            is_rebuilding: past.is_rebuilding,
+            last_fault: past.last_fault,
         };
-        self.cores.iter().zip(&self.counts).map(of).collect()
+        self.rings.now().iter().zip(&self.counts).zip(self.rings.past()).map(of).collect()
+    }
+}
+
+/// Those of all rings whose devices work.
+fn credits(rings: &[Arc<Core>]) -> Credits {
+    let mut sum = Credits::default();
+    for credits in rings.iter().filter_map(|core| core.credits().ok()) {
+        sum.filling += credits.filling;
+        sum.in_flight += credits.in_flight;
+        sum.unread += credits.unread;
+        sum.quarantined += credits.quarantined;
+        sum.staging += credits.staging;
+        sum.results += credits.results;
+    }
+    sum
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.rings.end();
     }
 }
 
 impl std::fmt::Debug for Peers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peers").field("rings", &self.cores.len()).finish_non_exhaustive()
+        f.debug_struct("Peers").field("rings", &self.counts.len()).finish_non_exhaustive()
     }
 }
 
 impl Member {
     /// Makes a submission of its ring one that is run again should the device fail, also if it has already.
-    pub fn submitted(self, staging: usize, extent: Extent, submitted: Result<Ticket, Error>) -> Result<Ticket, Error> {
+    pub fn submitted(
+        self,
+        ring: &Core,
+        staging: usize,
+        extent: Extent,
+        submitted: Result<Ticket, Error>,
+    ) -> Result<Ticket, Error> {
         match submitted {
             Ok(ticket) => {
                 let counts = &self.peers.counts[self.index];
@@ -173,23 +201,23 @@ impl Member {
                 counts.rows.fetch_add(extent.rows as u64, Ordering::Relaxed);
                 Ok(ticket.or_again(Again { member: self, staging }))
             }
-            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(extent),
+            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(ring, extent, ring.spec.acquire_limit),
             Err(error) => Err(error),
         }
     }
 }
 
 impl Again {
-    /// Submits the rows to another ring. For tickets whose device failed with the answer not known to be there, and
-    /// submissions that failed: nobody else gets the staging then.
-    pub fn submit(self, extent: Extent) -> Result<Ticket, Error> {
-        let Self { member: Member { peers, index }, staging } = self;
-        let failed = &peers.cores[index];
+    /// Submits the rows to another ring than the failed one, which has them; waits for a batch until `limit` has passed. For
+    /// tickets whose device failed with the answer not known to be there, and submissions that failed: nobody else gets the
+    /// staging then.
+    pub fn submit(&self, failed: &Core, extent: Extent, limit: Duration) -> Result<Ticket, Error> {
+        let peers = &self.member.peers;
         let Extent { bucket, rows } = extent;
-        let mut batch = peers.acquire(failed.spec.acquire_limit)?.in_bucket(bucket);
+        let mut batch = peers.acquire(limit)?.in_bucket(bucket);
         let bytes = rows * failed.bucket(bucket).input.row_pitch;
         // SAFETY: the staging is the caller's alone, which no longer writes it; the device only ever reads it.
-        let rows_there = unsafe { &failed.staging[staging].buffer.bytes()[..bytes] };
+        let rows_there = unsafe { &failed.staging[self.staging].buffer.bytes()[..bytes] };
         batch.bytes_mut()[..bytes].copy_from_slice(rows_there);
         let ticket = batch.submit(rows)?;
         if let Some(again) = ticket.again() {

@@ -39,7 +39,7 @@ pub struct Ticket {
     extent: Extent,
     /// Whether the result went to an output, or was quarantined.
     settled: bool,
-    /// Where its rows are and who runs them again, should its device fail.
+    /// Where its rows are and who runs them again, should its device fail; nothing once the output is given.
     again: Option<Again>,
 }
 
@@ -72,7 +72,7 @@ impl Ticket {
     pub fn wait(mut self) -> Result<Output, Error> {
         loop {
             let waited = self.core.await_done(self.lent.result, self.number, None);
-            if let Some(output) = self.settle_or_move(waited.map(drop))? {
+            if let Some(output) = self.settle_or_move(waited.map(drop), Duration::MAX)? {
                 return Ok(output);
             }
         }
@@ -108,25 +108,39 @@ impl Ticket {
             if matches!(waited, Ok(false)) {
                 return Ok(Err(self));
             }
-            if let Some(output) = self.settle_or_move(waited.map(drop))? {
-                return Ok(Ok(output));
+            match self.settle_or_move(waited.map(drop), left) {
+                Err(Error::Timeout { .. }) if left < self.core.spec.acquire_limit => return Ok(Err(self)),
+                settled => {
+                    if let Some(output) = settled? {
+                        return Ok(Ok(output));
+                    }
+                }
             }
         }
     }
 
-    /// Gives the output; nothing if the device failed and the rows are now being run by another.
-    fn settle_or_move(&mut self, waited: Result<(), Error>) -> Result<Option<Output>, Error> {
-        match (self.settle(waited), self.again.take()) {
-            (Err(Error::Fault { .. }), Some(again)) => {
-                *self = again.submit(self.extent)?;
+    /// Gives the output; nothing if the device failed and the rows are now being run by another, for which they wait until
+    /// `limit` has passed, and at most as long as any batch is waited for.
+    fn settle_or_move(&mut self, waited: Result<(), Error>, limit: Duration) -> Result<Option<Output>, Error> {
+        let settled = self.settle(waited);
+        let (Err(Error::Fault { .. }), Some(again)) = (&settled, self.again.take()) else { return settled.map(Some) };
+        match again.submit(&self.core, self.extent, limit.min(self.core.spec.acquire_limit)) {
+            Ok(moved) => {
+                *self = moved;
                 Ok(None)
             }
-            (settled, _) => settled.map(Some),
+            Err(error) => {
+                self.again = Some(again);
+                Err(error)
+            }
         }
     }
 
     /// Turns the finished result into an output, or quarantines it after a fault.
     fn settle(&mut self, waited: Result<(), Error>) -> Result<Output, Error> {
+        if self.settled {
+            self.core.device.healthy()?; // it failed before, and no other had room for the rows in time
+        }
         self.settled = true;
         let checked = waited.and_then(|()| self.core.device.healthy());
         let mut state = lock(&self.core.state);
@@ -170,13 +184,13 @@ impl Future for Ticket {
     type Output = Result<Output, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        assert!(!self.settled, "a ticket polled after it gave its result");
+        assert!(!self.settled || self.again.is_some(), "a ticket polled after it gave its result");
         loop {
             let waited = match self.core.is_done(self.lent.result, self.number) {
                 Ok(false) => break,
                 done => done.map(drop),
             };
-            if let Some(answer) = self.settle_or_move(waited).transpose() {
+            if let Some(answer) = self.settle_or_move(waited, Duration::MAX).transpose() {
                 return Poll::Ready(answer);
             }
         }

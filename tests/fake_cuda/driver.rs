@@ -66,12 +66,32 @@ pub struct Config {
     pub slow: Option<String>,
     /// Branches of a graph run at the same time, and a kernel that joins one to another begins so much later.
     pub join_ms: Option<f64>,
-    fail_call: Option<String>,
+    fail_call: Option<FailCall>,
     fail_code: Code,
     /// The call that returns late: its number or its name.
     late_call: Option<String>,
     late: Duration,
     sticky: bool,
+}
+
+/// The calls that are to fail.
+enum FailCall {
+    /// These, by their number.
+    Numbers(Vec<usize>),
+    /// Those of a name, from the first or a later one on.
+    Named(String, usize),
+}
+
+impl FailCall {
+    fn read(which: &str) -> Self {
+        match which.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>() {
+            Ok(numbers) => Self::Numbers(numbers),
+            Err(_) => {
+                let (name, first) = which.split_once('#').unwrap_or((which, "1"));
+                Self::Named(name.into(), first.parse().expect("a number behind #"))
+            }
+        }
+    }
 }
 
 static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(Driver::new()));
@@ -198,17 +218,19 @@ impl Driver {
     /// Whether the call `name`, just counted, is to fail.
     fn injects(&mut self, name: &str) -> Option<Code> {
         let config = &self.config;
-        let due = config.fail_call.as_ref().is_some_and(|which| match which.parse::<usize>() {
-            Ok(number) => number == self.calls,
-            Err(_) => {
-                let (named, first) = which.split_once('#').unwrap_or((which, "1"));
-                self.named += usize::from(named == name);
-                named == name && self.named >= first.parse().expect("a number behind #")
+        let (due, is_last) = match &config.fail_call {
+            Some(FailCall::Numbers(numbers)) => {
+                (numbers.contains(&self.calls), numbers.iter().all(|number| *number <= self.calls))
             }
-        });
+            Some(FailCall::Named(named, first)) => {
+                self.named += usize::from(named == name);
+                (named == name && self.named >= *first, true)
+            }
+            None => (false, false),
+        };
         self.has_failed |= due;
         let code = due.then_some(config.fail_code);
-        if config.sticky {
+        if config.sticky && is_last {
             self.fault = self.fault.or(code);
         }
         self.fault.or(code)
@@ -311,7 +333,7 @@ impl Config {
             slow: env::var("FAKE_CUDA_SLOW").ok(),
             join_ms: env::var_os("FAKE_CUDA_JOIN_US").map(|_| 1e-3 * env_number("FAKE_CUDA_JOIN_US", 0) as f64),
             ptx_error: env::var("FAKE_CUDA_PTX_ERROR").ok(),
-            fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok(),
+            fail_call: env::var("FAKE_CUDA_FAIL_CALL").ok().map(|which| FailCall::read(&which)),
             late_call: env::var("FAKE_CUDA_LATE_CALL").ok(),
             late: Duration::from_millis(env_number("FAKE_CUDA_LATE_MS", 30) as u64),
             fail_code: env_number("FAKE_CUDA_FAIL_CODE", 719) as Code,

@@ -74,10 +74,12 @@ impl What {
         };
         let builder = builder.batch_sizes(&[1, 4]).waiting(waiting).acquire_limit(LONG).check(true);
         match self {
-            Self::OneModel | Self::Values => builder.on(&devices[0]).staging(2).results(6).build().map(Built::Engine),
+            Self::OneModel | Self::Values => {
+                builder.on(&devices[0]).staging(2).results(6).build().map(Arc::new).map(Built::Engine)
+            }
             Self::SeveralModels => {
                 let builder = builder.on(&devices[0]).slots(2).staging(2).results(6);
-                builder.device_results(true).trace_batches(6).build().map(Built::Engine)
+                builder.device_results(true).trace_batches(6).build().map(Arc::new).map(Built::Engine)
             }
             // As many results as all have tickets: one device may be the last.
             Self::Fleet => builder.slots(2).staging(3).results(16).build_on(devices).map(Built::Fleet),
@@ -107,14 +109,14 @@ impl What {
 }
 
 enum Built {
-    Engine(Engine),
+    Engine(Arc<Engine>),
     Fleet(Fleet),
 }
 
 impl Built {
-    fn engines(&self) -> &[Engine] {
+    fn engines(&self) -> Vec<Arc<Engine>> {
         match self {
-            Self::Engine(engine) => std::slice::from_ref(engine),
+            Self::Engine(engine) => vec![engine.clone()],
             Self::Fleet(fleet) => fleet.engines(),
         }
     }
@@ -180,7 +182,7 @@ fn use_everything(what: What, devices: &[Device], waiting: Waiting) -> Result<()
             closed => errors.extend(closed.err()),
         }
     }
-    built.engines().iter().for_each(check_closed);
+    built.engines().iter().for_each(|engine| check_closed(engine));
     if engine.device().fault().is_some() {
         assert!(batcher.submit(&pixels).is_err(), "handed out after a fault");
     }

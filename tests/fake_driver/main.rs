@@ -15,6 +15,7 @@ mod logs;
 mod many;
 mod nvtx;
 mod open;
+mod rebuild;
 #[path = "../support/mod.rs"]
 mod support;
 mod trace;

@@ -115,6 +115,11 @@ impl Context {
         Err(Error::option("context", "one of a GPU that the driver does not list", "one of a GPU that is visible"))
     }
 
+    /// Whether it is the primary one.
+    pub fn is_retained(&self) -> bool {
+        self.is_retained
+    }
+
     pub fn raw(&self) -> sys::CUcontext {
         self.raw
     }

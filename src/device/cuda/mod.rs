@@ -101,6 +101,11 @@ impl Cuda {
         self.context.call()
     }
 
+    /// Whether its context is one that the caller made.
+    pub fn is_in_context_of_caller(&self) -> bool {
+        !self.context.is_retained()
+    }
+
     /// See [`Context::enter`].
     fn enter(&self) -> Result<Entered<'_>, Error> {
         self.context.enter()

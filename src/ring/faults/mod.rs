@@ -5,6 +5,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod peers;
+mod rebuilds;
 mod sim;
 
 use std::pin::Pin;

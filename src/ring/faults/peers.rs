@@ -4,31 +4,36 @@ use std::collections::VecDeque;
 
 use super::*;
 use crate::device::sim::{Effect, Injection, Link, Picos, SideBySide, Sim, SimOptions, SimProgram, Unit};
-use crate::device::{Kind, Target};
+use crate::device::{Kind, Signal, Target};
 use crate::ring::Peers;
 
 /// Rings as one, on checked devices.
 pub(super) fn peers(devices: Vec<(Device, Arc<dyn Program>)>, waiting: Waiting) -> Arc<Peers> {
     let freed = Arc::default();
-    // As many results as there are tickets at most: one device may have to hold all of them.
+    let rings = devices.into_iter().map(|made| member(made, waiting, &freed)).collect();
+    Peers::new(rings, freed, 0)
+}
+
+/// One of them. It has as many results as there are tickets at most: it may have to hold all of them.
+pub(super) fn member(
+    (device, program): (Device, Arc<dyn Program>),
+    waiting: Waiting,
+    freed: &Arc<Signal>,
+) -> Arc<Core> {
     let results = usize::from(PRODUCERS) * 4;
-    let core = |(device, program): (Device, Arc<dyn Program>)| {
-        let spec = RingSpec { results, freed: Some(Arc::clone(&freed)), ..spec(program.batch_sizes(), waiting) };
-        Core::build(&device, program, spec).unwrap()
-    };
-    let cores = devices.into_iter().map(core).collect();
-    Peers::new(cores, freed)
+    let spec = RingSpec { results, freed: Some(freed.clone()), ..spec(program.batch_sizes(), waiting) };
+    Core::build(&device, program, spec).unwrap()
 }
 
 /// A CPU whose program panics in one run.
-fn cpu(panics_at: usize) -> (Device, Arc<dyn Program>) {
+pub(super) fn cpu(panics_at: usize) -> (Device, Arc<dyn Program>) {
     let device = Device::open(Target::Cpu).unwrap().checked();
     let program = super::cpu::program(&device, panics_at);
     (device, program)
 }
 
 /// A simulated device to which something happens.
-fn sim(injections: Vec<Injection>) -> (Device, Arc<dyn Program>) {
+pub(super) fn sim(injections: Vec<Injection>) -> (Device, Arc<dyn Program>) {
     let link = Link { in_alone: 1e9, in_duplex: 1e9, out_alone: 1e9, out_duplex: 1e9, overhead: 1000 };
     let (sim, info) =
         Sim::new(SimOptions { link, side_by_side: SideBySide::default(), injections, polls_advance: true });
@@ -167,7 +172,7 @@ fn batches_go_to_the_least_loaded() {
 fn a_ring_with_more_batches_than_another_gets_none() {
     let peers = peers(vec![cpu(usize::MAX), cpu(usize::MAX)], Waiting::Block);
     for ring in [0, 1, 0] {
-        let _held = [0, 1].map(|_| peers.cores[ring].acquire(LONG).unwrap());
+        let _held = [0, 1].map(|_| peers.rings.now()[ring].acquire(LONG).unwrap());
         let _next = [0, 1].map(|_| peers.acquire(LONG).unwrap());
         assert_eq!(peers.stats().iter().map(|device| device.load).collect::<Vec<_>>(), [2, 2], "two held of {ring}");
     }

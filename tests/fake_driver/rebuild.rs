@@ -1,0 +1,173 @@
+//! A fleet of one device that is opened again after a fault: whichever call fails, everybody is answered, in full while an
+//! attempt is left.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use trefoil::{Device, Engine, Error, FaultClass, Fleet, Target, Waiting};
+
+use crate::cuda::Context;
+use crate::engine::{POISON, small_model};
+use crate::harness::{ChildReport, Scenario, for_each_number, mark};
+use crate::many::head;
+
+/// A status of class device.
+const CODE: (&str, &str) = ("FAKE_CUDA_FAIL_CODE", "999");
+const BATCHES: usize = 6;
+
+fn build(device: Device) -> Result<Fleet, Error> {
+    let model = small_model();
+    let (features, head) = (model.features()?, head(&model));
+    let builder = match std::env::var("WHAT").unwrap().as_str() {
+        "one model" => Engine::builder(&model),
+        _ => Engine::builder(&features).then(&head).beside(&head).average(),
+    };
+    let waiting = [Waiting::Block, Waiting::Callback, Waiting::Spin];
+    let waiting = waiting[std::env::var("WAITING").unwrap().parse::<usize>().unwrap()];
+    let builder = builder.batch_sizes(&[4]).slots(2).staging(3).results(8).waiting(waiting).check(true);
+    builder.acquire_limit(Duration::from_secs(20)).rebuild_on_fault(2).build_on(&[device])
+}
+
+/// In a child: what became of the batches of a fleet, one line each, and how often it was rebuilt.
+fn tell() {
+    let fleet = match Device::open(Target::Cuda(0)).and_then(build) {
+        Ok(fleet) => fleet,
+        Err(error) => return println!("error: {error}"),
+    };
+    mark("use");
+    let tickets: Vec<_> = (0..BATCHES).map(|_| fleet.acquire()?.submit(3)).collect();
+    for ticket in tickets {
+        match ticket.and_then(trefoil::Ticket::wait) {
+            Ok(output) => {
+                assert!((0..3).all(|row| output.values(row).iter().all(|&value| value == POISON)), "not downloaded");
+                println!("answered");
+            }
+            Err(error) => {
+                assert_eq!(error.class(), FaultClass::Device, "{error}");
+                println!("error: {error}");
+            }
+        }
+    }
+    let stats = &fleet.stats()[0];
+    assert!(!stats.is_rebuilding && (stats.rebuilt > 0) == stats.last_fault.is_some(), "{stats:?}");
+    println!("rebuilt {}", stats.rebuilt);
+    mark("used");
+}
+
+/// Each line of an error names a call that was told to fail.
+fn check_named(report: &ChildReport) {
+    let injected = report.log.iter().filter(|line| line.ends_with("injected"));
+    let failed: BTreeSet<&str> = injected.filter_map(|line| line.split(' ').next()).collect();
+    for line in report.stdout.lines().filter(|line| line.starts_with("error")) {
+        let is_named = failed.iter().any(|name| line.contains(&format!("{name} failed with CUDA_ERROR_UNKNOWN")));
+        assert!(is_named, "not one of {failed:?}: {line}\n{report}");
+    }
+}
+
+/// Sound, but for the end of a context in which a failed ring had work; how many batches were answered.
+fn check_answered(what: &str, report: &ChildReport) -> usize {
+    let violations: Vec<_> =
+        report.violations.iter().filter(|what| !what.starts_with("the context ends with")).collect();
+    assert!(report.status.success() && violations.is_empty(), "{what}: {violations:?}\n{report}");
+    check_named(report);
+    let count = |start: &str| report.stdout.lines().filter(|line| line.starts_with(start)).count();
+    let (answered, errors) = (count("answered"), count("error"));
+    assert_eq!(answered + errors, BATCHES, "{what}\n{report}");
+    answered
+}
+
+fn is_call(line: &&String) -> bool {
+    line.starts_with("cu")
+}
+
+/// Runs of a fleet of one model or of several; the ways of waiting, and when the device does its work, take turns.
+fn run(scenario: &Scenario, what: &str, number: usize, variables: &[(&str, &str)]) -> ChildReport {
+    let (waiting, events) = (["0", "1", "2"][number % 3], ["instant", "own"][number / 3 % 2]);
+    let turns = [("WHAT", what), ("WAITING", waiting), ("FAKE_CUDA_EVENTS", events), CODE];
+    scenario.run(&[&turns[..], variables].concat())
+}
+
+/// The number of the last call before the use, and the calls of it.
+fn calls_of_use(scenario: &Scenario, what: &str) -> (usize, Vec<String>) {
+    let report = run(scenario, what, 0, &[]);
+    report.assert_clean();
+    assert!(report.stdout.contains("rebuilt 0"), "{report}");
+    let before = report.log.iter().take_while(|line| *line != "# use").filter(is_call).count();
+    (before, report.between("use", "used").into_iter().map(str::to_owned).collect())
+}
+
+/// Each call of the use fails, once and for good.
+fn each_call_fails(name: &'static str, what: &'static str) {
+    let scenario = Scenario::new(name, tell);
+    let (before, in_use) = calls_of_use(&scenario, what);
+    let rebuilt = AtomicUsize::new(0);
+    for_each_number(in_use.len(), |number| {
+        let call = (before + number).to_string();
+        let report = run(&scenario, what, number, &[("FAKE_CUDA_FAIL_CALL", &call)]);
+        assert_eq!(check_answered(&format!("call {call}"), &report), BATCHES, "call {call}\n{report}");
+        rebuilt.fetch_add(usize::from(report.stdout.contains("rebuilt 1")), Ordering::Relaxed);
+        let for_good = [("FAKE_CUDA_FAIL_CALL", &*call), ("FAKE_CUDA_FAIL_STICKY", "1")];
+        let report = run(&scenario, what, number, &for_good);
+        check_answered(&format!("call {call} and all later ones"), &report);
+        assert!(report.stdout.contains("rebuilt 0"), "{report}");
+    });
+    assert!(rebuilt.into_inner() * 2 > in_use.len(), "most calls in use are a device's fault when they fail");
+}
+
+#[test]
+fn a_fleet_of_one_outlives_each_call_that_fails() {
+    each_call_fails("rebuild::a_fleet_of_one_outlives_each_call_that_fails", "one model");
+}
+
+#[test]
+fn a_fleet_of_several_models_outlives_each_call_that_fails() {
+    each_call_fails("rebuild::a_fleet_of_several_models_outlives_each_call_that_fails", "several models");
+}
+
+/// A launch fails, and then each later call, once and for good: these are first those of opening and building anew.
+#[test]
+fn each_call_of_rebuilding_may_fail() {
+    let scenario = Scenario::new("rebuild::each_call_of_rebuilding_may_fail", tell);
+    let what = "one model";
+    let (before, in_use) = calls_of_use(&scenario, what);
+    let launch = before + 1 + in_use.iter().position(|call| call.starts_with("cuGraphLaunch")).unwrap();
+    let report = run(&scenario, what, 0, &[("FAKE_CUDA_FAIL_CALL", &launch.to_string())]);
+    let all = report.log.iter().take_while(|line| *line != "# used").filter(is_call).count();
+    assert!(all > launch + 100, "{all} calls in all: nothing was rebuilt\n{report}");
+    for_each_number(all - launch, |number| {
+        let calls = format!("{launch},{}", launch + number);
+        let report = run(&scenario, what, number, &[("FAKE_CUDA_FAIL_CALL", &calls)]);
+        assert_eq!(check_answered(&format!("calls {calls}"), &report), BATCHES, "calls {calls}\n{report}");
+        let for_good = [("FAKE_CUDA_FAIL_CALL", &*calls), ("FAKE_CUDA_FAIL_STICKY", "1")];
+        check_answered(&format!("calls {calls} and all later ones"), &run(&scenario, what, number, &for_good));
+    });
+}
+
+/// A sticky error of the context is the process's: nothing is built on it again.
+#[test]
+fn a_fault_of_the_process_is_not_rebuilt() {
+    let scenario = Scenario::new("rebuild::a_fault_of_the_process_is_not_rebuilt", || {
+        let fleet = build(Device::open(Target::Cuda(0)).unwrap()).unwrap();
+        let fault = (0..4).find_map(|_| fleet.acquire().and_then(|batch| batch.submit(1)?.wait()).err()).unwrap();
+        assert_eq!(fault.class(), FaultClass::Process, "{fault}");
+        assert!(matches!(fleet.acquire(), Err(Error::Fault { .. })));
+        let stats = &fleet.stats()[0];
+        assert!(stats.rebuilt == 0 && !stats.is_rebuilding && stats.fault.is_some(), "{stats:?}");
+    });
+    let fails = [("FAKE_CUDA_FAIL_CALL", "cuGraphLaunch"), ("FAKE_CUDA_FAIL_CODE", "700")];
+    let report = scenario.run(&[&fails[..], &[("WHAT", "one model"), ("WAITING", "0")]].concat());
+    assert!(report.status.success(), "{report}");
+}
+
+/// What is in a context of the program's is not opened again.
+#[test]
+fn a_context_of_the_program_is_refused() {
+    let scenario = Scenario::new("rebuild::a_context_of_the_program_is_refused", || {
+        let context = Context::new().unwrap();
+        let device = context.device().unwrap();
+        let refused = build(device).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+    });
+    scenario.run(&[("WHAT", "one model"), ("WAITING", "0")]).assert_sound();
+}
