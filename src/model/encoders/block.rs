@@ -19,8 +19,21 @@ pub(super) struct Stack {
     pub inner: usize,
     pub eps: f64,
     pub activation: Activation,
-    /// Whether queries, keys and values have biases.
-    pub qkv_bias: bool,
+    /// Whether the first product has twice the values, of which the activation's second half multiplies its first one.
+    pub gated: bool,
+    /// Whether the first layer has no norm before its attention.
+    pub bare_first: bool,
+    /// How names of biases end that are not there: they are zeros.
+    pub absent: Vec<String>,
+}
+
+/// What the tokens of a layer see of each other.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Added to scores.
+    pub added: Option<ValueId>,
+    /// Cosines and sines of the angles that queries and keys are turned by.
+    pub turned: Option<[ValueId; 2]>,
 }
 
 /// What is between the two products of a layer.
@@ -44,6 +57,10 @@ pub(super) struct Block {
     pub needs: BTreeMap<String, Vec<usize>>,
     /// Tensors that are others one behind the other.
     pub joins: BTreeMap<String, Vec<String>>,
+    /// How names of biases end that are not stored.
+    pub absent: Vec<String>,
+    /// Such biases, and their dimensions.
+    pub zeros: BTreeMap<String, Vec<usize>>,
 }
 
 impl Stack {
@@ -53,7 +70,7 @@ impl Stack {
     }
 
     /// The name of a module of a layer.
-    fn at(&self, layer: usize, part: &str) -> String {
+    pub fn at(&self, layer: usize, part: &str) -> String {
         format!("{}{}{layer}.{part}", self.prefix, self.names.layers)
     }
 }
@@ -71,7 +88,7 @@ impl Activation {
         }
     }
 
-    fn expr(self) -> Expr {
+    pub fn expr(self) -> Expr {
         let x = || Expr::arg(0);
         let sigmoid = |x: Expr| number(1.0) / (number(1.0) + (-x).unary(Unary::Exp));
         match self {
@@ -99,10 +116,22 @@ pub(super) fn number(value: f64) -> Expr {
 pub(super) const HIDDEN: f64 = -1e9;
 
 impl Block {
+    /// An empty graph, for these layers.
+    pub fn new(of: &Stack) -> Self {
+        Self { absent: of.absent.clone(), ..Self::default() }
+    }
+
     /// A stored tensor.
     pub fn weight(&mut self, name: &str, dims: &[usize]) -> ValueId {
-        self.needs.insert(name.to_owned(), dims.to_vec());
+        self.need(name, dims);
         self.g.weight(name, Dtype::F32, dims)
+    }
+
+    /// Notes that a tensor is read.
+    fn need(&mut self, name: &str, dims: &[usize]) {
+        let is_absent = self.absent.iter().any(|end| name.ends_with(end.as_str()));
+        let of = if is_absent { &mut self.zeros } else { &mut self.needs };
+        of.insert(name.to_owned(), dims.to_vec());
     }
 
     /// x times the transpose of a stored matrix, and biases if there are some.
@@ -113,7 +142,8 @@ impl Block {
         self.product(name, x, w, b)
     }
 
-    fn product(&mut self, name: &str, x: ValueId, w: ValueId, b: Option<ValueId>) -> ValueId {
+    /// x times the transpose of a matrix, and biases if there are some.
+    pub fn product(&mut self, name: &str, x: ValueId, w: ValueId, b: Option<ValueId>) -> ValueId {
         let rank = self.g.value(x).rank();
         let outer: Vec<usize> = (0..rank - 1).collect();
         let of = Contract {
@@ -149,27 +179,30 @@ impl Block {
         if self.g.value(x).dims == slice.dims { x } else { self.g.node(name, Op::Slice(slice), &[x]) }
     }
 
-    /// All layers. Of the last one only so many tokens are computed.
-    pub fn layers(&mut self, of: &Stack, x: ValueId, mask: Option<ValueId>, last: usize) -> ValueId {
+    /// All layers, which see so by turns. Of the last one only so many tokens are computed.
+    pub fn layers(&mut self, of: &Stack, x: ValueId, seen: &[Seen], last: usize) -> ValueId {
         let tokens = self.g.value(x).dims[1];
-        (0..of.layers)
-            .fold(x, |x, layer| self.layer(of, layer, x, mask, if layer + 1 == of.layers { last } else { tokens }))
+        (0..of.layers).fold(x, |x, layer| {
+            let tokens = if layer + 1 == of.layers { last } else { tokens };
+            self.layer(of, layer, x, seen[layer % seen.len()], tokens)
+        })
     }
 
-    fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, mask: Option<ValueId>, tokens: usize) -> ValueId {
+    fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let Names { norms, scales, norm_first, .. } = *of.names;
         let norms = norms.map(|part| of.at(layer, part));
         let scales = scales.map_or([None, None], |scales| scales.map(|part| Some(of.at(layer, part))));
         let kept = self.cut(&of.at(layer, "kept"), x, [0, 0], [tokens, of.width]);
         if norm_first {
-            let y = self.norm(&norms[0], x, of.eps);
-            let y = self.attention(of, layer, y, mask, tokens);
+            let is_bare = of.bare_first && layer == 0;
+            let y = if is_bare { x } else { self.norm(&norms[0], x, of.eps) };
+            let y = self.attention(of, layer, y, seen, tokens);
             let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
             let y = self.norm(&norms[1], x, of.eps);
             let y = self.mlp(of, layer, y);
             return self.sum(&of.at(layer, "sum2"), x, y, scales[1].as_deref());
         }
-        let y = self.attention(of, layer, x, mask, tokens);
+        let y = self.attention(of, layer, x, seen, tokens);
         let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
         let x = self.norm(&norms[0], x, of.eps);
         let y = self.mlp(of, layer, x);
@@ -177,15 +210,20 @@ impl Block {
         self.norm(&norms[1], x, of.eps)
     }
 
-    fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
+    /// The two products of a layer.
+    pub fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let [fc1, fc2] = of.names.fc.map(|part| of.at(layer, part));
+        if of.gated {
+            let y = self.gated(of, layer, x);
+            return self.linear(&fc2, y, of.width, true);
+        }
         let y = self.linear(&fc1, x, of.inner, true);
         let y = self.g.map(&of.at(layer, "activation"), of.activation.expr(), &[y]);
         self.linear(&fc2, y, of.width, true)
     }
 
     /// x + y, or x + scale y.
-    fn sum(&mut self, name: &str, x: ValueId, y: ValueId, scale: Option<&str>) -> ValueId {
+    pub fn sum(&mut self, name: &str, x: ValueId, y: ValueId, scale: Option<&str>) -> ValueId {
         match scale {
             None => self.g.map(name, Expr::arg(0) + Expr::arg(1), &[x, y]),
             Some(scale) => {
@@ -197,22 +235,36 @@ impl Block {
     }
 
     /// Attention of the first tokens to all of them, and the product behind it.
-    fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, mask: Option<ValueId>, tokens: usize) -> ValueId {
-        let [row, token, head, key, dim] = [0, 1, 2, 3, 4];
+    pub fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let name = |part: &str| of.at(layer, part);
-        let keys = self.g.value(x).dims[1];
+        let [rows, keys] = [0, 1].map(|axis| self.g.value(x).dims[axis]);
         let qkv = self.qkv(of, layer, x);
-        let [q, k, v] = [("q", 0, tokens), ("k", 1, keys), ("v", 2, keys)]
-            .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens));
+        let [q, k] = match seen.turned {
+            Some(by) => self.turned(of, &name(""), qkv, by, tokens),
+            None => [("q", 0, tokens), ("k", 1, keys)]
+                .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens)),
+        };
+        let v = self.heads(of, &name("v"), qkv, 2, keys);
+        let mixed = self.mixed(&name(""), [q, k, v], seen.added);
+        let together = self.g.node(&name("together"), Op::Reshape(vec![rows, tokens, of.width]), &[mixed]);
+        self.linear(&name(of.names.out), together, of.width, true)
+    }
+
+    /// Values mixed by the softmax of the scores of queries and keys: all of them, and the result, are
+    /// `[rows, tokens, heads, dims]`.
+    pub fn mixed(&mut self, at: &str, [q, k, v]: [ValueId; 3], added: Option<ValueId>) -> ValueId {
+        let [row, token, head, key, dim] = [0, 1, 2, 3, 4];
+        let name = |part: &str| format!("{at}{part}");
         let scored = Contract {
             left: vec![row, token, head, dim],
             right: vec![row, key, head, dim],
             result: vec![row, head, token, key],
         };
+        let dims = self.width(q);
         let scores = self.g.node(&name("scores"), Op::Contract(scored), &[q, k]);
-        let scaled = Expr::arg(0) * number(1.0 / ((of.width / of.heads) as f64).sqrt());
-        let scores = match mask {
-            Some(mask) => self.g.map(&name("scaled"), scaled + Expr::arg(1), &[scores, mask]),
+        let scaled = Expr::arg(0) * number(1.0 / (dims as f64).sqrt());
+        let scores = match added {
+            Some(added) => self.g.map(&name("scaled"), scaled + Expr::arg(1), &[scores, added]),
             None => self.g.map(&name("scaled"), scaled, &[scores]),
         };
         let weights = self.g.node(&name("softmax"), Op::Softmax { axis: 3, log: false }, &[scores]);
@@ -221,28 +273,30 @@ impl Block {
             right: vec![row, key, head, dim],
             result: vec![row, token, head, dim],
         };
-        let mixed = self.g.node(&name("mixed"), Op::Contract(mixed), &[weights, v]);
-        let rows = self.g.value(x).dims[0];
-        let together = self.g.node(&name("together"), Op::Reshape(vec![rows, tokens, of.width]), &[mixed]);
-        self.linear(&name(of.names.out), together, of.width, true)
+        self.g.node(&name("mixed"), Op::Contract(mixed), &[weights, v])
     }
 
     /// Queries, keys and values side by side, by one product.
     fn qkv(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let parts: Vec<String> = of.names.qkv.iter().map(|part| of.at(layer, part)).collect();
-        if let [all] = &parts[..] {
-            return self.linear(all, x, 3 * of.width, of.qkv_bias);
+        self.side_by_side(&of.at(layer, "qkv"), &parts, x, 3 * of.width)
+    }
+
+    /// The product of x with one matrix, or with several one behind the other.
+    pub fn side_by_side(&mut self, name: &str, parts: &[String], x: ValueId, columns: usize) -> ValueId {
+        if let [all] = parts {
+            return self.linear(all, x, columns, true);
         }
-        let name = of.at(layer, "qkv");
-        let w = self.joined(&name, &parts, "weight", &[of.width, of.width]);
-        let b = of.qkv_bias.then(|| self.joined(&name, &parts, "bias", &[of.width]));
-        self.product(&name, x, w, b)
+        let (terms, columns) = (self.width(x), columns / parts.len());
+        let w = self.joined(name, parts, "weight", &[columns, terms]);
+        let b = self.joined(name, parts, "bias", &[columns]);
+        self.product(name, x, w, Some(b))
     }
 
     /// Tensors of these dimensions one behind the other.
     fn joined(&mut self, name: &str, parts: &[String], kind: &str, dims: &[usize]) -> ValueId {
         let parts: Vec<String> = parts.iter().map(|part| format!("{part}.{kind}")).collect();
-        self.needs.extend(parts.iter().map(|part| (part.clone(), dims.to_vec())));
+        parts.iter().for_each(|part| self.need(part, dims));
         let dims = [&[parts.len() * dims[0]], &dims[1..]].concat();
         let name = format!("{name}.{kind}");
         let value = self.g.weight(&name, Dtype::F32, &dims);
@@ -251,7 +305,7 @@ impl Block {
     }
 
     /// One of queries, keys and values: `[rows, tokens, heads, dims]`.
-    fn heads(&mut self, of: &Stack, name: &str, qkv: ValueId, part: usize, tokens: usize) -> ValueId {
+    pub fn heads(&mut self, of: &Stack, name: &str, qkv: ValueId, part: usize, tokens: usize) -> ValueId {
         let rows = self.g.value(qkv).dims[0];
         let cut = self.cut(&format!("{name}.cut"), qkv, [0, part * of.width], [tokens, of.width]);
         self.g.node(name, Op::Reshape(vec![rows, tokens, of.heads, of.width / of.heads]), &[cut])
