@@ -76,6 +76,7 @@ fn trials(device: Option<&Device>) -> Vec<Trial> {
     trials.extend(
         support::embedding::problems::all()
             .into_iter()
+            .chain(support::embedding::kept::all())
             .map(|problem| on_device(format!("encoder, {problem}"), device, move |device| problem.run(device, true))),
     );
     #[cfg(feature = "cuda")]

@@ -190,14 +190,15 @@ impl Model {
         encoder.map_or_else(|| Self::open(path)?.at(&Size::of(1, sizes.dims().clone())), Ok)
     }
 
-    /// Opens a folder with an encoder of texts or images: `model.safetensors` and `config.json` of Hugging Face's BERT,
-    /// RoBERTa, DistilBERT, MPNet, ViT, DeiT, DINOv2 or CLIP, or of a vision transformer of timm. What
-    /// `sentence-transformers` writes beside it is read too.
+    /// Opens a folder with an encoder of texts, images or sounds: `model.safetensors` and `config.json` of Hugging Face's
+    /// BERT, RoBERTa, DistilBERT, MPNet, ModernBERT, ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, Swin, ConvNeXt or Whisper, or of a
+    /// vision transformer, Swin or ConvNeXt of timm. What `sentence-transformers` writes beside it is read too.
     ///
     /// An encoder of texts has the inputs `input_ids`, `attention_mask` and, of BERT, `token_type_ids`, all i64; rows are
-    /// padded behind their last token. One of images has the input `pixels` of bytes, channels innermost, which
-    /// [`preprocessing`](Self::preprocessing) describes. The output is `embedding`, or `tokens` where none are pooled; a
-    /// classifier of images that is there adds `logits`.
+    /// padded behind their last token. SigLIP has no mask: it sees its padding, and its rows have their full length. One of
+    /// images has the input `pixels` of bytes, channels innermost, which [`preprocessing`](Self::preprocessing) describes;
+    /// Whisper's encoder has `input_features` of f32, bands by frames. The output is `embedding`, or `tokens` where none are
+    /// pooled; a classifier of images that is there adds `logits`.
     ///
     /// ```no_run
     /// use trefoil::{Engine, model::{Embedding, Model}};

@@ -17,23 +17,30 @@ use super::{expect_code, json_lines, program, run, stderr, stdout};
 const WORDS: [&str; 8] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cats", "purr", "dogs", "##s"];
 const TEXTS: [&str; 5] = ["Cats purr", "dogs", "cats purr, cats purr, dogs purr", "", "CATS PURR"];
 
-fn problem(name: &str) -> Problem {
+pub fn problem(name: &str) -> Problem {
     all().into_iter().find(|problem| problem.name == name).expect("a problem of this name")
 }
 
 /// A folder with an encoder of texts and a tokenizer of [`WORDS`].
 fn of_texts() -> Folder {
     let folder = problem("BERT, mean, unit").folder();
+    add_tokenizer(&folder, 3);
+    folder
+}
+
+/// Writes a tokenizer of [`WORDS`], the third of which ends a text and has this number.
+pub fn add_tokenizer(folder: &Folder, end: usize) {
+    let number = |index: usize| if index == 3 { end } else { index };
     let special = |id: usize| {
         json!({
-            "id": id, "content": WORDS[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+            "id": number(id), "content": WORDS[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
         })
     };
     let token = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
     let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
-    let known = |id: usize| json!({"id": WORDS[id], "ids": [id], "tokens": [WORDS[id]]});
+    let known = |id: usize| json!({"id": WORDS[id], "ids": [number(id)], "tokens": [WORDS[id]]});
     let vocabulary: serde_json::Map<String, Value> =
-        WORDS.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+        WORDS.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(number(id)))).collect();
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "decoder": null,
         "padding": {"strategy": {"Fixed": 128}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
@@ -50,10 +57,9 @@ fn of_texts() -> Folder {
         },
     });
     fs::write(folder.0.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    folder
 }
 
-fn path(folder: &Folder) -> &str {
+pub fn path(folder: &Folder) -> &str {
     folder.0.to_str().unwrap()
 }
 

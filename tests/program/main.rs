@@ -7,6 +7,7 @@ mod embed;
 #[allow(dead_code, reason = "other tests compare results")]
 #[path = "../support/embedding/mod.rs"]
 mod embedding;
+mod likeness;
 #[allow(dead_code, reason = "other tests draw other numbers")]
 #[path = "../support/random.rs"]
 mod random;

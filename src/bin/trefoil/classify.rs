@@ -1,5 +1,7 @@
 //! `trefoil classify`: many threads decode straight into page-locked rows; answers come in the order of the inputs.
 
+mod likeness;
+
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -8,7 +10,7 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 use trefoil::model::Model;
-use trefoil::{Batch, Engine, Error, OutputKind, Ticket, image};
+use trefoil::{Batch, Engine, Error, Output, OutputKind, Ticket, image};
 
 use crate::cli::ClassifyArgs;
 use crate::inputs::{Input, Inputs};
@@ -17,6 +19,7 @@ use crate::report::{self, Class};
 use crate::setup::{self, Ring, Sizes};
 use crate::threads::spawn;
 use crate::{Outcome, stop};
+use likeness::{Labels, Likeness};
 
 /// Up to so many classes are chosen on the device.
 const MAX_DEVICE_TOP: usize = 64;
@@ -30,8 +33,16 @@ struct Job<'a> {
     inputs: &'a [Input],
     /// Inputs of one turn: at most a batch.
     share: usize,
-    top: usize,
+    classes: Classes,
     turns: Turns,
+}
+
+/// Where the classes of a photo come from.
+enum Classes {
+    /// So many of the network's own.
+    Network(usize),
+    /// Texts that the photo is compared with.
+    Texts(Likeness),
 }
 
 /// What is said of one input.
@@ -51,19 +62,28 @@ struct Pending<'a> {
 
 pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
     let Inputs { list: inputs, skipped } = Inputs::collect(&args.paths);
-    let (model, _) = args.place.open()?;
+    let (model, labels) = match &args.labels_from_text {
+        None => (args.place.open()?.0, None),
+        Some(labels) => Labels::open(args, labels).map(|(model, labels)| (model, Some(labels)))?,
+    };
     let device = setup::open_device(args.place.device)?;
+    let classes = match labels {
+        None => Classes::Network(args.top.min(model.classes())),
+        Some(labels) => Classes::Texts(labels.likeness(args, &device)?),
+    };
     let threads = args.threads.unwrap_or_else(setup::cores).min(inputs.len());
-    let top = args.top.min(model.classes());
     let sizes = args.batch.map_or(Sizes::Default, Sizes::UpTo);
-    let output = if top <= MAX_DEVICE_TOP { OutputKind::TopK(top) } else { OutputKind::Probabilities };
+    let output = match classes {
+        Classes::Network(top) if top <= MAX_DEVICE_TOP => OutputKind::TopK(top),
+        _ => OutputKind::Probabilities,
+    };
     let ring = Ring { slots: args.slots, producers: threads, output, ..Ring::new(sizes, args.place.kernels) };
     let engine = setup::build_engine(&model, &device, &ring)?;
 
     // A few photos are spread over the threads, rather than waiting for one thread to fill a batch.
     let share = inputs.len().div_ceil(threads).clamp(1, engine.capacity());
     let turns = Turns::new(inputs.len().div_ceil(share), TURNS_AHEAD * threads);
-    let job = Job { model: &model, engine: &engine, inputs: &inputs, share, top, turns };
+    let job = Job { model: &model, engine: &engine, inputs: &inputs, share, classes, turns };
     let outcome = job.run(threads, args.json)?;
     if skipped > 0 {
         let _ =
@@ -142,8 +162,14 @@ impl<'a> Job<'a> {
         if let Some(problem) = &input.problem {
             return Err(format!("{}: {problem}", input.path.display()));
         }
-        let preprocessing = self.model.preprocessing();
-        let loaded = preprocessing.and_then(|how| image::load(&input.path, how, batch.row_mut(row)));
+        let load = |how| {
+            let pixels = match self.classes {
+                Classes::Network(_) => batch.row_mut(row),
+                Classes::Texts(_) => batch.port_mut::<u8>(row, "pixels")?,
+            };
+            image::load(&input.path, how, pixels)
+        };
+        let loaded = self.model.preprocessing().and_then(load);
         loaded.map(|()| row).map_err(|error| error.to_string())
     }
 
@@ -175,15 +201,24 @@ impl<'a> Job<'a> {
     }
 }
 
+impl Classes {
+    /// The most probable ones of a row.
+    fn of(&self, model: &Model, output: &Output, row: usize) -> Result<Vec<Class>, Error> {
+        match self {
+            Self::Network(top) => Ok(Class::list(model, &output.top_k(row, *top)?)),
+            Self::Texts(likeness) => Ok(likeness.classes(output.port::<f32>(row, "embedding")?)),
+        }
+    }
+}
+
 impl<'a> Pending<'a> {
     /// Waits for the device and reads the answers.
     fn finish(self, job: &Job) -> Vec<Answer<'a>> {
         let output = self.ticket.map(|ticket| ticket.and_then(Ticket::wait).map_err(|error| error.to_string()));
         let classes = |path: &Path, row: usize| match &output {
-            Some(Ok(output)) => match output.top_k(row, job.top) {
-                Ok(top) => Ok(Class::list(job.model, &top)),
-                Err(error) => Err(format!("{}: {error}", path.display())),
-            },
+            Some(Ok(output)) => {
+                job.classes.of(job.model, output, row).map_err(|error| format!("{}: {error}", path.display()))
+            }
             Some(Err(error)) => Err(error.clone()),
             None => Err("internal error, please report it: decoded but not submitted".to_owned()),
         };

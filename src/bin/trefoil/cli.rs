@@ -214,6 +214,7 @@ impl SlotsArgs {
 #[command(after_help = "\
 Example:
   trefoil classify photos/ more/cat.jpg --top 1 --json
+  trefoil classify photos/ --model clip-vit-base-patch32 --labels-from-text cat,dog,\"red car\"
 
 JPEG and PNG are read. A photo that cannot be read is reported, and the others are classified (exit code 2).")]
 pub struct ClassifyArgs {
@@ -234,6 +235,12 @@ pub struct ClassifyArgs {
     /// Classes shown for each photo
     #[arg(long, value_name = "N", default_value = "5", value_parser = count::<{ usize::MAX }>)]
     pub top: usize,
+    /// Classes as texts, by a model of images and texts (CLIP, SigLIP): a file with one on each line, or several with commas
+    #[arg(long, value_name = "LABELS|FILE")]
+    pub labels_from_text: Option<String>,
+    /// What such a model reads of a label, which takes the place of {}
+    #[arg(long, value_name = "TEXT", default_value = "a photo of a {}", requires = "labels_from_text")]
+    pub template: String,
     /// Print a JSON object a line: {"path", "top": [{"index", "label", "probability"}]} or {"path", "error"}
     #[arg(long)]
     pub json: bool,

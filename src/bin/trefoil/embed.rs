@@ -1,7 +1,7 @@
 //! `trefoil embed`: texts or pictures to vectors, in the order of the inputs.
 
 mod source;
-mod tokens;
+pub mod tokens;
 mod write;
 
 use std::collections::VecDeque;
@@ -17,6 +17,7 @@ use crate::cli::{Kernels, MAX_BATCH, count};
 use crate::setup::{self, Ring, Sizes};
 use crate::{Outcome, models, report, stop};
 use source::Source;
+use tokens::Texts;
 use write::Sink;
 
 /// Arguments of `embed`.
@@ -113,25 +114,29 @@ impl EmbedArgs {
         };
         match self.sequence {
             Some(sequence) => open(&asked.sequence(sequence)),
-            None => {
-                let longest = open(&asked)?;
-                let most = tokens_of(&longest)?;
-                let sequence = texts.longest().next_multiple_of(GRAIN).min(most);
-                if sequence == most { Ok(longest) } else { open(&asked.sequence(sequence)) }
-            }
+            None => open_for(folder, &asked, texts),
         }
     }
 }
 
+/// The encoder for texts of this length. One without a mask sees what fills a row: its rows keep the length that it was made
+/// for.
+pub fn open_for(folder: &std::path::Path, asked: &Embedding, texts: &Texts) -> Result<Model> {
+    let open = |asked: &Embedding| Model::open_encoder(folder, asked).context("cannot use the model");
+    let longest = open(asked)?;
+    let graph = longest.graph(1)?;
+    let has = |name: &str| graph.inputs.iter().find(|port| port.name == name);
+    let ids = has("input_ids").context("the model reads no texts")?;
+    let most = graph.value(ids.value).elems();
+    let sequence = texts.longest().next_multiple_of(GRAIN).min(most);
+    if sequence == most || has("attention_mask").is_none() {
+        return Ok(longest);
+    }
+    open(&asked.clone().sequence(sequence))
+}
+
 /// Numbers of tokens are multiples of it, so that like inputs have the same plan.
 const GRAIN: usize = 16;
-
-/// How many tokens an encoder of texts takes.
-fn tokens_of(model: &Model) -> Result<usize> {
-    let graph = model.graph(1)?;
-    let ids = graph.inputs.iter().find(|port| port.name == "input_ids").context("the model reads no texts")?;
-    Ok(graph.value(ids.value).elems())
-}
 
 /// A batch under way: for each input why it has no row, if it has none.
 struct Pending {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::names::Names;
-use crate::graph::{Expr, GraphBuilder, Linear, Op, Slice, ValueId, ValueType};
+use crate::graph::{Expr, GraphBuilder, Linear, Op, Slice, ValueId};
 use crate::tensor::Dtype;
 
 /// The layers of an encoder.
@@ -19,8 +19,21 @@ pub(super) struct Stack {
     pub inner: usize,
     pub eps: f64,
     pub activation: Activation,
-    /// Whether queries, keys and values have biases.
-    pub qkv_bias: bool,
+    /// Whether the first product has twice the values, of which the activation's second half multiplies its first one.
+    pub gated: bool,
+    /// Whether the first layer has no norm before its attention.
+    pub bare_first: bool,
+    /// How names of biases end that are not there: they are zeros.
+    pub absent: Vec<String>,
+}
+
+/// What the tokens of a layer see of each other.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Added to scores.
+    pub added: Option<ValueId>,
+    /// Cosines and sines of the angles that queries and keys are turned by.
+    pub turned: Option<[ValueId; 2]>,
 }
 
 /// What is between the two products of a layer.
@@ -43,9 +56,11 @@ pub(super) struct Block {
     /// Weights that are stored tensors one behind the other.
     pub joins: BTreeMap<String, Vec<String>>,
     /// Weights that are computed from stored tensors.
-    pub made: BTreeSet<&'static str>,
+    pub made: BTreeSet<String>,
     /// The stored tensors that are joined, or computed from, and their dimensions.
     pub parts: BTreeMap<String, Vec<usize>>,
+    /// How names of biases end that are not stored.
+    absent: Vec<String>,
 }
 
 impl Stack {
@@ -55,7 +70,7 @@ impl Stack {
     }
 
     /// The name of a module of a layer.
-    fn at(&self, layer: usize, part: &str) -> String {
+    pub fn at(&self, layer: usize, part: &str) -> String {
         format!("{}{}{layer}.{part}", self.prefix, self.names.layers)
     }
 }
@@ -73,7 +88,7 @@ impl Activation {
         }
     }
 
-    fn expr(self) -> Expr {
+    pub fn expr(self) -> Expr {
         let x = Expr::arg(0);
         match self {
             Self::Gelu => x.gelu(),
@@ -94,11 +109,30 @@ pub(super) fn number(value: f64) -> Expr {
 pub(super) const HIDDEN: f64 = -1e9;
 
 impl Block {
+    /// An empty graph, for these layers.
+    pub fn new(of: &Stack) -> Self {
+        Self { absent: of.absent.clone(), ..Self::default() }
+    }
+
     /// The stored tensors that it needs, and their dimensions.
     pub fn needs(&self) -> BTreeMap<String, Vec<usize>> {
-        let is_stored = |(name, _): &(&str, &ValueType)| !self.joins.contains_key(*name) && !self.made.contains(name);
-        let stored = self.g.graph().weights().filter(is_stored).map(|(name, of)| (name.to_owned(), of.dims.clone()));
-        stored.chain(self.parts.clone()).collect()
+        self.read().filter(|(name, _)| !self.is_absent(name)).collect()
+    }
+
+    /// Biases that are not stored, and so zeros, and their dimensions.
+    pub fn zeros(&self) -> BTreeMap<String, Vec<usize>> {
+        self.read().filter(|(name, _)| self.is_absent(name)).collect()
+    }
+
+    /// The tensors that are read by their names.
+    fn read(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        let weights = self.g.graph().weights().map(|(name, of)| (name.to_owned(), of.dims.clone()));
+        let is_read = |name: &String| !self.joins.contains_key(name) && !self.made.contains(name);
+        weights.filter(move |(name, _)| is_read(name)).chain(self.parts.clone())
+    }
+
+    fn is_absent(&self, name: &str) -> bool {
+        self.absent.iter().any(|end| name.ends_with(end.as_str()))
     }
 
     /// A tensor of f32.
@@ -106,7 +140,7 @@ impl Block {
         self.g.weight(name, Dtype::F32, dims)
     }
 
-    /// x times the transpose of a stored matrix, and biases if there are some.
+    /// x times the transpose of a matrix, and biases if there are some.
     pub fn linear(&mut self, name: &str, x: ValueId, columns: usize, has_bias: bool) -> ValueId {
         let with_bias = Linear::named(name, columns);
         let bias = with_bias.bias.filter(|_| has_bias);
@@ -126,27 +160,30 @@ impl Block {
         if self.g.value(x).dims == slice.dims { x } else { self.g.node(name, Op::Slice(slice), &[x]) }
     }
 
-    /// All layers. Of the last one only so many tokens are computed.
-    pub fn layers(&mut self, of: &Stack, x: ValueId, mask: Option<ValueId>, last: usize) -> ValueId {
+    /// All layers, which see so by turns. Of the last one only so many tokens are computed.
+    pub fn layers(&mut self, of: &Stack, x: ValueId, seen: &[Seen], last: usize) -> ValueId {
         let tokens = self.g.value(x).dims[1];
-        (0..of.layers)
-            .fold(x, |x, layer| self.layer(of, layer, x, mask, if layer + 1 == of.layers { last } else { tokens }))
+        (0..of.layers).fold(x, |x, layer| {
+            let tokens = if layer + 1 == of.layers { last } else { tokens };
+            self.layer(of, layer, x, seen[layer % seen.len()], tokens)
+        })
     }
 
-    fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, mask: Option<ValueId>, tokens: usize) -> ValueId {
+    fn layer(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let Names { norms, scales, norm_first, .. } = *of.names;
         let norms = norms.map(|part| of.at(layer, part));
         let scales = scales.map_or([None, None], |scales| scales.map(|part| Some(of.at(layer, part))));
         let kept = self.cut(&of.at(layer, "kept"), x, [0, 0], [tokens, of.width]);
         if norm_first {
-            let y = self.g.layer_norm(&norms[0], x, of.eps);
-            let y = self.attention(of, layer, y, mask, tokens);
+            let is_bare = of.bare_first && layer == 0;
+            let y = if is_bare { x } else { self.g.layer_norm(&norms[0], x, of.eps) };
+            let y = self.attention(of, layer, y, seen, tokens);
             let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
             let y = self.g.layer_norm(&norms[1], x, of.eps);
             let y = self.mlp(of, layer, y);
             return self.sum(&of.at(layer, "sum2"), x, y, scales[1].as_deref());
         }
-        let y = self.attention(of, layer, x, mask, tokens);
+        let y = self.attention(of, layer, x, seen, tokens);
         let x = self.sum(&of.at(layer, "sum1"), kept, y, scales[0].as_deref());
         let x = self.g.layer_norm(&norms[0], x, of.eps);
         let y = self.mlp(of, layer, x);
@@ -154,15 +191,20 @@ impl Block {
         self.g.layer_norm(&norms[1], x, of.eps)
     }
 
-    fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
+    /// The two products of a layer.
+    pub fn mlp(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let [fc1, fc2] = of.names.fc.map(|part| of.at(layer, part));
+        if of.gated {
+            let y = self.gated(of, layer, x);
+            return self.linear(&fc2, y, of.width, true);
+        }
         let y = self.linear(&fc1, x, of.inner, true);
         let y = self.g.map(&of.at(layer, "activation"), of.activation.expr(), &[y]);
         self.linear(&fc2, y, of.width, true)
     }
 
     /// x + y, or x + scale y.
-    fn sum(&mut self, name: &str, x: ValueId, y: ValueId, scale: Option<&str>) -> ValueId {
+    pub fn sum(&mut self, name: &str, x: ValueId, y: ValueId, scale: Option<&str>) -> ValueId {
         match scale {
             None => self.g.map(name, Expr::arg(0) + Expr::arg(1), &[x, y]),
             Some(scale) => {
@@ -174,13 +216,17 @@ impl Block {
     }
 
     /// Attention of the first tokens to all of them, and the product behind it.
-    fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, mask: Option<ValueId>, tokens: usize) -> ValueId {
+    pub fn attention(&mut self, of: &Stack, layer: usize, x: ValueId, seen: Seen, tokens: usize) -> ValueId {
         let name = |part: &str| of.at(layer, part);
         let [rows, keys] = [0, 1].map(|axis| self.g.value(x).dims[axis]);
         let qkv = self.qkv(of, layer, x);
-        let qkv = [("q", 0, tokens), ("k", 1, keys), ("v", 2, keys)]
-            .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens));
-        let mixed = self.g.attention(&name("attention"), qkv, mask);
+        let [q, k] = match seen.turned {
+            Some(by) => self.turned(of, &name(""), qkv, by, tokens),
+            None => [("q", 0, tokens), ("k", 1, keys)]
+                .map(|(part, index, tokens)| self.heads(of, &name(part), qkv, index, tokens)),
+        };
+        let v = self.heads(of, &name("v"), qkv, 2, keys);
+        let mixed = self.g.attention(&name("attention"), [q, k, v], seen.added);
         let together = self.g.node(&name("together"), Op::Reshape(vec![rows, tokens, of.width]), &[mixed]);
         self.linear(&name(of.names.out), together, of.width, true)
     }
@@ -188,15 +234,18 @@ impl Block {
     /// Queries, keys and values side by side, by one product.
     fn qkv(&mut self, of: &Stack, layer: usize, x: ValueId) -> ValueId {
         let parts: Vec<String> = of.names.qkv.iter().map(|part| of.at(layer, part)).collect();
-        if let [all] = &parts[..] {
-            return self.linear(all, x, 3 * of.width, of.qkv_bias);
+        self.side_by_side(&of.at(layer, "qkv"), &parts, x, 3 * of.width)
+    }
+
+    /// The product of x with one matrix, or with several one behind the other.
+    pub fn side_by_side(&mut self, name: &str, parts: &[String], x: ValueId, columns: usize) -> ValueId {
+        if let [all] = parts {
+            return self.linear(all, x, columns, true);
         }
-        let name = of.at(layer, "qkv");
-        self.join(&name, &parts, "weight", &[of.width, of.width]);
-        if of.qkv_bias {
-            self.join(&name, &parts, "bias", &[of.width]);
-        }
-        self.linear(&name, x, 3 * of.width, of.qkv_bias)
+        let (terms, of_part) = (self.width(x), columns / parts.len());
+        self.join(name, parts, "weight", &[of_part, terms]);
+        self.join(name, parts, "bias", &[of_part]);
+        self.linear(name, x, columns, true)
     }
 
     /// Makes a layer's tensor of others, of these dimensions, one behind the other.
@@ -207,7 +256,7 @@ impl Block {
     }
 
     /// One of queries, keys and values: `[rows, tokens, heads, dims]`.
-    fn heads(&mut self, of: &Stack, name: &str, qkv: ValueId, part: usize, tokens: usize) -> ValueId {
+    pub fn heads(&mut self, of: &Stack, name: &str, qkv: ValueId, part: usize, tokens: usize) -> ValueId {
         let rows = self.g.value(qkv).dims[0];
         let cut = self.cut(&format!("{name}.cut"), qkv, [0, part * of.width], [tokens, of.width]);
         self.g.node(name, Op::Reshape(vec![rows, tokens, of.heads, of.width / of.heads]), &[cut])

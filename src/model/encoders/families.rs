@@ -1,15 +1,17 @@
 //! Encoders by what their configuration says.
 
 use super::block::{Activation, Stack};
+use super::ends::{Ends, classes};
 use super::images::Images;
 use super::names::{self, Names};
 use super::options::{Embedding, Pooling};
+use super::pixels::Pixels;
 use super::settings::Settings;
 use super::text::{End, Text};
 use crate::model::weights::Weights;
 
 /// The names of the families, as `model_type` has them; timm's are vision transformers by their architecture.
-pub(super) const FAMILIES: [&str; 10] = [
+pub(super) const FAMILIES: [&str; 15] = [
     "bert",
     "roberta",
     "xlm-roberta",
@@ -20,11 +22,16 @@ pub(super) const FAMILIES: [&str; 10] = [
     "deit",
     "dinov2",
     "dinov2_with_registers",
+    "dinov3_vit",
+    "modernbert",
+    "whisper",
+    "swin",
+    "convnext",
 ];
-/// A family of two towers.
-pub(super) const CLIP: &str = "clip";
+/// Families of two towers.
+pub(super) const TOWERS: [&str; 2] = ["clip", "siglip"];
 /// What timm's architectures begin with.
-pub(super) const TIMM: [&str; 2] = ["vit_", "deit_"];
+pub(super) const TIMM: [&str; 4] = ["vit_", "deit_", "swin_", "convnext_"];
 
 /// What ends CLIP's texts in configurations that do not say it rightly.
 const LEGACY_END: usize = 2;
@@ -33,7 +40,7 @@ pub(super) const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73]
 pub(super) const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
 /// The first of some beginnings that names of tensors have, as one of them shows.
-fn prefix(weights: &Weights, of: &[&str], shown: &str) -> String {
+pub(super) fn prefix(weights: &Weights, of: &[&str], shown: &str) -> String {
     let found = of.iter().find(|prefix| weights.dims(&format!("{prefix}{shown}")).is_some());
     (*found.unwrap_or(&"")).to_owned()
 }
@@ -54,8 +61,15 @@ fn stack(settings: &Settings, names: &'static Names, prefix: String, eps: f64) -
         inner: settings.count(&["intermediate_size", "hidden_dim"], 4 * width),
         eps: settings.fraction("layer_norm_eps", eps),
         activation: settings.activation(&["hidden_act", "activation"], Activation::Gelu),
-        qkv_bias: settings.flag("qkv_bias", true),
+        gated: false,
+        bare_first: false,
+        absent: if settings.flag("qkv_bias", true) { Vec::new() } else { biases_of(names.qkv) },
     }
+}
+
+/// How the names of the biases of some modules end.
+pub(super) fn biases_of(modules: &[&str]) -> Vec<String> {
+    modules.iter().map(|module| format!("{module}.bias")).collect()
 }
 
 /// BERT, or what has its shape.
@@ -77,11 +91,12 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
         _ => settings.count(&["pad_token_id"], 1) + 1,
     };
     let places = settings.count(&["max_position_embeddings"], 512);
+    let most = places.saturating_sub(first_place);
     let has_types = !["distilbert", "mpnet"].contains(&kind);
     Text {
         stack: stack(settings, names, prefix, if kind == "roberta" { 1e-5 } else { 1e-12 }),
         words: ("embeddings.word_embeddings", settings.count(&["vocab_size"], 30_522)),
-        places: ("embeddings.position_embeddings", places),
+        places: Some(("embeddings.position_embeddings", places)),
         types: has_types.then(|| ("embeddings.token_type_embeddings", settings.count(&["type_vocab_size"], 2))),
         first_place,
         norm: Some("embeddings.LayerNorm"),
@@ -89,17 +104,21 @@ pub(super) fn bert(settings: &Settings, weights: &Weights, asked: &Embedding, ki
         distances: (kind == "mpnet")
             .then(|| ("encoder.relative_attention_bias", settings.count(&["relative_attention_num_buckets"], 32))),
         is_causal: false,
+        spans: Vec::new(),
         end: End::Seen,
-        sequence: asked.sequence.unwrap_or(longest.min(places.saturating_sub(first_place))),
+        sequence: asked.sequence.unwrap_or(longest.min(most)),
+        most,
         pooling: asked.pooling.unwrap_or(Pooling::Mean),
         normalized: asked.normalized.unwrap_or(false),
         projection: None,
     }
 }
 
+const CLIP_STYLE: (Activation, f64) = (Activation::QuickGelu, 1e-5);
+
 /// CLIP's texts.
 pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) -> Text {
-    let stack = stack_of_clip(of, "text_model.", [512, 8, 2048]);
+    let stack = tower(of, "text_model.", [512, 8, 2048], CLIP_STYLE);
     let places = of.count(&["max_position_embeddings"], 77);
     let end = match of.get("eos_token_id").and_then(serde_json::Value::as_i64) {
         None => End::Largest,
@@ -109,49 +128,58 @@ pub(super) fn clip_texts(settings: &Settings, of: &Settings, asked: &Embedding) 
     Text {
         stack,
         words: ("embeddings.token_embedding", of.count(&["vocab_size"], 49_408)),
-        places: ("embeddings.position_embedding", places),
+        places: Some(("embeddings.position_embedding", places)),
         types: None,
         first_place: 0,
         norm: None,
         last_norm: Some("final_layer_norm"),
         distances: None,
         is_causal: true,
+        spans: Vec::new(),
         end,
         sequence: asked.sequence.unwrap_or(places),
+        most: places,
         pooling: asked.pooling.unwrap_or(Pooling::Last),
         normalized: asked.normalized.unwrap_or(false),
-        projection: Some(("text_projection", settings.count(&["projection_dim"], 512))),
+        projection: Some(("text_projection", settings.count(&["projection_dim"], 512), false)),
     }
 }
 
 /// CLIP's images.
 pub(super) fn clip_images(settings: &Settings, of: &Settings, asked: &Embedding) -> Images {
-    let stack = stack_of_clip(of, "vision_model.", [768, 12, 3072]);
+    let stack = tower(of, "vision_model.", [768, 12, 3072], CLIP_STYLE);
     let (patch, size) = (of.count(&["patch_size"], 32), of.sides("image_size", 224));
     let places = size.map(|side| side / patch).iter().product::<usize>() + 1;
     Images {
-        size: asked.image.unwrap_or(size),
+        pixels: Pixels { size: asked.image.unwrap_or(size), mean: CLIP_MEAN, std: CLIP_STD },
         patch,
         filter: ("embeddings.patch_embedding", false),
         tokens: vec![("embeddings.class_embedding", vec![stack.width])],
-        places: ("embeddings.position_embedding.weight", vec![places, stack.width]),
+        places: Some(("embeddings.position_embedding.weight", vec![places, stack.width])),
         placed: 1,
         antialias: false,
+        turning: None,
         first_norm: Some("pre_layrnorm"),
         last_norm: None,
-        pooled_norm: Some("post_layernorm"),
-        mean: CLIP_MEAN,
-        std: CLIP_STD,
-        pooling: asked.pooling.unwrap_or(Pooling::Class),
-        normalized: asked.normalized.unwrap_or(false),
-        projection: Some(("visual_projection", settings.count(&["projection_dim"], 512))),
-        classes: None,
+        head: None,
+        ends: Ends {
+            pooling: asked.pooling.unwrap_or(Pooling::Class),
+            normalized: asked.normalized.unwrap_or(false),
+            norm: Some((stack.name("post_layernorm"), stack.eps)),
+            projection: Some(("visual_projection", settings.count(&["projection_dim"], 512))),
+            classes: None,
+        },
         stack,
     }
 }
 
 /// Layers of a tower, whose configuration leaves out what is as these defaults: width, heads, values inside.
-fn stack_of_clip(of: &Settings, prefix: &str, [width, heads, inner]: [usize; 3]) -> Stack {
+pub(super) fn tower(
+    of: &Settings,
+    prefix: &str,
+    [width, heads, inner]: [usize; 3],
+    (activation, eps): (Activation, f64),
+) -> Stack {
     let (width, heads) = (of.count(&["hidden_size"], width), of.count(&["num_attention_heads"], heads));
     if !width.is_multiple_of(heads) {
         of.refuse(format!("{width} values of a token for {heads} heads: expected as many for each"));
@@ -163,9 +191,11 @@ fn stack_of_clip(of: &Settings, prefix: &str, [width, heads, inner]: [usize; 3])
         heads,
         layers: of.count(&["num_hidden_layers"], 12),
         inner: of.count(&["intermediate_size"], inner),
-        eps: of.fraction("layer_norm_eps", 1e-5),
-        activation: of.activation(&["hidden_act"], Activation::QuickGelu),
-        qkv_bias: true,
+        eps: of.fraction("layer_norm_eps", eps),
+        activation: of.activation(&["hidden_act"], activation),
+        gated: false,
+        bare_first: false,
+        absent: Vec::new(),
     }
 }
 
@@ -183,7 +213,13 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
     if is_dino {
         stack.inner = stack.width * settings.count(&["mlp_ratio"], 4);
         if settings.flag("use_swiglu_ffn", false) {
-            settings.refuse("`use_swiglu_ffn` is not supported: layers of two products are".into());
+            stack = Stack {
+                names: &names::DINOV2_GATED,
+                inner: (stack.inner * 2 / 3).next_multiple_of(8),
+                activation: Activation::Silu,
+                gated: true,
+                ..stack
+            };
         }
     }
     let channels = settings.count(&["num_channels"], 3);
@@ -202,22 +238,24 @@ pub(super) fn vit(settings: &Settings, weights: &Weights, asked: &Embedding, kin
     }
     let places = size.map(|side| side / patch).iter().product::<usize>() + placed;
     Images {
-        size: asked.image.unwrap_or(size),
+        pixels: Pixels { size: asked.image.unwrap_or(size), mean: [0.5; 3], std: [0.5; 3] },
         patch,
         filter: ("embeddings.patch_embeddings.projection", true),
         tokens,
-        places: ("embeddings.position_embeddings", vec![1, places, stack.width]),
+        places: Some(("embeddings.position_embeddings", vec![1, places, stack.width])),
         placed,
         antialias: kind == "dinov2_with_registers",
+        turning: None,
         first_norm: None,
         last_norm: Some("layernorm"),
-        pooled_norm: None,
-        mean: [0.5; 3],
-        std: [0.5; 3],
-        pooling: asked.pooling.unwrap_or(Pooling::Class),
-        normalized: asked.normalized.unwrap_or(false),
-        projection: None,
-        classes: classes(weights, "classifier", stack.width),
+        head: None,
+        ends: Ends {
+            pooling: asked.pooling.unwrap_or(Pooling::Class),
+            normalized: asked.normalized.unwrap_or(false),
+            norm: None,
+            projection: None,
+            classes: classes(weights, "classifier", stack.width),
+        },
         stack,
     }
 }
@@ -246,7 +284,9 @@ pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, na
         inner: model.count(&["mlp_ratio"], 4) * model.count(&["embed_dim"], width),
         eps: if name.contains("clip") { 1e-5 } else { 1e-6 },
         activation: if name.contains("quickgelu") { Activation::QuickGelu } else { Activation::Gelu },
-        qkv_bias: weights.dims("blocks.0.attn.qkv.bias").is_some(),
+        gated: false,
+        bare_first: false,
+        absent: if weights.dims("blocks.0.attn.qkv.bias").is_some() { Vec::new() } else { biases_of(names::TIMM.qkv) },
     };
     if found.is_none() {
         settings.refuse(format!("`{name}`: expected a name with one of {}", SIZES.map(|(size, _)| size).join(", ")));
@@ -269,32 +309,26 @@ pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, na
     let is_mean = settings.name("global_pool") == "avg";
     let pooling = if is_mean { Pooling::Mean } else { Pooling::Class };
     Images {
-        size: asked.image.unwrap_or([side; 2]),
+        pixels: Pixels { size: asked.image.unwrap_or([side; 2]), mean: [0.5; 3], std: [0.5; 3] },
         patch,
         filter: ("patch_embed.proj", weights.dims("patch_embed.proj.bias").is_some()),
         tokens,
-        places: ("pos_embed", vec![1, stored, stack.width]),
+        places: Some(("pos_embed", vec![1, stored, stack.width])),
         placed,
         antialias: true,
+        turning: None,
         first_norm: has("norm_pre"),
         last_norm: if has("fc_norm").is_some() { None } else { Some("norm") },
-        pooled_norm: has("fc_norm"),
-        mean: [0.5; 3],
-        std: [0.5; 3],
-        pooling: asked.pooling.unwrap_or(pooling),
-        normalized: asked.normalized.unwrap_or(false),
-        projection: None,
-        // Two heads whose mean counts belong to two tokens.
-        classes: if placed == 2 { None } else { classes(weights, "head", stack.width) },
+        head: None,
+        ends: Ends {
+            pooling: asked.pooling.unwrap_or(pooling),
+            normalized: asked.normalized.unwrap_or(false),
+            norm: has("fc_norm").map(|norm| (norm.to_owned(), stack.eps)),
+            projection: None,
+            // Two heads whose mean counts belong to two tokens.
+            classes: if placed == 2 { None } else { classes(weights, "head", stack.width) },
+        },
         stack,
-    }
-}
-
-/// A classifier that is there and reads one vector.
-fn classes(weights: &Weights, name: &'static str, width: usize) -> Option<(&'static str, usize)> {
-    match weights.dims(&format!("{name}.weight")) {
-        Some(&[classes, read]) if read == width => Some((name, classes)),
-        _ => None,
     }
 }
 

@@ -1,21 +1,34 @@
-//! Encoders of texts and images from safetensors, with the names and configurations of Hugging Face and timm, as
+//! Encoders of texts, images and sounds from safetensors, with the names and configurations of Hugging Face and timm, as
 //! graphs of values.
 //!
 //! Queries, keys and values are one product, whose weights are read as if they lay one behind the other. Pooling, and
 //! division by the length, are part of the graph. Bytes of pixels are normalised in it.
 
 mod block;
+mod convnext;
+mod dinov3;
+mod encoder;
+mod ends;
 mod families;
+mod head;
 mod images;
+mod modernbert;
 mod modules;
 mod names;
 mod open;
 mod options;
 mod pictures;
+mod pixels;
 mod places;
 mod pooling;
 mod settings;
+mod siglip;
+mod spans;
+mod staged;
+mod swin;
 mod text;
+mod turned;
+mod whisper;
 
 pub(super) use open::{known, open};
 pub use options::{Embedding, Pooling, Tower};

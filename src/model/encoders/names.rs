@@ -10,6 +10,8 @@ pub(super) struct Names {
     pub out: &'static str,
     /// Both products behind it.
     pub fc: [&'static str; 2],
+    /// The product of a gated layer that the activation reads, where it is a matrix of its own.
+    pub gate: Option<&'static str>,
     /// Both norms.
     pub norms: [&'static str; 2],
     /// Factors of what is added to the residual stream, where there are some.
@@ -23,6 +25,7 @@ pub(super) const BERT: Names = Names {
     qkv: &["attention.self.query", "attention.self.key", "attention.self.value"],
     out: "attention.output.dense",
     fc: ["intermediate.dense", "output.dense"],
+    gate: None,
     norms: ["attention.output.LayerNorm", "output.LayerNorm"],
     scales: None,
     norm_first: false,
@@ -49,6 +52,7 @@ pub(super) const VIT: Names = Names {
     qkv: &["attention.attention.query", "attention.attention.key", "attention.attention.value"],
     out: "attention.output.dense",
     fc: ["intermediate.dense", "output.dense"],
+    gate: None,
     norms: ["layernorm_before", "layernorm_after"],
     scales: None,
     norm_first: true,
@@ -61,6 +65,18 @@ pub(super) const DINOV2: Names = Names {
     ..VIT
 };
 
+/// DINOv2's layers whose first product is gated.
+pub(super) const DINOV2_GATED: Names = Names { fc: ["mlp.weights_in", "mlp.weights_out"], ..DINOV2 };
+
+pub(super) const DINOV3: Names = Names {
+    layers: "layer.",
+    qkv: &["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    out: "attention.o_proj",
+    fc: ["mlp.up_proj", "mlp.down_proj"],
+    gate: Some("mlp.gate_proj"),
+    ..DINOV2
+};
+
 pub(super) const CLIP: Names = Names {
     layers: "encoder.layers.",
     qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -69,6 +85,22 @@ pub(super) const CLIP: Names = Names {
     norms: ["layer_norm1", "layer_norm2"],
     ..VIT
 };
+
+pub(super) const WHISPER: Names =
+    Names { layers: "layers.", fc: ["fc1", "fc2"], norms: ["self_attn_layer_norm", "final_layer_norm"], ..CLIP };
+
+pub(super) const MODERNBERT: Names = Names {
+    layers: "layers.",
+    qkv: &["attn.Wqkv"],
+    out: "attn.Wo",
+    fc: ["mlp.Wi", "mlp.Wo"],
+    norms: ["attn_norm", "mlp_norm"],
+    ..VIT
+};
+
+/// Of Swin's stages.
+pub(super) const SWIN: Names =
+    Names { layers: "blocks.", qkv: &["attention.self.query", "attention.self.key", "attention.self.value"], ..VIT };
 
 pub(super) const TIMM: Names = Names {
     layers: "blocks.",

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::images::Images;
+use super::pixels::Pixels;
 use super::settings::Settings;
 use crate::error::Error;
 use crate::model::preprocessing::{Interpolation, Preprocessing};
@@ -17,20 +17,20 @@ const LEAST_SHARE: f64 = 0.1;
 ///
 /// # Errors
 /// [`Error::Format`] or [`Error::Option`] with what cannot be.
-pub(super) fn by_timm(settings: &Settings, images: &mut Images) -> Result<Preprocessing, Error> {
+pub(super) fn by_timm(settings: &Settings, pixels: &mut Pixels) -> Result<Preprocessing, Error> {
     let interpolation = match settings.name("interpolation") {
         "" => Some(Interpolation::Bicubic),
         name => Interpolation::from_name(name),
     };
     let share = settings.fraction("crop_pct", TIMM_SHARE);
-    described(settings, ["mean", "std"], share, interpolation, images)
+    described(settings, ["mean", "std"], share, interpolation, pixels)
 }
 
 /// By the `preprocessor_config.json` of the library `transformers`.
 ///
 /// # Errors
 /// As [`by_timm`].
-pub(super) fn by_transformers(settings: &Settings, images: &mut Images) -> Result<Preprocessing, Error> {
+pub(super) fn by_transformers(settings: &Settings, pixels: &mut Pixels) -> Result<Preprocessing, Error> {
     let side = |key: &str| {
         let value = settings.get(key)?;
         value.as_u64().or_else(|| value.get("shortest_edge")?.as_u64()).or_else(|| value.get("height")?.as_u64())
@@ -49,7 +49,7 @@ pub(super) fn by_transformers(settings: &Settings, images: &mut Images) -> Resul
         Some(5) => Some(Interpolation::Hamming),
         Some(_) => None,
     };
-    described(settings, ["image_mean", "image_std"], share, interpolation, images)
+    described(settings, ["image_mean", "image_std"], share, interpolation, pixels)
 }
 
 fn described(
@@ -57,18 +57,18 @@ fn described(
     [mean, std]: [&str; 2],
     share: f64,
     interpolation: Option<Interpolation>,
-    images: &mut Images,
+    pixels: &mut Pixels,
 ) -> Result<Preprocessing, Error> {
-    images.mean = settings.channels(mean, images.mean);
-    images.std = settings.channels(std, images.std);
+    pixels.mean = settings.channels(mean, pixels.mean);
+    pixels.std = settings.channels(std, pixels.std);
     if interpolation.is_none() {
         settings.refuse("the way to resize pictures is not known".into());
     }
     settings.check()?;
-    let [height, width] = images.size;
-    let (side, input) = (height.max(width), Shape { height, width, channels: images.mean.len() });
+    let [height, width] = pixels.size;
+    let (side, input) = (height.max(width), Shape { height, width, channels: pixels.mean.len() });
     let resize = (side as f64 / share.max(LEAST_SHARE)).floor() as usize;
     let plain = Preprocessing { resize, interpolation: interpolation.unwrap_or_default(), ..Preprocessing::new(input) };
-    Preprocessing { mean: images.mean.to_vec(), std: images.std.to_vec(), ..plain.clone() }.check(input)?;
+    Preprocessing { mean: pixels.mean.to_vec(), std: pixels.std.to_vec(), ..plain.clone() }.check(input)?;
     Ok(plain)
 }

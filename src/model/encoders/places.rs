@@ -1,5 +1,6 @@
-//! What says where tokens are: tables of positions at other sizes, and biases of scores by distance.
+//! What says where tokens are: tables of positions at other sizes, angles, and biases of scores by distance.
 
+use super::turned::frequencies;
 use crate::error::Error;
 use crate::graph::{Op, Resize, ResizeCoordinates, ResizeMode, Tensor, ValueType};
 use crate::loops;
@@ -28,6 +29,16 @@ pub(super) fn resized(table: Tensor, to: [usize; 2], antialias: bool) -> Result<
     };
     let of = ValueType::new(Dtype::F32, &dims);
     Ok(loops::compute(&Op::Resize(resize), &[Some(&table)], &[of])?.remove(0))
+}
+
+/// For each patch of a grid the angles that its queries and keys are turned by: of half of the planes by its height, then by
+/// where it is along the width. The middle of the grid is 0, and its edges are half a turn away.
+pub(super) fn grid_angles(grid: [usize; 2], base: f64, dims: usize) -> Vec<Vec<f32>> {
+    let speeds = frequencies(base, dims / 4);
+    let centre = |index: usize, count: usize| 2.0 * ((index as f32 + 0.5) / count as f32) - 1.0;
+    let angles = |at: f32| speeds.iter().map(move |speed| 2.0 * std::f32::consts::PI * at * speed);
+    let places = (0..grid[0]).flat_map(|y| (0..grid[1]).map(move |x| (y, x)));
+    places.map(|(y, x)| angles(centre(y, grid[0])).chain(angles(centre(x, grid[1]))).collect()).collect()
 }
 
 /// For each pair of a token and a key the bucket of their distance, as MPNet and T5 have them: half of the buckets for each

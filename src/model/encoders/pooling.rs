@@ -20,8 +20,9 @@ impl Block {
         match (pooling, counted) {
             (Pooling::Tokens, _) => x,
             (Pooling::Class, _) | (Pooling::Last, Counted::From(_)) => {
-                let first = self.cut("first", x, [0, 0], [1, width]);
-                self.g.node("pooled", Op::Reshape(vec![rows, width]), &[first])
+                let at = if pooling == Pooling::Class { 0 } else { tokens - 1 };
+                let one = self.cut("one", x, [at, 0], [1, width]);
+                self.g.node("pooled", Op::Reshape(vec![rows, width]), &[one])
             }
             (Pooling::Last, Counted::Masked { last, .. }) => {
                 let at = self.g.node("last.at", Op::Reshape(vec![rows, 1]), &[*last]);

@@ -19,6 +19,8 @@ pub(super) struct Settings {
 const MAX_FILE_BYTES: u64 = 64 << 20;
 /// The largest size that a setting may be.
 const MOST: u64 = 1 << 24;
+/// The longest list of sizes.
+const MOST_SIZES: usize = 8;
 
 impl Settings {
     /// Reads a file.
@@ -92,6 +94,41 @@ impl Settings {
         value.as_f64().filter(|number| (0.0..=1.0).contains(number)).unwrap_or_else(|| {
             self.wrong(key, "a number from 0 to 1", value);
             default
+        })
+    }
+
+    /// A positive number, at most a million.
+    pub fn number(&self, key: &str, default: f64) -> f64 {
+        let Some(value) = self.get(key) else { return default };
+        value.as_f64().filter(|number| *number > 0.0 && *number <= 1e6).unwrap_or_else(|| {
+            self.wrong(key, "a number above 0, at most 1000000", value);
+            default
+        })
+    }
+
+    /// Whether a number is there and not 0.
+    pub fn has(&self, key: &str) -> bool {
+        self.get(key).is_some_and(|value| value.as_u64() != Some(0))
+    }
+
+    /// Sizes, in a list.
+    pub fn counts(&self, key: &str, default: &[usize]) -> Vec<usize> {
+        let Some(value) = self.get(key) else { return default.to_vec() };
+        let count = |value: &Value| value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize);
+        let counts = value.as_array().and_then(|all| all.iter().map(count).collect::<Option<Vec<_>>>());
+        counts.filter(|counts| (1..=MOST_SIZES).contains(&counts.len())).unwrap_or_else(|| {
+            self.wrong(key, &format!("1 to {MOST_SIZES} whole numbers from 1 to {MOST}"), value);
+            default.to_vec()
+        })
+    }
+
+    /// Names, if there is a list of them.
+    pub fn names(&self, key: &str) -> Option<Vec<String>> {
+        let value = self.get(key)?;
+        let names = value.as_array().map(|all| all.iter().filter_map(Value::as_str).map(str::to_owned).collect());
+        names.or_else(|| {
+            self.wrong(key, "a list of names", value);
+            None
         })
     }
 

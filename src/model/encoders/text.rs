@@ -1,9 +1,12 @@
-//! Encoders of texts: BERT and what follows it, and CLIP's.
+//! Encoders of texts: BERT and what follows it, and those of CLIP and SigLIP.
 
-use super::block::{Block, HIDDEN, Stack, number};
-use super::options::Pooling;
+use super::block::{Block, HIDDEN, Seen, Stack, number};
+use super::encoder::Encoder;
+use super::options::{Embedding, Pooling};
 use super::places;
 use super::pooling::{Counted, over};
+use super::spans::Span;
+use crate::error::Error;
 use crate::graph::{ArgReduce, Binary, Expr, Op, ReduceOp, Slice, ValueId};
 use crate::tensor::Dtype;
 
@@ -12,7 +15,7 @@ pub(super) struct Text {
     pub stack: Stack,
     /// Tables of what a token, a place and a type of token add, each with its rows.
     pub words: (&'static str, usize),
-    pub places: (&'static str, usize),
+    pub places: Option<(&'static str, usize)>,
     pub types: Option<(&'static str, usize)>,
     /// The row of the first place.
     pub first_place: usize,
@@ -24,13 +27,16 @@ pub(super) struct Text {
     pub distances: Option<(&'static str, usize)>,
     /// Whether no token sees those behind it.
     pub is_causal: bool,
+    /// How far tokens of each layer see, where they are turned by their places; by turns.
+    pub spans: Vec<Span>,
     pub end: End,
-    /// Tokens.
+    /// Tokens, and the most that there may be.
     pub sequence: usize,
+    pub most: usize,
     pub pooling: Pooling,
     pub normalized: bool,
-    /// The product behind pooling, and its columns.
-    pub projection: Option<(&'static str, usize)>,
+    /// The product behind pooling, its columns, and whether it has biases.
+    pub projection: Option<(&'static str, usize, bool)>,
 }
 
 /// Which token is the last one.
@@ -42,32 +48,69 @@ pub(super) enum End {
     Id(i64),
     /// The first of the largest number.
     Largest,
+    /// The last one of all: there is no mask, and padding is seen as other tokens are.
+    Padding,
 }
 
-impl Text {
-    /// Its graph for so many rows.
-    pub fn block(&self, rows: usize) -> Block {
-        let mut block = Block::default();
+impl Encoder for Text {
+    fn block(&self, rows: usize) -> Block {
+        let mut block = Block::new(&self.stack);
         let dims = [rows, self.sequence];
         let ids = block.g.input("input_ids", Dtype::I64, &dims);
-        let mask = block.g.input("attention_mask", Dtype::I64, &dims);
+        let mask = match self.end {
+            End::Padding => None,
+            _ => Some(block.g.input("attention_mask", Dtype::I64, &dims)),
+        };
         let x = self.embedded(&mut block, ids, dims);
-        let added = self.added(&mut block, mask);
-        let first_alone = self.pooling == Pooling::Class && !self.is_causal && self.distances.is_none();
-        let x = block.layers(&self.stack, x, Some(added), if first_alone { 1 } else { self.sequence });
+        let seen = self.seen(&mut block, mask);
+        let x = block.layers(&self.stack, x, &seen, if self.is_first_alone() { 1 } else { self.sequence });
         let x = match self.last_norm {
             Some(norm) => block.g.layer_norm(&self.stack.name(norm), x, self.stack.eps),
             None => x,
         };
-        let counted = Counted::Masked { mask, last: self.last(&mut block, ids, mask) };
+        let counted = match mask {
+            Some(mask) => Counted::Masked { mask, last: self.last(&mut block, ids, mask) },
+            None => Counted::From(0),
+        };
         let x = block.pooled(self.pooling, x, &counted);
         let x = match self.projection {
-            Some((name, columns)) if self.pooling != Pooling::Tokens => block.linear(name, x, columns, false),
+            Some((name, columns, bias)) if self.pooling != Pooling::Tokens => block.linear(name, x, columns, bias),
             _ => x,
         };
         let x = if self.normalized { block.unit(x) } else { x };
         block.g.output(if self.pooling == Pooling::Tokens { "tokens" } else { "embedding" }, x);
         block
+    }
+
+    fn check(&self, asked: &Embedding) -> Result<(), Error> {
+        if asked.image.is_some() {
+            return Err(Error::option("image", "given", "none, for an encoder of texts"));
+        }
+        if !(1..=self.most).contains(&self.sequence) {
+            return Err(Error::option("sequence", self.sequence, format!("1 to {} tokens", self.most)));
+        }
+        Ok(())
+    }
+
+    fn layers(&self) -> String {
+        self.stack.name(self.stack.names.layers)
+    }
+}
+
+impl Text {
+    /// Whether the last layer computes the first token alone, to which all others are shown.
+    fn is_first_alone(&self) -> bool {
+        self.pooling == Pooling::Class && !self.is_causal && self.distances.is_none() && self.spans.is_empty()
+    }
+
+    /// What tokens see of each other, for each of some layers by turns.
+    fn seen(&self, block: &mut Block, mask: Option<ValueId>) -> Vec<Seen> {
+        let Some(mask) = mask else { return vec![Seen::default()] };
+        let added = self.added(block, mask);
+        match self.spans[..] {
+            [] => vec![Seen { added: Some(added), turned: None }],
+            _ => self.spanned(block, added),
+        }
     }
 
     /// What tokens, their places and types are as vectors.
@@ -78,22 +121,27 @@ impl Text {
         };
         let words = table(block, self.words);
         let words = block.g.node("words", Op::Gather(0), &[words, ids]);
-        let places = table(block, self.places);
-        let slice = Slice { start: vec![self.first_place, 0], step: vec![1; 2], dims: vec![self.sequence, width] };
-        let places = block.g.node("places", Op::Slice(slice), &[places]);
-        let x = match self.types {
-            None => block.g.map("embedded", Expr::arg(0) + Expr::arg(1), &[words, places]),
-            Some((name, rows)) => {
-                let types = table(block, (name, rows));
-                let types = match rows {
-                    1 => types,
-                    _ => {
-                        let ids = block.g.input("token_type_ids", Dtype::I64, &dims);
-                        block.g.node("types", Op::Gather(0), &[types, ids])
-                    }
-                };
-                let sum = Expr::arg(0) + Expr::arg(1) + Expr::arg(2);
-                block.g.map("embedded", sum, &[words, places, types])
+        let mut added = vec![words];
+        if let Some(places) = self.places {
+            let places = table(block, places);
+            let slice = Slice { start: vec![self.first_place, 0], step: vec![1; 2], dims: vec![self.sequence, width] };
+            added.push(block.g.node("places", Op::Slice(slice), &[places]));
+        }
+        if let Some((name, rows)) = self.types {
+            let types = table(block, (name, rows));
+            added.push(match rows {
+                1 => types,
+                _ => {
+                    let ids = block.g.input("token_type_ids", Dtype::I64, &dims);
+                    block.g.node("types", Op::Gather(0), &[types, ids])
+                }
+            });
+        }
+        let x = match added[..] {
+            [words] => words,
+            _ => {
+                let sum = (1..added.len()).fold(Expr::arg(0), |sum, number| sum + Expr::arg(number));
+                block.g.map("embedded", sum, &added)
             }
         };
         match self.norm {
@@ -138,7 +186,7 @@ impl Text {
                 let is_end = block.g.map("is_end", is_end.cast(Dtype::I64), &[ids]);
                 block.g.node("last", largest, &[is_end])
             }
-            End::Seen => {
+            End::Seen | End::Padding => {
                 let count = block.g.node("count", over(ReduceOp::Sum, 1, false), &[mask]);
                 let one = || Expr::int(Dtype::I64, 1);
                 block.g.map("last", Expr::arg(0).binary(Binary::Max, one()).binary(Binary::Sub, one()), &[count])

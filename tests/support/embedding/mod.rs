@@ -1,7 +1,8 @@
 //! Encoders of texts and images in folders as Hugging Face and timm write them, with random weights, and what they compute
-//! by plain loops.
+//! by plain loops, or what the libraries were seen to compute.
 
 pub mod folder;
+pub mod kept;
 mod loops;
 pub mod problems;
 mod references;
@@ -26,17 +27,26 @@ pub struct Problem {
     pub config: Value,
     pub tensors: Tensors,
     pub asked: Embedding,
-    /// What the folder's encoder computes of a row, by plain loops.
-    reference: fn(&Net<'_>, &Row) -> Computed,
-    /// Tokens of a text, or sides of an image.
+    reference: Reference,
+    /// Tokens of a text, sides of an image, or bands and frames of a sound.
     shape: Shape,
     layers: usize,
 }
 
 #[derive(Clone, Copy)]
 enum Shape {
-    Text { tokens: usize, words: usize, has_types: bool },
+    Text { tokens: usize, words: usize, has_mask: bool, has_types: bool },
     Image { height: usize, width: usize },
+    Sound { bands: usize, frames: usize },
+}
+
+/// What the folder's encoder computes of a row.
+#[derive(Clone)]
+enum Reference {
+    /// By plain loops.
+    Loops(fn(&Net<'_>, &Row) -> Computed),
+    /// As a library computed it, for each row.
+    Kept(Vec<Computed>),
 }
 
 impl fmt::Display for Problem {
@@ -77,7 +87,7 @@ impl Problem {
     /// A row; of texts the second one is as long as it may be, and others end before.
     fn row(&self, index: usize) -> Row {
         let mut random = Random::new(&format!("{} {index}", self.name));
-        let mut row = Row { ids: vec![], mask: vec![], types: vec![], pixels: vec![], sides: [0; 2] };
+        let mut row = Row { ids: vec![], mask: vec![], types: vec![], pixels: vec![], sides: [0; 2], features: vec![] };
         match self.shape {
             Shape::Text { tokens, words, .. } => {
                 let seen = if index == 1 { tokens } else { random.between(3, tokens - 1) };
@@ -90,20 +100,26 @@ impl Problem {
                 row.pixels = (0..height * width * 3).map(|_| random.between(0, 255) as u8).collect();
                 row.sides = [height, width];
             }
+            Shape::Sound { bands, frames } => row.features = random.singles(bands * frames, 1.0),
         }
         row
     }
 
     fn fill(&self, batch: &mut Batch, index: usize, row: &Row) {
         match self.shape {
-            Shape::Text { has_types, .. } => {
+            Shape::Text { has_mask, has_types, .. } => {
                 batch.port_mut::<i64>(index, "input_ids").unwrap().copy_from_slice(&row.ids);
-                batch.port_mut::<i64>(index, "attention_mask").unwrap().copy_from_slice(&row.mask);
+                if has_mask {
+                    batch.port_mut::<i64>(index, "attention_mask").unwrap().copy_from_slice(&row.mask);
+                }
                 if has_types {
                     batch.port_mut::<i64>(index, "token_type_ids").unwrap().copy_from_slice(&row.types);
                 }
             }
             Shape::Image { .. } => batch.port_mut::<u8>(index, "pixels").unwrap().copy_from_slice(&row.pixels),
+            Shape::Sound { .. } => {
+                batch.port_mut::<f32>(index, "input_features").unwrap().copy_from_slice(&row.features);
+            }
         }
     }
 
@@ -111,7 +127,10 @@ impl Problem {
     /// [`ROUNDINGS`] values between its operations, and their weights. In f32 each is a sum of up to [`INNER`] terms, each of
     /// which is rounded; in f16 the rounding of the sum is what counts.
     fn compare(&self, output: &Output, index: usize, row: &Row, is_f16: bool) -> Result<(), String> {
-        let Computed { ports, scale } = (self.reference)(&Net(&self.tensors), row);
+        let Computed { ports, scale } = match &self.reference {
+            Reference::Loops(computes) => computes(&Net(&self.tensors), row),
+            Reference::Kept(rows) => rows[index].clone(),
+        };
         let values = (2 * ROUNDINGS * (self.layers + 1)) as f64;
         let unit = if is_f16 { U16 / 3_f64.sqrt() } else { U32 * ((INNER + 1) as f64).sqrt() };
         let most = 8.0 * unit * values.sqrt() * scale;
@@ -143,9 +162,11 @@ pub struct Row {
     types: Vec<i64>,
     pixels: Vec<u8>,
     sides: [usize; 2],
+    features: Vec<f32>,
 }
 
 /// Results by their names, and the size of what rounding errors are relative to.
+#[derive(Clone)]
 struct Computed {
     ports: Vec<(&'static str, Vec<f64>)>,
     scale: f64,

@@ -7,9 +7,9 @@ use super::folder::{Stored, bert, config, vit};
 use super::loops::Net;
 use super::references as by;
 use super::style::{BERT, CLIP, DINO, DISTILBERT, MPNET, Style, TIMM, VIT};
-use super::{Computed, HEADS, INNER, LAYERS, Problem, Row, SMALL, Shape, WIDTH, WORDS};
+use super::{Computed, HEADS, INNER, LAYERS, Problem, Reference, Row, SMALL, Shape, WIDTH, WORDS};
 
-const TEXT: Shape = Shape::Text { tokens: 24, words: WORDS, has_types: false };
+const TEXT: Shape = Shape::Text { tokens: 24, words: WORDS, has_mask: true, has_types: false };
 
 /// Every problem.
 pub fn all() -> Vec<Problem> {
@@ -23,11 +23,19 @@ fn problem(
     shape: Shape,
     reference: fn(&Net<'_>, &Row) -> Computed,
 ) -> Problem {
-    Problem { name, config, tensors: stored.tensors, asked, reference, shape, layers: LAYERS }
+    Problem {
+        name,
+        config,
+        tensors: stored.tensors,
+        asked,
+        reference: Reference::Loops(reference),
+        shape,
+        layers: LAYERS,
+    }
 }
 
 fn texts() -> Vec<Problem> {
-    let typed = Shape::Text { tokens: 24, words: WORDS, has_types: true };
+    let typed = Shape::Text { tokens: 24, words: WORDS, has_mask: true, has_types: true };
     let asked = || Embedding::new().sequence(24);
     let of_bert = |prefix: &str| bert(SMALL, prefix, 40);
     let mut roberta = Stored::new("roberta", SMALL);

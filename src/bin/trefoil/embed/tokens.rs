@@ -1,8 +1,10 @@
 //! Texts as the numbers of their tokens.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
+use serde_json::Value;
 use tokenizers::{Encoding, Tokenizer, TruncationParams};
 use trefoil::Batch;
 
@@ -22,10 +24,13 @@ impl Texts {
         ensure!(path.is_file(), "{} is not there: texts need the model's tokenizer", path.display());
         let told = |error: tokenizers::Error| anyhow!("{}: {error}", path.display());
         let mut tokenizer = Tokenizer::from_file(&path).map_err(told)?;
-        let padding = tokenizer.get_padding().map_or(0, |padding| i64::from(padding.pad_id));
+        let padding = match tokenizer.get_padding() {
+            Some(padding) => padding.pad_id,
+            None => padding_beside(model, &tokenizer).unwrap_or(0),
+        };
         tokenizer.with_padding(None).with_truncation(None).map_err(told)?;
         let tokens = tokenizer.encode_batch(lines.iter().map(String::as_str).collect(), true).map_err(told)?;
-        Ok(Self { lines, tokens, tokenizer, padding })
+        Ok(Self { lines, tokens, tokenizer, padding: padding.into() })
     }
 
     pub fn len(&self) -> usize {
@@ -73,4 +78,12 @@ impl Texts {
         let cut = tokenizer.with_truncation(Some(truncation)).and_then(|it| it.encode(self.line(input), true));
         cut.map(Some).map_err(|error| error.to_string())
     }
+}
+
+/// The token that fills rows by the `tokenizer_config.json` of a model's folder.
+fn padding_beside(model: &Path, tokenizer: &Tokenizer) -> Option<u32> {
+    let text = fs::read_to_string(model.join("tokenizer_config.json")).ok()?;
+    let config: Value = serde_json::from_str(&text).ok()?;
+    let token = &config["pad_token"];
+    tokenizer.token_to_id(token.as_str().or_else(|| token["content"].as_str())?)
 }

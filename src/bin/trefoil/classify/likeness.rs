@@ -1,0 +1,180 @@
+//! Classes that are texts: a photo is as probable as its vector is like theirs.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use trefoil::model::{Embedding, Model, Tower};
+use trefoil::{Device, Engine};
+
+use crate::cli::ClassifyArgs;
+use crate::embed::open_for;
+use crate::embed::tokens::Texts;
+use crate::models;
+use crate::report::Class;
+use crate::setup::{self, Ring, Sizes};
+
+/// What a template has in the place of a label.
+const PLACE: &str = "{}";
+/// What the message of each failure begins with.
+const OPTION: &str = "--labels-from-text needs a model of images and texts, CLIP or SigLIP";
+
+/// Labels, and how photos are compared with them.
+pub struct Likeness {
+    labels: Vec<String>,
+    /// Vectors of length 1, one for each label.
+    vectors: Vec<Vec<f32>>,
+    logits: Logits,
+    /// Classes shown for each photo.
+    top: usize,
+}
+
+/// What cosines are multiplied by, and what is added where each label has a probability of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Logits {
+    scale: f64,
+    bias: Option<f64>,
+}
+
+/// Labels, and the encoder that makes vectors of them.
+pub struct Labels {
+    labels: Vec<String>,
+    texts: Texts,
+    model: Model,
+    logits: Logits,
+}
+
+impl Labels {
+    /// The encoder of photos, and these labels with theirs.
+    pub fn open(args: &ClassifyArgs, labels: &str) -> Result<(Model, Self)> {
+        ensure!(args.template.contains(PLACE), "--template: expected {PLACE} in it, found `{}`", args.template);
+        let labels = read(labels)?;
+        let folder = models::find(args.place.model.as_deref())?;
+        let asked = |tower| Embedding::new().tower(tower).normalized(true);
+        let photos = Model::open_encoder(&folder, &asked(Tower::Images)).context(OPTION)?;
+        let logits = Logits::of(&photos)?;
+        let texts = Texts::new(&folder, labels.iter().map(|label| args.template.replace(PLACE, label)).collect())?;
+        let model = open_for(&folder, &asked(Tower::Texts), &texts)?;
+        Ok((photos, Self { labels, texts, model, logits }))
+    }
+
+    /// Their vectors, which are computed once.
+    pub fn likeness(self, args: &ClassifyArgs, device: &Device) -> Result<Likeness> {
+        let Self { labels, texts, model, logits } = self;
+        let ring = Ring::new(args.batch.map_or(Sizes::Default, Sizes::UpTo), args.place.kernels);
+        let vectors = vectors(&setup::build_engine(&model, device, &ring)?, &texts)?;
+        Ok(Likeness { top: args.top.min(labels.len()), labels, vectors, logits })
+    }
+}
+
+/// The lines of a file, or what is between commas.
+fn read(labels: &str) -> Result<Vec<String>> {
+    let path = Path::new(labels);
+    let of = |parts: &mut dyn Iterator<Item = &str>| parts.map(|label| label.trim().to_owned()).collect::<Vec<_>>();
+    let all = if path.is_file() {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        of(&mut text.lines())
+    } else {
+        of(&mut labels.split(','))
+    };
+    ensure!(!all.is_empty(), "--labels-from-text: there are no labels in {}", path.display());
+    if let Some(empty) = all.iter().position(String::is_empty) {
+        anyhow::bail!("--labels-from-text: label {} is empty", empty + 1);
+    }
+    Ok(all)
+}
+
+/// The vectors of all texts, in their order.
+fn vectors(engine: &Engine, texts: &Texts) -> Result<Vec<Vec<f32>>> {
+    let mut all = Vec::with_capacity(texts.len());
+    for first in (0..texts.len()).step_by(engine.capacity()) {
+        let mut batch = engine.acquire()?;
+        let rows = engine.capacity().min(texts.len() - first);
+        for row in 0..rows {
+            texts.fill(first + row, &mut batch, row).map_err(anyhow::Error::msg)?;
+        }
+        let output = batch.submit(rows)?.wait()?;
+        for row in 0..rows {
+            all.push(output.port::<f32>(row, "embedding")?.to_vec());
+        }
+    }
+    Ok(all)
+}
+
+impl Logits {
+    /// As the model learned them: their logarithm, and of SigLIP what is added.
+    fn of(model: &Model) -> Result<Self> {
+        let weights = model.weights();
+        let number = |name: &str| -> Result<Option<f64>> {
+            if weights.dims(name).is_none() {
+                return Ok(None);
+            }
+            Ok(weights.read(name)?.to_f64s().first().copied())
+        };
+        let scale = number("logit_scale")?.context(OPTION)?.exp();
+        Ok(Self { scale, bias: number("logit_bias")? })
+    }
+
+    /// The probability of each label, by its cosine: together 1, or each for itself.
+    fn probabilities(self, cosines: &[f64]) -> Vec<f64> {
+        let logits = cosines.iter().map(|cosine| self.scale * cosine);
+        if let Some(bias) = self.bias {
+            return logits.map(|logit| 1.0 / (1.0 + (-logit - bias).exp())).collect();
+        }
+        let logits: Vec<f64> = logits.collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+}
+
+impl Likeness {
+    /// The most probable labels of a photo by its vector of length 1, the first of equal ones first.
+    pub fn classes(&self, photo: &[f32]) -> Vec<Class> {
+        let cosine = |text: &Vec<f32>| text.iter().zip(photo).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let cosines: Vec<f64> = self.vectors.iter().map(cosine).collect();
+        let probabilities = self.logits.probabilities(&cosines);
+        let mut order: Vec<usize> = (0..self.labels.len()).collect();
+        order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
+        let class = |&index: &usize| Class {
+            index,
+            label: self.labels[index].clone(),
+            probability: probabilities[index] as f32,
+        };
+        order.iter().take(self.top).map(class).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_a_softmax_or_one_of_each() {
+        let of = |bias| Logits { scale: 2.0, bias }.probabilities(&[1.0, 0.0, -1.0]);
+        let weights = [2.0_f64.exp(), 1.0, (-2.0_f64).exp()];
+        let sum: f64 = weights.iter().sum();
+        assert!(of(None).iter().zip(weights).all(|(found, weight)| (found - weight / sum).abs() < 1e-12));
+        let each = [2.0, 0.0, -2.0].map(|logit: f64| 1.0 / (1.0 + (1.0 - logit).exp()));
+        assert!(of(Some(-1.0)).iter().zip(each).all(|(found, wanted)| (found - wanted).abs() < 1e-12));
+        let large = Logits { scale: 1e4, bias: None }.probabilities(&[1.0, -1.0]);
+        assert_eq!(large, [1.0, 0.0]);
+    }
+
+    #[test]
+    fn the_most_like_labels_come_first() {
+        let labels = ["cat", "dog", "car"].map(str::to_owned).to_vec();
+        let vectors = vec![vec![0.0, 1.0], vec![1.0, 0.0], vec![0.0, 1.0]];
+        let likeness = Likeness { labels, vectors, logits: Logits { scale: 10.0, bias: None }, top: 2 };
+        let found: Vec<usize> = likeness.classes(&[0.6, 0.8]).iter().map(|class| class.index).collect();
+        assert_eq!(found, [0, 2]);
+    }
+
+    #[test]
+    fn labels_are_told_apart_by_commas_and_none_is_empty() {
+        assert_eq!(read("cat, red car").unwrap(), ["cat", "red car"]);
+        assert!(read("cat,,dog").unwrap_err().to_string().contains("label 2 is empty"));
+        assert!(read(" ").unwrap_err().to_string().contains("label 1 is empty"));
+    }
+}

@@ -1,0 +1,133 @@
+//! ConvNeXt: stages of layers with a depthwise convolution, a norm and two products.
+
+use super::block::{Activation, Block};
+use super::encoder::Encoder;
+use super::ends::Ends;
+use super::options::{Embedding, Pooling};
+use super::pixels::Pixels;
+use super::pooling::Counted;
+use crate::error::Error;
+use crate::graph::{Conv, Op, ValueId, Window};
+
+pub(super) struct ConvNext {
+    pub pixels: Pixels,
+    pub patch: usize,
+    /// Channels and layers of each stage.
+    pub stages: Vec<(usize, usize)>,
+    pub names: &'static Names,
+    /// What all names begin with.
+    pub prefix: String,
+    pub activation: Activation,
+    pub ends: Ends,
+}
+
+/// What the tensors are called.
+pub(super) struct Names {
+    /// The product of patches and the norm behind it.
+    pub stem: [&'static str; 2],
+    /// What is before the number of a stage, and between it and that of a layer.
+    pub stages: &'static str,
+    pub layers: &'static str,
+    /// The norm and the product before a stage.
+    pub downsample: [&'static str; 2],
+    /// The convolution, the norm and both products of a layer.
+    pub layer: [&'static str; 4],
+    /// Factors of what a layer adds.
+    pub scale: &'static str,
+}
+
+/// Those of the library `transformers`.
+pub(super) const NAMES: Names = Names {
+    stem: ["embeddings.patch_embeddings", "embeddings.layernorm"],
+    stages: "encoder.stages.",
+    layers: "layers.",
+    downsample: ["downsampling_layer.0", "downsampling_layer.1"],
+    layer: ["dwconv", "layernorm", "pwconv1", "pwconv2"],
+    scale: "layer_scale_parameter",
+};
+
+/// timm's.
+pub(super) const TIMM: Names = Names {
+    stem: ["stem.0", "stem.1"],
+    stages: "stages.",
+    layers: "blocks.",
+    downsample: ["downsample.0", "downsample.1"],
+    layer: ["conv_dw", "norm", "mlp.fc1", "mlp.fc2"],
+    scale: "gamma",
+};
+
+/// Added to the variance by every norm but the last.
+const EPS: f64 = 1e-6;
+/// Pixels along each side that the convolution of a layer sees.
+const TAPS: usize = 7;
+
+impl Encoder for ConvNext {
+    fn block(&self, rows: usize) -> Block {
+        let mut block = Block::default();
+        let x = self.pixels.normalized(&mut block, rows, self.patch);
+        let name = |part: &str| format!("{}{part}", self.prefix);
+        let [filter, norm] = self.names.stem.map(name);
+        let mut x = reduced(&mut block, &filter, x, self.stages[0].0, self.patch);
+        x = block.g.layer_norm(&norm, x, EPS);
+        for (index, &(channels, layers)) in self.stages.iter().enumerate() {
+            let at = |part: &str| format!("{}{index}.{part}", self.layers());
+            if index > 0 {
+                let [norm, filter] = self.names.downsample.map(at);
+                let y = block.g.layer_norm(&norm, x, EPS);
+                x = reduced(&mut block, &filter, y, channels, 2);
+            }
+            x = (0..layers)
+                .fold(x, |x, layer| self.layer(&mut block, &at(&format!("{}{layer}", self.names.layers)), x));
+        }
+        let [.., height, wide, channels] = block.g.value(x).dims[..] else { return block }; // of a mistake, told elsewhere
+        let x = block.g.node("tokens", Op::Reshape(vec![rows, height * wide, channels]), &[x]);
+        let pooled = block.pooled(self.ends.pooling, x, &Counted::From(0));
+        self.ends.give(&mut block, pooled);
+        block
+    }
+
+    fn check(&self, asked: &Embedding) -> Result<(), Error> {
+        if asked.pooling == Some(Pooling::Class) {
+            return Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"));
+        }
+        self.pixels.check(asked, self.grain(), "last pixels")
+    }
+
+    fn layers(&self) -> String {
+        format!("{}{}", self.prefix, self.names.stages)
+    }
+
+    fn pixels(&mut self) -> Option<&mut Pixels> {
+        Some(&mut self.pixels)
+    }
+}
+
+impl ConvNext {
+    /// Pixels of an image along each side that one of the last stage stands for.
+    fn grain(&self) -> usize {
+        self.patch << (self.stages.len() - 1)
+    }
+
+    fn layer(&self, block: &mut Block, at: &str, x: ValueId) -> ValueId {
+        let channels = block.width(x);
+        let [conv, norm, fc1, fc2] = self.names.layer.map(|part| format!("{at}.{part}"));
+        let filter = block.weight(&format!("{conv}.weight"), &[channels, 1, TAPS, TAPS]);
+        let bias = block.weight(&format!("{conv}.bias"), &[channels]);
+        let depthwise = Conv { window: Window::all(2, TAPS, 1, TAPS / 2), groups: channels };
+        let y = block.g.node(&conv, Op::Conv(depthwise), &[x, filter, bias]);
+        let y = block.g.layer_norm(&norm, y, EPS);
+        let y = block.linear(&fc1, y, 4 * channels, true);
+        let y = block.g.map(&format!("{at}.activation"), self.activation.expr(), &[y]);
+        let y = block.linear(&fc2, y, channels, true);
+        block.sum(&format!("{at}.sum"), x, y, Some(&format!("{at}.{}", self.names.scale)))
+    }
+}
+
+/// A convolution whose windows lie side by side.
+fn reduced(block: &mut Block, name: &str, x: ValueId, channels: usize, side: usize) -> ValueId {
+    let read = block.width(x);
+    let filter = block.weight(&format!("{name}.weight"), &[channels, read, side, side]);
+    let bias = block.weight(&format!("{name}.bias"), &[channels]);
+    let conv = Conv { window: Window::all(2, side, side, 0), groups: 1 };
+    block.g.node(name, Op::Conv(conv), &[x, filter, bias])
+}

@@ -1,0 +1,98 @@
+//! What all encoders have, and how one becomes a model.
+
+use std::collections::BTreeMap;
+
+use super::block::Block;
+use super::options::Embedding;
+use super::pixels::Pixels;
+use crate::error::Error;
+use crate::graph::{Tensor, ValueType};
+use crate::model::Model;
+use crate::model::values::Values;
+use crate::model::weights::{WeightDtype, Weights};
+use crate::tensor::{Dims, Dtype, Size};
+
+/// An encoder, ready to be built.
+pub(super) trait Encoder: Send + Sync {
+    /// Its graph for so many rows.
+    fn block(&self, rows: usize) -> Block;
+
+    /// Whether the sizes that are asked for are possible.
+    ///
+    /// # Errors
+    /// [`Error::Option`].
+    fn check(&self, asked: &Embedding) -> Result<(), Error>;
+
+    /// What the names of the tensors of layers begin with.
+    fn layers(&self) -> String;
+
+    /// The pixels that it reads, if it does.
+    fn pixels(&mut self) -> Option<&mut Pixels> {
+        None
+    }
+
+    /// What is computed of the weights once.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if weights cannot be read; [`Error::Tensor`] if they are no floats.
+    fn computed(&self, _weights: &Weights) -> Result<Vec<(String, Tensor)>, Error> {
+        Ok(Vec::new())
+    }
+}
+
+/// The model, of weights that have everything that it needs.
+///
+/// # Errors
+/// [`Error::Format`] with every tensor that does not fit; those of [`Encoder::computed`]; [`Error::Graph`].
+pub(super) fn model(encoder: Box<dyn Encoder>, weights: &Weights) -> Result<Model, Error> {
+    let block = encoder.block(1);
+    check(weights, &block.needs(), &encoder.layers())?;
+    let zeros = block.zeros();
+    let Block { g, joins, .. } = block;
+    g.finish()?;
+    let weights = weights.with(encoder.computed(weights)?)?.with(absent(weights, &zeros)?)?.with_joined(&joins)?;
+    let build = move |size: &Size| encoder.block(size.batch()).g.finish();
+    Model::of_values(Values::built(Dims::new(), build)?, weights.into())
+}
+
+/// Biases that are not stored, in the type of their matrices.
+fn absent(weights: &Weights, zeros: &BTreeMap<String, Vec<usize>>) -> Result<Vec<(String, Tensor)>, Error> {
+    let mut all = Vec::new();
+    for (name, dims) in zeros {
+        let beside = name.strip_suffix("bias").map(|module| format!("{module}weight"));
+        let dtype = match beside.and_then(|matrix| weights.dtype(&matrix)) {
+            Some(WeightDtype::Element(dtype)) => dtype,
+            _ => Dtype::F32,
+        };
+        all.push((name.clone(), Tensor::zeros(ValueType::new(dtype, dims))?));
+    }
+    Ok(all)
+}
+
+/// Whether all tensors are there in these dimensions, and none of the layers is left over, which would be one that is
+/// not computed.
+fn check(weights: &Weights, needs: &BTreeMap<String, Vec<usize>>, layers: &str) -> Result<(), Error> {
+    let mut problems = Vec::new();
+    for (name, dims) in needs {
+        match weights.check(name, dims) {
+            Ok(()) => {}
+            Err(Error::Tensor { tensor, expected, found, .. }) => {
+                problems.push(format!("`{tensor}`: expected {expected}, found {found}"));
+            }
+            Err(other) => return Err(other),
+        }
+    }
+    let is_old = |name: &str| name.ends_with("LayerNorm.gamma") || name.ends_with("LayerNorm.beta");
+    for name in weights.names().filter(|name| name.starts_with(layers) && !is_old(name)) {
+        if !needs.contains_key(name) {
+            problems.push(format!("`{name}`: expected none of this name, as the configuration says"));
+        }
+    }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(Error::format(
+        weights.path(),
+        format!("{} tensors do not fit the configuration: {}", problems.len(), problems.join("; ")),
+    ))
+}

@@ -1,0 +1,75 @@
+//! Bytes of pixels, normalised.
+
+use super::block::Block;
+use super::options::{Embedding, Pooling};
+use crate::error::Error;
+use crate::graph::{Expr, Op, Slice, ValueId};
+use crate::tensor::Dtype;
+
+/// An image that comes as bytes.
+#[derive(Clone)]
+pub(super) struct Pixels {
+    /// Height and width.
+    pub size: [usize; 2],
+    /// Subtracted from each channel, and what divides it then, of values from 0 to 1.
+    pub mean: [f32; 3],
+    pub std: [f32; 3],
+}
+
+/// Channels of a picture.
+pub(super) const CHANNELS: usize = 3;
+
+impl Pixels {
+    /// The input, normalised. Rows and columns behind the last whole multiple of `grain` are left out.
+    pub fn normalized(&self, block: &mut Block, rows: usize, grain: usize) -> ValueId {
+        let [height, width] = self.size;
+        let mut x = block.g.input("pixels", Dtype::U8, &[rows, height, width, CHANNELS]);
+        let [seen_height, seen_width] = self.grid(grain).map(|count| count * grain);
+        if [seen_height, seen_width] != self.size {
+            let dims = vec![rows, seen_height, seen_width, CHANNELS];
+            x = block.g.node("pixels.seen", Op::Slice(Slice { start: vec![0; 4], step: vec![1; 4], dims }), &[x]);
+        }
+        let [scale, shift] = self.normalization().map(|by| vector(block, &by));
+        let y = Expr::arg(0).cast(Dtype::F32) * Expr::arg(1) + Expr::arg(2);
+        block.g.map("normalized", y, &[x, scale, shift])
+    }
+
+    /// What bytes are multiplied by, and what is added.
+    fn normalization(&self) -> [[f32; 3]; 2] {
+        let of = |c: usize| {
+            let [mean, std] = [self.mean[c], self.std[c]].map(f64::from);
+            [(1.0 / (255.0 * std)) as f32, (-mean / std) as f32]
+        };
+        [0, 1].map(|part| [0, 1, 2].map(|c| of(c)[part]))
+    }
+
+    /// How often this many pixels fit along each side.
+    pub fn grid(&self, grain: usize) -> [usize; 2] {
+        self.size.map(|side| side / grain)
+    }
+
+    /// Whether what is asked for is possible where sides are multiples of `grain`, that of some `parts`.
+    ///
+    /// # Errors
+    /// [`Error::Option`].
+    pub fn check(&self, asked: &Embedding, grain: usize, parts: &str) -> Result<(), Error> {
+        if asked.sequence.is_some() {
+            return Err(Error::option("sequence", "given", "none, for an encoder of images"));
+        }
+        if let Some([height, width]) = asked.image
+            && [height, width].iter().any(|side| *side == 0 || !side.is_multiple_of(grain))
+        {
+            let expected = format!("sides that are multiples of the {parts}' {grain}");
+            return Err(Error::option("image", format_args!("{height} x {width}"), expected));
+        }
+        if asked.pooling == Some(Pooling::Last) {
+            return Err(Error::option("pooling", "Last", "Mean, Class or Tokens, for an encoder of images"));
+        }
+        Ok(())
+    }
+}
+
+/// A constant for each channel.
+fn vector(block: &mut Block, values: &[f32; 3]) -> ValueId {
+    block.g.constant(Dtype::F32, &[CHANNELS], bytemuck::cast_slice::<f32, u8>(values).to_vec())
+}

@@ -1,0 +1,52 @@
+//! Layers whose tokens are turned by their places, and of which some see only what is near.
+
+use super::block::{Block, HIDDEN, Seen, number};
+use super::text::Text;
+use super::turned::frequencies;
+use crate::graph::{Binary, Expr, Unary, ValueId};
+use crate::tensor::Dtype;
+
+/// How far the tokens of a layer see.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Span {
+    /// The base of how fast queries and keys turn from token to token.
+    pub base: f64,
+    /// How far away the furthest token is that one sees, if not all are seen.
+    pub reach: Option<usize>,
+}
+
+impl Text {
+    /// What tokens see of each other in layers of these spans; `mask` is added to all scores.
+    pub fn spanned(&self, block: &mut Block, mask: ValueId) -> Vec<Seen> {
+        let mut known: Vec<(Span, Seen)> = Vec::new();
+        let mut of_span = |span: Span| match known.iter().find(|(of, _)| *of == span) {
+            Some((_, seen)) => *seen,
+            None => {
+                let reach = span.reach.filter(|reach| reach + 1 < self.sequence);
+                let added = reach.map_or(mask, |reach| self.near(block, mask, reach));
+                let seen = Seen { added: Some(added), turned: Some(self.turns(block, span.base)) };
+                known.push((span, seen));
+                seen
+            }
+        };
+        self.spans.iter().map(|&span| of_span(span)).collect()
+    }
+
+    /// The mask with what is further away hidden: `[rows, 1, tokens, keys]`.
+    fn near(&self, block: &mut Block, mask: ValueId, reach: usize) -> ValueId {
+        let places: Vec<f32> = (0..self.sequence).map(|place| place as f32).collect();
+        let [token, key] = [[1, 1, self.sequence, 1], [1, 1, 1, self.sequence]]
+            .map(|dims| block.g.constant(Dtype::F32, &dims, bytemuck::cast_slice::<f32, u8>(&places).to_vec()));
+        let far = (Expr::arg(1) - Expr::arg(2)).unary(Unary::Abs);
+        let is_far = number(reach as f64).binary(Binary::Less, far);
+        let near = Expr::arg(0) + is_far.select(number(HIDDEN), number(0.0));
+        block.g.map(&format!("mask within {reach}"), near, &[mask, token, key])
+    }
+
+    /// The angles of each token, from 0 on.
+    fn turns(&self, block: &mut Block, base: f64) -> [ValueId; 2] {
+        let speeds = frequencies(base, self.stack.width / self.stack.heads / 2);
+        let of_token = |token: usize| speeds.iter().map(|speed| token as f32 * speed).collect();
+        block.angles(&(0..self.sequence).map(of_token).collect::<Vec<_>>())
+    }
+}
