@@ -122,6 +122,6 @@ fn a_model_is_split_where_one_value_passes() {
     );
     assert_eq!(back.labels(), model.labels());
     let error = model.split_at("layer1.1.bn").unwrap_err().to_string();
-    assert_eq!(error, "node `layer1.1.add`: reads something before the place where the graph is cut");
+    assert_eq!(error, "node `layer1.1.add`: reads something before the place where the network is cut");
     assert!(matches!(model.split_at("nowhere"), Err(Error::Option { .. })));
 }

@@ -303,7 +303,7 @@ fn configurations_from_elsewhere() {
         Model::open(&folder.0)
     };
     for (config, name) in [
-        (r#"{"architecture": "swin_base_patch4_window7_224"}"#, "swin_base_patch4_window7_224"),
+        (r#"{"architecture": "coatnet_0_rw_224"}"#, "coatnet_0_rw_224"),
         (
             r#"{"architectures": ["ResNetForImageClassification"], "model_type": "resnet"}"#,
             "ResNetForImageClassification",

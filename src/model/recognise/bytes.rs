@@ -54,10 +54,10 @@ struct Pair<'a> {
 }
 
 fn pair<'a>(graph: &'a values::Graph, at: usize, node: &values::Node) -> Option<Pair<'a>> {
-    let (Op::Dequantize { axis: None }, Some(bytes)) = (&node.op, node.inputs[0]) else { return None };
+    let (Op::Dequantize { axis: None }, [Some(bytes), ..]) = (&node.op, &node.inputs[..]) else { return None };
     let Origin::Node(writer, _) = &graph.values[bytes.0].origin else { return None };
     let quantize = &graph.nodes[writer.0];
-    let (Op::Quantize { axis: None, .. }, Some(x)) = (&quantize.op, quantize.inputs[0]) else { return None };
+    let (Op::Quantize { axis: None, .. }, &[Some(x), ..]) = (&quantize.op, &quantize.inputs[..]) else { return None };
     let is_of_floats = graph.value(x).dtype == Dtype::F32 && graph.value(x) == graph.value(node.outputs[0]);
     is_of_floats.then_some(Pair { x, quantize, at })
 }
