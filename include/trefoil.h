@@ -713,7 +713,8 @@ trefoil_status trefoil_model_open(const char *path,
 
 /*
  Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
- values. The first dimension of the inputs may stay free: it is the batch.
+ values. The first dimension of the inputs may stay free: it is the batch. Of a folder with safetensors the names are
+ `height` and `width`, or `sequence` of an encoder of texts.
 
  Pointers:
  `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is
@@ -1149,6 +1150,17 @@ trefoil_status trefoil_batcher_close(trefoil_batcher batcher, uint32_t abort, ui
  `stats` is null, or has its `size` set and so many bytes.
  */
 trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil_batcher_stats *stats);
+
+/*
+ The model at other sizes of its free dimensions: an engine of it has them, unless its options name others. A network of
+ images from a folder has `height` and `width`. The `batch` of `wanted` does not count. INVALID_ARGUMENT for a dimension that
+ the model does not have, and for sizes that it cannot have, with the reason.
+
+ Pointers:
+ `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
+ be written or is null.
+ */
+trefoil_status trefoil_model_at(trefoil_model model, const struct trefoil_size *wanted, trefoil_model *sized);
 
 /*
  A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,

@@ -249,13 +249,19 @@ public:
     explicit model(const char *path) : handle(open(path)) {}
     explicit model(const std::string &path) : model(path.c_str()) {}
     explicit model(std::uint64_t raw) noexcept : handle(raw) {}
-    /// An ONNX file at sizes of its free dimensions.
+    /// An ONNX file at sizes of its free dimensions, or a folder at its height and width.
     static model at(const std::string &path, const std::vector<std::pair<std::string, std::size_t>> &sizes) {
         std::vector<const char *> names;
         std::vector<std::size_t> values;
         for (const auto &[name, value] : sizes) names.push_back(name.c_str()), values.push_back(value);
         trefoil_model raw = 0;
         check(trefoil_model_open_at(path.c_str(), names.data(), values.data(), sizes.size(), &raw));
+        return model(raw);
+    }
+    /// The model at other sizes of its free dimensions, such as `height` and `width`; see trefoil_model_at().
+    model at(const sized &wanted) const {
+        trefoil_model raw = 0;
+        check(trefoil_model_at(get(), detail::raw_size(wanted).get(), &raw));
         return model(raw);
     }
     /// The model cut at a node or module, such as `layer4`: its result is that node's value.

@@ -26,7 +26,8 @@ pub unsafe extern "C" fn trefoil_model_open(path: *const c_char, model: *mut tre
 }
 
 /// Opens an `.onnx` file at sizes of its free dimensions: `count` names, as the file has them or `input:axis`, and as many
-/// values. The first dimension of the inputs may stay free: it is the batch.
+/// values. The first dimension of the inputs may stay free: it is the batch. Of a folder with safetensors the names are
+/// `height` and `width`, or `sequence` of an encoder of texts.
 ///
 /// # Safety
 /// `path` is a C string or null; `names` is null or has `count` pointers, of which each is a C string or null; `values` is

@@ -35,6 +35,27 @@ pub(super) unsafe fn read(from: *const trefoil_size, name: &str) -> Answer<Size>
     })
 }
 
+/// The model at other sizes of its free dimensions: an engine of it has them, unless its options name others. A network of
+/// images from a folder has `height` and `width`. The `batch` of `wanted` does not count. INVALID_ARGUMENT for a dimension that
+/// the model does not have, and for sizes that it cannot have, with the reason.
+///
+/// # Safety
+/// `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
+/// be written or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn trefoil_model_at(
+    model: trefoil_model,
+    wanted: *const trefoil_size,
+    sized: *mut trefoil_model,
+) -> trefoil_status {
+    guard(|| {
+        // SAFETY: by the caller.
+        let (to, wanted) = unsafe { (Out::new(sized, "sized")?, read(wanted, "wanted")?) };
+        to.set(insert(shared::<Model>(model)?.at(&wanted)?)?);
+        Ok(())
+    })
+}
+
 /// A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,
 /// each with the number that it is filled up with, as trefoil_batch_write_port() does it. The caller vouches that the model
 /// leaves what is filled up aside, say by a mask. Every input that has the dimension is to be named.

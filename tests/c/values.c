@@ -347,6 +347,66 @@ static void images(const char *path, trefoil_device device)
     OK(trefoil_release(model));
 }
 
+/* The results of a row of zeros of an engine, at a size. */
+static void zeros(trefoil_engine engine, const trefoil_size *wanted, float *results, size_t bytes)
+{
+    trefoil_batch batch = 0;
+    trefoil_ticket ticket = 0;
+    trefoil_output output = 0;
+    void *row = NULL;
+    const void *found = NULL;
+    size_t length = 0;
+    OK(trefoil_acquire_for(engine, wanted, UINT64_MAX, &batch));
+    OK(trefoil_batch_row(batch, 0, &row, &length));
+    HOLDS(length == 20 * 36);
+    memset(row, 0, length);
+    OK(trefoil_submit(batch, 1, &ticket));
+    OK(trefoil_wait(ticket, &output));
+    OK(trefoil_output_row(output, 0, &found, &length));
+    HOLDS(length == bytes);
+    memcpy(results, found, bytes);
+    OK(trefoil_release(output));
+}
+
+/* A network of images at two sizes of its images; the results at one of them are those of an engine of that size alone. */
+static void image_sizes(const char *path, trefoil_device device)
+{
+    const char *names[] = {"height", "width"}, *depth[] = {"depth"};
+    const size_t usual[] = {28, 28}, other[] = {20, 36};
+    const trefoil_size first = {.size = sizeof first, .batch = 2, .names = names, .values = usual, .count = 2};
+    const trefoil_size second = {.size = sizeof second, .batch = 1, .names = names, .values = other, .count = 2};
+    const trefoil_size wrong_one = {.size = sizeof wrong_one, .batch = 1, .names = depth, .values = usual, .count = 1};
+    const trefoil_size *sizes[] = {&first, &second};
+    trefoil_engine_options options = {.size = sizeof options, .device = device, .check = 1, .sizes = sizes, .size_count = 2};
+    trefoil_model model = 0, at = 0, opened_at = 0;
+    trefoil_model_info info = {.size = sizeof info};
+    trefoil_engine engine = 0;
+    float of_both[10], of_one[10];
+
+    OK(trefoil_model_open(path, &model));
+    EXPECT(trefoil_model_at(model, NULL, &at), NULL_POINTER, "wanted is null");
+    EXPECT(trefoil_model_at(model, &second, NULL), NULL_POINTER, "sized is null");
+    EXPECT(trefoil_model_at(model, &wrong_one, &at), INVALID_ARGUMENT, "`height`, `width`");
+    OK(trefoil_model_at(model, &second, &at));
+    OK(trefoil_model_get_info(at, &info));
+    HOLDS(info.height == 20 && info.width == 36 && info.channels == 1 && info.classes == 10);
+    OK(trefoil_model_open_at(path, names, other, 2, &opened_at));
+    OK(trefoil_model_get_info(opened_at, &info));
+    HOLDS(info.height == 20 && info.width == 36);
+
+    OK(trefoil_engine_build(model, &options, &engine));
+    zeros(engine, &second, of_both, sizeof of_both);
+    OK(trefoil_release(engine));
+    options.sizes = NULL, options.size_count = 0, options.batch = 1;
+    OK(trefoil_engine_build(at, &options, &engine));
+    zeros(engine, &second, of_one, sizeof of_one);
+    HOLDS(memcmp(of_both, of_one, sizeof of_one) == 0);
+    OK(trefoil_release(engine));
+    OK(trefoil_release(model));
+    OK(trefoil_release(at));
+    OK(trefoil_release(opened_at));
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3)
@@ -364,6 +424,7 @@ int main(int argc, char **argv)
     several_sizes(model, device);
     with_state(model, device);
     images(argv[2], device);
+    image_sizes(argv[2], device);
     OK(trefoil_release(engine));
     OK(trefoil_release(model));
     OK(trefoil_release(device));

@@ -164,6 +164,15 @@ int main(int argc, char **argv) {
         trefoil::engine features(cut, whole);
         REQUIRE(features.output().row_bytes != engine.output().row_bytes);
     }
+    { // a network of images at two sizes
+        trefoil::engine_options few;
+        few.device = device.get();
+        const trefoil::sized usual{2, {{"height", 28}, {"width", 28}}}, other{1, {{"height", 20}, {"width", 36}}};
+        REQUIRE(model.at(other).info().width == 36);
+        REFUSES("`height`, `width`", model.at(trefoil::sized{1, {{"depth", 3}}}));
+        const trefoil::engine both(model, {usual, other}, few);
+        REQUIRE(both.acquire_for(other).row(0).size() == 20 * 36 && both.acquire_for(usual).row(0).size() == 28 * 28);
+    }
     moves(device), moves(model), moves(engine);
     ports(argv[4], device);
     sizes(argv[4], device);
