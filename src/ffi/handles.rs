@@ -154,9 +154,9 @@ struct Free {
 }
 
 /// A place. Its lock is held for a few instructions, or to read an object.
-struct Place<T>(RwLock<State<T>>);
+struct Place<T>(RwLock<HandleState<T>>);
 
-struct State<T> {
+struct HandleState<T> {
     /// Of the object that is here, or of the next one.
     generation: u64,
     content: Content<T>,
@@ -187,7 +187,7 @@ impl<T> Table<T> {
         let (chunk, offset) = chunk_of(place);
         if offset == 0 {
             let places = FIRST_CHUNK << chunk;
-            let fresh = || Place(RwLock::new(State { generation: 1, content: Content::Vacant }));
+            let fresh = || Place(RwLock::new(HandleState { generation: 1, content: Content::Vacant }));
             self.chunks[chunk].get_or_init(|| (0..places).map(|_| fresh()).collect());
             free.vacant.reserve(place + places); // giving up never allocates
         }
@@ -243,7 +243,7 @@ fn locate<T: Object>(handle: u64) -> Answer<(usize, &'static Place<T>, u64)> {
     Ok((place, found, generation))
 }
 
-impl<T> State<T> {
+impl<T> HandleState<T> {
     /// Why there is no object of `generation` here.
     fn missing(&self, generation: u64, handle: u64) -> Failure {
         match &self.content {
@@ -373,11 +373,11 @@ impl<T: Object> Drop for Busy<T> {
 
 impl<T> Place<T> {
     /// No code here leaves a place half-changed when it panics.
-    fn read(&self) -> RwLockReadGuard<'_, State<T>> {
+    fn read(&self) -> RwLockReadGuard<'_, HandleState<T>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HandleState<T>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,17 +28,17 @@ pub enum trefoil_log_level {
 pub type trefoil_log_callback = Option<unsafe extern "C" fn(user: *mut c_void, level: u32, message: *const c_char)>;
 
 #[derive(Clone, Copy)]
-struct Target {
+struct LogTarget {
     function: unsafe extern "C" fn(*mut c_void, u32, *const c_char),
     user: *mut c_void,
 }
 
 // SAFETY: `user` is only passed to the callback, which may be called from any thread by trefoil_log's contract.
-unsafe impl Send for Target {}
+unsafe impl Send for LogTarget {}
 // SAFETY: the same.
-unsafe impl Sync for Target {}
+unsafe impl Sync for LogTarget {}
 
-static TARGET: RwLock<Option<Target>> = RwLock::new(None);
+static TARGET: RwLock<Option<LogTarget>> = RwLock::new(None);
 
 struct ToTarget;
 
@@ -49,7 +49,7 @@ impl Log for ToTarget {
 
     fn log(&self, record: &Record<'_>) {
         let target = *TARGET.read().unwrap_or_else(PoisonError::into_inner); // called without the lock
-        let Some(Target { function, user }) = target else { return };
+        let Some(LogTarget { function, user }) = target else { return };
         let level = match record.level() {
             Level::Error => trefoil_log_level::Error,
             Level::Warn => trefoil_log_level::Warn,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn trefoil_log(level: u32, callback: trefoil_log_callback,
             return Err(Failure::new(trefoil_status::Unsupported, what));
         }
         let mut target = TARGET.write().unwrap_or_else(PoisonError::into_inner);
-        *target = callback.map(|function| Target { function, user });
+        *target = callback.map(|function| LogTarget { function, user });
         // With the lock held, so that of two calls at once one sets both.
         log::set_max_level(if callback.is_some() { level } else { LevelFilter::Off });
         Ok(())

@@ -20,5 +20,5 @@ mod source;
 mod write;
 
 pub(crate) use read::{Opened, read};
-pub(crate) use source::{Part, Source};
+pub(crate) use source::{Source, SourcePart};
 pub use write::{check, write};

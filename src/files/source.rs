@@ -13,12 +13,12 @@ pub(crate) enum Source {
     /// What a file would hold.
     Memory(Vec<u8>),
     /// Parts of others, one behind the other.
-    Parts(Vec<Part>),
+    Parts(Vec<SourcePart>),
 }
 
 /// Bytes of a source.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct SourcePart {
     pub source: Arc<Source>,
     /// The first one.
     pub offset: u64,
@@ -47,7 +47,7 @@ impl Source {
 }
 
 /// Fills `out` with what lies from `offset` on in all parts together.
-fn read_parts(parts: &[Part], mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+fn read_parts(parts: &[SourcePart], mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
     for part in parts {
         let here = part.bytes.saturating_sub(offset).min(out.len() as u64);
         let (now, rest) = out.split_at_mut(here as usize);
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn parts_are_read_as_if_they_lay_one_behind_the_other() {
         let source = Arc::new(Source::Memory((0..20).collect()));
-        let part = |offset, bytes| Part { source: source.clone(), offset, bytes };
+        let part = |offset, bytes| SourcePart { source: source.clone(), offset, bytes };
         let parts = Source::Parts(vec![part(10, 4), part(3, 0), part(0, 3), part(17, 3)]);
         let whole: Vec<u8> = vec![10, 11, 12, 13, 0, 1, 2, 17, 18, 19];
         for start in 0..=whole.len() {

@@ -23,12 +23,12 @@ pub(super) static BUDGET: LazyLock<Budget> =
 #[derive(Debug)]
 pub(super) struct Budget {
     bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MemoryState {
     used: u64,
     /// Who waits, in order: nobody is passed over for being large.
     waiting: VecDeque<u64>,

@@ -18,7 +18,7 @@ use crate::error::Error;
 
 /// Where one tensor lies.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct StoredTensor {
     /// Element type.
     pub dtype: WeightDtype,
     /// Dimensions, outermost first.
@@ -39,7 +39,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Header {
     /// The tensors by name.
-    pub tensors: BTreeMap<String, Entry>,
+    pub tensors: BTreeMap<String, StoredTensor>,
     /// The file's `__metadata__`.
     pub metadata: BTreeMap<String, String>,
 }
@@ -100,7 +100,7 @@ impl Header {
 }
 
 /// One tensor's type, shape and offsets against each other; `data_start` + its offsets must not overflow.
-fn entry(info: TensorInfo, data_start: u64) -> Result<Entry, String> {
+fn entry(info: TensorInfo, data_start: u64) -> Result<StoredTensor, String> {
     let TensorInfo { dtype, shape: dims, data_offsets: (begin, end) } = info;
     let found = end.checked_sub(begin).ok_or_else(|| format!("offsets [{begin}, {end}] are reversed"))?;
     let overflow = || format!("the size of shape {dims:?} overflows");
@@ -113,7 +113,7 @@ fn entry(info: TensorInfo, data_start: u64) -> Result<Entry, String> {
         return Err(format!("{dtype:?} of shape {dims:?}: expected {} bytes, found {found}", bits / 8));
     }
     let offset = data_start.checked_add(begin as u64).ok_or_else(|| format!("offset {begin} overflows"))?;
-    Ok(Entry { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found, transposed: false })
+    Ok(StoredTensor { dtype: weight_dtype(dtype), elems, dims, source: 0, offset, bytes: found, transposed: false })
 }
 
 /// The tensors, sorted by offset, must fill the data without gap or overlap, and nothing may follow them.

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::names::nearest;
-use super::safetensors_header::{Entry, Header};
+use super::safetensors_header::{Header, StoredTensor};
 use crate::error::Error;
-use crate::files::{Opened, Part, Source};
+use crate::files::{Opened, Source, SourcePart};
 use crate::fnv::fnv1a64;
 use crate::graph::{Constant, Expr, Op, Tensor, ValueType};
 use crate::loops;
@@ -153,7 +153,7 @@ impl Weights {
             if dims.iter().product::<usize>() != entry.elems {
                 return Err(self.error(&of, format!("{dims:?}"), format!("{:?}", entry.dims)));
             }
-            if all.header.tensors.insert(name.clone(), Entry { dims, ..entry.clone() }).is_some() {
+            if all.header.tensors.insert(name.clone(), StoredTensor { dims, ..entry.clone() }).is_some() {
                 return Err(self.error(&name, "one tensor of this name", "two"));
             }
         }
@@ -173,7 +173,7 @@ impl Weights {
                 return Err(self.error(of, "a matrix", format!("{:?}", entry.dims)));
             };
             let dims = if transposed { vec![second, first, 1, 1] } else { vec![first, second, 1, 1] };
-            all.header.tensors.insert(filter_of(of, transposed), Entry { dims, transposed, ..entry.clone() });
+            all.header.tensors.insert(filter_of(of, transposed), StoredTensor { dims, transposed, ..entry.clone() });
         }
         Ok(all)
     }
@@ -186,13 +186,13 @@ impl Weights {
         let mut all = self.with(std::iter::empty::<(String, Tensor)>())?;
         for (name, names) in joins {
             let mut parts = Vec::new();
-            let mut whole: Option<Entry> = None;
+            let mut whole: Option<StoredTensor> = None;
             for name in names {
                 let Some(entry) = self.header.tensors.get(name) else { return Err(self.missing(name, "a tensor")) };
                 let source = self.sources[entry.source].clone();
-                parts.push(Part { source, offset: entry.offset, bytes: entry.bytes as u64 });
+                parts.push(SourcePart { source, offset: entry.offset, bytes: entry.bytes as u64 });
                 whole = Some(match whole {
-                    None => Entry { source: all.sources.len(), offset: 0, ..entry.clone() },
+                    None => StoredTensor { source: all.sources.len(), offset: 0, ..entry.clone() },
                     Some(whole) => self.behind(whole, name, entry)?,
                 });
             }
@@ -203,7 +203,7 @@ impl Weights {
     }
 
     /// What two tensors are together.
-    fn behind(&self, whole: Entry, name: &str, next: &Entry) -> Result<Entry, Error> {
+    fn behind(&self, whole: StoredTensor, name: &str, next: &StoredTensor) -> Result<StoredTensor, Error> {
         let is_like = whole.dtype == next.dtype && whole.dims.get(1..) == next.dims.get(1..) && !next.dims.is_empty();
         if !is_like {
             let found = format!("{} {:?}", next.dtype, next.dims);
@@ -215,12 +215,12 @@ impl Weights {
         }
         let mut dims = whole.dims;
         dims[0] += next.dims[0];
-        Ok(Entry { dims, elems: whole.elems + next.elems, bytes: whole.bytes + next.bytes, ..whole })
+        Ok(StoredTensor { dims, elems: whole.elems + next.elems, bytes: whole.bytes + next.bytes, ..whole })
     }
 
     fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let of = tensor.value_type();
-        let entry = Entry {
+        let entry = StoredTensor {
             dtype: WeightDtype::Element(of.dtype),
             dims: of.dims.clone(),
             elems: of.elems(),
@@ -243,7 +243,7 @@ impl Weights {
             let known = all.sources.iter().position(|known| Arc::ptr_eq(known, &source));
             let (elems, bytes, number) = (of.elems(), of.bytes(), known.unwrap_or(all.sources.len()));
             let dtype = WeightDtype::Element(of.dtype);
-            let entry = Entry { dtype, dims: of.dims, elems, source: number, offset, bytes, transposed: false };
+            let entry = StoredTensor { dtype, dims: of.dims, elems, source: number, offset, bytes, transposed: false };
             if all.header.tensors.insert(name.clone(), entry).is_some() {
                 return Err(all.error(&name, "one tensor of this name", "two"));
             }
@@ -377,7 +377,7 @@ impl Weights {
     }
 
     /// Reads all elements of an entry as f32, in the order in which they are stored.
-    fn read_stored(&self, name: &str, entry: &Entry, out: &mut [f32]) -> Result<(), Error> {
+    fn read_stored(&self, name: &str, entry: &StoredTensor, out: &mut [f32]) -> Result<(), Error> {
         let WeightDtype::Element(dtype) = entry.dtype else { unreachable!("checked to be floats") };
         let elem_bytes = dtype.bytes();
         let mut buffer = vec![0; CHUNK_BYTES.min(entry.bytes)];
@@ -435,7 +435,7 @@ impl Weights {
         Ok(Self { path, sources: vec![Arc::new(source)], header })
     }
 
-    fn entry_of(&self, name: &str, expected_dims: &[usize]) -> Result<&Entry, Error> {
+    fn entry_of(&self, name: &str, expected_dims: &[usize]) -> Result<&StoredTensor, Error> {
         let Some(entry) = self.header.tensors.get(name) else {
             return Err(self.missing(name, format!("{expected_dims:?}")));
         };
@@ -449,7 +449,7 @@ impl Weights {
     }
 
     /// Bytes of an entry from its byte `at` on.
-    fn read_at(&self, out: &mut [u8], entry: &Entry, at: u64) -> Result<(), Error> {
+    fn read_at(&self, out: &mut [u8], entry: &StoredTensor, at: u64) -> Result<(), Error> {
         self.sources[entry.source].read_at(out, entry.offset + at).map_err(|e| Error::io("read", &self.path, e))
     }
 }

@@ -107,7 +107,7 @@ impl Message for ModelFields {
             "graph" if self.graph.is_some() => return Err(reader.fail(field.place, "a second graph")),
             "graph" => self.graph = Some(reader.message::<Graph>(&field)?),
             "opset_import" => reader.push_message::<OpsetEntry>(&mut model.opsets.0, &field)?,
-            "metadata_props" => reader.push_message::<Entry>(&mut model.metadata, &field)?,
+            "metadata_props" => reader.push_message::<KeyValue>(&mut model.metadata, &field)?,
             "functions" => reader.push_message::<Function>(&mut model.functions, &field)?,
             _ => {}
         }
@@ -173,12 +173,12 @@ impl Message for OpsetEntry {
 
 /// A key and a text.
 #[derive(Default)]
-pub(super) struct Entry {
+pub(super) struct KeyValue {
     key: String,
     value: String,
 }
 
-impl Message for Entry {
+impl Message for KeyValue {
     type Made = (String, String);
     const SCHEMA: Schema = Schema { message: "StringStringEntryProto", fields: &[(1, "key"), (2, "value")] };
 

@@ -1,7 +1,7 @@
 //! Constants: type, dimensions, and where the elements lie.
 
 use super::data_type::DataType;
-use super::model::Entry;
+use super::model::KeyValue;
 use super::reader::{Message, NAME, Reader};
 use super::wire::{Field, Place, Schema, Span, VARINT_BYTES, Value};
 use crate::error::{Error, printable};
@@ -91,7 +91,7 @@ impl Message for TensorFields {
             ("dims", _) => reader.ints(&mut self.dims, &field),
             ("data_type", _) => reader.int(&field).map(|number| self.dtype = number),
             ("name", _) => reader.string(&field).map(|name| self.name = name),
-            ("external_data", _) => reader.push_message::<Entry>(&mut self.external, &field),
+            ("external_data", _) => reader.push_message::<KeyValue>(&mut self.external, &field),
             ("data_location", _) => reader.int(&field).map(|location| self.is_external = location == 1),
             ("segment", _) => Err(reader.unsupported(field.place, "a tensor in segments", "store it as a whole")),
             ("float_data", Value::Fixed32(_))

@@ -1,6 +1,6 @@
 //! Lifetimes and offsets: tensors that are never alive together share memory.
 
-use super::lanes::Order;
+use super::lanes::LaneOrder;
 use super::{Place, Plan, TensorId};
 
 /// Offsets are multiples of this, so that every tensor starts on its own cache line and DMA burst.
@@ -10,7 +10,7 @@ const ALIGN: usize = 256;
 /// the same time covers. A step's outputs never share memory with its inputs. Two tensors are alive at the same time
 /// unless all that touches the one comes before all that touches the other, in the order that is given: with branches
 /// side by side that is less than the order of the steps. Parts of a tensor lie in it.
-pub(super) fn place(plan: &mut Plan, order: &Order) {
+pub(super) fn place(plan: &mut Plan, order: &LaneOrder) {
     let touches = touches(plan);
     for (tensor, steps) in plan.tensors.iter_mut().zip(&touches) {
         tensor.lifetime = [steps[0], steps[steps.len() - 1]];

@@ -8,7 +8,7 @@ use crate::tensor::Shape;
 
 /// The part of a concatenation that a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct ConcatPart {
     /// The concatenation's node.
     pub of: NodeId,
     /// The first of the value's channels there.
@@ -20,7 +20,7 @@ pub(super) struct Part {
 ///
 /// # Errors
 /// [`Error::Unsupported`] where an operand would begin between two channels that are stored together.
-pub(super) fn parts(graph: &Network, shapes: &[Shape], family: Family) -> Result<Vec<Option<Part>>, Error> {
+pub(super) fn parts(graph: &Network, shapes: &[Shape], family: Family) -> Result<Vec<Option<ConcatPart>>, Error> {
     let use_counts = graph.use_counts();
     let mut parts = vec![None; graph.nodes.len()];
     for (index, node) in graph.nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Concat) {
@@ -33,7 +33,7 @@ pub(super) fn parts(graph: &Network, shapes: &[Shape], family: Family) -> Result
                 });
             }
             if use_counts[input.0] == 1 && writes_parts(&graph.nodes[input.0].op) {
-                parts[input.0] = Some(Part { of: NodeId(index), first_channel });
+                parts[input.0] = Some(ConcatPart { of: NodeId(index), first_channel });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A graph as kernels look for their operations in it, and what they find.
 
-use super::concat::Part;
+use super::concat::ConcatPart;
 use super::work::{Operand, Work};
 use super::{Choices, Kernel, Limits, QuantizedConv, Request, StepOp, kernels, rows};
 use crate::error::Error;
@@ -12,11 +12,11 @@ use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 pub(crate) struct Context<'a> {
     pub(crate) graph: &'a Network,
     pub(crate) shapes: &'a [Shape],
-    pub(crate) target: Target<'a>,
+    pub(crate) target: PlanTarget<'a>,
     /// Its rows; none where all that it reads is given, and read elsewhere.
     pub(crate) ends: Option<Ends<'a>>,
     /// The part of a concatenation that each node writes, if it does.
-    pub(super) parts: Vec<Option<Part>>,
+    pub(super) parts: Vec<Option<ConcatPart>>,
     /// The nodes that read each node's value.
     readers: Vec<Vec<NodeId>>,
     /// Whether each node's value is never negative.
@@ -25,7 +25,7 @@ pub(crate) struct Context<'a> {
 
 /// What a network is planned for, whatever it reads and writes.
 #[derive(Clone, Copy)]
-pub(crate) struct Target<'a> {
+pub(crate) struct PlanTarget<'a> {
     pub(crate) limits: &'a Limits,
     pub(crate) batch: usize,
     pub(crate) choices: &'a Choices,
@@ -40,8 +40,8 @@ pub(crate) struct Ends<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub(super) const fn target(&self) -> Target<'a> {
-        Target { limits: self.limits, batch: self.batch, choices: self.choices }
+    pub(super) const fn target(&self) -> PlanTarget<'a> {
+        PlanTarget { limits: self.limits, batch: self.batch, choices: self.choices }
     }
 
     pub(super) const fn ends(&self) -> Ends<'a> {
@@ -79,9 +79,9 @@ impl<'a> Context<'a> {
     pub(super) fn new(
         graph: &'a Network,
         shapes: &'a [Shape],
-        target: Target<'a>,
+        target: PlanTarget<'a>,
         ends: Option<Ends<'a>>,
-        parts: Vec<Option<Part>>,
+        parts: Vec<Option<ConcatPart>>,
     ) -> Self {
         let mut readers = vec![Vec::new(); graph.nodes.len()];
         for (index, node) in graph.nodes.iter().enumerate() {

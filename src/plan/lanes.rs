@@ -9,10 +9,10 @@ use super::{Family, Place, Plan, Step, TensorId};
 
 /// Gives every step its lane, all the same one unless there are to be several, and what it waits for in other lanes,
 /// nothing that is in order anyway; gives that order.
-pub(super) fn assign(plan: &mut Plan, several: bool) -> Order {
+pub(super) fn assign(plan: &mut Plan, several: bool) -> LaneOrder {
     let sources: Vec<Vec<usize>> = plan.steps.iter().map(|step| sources(plan, step)).collect();
     let lane_of = if several { lanes_of(plan, &sources) } else { vec![0; plan.steps.len()] };
-    let mut order = Order::default();
+    let mut order = LaneOrder::default();
     let mut last_of_lane = vec![None; lane_of.iter().max().map_or(0, |last| last + 1)];
     for (index, lane) in lane_of.into_iter().enumerate() {
         let mut before: Vec<usize> = last_of_lane[lane].replace(index).into_iter().collect();
@@ -36,7 +36,7 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
     if plan.limits.family == Family::Cpu {
         return lane_of; // it runs image by image, each on a thread
     }
-    let mut order = Order::default();
+    let mut order = LaneOrder::default();
     sources.iter().for_each(|sources| order.push(sources));
     let mut others = chains(plan, sources).split_off(1);
     others.sort_unstable();
@@ -99,12 +99,12 @@ fn clocks(plan: &Plan, step: usize) -> f64 {
 
 /// Which steps come before which, by what comes directly before each.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct LaneOrder {
     /// For each step those before it.
     before: Vec<Vec<bool>>,
 }
 
-impl Order {
+impl LaneOrder {
     /// The next step, with what comes directly before it.
     fn push(&mut self, directly: &[usize]) {
         let mut before = vec![false; self.before.len()];

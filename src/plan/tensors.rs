@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::concat::Part;
+use super::concat::ConcatPart;
 use super::context::{Context, Match};
 use super::work::Operand;
 use super::{Kernel, PartOf, Place, Plan, Step, StepOp, Tensor, TensorId};
@@ -23,7 +23,7 @@ pub(super) struct Draft {
 pub(super) struct Growing<'a> {
     context: &'a Context<'a>,
     /// The part of a concatenation that each node writes, if its step can.
-    parts: Vec<Option<Part>>,
+    parts: Vec<Option<ConcatPart>>,
     /// The tensors of concatenations that something has been written to.
     of_concat: BTreeMap<NodeId, TensorId>,
     /// The tensors that hold nodes' values.
@@ -112,7 +112,7 @@ impl<'a> Growing<'a> {
 
     /// The part of a concatenation's tensor that a node's value is.
     fn part_of(&mut self, node: NodeId) -> Option<PartOf> {
-        let Part { of, first_channel } = (*self.parts.get(node.0)?)?;
+        let ConcatPart { of, first_channel } = (*self.parts.get(node.0)?)?;
         Some(PartOf { of: self.whole(of), first_channel })
     }
 

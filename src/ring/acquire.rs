@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::credits::{Lent, State, Upload};
+use super::credits::{CreditState, Lent, Upload};
 use super::waiting::{FAULT_CHECK, Waiting, pause};
 use super::{Batch, Core};
 use crate::device::{Access, Event, Note};
@@ -50,7 +50,7 @@ impl Core {
         Ok(taken.map(|lent| self.lend(lent)))
     }
 
-    fn take_now(&self, state: &mut State) -> Result<Option<(usize, Lent)>, Error> {
+    fn take_now(&self, state: &mut CreditState) -> Result<Option<(usize, Lent)>, Error> {
         loop {
             self.device.healthy()?;
             if state.closed.is_some() {
@@ -76,10 +76,10 @@ impl Core {
     /// Sleeps until a credit may have come free, or it is time to look for a fault.
     fn doze<'a>(
         self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, CreditState>,
         deadline: Instant,
         spinner: &mut Spinner,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, CreditState> {
         if self.spec.waiting == Waiting::Spin {
             // One of the blocked producers looks at the oldest upload; the others sleep until a credit comes free.
             if spinner.mine != state.waits_for_upload() && (spinner.mine || !state.uploads_watched) {
@@ -101,7 +101,7 @@ impl Core {
     }
 
     /// Has `trefoil-up-N` wait for uploads, if that would help a blocked producer and is not done yet.
-    fn watch_uploads(self: &Arc<Self>, state: &mut State) {
+    fn watch_uploads(self: &Arc<Self>, state: &mut CreditState) {
         if state.waits_for_upload() && !state.uploads_watched {
             state.uploads_watched = true;
             self.completion.watch_uploads(self.clone());
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// A batch was submitted: if a producer is blocked, its upload may be what frees a credit.
-    pub(super) fn upload_began(self: &Arc<Self>, state: &mut State) {
+    pub(super) fn upload_began(self: &Arc<Self>, state: &mut CreditState) {
         if state.waiting == 0 || !state.waits_for_upload() || state.uploads_watched {
             return;
         }
@@ -140,7 +140,7 @@ impl Core {
 
     /// Frees the staging of every upload that is done; whether there was any. Uploads finish in the order of their
     /// submission.
-    fn reclaim_staging(&self, state: &mut State) -> Result<bool, Error> {
+    fn reclaim_staging(&self, state: &mut CreditState) -> Result<bool, Error> {
         let mut freed = false;
         while let Some(upload) = state.oldest_upload() {
             if !self.frees(upload).is_done()? {
@@ -156,14 +156,14 @@ impl Core {
     }
 
     /// A submission is done, and so is every earlier one, and their uploads: no call is needed to know it.
-    pub(super) fn done_through(&self, state: &mut State, number: u64) {
+    pub(super) fn done_through(&self, state: &mut CreditState, number: u64) {
         state.done = state.done.max(number + 1);
         while state.oldest_upload().is_some_and(|oldest| oldest.number <= number) {
             self.free_oldest_upload(state);
         }
     }
 
-    fn free_oldest_upload(&self, state: &mut State) {
+    fn free_oldest_upload(&self, state: &mut CreditState) {
         let Some(upload) = state.oldest_upload() else { return };
         self.device.note(Note::Freed(self.staging[upload.staging].buffer.span()));
         state.upload_done();
@@ -211,7 +211,7 @@ impl Core {
     }
 
     /// One credit came free.
-    pub(super) fn tell_one(&self, state: &State) {
+    pub(super) fn tell_one(&self, state: &CreditState) {
         if let Some(freed) = &self.spec.freed {
             freed.fire();
         }

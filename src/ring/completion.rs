@@ -24,11 +24,11 @@ pub(super) struct Completion {
 
 /// What a thread is to do. It holds the ring while it does it: a ring is never dropped with work in flight.
 struct Shared<T> {
-    state: Mutex<Order<T>>,
+    state: Mutex<Watched<T>>,
     changed: Condvar,
 }
 
-struct Order<T> {
+struct Watched<T> {
     /// Results to look at, each at most once; or the ring whose uploads to look at.
     work: T,
     closed: bool,
@@ -72,7 +72,7 @@ impl Completion {
 
 impl<T> Shared<T> {
     fn new(work: T) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(Order { work, closed: false }), changed: Condvar::new() })
+        Arc::new(Self { state: Mutex::new(Watched { work, closed: false }), changed: Condvar::new() })
     }
 
     fn close(&self) {

@@ -81,7 +81,7 @@ pub(super) struct Seen {
 }
 
 /// The credits of a ring.
-pub(super) struct State {
+pub(super) struct CreditState {
     staging: usize,
     free_staging: VecDeque<usize>,
     /// Oldest first.
@@ -103,7 +103,7 @@ pub(super) struct State {
     left: bool,
 }
 
-impl State {
+impl CreditState {
     pub fn new(staging: usize, results: usize) -> Self {
         let fresh =
             || ResultState { owner: Owner::Free, generation: 0, number: 0, wake: None, watched: false, unseen: false };
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn both_credits_or_none() {
-        let mut state = State::new(2, 1);
+        let mut state = CreditState::new(2, 1);
         let (staging, lent) = state.take().unwrap();
         assert!(state.take().is_none());
         assert_eq!(state.count(), Credits { filling: 1, staging: 2, results: 1, ..Credits::default() });
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_was_handed_back_is_not_in_flight_after_a_fault() {
-        let mut state = State::new(2, 3);
+        let mut state = CreditState::new(2, 3);
         let [first, second] = [0, 1].map(|number| {
             let (staging, lent) = state.take().unwrap();
             state.submitted(staging, lent, number);
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_freed_use_is_not_current() {
-        let mut state = State::new(1, 2);
+        let mut state = CreditState::new(1, 2);
         let (staging, lent) = state.take().unwrap();
         state.submitted(staging, lent, 0);
         assert!(state.is_current(lent));

@@ -119,7 +119,7 @@ pub use waiting::Waiting;
 use batch::{Source, Submission};
 use bucket::Extent;
 use completion::Completion;
-use credits::{Lent, State};
+use credits::{CreditState, Lent};
 use flow::Runner;
 use on_device::OnDevice;
 use states::States;
@@ -178,11 +178,11 @@ pub(crate) struct Core {
     /// Where programs have states.
     states: Option<States>,
     /// Which buffers are whose. Held for a few instructions, never over a wait for the device.
-    state: Mutex<State>,
+    state: Mutex<CreditState>,
     /// Told of each credit that comes free while producers sleep, of a fault, and of the end.
     changed: Condvar,
     /// Held while a batch is enqueued, so that batches are in the same order on all three streams.
-    order: Mutex<Order>,
+    order: Mutex<Submitted>,
     completion: Completion,
     /// How many batches before it the download ended that an upload starts with, if it waits for one.
     abreast: Option<usize>,
@@ -205,7 +205,7 @@ struct ResultBuffer {
     device: Option<OnDevice>,
 }
 
-struct Order {
+struct Submitted {
     /// Batches enqueued so far.
     number: u64,
     next_slot: usize,
@@ -224,7 +224,7 @@ struct Recent {
     to_device: bool,
 }
 
-impl Order {
+impl Submitted {
     /// The submission so many batches before the next one.
     fn before(&self, batches: usize) -> Option<Recent> {
         self.recent.len().checked_sub(batches).map(|index| self.recent[index])
@@ -283,7 +283,8 @@ impl Core {
         let downloaded = runners.iter().filter(|runner| runner.is_downloaded()).count();
         assert_eq!(downloaded, spec.buckets.first().outputs.len(), "programs that no other reads, and outputs");
         let keep = 2 * slots - 1;
-        let order = Order { number: 0, next_slot: 0, zeros_are_due: true, recent: VecDeque::with_capacity(keep + 1) };
+        let order =
+            Submitted { number: 0, next_slot: 0, zeros_are_due: true, recent: VecDeque::with_capacity(keep + 1) };
         let states = States::new(device, &runners)?;
         let downloads_are_large = 2 * output_bytes >= input_bytes;
         device.note(Note::Published);
@@ -292,7 +293,7 @@ impl Core {
             copy_in,
             runners,
             copy_out: stream("trefoil-copy-out")?,
-            state: Mutex::new(State::new(spec.staging, spec.results)),
+            state: Mutex::new(CreditState::new(spec.staging, spec.results)),
             changed: Condvar::new(),
             order: Mutex::new(order),
             completion,
@@ -398,7 +399,7 @@ impl Core {
     }
 
     /// Tells the device's wrappers which batch it is that is enqueued.
-    fn enqueue_noted(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
+    fn enqueue_noted(&self, order: &mut Submitted, submission: &Submission<'_>) -> Result<(), Error> {
         let &Submission { staging, lent, extent, .. } = submission;
         let (number, slot, rows) = (order.number, order.next_slot, extent.rows);
         let (input, output) = (self.staging[staging].buffer.span(), self.results[lent.result].buffer.span());
@@ -409,7 +410,7 @@ impl Core {
         enqueued
     }
 
-    fn enqueue(&self, order: &mut Order, submission: &Submission<'_>) -> Result<(), Error> {
+    fn enqueue(&self, order: &mut Submitted, submission: &Submission<'_>) -> Result<(), Error> {
         let &Submission { staging, lent, extent, to_device, in_turn, .. } = submission;
         let (slot, rows, bucket) = (order.next_slot, extent.rows, self.bucket(extent.bucket));
         let last = order.before(self.slots()).filter(|last| {
@@ -469,7 +470,7 @@ impl Core {
     }
 
     /// Enqueues the upload of rows that are in page-locked memory.
-    fn upload(&self, order: &Order, submission: &Submission<'_>, slot: usize) -> Result<(), Error> {
+    fn upload(&self, order: &Submitted, submission: &Submission<'_>, slot: usize) -> Result<(), Error> {
         let staging = &self.staging[submission.staging];
         let input = self.runners[0].program.input(slot);
         let Extent { bucket, rows } = submission.extent;
@@ -505,7 +506,7 @@ impl Core {
         counted.map_err(|error| self.device.fault().unwrap_or(error))
     }
 
-    fn count(&self, state: &mut State) -> Result<Credits, Error> {
+    fn count(&self, state: &mut CreditState) -> Result<Credits, Error> {
         let mut credits = state.count();
         for result in state.in_flight() {
             if self.results[result].done.is_done()? {

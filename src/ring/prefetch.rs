@@ -120,14 +120,14 @@ pub struct Prefetch<'scope, T, E> {
 type Loaded<T, E> = thread::Result<Result<T, E>>;
 
 struct Shared<T, E> {
-    state: Mutex<State<T, E>>,
+    state: Mutex<PrefetchState<T, E>>,
     /// Tells loaders of room, and of the end.
     room: Condvar,
     /// Tells the consumer of the next result, and of a loader's end.
     loaded: Condvar,
 }
 
-struct State<T, E> {
+struct PrefetchState<T, E> {
     ahead: usize,
     /// Inputs taken, or about to be, whose result was not consumed.
     outstanding: usize,
@@ -173,7 +173,7 @@ where
         }
     }
     let results = VecDeque::with_capacity(ahead.min(1024));
-    let state = State { ahead, outstanding: 0, results, first: 0, total: None, stopped: false, running: 0 };
+    let state = PrefetchState { ahead, outstanding: 0, results, first: 0, total: None, stopped: false, running: 0 };
     let shared = Arc::new(Shared { state: Mutex::new(state), room: Condvar::new(), loaded: Condvar::new() });
     let prefetch = Prefetch { shared: shared.clone(), scope: PhantomData };
     let inputs = Mutex::new(Inputs { left: Some(inputs), taken: 0 });
@@ -287,7 +287,7 @@ impl<T, E> Shared<T, E> {
         }
     }
 
-    fn stop(&self) -> MutexGuard<'_, State<T, E>> {
+    fn stop(&self) -> MutexGuard<'_, PrefetchState<T, E>> {
         let mut state = lock(&self.state);
         state.stopped = true;
         self.room.notify_all();

@@ -2,7 +2,7 @@
 //! of the program.
 
 use super::flow::Runner;
-use super::{Core, Order};
+use super::{Core, Submitted};
 use crate::device::{Access, Device, Event, HostBuffer, Note, State, Stream};
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex, lock, wait};
@@ -103,7 +103,7 @@ impl Core {
 
     /// Enqueues the copies of zeros to the states, if they are due. What is enqueued behind them in the same order is waited
     /// for by the caller, or by a ticket.
-    pub(super) fn zero_states(&self, order: &mut Order) -> Result<(), Error> {
+    pub(super) fn zero_states(&self, order: &mut Submitted) -> Result<(), Error> {
         let Some(states) = self.states.as_ref().filter(|_| order.zeros_are_due) else { return Ok(()) };
         for (runner, state) in all(&self.runners) {
             // SAFETY: both buffers live as long as self, which is held until what comes behind the copy is done; nobody

@@ -40,7 +40,7 @@ pub(super) struct Answer {
     pub rows: usize,
 }
 
-enum State {
+enum ProducerState {
     /// Looks for a request, and for answers meanwhile.
     Idle,
     /// Stands in the queue for credits.
@@ -61,7 +61,7 @@ struct Flight {
 }
 
 struct Producer {
-    state: State,
+    state: ProducerState,
     /// Its submissions, oldest first.
     flights: VecDeque<Flight>,
 }
@@ -103,7 +103,7 @@ pub(super) fn bytes(spec: &SimSpec) -> u64 {
 
 /// Runs the whole schedule.
 pub(super) fn run(spec: &SimSpec, sim: &Sim, core: &Arc<Core>) -> Result<Log, Error> {
-    let producer = || Producer { state: State::Idle, flights: VecDeque::new() };
+    let producer = || Producer { state: ProducerState::Idle, flights: VecDeque::new() };
     let mut driver = Driver {
         spec,
         sim,
@@ -192,19 +192,19 @@ impl Driver<'_> {
     fn turn(&mut self, index: usize) -> Result<bool, Error> {
         let now = self.sim.now();
         let producer = &mut self.producers[index];
-        match std::mem::replace(&mut producer.state, State::Idle) {
-            State::Idle => match self.arrivals.take(now) {
+        match std::mem::replace(&mut producer.state, ProducerState::Idle) {
+            ProducerState::Idle => match self.arrivals.take(now) {
                 Some(request) => {
-                    producer.state = State::Acquiring(request);
+                    producer.state = ProducerState::Acquiring(request);
                     self.blocked.push_back(index);
                     Ok(true)
                 }
                 None => self.consume(index),
             },
-            State::Acquiring(request) => {
+            ProducerState::Acquiring(request) => {
                 let mine = self.blocked.front() == Some(&index);
                 let Some(mut batch) = (if mine { self.core.try_acquire()? } else { None }) else {
-                    self.producers[index].state = State::Acquiring(request);
+                    self.producers[index].state = ProducerState::Acquiring(request);
                     return Ok(false);
                 };
                 self.blocked.pop_front();
@@ -212,25 +212,25 @@ impl Driver<'_> {
                     stamp(batch.row_mut(row), request.number);
                 }
                 let until = now + picos(self.spec.fill_us * 1e-6);
-                self.producers[index].state = State::Filling { request, batch, until };
+                self.producers[index].state = ProducerState::Filling { request, batch, until };
                 Ok(true)
             }
-            State::Filling { request, batch, until } if until <= now => {
+            ProducerState::Filling { request, batch, until } if until <= now => {
                 let rows = self.spec.rows_of(request.number);
                 self.log.submitted.push(rows);
                 let ticket = batch.submit(rows).inspect_err(|_| self.log.failed += 1)?;
                 producer.flights.push_back(Flight { request, ticket, ready: false });
-                producer.state = State::Waiting;
+                producer.state = ProducerState::Waiting;
                 self.order.push_back(index);
                 Ok(true)
             }
-            filling @ State::Filling { .. } => {
+            filling @ ProducerState::Filling { .. } => {
                 producer.state = filling;
                 Ok(false)
             }
-            State::Waiting if producer.flights.len() <= self.spec.ahead => Ok(true),
-            State::Waiting => {
-                producer.state = State::Waiting;
+            ProducerState::Waiting if producer.flights.len() <= self.spec.ahead => Ok(true),
+            ProducerState::Waiting => {
+                producer.state = ProducerState::Waiting;
                 self.consume(index)
             }
         }
@@ -253,7 +253,9 @@ impl Driver<'_> {
     /// After an error: every ticket is waited for, and every batch submitted, to be answered with the fault.
     fn give_up(&mut self) {
         for producer in &mut self.producers {
-            if let State::Filling { request, batch, .. } = std::mem::replace(&mut producer.state, State::Idle) {
+            if let ProducerState::Filling { request, batch, .. } =
+                std::mem::replace(&mut producer.state, ProducerState::Idle)
+            {
                 let rows = self.spec.rows_of(request.number);
                 self.log.submitted.push(rows);
                 match batch.submit(rows) {
@@ -280,13 +282,13 @@ impl Turns {
     }
 
     /// A producer in this state can do nothing now.
-    fn rest(&mut self, index: usize, state: &State) {
+    fn rest(&mut self, index: usize, state: &ProducerState) {
         match state {
-            State::Idle => {
+            ProducerState::Idle => {
                 self.idle.insert(index);
             }
-            State::Filling { until, .. } => self.filling.push(Reverse((*until, index))),
-            State::Acquiring(_) | State::Waiting => {} // woken by a credit or an answer
+            ProducerState::Filling { until, .. } => self.filling.push(Reverse((*until, index))),
+            ProducerState::Acquiring(_) | ProducerState::Waiting => {} // woken by a credit or an answer
         }
     }
 

@@ -7,12 +7,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub struct Turns {
     total: usize,
     window: usize,
-    state: Mutex<State>,
+    state: Mutex<OrderedState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct OrderedState {
     next: usize,
     finished: usize,
     stopped: bool,
@@ -58,7 +58,7 @@ impl Turns {
         StopOnPanic(self)
     }
 
-    fn take(&self, state: &mut State) -> Option<usize> {
+    fn take(&self, state: &mut OrderedState) -> Option<usize> {
         let free = !state.stopped && state.next < self.total && state.next < state.finished + self.window;
         free.then(|| {
             state.next += 1;
@@ -66,7 +66,7 @@ impl Turns {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OrderedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,17 +10,17 @@ use super::driver::{at_exit, cu};
 use crate::error::Error;
 
 /// An instantiated graph. Whoever has it also owns every buffer that it addresses.
-pub(crate) struct Graph {
+pub(crate) struct CudaGraph {
     exec: sys::CUgraphExec,
     cuda: Arc<Cuda>,
 }
 
 // SAFETY: graph handles may be used from any thread, one launch at a time; see `launch`.
-unsafe impl Send for Graph {}
+unsafe impl Send for CudaGraph {}
 // SAFETY: nothing changes the graph after it is made; concurrent launches are excluded by the caller of `launch`.
-unsafe impl Sync for Graph {}
+unsafe impl Sync for CudaGraph {}
 
-impl Graph {
+impl CudaGraph {
     /// Captures what `enqueue` enqueues on `stream`, and makes it launchable. The capture is thread-local: other
     /// threads of the host program go on with their own CUDA calls. It is ended also if `enqueue` fails.
     pub fn capture(cuda: &Arc<Cuda>, stream: u64, enqueue: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
@@ -96,7 +96,7 @@ impl Drop for EndCapture<'_> {
     }
 }
 
-impl Drop for Graph {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         // SAFETY: instantiated once, destroyed once; the driver defers it past a running launch.
         if let Err(error) = at_exit(unsafe { cu!(self.cuda.call(), cuGraphExecDestroy(self.exec)) }) {

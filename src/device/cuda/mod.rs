@@ -24,7 +24,7 @@ use context::{Context, Entered};
 use driver::{Call, cu};
 use nvtx::{Nvtx, Range};
 
-pub(crate) use graph::Graph;
+pub(crate) use graph::CudaGraph;
 pub(crate) use module::{Function, Module};
 pub(crate) use tensor_map::{Swizzle, TENSOR_MAP_BYTES, TensorMap, Windows};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use super::Part;
+use super::BatchPart;
 use crate::device::Access;
 
 /// Looks at an event that are no further apart belong to one wait.
@@ -17,7 +17,7 @@ const NONE: u64 = u64::MAX;
 
 pub(super) struct Book {
     /// Batch `sequence` is at `sequence % entries.len()`, until a later one takes the place.
-    entries: Vec<Entry>,
+    entries: Vec<BookEntry>,
     /// Batches so far.
     next: u64,
     /// The batch that is being enqueued.
@@ -37,7 +37,7 @@ pub(super) struct Book {
 
 /// A batch.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct BookEntry {
     pub sequence: u64,
     pub number: u64,
     pub slot: usize,
@@ -81,7 +81,7 @@ struct Buffer {
 impl Book {
     /// With room for so many batches, each of so many programs.
     pub fn new(batches: usize, programs: usize) -> Self {
-        let empty = Entry {
+        let empty = BookEntry {
             sequence: NONE,
             number: 0,
             slot: 0,
@@ -146,7 +146,7 @@ impl Book {
         (sequence % self.entries.len() as u64) as usize
     }
 
-    fn entry(&mut self, sequence: u64) -> Option<&mut Entry> {
+    fn entry(&mut self, sequence: u64) -> Option<&mut BookEntry> {
         let place = self.place(sequence);
         Some(&mut self.entries[place]).filter(|entry| entry.sequence == sequence && sequence != NONE)
     }
@@ -194,7 +194,7 @@ impl Book {
         let place = self.place(sequence);
         let begin = fill.map_or(now, |fill| fill.end);
         let submit = Some(Moments { thread, begin, end: now });
-        self.entries[place] = Entry {
+        self.entries[place] = BookEntry {
             sequence,
             number,
             slot,
@@ -219,16 +219,16 @@ impl Book {
 
     /// A copy or launch comes next on `stream`: the event of its own to record before it, if a part of the batch begins
     /// with it.
-    pub fn part_begins(&mut self, part: Part, stream: u64) -> Option<usize> {
+    pub fn part_begins(&mut self, part: BatchPart, stream: u64) -> Option<usize> {
         let last = self.part_streams.len() - 1;
         let current = self.current.as_mut().filter(|current| current.open.is_none())?;
         let part = match part {
-            Part::CopyIn => 0,
-            Part::Program => {
+            BatchPart::CopyIn => 0,
+            BatchPart::Program => {
                 current.launched += 1;
                 current.launched
             }
-            Part::CopyOut => last,
+            BatchPart::CopyOut => last,
         };
         current.open = Some((part, stream));
         let sequence = current.sequence;
@@ -295,7 +295,7 @@ impl Book {
     }
 
     /// The batches whose events are all recorded, oldest first, each with which of the recorder's events it has.
-    pub fn enqueued_batches(&self) -> Vec<(Entry, Range<usize>)> {
+    pub fn enqueued_batches(&self) -> Vec<(BookEntry, Range<usize>)> {
         let entries = (self.oldest()..self.next).map(|sequence| self.entries[self.place(sequence)]);
         let complete = entries.filter(|entry| entry.recorded == self.marks());
         complete.map(|entry| (entry, self.marks_at(entry.sequence))).collect()

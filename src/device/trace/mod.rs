@@ -42,7 +42,7 @@ pub(crate) struct Recorder {
 
 /// What a device does of a batch.
 #[derive(Clone, Copy)]
-enum Part {
+enum BatchPart {
     CopyIn,
     /// The next one.
     Program,
@@ -231,14 +231,14 @@ impl Backend for Recorder {
     }
 
     unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).part_begins(Part::CopyIn, stream);
+        let begin = lock(&self.book).part_begins(BatchPart::CopyIn, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_in(dst, src, bytes, stream) }
     }
 
     unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).part_begins(Part::CopyOut, stream);
+        let begin = lock(&self.book).part_begins(BatchPart::CopyOut, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_out(dst, src, bytes, stream) }
@@ -246,14 +246,14 @@ impl Backend for Recorder {
 
     unsafe fn copy_rows(&self, dst: u64, dst_pitch: usize, rows: &RowCopy) -> Result<(), Error> {
         let stream = rows.from.stream.raw();
-        let begin = lock(&self.book).part_begins(Part::CopyIn, stream);
+        let begin = lock(&self.book).part_begins(BatchPart::CopyIn, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_rows(dst, dst_pitch, rows) }
     }
 
     unsafe fn copy_on_device(&self, dst: u64, src: u64, bytes: usize, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).part_begins(Part::CopyOut, stream);
+        let begin = lock(&self.book).part_begins(BatchPart::CopyOut, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.copy_on_device(dst, src, bytes, stream) }
@@ -271,7 +271,7 @@ impl Backend for Recorder {
     }
 
     unsafe fn launch(&self, program: &Arc<dyn Program>, run: Run, stream: u64) -> Result<(), Error> {
-        let begin = lock(&self.book).part_begins(Part::Program, stream);
+        let begin = lock(&self.book).part_begins(BatchPart::Program, stream);
         self.mark(begin, stream);
         // SAFETY: by the caller.
         unsafe { self.inner.launch(program, run, stream) }

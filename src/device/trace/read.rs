@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Recorder;
-use super::book::{Entry, Moments};
+use super::book::{BookEntry, Moments};
 use crate::error::Error;
 use crate::sync::lock;
 use crate::trace::{Trace, TraceInterval, TraceStage, TracedStream};
 
 /// A finished batch with the times of its events.
 struct Finished {
-    entry: Entry,
+    entry: BookEntry,
     /// Begin and end of each part.
     marks: Vec<f64>,
     /// The event that it begins with.
@@ -33,7 +33,7 @@ impl Recorder {
         let shift = shift(&finished);
         let first = finished.first().map_or(oldest, |batch| batch.entry.sequence);
         let interval = |batch: &Finished, stage, begin, end| {
-            let Entry { number, slot, size, rows, .. } = batch.entry;
+            let BookEntry { number, slot, size, rows, .. } = batch.entry;
             TraceInterval { batch: number, slot, size, rows, stage, model: None, thread: None, begin, end }
         };
         let streams: Vec<TracedStream> = streams
@@ -43,7 +43,7 @@ impl Recorder {
             .collect();
         let mut intervals = Vec::with_capacity(finished.len() * (TraceStage::ALL.len() + self.programs.len()));
         for batch in &finished {
-            let Entry { fill, submit, wait, read, .. } = batch.entry;
+            let BookEntry { fill, submit, wait, read, .. } = batch.entry;
             let of_host = |stage, moments: Option<Moments>| {
                 let of = |Moments { thread, begin, end }| {
                     let thread = Some(threads[thread].clone());
@@ -74,7 +74,7 @@ impl Recorder {
     /// The driver gives the milliseconds between two events as an f32, which is coarse over minutes. So only the newest
     /// batch is placed by the base event, and every other one by the batch after it. What is overwritten meanwhile is
     /// the oldest, on which nothing else depends.
-    fn finished(&self, mut enqueued: Vec<(Entry, Range<usize>)>) -> Vec<Finished> {
+    fn finished(&self, mut enqueued: Vec<(BookEntry, Range<usize>)>) -> Vec<Finished> {
         // SAFETY: the recorder's own event, which lives as long as self.
         let is_done = |at: &Range<usize>| matches!(unsafe { self.inner.event_query(self.marks[at.end - 1]) }, Ok(true));
         while enqueued.last().is_some_and(|(_, at)| !is_done(at)) {

@@ -202,7 +202,7 @@ fn the_cpu_has_its_times_between_those_of_the_host() {
         copy_in.copy_in(&inside, &staging, BYTES).unwrap();
         uploaded.record(&copy_in).unwrap();
         // No program at hand: the recorder is told of the launch as if there was one.
-        let begin = lock(&recorder.book).part_begins(Part::Program, copy_in.raw());
+        let begin = lock(&recorder.book).part_begins(BatchPart::Program, copy_in.raw());
         recorder.mark(begin, copy_in.raw());
         recorder.inner.event_wait(recorder.marks[begin.unwrap()]).unwrap(); // the stream's thread may be late
         std::thread::sleep(Duration::from_millis(2));

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::simd::{Clamp, Isa, vectorized};
-use super::target::Target;
+use super::target::OutputTarget;
 use crate::loops::Lines;
 use crate::tensor::Activation;
 
@@ -17,19 +17,19 @@ use crate::tensor::Activation;
 #[derive(Debug)]
 pub(super) struct Add {
     isa: Isa,
-    y: Target,
+    y: OutputTarget,
     clamp: Clamp,
 }
 
 impl Add {
     /// An addition followed by `activation`.
-    pub fn new(isa: Isa, activation: Activation, y: impl Into<Target>) -> Self {
+    pub fn new(isa: Isa, activation: Activation, y: impl Into<OutputTarget>) -> Self {
         Self { isa, y: y.into(), clamp: activation.into() }
     }
 
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
-        let Target { shape, pitch } = self.y;
+        let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: 1, ops: shape.channels }
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::simd::{Clamp, Isa, LANES, Lanes, mul_add, vectorized};
 use super::taps::Taps;
-use super::target::Target;
+use super::target::OutputTarget;
 use crate::loops::Lines;
 use crate::model::{Conv2d, FoldedConv};
 use crate::tensor::Shape;
@@ -35,7 +35,7 @@ pub(super) const DEPTH: usize = 512;
 pub(super) struct Conv2dFprop {
     isa: Isa,
     x: Shape,
-    y: Target,
+    y: OutputTarget,
     taps: Taps,
     /// Terms of a sum: R * S * C.
     k_gemm: usize,
@@ -95,7 +95,7 @@ impl Panels {
 
 impl Conv2dFprop {
     /// `conv` of these weights, which makes `y` of `x`.
-    pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Panels>, x: Shape, y: impl Into<Target>) -> Self {
+    pub fn new(isa: Isa, conv: &Conv2d, weights: Arc<Panels>, x: Shape, y: impl Into<OutputTarget>) -> Self {
         let target = y.into();
         let k_gemm = conv.window.size.iter().product::<usize>() * x.channels;
         Self {
@@ -113,7 +113,7 @@ impl Conv2dFprop {
 
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
-        let Target { shape, pitch } = self.y;
+        let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: TILE, ops: self.k_gemm * shape.channels }
     }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::simd::{Isa, vectorized};
-use super::target::Target;
+use super::target::OutputTarget;
 use crate::loops::Lines;
 
 /// Floats to bytes, made ready.
@@ -46,21 +46,21 @@ fn quantize_body<const FMA: bool>(of: &Quantize, x: &[f32], y: &mut [u8]) {
 /// Bytes to floats, made ready.
 #[derive(Debug)]
 pub(super) struct Dequantize {
-    y: Target,
+    y: OutputTarget,
     /// The float of each byte.
     table: [f32; 256],
 }
 
 impl Dequantize {
     /// Of bytes of this scale, signed or not.
-    pub fn new(scale: f32, signed: bool, y: impl Into<Target>) -> Self {
+    pub fn new(scale: f32, signed: bool, y: impl Into<OutputTarget>) -> Self {
         let value = |byte: u8| if signed { f32::from(byte as i8) } else { f32::from(byte) };
         Self { y: y.into(), table: std::array::from_fn(|byte| value(byte as u8) * scale) }
     }
 
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
-        let Target { shape, pitch } = self.y;
+        let OutputTarget { shape, pitch } = self.y;
         Lines { count: shape.pixels(), pitch, together: 1, ops: shape.channels }
     }
 
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn bytes_are_multiples_of_the_scale_and_gaps_stay() {
-        let y = Target { shape: Shape::new(1, 2, 2), pitch: 3 };
+        let y = OutputTarget { shape: Shape::new(1, 2, 2), pitch: 3 };
         let mut out = [9.0; 5];
         Dequantize::new(0.5, true, y).run(0..2, &[1, 255, 128, 2], &mut out);
         assert_eq!(out, [0.5, -0.5, 9.0, -64.0, 1.0]);

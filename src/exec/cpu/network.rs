@@ -16,7 +16,7 @@ use super::packed::Packed;
 use super::pool2d::Pool2d;
 use super::simd::{Isa, LANES, Lanes};
 use super::stem_s8::{StemS8, scratch_of_stem};
-use super::target::Target;
+use super::target::OutputTarget;
 use crate::error::Error;
 use crate::loops::{Lines, Team};
 use crate::model::{fold_conv, read_linear};
@@ -289,8 +289,8 @@ fn kernel(packed: &Packed, plan: &Plan, step: &Step, isa: Isa) -> Result<Kernel,
     })
 }
 
-fn target(plan: &Plan, id: TensorId) -> Target {
-    Target { shape: plan.tensors[id.0].shape, pitch: plan.tensors[id.0].pitch }
+fn target(plan: &Plan, id: TensorId) -> OutputTarget {
+    OutputTarget { shape: plan.tensors[id.0].shape, pitch: plan.tensors[id.0].pitch }
 }
 
 /// A tensor as a range of the arena's bytes, from its first to its last; nothing if it lies in a slot's rows.

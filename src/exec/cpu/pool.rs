@@ -21,7 +21,7 @@ pub(super) struct Pool {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// There are seats, or the pool is closed.
     start: Condvar,
     /// Nobody works any more.
@@ -35,7 +35,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// What to do; nothing between runs.
     job: Option<Job>,
     /// Threads that may still join the job.
@@ -177,7 +177,7 @@ impl Shared {
     }
 
     /// Changes what is counted, and what is seen of it.
-    fn count(&self, state: &mut State, change: impl FnOnce(&mut State)) {
+    fn count(&self, state: &mut PoolState, change: impl FnOnce(&mut PoolState)) {
         change(state);
         self.seats_seen.store(state.seats, Ordering::Relaxed);
         self.working_seen.store(state.working, Ordering::Relaxed);

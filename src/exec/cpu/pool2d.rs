@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use super::simd::{Isa, LANES, vectorized};
-use super::target::Target;
+use super::target::OutputTarget;
 use super::window::{Span, Spans};
 use crate::loops::Lines;
 use crate::model::Pool;
@@ -25,7 +25,7 @@ use crate::tensor::Shape;
 pub(super) struct Pool2d {
     isa: Isa,
     x: Shape,
-    y: Target,
+    y: OutputTarget,
     spans: Spans,
     reduce: Reduce,
 }
@@ -38,22 +38,22 @@ enum Reduce {
 
 impl Pool2d {
     /// The maximum over windows.
-    pub fn max(isa: Isa, pool: &Pool, x: Shape, y: impl Into<Target>) -> Self {
+    pub fn max(isa: Isa, pool: &Pool, x: Shape, y: impl Into<OutputTarget>) -> Self {
         Self::new(isa, pool, x, y.into(), Reduce::Max)
     }
 
     /// The mean over windows.
-    pub fn mean(isa: Isa, pool: &Pool, x: Shape, y: impl Into<Target>) -> Self {
+    pub fn mean(isa: Isa, pool: &Pool, x: Shape, y: impl Into<OutputTarget>) -> Self {
         Self::new(isa, pool, x, y.into(), Reduce::Mean { count_pad: pool.count_pad })
     }
 
-    fn new(isa: Isa, pool: &Pool, x: Shape, y: Target, reduce: Reduce) -> Self {
+    fn new(isa: Isa, pool: &Pool, x: Shape, y: OutputTarget, reduce: Reduce) -> Self {
         Self { isa, x, y, spans: Spans::new(&pool.window, x, y.shape), reduce }
     }
 
     /// The rows of y.
     pub fn lines(&self) -> Lines {
-        let Target { shape, pitch } = self.y;
+        let OutputTarget { shape, pitch } = self.y;
         let taps: usize = self.spans.size.iter().product();
         Lines { count: shape.height, pitch: shape.width * pitch, together: 1, ops: shape.width * shape.channels * taps }
     }

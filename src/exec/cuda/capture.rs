@@ -2,7 +2,7 @@
 
 use super::launch::Launch;
 use super::{Kernels, Material, Memory};
-use crate::device::cuda::Graph;
+use crate::device::cuda::CudaGraph;
 use crate::device::{Backend, Event, Stream};
 use crate::error::Error;
 use crate::plan::{Plan, Step};
@@ -10,7 +10,7 @@ use crate::plan::{Plan, Step};
 impl Material {
     /// The graph of one of the plans on some memory. `marks`, if there are any, are recorded in it: one
     /// before each step, and the rest behind the last; the steps are then in one lane, so that each is by itself.
-    pub(super) fn capture(&mut self, plan: &Plan, memory: Memory<'_>, marks: &[Event]) -> Result<Graph, Error> {
+    pub(super) fn capture(&mut self, plan: &Plan, memory: Memory<'_>, marks: &[Event]) -> Result<CudaGraph, Error> {
         let mut launches = self.launches(plan, memory)?;
         self.kernels.load(&launches)?;
         self.kernels.encode(&mut launches)?;
@@ -25,7 +25,7 @@ impl Material {
         }
     }
 
-    fn capture_lanes(&self, plan: &Plan, launches: &[Launch]) -> Result<Graph, Error> {
+    fn capture_lanes(&self, plan: &Plan, launches: &[Launch]) -> Result<CudaGraph, Error> {
         let (kernels, cuda) = (&self.kernels, &self.kernels.cuda);
         let of_lane = |lane: usize| plan.steps.iter().enumerate().filter(move |(_, step)| step.lane == lane);
         let lasts: Vec<usize> = (1..plan.lanes()).filter_map(|lane| Some(of_lane(lane).next_back()?.0)).collect();
@@ -45,7 +45,7 @@ impl Material {
             // SAFETY: both are live.
             unsafe { cuda.event_record(event.raw(), stream) }
         };
-        Graph::capture(cuda, self.stream.raw(), || {
+        CudaGraph::capture(cuda, self.stream.raw(), || {
             begun.iter().try_for_each(|begun| record(begun, self.stream.raw()))?;
             for (index, (step, launch)) in plan.steps.iter().zip(launches).enumerate() {
                 let stream = self.lane(step.lane).raw();
@@ -74,10 +74,10 @@ impl Kernels {
         launches: &[Launch],
         stream: &Stream,
         marks: &[Event],
-    ) -> Result<Graph, Error> {
+    ) -> Result<CudaGraph, Error> {
         let mark = |event: &Event| self.cuda.mark(event.raw(), stream.raw());
         let (before, behind) = marks.split_at(marks.len().min(steps.len()));
-        Graph::capture(&self.cuda, stream.raw(), || {
+        CudaGraph::capture(&self.cuda, stream.raw(), || {
             for (index, (step, launch)) in steps.iter().zip(launches).enumerate() {
                 before.get(index).map_or(Ok(()), mark)?;
                 self.step(step, launch, stream.raw())?;

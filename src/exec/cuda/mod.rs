@@ -52,7 +52,7 @@ use std::sync::Arc;
 
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
-use crate::device::cuda::{Cuda, Function, Graph, LaunchShape, Module};
+use crate::device::cuda::{Cuda, CudaGraph, Function, LaunchShape, Module};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Inputs};
 use crate::device::{Note, Priority, Program, Run, Span, State, Stream};
 use crate::error::Error;
@@ -112,7 +112,7 @@ struct CudaProgram {
     /// Bytes of the input and of the output of a run, at each size.
     bytes: Vec<[usize; 2]>,
     /// `[slot][size]`.
-    graphs: UntilFault<Vec<Vec<Graph>>>,
+    graphs: UntilFault<Vec<Vec<CudaGraph>>>,
     _kernels: UntilFault<Kernels>,
     inputs: Inputs,
     outputs: Vec<DeviceBuffer>,

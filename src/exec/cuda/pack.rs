@@ -19,7 +19,7 @@ const ALIGN: usize = 256;
 
 /// Where the weights of all steps of all plans of a model lie in the buffer. What plans share is there once.
 pub(super) struct Layout {
-    places: HashMap<Part, Placed>,
+    places: HashMap<WeightPart, Placed>,
     bytes: usize,
 }
 
@@ -50,7 +50,7 @@ enum LayerOp {
 
 /// What has a place of its own: a node that kernels want in several ways has several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Part {
+enum WeightPart {
     /// A node's filter, padding included.
     Filter { node: String, order: FilterOrder, dtype: Dtype },
     /// The sum of some nodes' biases, one value for each stored output channel.
@@ -59,7 +59,7 @@ enum Part {
     Constant(Constant),
 }
 
-impl Part {
+impl WeightPart {
     fn filter(packing: &Packing<'_>) -> Self {
         Self::Filter { node: packing.layer.node.to_owned(), order: packing.order, dtype: packing.dtype }
     }
@@ -90,14 +90,14 @@ impl Layout {
     pub(super) fn new(plans: &[Plan]) -> Result<Self, Error> {
         let mut this = Self { places: HashMap::new(), bytes: 0 };
         for constant in plans.iter().flat_map(|plan| &plan.constants) {
-            this.place(Part::Constant(constant.clone()), constant.of.bytes(), Vec::new())?;
+            this.place(WeightPart::Constant(constant.clone()), constant.of.bytes(), Vec::new())?;
         }
         for (plan, step) in steps(plans) {
             for sum in sums(plan, step)? {
                 for filter in &sum.filters {
-                    this.place(Part::filter(filter), filter.bytes(), vec![Source::of(filter)])?;
+                    this.place(WeightPart::filter(filter), filter.bytes(), vec![Source::of(filter)])?;
                 }
-                if let Some((bias, dtype)) = Part::bias(&sum).zip(sum.bias) {
+                if let Some((bias, dtype)) = WeightPart::bias(&sum).zip(sum.bias) {
                     let bytes = sum.filters[0].k_stored() * dtype.bytes();
                     this.place(bias, bytes, sum.filters.iter().map(Source::of).collect())?;
                 }
@@ -107,7 +107,7 @@ impl Layout {
     }
 
     /// Gives a part its place. What plans have in common is made of the same in all of them.
-    fn place(&mut self, part: Part, bytes: usize, of: Vec<Source>) -> Result<(), Error> {
+    fn place(&mut self, part: WeightPart, bytes: usize, of: Vec<Source>) -> Result<(), Error> {
         match self.places.entry(part) {
             Entry::Vacant(entry) => {
                 entry.insert(Placed { offset: self.bytes, of });
@@ -136,19 +136,19 @@ impl Layout {
 
     /// Byte offset of a constant.
     pub(super) fn constant(&self, constant: &Constant) -> usize {
-        self.places[&Part::Constant(constant.clone())].offset
+        self.places[&WeightPart::Constant(constant.clone())].offset
     }
 
     /// Byte offset of the filter of a node that a step computes.
     pub(super) fn filter(&self, plan: &Plan, step: &Step, node: &str) -> usize {
         let filters = self.sums(plan, step).into_iter().flat_map(|sum| sum.filters);
         let filter = filters.into_iter().find(|filter| filter.layer.node == node);
-        self.places[&Part::filter(&filter.expect("the step has such a filter"))].offset
+        self.places[&WeightPart::filter(&filter.expect("the step has such a filter"))].offset
     }
 
     /// Byte offset of the bias of one of a step's sums; most have one.
     pub(super) fn bias(&self, plan: &Plan, step: &Step, sum: usize) -> usize {
-        self.places[&Part::bias(&self.sums(plan, step)[sum]).expect("the step has a bias")].offset
+        self.places[&WeightPart::bias(&self.sums(plan, step)[sum]).expect("the step has a bias")].offset
     }
 
     fn sums<'a>(&self, plan: &Plan, step: &'a Step) -> Vec<PackedSum<'a>> {
@@ -160,7 +160,7 @@ impl Layout {
     pub(super) fn fill(&self, model: &Model, plans: &[Plan], bytes: &mut [u8]) -> Result<(), Error> {
         let mut targets = self.split(bytes);
         for constant in plans.iter().flat_map(|plan| &plan.constants) {
-            if let Some(target) = targets.remove(&Part::Constant(constant.clone())) {
+            if let Some(target) = targets.remove(&WeightPart::Constant(constant.clone())) {
                 target[..constant.of.bytes()].copy_from_slice(constant.read(model.weights())?.bytes());
             }
         }
@@ -168,10 +168,12 @@ impl Layout {
         let mut biases = Vec::new();
         for (plan, step) in steps(plans) {
             for sum in sums(plan, step)? {
-                let bias = Part::bias(&sum).and_then(|bias| targets.remove(&bias));
-                biases.extend(bias.map(|target| (target, sum.filters.iter().map(Part::filter).collect::<Vec<_>>())));
+                let bias = WeightPart::bias(&sum).and_then(|bias| targets.remove(&bias));
+                biases.extend(
+                    bias.map(|target| (target, sum.filters.iter().map(WeightPart::filter).collect::<Vec<_>>())),
+                );
                 for packing in sum.filters {
-                    let part = Part::filter(&packing);
+                    let part = WeightPart::filter(&packing);
                     if let Some(target) = targets.remove(&part) {
                         filters.insert(part, Filter { packing, target });
                     }
@@ -181,7 +183,7 @@ impl Layout {
         let of_filters = fill_filters(model, filters)?;
         for (target, parts) in biases {
             for (channel, target) in target.chunks_exact_mut(4).enumerate() {
-                let of_part = |part: &Part| of_filters[part].get(channel).copied().unwrap_or(0.0);
+                let of_part = |part: &WeightPart| of_filters[part].get(channel).copied().unwrap_or(0.0);
                 let sum = parts.iter().map(of_part).fold(0.0, |sum, value| sum + value);
                 target.copy_from_slice(&sum.to_le_bytes());
             }
@@ -190,8 +192,9 @@ impl Layout {
     }
 
     /// The place of each part.
-    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> HashMap<Part, &'a mut [u8]> {
-        let mut parts: Vec<(usize, &Part)> = self.places.iter().map(|(part, place)| (place.offset, part)).collect();
+    fn split<'a>(&self, mut bytes: &'a mut [u8]) -> HashMap<WeightPart, &'a mut [u8]> {
+        let mut parts: Vec<(usize, &WeightPart)> =
+            self.places.iter().map(|(part, place)| (place.offset, part)).collect();
         parts.sort_unstable_by_key(|(offset, _)| *offset);
         let mut split = HashMap::new();
         for (offset, part) in parts.into_iter().rev() {
@@ -210,10 +213,13 @@ struct Filter<'a> {
 }
 
 /// Packs the filters, the largest first, on as many threads as there are cores; gives each one's bias.
-fn fill_filters(model: &Model, filters: HashMap<Part, Filter<'_>>) -> Result<HashMap<Part, Vec<f32>>, Error> {
+fn fill_filters(
+    model: &Model,
+    filters: HashMap<WeightPart, Filter<'_>>,
+) -> Result<HashMap<WeightPart, Vec<f32>>, Error> {
     let mut filters: Vec<_> = filters.into_iter().collect();
     filters.sort_by_key(|(_, filter)| std::cmp::Reverse(filter.packing.bytes()));
-    let fill = |(part, Filter { packing, target }): (Part, Filter<'_>)| {
+    let fill = |(part, Filter { packing, target }): (WeightPart, Filter<'_>)| {
         fill_filter(model, &packing, target).map(|bias| (part, bias))
     };
     Ok(share("trefoil-pack", filters, fill)?.into_iter().collect())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{BuildSpec, Material, Memory, UntilFault, states};
-use crate::device::cuda::{Cuda, Graph};
+use crate::device::cuda::{Cuda, CudaGraph};
 use crate::device::{Access, Device, DeviceBuffer, Event, HostBuffer, Noise, Note, State};
 use crate::error::Error;
 use crate::model::Model;
@@ -16,7 +16,7 @@ pub(in crate::exec) struct Trial {
     material: Material,
     arena: DeviceBuffer,
     /// Those that were captured last; nothing of them is under way between two calls.
-    graphs: UntilFault<Vec<Graph>>,
+    graphs: UntilFault<Vec<CudaGraph>>,
     input: DeviceBuffer,
     output: DeviceBuffer,
     states: Vec<State>,
@@ -110,7 +110,7 @@ impl Trial {
         Ok(seconds)
     }
 
-    fn capture(&mut self, plan: &Plan, marks: &[Event]) -> Result<Graph, Error> {
+    fn capture(&mut self, plan: &Plan, marks: &[Event]) -> Result<CudaGraph, Error> {
         if plan.arena_bytes > self.arena.len() {
             return Err(Error::Internal { what: "plans of one trial differ in more than kernels".into() });
         }

@@ -42,7 +42,7 @@ pub(super) struct Answer {
 
 /// What a file holds.
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct CacheEntry {
     format: u32,
     #[serde(flatten)]
     key: Key,
@@ -62,9 +62,9 @@ pub(super) struct Census {
     pub unreadable: Vec<PathBuf>,
 }
 
-/// Another number when [`Entry`] changes, or what a shape or a kernel is called: 2 has the types of tensors in shapes.
+/// Another number when [`CacheEntry`] changes, or what a shape or a kernel is called: 2 has the types of tensors in shapes.
 const FORMAT: u32 = 2;
-/// More than a thousand times what an [`Entry`] takes.
+/// More than a thousand times what an [`CacheEntry`] takes.
 const MAX_ENTRY_BYTES: u64 = 1 << 20;
 /// What is tried with a file that holds one.
 const READ: &str = "read an answer in";
@@ -119,8 +119,8 @@ impl Cache {
             for path in entries(&folder).into_iter().filter(|path| path.extension().is_some_and(|kind| kind == "json"))
             {
                 let text = files::own::read(READ, &path, MAX_ENTRY_BYTES).ok();
-                let entry = text.and_then(|text| serde_json::from_slice::<Entry>(&text).ok());
-                let of_this_gpu = |entry: &Entry| usize::from(entry.key.gpu == self.key.gpu);
+                let entry = text.and_then(|text| serde_json::from_slice::<CacheEntry>(&text).ok());
+                let of_this_gpu = |entry: &CacheEntry| usize::from(entry.key.gpu == self.key.gpu);
                 match entry.filter(|entry| path.ends_with(file_name(&entry.shape))) {
                     Some(entry) if entry.format != FORMAT => census.outdated += of_this_gpu(&entry),
                     Some(entry) if (&folder == own) != (entry.key == self.key) => census.unreadable.push(path),
@@ -157,7 +157,7 @@ impl Cache {
                 return None;
             }
         };
-        match serde_json::from_slice::<Entry>(&text) {
+        match serde_json::from_slice::<CacheEntry>(&text) {
             Ok(entry) if entry.format == FORMAT && entry.key == self.key && entry.shape == shape => Some(entry.answer),
             Ok(_) => {
                 passed_over("it is for something else".into());
@@ -171,7 +171,8 @@ impl Cache {
     }
 
     fn write(&self, path: &Path, shape: &str, answer: &Answer) -> Result<(), Error> {
-        let entry = Entry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
+        let entry =
+            CacheEntry { format: FORMAT, key: self.key.clone(), shape: shape.to_owned(), answer: answer.clone() };
         let text = serde_json::to_string_pretty(&entry).map_err(|error| Error::io("write", path, error.into()))?;
         files::own::write(path, (text + "\n").as_bytes())
     }

@@ -20,7 +20,7 @@ pub(super) struct Outline<'a> {
     /// The first EXIF block in front of the picture.
     pub exif: Option<&'a [u8]>,
     /// What matters for decoding, in order.
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<Segment<'a>>,
 }
 
 /// The frame header.
@@ -54,7 +54,7 @@ pub(super) enum Colours {
 
 /// A segment that matters for decoding.
 #[derive(Debug)]
-pub(super) enum Part<'a> {
+pub(super) enum Segment<'a> {
     /// Quantisation or Huffman tables, or a restart interval: its marker and content.
     Table(u8, &'a [u8]),
     Scan(Scan<'a>),
@@ -91,10 +91,10 @@ impl<'a> Outline<'a> {
                 marker::SOF0..=marker::SOF2 => frame = Some(Frame::read(marker, content)?),
                 marker::SOS => {
                     let frame = frame.as_ref().ok_or("not a sound JPEG: a scan before the frame")?;
-                    parts.push(Part::Scan(Scan::read(frame, content, segments.entropy_coded())?));
+                    parts.push(Segment::Scan(Scan::read(frame, content, segments.entropy_coded())?));
                     scans += 1;
                 }
-                marker::DHT | marker::DQT | marker::DRI => parts.push(Part::Table(marker, content)),
+                marker::DHT | marker::DQT | marker::DRI => parts.push(Segment::Table(marker, content)),
                 marker::SOF3..=marker::SOF15 | marker::DHP | marker::EXP => return Err(unsupported(marker)),
                 marker::DNL => frame.iter_mut().try_for_each(|frame| frame.set_height(content))?,
                 marker::APP0 if scans == 0 => hints.has_jfif |= content.starts_with(b"JFIF\0"),
@@ -114,7 +114,7 @@ impl<'a> Outline<'a> {
     }
 
     pub fn scans(&self) -> impl Iterator<Item = &Scan<'a>> {
-        self.parts.iter().filter_map(|part| if let Part::Scan(scan) = part { Some(scan) } else { None })
+        self.parts.iter().filter_map(|part| if let Segment::Scan(scan) = part { Some(scan) } else { None })
     }
 
     /// Whether all coefficients are kept until the last scan is read.

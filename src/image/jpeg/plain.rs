@@ -1,7 +1,7 @@
 //! A JPEG without what does not matter: no metadata, no filling, no height behind the picture.
 
 use super::marker;
-use super::outline::{Colours, Outline, Part, Scan};
+use super::outline::{Colours, Outline, Scan, Segment};
 use super::standard;
 
 /// The file as the decoder is given it. `bytes` is the size of the original, which is about that of this one.
@@ -18,8 +18,8 @@ pub(super) fn file(outline: &Outline, bytes: usize) -> Result<Vec<u8>, String> {
     put_frame(&mut out, outline);
     for part in &outline.parts {
         match part {
-            Part::Table(marker, content) => put(&mut out, *marker, content),
-            Part::Scan(scan) => put_scan(&mut out, scan),
+            Segment::Table(marker, content) => put(&mut out, *marker, content),
+            Segment::Scan(scan) => put_scan(&mut out, scan),
         }
     }
     out.extend([0xFF, marker::EOI]);

@@ -6,7 +6,7 @@
 
 use super::huffman::{Bits, Fault, Huffman};
 use super::marker;
-use super::outline::{Outline, Part, Scan};
+use super::outline::{Outline, Scan, Segment};
 use super::standard;
 
 const NO_TABLE: Fault = "its Huffman table is missing";
@@ -25,8 +25,8 @@ pub(super) fn check(outline: &Outline) -> Result<(), String> {
     let mut number = 0;
     for part in &outline.parts {
         match part {
-            Part::Table(marker, content) => walk.read_table(*marker, content)?,
-            Part::Scan(scan) => {
+            Segment::Table(marker, content) => walk.read_table(*marker, content)?,
+            Segment::Scan(scan) => {
                 number += 1;
                 walk.scan(scan).map_err(|(mcu, all, fault)| {
                     format!("the file is cut off or damaged: scan {number} of {count}, block {mcu} of {all}: {fault}")

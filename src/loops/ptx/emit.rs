@@ -88,7 +88,7 @@ struct At {
 
 /// What is bound and known somewhere.
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
+pub(super) struct EmitState {
     at: Vec<Option<At>>,
     /// Axes in the order in which they were bound.
     bound: Vec<usize>,
@@ -105,7 +105,7 @@ pub(super) struct Emitter<'n> {
     pub text: Text,
     /// The operand of each parameter; the last parameter is the result.
     operands: Vec<usize>,
-    state: State,
+    state: EmitState,
 }
 
 impl<'n> Emitter<'n> {
@@ -115,7 +115,7 @@ impl<'n> Emitter<'n> {
             _ => None,
         };
         let loaded: BTreeSet<usize> = nest.needed().filter_map(operand).collect();
-        let state = State { at: vec![None; nest.extents.len()], ..State::default() };
+        let state = EmitState { at: vec![None; nest.extents.len()], ..EmitState::default() };
         Self { nest, text: Text::default(), operands: loaded.into_iter().collect(), state }
     }
 
@@ -142,12 +142,12 @@ impl<'n> Emitter<'n> {
     }
 
     /// What is bound and known here.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> EmitState {
         self.state.clone()
     }
 
     /// Binds and knows what was bound and known elsewhere, in a scope that is still open or a loop within it.
-    pub fn restore(&mut self, state: State) {
+    pub fn restore(&mut self, state: EmitState) {
         self.state = state;
     }
 

@@ -4,7 +4,7 @@
 //! The sides are any terms, so that a convolution gathers its operand where it stages it, and conversions and functions
 //! of operands are computed once for a tile. What is computed from the sum follows in registers.
 
-use super::emit::{Emitter, Lanes, State, Value};
+use super::emit::{EmitState, Emitter, Lanes, Value};
 use super::nest::{Nest, Reduction};
 use super::point::unravelled;
 use super::text::{Class, Reg, Text};
@@ -47,7 +47,7 @@ struct Stage {
     /// Elements from one point of the sum to the next.
     pitch: usize,
     /// What is known of each group of rows that a thread stages, and the first of them in the tile.
-    groups: Vec<(State, Reg)>,
+    groups: Vec<(EmitState, Reg)>,
     /// The thread's first point of the sum, and how far the next ones are.
     depth: Reg,
     depths: Vec<usize>,
@@ -137,7 +137,7 @@ impl Product {
             });
             (state, in_tile)
         });
-        let groups: Vec<(State, Reg)> = groups.collect();
+        let groups: Vec<(EmitState, Reg)> = groups.collect();
         let depths: Vec<usize> = (0..DEPTH).step_by(depths).collect();
         let count = groups.len() * depths.len();
         let held = (0..count).map(|_| (0..own * of_sum).map(|_| emitter.text.reg(Class::Word)).collect()).collect();

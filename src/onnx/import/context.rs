@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::budget::Budget;
 use super::counts::Counted;
-use super::order::Order;
+use super::order::NodeOrder;
 use crate::error::Error;
 use crate::error::Problem;
 use crate::graph::{Constant, Expr, Graph, GraphBuilder, Number, Op, Tensor, ValueId, ValueType};
@@ -61,7 +61,7 @@ pub(in crate::onnx) struct Context<'m> {
     /// Tensors of the file that are constants already, by their addresses.
     pub(super) tensors: HashMap<*const onnx::Tensor, ValueId>,
     /// In which order the nodes of a graph are imported, by the address of the first.
-    pub(super) orders: HashMap<*const Node, Rc<Order>>,
+    pub(super) orders: HashMap<*const Node, Rc<NodeOrder>>,
     /// Names of nodes, and how often each was asked for.
     names: HashMap<String, usize>,
 }

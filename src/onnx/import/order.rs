@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::onnx::{AttributeValue, Node};
 
 /// Indices of the nodes of a graph.
-pub(super) struct Order {
+pub(super) struct NodeOrder {
     /// Each behind those that it reads from, and otherwise as the file has them.
     pub sorted: Vec<usize>,
     /// Those that read what depends on them.
@@ -23,7 +23,7 @@ struct Sorter<'m> {
     ready: BinaryHeap<Reverse<usize>>,
 }
 
-impl Order {
+impl NodeOrder {
     pub fn of(nodes: &[Node]) -> Self {
         let mut sorter = Sorter::new(nodes);
         let mut sorted = Vec::with_capacity(nodes.len());

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::call::Call;
 use super::context::{Context, Item, Outcome};
-use super::order::Order;
+use super::order::NodeOrder;
 use crate::error::{Problem, printable};
 use crate::onnx::operators;
 use crate::onnx::{AttributeValue, Function, Graph, Node, Opsets};
@@ -51,7 +51,7 @@ impl<'m> Scope<'_, 'm> {
 
     /// The nodes of a graph, each after those that it reads from.
     pub fn run(&mut self, cx: &mut Context<'m>, nodes: &'m [Node]) {
-        let order = cx.orders.entry(nodes.as_ptr()).or_insert_with(|| Rc::new(Order::of(nodes))).clone();
+        let order = cx.orders.entry(nodes.as_ptr()).or_insert_with(|| Rc::new(NodeOrder::of(nodes))).clone();
         for &index in &order.cyclic {
             self.problem(cx, &nodes[index], &[], "reads what depends on it: the graph has a cycle".into());
         }

@@ -20,8 +20,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use self::layered::Layered;
-use self::order::Order;
-use super::context::{Context, Target};
+use self::order::LoopOrder;
+use super::context::{Context, PlanTarget};
 use super::lower::Lowering;
 use super::work::Work;
 use super::{
@@ -56,9 +56,9 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
     let network = model::optimize(&of.network);
     let shapes = model::infer(&network)?;
     let parts = concat::parts(&network, &shapes, limits.family)?;
-    let context = Context::new(&network, &shapes, Target { limits, batch, choices }, None, parts);
+    let context = Context::new(&network, &shapes, PlanTarget { limits, batch, choices }, None, parts);
     let steps = cover::cover(&context)?;
-    let order = Order::new(&of, &network, &steps);
+    let order = LoopOrder::new(&of, &network, &steps);
     let due = order.due(&schedule);
     let states = states.to_vec();
     let plan = Plan { states, ..Plan::new(limits, batch, rows.map(RowSpec::clone)) };
@@ -148,7 +148,7 @@ fn with_rows(graph: &Graph, batch: usize, input: &RowSpec) -> Graph {
 struct Growing<'a> {
     graph: &'a Graph,
     of: &'a Layered,
-    order: Order<'a>,
+    order: LoopOrder<'a>,
     request: &'a ValuesRequest<'a>,
     of_value: HashMap<ValueId, TensorId>,
     /// The number of the output that each of these values is, where steps write outputs in place.
@@ -160,7 +160,7 @@ impl<'a> Growing<'a> {
     fn new(
         of: &'a Layered,
         schedule: &Schedule,
-        order: Order<'a>,
+        order: LoopOrder<'a>,
         lowering: Lowering<'a>,
         request: &'a ValuesRequest<'a>,
     ) -> Self {

@@ -9,7 +9,7 @@ use crate::model;
 use crate::plan::context::Match;
 
 /// When loops can be computed: behind which nodes of the network.
-pub(super) struct Order<'a> {
+pub(super) struct LoopOrder<'a> {
     of: &'a Layered,
     /// The node of the network that writes each value that loops read of it.
     pub images: HashMap<ValueId, model::NodeId>,
@@ -17,7 +17,7 @@ pub(super) struct Order<'a> {
     places: HashMap<model::NodeId, model::NodeId>,
 }
 
-impl<'a> Order<'a> {
+impl<'a> LoopOrder<'a> {
     pub fn new(of: &'a Layered, network: &model::images::Network, steps: &[Match]) -> Self {
         let places = steps.iter().flat_map(|step| step.writes.iter().map(|&node| (node, step.place))).collect();
         let mut images = HashMap::new();

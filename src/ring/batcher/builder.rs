@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::state::{Bounds, State};
+use super::state::{BatcherState, Bounds};
 use super::{Batcher, Shared, serve};
 use crate::device::{HOST_MEMORY, HostBuffer};
 use crate::error::Error;
@@ -132,7 +132,7 @@ impl BatcherBuilder {
             when_full: self.when_full,
             places: rows,
             rows: Arc::new(HostBuffer::new(&self.core.device, rows.saturating_mul(input.row_pitch))?),
-            state: Mutex::new(State::new(rows, &sizes.batch_sizes, self.core.compute_streams())),
+            state: Mutex::new(BatcherState::new(rows, &sizes.batch_sizes, self.core.compute_streams())),
             sender: Mutex::default(),
             work: Condvar::new(),
             flown: Condvar::new(),

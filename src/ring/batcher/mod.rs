@@ -54,10 +54,10 @@ pub use state::RowPriority;
 pub use stats::BatcherStats;
 pub use ticket::{RowOutput, RowTicket};
 
-pub(crate) use state::{Bounds, News, Next, Queued, State as Books, Wake};
+pub(crate) use state::{BatcherState as Books, Bounds, News, Next, Queued, Wake};
 
 use serve::Sender;
-use state::State;
+use state::BatcherState;
 
 /// Takes single rows from any number of threads and runs them in batches; [`Engine::batcher`](crate::Engine::batcher)
 /// builds it.
@@ -105,7 +105,7 @@ struct Shared {
     /// The page-locked rows. Each is accessed by the one [`Row`] that claimed it, from commit to delivery by the
     /// device alone. In an `Arc` so that it can be left to the device if need be.
     rows: Arc<HostBuffer>,
-    state: Mutex<State>,
+    state: Mutex<BatcherState>,
     /// Whoever sends a batch has it until the batch is among the flights, so that these are in the ring's order.
     sender: Mutex<Sender>,
     /// Tells the batching thread of commits, of batches delivered, and of the end.

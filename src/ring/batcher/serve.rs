@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::state::{Flight, Next, Queued, State, Wake};
+use super::state::{BatcherState, Flight, Next, Queued, Wake};
 use crate::device::Note;
 use crate::error::Error;
 use crate::ring::batch::Gathered;
@@ -252,7 +252,7 @@ impl Shared {
     fn told_with<T>(
         &self,
         wakes: &mut Vec<Wake>,
-        change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T,
+        change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T,
     ) -> T {
         let changed = change(&mut lock(&self.state), wakes);
         while let Some(thread) = self.next_asleep() {
@@ -263,7 +263,7 @@ impl Shared {
     }
 
     /// The same where nobody, or a few, are to be woken.
-    pub(super) fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, State>, &mut Vec<Wake>) -> T) -> T {
+    pub(super) fn told<T>(&self, change: impl FnOnce(&mut MutexGuard<'_, BatcherState>, &mut Vec<Wake>) -> T) -> T {
         self.told_with(&mut Vec::new(), change)
     }
 }

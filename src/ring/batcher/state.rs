@@ -45,7 +45,7 @@ pub(crate) enum Wake {
 }
 
 /// A ticket's end of the books.
-enum Entry {
+enum TicketEntry {
     Vacant,
     /// Queued or in flight.
     Waiting(Wake),
@@ -115,10 +115,10 @@ pub(crate) struct Flight {
     pub rows: Vec<Queued>,
 }
 
-pub(crate) struct State {
+pub(crate) struct BatcherState {
     /// Free page-locked rows.
     free: Places,
-    entries: Vec<Entry>,
+    entries: Vec<TicketEntry>,
     vacant: Vec<usize>,
     /// Committed rows, in order of commit: high priority, normal priority.
     queues: [VecDeque<Queued>; 2],
@@ -144,13 +144,13 @@ pub(crate) struct State {
     asleep: VecDeque<Thread>,
 }
 
-impl State {
+impl BatcherState {
     /// Books for so many page-locked rows, these batch sizes, ascending, and so many compute streams.
     pub fn new(rows: usize, sizes: &[usize], streams: usize) -> Self {
         let capacity = *sizes.last().expect("a program has a batch size");
         Self {
             free: Places::new(rows),
-            entries: (0..rows).map(|_| Entry::Vacant).collect(),
+            entries: (0..rows).map(|_| TicketEntry::Vacant).collect(),
             vacant: (0..rows).rev().collect(),
             queues: [VecDeque::with_capacity(rows), VecDeque::with_capacity(rows)],
             flights: VecDeque::new(),
@@ -210,10 +210,10 @@ impl State {
     /// Queues a claimed row at `now` and makes an entry for its ticket.
     pub fn commit(&mut self, row: usize, priority: RowPriority, deadline: Option<Instant>, now: Instant) -> usize {
         let entry = self.vacant.pop().unwrap_or_else(|| {
-            self.entries.push(Entry::Vacant);
+            self.entries.push(TicketEntry::Vacant);
             self.entries.len() - 1
         });
-        self.entries[entry] = Entry::Waiting(Wake::Nobody);
+        self.entries[entry] = TicketEntry::Waiting(Wake::Nobody);
         let queue = usize::from(priority == RowPriority::Normal);
         self.queues[queue].push_back(Queued { row, entry, since: now, deadline });
         self.pace.came(now);
@@ -268,7 +268,7 @@ impl State {
             let mut index = 0;
             while let Some(&queued) = self.queues[queue].get(index) {
                 let late = queued.deadline.and_then(|deadline| now.checked_duration_since(deadline));
-                if matches!(self.entries[queued.entry], Entry::Abandoned) {
+                if matches!(self.entries[queued.entry], TicketEntry::Abandoned) {
                     self.vacate(queued.entry);
                 } else if let Some(late) = late {
                     self.counters.expired += 1;
@@ -328,7 +328,7 @@ impl State {
     }
 
     /// The device is done with a batch: its rows are free, its tickets have their answers. Threads that wait for them
-    /// are left to [`State::next_asleep`].
+    /// are left to [`BatcherState::next_asleep`].
     pub fn deliver(&mut self, mut rows: Vec<Queued>, output: &Arc<Output>, now: Instant, wakes: &mut Vec<Wake>) {
         self.pace.done(now);
         if self.closed == Some(Close::Abort) {
@@ -378,8 +378,8 @@ impl State {
     }
 
     fn answer(&mut self, entry: usize, answer: Result<RowOutput, Error>) -> Wake {
-        match std::mem::replace(&mut self.entries[entry], Entry::Done(answer)) {
-            Entry::Waiting(wake) => wake,
+        match std::mem::replace(&mut self.entries[entry], TicketEntry::Done(answer)) {
+            TicketEntry::Waiting(wake) => wake,
             _ => {
                 self.vacate(entry);
                 Wake::Nobody
@@ -388,7 +388,7 @@ impl State {
     }
 
     fn vacate(&mut self, entry: usize) {
-        self.entries[entry] = Entry::Vacant;
+        self.entries[entry] = TicketEntry::Vacant;
         self.vacant.push(entry);
     }
 
@@ -398,34 +398,34 @@ impl State {
     }
 
     pub fn is_done(&self, entry: usize) -> bool {
-        matches!(self.entries[entry], Entry::Done(_))
+        matches!(self.entries[entry], TicketEntry::Done(_))
     }
 
     /// The answer, if it is there, and the entry's end; else sets who is told. The second part is to be dropped without
     /// the lock.
     pub fn take(&mut self, entry: usize, wake: Wake) -> (Option<Result<RowOutput, Error>>, Wake) {
-        match std::mem::replace(&mut self.entries[entry], Entry::Vacant) {
-            Entry::Done(answer) => {
+        match std::mem::replace(&mut self.entries[entry], TicketEntry::Vacant) {
+            TicketEntry::Done(answer) => {
                 self.vacant.push(entry);
                 (Some(answer), wake)
             }
-            Entry::Waiting(before) => {
-                self.entries[entry] = Entry::Waiting(wake);
+            TicketEntry::Waiting(before) => {
+                self.entries[entry] = TicketEntry::Waiting(wake);
                 (None, before)
             }
-            Entry::Vacant | Entry::Abandoned => unreachable!("the ticket owns its entry"),
+            TicketEntry::Vacant | TicketEntry::Abandoned => unreachable!("the ticket owns its entry"),
         }
     }
 
     /// The ticket is gone. Gives what it leaves, to be dropped without the lock.
     pub fn abandon(&mut self, entry: usize) -> (Option<Result<RowOutput, Error>>, Wake) {
-        match std::mem::replace(&mut self.entries[entry], Entry::Abandoned) {
-            Entry::Done(answer) => {
+        match std::mem::replace(&mut self.entries[entry], TicketEntry::Abandoned) {
+            TicketEntry::Done(answer) => {
                 self.vacate(entry);
                 (Some(answer), Wake::Nobody)
             }
-            Entry::Waiting(wake) => (None, wake),
-            Entry::Vacant | Entry::Abandoned => unreachable!("the ticket owns its entry"),
+            TicketEntry::Waiting(wake) => (None, wake),
+            TicketEntry::Vacant | TicketEntry::Abandoned => unreachable!("the ticket owns its entry"),
         }
     }
 }

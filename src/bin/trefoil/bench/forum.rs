@@ -16,7 +16,7 @@ use trefoil::{Device, Engine, InputFormat, OutputKind, Stage};
 
 use super::args::ForumArgs;
 use super::load::median;
-use super::orders::{Case, Order, Start, Turns, cases};
+use super::orders::{Case, IssueOrder, Start, Turns, cases};
 use super::plot::{Bar, bars};
 use super::record::Record;
 use super::sources::Sources;
@@ -51,7 +51,7 @@ struct Compute {
 struct Row {
     format: String,
     start: Start,
-    order: Order,
+    order: IssueOrder,
     name: &'static str,
     upload: bool,
     includes: String,
@@ -189,7 +189,7 @@ fn print(figures: &Figures, out: &mut dyn Write) -> io::Result<()> {
 fn plot(figures: &Figures, about: &str) -> String {
     let bar = |row: &Row| {
         let start = row.start.name();
-        let group = if row.order == Order::Recommended { 1 } else { 0 };
+        let group = if row.order == IssueOrder::Recommended { 1 } else { 0 };
         Bar { label: format!("{} {start}: {}", row.format, row.name), value: row.images_per_second, group }
     };
     let alone = figures.compute.iter().map(|compute| {

@@ -15,7 +15,7 @@ use crate::stop;
 /// What happens under the lock that all threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum IssueOrder {
     /// Filled outside; submitted, waited for and read under it.
     FillOutside,
     /// Filled and read outside; submitted and waited for under it.
@@ -30,13 +30,13 @@ pub enum Order {
     Recommended,
 }
 
-const ORDERS: [Order; 6] = [
-    Order::FillOutside,
-    Order::FillAndReadOutside,
-    Order::AllInside,
-    Order::SubmitInside,
-    Order::NoLock,
-    Order::Recommended,
+const ORDERS: [IssueOrder; 6] = [
+    IssueOrder::FillOutside,
+    IssueOrder::FillAndReadOutside,
+    IssueOrder::AllInside,
+    IssueOrder::SubmitInside,
+    IssueOrder::NoLock,
+    IssueOrder::Recommended,
 ];
 
 /// Where the pixels are when a thread has its turn.
@@ -54,7 +54,7 @@ pub enum Start {
 pub struct Case {
     pub format: InputFormat,
     pub start: Start,
-    pub order: Order,
+    pub order: IssueOrder,
 }
 
 /// The five orders and the recommended one from ordinary memory; the recommended one from where the pixels may be else.
@@ -65,11 +65,11 @@ pub fn cases() -> Vec<Case> {
         (InputFormat::U8Nhwc, Start::Pageable),
         (InputFormat::U8Nhwc, Start::PageLocked),
     ];
-    let more = more.map(|(format, start)| Case { format, start, order: Order::Recommended });
+    let more = more.map(|(format, start)| Case { format, start, order: IssueOrder::Recommended });
     forum.into_iter().chain(more).collect()
 }
 
-impl Order {
+impl IssueOrder {
     /// In few words; a bar is where the lock is taken or given back.
     pub fn name(self) -> &'static str {
         match self {
@@ -148,32 +148,32 @@ impl Turns<'_> {
         read: &impl Fn(usize, &Output) -> Result<()>,
     ) -> Result<Option<(usize, Ticket)>> {
         let locked = || -> Result<MutexGuard<'_, ()>> { lock.lock().map_err(|_| anyhow!("another thread panicked")) };
-        let outside = if self.case.order == Order::AllInside { Some(locked()?) } else { None };
+        let outside = if self.case.order == IssueOrder::AllInside { Some(locked()?) } else { None };
         let (number, batch) = self.filled(thread)?;
         match self.case.order {
-            Order::FillOutside => {
+            IssueOrder::FillOutside => {
                 let _held = locked()?;
                 read(number, &batch.submit(self.batch)?.wait()?)?;
             }
-            Order::FillAndReadOutside => {
+            IssueOrder::FillAndReadOutside => {
                 let held = locked()?;
                 let output = batch.submit(self.batch)?.wait()?;
                 drop(held);
                 read(number, &output)?;
             }
-            Order::AllInside => {
+            IssueOrder::AllInside => {
                 read(number, &batch.submit(self.batch)?.wait()?)?;
                 drop(outside);
                 thread::yield_now(); // or the thread that has the lock would take it again and again
             }
-            Order::SubmitInside => {
+            IssueOrder::SubmitInside => {
                 let held = locked()?;
                 let ticket = batch.submit(self.batch)?;
                 drop(held);
                 read(number, &ticket.wait()?)?;
             }
-            Order::NoLock => read(number, &batch.submit(self.batch)?.wait()?)?,
-            Order::Recommended => {
+            IssueOrder::NoLock => read(number, &batch.submit(self.batch)?.wait()?)?,
+            IssueOrder::Recommended => {
                 let ticket = batch.submit(self.batch)?;
                 if let Some((number, before)) = last {
                     read(number, &before.wait()?)?;

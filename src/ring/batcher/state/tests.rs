@@ -6,8 +6,8 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 const BOUNDS: Bounds = Bounds { full: 4, in_flight: 3, max_delay: Duration::from_millis(2) };
 
 /// Books of a device that takes 10 ms for a run, which is known.
-fn books(start: Instant) -> State {
-    let mut state = State::new(16, &[1, 4], 1);
+fn books(start: Instant) -> BatcherState {
+    let mut state = BatcherState::new(16, &[1, 4], 1);
     for at in [start, start + MS(50)] {
         send(&mut state, 1, at);
         done(&mut state, at + MS(10));
@@ -15,19 +15,19 @@ fn books(start: Instant) -> State {
     state
 }
 
-fn commit(state: &mut State, deadline: Option<Instant>, now: Instant) {
+fn commit(state: &mut BatcherState, deadline: Option<Instant>, now: Instant) {
     let row = state.claim(RowPriority::Normal).unwrap();
     state.commit(row, RowPriority::Normal, deadline, now);
 }
 
-fn send(state: &mut State, rows: usize, now: Instant) {
+fn send(state: &mut BatcherState, rows: usize, now: Instant) {
     (0..rows).for_each(|_| commit(state, None, now));
     assert_eq!(state.next(&BOUNDS, now), Next::Leave);
     let rows = state.pick(&BOUNDS, now);
     state.sent(&rows, 1, now);
 }
 
-fn done(state: &mut State, now: Instant) {
+fn done(state: &mut BatcherState, now: Instant) {
     state.in_flight -= 1;
     state.pace.done(now);
 }
@@ -65,7 +65,7 @@ fn a_row_that_may_not_wait_goes_along() {
     let now = start + MS(1_000);
     // Nine rows, of which the last has a deadline; 16 take nine times as long as 8.
     let picked = |after: Duration| {
-        let mut state = State::new(64, &[8, 16], 1);
+        let mut state = BatcherState::new(64, &[8, 16], 1);
         for (rows, run) in [(8, 10), (16, 90)] {
             (0..rows).for_each(|_| commit(&mut state, None, start));
             let rows = state.take_rows(rows);
@@ -83,7 +83,7 @@ fn a_row_that_may_not_wait_goes_along() {
 #[test]
 fn a_full_batch_queues_deeper_than_another() {
     let now = Instant::now();
-    let mut state = State::new(16, &[1, 4], 1);
+    let mut state = BatcherState::new(16, &[1, 4], 1);
     send(&mut state, 1, now);
     send(&mut state, 1, now);
     commit(&mut state, None, now);
@@ -96,7 +96,7 @@ fn a_full_batch_queues_deeper_than_another() {
 }
 
 /// What each of the next rows changes.
-fn news_of(state: &mut State, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<News> {
+fn news_of(state: &mut BatcherState, before: std::ops::Range<usize>, bounds: &Bounds, now: Instant) -> Vec<News> {
     let news = |before| {
         commit(state, None, now);
         state.news(before, false, bounds, now)
