@@ -37,6 +37,9 @@ pub(crate) struct Lines {
     pub ops: usize,
 }
 
+/// What a worker does with some lines of a result.
+pub(crate) type Task<'a, T> = dyn Fn(usize, Range<usize>, &mut [T]) + Sync + 'a;
+
 /// Fewer operations than these are not worth being handed to a thread.
 const LEAST_OPS: usize = 1 << 17;
 
@@ -53,7 +56,7 @@ impl Lines {
     }
 
     /// Calls `task(worker, lines, what they are of y)` for parts that are all lines together.
-    pub fn share<T: Send>(&self, team: &dyn Team, y: &mut [T], task: &(dyn Fn(usize, Range<usize>, &mut [T]) + Sync)) {
+    pub fn share<T: Send>(&self, team: &dyn Team, y: &mut [T], task: &Task<'_, T>) {
         let in_part = self.in_part(team.workers());
         let (all, y) = (y.len(), Shared(y.as_mut_ptr()));
         team.each(self.count.div_ceil(in_part), &|worker, part| {
