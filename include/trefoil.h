@@ -1160,7 +1160,9 @@ trefoil_status trefoil_batcher_get_stats(trefoil_batcher batcher, struct trefoil
  `wanted` is null, or has its `size` set and so many bytes, and its names and values are as many as it says; `sized` can
  be written or is null.
  */
-trefoil_status trefoil_model_at(trefoil_model model, const struct trefoil_size *wanted, trefoil_model *sized);
+trefoil_status trefoil_model_at(trefoil_model model,
+                                const struct trefoil_size *wanted,
+                                trefoil_model *sized);
 
 /*
  A model whose rows may be shorter than an engine's size along the free dimension `dim`: `count` inputs by their names,
