@@ -7,11 +7,11 @@ cd "$(dirname "$0")/.."
 kind=$1
 shift
 case $kind in
-address) build_std=() more=() few=(ring:: device::cpu loops:: files::) ;;
+address) build_std=() more=() few=(ring:: device::cpu exec::cpu:: loops:: files::) ;;
 # Without its own build the standard library's locks are taken for races. The schedules of the ring are one thread's.
 thread)
     build_std=(-Zbuild-std) more=(--features ffi)
-    few=(ring:: device:: engine:: ffi:: files:: simulate:: --skip schedules_all)
+    few=(ring:: device:: engine:: exec::cpu:: loops::team loops::tests::shared ffi:: files:: simulate:: --skip schedules_all)
     ;;
 *) echo "expected address or thread, found $kind" >&2 && exit 64 ;;
 esac

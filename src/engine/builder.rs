@@ -450,8 +450,7 @@ impl<'a> EngineBuilder<'a> {
 
     /// The sizes by their free dimensions, of which those that are not named are as the models have them.
     fn buckets(&self) -> Result<Vec<Bucket>, Error> {
-        let mut own = Dims::new();
-        self.models.iter().rev().for_each(|member| own.extend(member.model.dims()));
+        let own = self.own_dims()?;
         let Some(sizes) = &self.options.sizes else { return Ok(vec![Bucket { dims: own, batch_sizes: Vec::new() }]) };
         if sizes.is_empty() {
             return Err(Error::option("batch", "empty", "at least one batch size"));
@@ -465,6 +464,23 @@ impl<'a> EngineBuilder<'a> {
             Ok(Size::of(size.batch(), dims))
         };
         Ok(Bucket::all(&sizes.iter().map(whole).collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// The free dimensions of all models, in which they agree unless sizes name them.
+    fn own_dims(&self) -> Result<Dims, Error> {
+        let mut own = Dims::new();
+        let is_named = |name: &str| self.options.sizes.iter().flatten().any(|size| size.dims().contains_key(name));
+        for (name, size) in self.models.iter().flat_map(|member| member.model.dims()) {
+            match own.get(&name) {
+                Some(&other) if other != size && !is_named(&name) => {
+                    let expected = format!("one size of `{name}` for all models: they have {other} and {size}");
+                    return Err(Error::option("sizes", "of neither", expected));
+                }
+                Some(_) => {}
+                None => _ = own.insert(name, size),
+            }
+        }
+        Ok(own)
     }
 
     pub(super) fn build_spec(&self) -> Result<BuildSpec, Error> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::rebuild::{Blueprint, Engines};
 use super::{Engine, EngineBuilder};
 use crate::device::{Device, Signal};
-use crate::error::Error;
+use crate::error::{Credits, Error};
 use crate::ring::{Batch, Close, DeviceStats, Peers};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, after, lock};
 use crate::tensor::{RowSpec, Size};
 
 /// The same engine on each of several devices: a batch goes to the device that has the fewest, and one that fails is
@@ -144,7 +144,8 @@ impl Fleet {
     }
 
     /// Closes all engines, whatever becomes of one of them, see [`Engine::close`]; `limit` is for all together. Those of
-    /// failed devices have nothing to wait for, and are not rebuilt any more.
+    /// failed devices have nothing to wait for, and are not rebuilt any more; one that is being built is waited for, which a
+    /// drop does not do.
     ///
     /// # Errors
     /// [`Error::Timeout`] past the limit; [`Error::Fault`] if no device is left.
@@ -158,6 +159,10 @@ impl Fleet {
                 Err(error @ Error::Fault { .. }) => fault = Some(error),
                 Err(error) => late = late.or(Some(error)),
             }
+        }
+        if !self.peers.rings().await_builder(after(limit.saturating_sub(start.elapsed()))) {
+            let credits = Credits::default(); // those of the engine that is being built are nobody's
+            late = late.or(Some(Error::Timeout { operation: "close", waited: start.elapsed(), credits }));
         }
         late.or(fault.filter(|_| closed == 0)).map_or(Ok(()), Err)
     }

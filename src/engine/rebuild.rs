@@ -24,7 +24,7 @@ impl EngineBuilder<'_> {
     /// page-locked rows. Meanwhile producers wait for a batch, and tickets for their answer, as long as
     /// [`acquire_limit`](Self::acquire_limit) says; past it they get an [`Error::Timeout`] that says why, but for
     /// [`Ticket::wait_for`](crate::Ticket::wait_for) with a smaller limit, which gives the ticket back. An attempt that fails
-    /// counts too. The first is made at once, the second after 0.1 s, and each later one after twice the time, 10 s at most.
+    /// counts too; those of several devices are made one after the other. The first is made at once, the second after 0.1 s, and each later one after twice the time, 10 s at most.
     /// When none is left everything is answered with the fault, and so after a fault of class
     /// [`Process`](crate::FaultClass::Process), which no new engine outlives. [`Fleet::stats`](crate::Fleet::stats) counts.
     ///
@@ -93,8 +93,9 @@ impl Blueprint {
         }
         let name = format!("trefoil-mend-{}", FLEETS.fetch_add(1, Ordering::Relaxed));
         let mend = move || {
+            let _ended = EndsWithIt(&rings);
             while let Some((index, failed)) = rings.next_due() {
-                match self.rebuild(&failed) {
+                match self.rebuild(&failed, &rings) {
                     Ok(engine) => replace(&rings, &engines, index, engine),
                     Err(error) => rings.failed(index, &error),
                 }
@@ -103,11 +104,23 @@ impl Blueprint {
         sync::spawn(name, mend).map(drop)
     }
 
-    fn rebuild(&self, failed: &Device) -> Result<Engine, Error> {
+    fn rebuild(&self, failed: &Device, rings: &Rings) -> Result<Engine, Error> {
         let device = failed.reopened()?;
+        if rings.has_ended() {
+            return Err(Error::Closed);
+        }
         log::warn!("{}: opened again after a fault, the engine is built anew", device.info().target);
         let built = self.build_on(&[device])?.pop();
         built.ok_or_else(|| Error::Internal { what: "a build on one device gave no engine".into() })
+    }
+}
+
+/// Nobody waits for what a thread that ended, or panicked, would have built.
+struct EndsWithIt<'a>(&'a Rings);
+
+impl Drop for EndsWithIt<'_> {
+    fn drop(&mut self) {
+        self.0.builder_ended();
     }
 }
 

@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 /// Those who compute parts of something side by side.
-pub(crate) trait Team: Sync {
+///
+/// # Safety
+/// `each` calls its task once for each part below `parts`, and none of its calls goes on when it has returned.
+pub(crate) unsafe trait Team: Sync {
     /// How many they are.
     fn workers(&self) -> usize;
 
@@ -15,7 +18,8 @@ pub(crate) trait Team: Sync {
 /// The calling thread alone, as the worker of this number.
 pub(crate) struct Alone(pub usize);
 
-impl Team for Alone {
+// SAFETY: each part is called once, before the function returns.
+unsafe impl Team for Alone {
     fn workers(&self) -> usize {
         1
     }
@@ -61,7 +65,7 @@ impl Lines {
         let (all, y) = (y.len(), Shared(y.as_mut_ptr()));
         team.each(self.count.div_ceil(in_part), &|worker, part| {
             let lines = part * in_part..self.count.min((part + 1) * in_part);
-            let [start, end] = [lines.start, lines.end].map(|line| all.min(line * self.pitch));
+            let [start, end] = [lines.start, lines.end].map(|line| all.min(line.saturating_mul(self.pitch)));
             // SAFETY: start and end are at most the length of y, which is borrowed until all calls have returned. Each
             // part is handed out once, and their lines follow each other, so that no two ranges overlap.
             let y = unsafe { std::slice::from_raw_parts_mut(y.at(start), end - start) };
@@ -88,7 +92,8 @@ impl<T> Shared<T> {
 pub(super) struct Backwards(pub usize);
 
 #[cfg(test)]
-impl Team for Backwards {
+// SAFETY: each part is called once, before the function returns.
+unsafe impl Team for Backwards {
     fn workers(&self) -> usize {
         self.0
     }

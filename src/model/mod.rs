@@ -185,9 +185,10 @@ impl Model {
         if !path.is_dir() && path.extension().is_none_or(|extension| extension != "safetensors") {
             return onnx::open(path, sizes);
         }
-        let asked = Embedding::of_sizes(sizes)?;
-        let encoder = if path.is_dir() { encoders::open(path, &asked)? } else { None };
-        encoder.map_or_else(|| Self::open(path)?.at(&Size::of(1, sizes.dims().clone())), Ok)
+        if path.is_dir() && encoders::is_one(path)? {
+            return Self::open_encoder(path, &Embedding::of_sizes(sizes)?);
+        }
+        Self::open(path)?.at(&Size::of(1, sizes.dims().clone()))
     }
 
     /// Opens a folder with an encoder of texts, images or sounds: `model.safetensors` and `config.json` of Hugging Face's
@@ -494,8 +495,8 @@ impl Model {
         &self.weights
     }
 
-    /// How a picture becomes the input, at the sizes that the model has; [`Model::at`] gives those of another. An encoder of images normalises bytes in its graph: its mean and deviation are 0
-    /// and 1.
+    /// How a picture becomes the input, at the sizes that the model has; [`Model::at`] gives those of another. An encoder of
+    /// images normalises bytes in its graph: its mean and deviation are 0 and 1.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a model that reads no pictures.

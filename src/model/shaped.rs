@@ -43,9 +43,10 @@ struct Source(Arc<At>);
 type At = dyn Fn(&Dims, &Arc<Weights>) -> Result<(Shaped, Arc<Weights>), Error> + Send + Sync;
 
 impl Model {
-    /// A model of graphs of images, built in code: `build` gives the graph of one image for sizes of its free dimensions, which are those
-    /// that `at` names, and where `at` has the sizes unless an engine's builder has [others](crate::EngineBuilder::sizes).
-    /// Preprocessing is that at these sizes, and follows the graph's input at others. The rows of a size do not count.
+    /// A model of graphs of images, built in code: `build` gives the graph of one image for sizes of its free dimensions,
+    /// which are those that `at` names, and where `at` has the sizes unless an engine's builder has
+    /// [others](crate::EngineBuilder::sizes). `preprocessing` is for these sizes; at others its crop keeps its share. The rows
+    /// of a size do not count.
     ///
     /// ```
     /// use trefoil::{Device, Engine, OutputKind, Shape, Size, Target};

@@ -41,13 +41,18 @@ impl Model {
     /// have are left aside.
     ///
     /// # Errors
-    /// [`Error::Option`] with all sizes that the model cannot have, and for an input whose padding is not told, or along no
-    /// axis of its own.
+    /// [`Error::Option`] with all sizes that the model cannot have, and for an input that declares no padding, or has no axis
+    /// as long as the dimension.
     pub(crate) fn at_each(&self, all: &[Dims]) -> Result<Vec<Self>, Error> {
         let mut weights = self.weights().clone();
         let networks: Vec<Network> = match self.network() {
             Network::Images(images) => at_all(all, |dims| {
                 let (images, more) = images.at(dims, &weights)?;
+                let found = images.shaped().output.channels;
+                if found != self.classes() {
+                    let what = format!("{found} classes where the model has {}", self.classes());
+                    return Err(Error::graph(self.name(), what));
+                }
                 weights = more;
                 Ok(Network::Images(images))
             })?,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::bucket::{Extent, RowBucket};
 use super::credits::Lent;
@@ -207,14 +208,20 @@ impl Batch {
     /// # Errors
     /// [`Error::Option`] if `rows` is 0 or above the capacity, or no batch size of a model [with
     /// state](crate::model::Model::with_state): the batch's credits are free again.
-    /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another.
-    /// [`Error::Closed`] if the engine was closed.
-    pub fn submit(mut self, rows: usize) -> Result<Ticket, Error> {
+    /// [`Error::Fault`] if the device failed; it is out of use then, and a [`Fleet`](crate::Fleet) submits to another, for
+    /// whose batch it may wait: [`Error::Timeout`] if none came free within the limit of
+    /// [`EngineBuilder::acquire_limit`](crate::EngineBuilder::acquire_limit). [`Error::Closed`] if the engine was closed.
+    pub fn submit(self, rows: usize) -> Result<Ticket, Error> {
+        self.submit_until(rows, None)
+    }
+
+    /// The same; if the device failed, another one's batch is waited for until the deadline, if there is one.
+    pub(super) fn submit_until(mut self, rows: usize, deadline: Option<Instant>) -> Result<Ticket, Error> {
         let (Submission { staging, lent, extent, .. }, submitted) = self.enqueue(rows, false)?;
         let ticket = submitted.map(|number| Ticket::new(self.core.clone(), lent, number, extent));
         match self.member.take() {
             None => ticket,
-            Some(member) => member.submitted(&self.core, staging, extent, ticket),
+            Some(member) => member.submitted(&self.core, staging, extent, ticket, deadline),
         }
     }
 

@@ -105,7 +105,7 @@ impl Peers {
                 return Ok(batch);
             }
             if Instant::now() >= deadline {
-                let is_rebuilding = self.rings.past().iter().any(|past| past.is_rebuilding);
+                let is_rebuilding = self.rings.with_past().1.iter().any(|past| past.is_rebuilding);
                 let operation = if is_rebuilding { "acquire while a failed device is rebuilt" } else { "acquire" };
                 return Err(Error::Timeout { operation, waited: start.elapsed(), credits: credits(&rings) });
             }
@@ -123,7 +123,13 @@ impl Peers {
     fn try_acquire(self: &Arc<Self>, rings: &[Arc<Core>]) -> Result<Option<Batch>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let order = (0..rings.len()).map(|offset| turn.wrapping_add(offset) % rings.len());
-        let load = |index: usize| Some((rings[index].load().ok()?, index));
+        let load = |index: usize| match rings[index].load() {
+            Ok(load) => Some((load, index)),
+            Err(_) => {
+                self.rings.is_coming(index, &rings[index]); // also while another one has a batch
+                None
+            }
+        };
         let least = order.clone().filter_map(load).min_by_key(|(load, _)| *load).map(|(_, index)| index);
         let mut failed = None;
         let mut is_any_left = false;
@@ -155,7 +161,8 @@ impl Peers {
             is_rebuilding: past.is_rebuilding,
             last_fault: past.last_fault,
         };
-        self.rings.now().iter().zip(&self.counts).zip(self.rings.past()).map(of).collect()
+        let (rings, past) = self.rings.with_past();
+        rings.iter().zip(&self.counts).zip(past).map(of).collect()
     }
 }
 
@@ -193,6 +200,7 @@ impl Member {
         staging: usize,
         extent: Extent,
         submitted: Result<Ticket, Error>,
+        deadline: Option<Instant>,
     ) -> Result<Ticket, Error> {
         match submitted {
             Ok(ticket) => {
@@ -201,25 +209,28 @@ impl Member {
                 counts.rows.fetch_add(extent.rows as u64, Ordering::Relaxed);
                 Ok(ticket.or_again(Again { member: self, staging }))
             }
-            Err(Error::Fault { .. }) => Again { member: self, staging }.submit(ring, extent, ring.spec.acquire_limit),
+            Err(Error::Fault { .. }) => {
+                let deadline = deadline.unwrap_or_else(|| after(ring.spec.acquire_limit));
+                Again { member: self, staging }.submit(ring, extent, deadline)
+            }
             Err(error) => Err(error),
         }
     }
 }
 
 impl Again {
-    /// Submits the rows to another ring than the failed one, which has them; waits for a batch until `limit` has passed. For
+    /// Submits the rows to another ring than the failed one, which has them; waits for a batch until the deadline. For
     /// tickets whose device failed with the answer not known to be there, and submissions that failed: nobody else gets the
     /// staging then.
-    pub fn submit(&self, failed: &Core, extent: Extent, limit: Duration) -> Result<Ticket, Error> {
+    pub fn submit(&self, failed: &Core, extent: Extent, deadline: Instant) -> Result<Ticket, Error> {
         let peers = &self.member.peers;
         let Extent { bucket, rows } = extent;
-        let mut batch = peers.acquire(limit)?.in_bucket(bucket);
+        let mut batch = peers.acquire(deadline.saturating_duration_since(Instant::now()))?.in_bucket(bucket);
         let bytes = rows * failed.bucket(bucket).input.row_pitch;
         // SAFETY: the staging is the caller's alone, which no longer writes it; the device only ever reads it.
         let rows_there = unsafe { &failed.staging[self.staging].buffer.bytes()[..bytes] };
         batch.bytes_mut()[..bytes].copy_from_slice(rows_there);
-        let ticket = batch.submit(rows)?;
+        let ticket = batch.submit_until(rows, Some(deadline))?;
         if let Some(again) = ticket.again() {
             peers.counts[again.member.index].run_again.fetch_add(1, Ordering::Relaxed);
         }

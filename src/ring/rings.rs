@@ -29,6 +29,8 @@ struct Books {
     rings: Arc<[Arc<Core>]>,
     /// In the rings' order.
     places: Vec<Place>,
+    /// Whether a ring is being built now.
+    is_building: bool,
     /// Whether no ring is built any more.
     ended: bool,
 }
@@ -71,7 +73,7 @@ impl Rings {
     /// Rings that were all built with `freed`, and how many attempts there are to build each anew.
     pub fn new(rings: Vec<Arc<Core>>, freed: Arc<Signal>, attempts: usize) -> Arc<Self> {
         let places = vec![Place { left: attempts, ..Place::default() }; rings.len()];
-        let books = Mutex::new(Books { rings: rings.into(), places, ended: false });
+        let books = Mutex::new(Books { rings: rings.into(), places, is_building: false, ended: false });
         Arc::new(Self { books, changed: Condvar::new(), freed })
     }
 
@@ -80,10 +82,11 @@ impl Rings {
         lock(&self.books).rings.clone()
     }
 
-    /// What has become of each place.
-    pub(super) fn past(&self) -> Vec<Past> {
+    /// Those that are in place now, and what has become of each place.
+    pub(super) fn with_past(&self) -> (Arc<[Arc<Core>]>, Vec<Past>) {
         let past = |place: &Place| Past { is_rebuilding: place.due.is_some(), ..place.past.clone() };
-        lock(&self.books).places.iter().map(past).collect()
+        let books = lock(&self.books);
+        (books.rings.clone(), books.places.iter().map(past).collect())
     }
 
     /// Whether a ring that failed has a successor, or will have: calls for one, if its fault is no more than the device's
@@ -97,7 +100,7 @@ impl Rings {
         let place = &mut books.places[index];
         if place.due.is_none() && may_be {
             place.call();
-            self.changed.notify_one();
+            self.changed.notify_all();
         }
         place.due.is_some()
     }
@@ -110,7 +113,10 @@ impl Rings {
             let due = |(index, place): (usize, &Place)| place.due.map(|due| (due, index));
             books = match books.places.iter().enumerate().filter_map(due).min() {
                 None => wait(&self.changed, books),
-                Some((due, index)) if due <= Instant::now() => return Some((index, books.rings[index].device.clone())),
+                Some((due, index)) if due <= Instant::now() => {
+                    books.is_building = true;
+                    return Some((index, books.rings[index].device.clone()));
+                }
                 Some((due, _)) => wait_until(&self.changed, books, due).0,
             };
         }
@@ -121,6 +127,8 @@ impl Rings {
     pub fn put(&self, index: usize, ring: Arc<Core>) -> bool {
         let mut books = lock(&self.books);
         books.places[index].due = None;
+        books.is_building = false;
+        self.changed.notify_all();
         if books.ended {
             return false;
         }
@@ -149,10 +157,32 @@ impl Rings {
             place.call();
         }
         let then = if place.due.is_some() { "it will be tried again" } else { "it stays out of use" };
-        let target = &books.rings[index].device.info().target;
-        log::error!("{target}: the engine of a failed device was not rebuilt, {then}: {error}");
+        let target = books.rings[index].device.info().target.clone();
+        books.is_building = false;
         drop(books);
+        self.changed.notify_all();
         self.freed.fire();
+        log::error!("{target}: the engine of a failed device was not rebuilt, {then}: {error}");
+    }
+
+    /// Waits until no ring is being built, behind [`end`](Self::end); whether that came by the deadline.
+    pub fn await_builder(&self, deadline: Instant) -> bool {
+        let mut books = lock(&self.books);
+        while books.is_building && Instant::now() < deadline {
+            books = wait_until(&self.changed, books, deadline).0;
+        }
+        !books.is_building
+    }
+
+    /// The thread that builds is no more.
+    pub fn builder_ended(&self) {
+        lock(&self.books).is_building = false;
+        self.end();
+    }
+
+    /// Whether no ring is built any more.
+    pub fn has_ended(&self) -> bool {
+        lock(&self.books).ended
     }
 
     /// Builds no more: what is called for does not come.

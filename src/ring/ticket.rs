@@ -124,7 +124,7 @@ impl Ticket {
     fn settle_or_move(&mut self, waited: Result<(), Error>, limit: Duration) -> Result<Option<Output>, Error> {
         let settled = self.settle(waited);
         let (Err(Error::Fault { .. }), Some(again)) = (&settled, self.again.take()) else { return settled.map(Some) };
-        match again.submit(&self.core, self.extent, limit.min(self.core.spec.acquire_limit)) {
+        match again.submit(&self.core, self.extent, after(limit.min(self.core.spec.acquire_limit))) {
             Ok(moved) => {
                 *self = moved;
                 Ok(None)
@@ -191,6 +191,9 @@ impl Future for Ticket {
                 done => done.map(drop),
             };
             if let Some(answer) = self.settle_or_move(waited, Duration::MAX).transpose() {
+                if answer.is_err() {
+                    self.again = None; // this is the answer
+                }
                 return Poll::Ready(answer);
             }
         }

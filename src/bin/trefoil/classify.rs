@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use serde::Serialize;
 use trefoil::model::Model;
 use trefoil::{Batch, Engine, Error, Output, OutputKind, Ticket, image};
@@ -66,6 +66,11 @@ pub fn run(args: &ClassifyArgs) -> Result<Outcome> {
         None => (args.place.open()?.0, None),
         Some(labels) => Labels::open(args, labels).map(|(model, labels)| (model, Some(labels)))?,
     };
+    ensure!(
+        labels.is_some() || model.classes() > 0,
+        "{}: it names no classes; `trefoil embed` gives its vectors, and --labels-from-text classifies by CLIP or SigLIP",
+        model.name()
+    );
     let device = setup::open_device(args.place.device)?;
     let classes = match labels {
         None => Classes::Network(args.top.min(model.classes())),

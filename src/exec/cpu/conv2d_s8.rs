@@ -184,7 +184,7 @@ fn conv_body<const FMA: bool>(
     let sums: &mut [i32] = bytemuck::cast_slice_mut(sums); // [BLOCK][channels]
     for first in pixels.clone().step_by(BLOCK) {
         let block = first..pixels.end.min(first + BLOCK);
-        sums.chunks_exact_mut(channels).for_each(|sums| sums.copy_from_slice(&conv.weights.bias));
+        sums.chunks_exact_mut(channels).take(block.len()).for_each(|sums| sums.copy_from_slice(&conv.weights.bias));
         for ((source, panels), x) in conv.sources.iter().zip(&conv.weights.filters).zip(xs.into_iter().flatten()) {
             add_source::<FMA>((source, panels), x, &block, terms, sums, channels);
         }

@@ -80,7 +80,8 @@ impl Pool {
     }
 }
 
-impl Team for Pool {
+// SAFETY: threads take parts by counting them up, each once, and the function returns when no thread has the job (below).
+unsafe impl Team for Pool {
     /// Workers, the caller of a run included.
     fn workers(&self) -> usize {
         self.threads.len() + 1
@@ -109,7 +110,7 @@ impl Team for Pool {
     }
 }
 
-/// Looks so often whether something is so before a thread sleeps: some ten microseconds. It keeps its core meanwhile, for
+/// Looks so often whether something is so before a thread sleeps: some tens of microseconds. It keeps its core meanwhile, for
 /// where others wait for it, to give it up costs milliseconds.
 const LOOKS: usize = 2000;
 

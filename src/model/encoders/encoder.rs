@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::block::Block;
+use super::block::{Block, Stack};
 use super::options::Embedding;
 use super::pixels::Pixels;
+use super::settings::Settings;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 use crate::model::Model;
@@ -23,6 +24,16 @@ pub(super) trait Encoder: Send + Sync {
     /// [`Error::Option`].
     fn check(&self, asked: &Embedding) -> Result<(), Error>;
 
+    /// Its layers, where they are a transformer's.
+    fn stacks(&self) -> &[Stack] {
+        &[]
+    }
+
+    /// Elements of the largest table that is made of its sizes alone.
+    fn made(&self) -> usize {
+        0
+    }
+
     /// What the names of the tensors of layers begin with.
     fn layers(&self) -> String;
 
@@ -39,6 +50,28 @@ pub(super) trait Encoder: Send + Sync {
         Ok(Vec::new())
     }
 }
+
+/// Notes sizes that no encoder has: nothing is made of them before the weights are looked at.
+pub(super) fn check_sizes(encoder: &dyn Encoder, settings: &Settings) {
+    for Stack { width, heads, layers, .. } in encoder.stacks() {
+        if *heads == 0 || !width.is_multiple_of(*heads) {
+            settings.refuse(format!("{width} values of a token for {heads} heads: expected as many for each"));
+        }
+        if *layers > MOST_LAYERS {
+            settings.refuse(format!("{layers} layers: expected up to {MOST_LAYERS}"));
+        }
+    }
+    let made = encoder.made();
+    if made > MOST_MADE {
+        settings
+            .refuse(format!("a table of {made} numbers for its tokens: expected up to {MOST_MADE}, of fewer tokens"));
+    }
+}
+
+/// Layers of an encoder.
+const MOST_LAYERS: usize = 1024;
+/// Numbers of a table that is made of sizes: those of 16,384 tokens by as many.
+const MOST_MADE: usize = 1 << 28;
 
 /// The model, of weights that have everything that it needs.
 ///

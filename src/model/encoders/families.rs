@@ -306,8 +306,14 @@ pub(super) fn timm(settings: &Settings, weights: &Weights, asked: &Embedding, na
     let placed = [prefix, 0].into_iter().find(|placed| stored > *placed && is_square(stored - placed)).unwrap_or(0);
     let side = patch * (stored - placed).isqrt();
     let has = |norm: &'static str| weights.dims(&format!("{norm}.weight")).map(|_| norm);
-    let is_mean = settings.name("global_pool") == "avg";
-    let pooling = if is_mean { Pooling::Mean } else { Pooling::Class };
+    let pooling = match settings.name("global_pool") {
+        "avg" => Pooling::Mean,
+        "" | "token" => Pooling::Class,
+        other => {
+            settings.refuse(format!("`global_pool`: expected `token` or `avg`, found `{other}`"));
+            Pooling::Tokens
+        }
+    };
     Images {
         pixels: Pixels { size: asked.image.unwrap_or([side; 2]), mean: [0.5; 3], std: [0.5; 3] },
         patch,

@@ -68,10 +68,19 @@ impl Encoder for Images {
     }
 
     fn check(&self, asked: &Embedding) -> Result<(), Error> {
-        if asked.pooling == Some(Pooling::Class) && self.tokens.is_empty() {
+        if self.ends.pooling == Pooling::Class && self.head.is_none() && self.tokens.is_empty() {
             return Err(Error::option("pooling", "Class", "Mean or Tokens, for an encoder without a first token"));
         }
         self.pixels.check(asked, self.patch, "patches")
+    }
+
+    fn stacks(&self) -> &[Stack] {
+        std::slice::from_ref(&self.stack)
+    }
+
+    fn made(&self) -> usize {
+        let [height, width] = self.pixels.grid(self.patch.max(1));
+        height.saturating_mul(width).saturating_mul(self.stack.width)
     }
 
     fn layers(&self) -> String {

@@ -30,5 +30,5 @@ mod text;
 mod turned;
 mod whisper;
 
-pub(super) use open::{known, open};
+pub(super) use open::{is_one, known, open};
 pub use options::{Embedding, Pooling, Tower};

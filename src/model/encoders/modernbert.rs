@@ -85,7 +85,7 @@ fn spans(settings: &Settings) -> Vec<Span> {
     let sliding = Span { base: base(SLIDING, "local_rope_theta", 10_000.0), reach: Some(reach) };
     settings.include(&rope);
     let Some(kinds) = settings.names("layer_types") else {
-        let every = settings.count(&["global_attn_every_n_layers"], 3);
+        let every = settings.count(&["global_attn_every_n_layers"], 3).min(1 << 10); // no model has more layers
         return (0..every).map(|layer| if layer == 0 { full } else { sliding }).collect();
     };
     let of_kind = |kind: &String| match kind.as_str() {

@@ -38,10 +38,19 @@ pub(in crate::model) fn open(folder: &Path, asked: &Embedding) -> Result<Option<
             Some(pictures::by_transformers(&Settings::beside(folder, "preprocessor_config.json")?, pixels)?)
         }
     };
+    encoder::check_sizes(&*encoder, &settings);
     settings.check()?;
     encoder.check(&asked)?;
     let model = encoder::model(encoder, &weights)?;
     Ok(Some(Model { name: kind.as_str().into(), pictures: pictures.map(Into::into), ..model }))
+}
+
+/// Whether a folder's model is an encoder.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Format`] for a configuration that is none.
+pub(in crate::model) fn is_one(folder: &Path) -> Result<bool, Error> {
+    Ok(kind(&Settings::open(&folder.join("config.json"))?).is_some())
 }
 
 /// The family or, of timm's, the architecture of a configuration.

@@ -36,6 +36,8 @@ pub(super) fn by_transformers(settings: &Settings, pixels: &mut Pixels) -> Resul
         value.as_u64().or_else(|| value.get("shortest_edge")?.as_u64()).or_else(|| value.get("height")?.as_u64())
     };
     let share = match (side("size"), side("crop_size")) {
+        // ConvNeXt's: below this it is cropped, and above it is not.
+        (Some(size), None) if settings.get("crop_pct").is_some() && size < 384 => settings.fraction("crop_pct", 0.875),
         (Some(size), Some(crop)) if crop <= size && settings.flag("do_center_crop", true) => crop as f64 / size as f64,
         _ => 1.0,
     };

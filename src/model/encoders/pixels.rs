@@ -56,10 +56,10 @@ impl Pixels {
         if asked.sequence.is_some() {
             return Err(Error::option("sequence", "given", "none, for an encoder of images"));
         }
-        if let Some([height, width]) = asked.image
-            && [height, width].iter().any(|side| *side == 0 || !side.is_multiple_of(grain))
-        {
-            let expected = format!("sides that are multiples of the {parts}' {grain}");
+        let ([height, width], is_asked) = (self.size, asked.image.is_some());
+        let fits = |side: &usize| (grain..=MOST_SIDE).contains(side) && (!is_asked || side.is_multiple_of(grain));
+        if grain == 0 || !self.size.iter().all(fits) {
+            let expected = format!("sides up to {MOST_SIDE} that are multiples of the {parts}' {grain}");
             return Err(Error::option("image", format_args!("{height} x {width}"), expected));
         }
         if asked.pooling == Some(Pooling::Last) {
@@ -73,3 +73,6 @@ impl Pixels {
 fn vector(block: &mut Block, values: &[f32; 3]) -> ValueId {
     block.g.constant(Dtype::F32, &[CHANNELS], bytemuck::cast_slice::<f32, u8>(values).to_vec())
 }
+
+/// The longest side of a picture that an encoder reads.
+const MOST_SIDE: usize = 1 << 13;

@@ -64,6 +64,16 @@ impl Encoder for Swin {
         self.pixels.check(&asked.clone().image(height, width), grain, "last windows")
     }
 
+    fn stacks(&self) -> &[Stack] {
+        &self.stages
+    }
+
+    /// The distances of each pair of tokens of a window, and the masks of moved windows.
+    fn made(&self) -> usize {
+        let [height, width] = self.pixels.grid(self.patch.max(1));
+        self.window.saturating_pow(4).max(height.saturating_mul(width).saturating_mul(self.window.saturating_pow(2)))
+    }
+
     fn layers(&self) -> String {
         format!("{}{}", self.prefix, self.layers)
     }

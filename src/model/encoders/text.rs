@@ -92,6 +92,14 @@ impl Encoder for Text {
         Ok(())
     }
 
+    fn stacks(&self) -> &[Stack] {
+        std::slice::from_ref(&self.stack)
+    }
+
+    fn made(&self) -> usize {
+        self.sequence.saturating_mul(self.sequence)
+    }
+
     fn layers(&self) -> String {
         self.stack.name(self.stack.names.layers)
     }

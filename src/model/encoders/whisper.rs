@@ -78,6 +78,10 @@ impl Encoder for Whisper {
         }
     }
 
+    fn stacks(&self) -> &[Stack] {
+        std::slice::from_ref(&self.stack)
+    }
+
     fn layers(&self) -> String {
         self.stack.name(self.stack.names.layers)
     }

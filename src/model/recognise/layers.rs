@@ -75,10 +75,9 @@ impl Recogniser<'_> {
 
     /// A vector seen as an image of one pixel, or the other way round.
     pub(super) fn reshape(&mut self, node: &values::Node, x: NodeId) -> Result<NodeId, Failed> {
-        let long = |of: &ValueType| of.dims.iter().copied().filter(|&dim| dim != 1).collect::<Vec<_>>();
         let [from, to] = [read(node), node.outputs[0]].map(|id| self.from.value(id));
-        let ends = |of: &ValueType| of.dims.last().copied();
-        if long(from).len() > 1 || ends(from) != ends(to) {
+        let is_vector = |of: &ValueType| of.dims.last() == Some(&of.elems());
+        if from.dims != to.dims && !(is_vector(from) && is_vector(to)) {
             return Err("it makes channels of pixels".into());
         }
         Ok(x)

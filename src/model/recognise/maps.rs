@@ -19,6 +19,11 @@ impl Recogniser<'_> {
             };
         }
         let &[x] = images else { return Err("no kernel computes it of several images".into()) };
+        let last = |id: ValueId| self.from.value(id).dims.last().copied();
+        let run = node.inputs.iter().flatten().find(|id| !self.is_constant(**id));
+        if run.is_some_and(|&id| last(id) != last(node.outputs[0])) {
+            return Err("it makes several channels of one".into());
+        }
         let at =
             node.inputs.iter().position(|id| id.is_some_and(|id| !self.is_constant(id))).expect("an image is read");
         if let Some(bound) = self.bound(node, expr, at)? {
@@ -44,7 +49,7 @@ impl Recogniser<'_> {
         };
         let limit = match limit {
             Expr::Const(_, Number::Float(limit)) => *limit,
-            Expr::Arg(other) => {
+            Expr::Arg(other) if *other != at => {
                 let id = node.inputs[*other].expect("an expression reads what is there");
                 match self.from.value(id).elems() {
                     1 => self.tensor(id)?.to_f64s()[0],

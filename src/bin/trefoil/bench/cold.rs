@@ -89,6 +89,9 @@ fn start(args: &ColdArgs) -> Result<Start> {
     if let Some(lanes) = args.place.kernels.lanes {
         command.args(["--lanes", if lanes { "on" } else { "off" }]);
     }
+    if let Some(precision) = args.place.kernels.precision.to_possible_value() {
+        command.args(["--precision", precision.get_name()]);
+    }
     if let Some(model) = &args.place.model {
         command.arg("--model").arg(model);
     }

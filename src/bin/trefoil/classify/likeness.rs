@@ -48,6 +48,7 @@ impl Labels {
     /// The encoder of photos, and these labels with theirs.
     pub fn open(args: &ClassifyArgs, labels: &str) -> Result<(Model, Self)> {
         ensure!(args.template.contains(PLACE), "--template: expected {PLACE} in it, found `{}`", args.template);
+        ensure!(args.place.sizes.is_empty(), "--size: not together with --labels-from-text");
         let labels = read(labels)?;
         let folder = models::find(args.place.model.as_deref())?;
         let asked = |tower| Embedding::new().tower(tower).normalized(true);
