@@ -78,6 +78,7 @@ fn a_crowd_of_clients_is_answered_or_refused_and_all_of_it_counted() {
                 let first = request(batcher, client, 1);
                 start.wait();
                 assert_eq!(first.refused, first.asked, "no row was free");
+                start.wait(); // rows are free
                 *lock(told) += first;
                 (2..REQUESTS).for_each(|turn| *lock(told) += request(batcher, client, turn));
             });
@@ -85,6 +86,7 @@ fn a_crowd_of_clients_is_answered_or_refused_and_all_of_it_counted() {
         start.wait();
         drop(taken);
         held.permit(usize::MAX);
+        start.wait();
     });
     let (told, stats) = (*lock(&told), batcher.stats());
     assert_eq!(told.asked, told.answered + told.refused + told.expired + told.cancelled, "{told:?}");
