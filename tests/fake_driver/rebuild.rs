@@ -9,7 +9,7 @@ use trefoil::{Device, Engine, Error, FaultClass, Fleet, Target, Waiting};
 
 use crate::cuda::Context;
 use crate::engine::{POISON, small_model};
-use crate::harness::{ChildReport, Scenario, for_each_number, mark};
+use crate::harness::{ChildReport, Scenario, for_each_number, mark, wait_for_release};
 use crate::many::head;
 
 /// A status of class device.
@@ -31,6 +31,7 @@ fn build(device: Device) -> Result<Fleet, Error> {
 
 /// In a child: what became of the batches of a fleet, one line each, and how often it was rebuilt.
 fn tell() {
+    println!(); // behind the name of the test
     let fleet = match Device::open(Target::Cuda(0)).and_then(build) {
         Ok(fleet) => fleet,
         Err(error) => return println!("error: {error}"),
@@ -53,6 +54,10 @@ fn tell() {
     assert!(!stats.is_rebuilding && (stats.rebuilt > 0) == stats.last_fault.is_some(), "{stats:?}");
     println!("rebuilt {}", stats.rebuilt);
     mark("used");
+    if stats.fault.is_none() && stats.rebuilt == 0 {
+        drop(fleet);
+        wait_for_release(); // its thread ends by itself
+    }
 }
 
 /// Each line of an error names a call that was told to fail.

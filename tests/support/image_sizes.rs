@@ -162,7 +162,7 @@ pub fn sizes_that_images_cannot_have_are_told(device: &Device) {
     assert!(refused.starts_with(start) && refused.contains("; at height=28,width=2: "), "{refused}");
     assert_eq!(refused.matches("pool4").count(), 2, "{refused}");
 
-    let graph = architecture("convnet28", 10, None).unwrap();
+    let graph = architecture("trefoil_convnet28", 10, None).unwrap();
     let fixed =
         Model::new(graph, model.weights().clone(), Preprocessing::new(Shape::new(28, 28, 1)), Vec::new()).unwrap();
     let refused = build(&fixed, &[size(1, [28, 28])]);
