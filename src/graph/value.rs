@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::op::Op;
+use crate::error::Error;
 use crate::tensor::Dtype;
 
 /// Index of a value in [`Graph::values`].
@@ -138,6 +139,30 @@ impl fmt::Display for ValueType {
 }
 
 impl Graph {
+    /// Whether each node reads what is there before it, and writes what its operation gives of that.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] with the first node that does not.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        for (index, node) in self.nodes.iter().enumerate() {
+            let is_there = |id: &ValueId| match self.values.get(id.0).map(|value| &value.origin) {
+                Some(Origin::Node(by, _)) => by.0 < index,
+                Some(Origin::Input(_) | Origin::Constant(_)) => true,
+                None => false,
+            };
+            if !node.inputs.iter().flatten().all(is_there) {
+                return Err(Error::graph(&node.name, "reads a value that is not there before it"));
+            }
+            let types: Vec<_> = node.inputs.iter().map(|id| id.map(|id| self.value(id))).collect();
+            let written = node.op.infer(&types, node.outputs.len()).map_err(|what| Error::graph(&node.name, what))?;
+            let noted = node.outputs.iter().map(|id| self.values.get(id.0).map(|value| &value.of));
+            if !noted.eq(written.iter().map(Some)) {
+                return Err(Error::graph(&node.name, "writes values of other types than its operation gives"));
+            }
+        }
+        Ok(())
+    }
+
     /// The type of a value.
     ///
     /// # Panics

@@ -92,7 +92,9 @@ impl Model {
     ) -> Result<Self, Error> {
         let (shaped, weights) = Shaped::of(&build(at, &weights)?, preprocessing.clone(), &weights)?;
         let other = move |dims: &Dims, weights: &Arc<Weights>| {
-            let found = recognise::network(&build(&Size::of(1, dims.clone()), weights)?, weights)?;
+            let graph = build(&Size::of(1, dims.clone()), weights)?;
+            graph.check()?;
+            let found = recognise::network(&graph, weights)?;
             let preprocessing = preprocessing.for_input(found.network.input);
             Shaped::found(found, preprocessing, weights)
         };
@@ -181,6 +183,7 @@ impl Shaped {
         preprocessing: Preprocessing,
         weights: &Arc<Weights>,
     ) -> Result<(Self, Arc<Weights>), Error> {
+        graph.check()?;
         Self::found(recognise::network(graph, weights)?, preprocessing, weights)
     }
 

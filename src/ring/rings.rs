@@ -174,6 +174,12 @@ impl Rings {
         !books.is_building
     }
 
+    /// Whether a ring is being built now.
+    #[cfg(test)]
+    pub fn is_building(&self) -> bool {
+        lock(&self.books).is_building
+    }
+
     /// The thread that builds is no more.
     pub fn builder_ended(&self) {
         lock(&self.books).is_building = false;

@@ -185,7 +185,7 @@ fn images_have_the_sizes_that_are_asked_for() {
     assert!(stdout(&small).contains("rocket.jpg"), "{}", stdout(&small));
     let wrong = classify("depth=3");
     expect_code(&wrong, 1);
-    assert!(stderr(&wrong).contains("`height` and `width`"), "{}", stderr(&wrong));
+    assert!(stderr(&wrong).contains("`height`, `width`"), "{}", stderr(&wrong));
 }
 
 #[test]

@@ -72,6 +72,7 @@ impl Network {
     /// [`Error::Unsupported`] with every node that no kernel for images computes; [`Error::Graph`] if a window lies in padding
     /// alone; [`Error::Tensor`] if the network depends on what a weight holds.
     pub fn of(graph: &values::Graph) -> Result<Self, Error> {
+        graph.check()?;
         Ok(network(graph, &Weights::from_tensors::<String>([])?)?.network)
     }
 }
