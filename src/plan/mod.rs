@@ -159,17 +159,18 @@ impl Plan {
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Request, plan};
-    /// use trefoil::{InputFormat, OutputKind, Shape, graph::{GraphBuilder, Window}, model::Preprocessing};
+    /// use trefoil::{InputFormat, OutputKind, Shape, graph::{GraphBuilder, Window}};
+    /// use trefoil::model::{Preprocessing, images::Network};
     /// let mut g = GraphBuilder::new();
     /// let image = g.image("image", Shape::new(14, 14, 64));
     /// let a = g.conv2d("a", image, 64, Window::square(3, 1, 1));
     /// let b = g.conv2d("b", image, 64, Window::square(1, 1, 0));
     /// let both = g.concat("both", &[a, b]);
     /// g.output("y", both);
-    /// let graph = g.finish()?;
+    /// let network = Network::of(&g.finish()?)?;
     /// let (limits, choices, output) = (Limits::h200(), Choices::new(), OutputKind::Features);
-    /// let (input, preprocessing) = (InputFormat::F16Nhwc, &Preprocessing::new(graph.input));
-    /// let plan = plan(&graph, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })?;
+    /// let (input, preprocessing) = (InputFormat::F16Nhwc, &Preprocessing::new(network.input));
+    /// let plan = plan(&network, &Request { limits: &limits, batch: 1, input, preprocessing, output, choices: &choices })?;
     /// assert_eq!((plan.lanes(), plan.with_lanes(false).lanes()), (2, 1));
     /// # Ok::<(), trefoil::Error>(())
     /// ```
