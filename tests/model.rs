@@ -68,7 +68,7 @@ fn what_does_not_fit_the_graph_is_refused() {
     let missing = new(empty, Preprocessing::new(INPUT), vec![]);
     assert!(matches!(missing, Err(Error::Tensor { tensor, .. }) if tensor == "layer1.0.conv.weight"));
     let mut malformed = graph();
-    malformed.nodes[3].inputs.pop();
+    malformed.nodes[2].inputs.pop();
     let malformed = Model::new(malformed, ones(&graph()), Preprocessing::new(INPUT), vec![]);
     assert!(matches!(malformed, Err(Error::Graph { node, .. }) if node == "layer1.0.add"));
 }
