@@ -54,6 +54,9 @@ impl<'l> Product<'l> {
         let TermKind::Binary(Binary::Mul, [left, right]) = of.term(body[0]).kind else { return None };
         let typed = matches!(of.terms[id].dtype, Dtype::F32 | Dtype::F64 | Dtype::I32);
         let alone = deps[id].iter().all(|&axis| axis < of.rank) && ![left, right].iter().any(|side| reduces[side.0]);
+        if !(typed && alone) {
+            return None; // its factors are of other axes, too
+        }
         let long = |axis: &usize| *axis < of.rank && of.axes[*axis] != 1;
         let of_side = |side: TermId, other: TermId| -> Vec<usize> {
             deps[side.0].difference(&deps[other.0]).copied().filter(long).collect()
@@ -69,7 +72,7 @@ impl<'l> Product<'l> {
         let product = Self { of, sum: TermId(id), sides, batch, rows, columns, summed, by_channel };
         let [_, m, n, _] = product.sizes();
         let worth = if by_channel { m >= FEW && product.runs_of_channels() } else { m >= FEW && n >= FEW };
-        (typed && alone && worth).then_some(product)
+        worth.then_some(product)
     }
 
     /// Sizes of batch, rows, columns, sums.
