@@ -22,6 +22,11 @@ const MOST: u64 = 1 << 24;
 /// The longest list of sizes.
 const MOST_SIZES: usize = 8;
 
+/// A size, if a value is one.
+fn size(value: &Value) -> Option<usize> {
+    value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize)
+}
+
 impl Settings {
     /// Reads a file.
     ///
@@ -67,20 +72,16 @@ impl Settings {
     /// A size under one of some keys, of which the first one names it in errors.
     pub fn count(&self, keys: &[&str], default: usize) -> usize {
         let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.get(key)?))) else { return default };
-        value.as_u64().filter(|n| (1..=MOST).contains(n)).map_or_else(
-            || {
-                self.wrong(key, &format!("a whole number from 1 to {MOST}"), value);
-                default
-            },
-            |n| n as usize,
-        )
+        size(value).unwrap_or_else(|| {
+            self.wrong(key, &format!("a whole number from 1 to {MOST}"), value);
+            default
+        })
     }
 
     /// Height and width: one number for both, or two.
     pub fn sides(&self, key: &str, default: usize) -> [usize; 2] {
-        let side = |value: &Value| value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize);
         match self.get(key) {
-            Some(Value::Array(sides)) if sides.len() == 2 => match [side(&sides[0]), side(&sides[1])] {
+            Some(Value::Array(sides)) if sides.len() == 2 => match [size(&sides[0]), size(&sides[1])] {
                 [Some(height), Some(width)] => [height, width],
                 _ => [self.count(&[key], default); 2],
             },
@@ -114,8 +115,7 @@ impl Settings {
     /// Sizes, in a list.
     pub fn counts(&self, key: &str, default: &[usize]) -> Vec<usize> {
         let Some(value) = self.get(key) else { return default.to_vec() };
-        let count = |value: &Value| value.as_u64().filter(|n| (1..=MOST).contains(n)).map(|n| n as usize);
-        let counts = value.as_array().and_then(|all| all.iter().map(count).collect::<Option<Vec<_>>>());
+        let counts = value.as_array().and_then(|all| all.iter().map(size).collect::<Option<Vec<_>>>());
         counts.filter(|counts| (1..=MOST_SIZES).contains(&counts.len())).unwrap_or_else(|| {
             self.wrong(key, &format!("1 to {MOST_SIZES} whole numbers from 1 to {MOST}"), value);
             default.to_vec()
