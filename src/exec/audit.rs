@@ -1,4 +1,4 @@
-//! Which nodes of a network f16 does not hold, found on the CPU with a GPU's roundings.
+//! The search for nodes whose numbers f16 does not hold, on the CPU with a GPU's roundings.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -10,12 +10,12 @@ use crate::plan::Limits;
 use crate::plan::values::{Rounded, exact, rounded};
 use crate::tensor::{RowPort, RowSpec};
 
-/// What [`Model::audit`] has found.
+/// The result of [`Model::audit`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
     /// The nodes that f16 does not hold, in the order in which they were found.
     pub nodes: Vec<NotHeld>,
-    /// How far an output is off at most where these nodes are in f32: a part of its largest number.
+    /// The largest error of an output when these nodes are computed in f32, divided by the output's largest number.
     pub error: f64,
 }
 
@@ -24,11 +24,12 @@ pub struct Audit {
 pub struct NotHeld {
     /// Its name.
     pub node: String,
-    /// What it computes.
+    /// The node's operation.
     pub kind: &'static str,
-    /// The largest number of what it writes, in f32.
+    /// The largest magnitude among the numbers that it writes, computed in f32.
     pub largest: f64,
-    /// How far that was off when it was found: a part of the largest number; infinite where f16 has no such number.
+    /// The largest error of these numbers when the node was found, divided by their largest magnitude; infinite if a
+    /// number is beyond the range of f16.
     pub error: f64,
 }
 
@@ -43,12 +44,13 @@ impl Audit {
 const MOST: f64 = 65_504.0;
 
 impl Model {
-    /// Looks for the nodes that f16 does not hold: on these rows, each the bytes of an engine's input row, the model is computed
-    /// in f32 and with the roundings to f16 that an H200's plan for one row has, both on the CPU. As long as an output of a row
-    /// is off by more than `limit`, a part of its largest number, or f16 has no number for a value, nodes are moved to f32: those
-    /// whose numbers are beyond f16; else those where the error first exceeds the limit. Nodes that the model has in f32 stay.
+    /// Finds the nodes whose numbers f16 does not hold. Each row is the bytes of an engine's input row. The model is
+    /// computed twice on the CPU: in f32, and with the roundings to f16 that the plan for one row on an H200 has. As
+    /// long as the error of an output, divided by its largest number, exceeds `limit`, or a number is beyond the range
+    /// of f16, nodes are moved to f32: first the nodes with numbers beyond f16, then the nodes at which the error first
+    /// exceeds the limit. Nodes that the model already computes in f32 stay in f32.
     ///
-    /// All values of a row are in memory at once, three times.
+    /// The call needs memory for three times all values of a row.
     ///
     /// ```
     /// use trefoil::{Dtype, graph::{Contract, GraphBuilder, Op}, model::{Model, Weights}};
@@ -69,8 +71,8 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] for a row of another length; [`Error::Unsupported`] for a network of images, and for a model with
-    /// state; [`Error::OutOfMemory`]; as for an engine of it on the CPU.
+    /// [`Error::Option`] for a row of another length; [`Error::Unsupported`] for a network of images, and for a model
+    /// with state; [`Error::OutOfMemory`]; otherwise as for an engine of the model on the CPU.
     pub fn audit<R: AsRef<[u8]>>(&self, rows: &[R], limit: f64) -> Result<Audit, Error> {
         let (graph, spec) = (self.graph(1)?, self.values()?.input());
         self.refuse_states("an audit of")?;

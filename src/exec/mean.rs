@@ -1,4 +1,4 @@
-//! The mean of other programs' outputs: what is the same on every device.
+//! The mean of other programs' outputs: the part that is the same on every device.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! With what: a plan becomes a program that a device launches. Weights are folded, repacked and uploaded here.
+//! Execution: a plan becomes a program that a device launches. Weights are folded, repacked and uploaded here.
 
 mod audit;
 mod calibrate;
@@ -11,6 +11,7 @@ mod states;
 mod step_times;
 mod tuning;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::device::{Device, DeviceInfo, Inputs, Kind, Priority, Program};
@@ -18,7 +19,7 @@ use crate::error::Error;
 use crate::model::{Model, Network, Shaped};
 use crate::phases::Stopwatch;
 use crate::plan::values::ValuesRequest;
-use crate::plan::{self, Choices, Family, Limits, Plan, Request};
+use crate::plan::{self, Choices, Limits, Plan, Request};
 use crate::tensor::{Bucket, InputFormat, OutputKind, Precision, RowSpec};
 
 pub use audit::{Audit, NotHeld};
@@ -47,7 +48,7 @@ pub(crate) struct BuildSpec {
     pub input: InputFormat,
     /// What they get.
     pub output: OutputKind,
-    /// What layers of values are computed in on a GPU.
+    /// What layers read their operands in.
     pub precision: Precision,
     /// Kernels that overrule the planner's.
     pub choices: Choices,
@@ -216,21 +217,23 @@ pub(crate) fn plan_batch(model: &Model, device: &Device, spec: &BuildSpec, batch
 /// Plans `model` for one batch size with these choices.
 fn plan_with(model: &Model, device: &Device, spec: &BuildSpec, batch: usize, choices: &Choices) -> Result<Plan, Error> {
     let limits = &limits(device.info(), device.kind());
+    let own = limits.family.dtype();
+    let precision = spec.precision.dtype(own, model.weights().most_stored());
+    let (input, output) = (spec.input, spec.output);
     let planned = match model.network() {
-        Network::Images(images) => {
-            if spec.precision == Precision::F32 && limits.family != Family::Cpu {
-                return Err(Error::Unsupported {
-                    what: format!("`{}`, a network of images, in f32 on a GPU", model.name()),
-                    instead: "compute it in f16 there, or in f32 on the CPU".into(),
-                });
-            }
+        Network::Images(images) if precision == own => {
             let Shaped { network: graph, preprocessing, .. } = images.shaped();
-            let (input, output) = (spec.input, spec.output);
             plan::plan(graph, &Request { limits, batch, input, preprocessing, output, choices })?
         }
+        Network::Images(images) => {
+            let (from, to) = rows(model, device, spec)?;
+            let graph = images.shaped().graph(batch, input, output)?;
+            let (rows, states, in_f32) = ([&from, &to], &[][..], &BTreeSet::new());
+            plan::values::plan(&graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices })?
+        }
         Network::Values(values) => {
-            let (rows, states, precision) = ([values.input(), values.output()], values.states(), spec.precision);
-            let request = ValuesRequest { limits, batch, rows, states, precision, in_f32: values.in_f32(), choices };
+            let (rows, states, in_f32) = ([values.input(), values.output()], values.states(), values.in_f32());
+            let request = ValuesRequest { limits, batch, rows, states, precision, in_f32, choices };
             plan::values::plan(&values.graph(batch)?, &request)?
         }
     };

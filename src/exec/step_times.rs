@@ -1,12 +1,13 @@
-//! What each step of a plan takes inside the whole graph.
+//! The time of each step of a plan inside the whole graph.
 
 use crate::plan::Plan;
 
-/// What the steps of a plan were measured to take, in seconds.
+/// The measured times of a plan's steps, in seconds.
 ///
-/// A step's time is that between two marks of the device, timing events in the graph before and behind it. A mark keeps
-/// the next step from starting before the last has ended, as it may in the graph without marks, and takes time itself; so
-/// the steps together take longer than the graph, whose own time is beside them.
+/// The time of a step is the time between two marks, which are timing events in the captured graph before and behind
+/// the step. In the graph without marks, a step may start before the previous one has ended; a mark prevents that, and
+/// takes time itself. So the sum of the steps is larger than the time of the graph without marks, which
+/// [`StepTimes::graph`] has.
 ///
 /// ```no_run
 /// # use trefoil::{Engine, model::Model};
@@ -20,13 +21,13 @@ use crate::plan::Plan;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepTimes {
-    /// What was measured.
+    /// The plan that was measured.
     pub plan: Plan,
-    /// One for each step; none if the measurement was [ended](crate::EngineBuilder::tune_while) before it began.
+    /// One time for each step; empty if the measurement was [ended](crate::EngineBuilder::tune_while) before it began.
     pub steps: Vec<f64>,
-    /// Between two marks with nothing in between; it is part of every step's time.
+    /// The time between two marks with nothing in between. It is a part of every step's time.
     pub mark: f64,
-    /// The graph without marks, one run directly after the other.
+    /// The time of one run of the graph without marks, with runs one directly after the other.
     pub graph: f64,
 }
 

@@ -9,10 +9,11 @@ use super::value::{Constant, Graph, Node, NodeId, Origin, Port, Value, ValueId, 
 use crate::error::Error;
 use crate::tensor::Dtype;
 
-/// Builds a [`Graph`]. Each method adds something and returns its value. Layers are operations with their weights: a layer's
-/// name is also the prefix of its tensors' names, as in a PyTorch state dict.
+/// Builds a [`Graph`]. Each method adds an input, a constant, an operation or a layer, and returns its value. Layers
+/// are operations with their weights: a layer's name is also the prefix of its tensors' names, as in a PyTorch state
+/// dict.
 ///
-/// Mistakes are reported by [`finish`](Self::finish), all at once; what is built on a mistake is none of its own.
+/// [`finish`](Self::finish) reports all mistakes at once. Operations on the result of a mistake are not reported again.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, GraphBuilder}};
@@ -52,7 +53,7 @@ impl GraphBuilder {
         value
     }
 
-    /// Adds a weight: what it is named in the model's files.
+    /// Adds a weight, under its name in the model's files.
     pub fn weight(&mut self, name: &str, dtype: Dtype, dims: &[usize]) -> ValueId {
         self.add_value(ValueType::new(dtype, dims), Origin::Constant(Constant::Weight(name.to_owned())))
     }
@@ -66,13 +67,13 @@ impl GraphBuilder {
         self.add_value(of, Origin::Constant(Constant::Bytes(bytes)))
     }
 
-    /// Adds an operation of one output.
+    /// Adds an operation with one output.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> ValueId {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         self.node_with(name, op, &inputs, 1)[0]
     }
 
-    /// Adds an operation of so many outputs, some of whose operands may be left out.
+    /// Adds an operation with several outputs. Optional operands may be `None`.
     pub fn node_with(&mut self, name: &str, op: Op, inputs: &[Option<ValueId>], outputs: usize) -> Vec<ValueId> {
         let written = match inputs.iter().flatten().all(|&id| self.is_known(id)) {
             true => {
@@ -114,15 +115,15 @@ impl GraphBuilder {
         self.graph.outputs.push(Port { name: name.to_owned(), value });
     }
 
-    /// The type of a value; an empty one of a mistake.
+    /// The type of a value; an empty type for the result of a mistake.
     ///
     /// # Panics
-    /// If the value is of another builder.
+    /// If the value belongs to another builder.
     pub fn value(&self, id: ValueId) -> &ValueType {
         self.graph.value(id)
     }
 
-    /// What is built so far.
+    /// The graph as built so far.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }

@@ -4,8 +4,8 @@ use std::ops;
 
 use crate::tensor::Dtype;
 
-/// An expression of the elements that a map reads at one place. It is typed: both sides of an operation have one type,
-/// and nothing is converted unless [`cast`](Self::cast) says so.
+/// The expression by which a map computes one element of its result from the elements of its operands at the same
+/// place. It is typed: both sides of an operation have one type, and only [`cast`](Self::cast) converts.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Unary}};
@@ -27,18 +27,18 @@ pub enum Expr {
     Cast(Dtype, Box<Self>),
     /// A function of one number.
     Unary(Unary, Box<Self>),
-    /// A function of two.
+    /// A function of two numbers.
     Binary(Binary, Box<[Self; 2]>),
-    /// The second where the first, a bool, holds, else the third.
+    /// The second expression if the first, a bool, is true, else the third.
     Select(Box<[Self; 3]>),
 }
 
-/// A number in an expression. Its type is told beside it.
+/// A number in an expression. The expression gives its type beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Of a floating-point type, rounded to it.
+    /// A number of a floating-point type, to which it is rounded.
     Float(f64),
-    /// Of a whole type that holds it, or 0 and 1 for `bool`.
+    /// A number of an integer type that holds it, or 0 and 1 for `bool`.
     Int(i128),
 }
 
@@ -51,11 +51,11 @@ pub enum Unary {
     Abs,
     /// -1, 0 or 1; NaN stays NaN.
     Sign,
-    /// The largest whole number that is not above x.
+    /// The largest integer that is not above x.
     Floor,
-    /// The smallest whole number that is not below x.
+    /// The smallest integer that is not below x.
     Ceil,
-    /// The nearest whole number, ties to even.
+    /// The nearest integer, ties to even.
     Round,
     /// The square root.
     Sqrt,
@@ -89,7 +89,7 @@ pub enum Unary {
     Atanh,
     /// The error function.
     Erf,
-    /// Every bit turned; of a bool whether it does not hold.
+    /// The complement of every bit; for a bool the negation.
     Not,
     /// Whether x is NaN: a bool.
     IsNan,
@@ -106,11 +106,11 @@ pub enum Binary {
     Sub,
     /// a x b.
     Mul,
-    /// a / b; of integers truncated towards 0, and 0 where b is 0.
+    /// a / b; for integers truncated towards 0, and 0 if b is 0.
     Div,
-    /// What is left of a / b, with the sign of a; of integers 0 where b is 0.
+    /// The remainder of a / b truncated towards 0, with the sign of a; 0 for integers if b is 0.
     Rem,
-    /// What is left of a / b rounded down, with the sign of b; of integers 0 where b is 0.
+    /// The remainder of a / b rounded down, with the sign of b; 0 for integers if b is 0.
     Mod,
     /// a to the power of b.
     Pow,
@@ -124,11 +124,11 @@ pub enum Binary {
     Less,
     /// Whether a <= b.
     LessEqual,
-    /// Bits of both; of bools whether both hold.
+    /// Bitwise and; for bools whether both are true.
     And,
-    /// Bits of either; of bools whether one holds.
+    /// Bitwise or; for bools whether at least one is true.
     Or,
-    /// Bits of one alone; of bools whether they differ.
+    /// Bitwise exclusive or; for bools whether they differ.
     Xor,
     /// a shifted left by b bits, 0 where b is the type's width or more.
     ShiftLeft,
@@ -147,35 +147,35 @@ impl Expr {
         Self::Const(dtype, Number::Float(value))
     }
 
-    /// A number of a whole type, or of `bool`.
+    /// A number of an integer type, or of `bool`.
     pub const fn int(dtype: Dtype, value: i128) -> Self {
         Self::Const(dtype, Number::Int(value))
     }
 
-    /// The same in another type.
+    /// This expression, converted to another type.
     pub fn cast(self, dtype: Dtype) -> Self {
         Self::Cast(dtype, Box::new(self))
     }
 
-    /// A function of it.
+    /// A function of this expression.
     pub fn unary(self, op: Unary) -> Self {
         Self::Unary(op, Box::new(self))
     }
 
-    /// A function of it and another one.
+    /// A function of this expression and another one.
     pub fn binary(self, op: Binary, other: Self) -> Self {
         Self::Binary(op, Box::new([self, other]))
     }
 
-    /// `then` where it holds, else `otherwise`.
+    /// `then` if this expression is true, else `otherwise`.
     pub fn select(self, then: Self, otherwise: Self) -> Self {
         Self::Select(Box::new([self, then, otherwise]))
     }
 
-    /// The same of these expressions in the place of its operands.
+    /// This expression with its operands replaced by `args`.
     ///
     /// # Panics
-    /// If it reads an operand that is not among them.
+    /// If the expression reads an operand that is not among them.
     pub fn with_args(self, args: &[Self]) -> Self {
         let each = |of: Self| of.with_args(args);
         match self {
@@ -188,11 +188,11 @@ impl Expr {
         }
     }
 
-    /// Its type where the operands have these.
+    /// The type of the expression for operands of these types.
     ///
     /// # Errors
-    /// What does not fit: an operand that is not there, two sides of different types, a function that does not take the
-    /// type, a number that the type does not hold.
+    /// The reason why the types do not fit: a missing operand, two sides of different types, a function that does not
+    /// take the type, or a number that the type does not hold.
     pub fn dtype(&self, args: &[Dtype]) -> Result<Dtype, String> {
         match self {
             Self::Arg(number) => {
@@ -218,7 +218,8 @@ impl Expr {
         }
     }
 
-    /// Axes that its result must have: one more than the highest that it reads the index of.
+    /// The number of axes that the result must have at least: one more than the highest axis whose index the expression
+    /// reads.
     pub fn axes(&self) -> usize {
         match self {
             Self::Arg(_) | Self::Const(..) => 0,
@@ -255,7 +256,7 @@ impl Number {
 }
 
 impl Unary {
-    /// The type of its result of an argument of this type.
+    /// The type of the result for an argument of this type.
     ///
     /// # Errors
     /// What it takes, where it does not take this type.
@@ -274,7 +275,7 @@ impl Unary {
 }
 
 impl Binary {
-    /// The type of its result of two arguments of this type.
+    /// The type of the result for two arguments of this type.
     ///
     /// # Errors
     /// What it takes, where it does not take this type.

@@ -1,11 +1,11 @@
-//! What an operation writes, by what it reads; and with that the check of its attributes.
+//! The types of an operation's results from those of its operands, which also checks its attributes.
 //!
 //! The file is long because it has one function for each operation, in the order of [`Op`], and little else.
 
 use super::expr::Expr;
 use super::op::{
-    ArgReduce, Contract, Conv, Cumulate, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize, Scatter,
-    Slice, TopK, Window,
+    ArgReduce, Contract, Conv, Cumulate, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp,
+    Resize, Scatter, Slice, TopK, Window,
 };
 use super::value::ValueType;
 use crate::tensor::Dtype;
@@ -14,7 +14,8 @@ use crate::tensor::Dtype;
 const MOST_ELEMS: usize = isize::MAX as usize / 8;
 
 impl Op {
-    /// The types of its outputs; `outputs` is how many are wanted, where an operation can write more or fewer.
+    /// The types of the operation's outputs. `outputs` is the number of outputs that are wanted, for operations with a
+    /// variable number of outputs.
     ///
     /// ```
     /// use trefoil::{Dtype, graph::{Op, ValueType}};
@@ -25,7 +26,7 @@ impl Op {
     /// ```
     ///
     /// # Errors
-    /// What does not fit, as a sentence's end: "axis 4: expected below 3".
+    /// The reason why the operands do not fit, as the end of a sentence: "axis 4: expected below 3".
     pub fn infer(&self, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<ValueType>, String> {
         infer(self, inputs, outputs)
     }
@@ -52,6 +53,7 @@ fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<V
         Op::ScatterNd(how) => vec![scatter_nd(*how, three(inputs)?)?],
         Op::TopK(of) => top_k(of, one(inputs)?)?,
         Op::Contract(of) => vec![contract(of, two(inputs)?)?],
+        Op::PackedAttention(of) => vec![packed_attention(of, inputs)?],
         Op::Conv(of) => vec![conv(of, inputs)?],
         Op::ConvTranspose(of, spatial) => vec![conv_transpose(of, spatial, inputs)?],
         Op::Pool(of) => pool(of, one(inputs)?, outputs)?,
@@ -62,16 +64,19 @@ fn infer(op: &Op, inputs: &[Option<&ValueType>], outputs: usize) -> Result<Vec<V
     if written.len() != outputs {
         return Err(format!("expected {} outputs, found {outputs}", written.len()));
     }
-    let elems =
-        |of: &ValueType| of.dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim)).filter(|&n| n <= MOST_ELEMS);
-    match written.iter().find(|of| elems(of).is_none()) {
+    match written.iter().find(|of| !is_possible(&of.dims)) {
         Some(huge) => Err(format!("a value of {:?} elements overflows: expected {MOST_ELEMS} at most", huge.dims)),
         None => Ok(written),
     }
 }
 
+/// Whether memory could hold so many elements.
+fn is_possible(dims: &[usize]) -> bool {
+    dims.iter().try_fold(1_usize, |n, &dim| n.checked_mul(dim)).is_some_and(|n| n <= MOST_ELEMS)
+}
+
 fn all<'a>(inputs: &[Option<&'a ValueType>]) -> Result<Vec<&'a ValueType>, String> {
-    let missing = || "an operand is left out that it cannot do without".to_owned();
+    let missing = || "a required operand is left out".to_owned();
     inputs.iter().map(|input| input.ok_or_else(missing)).collect()
 }
 
@@ -179,7 +184,7 @@ fn reduce(of: &Reduce, x: &ValueType) -> Result<ValueType, String> {
 
 fn arg_reduce(of: &ArgReduce, x: &ValueType) -> Result<ValueType, String> {
     if check_axis(of.axis, x)? == 0 {
-        return Err(format!("axis {} of {x} is empty: nothing is the extreme", of.axis));
+        return Err(format!("axis {} of {x} is empty: it has no largest or smallest element", of.axis));
     }
     Ok(ValueType { dtype: Dtype::I64, dims: reduced(&x.dims, &[of.axis], of.keep) })
 }
@@ -209,7 +214,7 @@ fn norm(of: &Norm, inputs: &[Option<&ValueType>]) -> Result<ValueType, String> {
     for with in inputs[1..].iter().flatten() {
         float(with)?;
         if broadcast(&[x, with])? != x.dims {
-            return Err(format!("scale and bias: expected what is broadcast to {x}, found {with}"));
+            return Err(format!("scale and bias: expected dimensions that broadcast to {x}, found {with}"));
         }
     }
     Ok(x.clone())
@@ -395,6 +400,32 @@ fn contract(of: &Contract, [left, right]: [&ValueType; 2]) -> Result<ValueType, 
     };
     of.left.iter().chain(&of.right).try_for_each(|label| size(label).map(drop))?;
     Ok(ValueType { dtype: left.dtype, dims: of.result.iter().map(size).collect::<Result<_, _>>()? })
+}
+
+fn packed_attention(of: &PackedAttention, inputs: &[Option<&ValueType>]) -> Result<ValueType, String> {
+    let inputs = some(inputs, 4, 5)?;
+    let [q, k, v, starts] = [0, 1, 2, 3].map(|number| inputs[number].expect("checked to be there"));
+    let is_one = |of: &ValueType| of.dtype == Dtype::F32 && of.rank() == 3 && of.dims[2] > 0;
+    if ![q, k, v].into_iter().all(is_one) || k != q || v.dims[..2] != q.dims[..2] {
+        return Err(format!("expected f32 of [tokens, heads, features] three times, found {q}, {k} and {v}"));
+    }
+    index(starts)?;
+    if starts.rank() != 1 {
+        return Err(format!("starts: expected them along one axis, found {starts}"));
+    }
+    let [tokens, heads, values] = v.dims[..] else { unreachable!("checked to be three axes") };
+    let of_keys = [tokens, of.longest, heads, values.max(q.dims[2])]; // what loops read for each token
+    if !(1..=tokens.max(1)).contains(&of.longest) || !is_possible(&of_keys) || !of.scale.is_finite() {
+        return Err(format!("expected a longest row of 1 to {tokens} tokens, and a finite scale, found {of:?}"));
+    }
+    let places = 2 * of.longest - 1;
+    let fits = |bias: &ValueType| bias.dims == [1, places] || bias.dims == [heads, places];
+    match inputs[4] {
+        Some(bias) if bias.dtype != Dtype::F32 || !fits(bias) => {
+            Err(format!("bias: expected f32[{heads},{places}] or f32[1,{places}], found {bias}"))
+        }
+        _ => Ok(v.clone()),
+    }
 }
 
 fn check_window(window: &Window, axes: usize) -> Result<(), String> {

@@ -3,8 +3,8 @@
 use std::slice::from_ref;
 
 use crate::graph::{
-    ArgReduce, Contract, Conv, Cumulate, Expr, Norm, Number, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
-    ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, ValueType, Window,
+    ArgReduce, Contract, Conv, Cumulate, Expr, Norm, Number, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce,
+    ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, ValueType, Window,
 };
 use crate::tensor::Dtype;
 
@@ -155,4 +155,24 @@ fn messages_of_indices_windows_and_products() {
     assert!(product.infer(&[Some(&x), None], 1).unwrap_err().contains("left out"));
     assert!(product.infer(&[Some(&x)], 1).unwrap_err().contains("expected 2 operands, found 1"));
     assert!(reduce(&[0], false).infer(&[Some(&x)], 2).unwrap_err().contains("1 outputs, found 2"));
+}
+
+#[test]
+fn messages_of_packed_attention() {
+    let of = |longest, scale| Op::PackedAttention(PackedAttention { longest, scale });
+    let (x, starts) = (f32s(&[6, 2, 4]), i64s(&[3]));
+    let with = |bias: &[usize]| [x.clone(), x.clone(), x.clone(), starts.clone(), f32s(bias)];
+    assert_eq!(written(&of(5, 0.5), &with(&[2, 9])), [[6, 2, 4]]);
+    assert_eq!(written(&of(5, 0.5), &[x.clone(), x.clone(), f32s(&[6, 2, 7]), i64s(&[0])]), [[6, 2, 7]]);
+    refused(&of(5, 0.5), &with(&[2, 10]), &["bias", "f32[2,9] or f32[1,9]", "f32[2,10]"]);
+    refused(&of(0, 0.5), &with(&[1, 1]), &["1 to 6 tokens", "longest: 0"]);
+    refused(&of(7, 0.5), &with(&[1, 13]), &["1 to 6 tokens", "longest: 7"]);
+    refused(&of(5, f64::NAN), &with(&[1, 9]), &["finite scale", "NaN"]);
+    refused(&of(5, 0.5), &[x.clone(), x.clone(), x.clone()], &["4 to 5 operands", "found 3"]);
+    refused(&of(5, 0.5), &[x.clone(), x.clone(), x.clone(), f32s(&[3])], &["i32 or i64", "f32[3]"]);
+    refused(&of(5, 0.5), &[x.clone(), x.clone(), x.clone(), i64s(&[3, 1])], &["starts", "i64[3,1]"]);
+    refused(&of(5, 0.5), &[x.clone(), f32s(&[6, 2, 3]), x.clone(), starts.clone()], &["three times", "f32[6,2,3]"]);
+    refused(&of(5, 0.5), &[f32s(&[6, 8]), f32s(&[6, 8]), f32s(&[6, 8]), starts], &["[tokens, heads, features]"]);
+    let far = [f32s(&[1 << 40, 1, 1]), f32s(&[1 << 40, 1, 1]), f32s(&[1 << 40, 1, 1]), i64s(&[3])];
+    refused(&of(1 << 30, 0.5), &far, &["longest: 1073741824"]);
 }

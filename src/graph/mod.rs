@@ -1,13 +1,14 @@
-//! What is computed, as a value: a graph of typed values of any rank, with named inputs and outputs.
+//! The computation as data: a graph of typed values of any rank, with named inputs and outputs.
 //!
-//! A [`Graph`] is concrete: every dimension is a number. What has free dimensions, such as a batch or a sequence, makes
-//! one graph for each size. No device, file or stream is in it; a weight is a constant that is known by its name.
+//! A [`Graph`] is concrete: every dimension is a number. A model with free dimensions, such as a batch or a sequence,
+//! has one graph for each size. A graph contains no device, file or stream; a weight is a constant that is known by its
+//! name.
 //!
 //! A [`GraphBuilder`] writes graphs, operation by operation or layer by layer. A graph of one image is opened as a network of
 //! images by [`Model::new`](crate::model::Model::new), any other one by [`Model::of_graphs`](crate::model::Model::of_graphs).
 //!
-//! Every operation has one meaning, which its documentation tells and its lowering to loops computes. Images have their
-//! channels innermost: `[batch, height, width, channels]`; importers of other layouts transpose.
+//! Every operation has one meaning, which its documentation states and its lowering to loops computes. Images have
+//! their channels innermost: `[batch, height, width, channels]`; importers of other layouts transpose.
 //!
 //! ```
 //! use trefoil::{Dtype, graph::{Expr, GraphBuilder, Op, Reduce, ReduceOp}};
@@ -38,8 +39,8 @@ pub(crate) use layers::eps_of_batch_norm;
 pub use layers::{BatchNorm, Conv2d, Linear};
 pub(crate) use op::place;
 pub use op::{
-    ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, Pad, PadMode, Pool, PoolOp, Reduce, ReduceOp, Resize,
-    ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
+    ArgReduce, Contract, Conv, Cumulate, Nearest, Norm, Op, PackedAttention, Pad, PadMode, Pool, PoolOp, Reduce,
+    ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, Slice, TopK, Window,
 };
 pub(crate) use passes::batch_first;
 pub use passes::{expand, simplify};

@@ -1,7 +1,7 @@
 //! The operations of a graph.
 //!
-//! They are few: what other systems have beside these is written in them, and found again in them by the kernels that
-//! compute several at once.
+//! They are few: other operations are written as several of these, and kernels that compute several nodes at once find
+//! them again.
 
 use super::expr::{Expr, Number};
 use crate::tensor::Dtype;
@@ -9,15 +9,16 @@ use crate::tensor::Dtype;
 /// An operation. Axes are counted from 0, the outermost.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// An expression of the elements at one place, of operands that are broadcast to one shape as NumPy does.
+    /// An expression that computes each element from the elements of the operands at the same place. Operands are
+    /// broadcast to one shape as in NumPy.
     Map(Expr),
-    /// Sums and the like along axes.
+    /// Sums and other reductions along axes.
     Reduce(Reduce),
-    /// Where along an axis the extreme is: i64. NaN is more extreme than any number.
+    /// The index of the largest or smallest element along an axis: i64. NaN is larger, or smaller, than any number.
     ArgReduce(ArgReduce),
-    /// Sums of all elements so far along an axis.
+    /// Cumulative sums or products along an axis.
     Cumulate(Cumulate),
-    /// exp(x - max) / sum(exp(x - max)) along an axis, computed in f32 or more; `log` takes the logarithm of it.
+    /// exp(x - max) / sum(exp(x - max)) along an axis, computed in f32 or f64; with `log`, the logarithm of that.
     Softmax {
         /// The axis.
         axis: usize,
@@ -36,26 +37,30 @@ pub enum Op {
     Broadcast(Vec<usize>),
     /// Elements added around, or cut off, along each axis.
     Pad(Pad),
-    /// The operands one behind the other along an axis.
+    /// The operands joined one behind the other along an axis.
     Concat(usize),
-    /// Slices of the first operand along an axis, in the order of the second: whole numbers of any rank, whose axes take
-    /// the place of the axis. Negative ones count from the end; what is out of range then is the nearest that is not.
+    /// Slices of the first operand along an axis, at the indices in the second operand: integers of any rank, whose
+    /// axes replace this axis. Negative indices count from the end; an index that is still out of range becomes the
+    /// nearest valid one.
     Gather(usize),
-    /// For each element of the second operand, an index as for a gather, the element of the first at its place with that
-    /// index along an axis.
+    /// For each element of the second operand, which is an index as for [`Gather`](Self::Gather), the element of the
+    /// first operand at the same place except for this index along an axis.
     GatherElements(usize),
-    /// Slices of the first operand at the places that the rows of the second have: the first axes, as many as this
-    /// says, are a batch.
+    /// Slices of the first operand at the places that the rows of the second operand name. The number is that of
+    /// leading axes that are a batch.
     GatherNd(usize),
-    /// The first operand with elements replaced: each element of the third has its place, but that the second has the
-    /// index along this axis.
+    /// The first operand with some elements replaced by elements of the third operand: an element goes to its own
+    /// place, except that the second operand has the index along this axis.
     ScatterElements(usize, Scatter),
-    /// The first operand with slices replaced by those of the third, at the places that the rows of the second have.
+    /// The first operand with some slices replaced by slices of the third operand, at the places that the rows of the
+    /// second operand name.
     ScatterNd(Scatter),
     /// The largest or smallest elements along an axis, and their indices (i64).
     TopK(TopK),
     /// Products of two operands, summed over axes.
     Contract(Contract),
+    /// Attention within rows of tokens that lie end to end.
+    PackedAttention(PackedAttention),
     /// Convolution of `[N, spatial…, C]` by `[K, C / groups, taps…]`, and an optional bias `[K]`: `[N, spatial…, K]`.
     Conv(Conv),
     /// Transposed convolution of `[N, spatial…, C]` by `[C, K / groups, taps…]`, and an optional bias `[K]`. Its window's
@@ -65,77 +70,80 @@ pub enum Op {
     Pool(Pool),
     /// Interpolation of axes to other sizes.
     Resize(Resize),
-    /// Integers of a type that stand for the operand: round(x / scale) + zero point, saturated, NaN being 0. The second
-    /// operand is the scale, the third, optional, the zero point; a vector of them goes along `axis`.
+    /// The operand rounded to integers of a type: round(x / scale) + zero point, saturated; NaN becomes 0. The second
+    /// operand is the scale, the third, optional one the zero point. If they are vectors, they have one element for
+    /// each index along `axis`.
     Quantize {
         /// The type.
         dtype: Dtype,
-        /// Along which scales differ, if they do.
+        /// The axis along which scales differ, if they do.
         axis: Option<usize>,
     },
-    /// (x - zero point) x scale, in the scale's type: operands as for [`Quantize`](Self::Quantize).
+    /// (x - zero point) x scale, in the type of the scale. The operands are those of [`Quantize`](Self::Quantize).
     Dequantize {
-        /// Along which scales differ, if they do.
+        /// The axis along which scales differ, if they do.
         axis: Option<usize>,
     },
 }
 
-/// Sums and the like along axes.
+/// Sums and other reductions along axes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduce {
-    /// What is computed. Floats are summed and multiplied in f32 or more.
+    /// The reduction. Floats are summed and multiplied in f32 or f64.
     pub op: ReduceOp,
     /// The axes, ascending.
     pub axes: Vec<usize>,
-    /// Whether the axes stay, as 1.
+    /// Whether the result keeps the axes, with size 1.
     pub keep: bool,
 }
 
-/// What a reduction computes.
+/// The kind of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// The sum; of nothing 0.
+    /// The sum; 0 without elements.
     Sum,
-    /// The product; of nothing 1.
+    /// The product; 1 without elements.
     Prod,
-    /// The smallest, NaN if one is; of nothing the type's largest, infinity of floats. Of bools whether all hold.
+    /// The smallest element, or NaN if one is NaN; without elements the type's largest number, or infinity for floats.
+    /// For bools whether all are true.
     Min,
-    /// The largest, NaN if one is; of nothing the type's smallest. Of bools whether one holds.
+    /// The largest element, or NaN if one is NaN; without elements the type's smallest number, or minus infinity for
+    /// floats. For bools whether at least one is true.
     Max,
-    /// The sum divided by their number.
+    /// The sum divided by the number of elements.
     Mean,
 }
 
-/// Where along an axis the extreme is.
+/// The index of the largest or smallest element along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgReduce {
-    /// Whether the largest is looked for, or the smallest.
+    /// Whether the largest element is wanted, or the smallest.
     pub largest: bool,
     /// The axis.
     pub axis: usize,
-    /// Whether the axis stays, as 1.
+    /// Whether the result keeps the axis, with size 1.
     pub keep: bool,
-    /// Whether the last of equal ones is taken, or the first.
+    /// Whether the last of equal elements is taken, or the first.
     pub last: bool,
 }
 
-/// Sums (or products) so far.
+/// Cumulative sums or products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cumulate {
     /// [`ReduceOp::Sum`] or [`ReduceOp::Prod`].
     pub op: ReduceOp,
     /// The axis.
     pub axis: usize,
-    /// Whether an element itself is left out of its sum.
+    /// Whether the sum at an element excludes the element itself.
     pub exclusive: bool,
-    /// Whether they are summed from the end.
+    /// Whether the sums begin at the end of the axis.
     pub reverse: bool,
 }
 
-/// Normalisation: (x - mean) / sqrt(variance + eps) x scale + bias, statistics in f32 or more.
+/// Normalisation: (x - mean) / sqrt(variance + eps) x scale + bias, with statistics in f32 or f64.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// The first of the axes that are normalised; all behind it are too.
+    /// The first of the axes that are normalised together with all axes behind it.
     pub axis: usize,
     /// Added to the variance.
     pub eps: f64,
@@ -157,15 +165,15 @@ pub struct Slice {
 /// Elements added around.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pad {
-    /// Before the first index of each axis; cut off if negative.
+    /// The number of elements added before the first index of each axis; if negative, as many are cut off.
     pub before: Vec<isize>,
-    /// Behind the last.
+    /// The number of elements added behind the last index, likewise.
     pub after: Vec<isize>,
-    /// Which elements.
+    /// The values of the added elements.
     pub mode: PadMode,
 }
 
-/// What padding holds.
+/// The values of added elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
     /// This number.
@@ -174,23 +182,23 @@ pub enum PadMode {
     Reflect,
     /// The nearest element.
     Edge,
-    /// The operand again, from its other end.
+    /// The operand repeated periodically, from its other end.
     Wrap,
 }
 
-/// What becomes of an element that is scattered to. Places are read as those of a gather; floats of 16 bits are combined in
-/// f32 and rounded at the end.
+/// How a scatter combines elements with the element at their place. Indices are read as those of a gather; 16-bit
+/// floats are combined in f32 and rounded at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scatter {
-    /// It is replaced; of several the last one stays.
+    /// The new element replaces the old one; the last of several stays.
     Replace,
-    /// They are added to it.
+    /// New elements are added to the old one.
     Add,
-    /// It is multiplied by them.
+    /// The old element is multiplied by the new ones.
     Mul,
-    /// The smallest stays.
+    /// The smallest of all stays.
     Min,
-    /// The largest stays.
+    /// The largest of all stays.
     Max,
 }
 
@@ -199,15 +207,16 @@ pub enum Scatter {
 pub struct TopK {
     /// The axis.
     pub axis: usize,
-    /// How many.
+    /// The number of elements.
     pub k: usize,
     /// Whether the largest are wanted, or the smallest. The most extreme comes first, of equal ones the first. NaN is
     /// larger than every number.
     pub largest: bool,
 }
 
-/// Products of two operands, each of whose axes has a label: axes of one label go together. What is not in the result is
-/// summed over. An axis of 1 goes with any size. Floats are summed in f32 or more.
+/// Products of two operands, summed over some axes, as in an einsum. Each axis has a label, and axes with the same
+/// label have the same index. Labels that the result does not have are summed over. An axis of size 1 is broadcast.
+/// Floats are summed in f32 or f64.
 ///
 /// ```
 /// use trefoil::graph::Contract;
@@ -220,8 +229,39 @@ pub struct Contract {
     pub left: Vec<usize>,
     /// Labels of the second operand's axes, each once.
     pub right: Vec<usize>,
-    /// Labels of the result's axes, each of which an operand has.
+    /// Labels of the result's axes; an operand has each of them.
     pub result: Vec<usize>,
+}
+
+/// softmax(q kᵀ x scale + bias) v for each head, within rows of tokens that lie end to end: a token sees those of its own row
+/// and no others.
+///
+/// Operands: queries and keys `[tokens, heads, features]` and values `[tokens, heads, values]` of f32; where rows begin and
+/// end, i32 or i64, as cumulative lengths have it; and an optional bias of f32, `[heads, 2 x longest - 1]`, or of one head for
+/// all, whose element `longest - 1 + d` is added to the scores of the keys d places behind a token. The result has a vector for
+/// each token and head, as the values do.
+///
+/// A token's row is from the largest such number that is not behind it to the smallest one that is, but no longer than
+/// `longest`. Only numbers from 0 to `tokens` count, whatever their order. A token that is in no row gets zeros. So a row's
+/// result depends on its own tokens alone, and nothing outside the operands is read, whatever the numbers are.
+///
+/// ```
+/// use trefoil::{Dtype, graph::{Op, PackedAttention, Tensor, ValueType}, loops};
+/// let zeros = Tensor::of(&[4, 1, 1], &[0.0_f32; 4]); // all keys have the same score
+/// let values = Tensor::of(&[4, 1, 1], &[1.0_f32, 3.0, 5.0, 7.0]);
+/// let starts = Tensor::of(&[3], &[0_i64, 2, 3]); // two tokens, then one; the last token is in no row
+/// let of = Op::PackedAttention(PackedAttention { longest: 2, scale: 1.0 });
+/// let operands = [Some(&zeros), Some(&zeros), Some(&values), Some(&starts)];
+/// let mixed = loops::compute(&of, &operands, &[ValueType::new(Dtype::F32, &[4, 1, 1])])?;
+/// assert_eq!(mixed[0].elems::<f32>(), [2.0, 2.0, 5.0, 0.0]);
+/// # Ok::<(), trefoil::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PackedAttention {
+    /// Tokens of the longest row.
+    pub longest: usize,
+    /// What scores are multiplied by.
+    pub scale: f64,
 }
 
 /// A sliding window over the spatial axes.
@@ -238,11 +278,11 @@ pub struct Contract {
 pub struct Window {
     /// Taps along each axis.
     pub size: Vec<usize>,
-    /// From one output to the next.
+    /// The step from one output to the next, along each axis.
     pub stride: Vec<usize>,
-    /// From one tap to the next.
+    /// The step from one tap to the next, along each axis.
     pub dilation: Vec<usize>,
-    /// Added before and behind each axis.
+    /// The padding before and behind each axis.
     pub pad: Vec<[usize; 2]>,
 }
 
@@ -251,20 +291,20 @@ pub struct Window {
 pub struct Conv {
     /// Its window; padding is zeros.
     pub window: Window,
-    /// Groups of channels that do not see each other.
+    /// The number of groups of channels; an output channel reads only the input channels of its group.
     pub groups: usize,
 }
 
 /// A pooling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// What is computed.
+    /// The function of a window.
     pub op: PoolOp,
     /// The window. Padding behind an axis may reach further than the last window needs.
     pub window: Window,
 }
 
-/// What a pooling computes of a window.
+/// The function that a pooling applies to a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolOp {
     /// The maximum; padding never wins. A second output, if there is one, has the index of each maximum within its image
@@ -272,30 +312,31 @@ pub enum PoolOp {
     Max,
     /// The sum; padding is 0.
     Sum,
-    /// The mean of what is not padding.
+    /// The mean of the elements that are not padding.
     Mean,
-    /// The sum divided by the window's taps, those in padding counted.
+    /// The sum divided by the number of the window's taps, including taps in padding.
     MeanOfTaps,
 }
 
 /// Interpolation of axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resize {
-    /// How.
+    /// The interpolation.
     pub mode: ResizeMode,
-    /// Which place of the operand a place of the result is.
+    /// The mapping from places of the result to places of the operand.
     pub coordinates: ResizeCoordinates,
     /// The result's dimensions.
     pub dims: Vec<usize>,
-    /// Result over operand for each axis, as places are computed with; 1 where an axis stays.
+    /// The size of the result divided by that of the operand, for each axis; the mapping of places uses it. 1 for axes
+    /// that do not change.
     pub scales: Vec<f64>,
     /// The part of the operand, for each axis, that [`ResizeCoordinates::Crop`] maps to: 0 is its first element, 1 its last.
     pub crop: Vec<[f64; 2]>,
-    /// Whether a smaller result is filtered by as much as it is smaller.
+    /// Whether a filter as wide as the reduction is applied if the result is smaller.
     pub antialias: bool,
-    /// Whether taps outside the operand are left out and the others weighted up.
+    /// Whether taps outside the operand are left out, and the weights of the others scaled to a sum of 1.
     pub exclude_outside: bool,
-    /// What a place outside the crop holds.
+    /// The value of places outside the crop.
     pub outside: Option<f64>,
 }
 
@@ -304,18 +345,18 @@ pub struct Resize {
 pub enum ResizeMode {
     /// The nearest element.
     Nearest(Nearest),
-    /// Between the two nearest along each axis.
+    /// Linear interpolation between the two nearest elements along each axis.
     Linear,
-    /// By the cubic through four along each axis, with this coefficient.
+    /// Cubic interpolation of four elements along each axis, with this coefficient.
     Cubic(f64),
 }
 
-/// Which element is the nearest.
+/// The rule by which the nearest element is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Nearest {
-    /// Half-way the lower.
+    /// The nearest; half-way the lower.
     PreferFloor,
-    /// Half-way the higher.
+    /// The nearest; half-way the higher.
     PreferCeil,
     /// Always the lower.
     Floor,
@@ -323,20 +364,21 @@ pub enum Nearest {
     Ceil,
 }
 
-/// Which place x of the operand the place y of the result is.
+/// The place x of the operand to which the place y of the result is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResizeCoordinates {
     /// (y + 0.5) / scale - 0.5.
     HalfPixel,
-    /// The same with the middle of the image kept where the result's size was rounded.
+    /// As [`HalfPixel`](Self::HalfPixel), but the middle of the image stays in the middle if the size of the result was
+    /// rounded.
     HalfPixelSymmetric,
-    /// The same, but 0 where the result has one element.
+    /// As [`HalfPixel`](Self::HalfPixel), but 0 if the result has one element.
     PytorchHalfPixel,
-    /// First on first, last on last: y (size - 1) / (size x scale - 1).
+    /// The first element maps to the first and the last to the last: y (size - 1) / (size x scale - 1).
     AlignCorners,
     /// y / scale.
     Asymmetric,
-    /// From the crop's first to its last.
+    /// The first and the last element map to those of the crop.
     Crop,
 }
 
@@ -349,8 +391,8 @@ pub(crate) fn place(index: i64, size: usize) -> usize {
 }
 
 impl Contract {
-    /// The product of matrices in the last two axes of operands of these ranks (1: a vector); outer axes are a batch, and
-    /// broadcast.
+    /// The product of matrices in the last two axes of operands with these ranks; rank 1 is a vector. Outer axes are a
+    /// batch, and are broadcast.
     pub fn matmul(left: usize, right: usize) -> Self {
         let batch = left.max(right).saturating_sub(2);
         let [m, n, k] = [batch, batch + 1, batch + 2];
@@ -381,7 +423,7 @@ impl Contract {
 }
 
 impl Window {
-    /// The same along each of so many axes.
+    /// A window with the same size, stride and padding along each of `axes` axes.
     pub fn all(axes: usize, size: usize, stride: usize, pad: usize) -> Self {
         Self { size: vec![size; axes], stride: vec![stride; axes], dilation: vec![1; axes], pad: vec![[pad; 2]; axes] }
     }
@@ -422,6 +464,7 @@ impl Op {
             Self::ScatterNd(_) => "scatter-nd",
             Self::TopK(_) => "top-k",
             Self::Contract(_) => "contract",
+            Self::PackedAttention(_) => "packed-attention",
             Self::Conv(_) => "conv",
             Self::ConvTranspose(..) => "conv-transpose",
             Self::Pool(_) => "pool",

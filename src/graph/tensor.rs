@@ -6,7 +6,7 @@ use super::value::ValueType;
 use crate::error::Error;
 use crate::tensor::{Dtype, Element};
 
-/// A value of a graph in the host's memory: its elements, dense, the last dimension innermost.
+/// A value of a graph in host memory: dense elements, the last dimension innermost.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::Tensor};
@@ -22,7 +22,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Zeros of a type.
+    /// A tensor of zeros.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no room for them.
@@ -40,18 +40,18 @@ impl Tensor {
         Ok(Self { of, words })
     }
 
-    /// Elements in these dimensions.
+    /// A tensor of `elems` with these dimensions.
     ///
     /// # Panics
-    /// If there are more or fewer of them.
+    /// If the number of elements is not the product of the dimensions.
     pub fn of<T: Element>(dims: &[usize], elems: &[T]) -> Self {
         Self::from_bytes(ValueType::new(T::DTYPES[0], dims), bytemuck::cast_slice(elems))
     }
 
-    /// A value of these bytes: little-endian elements.
+    /// A tensor of little-endian elements in `bytes`.
     ///
     /// # Panics
-    /// If they are more or fewer than the type has.
+    /// If `bytes` has another length than the type.
     pub fn from_bytes(of: ValueType, bytes: &[u8]) -> Self {
         assert_eq!(of.bytes(), bytes.len(), "bytes of {of}");
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
@@ -92,16 +92,16 @@ impl Tensor {
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
-    /// The same bytes as a value of another type of as many bytes.
+    /// The same bytes, as a value of another type with the same number of bytes.
     ///
     /// # Panics
-    /// If it has more or fewer.
+    /// If the other type has another number of bytes.
     pub fn cast(self, of: ValueType) -> Self {
         assert_eq!(self.of.bytes(), of.bytes(), "{} as {of}", self.of);
         Self { of, words: self.words }
     }
 
-    /// Its elements as i64, if they are whole numbers that fit, or bools.
+    /// Its elements as i64, if they are integers that fit, or bools.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         fn all<T: Element + TryInto<i64>>(of: &Tensor) -> Option<Vec<i64>> {
             of.elems::<T>().iter().map(|&elem| elem.try_into().ok()).collect()

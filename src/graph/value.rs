@@ -15,15 +15,16 @@ pub struct ValueId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub usize);
 
-/// A graph without loops whose every size is a number. Nodes are in topological order: what a node reads is an input, a
-/// constant, or written by a node before it. A [`GraphBuilder`](super::GraphBuilder) makes graphs that are well-formed.
+/// A directed acyclic graph whose dimensions are all numbers. Nodes are in topological order: a value that a node reads
+/// is an input, a constant, or written by an earlier node. A [`GraphBuilder`](super::GraphBuilder) makes well-formed
+/// graphs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
-    /// What a request brings.
+    /// The inputs, which a request brings.
     pub inputs: Vec<Port>,
-    /// What it gets.
+    /// The outputs, which a request gets.
     pub outputs: Vec<Port>,
-    /// Everything that is computed or read.
+    /// All values.
     pub values: Vec<Value>,
     /// The operations, in an order in which they can be computed.
     pub nodes: Vec<Node>,
@@ -34,7 +35,7 @@ pub struct Graph {
 pub struct Port {
     /// Its name, which no other input (or output) has.
     pub name: String,
-    /// The value that it brings or shows.
+    /// The value of the port.
     pub value: ValueId,
 }
 
@@ -43,9 +44,9 @@ pub struct Port {
 pub struct Value {
     /// Its type and dimensions.
     pub of: ValueType,
-    /// Where it comes from.
+    /// The origin of the value.
     pub origin: Origin,
-    /// What its integers stand for, if they stand for real numbers.
+    /// The real numbers that its integers stand for, if they do.
     pub quantization: Option<Quantization>,
 }
 
@@ -65,32 +66,32 @@ pub struct ValueType {
     pub dims: Vec<usize>,
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Origin {
-    /// A request brings it: input of this number.
+    /// It is the input of this number.
     Input(usize),
     /// It is the same for all requests.
     Constant(Constant),
-    /// A node writes it, as its output of this number.
+    /// It is the output of this number of a node.
     Node(NodeId, usize),
 }
 
 /// A value that is known before the first request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
-    /// The weight of this name. Its stored type may be another: it is converted when it is read.
+    /// The weight of this name. If its stored type is another, it is converted when it is read.
     Weight(String),
     /// These bytes: little-endian elements of the value's type.
     Bytes(Arc<[u8]>),
 }
 
-/// What integers of a value stand for: (integer - zero point) x scale.
+/// The meaning of a value's integers: (integer - zero point) x scale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// The scale: a scalar, or one for each index along `axis`.
     pub scale: ValueId,
-    /// The integer that stands for 0; none: 0.
+    /// The integer that stands for 0; `None` means 0.
     pub zero_point: Option<ValueId>,
     /// The axis along which scales differ.
     pub axis: Option<usize>,
@@ -101,11 +102,11 @@ pub struct Quantization {
 pub struct Node {
     /// A name that no other node has.
     pub name: String,
-    /// What it computes.
+    /// The operation.
     pub op: Op,
-    /// What it reads; none where an operation can do without.
+    /// The values that it reads; `None` for an optional operand that is left out.
     pub inputs: Vec<Option<ValueId>>,
-    /// What it writes.
+    /// The values that it writes.
     pub outputs: Vec<ValueId>,
 }
 
@@ -166,7 +167,7 @@ impl Graph {
     /// The type of a value.
     ///
     /// # Panics
-    /// If the value is of another graph.
+    /// If the value belongs to another graph.
     pub fn value(&self, id: ValueId) -> &ValueType {
         &self.values[id.0].of
     }
@@ -174,7 +175,7 @@ impl Graph {
     /// The constant that a value is, if it is one.
     ///
     /// # Panics
-    /// If the value is of another graph.
+    /// If the value belongs to another graph.
     pub fn constant(&self, id: ValueId) -> Option<&Constant> {
         match &self.values[id.0].origin {
             Origin::Constant(constant) => Some(constant),
@@ -182,8 +183,8 @@ impl Graph {
         }
     }
 
-    /// The weights that it reads, by their names, and their types, in the order in which they were added; one that was added
-    /// twice is there twice.
+    /// The names and types of the weights that the graph reads, in the order in which they were added; a weight that
+    /// was added twice is there twice.
     ///
     /// ```
     /// let graph = trefoil::model::architecture("resnet50", 1000, None)?;

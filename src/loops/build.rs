@@ -78,7 +78,7 @@ impl LoopBuilder {
         self.number(dtype, Number::Float(value))
     }
 
-    /// A whole number, i64.
+    /// An integer, i64.
     pub fn index(&mut self, value: i64) -> TermId {
         self.term(Dtype::I64, TermKind::Const(value as u64))
     }
@@ -89,13 +89,14 @@ impl LoopBuilder {
         self.load_flat(operand, index, None)
     }
 
-    /// The same where a condition holds, elsewhere another term. Without a condition it always holds.
+    /// The element of an operand at these indices if a condition is true, else another term. Without a condition it is
+    /// always loaded.
     pub fn load_if(&mut self, operand: usize, at: &[TermId], condition: Option<TermId>, otherwise: TermId) -> TermId {
         let index = self.flat(operand, at);
         self.load_flat(operand, index, condition.map(|condition| Guard { condition, otherwise }))
     }
 
-    /// The element of an operand that has this number.
+    /// The element of an operand with this number in row-major order.
     pub fn load_flat(&mut self, operand: usize, index: TermId, guard: Option<Guard>) -> TermId {
         let dtype = self.of.operands[operand].dtype;
         let index = self.sums[index.0].clone().map_or(index, |sum| self.sum(&sum)); // equal ones are one term
@@ -143,7 +144,7 @@ impl LoopBuilder {
         self.binary(Binary::Mul, index, by)
     }
 
-    /// An index and a number.
+    /// An index plus a number.
     pub fn shifted(&mut self, index: TermId, by: i64) -> TermId {
         let by = self.index(by);
         self.binary(Binary::Add, index, by)
@@ -157,7 +158,7 @@ impl LoopBuilder {
     /// A function of one number.
     ///
     /// # Panics
-    /// If it does not take the type.
+    /// If the function does not take the type.
     pub fn unary(&mut self, op: Unary, of: TermId) -> TermId {
         let from = self.dtype(of);
         let dtype = op.dtype(from).expect("a function of a type that it takes");
@@ -170,7 +171,7 @@ impl LoopBuilder {
     /// A function of two numbers of one type.
     ///
     /// # Panics
-    /// If it does not take the type, or they are of two types.
+    /// If the function does not take the type, or the numbers have different types.
     pub fn binary(&mut self, op: Binary, a: TermId, b: TermId) -> TermId {
         let from = self.dtype(a);
         assert_eq!(from, self.dtype(b), "both sides of {op:?}");
@@ -184,13 +185,13 @@ impl LoopBuilder {
         self.cast(dtype, result)
     }
 
-    /// The second where the first holds, else the third.
+    /// `then` if the condition is true, else `otherwise`.
     pub fn select(&mut self, condition: TermId, then: TermId, otherwise: TermId) -> TermId {
         let dtype = self.dtype(then);
         if then == otherwise { then } else { self.term(dtype, TermKind::Select([condition, then, otherwise])) }
     }
 
-    /// What a body takes while new axes of these extents run, combined; the body gets their indices.
+    /// The values of `body`, combined over new axes of these extents; the body gets the indices along these axes.
     pub fn reduce(
         &mut self,
         op: Monoid,
@@ -205,7 +206,7 @@ impl LoopBuilder {
         self.cast(dtype, result)
     }
 
-    /// The index that a body tells beside the extreme of its values while new axes of these extents run.
+    /// The index that `body` gives together with the largest or smallest of its values, over new axes of these extents.
     pub fn arg_reduce(
         &mut self,
         [largest, last]: [bool; 2],
@@ -219,7 +220,7 @@ impl LoopBuilder {
         self.term(Dtype::I64, TermKind::Reduce { op, axes, body: vec![value, index] })
     }
 
-    /// Whether 0 <= index < size; none where it always holds.
+    /// The condition 0 <= index < size; `None` if it is always true.
     pub fn within(&mut self, index: TermId, size: usize) -> Option<TermId> {
         if self.range(index).is_some_and(|[low, high]| low >= 0 && high < size as i128) {
             return None;
@@ -236,7 +237,7 @@ impl LoopBuilder {
         self.binary(Binary::Min, index, last)
     }
 
-    /// Whether all of these hold; none where they always do.
+    /// The condition that all of these are true; `None` if they always are.
     pub fn all(&mut self, conditions: impl IntoIterator<Item = Option<TermId>>) -> Option<TermId> {
         conditions.into_iter().flatten().reduce(|a, b| self.binary(Binary::And, a, b))
     }

@@ -1,6 +1,6 @@
 //! Computing operations and graphs.
 
-use super::eval;
+use super::eval::{self, View};
 use super::hand;
 use super::ir::Loop;
 use super::lower::{Lowered, lower};
@@ -24,6 +24,16 @@ use crate::graph::{Constant, Graph, Node, Op, Origin, Port, Tensor, ValueId, Val
 /// [`Error::Graph`] if the operation does not take these operands or writes other types than `outputs`,
 /// [`Error::OutOfMemory`] if there is no room for them.
 pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Result<Vec<Tensor>, Error> {
+    compute_by(&Alone(0), op, inputs, outputs)
+}
+
+/// The same, by a team.
+pub(crate) fn compute_by(
+    team: &dyn Team,
+    op: &Op,
+    inputs: &[Option<&Tensor>],
+    outputs: &[ValueType],
+) -> Result<Vec<Tensor>, Error> {
     let types: Vec<Option<&ValueType>> = inputs.iter().map(|input| input.map(Tensor::value_type)).collect();
     let wrong = |what: String| Error::graph(op.kind(), what);
     let written = op.infer(&types, outputs.len()).map_err(wrong)?;
@@ -33,9 +43,9 @@ pub fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Re
     match lower(op, &types, outputs) {
         Lowered::Loops(loops) => {
             let operands: Vec<&Tensor> = inputs.iter().copied().flatten().collect();
-            loops.iter().zip(outputs).map(|(of, output)| run(of, &operands, output.clone())).collect()
+            loops.iter().zip(outputs).map(|(of, output)| run_by(team, of, &operands, output.clone())).collect()
         }
-        Lowered::ByHand => hand::compute(op, inputs, outputs),
+        Lowered::ByHand => hand::compute(op, inputs, outputs, team),
     }
 }
 
@@ -52,7 +62,22 @@ pub fn run(of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Err
 }
 
 /// The same, by a team.
-pub(crate) fn run_by(team: &dyn Team, of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
+pub(super) fn run_by(team: &dyn Team, of: &Loop, operands: &[&Tensor], to: ValueType) -> Result<Tensor, Error> {
+    assert_eq!((of.elems(), of.dtype()), (to.elems(), to.dtype), "what a loop writes");
+    let operands: Vec<View<'_>> = operands.iter().map(|&operand| operand.into()).collect();
+    let mut result = Tensor::zeros(to)?;
+    eval::run(eval::in_parts(of).as_ref().unwrap_or(of), &operands, result.bytes_mut(), team)?;
+    Ok(result)
+}
+
+/// Writes what a loop writes, every element of it, by a team.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] if there is no room for what is computed in between.
+///
+/// # Panics
+/// As [`run`].
+pub(crate) fn run_into(team: &dyn Team, of: &Loop, operands: &[View<'_>], to: &mut [u8]) -> Result<(), Error> {
     eval::run(of, operands, to, team)
 }
 

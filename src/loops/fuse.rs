@@ -1,4 +1,4 @@
-//! Loops that compute what they read.
+//! Fusion: loops that compute the values that they read.
 
 use std::collections::HashMap;
 
@@ -12,11 +12,11 @@ use crate::graph::ValueType;
 /// An axis is split so often at most, that a loop may read what has its axes otherwise.
 const MOST_SPLITS: usize = 8;
 
-/// The loop that does what `consumer` does, but computes its operand of this number where it reads it, as `producer`
-/// does, whose operands follow the consumer's own; none where that is not worth it, an index is not told by axes, or the
-/// operand is empty.
+/// A loop that computes what `consumer` computes, but computes the elements of this operand, as `producer` does,
+/// instead of loading them. The producer's operands follow the consumer's own. `None` if the fusion does not pay, if an
+/// index does not follow from the axes, or if the operand is empty.
 ///
-/// What is expensive, a reduction or a transcendental function, is computed as often as before at most.
+/// Expensive terms, which are reductions and transcendental functions, are computed at most as often as before.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, Op, Tensor, Unary, ValueType}, loops::{Lowered, inline, lower, run}};

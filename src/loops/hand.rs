@@ -1,4 +1,5 @@
-//! Operations that are no loops: their elements are sorted, or written in an order that matters.
+//! Operations that are no loops: their elements are sorted, or written in an order that matters, or how many there are depends
+//! on values.
 //!
 //! Each is an arm of [`compute`] here and one of [`lower`](super::lower), which says so. What they mean is told here;
 //! [`expand`](crate::graph::expand) writes them as loops, which take longer on the CPU.
@@ -7,20 +8,28 @@ use std::cmp::Ordering;
 
 use half::{bf16, f16};
 
+use super::eval::packed_attention;
 use super::scalar::{Convert, typed};
+use super::team::Team;
 use crate::error::Error;
 use crate::graph::{Cumulate, Element, Op, ReduceOp, Scatter, Tensor, TopK, ValueType, place};
 
-/// What an operation writes that is computed by hand.
+/// What an operation writes that is computed by hand, by a team as far as it has parts.
 ///
 /// # Panics
 /// If it is none of these, or does not take these operands.
-pub(super) fn compute(op: &Op, inputs: &[Option<&Tensor>], outputs: &[ValueType]) -> Result<Vec<Tensor>, Error> {
+pub(super) fn compute(
+    op: &Op,
+    inputs: &[Option<&Tensor>],
+    outputs: &[ValueType],
+    team: &dyn Team,
+) -> Result<Vec<Tensor>, Error> {
     let input = |number: usize| inputs[number].expect("an operand that was checked to be there");
     let x = input(0);
     match op {
         Op::TopK(of) => typed!(x.value_type().dtype, T => top_k::<T>(of, x, outputs)),
         Op::Cumulate(of) => typed!(x.value_type().dtype, T => cumulate::<T>(of, x)),
+        Op::PackedAttention(of) => packed_attention(of, inputs, team).map(|mixed| vec![mixed]),
         Op::ScatterElements(axis, how) => {
             let places = element_places(*axis, x.value_type(), input(1));
             typed!(x.value_type().dtype, T => scatter::<T>(*how, x, &places, 1, input(2)))

@@ -1,4 +1,4 @@
-//! What a loop is: axes, terms, and the one value that they write.
+//! The representation of a loop: axes, terms, and the one value that they write.
 
 use std::collections::BTreeSet;
 
@@ -15,16 +15,16 @@ pub struct TermId(pub usize);
 /// are loaded, converted, chosen between and written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// What it reads.
+    /// The types of the operands that it reads.
     pub operands: Vec<ValueType>,
     /// Points along each axis: first the axes of the result, then those that its reductions run over, each of which
     /// belongs to one reduction.
     pub axes: Vec<usize>,
     /// Axes of the result. The value that is written has as many elements in the same order, and perhaps other axes.
     pub rank: usize,
-    /// Everything that is computed.
+    /// All terms that are computed.
     pub terms: Vec<Term>,
-    /// What is written.
+    /// The term that is written.
     pub result: TermId,
 }
 
@@ -50,7 +50,7 @@ pub enum TermKind {
         operand: usize,
         /// The element's number: i64.
         index: TermId,
-        /// Where it is read at all.
+        /// The condition under which it is read.
         guard: Option<Guard>,
     },
     /// The same number in the term's type.
@@ -59,40 +59,41 @@ pub enum TermKind {
     Unary(Unary, TermId),
     /// A function of two numbers.
     Binary(Binary, [TermId; 2]),
-    /// The second where the first holds, else the third. Both are computed.
+    /// The second term if the first is true, else the third. Both are computed.
     Select([TermId; 3]),
-    /// All values that a body takes while axes run, combined.
+    /// All values of a body, combined while axes run.
     Reduce {
-        /// How.
+        /// The monoid that combines them.
         op: Monoid,
         /// The axes, the last running fastest.
         axes: Vec<usize>,
-        /// What is combined; of [`Monoid::Arg`] the value and the index (i64).
+        /// The terms that are combined; for [`Monoid::Arg`] the value and the index (i64).
         body: Vec<TermId>,
     },
 }
 
-/// Where a load reads; elsewhere it does not form the address.
+/// A condition on a load. If it is false, the load does not compute the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Guard {
-    /// Whether it reads here.
+    /// Whether the load reads at this point.
     pub condition: TermId,
-    /// What it is elsewhere.
+    /// The value of the load at other points.
     pub otherwise: TermId,
 }
 
-/// How a reduction combines values. The order of sums and products is not told.
+/// How a reduction combines values. The order of sums and products is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Monoid {
-    /// The sum, of nothing 0; integers wrap around.
+    /// The sum; 0 without values. Integers wrap around.
     Sum,
-    /// The product, of nothing 1.
+    /// The product; 1 without values.
     Prod,
-    /// The smallest, NaN if one is; of nothing the type's largest.
+    /// The smallest value, or NaN if one is NaN; without values the type's largest number.
     Min,
-    /// The largest, NaN if one is; of nothing the type's smallest.
+    /// The largest value, or NaN if one is NaN; without values the type's smallest number.
     Max,
-    /// The index that is told beside the extreme value, of nothing 0. NaN is more extreme than any number.
+    /// The index that belongs to the largest or smallest value; 0 without values. NaN counts as larger, or smaller,
+    /// than any number.
     Arg {
         /// Whether the largest is looked for, or the smallest.
         largest: bool,

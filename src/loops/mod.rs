@@ -1,11 +1,10 @@
 //! Any operation as loops over elements, and their evaluation on the CPU.
 //!
-//! A [`Loop`] is one description of what an operation computes: for each point of an iteration space a scalar, made of
-//! loads at indices that are terms themselves, functions, and reductions over further axes. [`lower`] gives that of each
-//! operation of a [`Graph`](crate::graph::Graph), and [`schedule`] the few loops that compute all of it; [`compute`] and
-//! [`evaluate`] compute one operation and a whole graph.
-//! What is in no loop, because elements depend on one another in an order or on how they compare, is a function over
-//! values: [`Lowered::ByHand`].
+//! A [`Loop`] describes how a value is computed: for each point of an iteration space, a scalar from loads, functions,
+//! and reductions over further axes; the indices of loads are terms themselves. [`lower`] gives the loops of one
+//! operation, and [`schedule`] the few fused loops that compute a whole [`Graph`](crate::graph::Graph). [`compute`] and
+//! [`evaluate`] compute one operation and a whole graph on the CPU. Some operations are no loops, because their
+//! elements are sorted, or written in an order that matters; functions over values compute these: [`Lowered::ByHand`].
 //!
 //! ```
 //! use trefoil::{Dtype, graph::{Op, Tensor, ValueType}, loops};
@@ -23,6 +22,7 @@ mod evaluate;
 mod fuse;
 mod hand;
 mod ir;
+mod isa;
 mod lower;
 pub mod ptx;
 mod rewrite;
@@ -32,10 +32,12 @@ mod team;
 mod work;
 
 pub use build::LoopBuilder;
-pub(crate) use evaluate::run_by;
+pub(crate) use eval::{View, in_parts};
 pub use evaluate::{compute, evaluate, run};
+pub(crate) use evaluate::{compute_by, run_into};
 pub use fuse::inline;
 pub use ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
+pub(crate) use isa::{BASELINE_FMA, Isa, vectorized};
 pub use lower::{Lowered, lower};
 pub(crate) use scalar::bits;
 pub use schedule::{Kernel, Schedule, Step, schedule};

@@ -131,16 +131,36 @@ impl<'l> Copier<'l> {
 /// The loop with axes of these extents, the last running fastest, in place of some axes: the number of their point is the
 /// point of the axis that they stand for.
 pub(super) fn with_axes(of: &Loop, in_place: HashMap<usize, Vec<usize>>) -> Loop {
+    with_parts(of, in_place, &[])
+}
+
+/// A term that is the whole quotient of an axis.
+#[derive(Debug)]
+pub(super) struct Quotient {
+    pub term: TermId,
+    pub axis: usize,
+    pub divisor: usize,
+}
+
+/// The same; these terms become the number of the point of the outer axes that stand for theirs, those whose inner ones
+/// have as many points as the divisor says.
+pub(super) fn with_parts(of: &Loop, in_place: HashMap<usize, Vec<usize>>, quotients: &[Quotient]) -> Loop {
     let extents = |axis: usize| parts(of, axis, &in_place);
     let mut b = LoopBuilder::new(&of.operands, &(0..of.rank).flat_map(extents).collect::<Vec<_>>());
     let point = b.point();
-    let (mut axes, mut first) = (Vec::new(), 0);
+    let (mut axes, mut known, mut first) = (Vec::new(), Vec::new(), 0);
     for axis in 0..of.rank {
         let run: Vec<usize> = (first..).take(extents(axis).len()).collect();
         axes.push((axis, number(&mut b, &run, &point[first..][..run.len()])));
+        for quotient in quotients.iter().filter(|quotient| quotient.axis == axis) {
+            let inner = |outer: &usize| extents(axis)[*outer..].iter().product::<usize>() == quotient.divisor;
+            let outer = (0..run.len()).find(inner).expect("axes for each divisor");
+            known.push((quotient.term, number(&mut b, &run[..outer], &point[first..][..outer])));
+        }
         first += run.len();
     }
     let mut copier = Copier { parts: in_place, ..Copier::new(of, axes, (0..of.operands.len()).collect()) };
+    known.into_iter().for_each(|(term, by)| copier.replace(term, by));
     let result = copier.term(&mut b, of.result);
     b.finish(result)
 }

@@ -1,4 +1,4 @@
-//! Threads that share out work.
+//! Teams of threads that divide work.
 
 use std::ops::Range;
 
@@ -37,6 +37,8 @@ pub(crate) struct Lines {
     pub pitch: usize,
     /// Lines that are best computed together.
     pub together: usize,
+    /// Fewer lines, from 1 up, are not worth a part, unless a worker would have none.
+    pub least: usize,
     /// Multiply-adds, or what takes as long, of a line.
     pub ops: usize,
 }
@@ -55,7 +57,8 @@ impl Lines {
     fn in_part(&self, workers: usize) -> usize {
         let least = LEAST_OPS / self.ops.max(1) + 1;
         let most_parts = if workers == 1 { 1 } else { workers * PARTS_OF_A_WORKER };
-        let parts = (self.count / least).clamp(1, most_parts);
+        let worth = (self.count / self.least).max(workers);
+        let parts = (self.count / least).clamp(1, most_parts.min(worth));
         self.count.div_ceil(parts).next_multiple_of(self.together).max(1)
     }
 
@@ -111,7 +114,7 @@ mod tests {
     #[test]
     fn every_line_is_in_one_part() {
         for (count, workers, ops, together) in [(0, 2, 1, 1), (1, 4, 1 << 20, 6), (100, 3, 1 << 16, 6), (97, 2, 1, 1)] {
-            let lines = Lines { count, pitch: 5, together, ops };
+            let lines = Lines { count, pitch: 5, together, least: 1, ops };
             let mut y = vec![0; (count * 5_usize).saturating_sub(2)];
             let seen = Mutex::new(vec![0; count]);
             lines.share(&Backwards(workers), &mut y, &|_, lines, y| {
@@ -126,9 +129,14 @@ mod tests {
     #[test]
     fn little_work_is_one_part_and_much_is_several_for_each_worker() {
         let parts = |ops, workers| {
-            let lines = Lines { count: 64, pitch: 1, together: 1, ops };
+            let lines = Lines { count: 64, pitch: 1, together: 1, least: 1, ops };
             lines.count.div_ceil(lines.in_part(workers))
         };
         assert_eq!([parts(10, 2), parts(1 << 20, 1), parts(1 << 20, 2)], [1, 1, 8]);
+        let parts = |least, workers| {
+            let lines = Lines { count: 64, pitch: 1, together: 1, least, ops: 1 << 20 };
+            lines.count.div_ceil(lines.in_part(workers))
+        };
+        assert_eq!([parts(20, 2), parts(20, 4), parts(100, 2)], [3, 4, 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! What a loop costs: how often each term is computed, and which bytes are moved.
+//! The cost of a loop: how often each term is computed, and the bytes that are moved.
 
 use std::collections::BTreeSet;
 

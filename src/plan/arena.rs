@@ -23,8 +23,8 @@ pub(super) fn place(plan: &mut Plan, order: &LaneOrder) {
         let all_before = |a: &[usize], b: &[usize]| a.iter().all(|a| b.iter().all(|b| order.is_before(*a, *b)));
         let (before, after) =
             (|p: usize| all_before(&touches[p], &touches[t]), |p: usize| all_before(&touches[t], &touches[p]));
-        let beside = sizes[..index].iter().copied().filter(|&p| !before(p) && !after(p));
-        let offset = lowest_gap(plan, beside.collect(), t);
+        let overlapping = sizes[..index].iter().copied().filter(|&p| !before(p) && !after(p));
+        let offset = lowest_gap(plan, overlapping.collect(), t);
         plan.tensors[t].place = Place::Arena(offset);
         plan.arena_bytes = plan.arena_bytes.max(offset + aligned(plan.tensors[t].bytes));
     }
@@ -50,19 +50,19 @@ fn touches(plan: &Plan) -> Vec<Vec<usize>> {
     let mut touches = vec![Vec::new(); plan.tensors.len()];
     for (index, step) in plan.steps.iter().enumerate() {
         for id in step.inputs.iter().copied().chain(step.outputs.iter().copied()) {
-            touches[plan.whole(id).0].push(index);
+            touches[plan.holder(id).0].push(index);
         }
     }
-    (0..plan.tensors.len()).map(|t| touches[plan.whole(TensorId(t)).0].clone()).collect()
+    (0..plan.tensors.len()).map(|t| touches[plan.holder(TensorId(t)).0].clone()).collect()
 }
 
 /// The lowest offset for tensor `t` beside those that are placed.
-fn lowest_gap(plan: &Plan, beside: Vec<usize>, t: usize) -> usize {
+fn lowest_gap(plan: &Plan, overlapping: Vec<usize>, t: usize) -> usize {
     let range = |p: usize| match plan.tensors[p].place {
         Place::Arena(offset) => (offset, offset + aligned(plan.tensors[p].bytes)),
         _ => unreachable!("only tensors in the arena are placed"),
     };
-    let mut taken: Vec<(usize, usize)> = beside.into_iter().map(range).collect();
+    let mut taken: Vec<(usize, usize)> = overlapping.into_iter().map(range).collect();
     taken.sort_unstable();
     let mut offset = 0;
     for (start, end) in taken {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::Limits;
 use crate::error::Error;
 
-/// The sizes of an attention operation: of each image and head, rows of queries that look at keys.
+/// The sizes of an attention operation: for each image and head, rows of queries that attend to keys.
 ///
 /// ```
 /// use trefoil::plan::{AttentionSizes, AttentionTile, Limits};
@@ -29,16 +29,16 @@ pub struct AttentionSizes {
     pub dims: usize,
 }
 
-/// Where the heads of an operand are: the first value, and values from one head, row and image to the next.
+/// The place of the heads in an operand: the first value, and the distances between heads, rows and images, in values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadsAt {
-    /// Of the first value.
+    /// The index of the first value.
     pub first: usize,
-    /// From one head, row and image to the next.
+    /// The distances from one head, one row and one image to the next, in values.
     pub pitches: [usize; 3],
 }
 
-/// A kernel that attention is compiled for: heads of up to `dims` values, in chunks of so many keys.
+/// A kernel of attention: it computes heads of up to `dims` values, in chunks of `keys` keys.
 ///
 /// ```
 /// use trefoil::plan::AttentionTile;
@@ -57,10 +57,10 @@ pub struct AttentionTile {
 pub struct AttentionKernel {
     /// The kernel.
     pub tile: AttentionTile,
-    /// Tiles; more than its warpgroups only where all chunks of a head fit the shared memory.
+    /// The number of tiles; more than the warpgroups of a block only if all chunks of a head fit into shared memory.
     pub block_tiles: usize,
-    /// Whether the few rows behind a head's whole tiles are no tile, but a tail, which warps of their own have. Where
-    /// there is a mask they are a tile.
+    /// Whether extra warps compute the few rows behind a head's last full tile, in place of another tile. With a mask
+    /// these rows are always a tile.
     pub tails: bool,
 }
 
@@ -133,10 +133,10 @@ impl fmt::Display for AttentionKernel {
 }
 
 impl AttentionSizes {
-    /// The kernel that is done first.
+    /// The kernel with the least predicted time.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is none: on hardware without sm90 kernels, or for longer heads.
+    /// [`Error::Unsupported`] if there is none: on hardware without sm90 kernels, or for longer heads.
     pub fn kernel(&self, limits: &Limits) -> Result<AttentionKernel, Error> {
         let kernels = self.kernels(limits).into_iter();
         let best = kernels.min_by(|a, b| self.clocks(*a, limits).total_cmp(&self.clocks(*b, limits)));

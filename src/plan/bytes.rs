@@ -1,4 +1,4 @@
-//! What is computed together in bytes on every device, so that all of them give the same bytes.
+//! The operations that every device computes in one step in bytes, so that all devices give the same bytes.
 
 use super::context::{ALWAYS, Context, Ends, Match};
 use super::conv_s8::MOST_PRODUCTS;

@@ -1,4 +1,4 @@
-//! The few kernels that a step is worth being timed in, with what the tile model predicts of each.
+//! Candidates: the few kernels that tuning times for a step, with their predictions.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::kernels::{self, Variant};
 use super::roofline::LAUNCH;
 use super::{Kernel, Plan, Rates, Step};
 
-/// A kernel that computes a step, and how long the tile model takes it to be.
+/// A kernel that can compute a step, with its predicted cost.
 ///
 /// ```
 /// use trefoil::plan::{Candidate, ConvTile, Kernel, Limits, Rates};
@@ -23,13 +23,13 @@ pub struct Candidate {
     pub kernel: Kernel,
     /// Clocks of the busiest multiprocessor.
     pub clocks: f64,
-    /// Bytes through device memory, residual and weights included, in every kernel alike.
+    /// Bytes through device memory, including residual and weights; the same for every kernel.
     pub bytes: u64,
 }
 
 impl Candidate {
-    /// The clocks in seconds, or what device memory takes if that is longer; and the launch, as a
-    /// [`Roofline`](super::Roofline) has it.
+    /// The time of the clocks or of the bytes through device memory, whichever is longer, plus the launch, which is
+    /// that of a [`Roofline`](super::Roofline).
     pub fn seconds(&self, rates: &Rates) -> f64 {
         (self.clocks / rates.clock_hz).max(self.bytes as f64 / rates.memory_bytes) + LAUNCH
     }
@@ -48,8 +48,8 @@ const MOST: usize = 4;
 const WITHIN: f64 = 1.5;
 
 impl Plan {
-    /// The kernels worth timing for a step, at most four, the planner's first choice first and then as they are
-    /// predicted. None for a step whose operation has one kernel.
+    /// The kernels that tuning times for a step: at most four, the planner's first choice first, then in the order of
+    /// their predictions. Empty for a step whose operation has only one kernel.
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Request, plan};
@@ -78,7 +78,7 @@ impl Plan {
         kernels
     }
 
-    /// What the tile model predicts of a step in the kernel that it has; `None` where it has no model of it.
+    /// The prediction for a step with its kernel; `None` if the planner has no prediction for the kernel.
     ///
     /// # Panics
     /// If there is no such step.
@@ -87,8 +87,8 @@ impl Plan {
         self.modelled(step).find(|candidate| candidate.kernel == step.kernel)
     }
 
-    /// What decides how long a step takes in each of its kernels, as text: the same for steps of one shape and type, of
-    /// any model. Not where a concatenation has its result.
+    /// The shape of a step as text, which is the same for all steps of one shape and type, in any model: all that
+    /// decides the times of its kernels. It does not contain the place of the result in a concatenation.
     ///
     /// # Panics
     /// If there is no such step.

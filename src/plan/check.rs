@@ -4,9 +4,9 @@ use super::{Place, Plan, TensorId};
 use crate::error::Error;
 
 impl Plan {
-    /// Checks that every step, whatever the lanes' speeds, finds in its inputs what was written there for it: each writer
-    /// has ended before it begins, and whatever else writes to the same bytes has ended before those writers begin, or
-    /// begins when it has ended.
+    /// Checks that every step finds its inputs in memory, whatever the speeds of the lanes. Each step that writes one
+    /// of the inputs must end before the step begins. Every other step that writes to the same bytes must end before
+    /// these writers begin, or begin after the step has ended.
     ///
     /// # Errors
     /// [`Error::Hazard`] with the steps and the tensor.
@@ -21,12 +21,12 @@ impl Plan {
         };
         for (reader, step) in self.steps.iter().enumerate() {
             for &input in &step.inputs {
-                let writers: Vec<usize> = self.writers(|output| self.whole(output) == self.whole(input)).collect();
+                let writers: Vec<usize> = self.writers(|output| self.holder(output) == self.holder(input)).collect();
                 if let Some(&late) = writers.iter().find(|&&writer| !is_before(writer, reader)) {
                     return Err(hazard(reader, input, late, "may not have written it yet"));
                 }
                 let is_other =
-                    |output: TensorId| self.whole(output) != self.whole(input) && self.overlap(output, input);
+                    |output: TensorId| self.holder(output) != self.holder(input) && self.overlap(output, input);
                 let is_rewritten = |other: usize| writers.iter().all(|&w| is_before(other, w));
                 let is_safe = |other| is_before(reader, other) || (!writers.is_empty() && is_rewritten(other));
                 if let Some(other) = self.writers(is_other).find(|&other| !is_safe(other)) {
@@ -63,8 +63,8 @@ impl Plan {
 
     /// Whether two tensors share a byte of a state, or of the arena, each with all that it is a part of.
     fn overlap(&self, a: TensorId, b: TensorId) -> bool {
-        let range = |id: TensorId| match self.tensors[self.whole(id).0].place {
-            Place::Arena(offset) => Some(offset..offset + self.tensors[self.whole(id).0].bytes),
+        let range = |id: TensorId| match self.tensors[self.holder(id).0].place {
+            Place::Arena(offset) => Some(offset..offset + self.tensors[self.holder(id).0].bytes),
             Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_) => None,
         };
         match (range(a), range(b)) {

@@ -1,10 +1,10 @@
-//! Kernels that somebody has chosen.
+//! Kernels that the program has chosen.
 
 use std::collections::BTreeMap;
 
 use super::Kernel;
 
-/// Kernels that overrule the planner's, by step name.
+/// Kernels by step name, which overrule the planner's choice.
 ///
 /// ```
 /// use trefoil::plan::{Choices, ConvTile, Kernel, Limits, Request, plan};

@@ -1,4 +1,4 @@
-//! A graph as kernels look for their operations in it, and what they find.
+//! The graph in which kernels look for their operations, and the matches that they find.
 
 use super::concat::ConcatPart;
 use super::work::{Operand, Work};

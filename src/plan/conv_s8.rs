@@ -46,7 +46,7 @@ pub struct S8Tile {
     pub row_bytes: usize,
 }
 
-/// What computes it.
+/// The kernel that computes it.
 ///
 /// ```
 /// use trefoil::plan::{S8Kernel, S8Tile};
@@ -59,7 +59,7 @@ pub struct S8Tile {
 pub enum S8Kernel {
     /// `kernels/sm90_conv2d_s8.cu`.
     Tiled {
-        /// What a block computes.
+        /// The tile of a thread block.
         tile: S8Tile,
         /// Blocks of a cluster, one of [`S8Tile::clusters`].
         cluster: usize,
@@ -123,8 +123,9 @@ impl S8Tile {
         Self { pixels: 32, channels: 64, row_bytes: 128 },
     ];
 
-    /// The sizes that a cluster of blocks may have. Of a tile of one warpgroup the blocks share each tile, a part of the sum
-    /// for each; of other tiles two blocks have neighbouring pixels, and each copies half of their filters for both.
+    /// The numbers of thread blocks that a cluster may have. With a tile of one warpgroup, the blocks of a cluster
+    /// share each tile, and each computes a part of the sum. With other tiles, two blocks have neighbouring pixels, and
+    /// each copies half of the filters for both.
     pub fn clusters(self) -> &'static [usize] {
         match (self.pipeline(), self.pixels) {
             (Some(pipeline), 64..) if pipeline.shares() => &[1, 2, 4, 8],

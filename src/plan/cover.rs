@@ -1,4 +1,4 @@
-//! Which nodes are computed together: of all that kernels could compute, what saves the most clocks.
+//! The cover: among all matches of kernels, those that save the most clocks together.
 
 use super::context::{Context, Match};
 use super::kernels::KERNELS;

@@ -53,7 +53,7 @@ fn lanes_of(plan: &Plan, sources: &[Vec<usize>]) -> Vec<usize> {
 
 /// The steps that write what a step reads, and those that read the state that it overwrites.
 fn sources(plan: &Plan, step: &Step) -> Vec<usize> {
-    let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.whole(input) == plan.whole(id));
+    let reads = |id: TensorId| step.inputs.iter().any(|&input| plan.holder(input) == plan.holder(id));
     let place = |id: &TensorId| plan.tensors[id.0].place;
     let states: Vec<Place> = step.outputs.iter().map(place).filter(|place| matches!(place, Place::State(_))).collect();
     let is_source = |(_, other): &(usize, &Step)| {

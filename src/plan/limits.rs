@@ -1,10 +1,11 @@
-//! What a plan needs to know of the hardware, as plain data, so that a plan for another machine can be made anywhere.
+//! The attributes of the hardware that a plan depends on, as plain data, so that a plan for another machine can be made
+//! anywhere.
 
 use std::fmt;
 
 use crate::tensor::Dtype;
 
-/// Which kernels run.
+/// The kernels that a device runs.
 ///
 /// ```
 /// use trefoil::{Dtype, plan::{Family, Limits}};
@@ -31,7 +32,7 @@ pub enum Family {
 pub struct Limits {
     /// The device's name.
     pub name: String,
-    /// Which kernels it runs.
+    /// The kernels that it runs.
     pub family: Family,
     /// Major and minor compute capability; zeros for a CPU.
     pub compute_capability: [u32; 2],
@@ -52,7 +53,7 @@ impl Limits {
         Self { name: name.into(), family: Family::Sm80, compute_capability, units, shared_bytes }
     }
 
-    /// Whether the sm90 kernels run too: they use instructions that only compute capability 9.0 has.
+    /// Whether the device also runs the sm90 kernels, whose instructions only compute capability 9.0 has.
     pub fn has_sm90_kernels(&self) -> bool {
         self.family == Family::Sm80 && self.compute_capability == [9, 0]
     }

@@ -86,7 +86,7 @@ fn draft(context: &Context<'_>, step: &Match) -> Result<Draft, Error> {
 /// The operands of a concatenation are written into its tensor; what could not be is copied there.
 fn push_concat(context: &Context<'_>, plan: &mut Growing<'_>, id: NodeId) -> Result<(), Error> {
     let node = &context.graph.nodes[id.0];
-    let of = plan.whole(id);
+    let of = plan.holder(id);
     let firsts = concat::first_channels(context.graph, context.shapes, id.0);
     for (operand, (&input, first_channel)) in node.inputs.iter().zip(firsts).enumerate() {
         if !plan.is_part(input, id) {

@@ -1,4 +1,5 @@
-//! How a graph runs on given hardware: steps, kernels, buffer lifetimes, one arena. Pure: no device, no file.
+//! Plans: how a graph runs on given hardware, with steps, kernels, buffer lifetimes and one arena. Planning uses no
+//! device and no file.
 //!
 //! [`plan`] turns a rewritten [`Network`] and plain-data [`Limits`] into a [`Plan`]: the launch order, a kernel for
 //! each step, and an offset in one arena for each intermediate tensor. `Display` prints it.
@@ -57,7 +58,7 @@ pub use stem_s8::S8Stem;
 pub(crate) use stem_s8::{STEM_FILTER_BYTES, STEM_TAPS, stem_filter_index};
 pub use transformer::{AttentionOp, ProductOp, RowNormOp};
 
-/// What a plan is asked for.
+/// The input of [`plan`].
 ///
 /// ```
 /// use trefoil::plan::{Choices, Limits, Request, plan};
@@ -76,11 +77,11 @@ pub struct Request<'a> {
     pub limits: &'a Limits,
     /// Rows of one run.
     pub batch: usize,
-    /// What the rows hold.
+    /// The format of the input rows.
     pub input: InputFormat,
     /// How bytes become activations.
     pub preprocessing: &'a Preprocessing,
-    /// What is wanted.
+    /// The kind of output.
     pub output: OutputKind,
     /// Kernels that overrule the planner's.
     pub choices: &'a Choices,
@@ -109,7 +110,7 @@ pub fn plan(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
     Ok(plan)
 }
 
-/// A graph laid out for one device and one batch size.
+/// A graph prepared for one device and one size.
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
@@ -125,7 +126,7 @@ pub fn plan(graph: &Network, request: &Request<'_>) -> Result<Plan, Error> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What it was planned for.
+    /// The hardware that it was planned for.
     pub limits: Limits,
     /// Rows computed by one run.
     pub batch: usize,
@@ -133,17 +134,17 @@ pub struct Plan {
     pub input: RowSpec,
     /// The rows that a run writes.
     pub output: RowSpec,
-    /// What a row of each state is, alone: a value that a run reads as the run before has left it.
+    /// The port of a row for each state; a state is a value that a run reads as the previous run has left it.
     pub states: Vec<RowPort>,
     /// The launches, in order.
     pub steps: Vec<Step>,
-    /// The tensors between them.
+    /// The tensors between steps.
     pub tensors: Vec<Tensor>,
     /// The constants that steps read as tensors.
     pub constants: Vec<Constant>,
     /// Bytes of the arena, tensors sharing memory where their lifetimes allow it.
     pub arena_bytes: usize,
-    /// Bytes it would take if none shared.
+    /// Bytes that the arena would take if no tensors shared memory.
     pub arena_bytes_without_reuse: usize,
 }
 
@@ -155,7 +156,8 @@ impl Plan {
         Self { limits, batch, input, output, states, steps, tensors, constants, arena_bytes, arena_bytes_without_reuse }
     }
 
-    /// The same steps in several lanes, as [`plan`] gives them where there are independent branches, or in one.
+    /// The plan with the same steps in several lanes, as [`plan`] makes them if there are independent branches, or in
+    /// one lane.
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Request, plan};
@@ -179,9 +181,14 @@ impl Plan {
         self
     }
 
-    /// How many lanes there are; 1: every step begins when the one before it has ended.
+    /// The number of lanes. With 1 lane every step begins when the previous one has ended.
     pub fn lanes(&self) -> usize {
         self.steps.iter().map(|step| step.lane + 1).max().unwrap_or(0)
+    }
+
+    /// Whether loops and functions over values compute all of it, and no kernel for images.
+    pub(crate) fn is_of_values(&self) -> bool {
+        self.steps.iter().all(|step| matches!(step.op, StepOp::Loop(_) | StepOp::Hand(_)))
     }
 
     /// Gives every step its lane and every tensor its place.
@@ -191,8 +198,8 @@ impl Plan {
     }
 
     /// The tensor that another one is in the end a part of; most are their own.
-    fn whole(&self, id: TensorId) -> TensorId {
-        self.tensors[id.0].part_of.map_or(id, |part| self.whole(part.of))
+    fn holder(&self, id: TensorId) -> TensorId {
+        self.tensors[id.0].part_of.map_or(id, |part| self.holder(part.of))
     }
 
     /// Bytes of device memory that a program of this plan takes with `slots` slots: weights, states, arena, inputs, outputs.
@@ -249,16 +256,17 @@ pub struct TensorId(pub usize);
 pub struct Step {
     /// Name of the graph's node that it computes.
     pub name: String,
-    /// What it computes.
+    /// The operation.
     pub op: StepOp,
-    /// What it reads; for a convolution or an addition the second is the residual, for a sum of convolutions what the
-    /// joined one reads.
+    /// The tensors that it reads. For a convolution or an addition the second is the residual; for a sum of
+    /// convolutions it is the input of the joined one.
     pub inputs: Vec<TensorId>,
-    /// What it writes: one tensor, or two of a chain, whose second is the second convolution's result.
+    /// The tensors that it writes: one, or two for a chain, whose second tensor is the result of the second
+    /// convolution.
     pub outputs: Vec<TensorId>,
-    /// How.
+    /// The kernel, with its tile.
     pub kernel: Kernel,
-    /// Steps of one lane begin in their order, each when the one before it has ended.
+    /// The lane. The steps of a lane begin in their order, each when the previous one has ended.
     pub lane: usize,
     /// Steps of other lanes that have to end before this one begins.
     pub after: Vec<usize>,
@@ -286,9 +294,9 @@ pub struct Step {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Logical shape of one row; of a value that is no image all its elements as one vector.
+    /// The logical shape of one row; for a value that is no image, all its elements as one vector.
     pub shape: Shape,
-    /// Type and dimensions of a value that is no image, batch included.
+    /// The type and dimensions, including the batch, of a value that is no image.
     pub value: Option<ValueType>,
     /// Channels stored: `shape.channels` rounded up to the family's alignment, the rest zeros.
     pub stored_channels: usize,
@@ -296,17 +304,18 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Channels from one pixel to the next: `stored_channels`, or more for a part of a tensor.
     pub pitch: usize,
-    /// What it is a part of, if it is: of a concatenation, that each operand is written into.
+    /// The tensor of which this one is a part, if it is one: the result of a concatenation, into which steps write the
+    /// operands directly.
     pub part_of: Option<PartOf>,
-    /// Bytes for all rows; of a part its own alone.
+    /// Bytes for all rows; for a part only its own bytes.
     pub bytes: usize,
-    /// Where it lies.
+    /// The place of the tensor.
     pub place: Place,
-    /// First step that writes it and last that reads it; of a part those of the whole.
+    /// The first step that writes the tensor and the last step that reads it; for a part, those of the whole tensor.
     pub lifetime: [usize; 2],
 }
 
-/// Which part of a tensor another one is: some neighbouring channels of each pixel.
+/// A part of a tensor: some neighbouring channels of each pixel.
 ///
 /// ```
 /// # use trefoil::plan::{Choices, Limits, Request, plan};
@@ -322,7 +331,7 @@ pub struct Tensor {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartOf {
-    /// The tensor, which may be a part itself.
+    /// The whole tensor, which may be a part itself.
     pub of: TensorId,
     /// The first of the channels.
     pub first_channel: usize,
@@ -333,7 +342,7 @@ pub struct PartOf {
 pub struct Constant {
     /// Its type and dimensions.
     pub of: ValueType,
-    /// Where it is from.
+    /// The source of the value.
     pub source: graph::Constant,
 }
 
@@ -347,7 +356,7 @@ impl Constant {
     }
 }
 
-/// Where a tensor lies.
+/// The place of a tensor in memory.
 ///
 /// ```
 /// # use trefoil::plan::Place;

@@ -1,4 +1,4 @@
-//! What a step computes, on operands of any shape: its name, its nodes with weights, its work.
+//! The operations of steps, on operands of any shape: their names, their nodes with weights, their work.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::loops::Loop;
 use crate::model::{self, ByteFilter, ByteSource, Conv2d, Linear, Pool, Window, byte_filter};
 use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 
-/// What a step computes.
+/// The operation of a step.
 ///
 /// ```
 /// use trefoil::{Activation, model::images::{Conv2d, Window}, plan::StepOp};
@@ -22,7 +22,7 @@ use crate::tensor::{Activation, Dtype, InputFormat, OutputKind, Shape};
 pub enum StepOp {
     /// Input rows → normalised activations, channels padded to the family's alignment.
     Normalize {
-        /// What the rows hold.
+        /// The format of the input rows.
         format: InputFormat,
         /// Subtracted from each channel, in units of the input's full scale (0-1).
         mean: Vec<f32>,
@@ -33,39 +33,40 @@ pub enum StepOp {
     Stem(Stem),
     /// Dense convolution with bias, residual and activation.
     Conv(Conv2d),
-    /// The same of bytes.
+    /// Dense convolution of bytes with bias, residual and activation.
     QuantizedConv(QuantizedConv),
     /// A network's first layers from photos to bytes: input rows → bytes.
     QuantizedStem(QuantizedStem),
-    /// Mean over all pixels of bytes, 1 of which stands for this.
+    /// Mean over all pixels of a value in bytes with this scale.
     QuantizedMean(f32),
     /// Floats → bytes of a scale.
     Quantize(f32),
     /// Bytes of a scale → floats.
     Dequantize(f32),
-    /// The sum of two dense convolutions of one output shape, each of its own input, then the first one's activation.
+    /// The sum of two dense convolutions with different inputs and the same output shape, then the activation of the
+    /// first one.
     ConvSum {
-        /// The one that the step is named after.
+        /// The convolution after which the step is named.
         conv: Conv2d,
-        /// The other.
+        /// The other convolution.
         joined: Box<Joined>,
     },
-    /// One of these with 1x1 windows, and another 1x1 convolution of its result: both results are written.
+    /// A 1x1 convolution or a sum of them, and another 1x1 convolution of its result. Both results are written.
     Chain {
-        /// The one that the step is named after.
+        /// The convolution after which the step is named.
         conv: Conv2d,
-        /// The one that its result is the sum with, of the step's second input.
+        /// A convolution of the step's second input, whose result is added to that of `conv`.
         joined: Option<Box<Joined>>,
-        /// The one that reads the result.
+        /// The convolution that reads the result.
         next: Box<Joined>,
     },
     /// Depthwise convolution with bias and activation.
     Depthwise(Conv2d),
-    /// The same of what a 1x1 convolution makes of the input.
+    /// A 1x1 convolution and a depthwise convolution of its result.
     ExpandDepthwise {
         /// The 1x1 convolution.
         expand: Box<Joined>,
-        /// The depthwise one, which the step is named after.
+        /// The depthwise convolution, after which the step is named.
         conv: Conv2d,
     },
     /// Maximum over windows.
@@ -76,13 +77,13 @@ pub enum StepOp {
     GlobalAvgPool,
     /// Fully connected layer; its result is f32.
     Linear(Linear),
-    /// Elementwise sum (one input: none) and activation.
+    /// Elementwise sum and activation; with one input, the activation alone.
     Add(Activation),
     /// Mean over all pixels, fully connected layer and output rows in one, the last step.
     Tail(Tail),
     /// The last step: logits or features → output rows.
     Emit(OutputKind),
-    /// A product of rows with a matrix of weights, and what follows it.
+    /// A product of rows with a matrix of weights, and its epilogue.
     Product(ProductOp),
     /// Attention of all heads.
     Attention(AttentionOp),
@@ -94,10 +95,10 @@ pub enum StepOp {
     Hand(HandOp),
 }
 
-/// Operations of a graph of values that one loop computes. The loop's operands are what the step reads.
+/// Operations of a graph of values that one loop computes. The loop's operands are the tensors that the step reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoopOp {
-    /// What they are: `"conv+map"`.
+    /// The kinds of the operations: `"conv+map"`.
     pub kinds: String,
     /// The nodes' names, in their order.
     pub nodes: Vec<String>,
@@ -112,13 +113,14 @@ pub struct LoopOp {
 pub struct HandOp {
     /// The operation.
     pub op: Op,
-    /// The types of its operands; none where one is left out. The step reads the others.
+    /// The types of its operands; `None` for an operand that is left out. The step reads the others.
     pub inputs: Vec<Option<ValueType>>,
     /// The types of its results.
     pub outputs: Vec<ValueType>,
 }
 
-/// A convolution without a step of its own: it is computed by the one that reads its result, or whose result it reads.
+/// A convolution without a step of its own. The step of the convolution that reads its result, or whose result it
+/// reads, computes it too.
 ///
 /// ```
 /// use trefoil::{model::images::{Conv2d, Window}, plan::{Joined, StepOp}};
@@ -146,17 +148,18 @@ pub struct Joined {
 pub struct QuantizedConv {
     /// The convolution.
     pub conv: Conv2d,
-    /// What 1 of the input stands for.
+    /// The scale of the input.
     pub input_scale: f32,
-    /// What 1 of the residual stands for, if there is one.
+    /// The scale of the residual, if there is one.
     pub residual_scale: Option<f32>,
-    /// The convolution whose products go into the same sums, if there is one; then there is no residual.
+    /// The convolution whose products are added to the same sums, if there is one; then there is no residual.
     pub joined: Option<Box<JoinedBytes>>,
     /// What 1 of the result stands for.
     pub output_scale: f32,
 }
 
-/// A convolution of bytes, of a step's second input, whose products go into the sums of the step's own.
+/// A convolution of bytes that reads the step's second input. Its products are added to the sums of the step's own
+/// convolution.
 ///
 /// ```
 /// use trefoil::{model::images::{Conv2d, Window}, plan::{Joined, JoinedBytes, QuantizedConv, StepOp}};
@@ -170,7 +173,7 @@ pub struct QuantizedConv {
 pub struct JoinedBytes {
     /// The convolution.
     pub of: Joined,
-    /// What 1 of the second input stands for.
+    /// The scale of the second input.
     pub input_scale: f32,
 }
 
@@ -180,7 +183,7 @@ impl QuantizedConv {
         Self { conv: conv.clone(), input_scale: 1.0, residual_scale: None, joined: None, output_scale: 1.0 }
     }
 
-    /// What a residual is multiplied by, in units of the result.
+    /// The factor of the residual, in units of the result.
     pub fn residual_factor(&self) -> Option<f32> {
         self.residual_scale.map(|scale| (f64::from(scale) / f64::from(self.output_scale)) as f32)
     }
@@ -198,8 +201,9 @@ impl QuantizedConv {
     }
 }
 
-/// A network's first layers from photos to bytes. Weights and biases have the normalisation; sums are of the photo's bytes and
-/// exact, and a maximum of them is rounded once. A pixel outside of the photo is the one nearest to the mean.
+/// A network's first layers, from photos to bytes. Weights and biases contain the normalisation. Sums over the photo's
+/// bytes are exact, and the maximum of sums is rounded once. Pixels outside of the photo have the bytes nearest to the
+/// mean.
 ///
 /// ```
 /// # use trefoil::{Shape, model::images::{Conv2d, Pool, Window}};
@@ -268,7 +272,7 @@ impl StepOp {
         }
     }
 
-    /// A short name of the operation; `inputs` tells a fused residual.
+    /// A short name of the operation; the number of `inputs` shows whether it has a fused residual.
     pub fn label(&self, inputs: usize) -> String {
         match self {
             Self::Normalize { .. } => "normalize".into(),

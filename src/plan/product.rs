@@ -26,7 +26,7 @@ pub struct ProductSizes {
     pub k: usize,
 }
 
-/// What is applied to a product's sums and biases.
+/// The activation of a product, applied to the sums and biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProductActivation {
     /// Nothing.
@@ -34,9 +34,9 @@ pub enum ProductActivation {
     None,
     /// max(x, 0).
     Relu,
-    /// x times the part of a normal distribution below x.
+    /// GELU: x times the standard normal cumulative distribution function at x.
     Gelu,
-    /// GELU with that part approximated by tanh.
+    /// GELU, approximated by tanh.
     GeluTanh,
     /// x * sigmoid(1.702 x).
     QuickGelu,
@@ -60,34 +60,34 @@ pub(crate) enum ActivationKind {
     Erf,
 }
 
-/// What a block of a product's kernel computes.
+/// The tile of a product: the part of Y that one thread block computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductTile {
     /// Columns of Y.
     pub n: usize,
     /// Rows of Y.
     pub m: usize,
-    /// Who computes it.
+    /// The way in which it is computed.
     pub way: ProductWay,
 }
 
-/// Where the rows of an operand are: the first value, and values from one row to the next.
+/// The place of the rows in an operand: the first value, and the distance between rows, in values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsAt {
-    /// Of the first value.
+    /// The index of the first value.
     pub first: usize,
-    /// From one row to the next.
+    /// The distance from one row to the next, in values.
     pub pitch: usize,
 }
 
-/// Who computes a tile.
+/// The way in which a tile is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProductWay {
-    /// One warpgroup, while another stores one and loads what is added to the next.
+    /// One warpgroup computes a tile, while another one stores its tile and loads the residual of its next one.
     InTurns,
-    /// All warpgroups of a block.
+    /// All warpgroups of a block compute a tile together.
     Together,
-    /// The blocks of a cluster, each for a part of k.
+    /// The blocks of a cluster compute a tile together, each for a part of k.
     Split,
 }
 
@@ -229,10 +229,10 @@ impl fmt::Display for ProductKernel {
 }
 
 impl ProductSizes {
-    /// The kernel that is done first.
+    /// The kernel with the least predicted time.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is none: on hardware without sm90 kernels, or for columns that are no multiple
+    /// [`Error::Unsupported`] if there is none: on hardware without sm90 kernels, or for columns that are no multiple
     /// of 8.
     pub fn kernel(&self, limits: &Limits) -> Result<ProductKernel, Error> {
         self.kernels(limits).into_iter().next().ok_or_else(|| Error::Unsupported {
@@ -241,7 +241,7 @@ impl ProductSizes {
         })
     }
 
-    /// Every kernel that computes it, those first that are predicted to be done first.
+    /// Every kernel that computes it, in the order of predicted time.
     pub fn kernels(&self, limits: &Limits) -> Vec<ProductKernel> {
         let tiles = ProductTile::ALL.into_iter();
         let tiles = tiles.filter(|tile| limits.has_sm90_kernels() && tile.shared_bytes() <= limits.shared_bytes);

@@ -1,8 +1,8 @@
-//! The time that a step cannot be faster than: its work over what the hardware does in a second.
+//! Rooflines: the least time of a step, from its work and the rates of the hardware.
 
 use super::{Limits, Plan, kernels};
 
-/// What a GPU does in a second.
+/// The rates of a GPU.
 ///
 /// ```
 /// use trefoil::plan::{Limits, Rates};
@@ -14,19 +14,19 @@ use super::{Limits, Plan, kernels};
 pub struct Rates {
     /// Clocks of the multiprocessors.
     pub clock_hz: f64,
-    /// Operations of the tensor cores on halves with f32 sums.
+    /// Floating-point operations a second of the tensor cores, on f16 with f32 sums.
     pub flops: f64,
-    /// Bytes to and from device memory.
+    /// Bytes a second to and from device memory.
     pub memory_bytes: f64,
-    /// Bytes from the L2 cache to the multiprocessors; `None` where nobody says, and then it bounds nothing.
+    /// Bytes a second from the L2 cache to the multiprocessors; `None` if unknown, and then it is no bound.
     pub cache_bytes: Option<f64>,
-    /// Where the figures are from.
+    /// The source of the figures.
     pub source: &'static str,
 }
 
 impl Rates {
-    /// Those of a GPU that is known by its name and its number of multiprocessors, both exactly: a part of one, or one
-    /// of a like name, is another GPU.
+    /// The rates of a GPU, found by its exact name and number of multiprocessors: a part of a GPU, or one with a
+    /// similar name, is another GPU.
     pub fn of(limits: &Limits) -> Option<Self> {
         let same = |(name, units, _): &&(&str, usize, Self)| limits.name == *name && limits.units == *units;
         KNOWN.iter().find(same).map(|(_, _, rates)| *rates)
@@ -67,7 +67,7 @@ const KNOWN: [(&str, usize, Rates); 12] = [
     ("NVIDIA GeForce RTX 5090", 170, Rates::new(2407.0, 209.5, 1792.0, "NVIDIA's RTX Blackwell white paper")),
 ];
 
-/// What a step takes at least, in seconds. The first three go on at the same time.
+/// The least time that a step can take, in seconds. Products, memory traffic and cache traffic run at the same time.
 ///
 /// ```
 /// use trefoil::plan::Roofline;
@@ -76,15 +76,16 @@ const KNOWN: [(&str, usize, Rates); 12] = [
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
-    /// Its products on the tensor cores.
+    /// The time of its products on the tensor cores.
     pub tensor: f64,
-    /// Its inputs, residual included, its weights and its output, each through device memory once.
+    /// The time to move its inputs, including the residual, its weights and its output through device memory, each
+    /// once.
     pub memory: f64,
-    /// What a convolution's blocks read from the L2 cache: each pixel once for every tap and 256 output channels, the
-    /// most that blocks share, or what the kernel reads that needs it once for all taps; and the filters once for every
-    /// multiprocessor. Zero where the cache's rate is not known.
+    /// The time of the reads of a convolution's thread blocks from the L2 cache: each pixel once for every tap and
+    /// every 256 output channels, since blocks share reads of up to 256 output channels (or once for all taps, if the
+    /// kernel reads it so), and the filters once for every multiprocessor. Zero if the cache's rate is not known.
     pub cache: f64,
-    /// Its launch.
+    /// The time of its launch.
     pub launch: f64,
 }
 
@@ -95,7 +96,7 @@ const BYTES: f64 = 2.4;
 pub(super) const LAUNCH: f64 = 2.5e-6;
 
 impl Roofline {
-    /// All of it.
+    /// The roofline: the longest of the three times, plus the launch.
     pub fn seconds(&self) -> f64 {
         self.tensor.max(self.memory).max(self.cache) + self.launch
     }
@@ -108,7 +109,8 @@ impl Roofline {
 }
 
 impl Plan {
-    /// The roofline of a step. A step that computes several nodes has one roofline, and what lies between them does not count.
+    /// The roofline of a step. A step that computes several nodes has one roofline, and tensors between its nodes do
+    /// not count.
     ///
     /// ```
     /// use trefoil::plan::{Choices, Limits, Rates, Request, plan};

@@ -5,8 +5,8 @@ use super::{Limits, StemTile, StepOp};
 use crate::error::Error;
 use crate::tensor::Shape;
 
-/// A network's first layers, of bytes: a convolution of photos by 7x7 windows, two pixels from one to the next, and the
-/// maximum over 3x3 windows of its results, the first a pixel out of it and two from one to the next.
+/// A network's first layers in bytes: a convolution of photos with 7x7 windows and stride 2, and the maximum over 3x3
+/// windows of its results with stride 2 and padding 1.
 ///
 /// ```
 /// use trefoil::{Shape, plan::{Limits, S8Stem, StemTile}};
@@ -21,11 +21,11 @@ pub struct S8Stem {
     pub batch: usize,
     /// H, W and three channels.
     pub input: Shape,
-    /// How far above and to the left of the image the first window begins.
+    /// The padding above and to the left of the image, in pixels.
     pub pad: [usize; 2],
-    /// Of the convolution's results, whose channels are a multiple of 16 up to 64.
+    /// The shape of the convolution's results; the number of channels is a multiple of 16, up to 64.
     pub conv: Shape,
-    /// Of the maxima: half of that, of odd sizes with or without the last window.
+    /// The shape of the maxima: half of the convolution's, rounded down or up for odd sizes.
     pub output: Shape,
 }
 
@@ -38,7 +38,7 @@ impl S8Stem {
         Some(Self { batch: work.batch, input: work.inputs[0].shape, pad: [pad.top, pad.left], conv, output })
     }
 
-    /// Every tile that makes other bands of rows.
+    /// Every tile that gives different bands of rows.
     pub fn tiles(&self, limits: &Limits) -> Vec<StemTile> {
         if !limits.has_sm90_kernels() || self.check().is_err() {
             return Vec::new();

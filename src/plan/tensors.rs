@@ -99,7 +99,7 @@ impl<'a> Growing<'a> {
     }
 
     /// The tensor of a concatenation.
-    pub(super) fn whole(&mut self, concat: NodeId) -> TensorId {
+    pub(super) fn holder(&mut self, concat: NodeId) -> TensorId {
         if let Some(&there) = self.of_concat.get(&concat) {
             return there;
         }
@@ -113,7 +113,7 @@ impl<'a> Growing<'a> {
     /// The part of a concatenation's tensor that a node's value is.
     fn part_of(&mut self, node: NodeId) -> Option<PartOf> {
         let ConcatPart { of, first_channel } = (*self.parts.get(node.0)?)?;
-        Some(PartOf { of: self.whole(of), first_channel })
+        Some(PartOf { of: self.holder(of), first_channel })
     }
 
     /// A tensor in the arena.

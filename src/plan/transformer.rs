@@ -1,10 +1,10 @@
-//! What steps of transformers compute: products, attention and norms of rows of halves.
+//! Operations of transformers: products, attention and norms of rows of f16.
 
 use super::{AttentionSizes, HeadsAt, ProductActivation, ProductSizes, RowsAt};
 use crate::model::Conv2d;
 
-/// A product of rows with a matrix of weights, and what follows it. Its step reads the rows, then biases, factors and
-/// residual as far as there are any, and writes rows one behind the other.
+/// A product of rows with a matrix of weights, and its epilogue. The step reads the rows, then biases, factors and
+/// residual if there are any, and writes rows one behind the other.
 ///
 /// ```
 /// use trefoil::plan::{ProductActivation, ProductOp, ProductSizes, RowsAt, StepOp};
@@ -28,17 +28,17 @@ pub struct ProductOp {
     pub weights: Conv2d,
     /// Rows of the result for each row of a batch.
     pub rows: usize,
-    /// Products of a value of the result.
+    /// The number of products in each value of the result.
     pub terms: usize,
-    /// Where the rows are in what is read.
+    /// The place of the rows in the operand.
     pub x: RowsAt,
-    /// What is applied to sums and biases.
+    /// The activation of sums and biases.
     pub activation: ProductActivation,
     /// Whether a number for each column is added to the sums.
     pub bias: bool,
     /// Whether the activations are multiplied by a number for each column.
     pub scale: bool,
-    /// Whether something is added in the end.
+    /// Whether a residual is added at the end.
     pub residual: bool,
 }
 
@@ -55,13 +55,13 @@ pub struct ProductOp {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOp {
-    /// How much of it there is in a run.
+    /// The sizes of a run.
     pub sizes: AttentionSizes,
-    /// What scores are multiplied by; positive.
+    /// The factor of the scores; positive.
     pub scale: f32,
-    /// Where queries, keys and values are in what is read of each.
+    /// The places of queries, keys and values in their operands.
     pub qkv: [HeadsAt; 3],
-    /// Where the result is in what is written.
+    /// The place of the result in the output.
     pub out: HeadsAt,
     /// Halves from one head, row and image of the mask to the next, if there is one.
     pub mask: Option<[usize; 3]>,
@@ -82,12 +82,12 @@ pub struct RowNormOp {
     pub columns: usize,
     /// Whether the mean is subtracted: LayerNorm.
     pub centred: bool,
-    /// What is added to the variance; positive.
+    /// The number that is added to the variance; positive.
     pub epsilon: f32,
 }
 
 impl ProductOp {
-    /// How much of it there is in a run of so many rows.
+    /// The sizes of a run with this number of rows.
     pub const fn sizes(&self, batch: usize) -> ProductSizes {
         ProductSizes { m: batch * self.rows, n: self.weights.out_channels, k: self.terms }
     }

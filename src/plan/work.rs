@@ -1,4 +1,4 @@
-//! One launch by its operation and operands: all that a kernel is chosen by.
+//! A launch by its operation and operands, on which the choice of its kernel depends.
 
 use super::{Family, Plan, Step, StepOp};
 use crate::model::{Conv2d, Linear};

@@ -1,4 +1,4 @@
-//! Element types, image shapes, rows, and what goes into and comes out of an engine.
+//! Element types, image shapes, rows, and the formats of an engine's inputs and outputs.
 
 mod element;
 mod row;
@@ -8,8 +8,8 @@ use std::fmt;
 
 pub use element::Element;
 pub use row::{Padding, PortKey, ROW_ALIGN, RowPort, RowSpec};
-pub use size::Size;
 pub(crate) use size::{Bucket, Dims};
+pub use size::{Packing, Size};
 
 /// The type of one tensor element.
 ///
@@ -86,12 +86,12 @@ impl Dtype {
         matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
     }
 
-    /// Whether it is a type of whole numbers; `bool` is none.
+    /// Whether it is an integer type; `bool` is not.
     pub const fn is_integer(self) -> bool {
         !self.is_float() && !matches!(self, Self::Bool)
     }
 
-    /// Whether it has negative numbers.
+    /// Whether the type has negative numbers.
     pub const fn is_signed(self) -> bool {
         self.is_float() || matches!(self, Self::I8 | Self::I16 | Self::I32 | Self::I64)
     }
@@ -179,7 +179,7 @@ pub enum InputFormat {
     F32Nchw,
     /// Halves already normalised, channels innermost.
     F16Nhwc,
-    /// Floats already normalised, channels innermost: what a model hands on to one that reads its result.
+    /// Floats already normalised, channels innermost: the format in which one model passes its result to another.
     F32Nhwc,
 }
 
@@ -205,20 +205,49 @@ impl fmt::Display for InputFormat {
     }
 }
 
-/// What a GPU computes the layers of a model of any values in: its convolutions, and its products with weights.
+/// The type in which layers read their operands: convolutions and products of matrices, whose operands are f32 in the model.
 ///
-/// Everything else, and everything on the CPU, is computed in the types of the model. Networks of images are computed in f16
-/// on a GPU.
+/// Their sums are f32, and so is every other value that is f32 in the model. A GPU's kernel that computes a layer together
+/// with the operations behind it may round its result to the same type. Where a device has no kernel for a type, loops
+/// compute in it; next to kernels of f16 the loops of a GPU compute in f32.
+///
+/// ```
+/// use trefoil::{Device, Dtype, Engine, Precision, Target, model::Model};
+/// let model = Model::open("weights/convnet28")?;
+/// let cpu = Device::open(Target::Cpu)?;
+/// let engine = Engine::builder(&model).on(&cpu).precision(Precision::Bf16).build()?;
+/// assert!(engine.plans()[0].constants.iter().any(|constant| constant.of.dtype == Dtype::Bf16));
+/// # Ok::<(), trefoil::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
-    /// Their operands are rounded to f16 and their sums are f32, on tensor cores. Numbers beyond 65,504 become infinite.
+    /// The device's own: f16 on a GPU, in kernels for tensor cores where there are some; f32 on the CPU.
     #[default]
+    Auto,
+    /// f16. Numbers beyond 65,504 become infinite.
     F16,
+    /// bf16, which has the range of f32, and 8 bits of precision where f16 has 11.
+    Bf16,
     /// f32.
     F32,
+    /// The checkpoint's: of f16, bf16 and f32 the type that most elements of the model's weights are stored in.
+    Checkpoint,
 }
 
-/// What an engine hands out for each row.
+impl Precision {
+    /// The type that it is on a device of this own one, of a checkpoint of that one.
+    pub(crate) const fn dtype(self, own: Dtype, stored: Dtype) -> Dtype {
+        match self {
+            Self::Auto => own,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::Bf16,
+            Self::F32 => Dtype::F32,
+            Self::Checkpoint => stored,
+        }
+    }
+}
+
+/// The result that an engine hands out for each row.
 ///
 /// ```
 /// use trefoil::{Device, Engine, OutputKind, Target};
@@ -244,7 +273,7 @@ pub enum OutputKind {
     Features,
 }
 
-/// What happens to a sum before it is stored.
+/// The activation: a function of a sum, applied before the sum is stored.
 ///
 /// ```
 /// use trefoil::Activation;

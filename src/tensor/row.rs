@@ -1,4 +1,4 @@
-//! Rows: what one request brings or gets.
+//! Rows: the input of one request, or its result.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub const ROW_ALIGN: usize = 256;
 /// Ports start at multiples of this many bytes of their row.
 const PORT_ALIGN: usize = 16;
 
-/// What a row holds: one or several ports, each a dense value with a name, one behind the other. Cheap to clone.
+/// The layout of a row: one or several ports, one behind the other. A port is a dense value with a name. Cheap to
+/// clone.
 ///
 /// ```
 /// use trefoil::{Dtype, RowSpec};
@@ -34,11 +35,11 @@ pub struct RowSpec {
     ports: Arc<[RowPort]>,
     /// Bytes of one row, from its first port to the end of its last.
     pub row_bytes: usize,
-    /// Distance of two rows in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
+    /// The distance between the beginnings of two neighbouring rows, in bytes: `row_bytes` rounded up to [`ROW_ALIGN`].
     pub row_pitch: usize,
 }
 
-/// A value in a row.
+/// A port: a value in a row.
 ///
 /// ```
 /// use trefoil::{Dtype, RowSpec, Shape};
@@ -52,16 +53,17 @@ pub struct RowPort {
     pub name: Arc<str>,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Elements along each axis, the last one innermost; none for one number. The batch is not among them.
+    /// Elements along each axis, the last one innermost; empty for a single number. The batch is not among these
+    /// dimensions.
     pub dims: Vec<usize>,
-    /// Where it begins in a row, in bytes.
+    /// The offset of the port in a row, in bytes.
     pub offset: usize,
-    /// How a value that is shorter along one axis fills it, if that was declared by
-    /// [`Model::padded`](crate::model::Model::padded).
+    /// How a value that is shorter along one axis is filled up, if [`Model::padded`](crate::model::Model::padded) has
+    /// declared that.
     pub padding: Option<Padding>,
 }
 
-/// What follows the elements of a value that is shorter than its port along one axis.
+/// The elements that fill up a port behind a value that is shorter along one axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
     /// The axis.
@@ -70,7 +72,7 @@ pub struct Padding {
     pub elem: Arc<[u8]>,
 }
 
-/// How a port is named: by its name, or by its number in the order of the row.
+/// A key that finds a port in a row: its name, or its number in the order of the row.
 pub trait PortKey {
     /// The port of a row.
     ///
@@ -92,7 +94,7 @@ impl PortKey for &str {
 }
 
 impl RowSpec {
-    /// Rows of these ports, in order: names, types of elements, dimensions.
+    /// Rows with these ports, in order: names, types of elements, dimensions.
     ///
     /// # Panics
     /// If two have the same name, or a row would have more bytes than an address can tell.
@@ -124,7 +126,7 @@ impl RowSpec {
         Self::new([(name, dtype, dims)])
     }
 
-    /// What a row holds.
+    /// The ports of a row, in order.
     pub fn ports(&self) -> &[RowPort] {
         &self.ports
     }
@@ -132,7 +134,7 @@ impl RowSpec {
     /// The port of this name or number.
     ///
     /// # Errors
-    /// [`Error::Option`] if there is no such port, with those that there are.
+    /// [`Error::Option`] if there is no such port, with a list of the ports.
     pub fn port(&self, key: impl PortKey) -> Result<&RowPort, Error> {
         key.find(self)
     }

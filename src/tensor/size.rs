@@ -1,4 +1,4 @@
-//! What an engine is built for: rows of a batch, and sizes of free dimensions.
+//! Sizes of engines: the number of rows in a batch, and sizes of free dimensions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,8 +6,8 @@ use std::fmt;
 /// Sizes of free dimensions, by name.
 pub(crate) type Dims = BTreeMap<String, usize>;
 
-/// A size of an engine, or one that is asked for: rows of a batch, and sizes of the model's free dimensions by name. A
-/// dimension that it does not name has the size that the model was opened at.
+/// A size of an engine, or of a request: the number of rows in a batch, and sizes of the model's free dimensions by
+/// name. A dimension without a name here has the size that the model was opened at.
 ///
 /// ```
 /// use trefoil::Size;
@@ -22,19 +22,19 @@ pub struct Size {
 }
 
 impl Size {
-    /// So many rows.
+    /// A size with `batch` rows, and no named dimension.
     pub const fn new(batch: usize) -> Self {
         Self { batch, dims: Dims::new() }
     }
 
-    /// With this size of a free dimension.
+    /// The same with this size for the free dimension `name`.
     #[must_use]
     pub fn dim(mut self, name: &str, size: usize) -> Self {
         self.dims.insert(name.to_owned(), size);
         self
     }
 
-    /// The same with so many rows.
+    /// The same with `batch` rows.
     #[must_use]
     pub fn rows(self, batch: usize) -> Self {
         Self { batch, ..self }
@@ -44,12 +44,12 @@ impl Size {
         Self { batch, dims }
     }
 
-    /// Rows of a batch.
+    /// The number of rows in a batch.
     pub const fn batch(&self) -> usize {
         self.batch
     }
 
-    /// The size of a free dimension, if it names it.
+    /// The size of the free dimension `name`, if this size names it.
     pub fn get(&self, name: &str) -> Option<usize> {
         self.dims.get(name).copied()
     }
@@ -64,6 +64,46 @@ impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "batch={}", self.batch)?;
         self.dims.iter().try_for_each(|(name, size)| write!(f, ",{name}={size}"))
+    }
+}
+
+/// A packed size: rows of different lengths lie end to end in one record, which has as many tokens as all of them together
+/// may have.
+///
+/// ```
+/// use trefoil::Packing;
+/// let size = Packing { tokens: 4096, rows: 256, longest: 512 };
+/// assert_eq!(size.to_string(), "tokens=4096,rows=256,longest=512");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Tokens of all rows together.
+    pub tokens: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Tokens of the longest row.
+    pub longest: usize,
+}
+
+impl Packing {
+    /// The size that free dimensions of these names have, if all are there.
+    pub(crate) fn of(dims: &Dims) -> Option<Self> {
+        let [tokens, rows, longest] = Self::NAMES.map(|name| dims.get(name).copied());
+        Some(Self { tokens: tokens?, rows: rows?, longest: longest? })
+    }
+
+    /// As free dimensions.
+    pub(crate) fn dims(&self) -> Dims {
+        let Self { tokens, rows, longest } = *self;
+        Self::NAMES.map(str::to_owned).into_iter().zip([tokens, rows, longest]).collect()
+    }
+
+    const NAMES: [&'static str; 3] = ["tokens", "rows", "longest"];
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tokens={},rows={},longest={}", self.tokens, self.rows, self.longest)
     }
 }
 

@@ -1,6 +1,6 @@
-//! How large the numbers of a value are, and the largest that its bytes should stand for.
+//! Histograms of a value's numbers, and the largest number that its bytes should stand for.
 
-/// What decides the largest number that bytes stand for; larger ones become it.
+/// How the largest number that a byte stands for is chosen. Larger numbers are clipped to it.
 ///
 /// ```
 /// use trefoil::CalibrationMethod;
@@ -9,14 +9,13 @@
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 #[non_exhaustive]
 pub enum CalibrationMethod {
-    /// The largest that was seen.
+    /// The largest number that was seen.
     Max,
-    /// That which so many percent are not above.
+    /// The number that this percentage of the numbers do not exceed.
     Percentile(f64),
-    /// That with which the numbers' distribution differs least from the original one, by the entropy of the one relative
-    /// to the other.
+    /// The number for which the distribution of the rounded numbers has the least relative entropy to the original one.
     Entropy,
-    /// That with which the sum of squared errors is the smallest.
+    /// The number for which the sum of squared errors is the smallest.
     #[default]
     Mse,
 }

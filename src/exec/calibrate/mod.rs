@@ -1,10 +1,12 @@
-//! Scales for a model's values, from what they are on some rows, and how much each layer loses by them.
+//! Calibration: scales and means for a model's values from some rows, and the error that each layer in bytes causes.
 
 mod histogram;
+mod means;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::histogram::Histogram;
+use self::means::{OfRow, Sums};
 use super::cpu::Probe;
 use crate::error::Error;
 use crate::model::{ByteLayer, Model, Op, Quantization, byte_layers};
@@ -12,7 +14,7 @@ use crate::sync;
 
 pub use histogram::CalibrationMethod;
 
-/// Looks at a network's values on the CPU, and finds scales for them.
+/// Computes a network on the CPU, counts the numbers of its values, and finds scales and means for these values.
 ///
 /// ```
 /// use trefoil::{CalibrationMethod, Calibrator, model::Model};
@@ -35,12 +37,13 @@ pub struct Calibrator {
     histograms: BTreeMap<String, Histogram>,
     /// What each step's values count for.
     counts_for: BTreeMap<String, BTreeSet<String>>,
+    sums: Sums,
     /// Some of the rows, and their results.
     kept: Vec<(Vec<u8>, Vec<f32>)>,
     rows: usize,
 }
 
-/// What a layer in bytes does to the result, by itself.
+/// The error of a network's result if one layer alone is computed in bytes.
 ///
 /// ```
 /// let layer = trefoil::Sensitivity { layer: "conv2".into(), error: 0.001 };
@@ -58,14 +61,14 @@ pub struct Sensitivity {
 const KEPT: usize = 8;
 
 impl Calibrator {
-    /// Fewer rows say too little of a network's values.
+    /// The least number of rows to observe. Fewer rows say too little about a network's values.
     pub const FEWEST_ROWS: usize = 16;
 
-    /// Of a network of images. Scales that it has are not looked at.
+    /// A calibrator of a network of images. Scales that the model already has are ignored.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a model that is no network of images, or has no layer that could be computed in bytes;
-    /// as for an engine of it on the CPU.
+    /// [`Error::Unsupported`] for a model that is no network of images, or has no layer that can be computed in bytes;
+    /// otherwise as for an engine of the model on the CPU.
     pub fn new(model: &Model) -> Result<Self, Error> {
         let model = model.in_floats()?;
         let layers = byte_layers(model.image_network()?);
@@ -83,7 +86,8 @@ impl Calibrator {
             }
         }
         let probe = Probe::new(&model)?;
-        Ok(Self { probe, model, layers, histograms, counts_for, kept: Vec::new(), rows: 0 })
+        let sums = Sums::default();
+        Ok(Self { probe, model, layers, histograms, counts_for, sums, kept: Vec::new(), rows: 0 })
     }
 
     /// Bytes of a row: pixels as [`crate::InputFormat::U8Nhwc`].
@@ -91,24 +95,27 @@ impl Calibrator {
         self.probe.input().row_bytes
     }
 
-    /// Rows that were observed.
+    /// The number of rows that were observed.
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Computes a row and counts what its values are.
+    /// Computes a row and counts the numbers of all values.
     ///
     /// # Errors
-    /// [`Error::Option`] if it is not as long as a row.
+    /// [`Error::Option`] if `row` has another length.
     pub fn observe(&mut self, row: &[u8]) -> Result<(), Error> {
         self.probe.input().check(row)?;
-        let (histograms, counts_for) = (&mut self.histograms, &self.counts_for);
+        let (histograms, counts_for, mut of_row) = (&mut self.histograms, &self.counts_for, OfRow::default());
         let count = |step: &str, values: &[f32]| {
-            for node in counts_for.get(step).into_iter().flatten() {
+            let Some(nodes) = counts_for.get(step) else { return };
+            for node in nodes {
                 histograms.get_mut(node).expect("made with it").add(values);
             }
+            of_row.add(step, values);
         };
         let result = self.probe.run(row, count);
+        of_row.count(&mut self.sums);
         if self.kept.len() < KEPT {
             self.kept.push((row.to_vec(), result.to_vec()));
         }
@@ -116,18 +123,20 @@ impl Calibrator {
         Ok(())
     }
 
-    /// One of the same network that has observed nothing yet, for another thread; [`Calibrator::merge`] takes what it
-    /// observes.
+    /// A calibrator of the same network that has observed nothing yet, for another thread; [`Calibrator::merge`] adds
+    /// its counts.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn another(&self) -> Result<Self, Error> {
         let (model, layers, counts_for) = (self.model.clone(), self.layers.clone(), self.counts_for.clone());
         let histograms = self.histograms.keys().map(|node| (node.clone(), Histogram::new())).collect();
-        Ok(Self { model, probe: self.probe.another()?, layers, histograms, counts_for, kept: Vec::new(), rows: 0 })
+        let (probe, sums) = (self.probe.another()?, Sums::default());
+        Ok(Self { model, probe, layers, histograms, counts_for, sums, kept: Vec::new(), rows: 0 })
     }
 
-    /// Takes what [another one](Calibrator::another) has observed, as if its rows had been observed here, in this order.
+    /// Adds the counts of [another calibrator](Calibrator::another), as if this one had observed its rows after its
+    /// own.
     ///
     /// ```
     /// # use trefoil::{CalibrationMethod, Calibrator, model::Model};
@@ -148,7 +157,7 @@ impl Calibrator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Option`] for one of another network.
+    /// [`Error::Option`] for a calibrator of another network.
     pub fn merge(&mut self, other: Self) -> Result<(), Error> {
         if !other.probe.is_of(&self.probe) {
             return Err(Error::option(
@@ -160,13 +169,14 @@ impl Calibrator {
         for (histogram, more) in self.histograms.values_mut().zip(other.histograms.into_values()) {
             histogram.merge(more);
         }
+        self.sums.merge(other.sums);
         let room = KEPT - self.kept.len();
         self.kept.extend(other.kept.into_iter().take(room));
         self.rows += other.rows;
         Ok(())
     }
 
-    /// Scales for all layers that can be computed in bytes; those that read the image stay in floats.
+    /// Scales and means for all layers that can be computed in bytes. Layers that read the image stay in floats.
     ///
     /// # Errors
     /// [`Error::Option`] after fewer than [`FEWEST_ROWS`](Self::FEWEST_ROWS).
@@ -175,22 +185,24 @@ impl Calibrator {
             let expected = format!("{} or more, as varied as what the model will see", Self::FEWEST_ROWS);
             return Err(Error::option("photos", self.rows, expected));
         }
-        let mut scales = BTreeMap::new();
+        let (mut scales, mut means) = (BTreeMap::new(), BTreeMap::new());
         for value in self.layers.iter().flat_map(|layer| &layer.values) {
             let steps: u8 = if value.never_negative { 255 } else { 127 };
             let limit = self.histograms[&value.node].limit(method, usize::from(steps));
             let limit = if limit > 0.0 { limit } else { 1.0 }; // nothing but zeros
             scales.insert(value.node.clone(), limit / f32::from(steps));
+            means.insert(value.node.clone(), self.sums.means(&value.steps, self.rows));
         }
         let can_be = |name: &str| self.layers.iter().any(|layer| layer.name == name);
-        Ok(Quantization { scales, floats: self.floats(can_be) })
+        Ok(Quantization { scales, means, floats: self.floats(can_be) })
     }
 
-    /// What each layer in bytes by itself does to the results of some of the rows, the worst first; on as many threads as
-    /// there are cores. `goes_on` is told how many layers were begun before, of how many; if it says no, that one is left out.
+    /// The error of the results for some of the rows if each layer in turn is the only one in bytes, the worst layer
+    /// first. The work runs on as many threads as there are cores. Before each layer, `goes_on` gets the number of
+    /// layers begun before and the number of all layers; if it returns false, the layer is left out.
     ///
     /// # Errors
-    /// As for [`Model::quantized`], and for an engine of it on the CPU.
+    /// As for [`Model::quantized`], and for an engine of the quantized model on the CPU.
     pub fn sensitivities(
         &self,
         quantization: &Quantization,
@@ -210,10 +222,10 @@ impl Calibrator {
         Ok(all)
     }
 
-    /// The same of a whole model of this one's weights.
+    /// The error of the results if a whole model with the same weights, `quantized`, computes them.
     ///
     /// # Errors
-    /// As for an engine of it on the CPU.
+    /// As for an engine of `quantized` on the CPU.
     pub fn error(&self, quantized: &Model) -> Result<f64, Error> {
         let mut probe = Probe::new(quantized)?;
         let [mut errors, mut spread] = [0.0, 0.0];
@@ -225,7 +237,7 @@ impl Calibrator {
                 spread += (f64::from(*expected) - mean).powi(2);
             }
         }
-        Ok(if errors > 0.0 { errors / spread } else { 0.0 })
+        Ok(if errors == 0.0 { 0.0 } else { errors / spread })
     }
 
     /// All convolutions but those in bytes.

@@ -30,7 +30,7 @@ impl Add {
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
-        Lines { count: shape.pixels(), pitch, together: 1, ops: shape.channels }
+        Lines { count: shape.pixels(), pitch, together: 1, least: 1, ops: shape.channels }
     }
 
     /// Computes these pixels of an image.

@@ -67,7 +67,7 @@ impl Conv2dDepthwise {
     pub fn lines(&self) -> Lines {
         let pitch = self.y.width * self.y.channels;
         let taps: usize = self.spans.size.iter().product();
-        Lines { count: self.y.height, pitch, together: 1, ops: pitch * taps }
+        Lines { count: self.y.height, pitch, together: 1, least: 1, ops: pitch * taps }
     }
 
     /// Computes these rows of an image.

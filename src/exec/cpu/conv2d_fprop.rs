@@ -11,7 +11,7 @@
 //!   last pass adds bias and residual and clamps, so that y is written once for most layers. A 1x1 convolution of
 //!   stride 1 without padding reads x where it lies; any other first copies the taps of [`BLOCK`] pixels into scratch.
 //! - Sums are f32 in the order of r, s, c, fused multiply-adds where the processor has them. A NaN stays one.
-//! - Tails: fewer than 6 pixels get a narrower tile of their own; of the last panel only K's channels are stored.
+//! - Tails: the tiles of a block have 6 pixels or fewer, all nearly as many; of the last panel only K's channels are stored.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use crate::tensor::Shape;
 
 /// Pixels of one tile: with 16 channels they fill 12 of AVX2's 16 registers.
 pub(super) const TILE: usize = 6;
+/// Pixels for which it is worth to read all panels.
+const REUSED: usize = 4 * TILE;
 /// Pixels that one pass over the panels serves; their taps stay in the second-level cache.
 pub(super) const BLOCK: usize = 16 * TILE;
 /// Terms of one pass: a panel's part stays in the first-level cache.
@@ -114,7 +116,7 @@ impl Conv2dFprop {
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
-        Lines { count: shape.pixels(), pitch, together: TILE, ops: self.k_gemm * shape.channels }
+        Lines { count: shape.pixels(), pitch, together: 1, least: REUSED, ops: self.k_gemm * shape.channels }
     }
 
     /// Computes these pixels of an image.
@@ -158,6 +160,7 @@ fn fprop_body<const FMA: bool>(
             };
             for (index, bias) in conv.weights.bias.iter().enumerate() {
                 let mut tile = Tile {
+                    isa: conv.isa,
                     panel: &conv.weights.filter[index * conv.k_gemm..][depth.clone()],
                     bias,
                     residual: None,
@@ -169,11 +172,14 @@ fn fprop_body<const FMA: bool>(
                     resumes: start > 0,
                     ends: depth.end == conv.k_gemm,
                 };
-                for pixel in block.clone().step_by(TILE) {
+                let tiles = block.len().div_ceil(TILE);
+                let start_of = |number: usize| first + block.len() * number / tiles;
+                for pixels_of_tile in (0..tiles).map(|number| start_of(number)..start_of(number + 1)) {
+                    let pixel = pixels_of_tile.start;
                     let terms = &terms[(pixel - first) * pitch..];
                     tile.residual = residual.map(|residual| &residual[pixel * k_out + index * LANES..]);
                     let y = &mut y[(pixel - pixels.start) * y_pitch + index * LANES..];
-                    match block.end - pixel {
+                    match pixels_of_tile.len() {
                         1 => tile.run::<1, FMA>(terms, y),
                         2 => tile.run::<2, FMA>(terms, y),
                         3 => tile.run::<3, FMA>(terms, y),
@@ -189,6 +195,7 @@ fn fprop_body<const FMA: bool>(
 
 /// What the tiles of one panel have in common.
 struct Tile<'a> {
+    isa: Isa,
     panel: &'a [Lanes],
     bias: &'a Lanes,
     /// From the tile's first output on.
@@ -212,6 +219,11 @@ impl Tile<'_> {
     /// Adds the panel's terms of M pixels to y.
     #[inline(always)]
     fn run<const M: usize, const FMA: bool>(&self, terms: &[f32], y: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.isa.has_avx2() {
+            // SAFETY: `Isa::detect` found the features on this processor.
+            return unsafe { avx2::run::<M>(self, terms, y) };
+        }
         let rows: [&[f32]; M] = std::array::from_fn(|m| &terms[m * self.pitch..][..self.panel.len()]);
         let mut sums = [[0.0; LANES]; M];
         if self.resumes {
@@ -254,6 +266,98 @@ impl Tile<'_> {
         }
         for sum in sums {
             *sum = self.clamp.apply(*sum);
+        }
+    }
+}
+
+/// The same by named instructions: of plain loops the compiler computes the ends of tiles one by one.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use std::arch::x86_64::*;
+
+    use super::{LANES, Lanes, Tile};
+
+    /// Eight floats, twice: a panel's columns.
+    type Pair = [__m256; 2];
+
+    #[target_feature(enable = "avx2,fma")]
+    pub fn run<const M: usize>(tile: &Tile<'_>, terms: &[f32], y: &mut [f32]) {
+        let (mut rows, mut sums) = ([terms; M], [[_mm256_setzero_ps(); 2]; M]);
+        for m in 0..M {
+            rows[m] = &terms[m * tile.pitch..][..tile.panel.len()];
+            if tile.resumes {
+                sums[m] = load(&y[m * tile.y_pitch..], tile.lanes);
+            }
+        }
+        let sums = accumulate(rows, tile.panel, sums);
+        for m in 0..M {
+            let sum = if tile.ends { finish(tile, m, sums[m]) } else { sums[m] };
+            store(sum, &mut y[m * tile.y_pitch..][..tile.lanes]);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn accumulate<const M: usize>(rows: [&[f32]; M], panel: &[Lanes], mut sums: [Pair; M]) -> [Pair; M] {
+        assert!(rows.iter().all(|row| row.len() >= panel.len()));
+        for (i, filter) in panel.iter().enumerate() {
+            let filter = load(&filter.0, LANES);
+            for m in 0..M {
+                // SAFETY: `i` is less than the length of the panel, and no row is shorter than that (asserted).
+                let value = _mm256_set1_ps(unsafe { *rows[m].get_unchecked(i) });
+                sums[m] =
+                    [_mm256_fmadd_ps(value, filter[0], sums[m][0]), _mm256_fmadd_ps(value, filter[1], sums[m][1])];
+            }
+        }
+        sums
+    }
+
+    /// Adds bias and residual to the sums of a pixel, then clamps; a NaN stays one, for it is the second operand.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn finish(tile: &Tile<'_>, m: usize, sums: Pair) -> Pair {
+        let bias = load(&tile.bias.0, LANES);
+        let residual = tile.residual.map(|residual| load(&residual[m * tile.k_out..], tile.lanes));
+        let [low, high] = tile.clamp.range().map(|bound| _mm256_set1_ps(bound));
+        let mut all = sums;
+        for half in 0..2 {
+            let sum = _mm256_add_ps(sums[half], bias[half]);
+            let sum = residual.map_or(sum, |residual| _mm256_add_ps(sum, residual[half]));
+            all[half] = _mm256_min_ps(high, _mm256_max_ps(low, sum));
+        }
+        all
+    }
+
+    /// The first `lanes` floats, and anything behind them.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn load(from: &[f32], lanes: usize) -> Pair {
+        let mut some = [0.0; LANES];
+        let from = match from.first_chunk::<LANES>() {
+            Some(all) => all,
+            None => {
+                some[..lanes].copy_from_slice(&from[..lanes]);
+                &some
+            }
+        };
+        // SAFETY: the pointers are to eight floats each, which are borrowed.
+        unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from[LANES / 2..].as_ptr())] }
+    }
+
+    /// Writes as many floats as there is room for.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn store(sums: Pair, to: &mut [f32]) {
+        let mut some = [0.0; LANES];
+        let is_whole = to.len() >= LANES;
+        let whole = to.first_chunk_mut::<LANES>().unwrap_or(&mut some);
+        // SAFETY: the pointers are to eight floats each, which are borrowed mutably.
+        unsafe {
+            _mm256_storeu_ps(whole.as_mut_ptr(), sums[0]);
+            _mm256_storeu_ps(whole[LANES / 2..].as_mut_ptr(), sums[1]);
+        }
+        if !is_whole {
+            to.copy_from_slice(&some[..to.len()]);
         }
     }
 }

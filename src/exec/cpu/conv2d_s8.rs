@@ -123,7 +123,7 @@ impl Conv2dS8 {
     pub fn lines(&self) -> Lines {
         let terms: usize = self.sources.iter().map(|source| source.k_gemm).sum();
         let channels = self.y.channels;
-        Lines { count: self.y.pixels(), pitch: channels, together: TILE, ops: terms * channels }
+        Lines { count: self.y.pixels(), pitch: channels, together: TILE, least: 1, ops: terms * channels }
     }
 
     /// Computes these pixels of an image; `second` is the residual, or what the second convolution reads.

@@ -27,7 +27,7 @@ impl GlobalAvgPool {
 
     /// The channels.
     pub fn lines(&self) -> Lines {
-        Lines { count: self.x.channels, pitch: 1, together: LANES, ops: self.x.pixels() }
+        Lines { count: self.x.channels, pitch: 1, together: LANES, least: 1, ops: self.x.pixels() }
     }
 
     /// Computes these channels of an image.

@@ -33,7 +33,7 @@ impl Linear {
     /// The outputs.
     pub fn lines(&self) -> Lines {
         let (weight, bias) = &*self.weights;
-        Lines { count: bias.len(), pitch: 1, together: TILE, ops: weight.len() / bias.len().max(1) }
+        Lines { count: bias.len(), pitch: 1, together: TILE, least: 1, ops: weight.len() / bias.len().max(1) }
     }
 
     /// Computes these outputs of an image.

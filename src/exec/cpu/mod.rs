@@ -2,7 +2,7 @@
 //!
 //! Each worker thread runs the whole plan on a row of its own, in an arena of its own. Where one row is left when all threads
 //! have had as many, they share out its steps. Weights are repacked once, arenas and scratch are allocated once; a run of
-//! images allocates nothing. Activations are f32 or bytes, NHWC, channels without padding.
+//! images allocates nothing. Activations of images are f32 or bytes, NHWC, channels without padding; values are dense.
 
 mod add;
 mod conv2d_depthwise;
@@ -37,7 +37,7 @@ use self::network::{Arena, Desk, Images};
 use self::packed::Packed;
 use self::pool::Pool;
 pub(crate) use self::probe::Probe;
-use self::simd::Isa;
+use self::simd::{Isa, Lanes};
 use self::values::Values;
 use super::mean::Averaged;
 use super::{BuildSpec, Needs, Planned, states};
@@ -45,7 +45,7 @@ use crate::device::cpu::{Cpu, Work};
 use crate::device::{Access, Device, DeviceBuffer, Inputs, Program, Run, Span, State};
 use crate::error::Error;
 use crate::loops::{Alone, Team};
-use crate::model::{Model, Network};
+use crate::model::Model;
 use crate::phases::Stopwatch;
 use crate::plan::Plan;
 use crate::tensor::{Bucket, RowSpec};
@@ -69,12 +69,13 @@ pub(crate) fn build(
     let states = states::new(device, plans, spec)?;
     watch.lap("device memory");
     let packed = Packed::of(model.weights(), device)?;
-    let ready = |plan: &Plan| Ok(Arc::new(Ready { plan: plan.clone(), steps: Steps::new(model, plan, &packed)? }));
+    let ready = |plan: &Plan| Ok(Arc::new(Ready { plan: plan.clone(), steps: Steps::new(plan, &packed)? }));
     let ready = plans.iter().map(ready).collect::<Result<Vec<_>, Error>>()?;
     watch.lap("weights");
     let pool = Pool::new(device.info().units)?;
-    let arenas = (0..pool.workers()).map(|_| Arena::new(ready.iter().filter_map(|ready| ready.steps.images())));
-    let arenas = arenas.collect::<Result<_, Error>>()?;
+    let most = |what: fn([usize; 2]) -> usize| ready.iter().map(|ready| what(ready.steps.memory())).max().unwrap_or(0);
+    let [bytes, elems] = [most(|[bytes, _]| bytes), most(|[_, elems]| elems)];
+    let arenas = (0..pool.workers()).map(|_| Arena::new(bytes, elems)).collect::<Result<_, Error>>()?;
     watch.lap("workers");
     let of_bucket = |(ready, bucket): (Arc<Ready>, &Bucket)| vec![ready; bucket.batch_sizes.len()];
     let of_size = ready.into_iter().zip(&spec.buckets).flat_map(of_bucket).collect();
@@ -102,9 +103,9 @@ pub(crate) fn needs((model, plans): Planned<'_>, before: &[Planned<'_>], device:
     let input = if before.is_empty() { bytes(|plan| &plan.input) } else { 0 };
     let rows = (spec.slots as u64).saturating_mul(bytes(|plan| &plan.output).saturating_add(input));
     let [weights, passing] = packed::missing((model, plans), before, device);
-    let worker = match model.network() {
-        Network::Images(_) => network::arena_bytes(plans),
-        Network::Values(_) => plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0),
+    let worker = match plans.iter().all(Plan::is_of_values) {
+        true => plans.iter().map(|plan| plan.arena_bytes as u64).max().unwrap_or(0),
+        false => network::arena_bytes(plans),
     };
     let workers = (device.info().units as u64).saturating_mul(worker);
     Needs { device: rows, host: workers.saturating_add(weights), passing }
@@ -151,18 +152,18 @@ enum Steps {
 }
 
 impl Steps {
-    fn new(model: &Model, plan: &Plan, packed: &Packed) -> Result<Self, Error> {
-        match model.network() {
-            Network::Images(_) => Images::new(packed, plan, Isa::detect()).map(Self::Images),
-            Network::Values(_) => Values::new(packed, plan).map(Self::Values),
+    fn new(plan: &Plan, packed: &Packed) -> Result<Self, Error> {
+        match plan.is_of_values() {
+            true => Values::new(packed, plan).map(Self::Values),
+            false => Images::new(packed, plan, Isa::detect()).map(Self::Images),
         }
     }
 
-    /// Those of a network of images, which compute in an arena; values are made as they are computed.
-    const fn images(&self) -> Option<&Images> {
+    /// Bytes of tensors and elements of scratch that a run takes.
+    const fn memory(&self) -> [usize; 2] {
         match self {
-            Self::Images(images) => Some(images),
-            Self::Values(_) => None,
+            Self::Images(images) => images.memory(),
+            Self::Values(values) => [values.arena_bytes(), 0],
         }
     }
 
@@ -170,7 +171,9 @@ impl Steps {
     fn run(&self, x: &[u8], y: &mut [u8], states: &mut [&mut [u8]], at: &Desk<'_>) {
         match self {
             Self::Images(images) => images.run(x, bytemuck::cast_slice_mut(y), at),
-            Self::Values(values) => values.run(x, y, states, at.team),
+            Self::Values(values) => {
+                values.run(x, y, states, bytemuck::cast_slice_mut::<Lanes, u8>(&mut at.tensors()), at.team);
+            }
         }
     }
 }

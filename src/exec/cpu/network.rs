@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::loops::{Lines, Team};
 use crate::model::{fold_conv, read_linear};
 use crate::plan::{Place, Plan, QuantizedConv, QuantizedStem, Stem, Step, StepOp, TensorId};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::tensor::{Dtype, OutputKind, Shape};
 
 /// A network made ready.
@@ -65,13 +65,9 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// For one worker thread, which computes all of these networks.
-    pub fn new<'a>(all: impl Iterator<Item = &'a Images>) -> Result<Self, Error> {
-        let [mut bytes, mut elems] = [0, 0];
-        for of in all {
-            (bytes, elems) = (bytes.max(of.arena_bytes), elems.max(of.scratch_elems));
-        }
-        let [tensors, scratch] = [bytes / size_of::<f32>(), elems].map(zeroed);
+    /// For one worker thread, which computes in at most so many bytes of tensors and elements of scratch.
+    pub fn new(bytes: usize, elems: usize) -> Result<Self, Error> {
+        let [tensors, scratch] = [bytes.div_ceil(size_of::<f32>()), elems].map(zeroed);
         Ok(Self { tensors: Mutex::new(tensors?), scratch: Mutex::new(scratch?) })
     }
 }
@@ -89,6 +85,11 @@ impl Images {
         Ok(Self { steps, arena_bytes: plan.arena_bytes, scratch_elems: scratch_elems(plan) })
     }
 
+    /// Bytes of tensors and elements of scratch that a run takes.
+    pub const fn memory(&self) -> [usize; 2] {
+        [self.arena_bytes, self.scratch_elems]
+    }
+
     /// Computes the output row, 32-bit words, of one input row.
     pub fn run(&self, x: &[u8], y: &mut [u32], at: &Desk<'_>) {
         self.run_seen(x, y, at, |_, _| ());
@@ -96,7 +97,7 @@ impl Images {
 
     /// The same; `seen` gets each step's number and what it has written in the arena, before another step runs.
     pub fn run_seen(&self, x: &[u8], y: &mut [u32], at: &Desk<'_>, mut seen: impl FnMut(usize, &[u8])) {
-        let mut tensors = lock(&at.arenas[at.worker].tensors);
+        let mut tensors = at.tensors();
         let arena = bytemuck::cast_slice_mut::<Lanes, u8>(&mut tensors);
         for (index, step) in self.steps.iter().enumerate() {
             match &step.kernel {
@@ -126,6 +127,11 @@ pub(super) struct Desk<'a> {
 }
 
 impl Desk<'_> {
+    /// Those of the row that is computed.
+    pub fn tensors(&self) -> MutexGuard<'_, Vec<Lanes>> {
+        lock(&self.arenas[self.worker].tensors)
+    }
+
     fn with_scratch(&self, worker: usize, of: impl FnOnce(&mut [f32])) {
         of(bytemuck::cast_slice_mut::<Lanes, f32>(&mut lock(&self.arenas[worker].scratch)));
     }
@@ -158,7 +164,7 @@ impl Kernel {
             }),
             Self::MeanS8(kernel) => kernel.run(x, floats_mut(y)),
             Self::Quantize(kernel) => {
-                let (x, lines) = (floats(x), Lines { count: y.len(), pitch: 1, together: 1, ops: 1 });
+                let (x, lines) = (floats(x), Lines { count: y.len(), pitch: 1, together: 1, least: 1, ops: 1 });
                 lines.share(at.team, y, &|_, elems, y| kernel.run(&x[elems], y));
             }
             Self::Dequantize(kernel) => {

@@ -36,7 +36,7 @@ impl Normalize {
     /// The pixels of y.
     pub fn lines(&self) -> Lines {
         let Shape { channels, .. } = self.shape;
-        Lines { count: self.shape.pixels(), pitch: channels, together: 1, ops: 2 * channels }
+        Lines { count: self.shape.pixels(), pitch: channels, together: 1, least: 1, ops: 2 * channels }
     }
 
     /// Computes these pixels of an image.

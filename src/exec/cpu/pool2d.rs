@@ -55,7 +55,13 @@ impl Pool2d {
     pub fn lines(&self) -> Lines {
         let OutputTarget { shape, pitch } = self.y;
         let taps: usize = self.spans.size.iter().product();
-        Lines { count: shape.height, pitch: shape.width * pitch, together: 1, ops: shape.width * shape.channels * taps }
+        Lines {
+            count: shape.height,
+            pitch: shape.width * pitch,
+            together: 1,
+            least: 1,
+            ops: shape.width * shape.channels * taps,
+        }
     }
 
     /// Computes these rows of an image.

@@ -46,7 +46,8 @@ impl Probe {
     }
 
     fn of(plan: Arc<Plan>, images: Arc<Images>) -> Result<Self, Error> {
-        let (arena, result) = (Arena::new([&*images].into_iter())?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
+        let [bytes, elems] = images.memory();
+        let (arena, result) = (Arena::new(bytes, elems)?, vec![0; plan.output.row_bytes / size_of::<u32>()]);
         Ok(Self { plan, images, arena, result })
     }
 

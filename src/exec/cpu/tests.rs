@@ -77,6 +77,42 @@ fn dense_convolutions() {
     }
 }
 
+/// Whole numbers from -8 to 8, whose sums floats add exactly.
+fn whole_numbers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 11) % 17) as f32 - 8.0).collect()
+}
+
+/// A pixel of a convolution of one pixel without padding, by a plain loop.
+fn pixel_of(folded: &FoldedConv, x: &[f32], residual: &[f32]) -> Vec<f32> {
+    let filters = folded.filter.chunks_exact(x.len()).zip(&folded.bias).zip(residual);
+    filters
+        .map(|((filter, bias), residual)| filter.iter().zip(x).map(|(f, x)| f * x).sum::<f32>() + bias + residual)
+        .collect()
+}
+
+/// Each range of pixels of each count of channels: the tiles of fewer pixels, and the panel of fewer channels. What is
+/// beside stays as it was.
+#[test]
+fn every_range_of_pixels_of_a_dense_convolution() {
+    let x = Shape::new(1, 15, 5);
+    let input = whole_numbers(x.elems(), 1);
+    for (k, isa) in (1..=33).flat_map(|k| [(k, Isa::BASELINE), (k, Isa::detect())]) {
+        let (y, conv) = (Shape::new(1, 15, k), Conv2d::named("conv", k, Window::square(1, 1, 0)));
+        let folded = FoldedConv { filter: whole_numbers(k * 5, 2), bias: whole_numbers(k, 3) };
+        let residual = whole_numbers(y.elems(), 4);
+        let of = Conv2dFprop::new(isa, &conv, Panels::new(&conv, &folded, x.channels).into(), x, y);
+        let pixel = |at: usize| pixel_of(&folded, &input[at * 5..][..5], &residual[at * k..][..k]);
+        let wanted: Vec<f32> = (0..y.pixels()).flat_map(pixel).collect();
+        for (start, end) in [0, 2].into_iter().flat_map(|start| (start + 1..=15).map(move |end| (start, end))) {
+            let elems = (end - start) * k;
+            let mut found = vec![f32::NAN; elems + 1];
+            of.run(start..end, &input, Some(&residual), &mut found[..elems], &mut []);
+            assert_eq!(found[..elems], wanted[start * k..end * k], "{k} channels of {start}..{end}");
+            assert!(found[elems].is_nan(), "{k} channels of {start}..{end}");
+        }
+    }
+}
+
 #[test]
 fn depthwise_convolutions() {
     for (seed, (x, window)) in windows().into_iter().enumerate() {

@@ -16,8 +16,8 @@ impl Material {
         self.kernels.encode(&mut launches)?;
         match marks {
             [] => {
-                while self.beside.len() + 1 < plan.lanes() {
-                    self.beside.push(Stream::new(&self.device, self.priority, "trefoil-lane")?);
+                while self.lane_streams.len() + 1 < plan.lanes() {
+                    self.lane_streams.push(Stream::new(&self.device, self.priority, "trefoil-lane")?);
                 }
                 self.capture_lanes(plan, &launches)
             }
@@ -63,7 +63,7 @@ impl Material {
     }
 
     fn lane(&self, lane: usize) -> &Stream {
-        lane.checked_sub(1).map_or(&self.stream, |beside| &self.beside[beside])
+        lane.checked_sub(1).map_or(&self.stream, |lane| &self.lane_streams[lane])
     }
 }
 

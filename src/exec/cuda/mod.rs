@@ -134,7 +134,7 @@ struct Material {
     device: Device,
     stream: Stream,
     /// Those that other lanes are captured on, as many as a plan has needed.
-    beside: Vec<Stream>,
+    lane_streams: Vec<Stream>,
     priority: Priority,
     weights: Arc<Uploaded>,
     written: Arc<Written>,
@@ -320,8 +320,8 @@ impl Material {
         let written = Written::new(plans)?;
         let kernels = UntilFault::new(device, Kernels::new(cuda).with(&written)?);
         watch.lap("loops written");
-        let (beside, written) = (Vec::new(), Arc::new(written));
-        Ok(Self { device: device.clone(), stream, beside, priority, weights, written, kernels })
+        let (lane_streams, written) = (Vec::new(), Arc::new(written));
+        Ok(Self { device: device.clone(), stream, lane_streams, priority, weights, written, kernels })
     }
 
     /// The launches of one of the plans on some memory.

@@ -44,7 +44,7 @@ struct Source {
 /// What a layer computes.
 #[derive(Clone, Debug, PartialEq)]
 enum LayerOp {
-    Conv(Conv2d),
+    Conv(Box<Conv2d>),
     Linear(Linear),
 }
 
@@ -74,7 +74,7 @@ impl WeightPart {
 impl Source {
     fn of(packing: &Packing<'_>) -> Self {
         let layer = match packing.layer.weights {
-            Weights::Conv(conv) => LayerOp::Conv(conv.unpadded()),
+            Weights::Conv(conv) => LayerOp::Conv(conv.unpadded().into()),
             Weights::Linear(linear) => LayerOp::Linear(linear.clone()),
         };
         let bytes = packing.bytes.as_ref().map(|of| (of.op.of_any_size(), of.channels.clone()));

@@ -1,4 +1,5 @@
-//! Plans of one model and batch size beside each other: their graphs timed in turns, or the steps of one.
+//! Trials of tuning: the graphs of several plans for one model and batch size, timed in turns, and the times of a
+//! graph's steps.
 
 use std::sync::Arc;
 

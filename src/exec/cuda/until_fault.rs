@@ -1,4 +1,4 @@
-//! What the device may run is its own once it has failed.
+//! Objects that a failed device may still use are never freed.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};

@@ -148,7 +148,7 @@ impl Cache {
     }
 
     fn read(&self, path: &Path, shape: &str) -> Option<Answer> {
-        let passed_over = |why: String| log::warn!("tuning: {} is passed over: {why}", path.display());
+        let passed_over = |why: String| log::warn!("tuning: {} is ignored: {why}", path.display());
         let text = match files::own::read(READ, path, MAX_ENTRY_BYTES) {
             Ok(text) => text,
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return None,
@@ -160,7 +160,7 @@ impl Cache {
         match serde_json::from_slice::<CacheEntry>(&text) {
             Ok(entry) if entry.format == FORMAT && entry.key == self.key && entry.shape == shape => Some(entry.answer),
             Ok(_) => {
-                passed_over("it is for something else".into());
+                passed_over("it holds another tuning key".into());
                 None
             }
             Err(error) => {

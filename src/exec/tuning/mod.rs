@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use crate::device::{Device, Kind};
 
-/// Whether kernels are chosen by measurement.
+/// Whether measurements choose kernels.
 ///
 /// ```
 /// use trefoil::Tuning;
@@ -32,17 +32,17 @@ use crate::device::{Device, Kind};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
-    /// The tile model's first choices, the same on every machine.
+    /// No: the planner's first choices, the same on every machine.
     Off,
-    /// What an earlier measurement on such a GPU found, where there was one; nothing is measured.
+    /// Earlier measurements on a GPU of this kind, as far as there are any. Nothing is measured now.
     #[default]
     Cached,
-    /// Whatever is not known yet is measured before the engine is built, and kept. Takes seconds for each batch size, and
-    /// the GPU alone.
+    /// Missing measurements are made before the engine is built, and kept. That takes some seconds for each batch size;
+    /// nothing else should use the GPU meanwhile.
     Full,
 }
 
-/// How far a measurement has come.
+/// The progress of a measurement.
 ///
 /// ```
 /// use trefoil::{Tuning, TuningProgress};
@@ -62,16 +62,16 @@ pub enum Tuning {
 pub struct TuningProgress {
     /// Rows of the batch whose graph is tuned.
     pub batch: usize,
-    /// Shapes that are done; in the end fewer than all if the minute was over, or if it was
-    /// [ended](crate::EngineBuilder::tune_while).
+    /// The number of shapes that are done. At the end it is less than [`of`](Self::of) if the limit of one minute was
+    /// reached, or if the measurement was [ended](crate::EngineBuilder::tune_while).
     pub done: usize,
-    /// Shapes in all.
+    /// The number of all shapes.
     pub of: usize,
-    /// The shape that is measured now; empty in the end.
+    /// The shape that is measured now; empty at the end.
     pub shape: String,
 }
 
-/// What measurements have left on disk for a GPU, and what became of it.
+/// The answers that measurements for a GPU have left on disk, counted.
 ///
 /// ```no_run
 /// use trefoil::{Device, Target, TuningCache};
@@ -84,19 +84,19 @@ pub struct TuningProgress {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TuningCache {
-    /// Where answers are kept unless [`EngineBuilder::tuning_folder`](crate::EngineBuilder::tuning_folder) says
-    /// otherwise; none where no environment variable leads to a place.
+    /// The folder of the answers, unless [`EngineBuilder::tuning_folder`](crate::EngineBuilder::tuning_folder) names
+    /// another one; `None` if no environment variable names a place.
     pub folder: Option<PathBuf>,
-    /// Answers for this GPU, driver and library: those that engines take.
+    /// The number of answers for this GPU, driver and library, which engines use.
     pub answers: usize,
-    /// Answers for this GPU with another driver, other kernels or another library, which nothing here takes.
+    /// The number of answers for this GPU with another driver or other kernels, which engines ignore.
     pub outdated: usize,
-    /// Files that cannot be read, or are for something else than their place says: passed over.
+    /// Files that engines ignore, because they cannot be read, or hold another key than their path says.
     pub unreadable: Vec<PathBuf>,
 }
 
 impl TuningCache {
-    /// Looks at what is kept for `device`; none if it is no GPU, where nothing is tuned.
+    /// Counts the answers for `device`; `None` for a CPU, where nothing is tuned.
     pub fn of(device: &Device) -> Option<Self> {
         match device.kind() {
             #[cfg(feature = "cuda")]

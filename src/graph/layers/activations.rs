@@ -43,7 +43,7 @@ impl Expr {
         self * number(0.5) * (number(1.0) + erf)
     }
 
-    /// The same with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in the place of the error function.
+    /// GELU with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in place of the error function.
     pub fn gelu_tanh(self) -> Self {
         let x = || self.clone();
         let inner = (x() + x() * x() * x() * number(0.044_715)) * number(FRAC_2_PI.sqrt());

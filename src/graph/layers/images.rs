@@ -10,8 +10,8 @@ use crate::tensor::{Dtype, Shape};
 /// Layers of images: of values `[rows, height, width, channels]` of f32, such as an [`image`](Self::image). Another value is
 /// a mistake, and so is a window that does not fit.
 impl GraphBuilder {
-    /// Adds an input that is one image, `[1, height, width, channels]` of f32: what
-    /// [`Model::new`](crate::model::Model::new) takes.
+    /// Adds an input that is one image, `[1, height, width, channels]` of f32, as
+    /// [`Model::new`](crate::model::Model::new) requires it.
     ///
     /// ```
     /// use trefoil::{Shape, graph::GraphBuilder};
@@ -80,7 +80,7 @@ impl GraphBuilder {
         self.batch_norm_with(name, x, BatchNorm::named(name, eps))
     }
 
-    /// Adds the same with other tensor names. An eps that is negative or not finite is a mistake.
+    /// Adds a batch norm with other tensor names. An eps that is negative or not finite is a mistake.
     pub fn batch_norm_with(&mut self, name: &str, x: ValueId, norm: BatchNorm) -> ValueId {
         let channels = match self.channels(name, x) {
             Ok(channels) => channels,

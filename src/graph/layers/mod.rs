@@ -28,7 +28,8 @@ pub struct Conv2d {
     pub out_channels: usize,
     /// The window over height and width; padding is zeros.
     pub window: Window,
-    /// Into how many parts C and K are divided, each of its own; C where every output channel reads one input channel.
+    /// The number of groups. C and K are divided into that many parts, and an output channel reads only input channels
+    /// of its own part; with C groups every output channel reads one input channel.
     pub groups: usize,
     /// Name of the filter.
     pub filter: String,

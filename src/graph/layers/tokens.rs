@@ -3,7 +3,7 @@
 use super::Linear;
 use crate::graph::builder::GraphBuilder;
 use crate::graph::expr::Expr;
-use crate::graph::op::{Contract, Norm, Op};
+use crate::graph::op::{Contract, Norm, Op, PackedAttention};
 use crate::graph::value::ValueId;
 use crate::tensor::Dtype;
 
@@ -22,7 +22,7 @@ impl GraphBuilder {
         self.linear_with(name, x, Linear::named(name, out_features))
     }
 
-    /// Adds the same with other tensor names, or without bias.
+    /// Adds a fully connected layer with other tensor names, or without bias.
     pub fn linear_with(&mut self, name: &str, x: ValueId, linear: Linear) -> ValueId {
         let in_features = match self.channels(name, x) {
             Ok(features) => features,
@@ -93,5 +93,33 @@ impl GraphBuilder {
         };
         let weights = self.node(&part("softmax"), Op::Softmax { axis: 3, log: false }, &[scores]);
         self.node(name, Op::Contract(Contract { left: scored, right: of_key, result: of_token }), &[weights, v])
+    }
+
+    /// Adds [attention within rows](PackedAttention) that lie end to end: queries, keys and values `[tokens, heads, features]`,
+    /// where rows begin and end, and what is added to scores by distance. Scores are divided by the root of the features.
+    ///
+    /// ```
+    /// use trefoil::{Dtype, graph::GraphBuilder};
+    /// let mut g = GraphBuilder::new();
+    /// let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, Dtype::F32, &[4096, 4, 16]));
+    /// let starts = g.input("starts", Dtype::I64, &[257]); // of 256 rows
+    /// let y = g.packed_attention("attention", [q, k, v], starts, None, 512);
+    /// assert_eq!(g.value(y).dims, [4096, 4, 16]);
+    /// ```
+    pub fn packed_attention(
+        &mut self,
+        name: &str,
+        [q, k, v]: [ValueId; 3],
+        starts: ValueId,
+        bias: Option<ValueId>,
+        longest: usize,
+    ) -> ValueId {
+        let features = match self.channels(name, q) {
+            Ok(features) => features,
+            Err(broken) => return broken,
+        };
+        let of = PackedAttention { longest, scale: 1.0 / (features as f64).sqrt() };
+        let operands: Vec<ValueId> = [q, k, v, starts].into_iter().chain(bias).collect();
+        self.node(name, Op::PackedAttention(of), &operands)
     }
 }

@@ -11,11 +11,11 @@ pub use self::expand::expand;
 use self::rebuild::Rebuild;
 use super::value::Graph;
 
-/// The graph without operations that do nothing, and with transposes moved towards the outputs, where they meet others that
-/// undo them. Nodes that no output needs are gone, and equal ones are one.
+/// The graph without operations that do nothing, and with transposes moved towards the outputs until they meet
+/// transposes that undo them. Nodes that no output needs are removed, and equal nodes are merged.
 ///
-/// Importers of networks whose channels are not innermost transpose around each convolution; this takes nearly all of these
-/// transposes away again.
+/// Importers of networks whose channels are not innermost add transposes around each convolution; this pass removes
+/// nearly all of them.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Expr, GraphBuilder, Op, simplify}};

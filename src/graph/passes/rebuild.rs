@@ -31,12 +31,14 @@ pub(super) struct Rebuild<'a> {
     names: HashSet<String>,
     /// Operations that are there, by a text that tells them apart, and their values.
     known: HashMap<String, Vec<ValueId>>,
+    /// Constants that were added.
+    constants: HashMap<(ValueType, Constant), ValueId>,
 }
 
 impl<'a> Rebuild<'a> {
     pub fn new(from: &'a Graph) -> Self {
         let names = from.nodes.iter().map(|node| node.name.clone()).collect();
-        Self { from, graph: Graph::default(), names, known: HashMap::new() }
+        Self { from, graph: Graph::default(), names, known: HashMap::new(), constants: HashMap::new() }
     }
 
     /// The graph that has in place of each node what `rule` adds; it tells the values that stand for the node's.
@@ -125,10 +127,16 @@ impl<'a> Rebuild<'a> {
         self.add(draft)[0]
     }
 
-    /// Adds a constant.
+    /// Adds a constant, unless an equal one was added.
     pub fn constant(&mut self, of: &Tensor) -> ValueId {
-        let origin = Origin::Constant(Constant::Bytes(of.bytes().into()));
-        self.value(Value { of: of.value_type().clone(), origin, quantization: None })
+        let key = (of.value_type().clone(), Constant::Bytes(of.bytes().into()));
+        if let Some(&there) = self.constants.get(&key) {
+            return there;
+        }
+        let origin = Origin::Constant(key.1.clone());
+        let id = self.value(Value { of: key.0.clone(), origin, quantization: None });
+        self.constants.insert(key, id);
+        id
     }
 
     /// What a constant holds whose bytes are in the graph.

@@ -2,17 +2,18 @@
 
 use std::ops::Range;
 
+use super::View;
 use super::column::{Column, LANES};
 use super::fold::{self, Extreme};
 use super::lanes::{Lanes, point, step, tabulate};
 use super::ops;
 use super::program::{Address, Band, Place, Program, Step};
-use crate::graph::{Element, Tensor};
+use crate::graph::Element;
 use crate::loops::ir::{Guard, Monoid, TermId, TermKind};
 use crate::loops::team::Team;
 
 /// Writes the elements of a loop, whose points a team shares out where they follow each other.
-pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8], team: &dyn Team) {
+pub(super) fn run(program: &Program, operands: &[View<'_>], to: &mut [u8], team: &dyn Team) {
     match program.lines() {
         Some((band, lines)) => lines.share(team, to, &|_, points, to| {
             Machine::new(program, operands).write_points(band, points, lines.pitch, to);
@@ -27,7 +28,8 @@ pub(super) fn run(program: &Program, operands: &[&Tensor], to: &mut [u8], team: 
 /// What is computed of a loop so far.
 pub(super) struct Machine<'a> {
     program: &'a Program<'a>,
-    operands: &'a [&'a Tensor],
+    operands: &'a [View<'a>],
+    near: Option<Near>,
     /// What each term is.
     columns: Vec<Column>,
     /// The extreme values of reductions that look for their indices.
@@ -40,8 +42,16 @@ pub(super) struct Machine<'a> {
     start: usize,
 }
 
+/// Neighbouring elements of an operand that is not in memory as a whole.
+struct Near {
+    operand: usize,
+    /// The number of the first.
+    first: i64,
+    words: Vec<u64>,
+}
+
 impl<'a> Machine<'a> {
-    pub fn new(program: &'a Program, operands: &'a [&'a Tensor]) -> Self {
+    pub fn new(program: &'a Program, operands: &'a [View<'a>]) -> Self {
         let of = program.of;
         let column = |(step, id): (&Option<Step>, usize)| match step {
             Some(_) => Column::new(of.terms[id].dtype),
@@ -54,6 +64,7 @@ impl<'a> Machine<'a> {
         Self {
             program,
             operands,
+            near: None,
             columns: program.steps.iter().zip(0..).map(column).collect(),
             best: program.steps.iter().zip(0..).map(best).collect(),
             tables: vec![vec![0; LANES]; program.tables],
@@ -102,7 +113,7 @@ impl<'a> Machine<'a> {
         let mut at = point(&band.extents, points.start);
         for _ in points {
             band.axes.iter().zip(&at).for_each(|(&axis, &i)| self.at[axis] = i);
-            self.compute(band);
+            self.compute(&band.terms);
             then(self);
             step(&band.extents, &mut at);
         }
@@ -111,13 +122,26 @@ impl<'a> Machine<'a> {
     /// Goes through some points of a band of lanes, in blocks.
     fn blocks(&mut self, band: &'a Band, points: Range<usize>, then: &mut dyn FnMut(&mut Self)) {
         let outside = (self.len, self.start);
-        for start in points.clone().step_by(LANES) {
-            (self.len, self.start) = (LANES.min(points.end - start), start);
-            self.tabulate(band);
-            self.compute(band);
+        for start in points.clone().step_by(band.block()) {
+            (self.len, self.start) = (band.block().min(points.end - start), start);
+            if start == points.start {
+                self.tabulate(band, true);
+                self.compute(&band.repeated);
+            }
+            self.tabulate(band, false);
+            self.compute(&band.terms);
             then(self);
         }
         (self.len, self.start) = outside;
+    }
+
+    /// Room for the elements `first..first + count` of the operand behind the others, which the caller computes. Until the
+    /// next call loads of this operand read these elements alone.
+    pub fn near<T: Element>(&mut self, first: usize, count: usize) -> &mut [T] {
+        let near = self.near.get_or_insert(Near { operand: self.operands.len(), first: 0, words: Vec::new() });
+        near.first = first as i64;
+        near.words.resize((count * size_of::<T>()).div_ceil(size_of::<u64>()).max(near.words.len()), 0);
+        &mut bytemuck::cast_slice_mut(&mut near.words)[..count]
     }
 
     /// Writes the elements of these numbers of a loop that has no reductions, so that all its points are side by side.
@@ -126,11 +150,8 @@ impl<'a> Machine<'a> {
         for band in &self.program.scopes[0] {
             match band.lanes {
                 true => self.blocks(band, points.clone(), &mut |machine| machine.write(machine.start - first, to)),
-                false => self.compute(band),
+                false => self.compute(&band.terms),
             }
-        }
-        if self.program.of.elems() == 1 {
-            self.write(0, to);
         }
     }
 
@@ -141,14 +162,15 @@ impl<'a> Machine<'a> {
         to[at * size..][..result.len()].copy_from_slice(result);
     }
 
-    fn tabulate(&mut self, band: &Band) {
-        for (table, strides) in &band.tables {
+    /// Writes the tables of a band that are the same in each of its blocks, or the others.
+    fn tabulate(&mut self, band: &Band, repeated: bool) {
+        for (table, strides) in band.tables.iter().filter(|(_, strides)| band.repeats(strides) == repeated) {
             tabulate(&band.extents, strides, self.start, &mut self.tables[*table][..self.len]);
         }
     }
 
-    fn compute(&mut self, band: &'a Band) {
-        for &id in &band.terms {
+    fn compute(&mut self, terms: &'a [usize]) {
+        for &id in terms {
             self.term(id);
             if self.program.splat[id] {
                 self.columns[id].splat(self.program.of.terms[id].dtype);
@@ -181,10 +203,11 @@ impl<'a> Machine<'a> {
     fn affine(&mut self, id: usize, place: &Place, n: usize) {
         let base = self.base(place);
         let to = &mut self.columns[id].elems_mut::<i64>()[..n];
-        match place.lanes {
+        match &place.lanes {
             Lanes::Same => to.fill(base),
             Lanes::Linear(by) => to.iter_mut().zip(self.start as i64..).for_each(|(to, i)| *to = base + by * i),
-            Lanes::Table(table) => to.iter_mut().zip(&self.tables[table]).for_each(|(to, offset)| *to = base + offset),
+            Lanes::Table(table) => to.iter_mut().zip(&self.tables[*table]).for_each(|(to, offset)| *to = base + offset),
+            Lanes::Runs(_) => unreachable!("runs are of addresses"),
         }
     }
 
@@ -198,11 +221,18 @@ impl<'a> Machine<'a> {
     }
 
     fn load_as<T: Element>(&mut self, id: usize, operand: usize, at: &Address, guard: Option<Guard>, n: usize) {
+        let near = self.near.as_ref().filter(|near| near.operand == operand);
         let base = match at {
-            Address::Affine(place) => self.base(place),
-            Address::Term(_) => 0,
+            Address::Affine(place) => self.base(place) - near.map_or(0, |near| near.first),
+            Address::Term(_) => {
+                debug_assert!(near.is_none(), "sums are read where the point is");
+                0
+            }
         };
-        let from: &[T] = bytemuck::cast_slice(self.operands[operand].bytes());
+        let from: &[T] = match near {
+            Some(near) => bytemuck::cast_slice(&near.words),
+            None => bytemuck::cast_slice(self.operands[operand].bytes),
+        };
         let (before, to) = self.columns.split_at_mut(id);
         let to = &mut to[0].elems_mut::<T>()[..n];
         let guard = guard
@@ -216,11 +246,9 @@ impl<'a> Machine<'a> {
                 let index = before[*index].elems::<i64>();
                 read(from, to, guard, |lane| index[lane]);
             }
-            Address::Affine(place) => match place.lanes {
-                Lanes::Linear(1) if guard.is_none() => {
-                    to.copy_from_slice(&from[(base + self.start as i64) as usize..][..n]);
-                }
-                Lanes::Linear(by) if by > 1 && guard.is_none() => {
+            Address::Affine(place) => match &place.lanes {
+                Lanes::Linear(1) => copy(from, to, guard, 0, base + self.start as i64),
+                &Lanes::Linear(by) if by > 1 && guard.is_none() => {
                     let every = from[(base + by * self.start as i64) as usize..].iter().step_by(by as usize);
                     assert!(every.len() >= n, "elements of a load");
                     to.iter_mut().zip(every).for_each(|(to, &elem)| *to = elem);
@@ -230,17 +258,11 @@ impl<'a> Machine<'a> {
                     let first = base + by * self.start as i64;
                     read(from, to, guard, |lane| first + by * lane as i64);
                 }
-                Lanes::Table(table) if guard.is_none() && place.run > 1 => {
-                    let (run, mut lane) = (place.run, 0);
-                    while lane < n {
-                        let count = (run - (self.start + lane) % run).min(n - lane);
-                        let first = (base + self.tables[table][lane]) as usize;
-                        to[lane..][..count].copy_from_slice(&from[first..][..count]);
-                        lane += count;
-                    }
-                }
+                Lanes::Runs(runs) => runs.each(self.start, n, |lanes, index| {
+                    copy(from, &mut to[..lanes.end], guard, lanes.start, base + index);
+                }),
                 Lanes::Table(table) => {
-                    let table = &self.tables[table][..n];
+                    let table = &self.tables[*table][..n];
                     read(from, to, guard, |lane| base + table[lane]);
                 }
             },
@@ -290,6 +312,26 @@ impl<'a> Machine<'a> {
             }
             first = false;
         });
+    }
+}
+
+/// Reads neighbours, from the one of number `at` on, for the lanes from `lane` on; where a guard does not hold, its other
+/// values.
+fn copy<T: Copy>(from: &[T], to: &mut [T], guard: Option<(&[u8], &[T])>, mut lane: usize, at: i64) {
+    let Some((condition, otherwise)) = guard else {
+        let to = &mut to[lane..];
+        return to.copy_from_slice(&from[at as usize..][..to.len()]);
+    };
+    let (first, end) = (lane, to.len());
+    while lane < end {
+        let alike = |other: &u8| *other == condition[lane];
+        let count = condition[lane..end].iter().take_while(|other| alike(other)).count();
+        let to = &mut to[lane..][..count];
+        match condition[lane] {
+            0 => to.copy_from_slice(&otherwise[lane..][..count]),
+            _ => to.copy_from_slice(&from[(at + (lane - first) as i64) as usize..][..count]),
+        }
+        lane += count;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Evaluating loops on the CPU, in blocks of points side by side.
 
+mod attention;
 mod column;
 mod factor;
 mod fold;
@@ -8,33 +9,50 @@ mod machine;
 mod ops;
 mod product;
 mod program;
+mod quotients;
 mod runs;
 mod tiles;
 
+pub(crate) use quotients::in_parts;
+
+pub(super) use self::attention::packed_attention;
 use super::ir::Loop;
 use super::team::Team;
 use crate::error::Error;
 use crate::graph::{Tensor, ValueType};
 
-/// What a loop writes, as a value of this type, by a team.
+/// A value in somebody's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub of: &'a ValueType,
+    /// Its elements, dense and aligned.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> From<&'a Tensor> for View<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { of: tensor.value_type(), bytes: tensor.bytes() }
+    }
+}
+
+/// Writes what a loop writes, every element of it, by a team.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] if there is no room for what is computed in between.
 ///
 /// # Panics
-/// If operands are of other types than the loop's, or `of` has another type or number of elements than the loop writes.
-pub(super) fn run(of: &Loop, operands: &[&Tensor], to: ValueType, team: &dyn Team) -> Result<Tensor, Error> {
-    assert!(of.operands.iter().eq(operands.iter().map(|operand| operand.value_type())), "operands of a loop");
-    assert_eq!((of.elems(), of.dtype()), (to.elems(), to.dtype), "what a loop writes");
+/// If operands are of other types than the loop's, or `to` has not the bytes that the loop writes.
+pub(super) fn run(of: &Loop, operands: &[View<'_>], to: &mut [u8], team: &dyn Team) -> Result<(), Error> {
+    assert!(of.operands.iter().eq(operands.iter().map(|operand| operand.of)), "operands of a loop");
+    assert!(operands.iter().all(|operand| operand.bytes.len() == operand.of.bytes()), "bytes of operands");
+    assert_eq!(of.elems() * of.dtype().bytes(), to.len(), "what a loop writes");
     match product::Product::find(of) {
-        Some(product) if product.is_all() => Ok(product.compute(operands, team)?.cast(to)),
-        Some(product) => {
-            let sums = product.compute(operands, team)?;
-            run(&product.rest(), &[operands, &[&sums]].concat(), to, team)
-        }
+        Some(product) => product.run(operands, to, team),
         None => {
-            let mut result = Tensor::zeros(to)?;
             if of.elems() > 0 {
-                machine::run(&program::Program::new(of), operands, result.bytes_mut(), team);
+                machine::run(&program::Program::new(of), operands, to, team);
             }
-            Ok(result)
+            Ok(())
         }
     }
 }

@@ -6,6 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use super::column::Column;
 use crate::graph::{Binary, Unary};
 use crate::loops::scalar::{Convert, integers, typed};
+use crate::loops::{Isa, vectorized};
 use crate::tensor::Dtype;
 
 #[inline(always)]
@@ -32,32 +33,13 @@ pub(super) fn cast([from, to]: [Dtype; 2], x: &Column, y: &mut Column, n: usize)
     }
 }
 
-/// Defines `$name(arguments...)`, which runs `$body(arguments...)` compiled for AVX2 where the processor has it, else for the
-/// target's baseline. The results are the same.
-macro_rules! wide {
-    (fn $name:ident($($arg:ident: $ty:ty),*) = $body:ident) => {
-        fn $name($($arg: $ty),*) {
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") {
-                #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $ty),*) {
-                    $body($($arg),*)
-                }
-                // SAFETY: the processor was just seen to have it.
-                return unsafe { avx2($($arg),*) };
-            }
-            $body($($arg),*)
-        }
-    };
-}
-
 macro_rules! float_functions {
     ([$unary:ident, $unary_body:ident], [$binary:ident, $binary_body:ident], $T:ident, $erf:path) => {
-        wide! { fn $unary(op: Unary, x: &[$T], y: &mut Column) = $unary_body }
-        wide! { fn $binary(op: Binary, of: [&[$T]; 2], y: &mut Column) = $binary_body }
+        vectorized! { fn $unary(op: Unary, x: &[$T], y: &mut Column) = $unary_body }
+        vectorized! { fn $binary(op: Binary, of: [&[$T]; 2], y: &mut Column) = $binary_body }
 
         #[inline(always)]
-        fn $unary_body(op: Unary, x: &[$T], y: &mut Column) {
+        fn $unary_body<const FMA: bool>(op: Unary, x: &[$T], y: &mut Column) {
             let test = |of: fn($T) -> bool, y: &mut Column| map(x, y.elems_mut(), |x| u8::from(of(x)));
             match op {
                 Unary::IsNan => return test($T::is_nan, y),
@@ -93,7 +75,7 @@ macro_rules! float_functions {
         }
 
         #[inline(always)]
-        fn $binary_body(op: Binary, [a, b]: [&[$T]; 2], y: &mut Column) {
+        fn $binary_body<const FMA: bool>(op: Binary, [a, b]: [&[$T]; 2], y: &mut Column) {
             let test =
                 |of: fn(&$T, &$T) -> bool, y: &mut Column| zip([a, b], y.elems_mut(), |a, b| u8::from(of(&a, &b)));
             match op {
@@ -263,8 +245,8 @@ fn compare<T: Copy + PartialOrd>(op: Binary, of: [&[T]; 2], y: &mut [u8]) {
 /// A function of the first `n` elements, which are of this type.
 pub(super) fn unary(op: Unary, dtype: Dtype, x: &Column, y: &mut Column, n: usize) {
     match dtype {
-        Dtype::F32 => unary_f32(op, &x.elems()[..n], y),
-        Dtype::F64 => unary_f64(op, &x.elems()[..n], y),
+        Dtype::F32 => unary_f32(Isa::detect(), op, &x.elems()[..n], y),
+        Dtype::F64 => unary_f64(Isa::detect(), op, &x.elems()[..n], y),
         Dtype::Bool => map(&x.elems::<u8>()[..n], y.elems_mut(), |x| x ^ 1), // the only function of bools
         _ => integers!(dtype, T => unary_int::<T>(op, &x.elems()[..n], y.elems_mut())),
     }
@@ -276,8 +258,8 @@ pub(super) fn binary(op: Binary, dtype: Dtype, [a, b]: [&Column; 2], y: &mut Col
         [&a.elems()[..n], &b.elems()[..n]]
     }
     match (dtype, op) {
-        (Dtype::F32, _) => binary_f32(op, both([a, b], n), y),
-        (Dtype::F64, _) => binary_f64(op, both([a, b], n), y),
+        (Dtype::F32, _) => binary_f32(Isa::detect(), op, both([a, b], n), y),
+        (Dtype::F64, _) => binary_f64(Isa::detect(), op, both([a, b], n), y),
         (Dtype::Bool, Binary::Equal) => compare::<u8>(op, both([a, b], n), y.elems_mut()),
         (Dtype::Bool, _) => bitwise::<u8>(op, both([a, b], n), y.elems_mut()),
         (_, Binary::Equal | Binary::Less | Binary::LessEqual) => {

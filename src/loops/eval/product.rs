@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::View;
 use super::factor::{COLUMNS, Factor, ROWS};
 use super::machine::Machine;
 use super::program::Program;
@@ -15,6 +16,7 @@ use super::runs::{Places, Runs};
 use super::tiles::{channelwise, multiply};
 use crate::error::Error;
 use crate::graph::{Binary, Tensor, ValueType};
+use crate::loops::Isa;
 use crate::loops::build::LoopBuilder;
 use crate::loops::ir::{Loop, Monoid, TermId, TermKind};
 use crate::loops::rewrite::Copier;
@@ -70,9 +72,9 @@ impl<'l> Product<'l> {
         let [rows, columns] = [of_side(sides[0], sides[1]), of_side(sides[1], sides[0])];
         let by_channel = innermost_is_shared && columns.is_empty();
         let product = Self { of, sum: TermId(id), sides, batch, rows, columns, summed, by_channel };
-        let [_, m, n, _] = product.sizes();
+        let [batch, m, n, k] = product.sizes();
         let worth = if by_channel { m >= FEW && product.runs_of_channels() } else { m >= FEW && n >= FEW };
-        worth.then_some(product)
+        (worth && batch > 0 && k > 0).then_some(product)
     }
 
     /// Sizes of batch, rows, columns, sums.
@@ -92,22 +94,38 @@ impl<'l> Product<'l> {
         }
     }
 
-    /// Whether the loop writes the sums as they are.
-    pub fn is_all(&self) -> bool {
+    /// Whether there is a sum for each element that the loop writes, in their order.
+    fn in_order(&self) -> bool {
         let axes = (0..self.of.rank).filter(|&axis| self.of.axes[axis] != 1);
-        self.sum == self.of.result && axes.eq(self.axes())
+        axes.eq(self.axes())
     }
 
-    /// The sums.
-    pub fn compute(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
-        let dtype = self.of.term(self.sum).dtype;
-        match (dtype, self.by_channel) {
-            (Dtype::F64, false) => self.tiles::<f64>(operands, team),
-            (Dtype::I32, false) => self.tiles::<i32>(operands, team),
-            (_, false) => self.tiles::<f32>(operands, team),
-            (Dtype::F64, true) => self.channels::<f64>(operands, team),
-            (Dtype::I32, true) => self.channels::<i32>(operands, team),
-            (_, true) => self.channels::<f32>(operands, team),
+    /// Writes the elements of the loop.
+    pub fn run(&self, operands: &[View<'_>], to: &mut [u8], team: &dyn Team) -> Result<(), Error> {
+        let in_order = self.in_order();
+        if in_order && self.sum == self.of.result {
+            return self.sums(operands, None, to, team);
+        }
+        let rest = self.rest();
+        match in_order.then(|| Program::if_flat(&rest)).flatten() {
+            Some(rest) => self.sums(operands, Some(&rest), to, team),
+            None => {
+                let mut sums = self.zeros(&self.extents(&self.axes()))?;
+                self.sums(operands, None, sums.bytes_mut(), team)?;
+                super::run(&rest, &[operands, &[(&sums).into()]].concat(), to, team)
+            }
+        }
+    }
+
+    /// Writes the sums, or what a program makes of each.
+    fn sums(&self, of: &[View<'_>], rest: Option<&Program>, to: &mut [u8], team: &dyn Team) -> Result<(), Error> {
+        match (self.of.term(self.sum).dtype, self.by_channel) {
+            (Dtype::F64, false) => self.tiles::<f64>(of, rest, to, team),
+            (Dtype::I32, false) => self.tiles::<i32>(of, rest, to, team),
+            (_, false) => self.tiles::<f32>(of, rest, to, team),
+            (Dtype::F64, true) => self.channels::<f64>(of, rest, to, team),
+            (Dtype::I32, true) => self.channels::<i32>(of, rest, to, team),
+            (_, true) => self.channels::<f32>(of, rest, to, team),
         }
     }
 
@@ -116,27 +134,35 @@ impl<'l> Product<'l> {
         Tensor::zeros(ValueType::new(self.of.term(self.sum).dtype, dims))
     }
 
-    fn tiles<T: Factor>(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
-        let [batch, m, n, k] = self.sizes();
+    fn tiles<T: Factor>(
+        &self,
+        operands: &[View<'_>],
+        rest: Option<&Program>,
+        to: &mut [u8],
+        team: &dyn Team,
+    ) -> Result<(), Error> {
+        let ([batch, m, n, k], isa) = (self.sizes(), Isa::detect());
         let outer = self.batch.len() + self.rows.len();
         let left = self.side(self.sides[0], &[&self.batch[..], &self.rows, self.summed].concat());
         let right = self.side(self.sides[1], &[&self.batch[..], self.summed, &self.columns].concat());
         let rows = Rows { program: Program::flat(&left), runs: Runs::of(&left, outer, outer), operands, k };
         let right = Program::flat(&right);
         let mut right = Machine::new(&right, operands);
-        let mut result = self.zeros(&self.extents(&self.axes()))?;
         let mut factors = self.zeros(&[k, n])?;
-        let lines = Lines { count: m, pitch: n, together: ROWS, ops: n * k };
-        for item in 0..if k > 0 { batch } else { 0 } {
+        let pitch = to.len() / (batch * m);
+        let lines = Lines { count: m, pitch, together: ROWS, least: 4 * ROWS, ops: n * k };
+        for (item, to) in to.chunks_exact_mut(m * pitch).enumerate() {
             right.part(item * k * n..(item + 1) * k * n, factors.bytes_mut());
             let panels = packed::<T>(factors.elems(), n);
-            let sums = &mut result.elems_mut::<T>()[item * m * n..][..m * n];
-            lines.share(team, sums, &|_, part, sums| {
+            lines.share(team, to, &|_, part, to| {
                 let part = item * m + part.start..item * m + part.end;
-                rows.blocks(part, |places, at| multiply(places, &panels, &mut sums[at.start * n..at.end * n], n));
+                let mut sink = Sink::new(rest, operands, part.start * n);
+                rows.blocks(part, |places, at| {
+                    sink.write(at.start * n..at.end * n, to, |sums| multiply(isa, places, &panels, sums, n));
+                });
             });
         }
-        Ok(result)
+        Ok(())
     }
 
     /// The left side by channels, and how many of its axes are those of its rows.
@@ -150,22 +176,29 @@ impl<'l> Product<'l> {
         Runs::of(&left, outer, outer + self.summed.len()).is_some_and(|runs| runs.run == channels)
     }
 
-    fn channels<T: Factor>(&self, operands: &[&Tensor], team: &dyn Team) -> Result<Tensor, Error> {
-        let [channels, m, _, k] = self.sizes();
+    fn channels<T: Factor>(
+        &self,
+        operands: &[View<'_>],
+        rest: Option<&Program>,
+        to: &mut [u8],
+        team: &dyn Team,
+    ) -> Result<(), Error> {
+        let ([channels, m, _, k], isa) = (self.sizes(), Isa::detect());
         let (left, outer) = self.rows_of_channels();
         let right = self.side(self.sides[1], &[self.summed, &self.batch].concat());
         let runs = Runs::of(&left, outer, outer + self.summed.len());
         let rows = Rows { program: Program::flat(&left), runs, operands, k: k * channels };
         let mut factors = self.zeros(&[k, channels])?;
         Machine::new(&Program::flat(&right), operands).part(0..k * channels, factors.bytes_mut());
-        let mut result = self.zeros(&self.extents(&self.axes()))?;
-        let lines = Lines { count: m, pitch: channels, together: 1, ops: 2 * k * channels };
-        lines.share(team, result.elems_mut::<T>(), &|_, part, sums| {
+        let lines = Lines { count: m, pitch: to.len() / m, together: 1, least: 1, ops: 2 * k * channels };
+        lines.share(team, to, &|_, part, to| {
+            let mut sink = Sink::new(rest, operands, part.start * channels);
             rows.blocks(part, |places, at| {
-                channelwise(places, factors.elems(), &mut sums[at.start * channels..at.end * channels]);
+                let elems = at.start * channels..at.end * channels;
+                sink.write(elems, to, |sums| channelwise::<T>(isa, places, factors.elems(), sums));
             });
         });
-        Ok(result)
+        Ok(())
     }
 
     /// A loop that writes one side.
@@ -178,7 +211,7 @@ impl<'l> Product<'l> {
     }
 
     /// The loop that reads the sums, as one more operand.
-    pub fn rest(&self) -> Loop {
+    fn rest(&self) -> Loop {
         let sums = ValueType::new(self.of.term(self.sum).dtype, &self.extents(&self.axes()));
         let operands = [&self.of.operands[..], &[sums]].concat();
         let mut b = LoopBuilder::new(&operands, &self.of.axes[..self.of.rank]);
@@ -202,11 +235,35 @@ fn reduces(of: &Loop) -> Vec<bool> {
     all
 }
 
+/// Where the sums of a part go.
+struct Sink<'p> {
+    /// What is made of them, if they are not what is written, and the bytes of an element of that.
+    rest: Option<(Machine<'p>, usize)>,
+    /// The number of the part's first element.
+    first: usize,
+}
+
+impl<'p> Sink<'p> {
+    fn new(rest: Option<&'p Program<'p>>, operands: &'p [View<'p>], first: usize) -> Self {
+        Self { rest: rest.map(|rest| (Machine::new(rest, operands), rest.of.dtype().bytes())), first }
+    }
+
+    /// Writes some elements of the part, whose sums `of` computes.
+    fn write<T: Factor>(&mut self, elems: Range<usize>, to: &mut [u8], of: impl FnOnce(&mut [T])) {
+        let Some((rest, size)) = &mut self.rest else {
+            return of(&mut bytemuck::cast_slice_mut(to)[elems]);
+        };
+        let all = self.first + elems.start..self.first + elems.end;
+        of(rest.near(all.start, all.len()));
+        rest.part(all, &mut to[elems.start * *size..elems.end * *size]);
+    }
+}
+
 /// The rows of a left side, where they lie or as they are computed.
 struct Rows<'p> {
     program: Program<'p>,
     runs: Option<Runs>,
-    operands: &'p [&'p Tensor],
+    operands: &'p [View<'p>],
     /// Elements of a row.
     k: usize,
 }
@@ -241,7 +298,7 @@ impl Rows<'_> {
 }
 
 /// `[k, n]` as panels of some columns: `[ceil(n / COLUMNS), k, COLUMNS]`, with zeros behind the last one.
-fn packed<T: Factor>(of: &[T], n: usize) -> Vec<[T; COLUMNS]> {
+pub(super) fn packed<T: Factor>(of: &[T], n: usize) -> Vec<[T; COLUMNS]> {
     let k = of.len() / n;
     let mut panels = vec![[T::default(); COLUMNS]; n.div_ceil(COLUMNS) * k];
     for (row, of) in of.chunks_exact(n).enumerate() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::column::LANES;
-use super::lanes::Lanes;
+use super::lanes::{Lanes, RunsOfLanes};
 use crate::loops::affine::{Affine, affine, linear, needed, sums_read};
 use crate::loops::ir::{Guard, Loop, Monoid, Term, TermId, TermKind};
 use crate::loops::team::Lines;
@@ -41,10 +41,27 @@ pub(super) struct Band {
     pub extents: Vec<usize>,
     /// Whether many points are computed side by side.
     pub lanes: bool,
-    /// What is computed at each point or block, in this order.
+    /// The number of first axes that `repeated` terms do not depend on; 0 if there are no such terms.
+    pub outer: usize,
+    /// What is the same in each block of lanes: what depends on the inner axes alone.
+    pub repeated: Vec<usize>,
+    /// What else is computed at each point or block, in this order.
     pub terms: Vec<usize>,
     /// Tables that are written for each block: their numbers, and strides of the axes.
     pub tables: Vec<(usize, Vec<i64>)>,
+}
+
+impl Band {
+    /// How many lanes are a block: as often the points of the inner axes as there is room for.
+    pub fn block(&self) -> usize {
+        let inner: usize = self.extents[self.outer..].iter().product();
+        if self.outer == 0 { LANES } else { LANES / inner * inner }
+    }
+
+    /// Whether a sum of these strides is the same in each block.
+    pub fn repeats(&self, strides: &[i64]) -> bool {
+        self.outer > 0 && strides[..self.outer].iter().all(|&by| by == 0)
+    }
 }
 
 /// How a term is computed.
@@ -81,8 +98,6 @@ pub(super) struct Place {
     pub base: i64,
     pub scalars: Vec<(usize, i64)>,
     pub lanes: Lanes,
-    /// So many lanes are neighbours, again and again.
-    pub run: usize,
 }
 
 impl<'l> Program<'l> {
@@ -93,6 +108,13 @@ impl<'l> Program<'l> {
     /// The same of a loop that has no reductions, with all points of its axes side by side.
     pub fn flat(of: &'l Loop) -> Self {
         Planner::new(of).program(true)
+    }
+
+    /// The same of any loop, unless it has reductions, or functions that are better computed once for many points.
+    pub fn if_flat(of: &'l Loop) -> Option<Self> {
+        let planner = Planner::new(of);
+        let is_flat = planner.reductions().next().is_none() && planner.outer().is_empty();
+        is_flat.then(|| planner.program(true))
     }
 
     /// The first band of the result that has several points, and how they can be shared out: by bytes of what they write. None
@@ -107,22 +129,10 @@ impl<'l> Program<'l> {
         let pitch = of.elems() / count.max(1);
         let summed: usize = of.axes[of.rank..].iter().product();
         let ops = pitch.saturating_mul(self.steps.iter().flatten().count()).saturating_mul(summed.max(1));
-        let together = if band.lanes { LANES } else { 1 };
+        let together = if band.lanes { band.block() } else { 1 };
         let first = long.take(band.axes.len()).eq(band.axes.iter().copied());
-        first.then(|| (number, Lines { count, pitch: pitch * of.dtype().bytes(), together, ops }))
+        first.then(|| (number, Lines { count, pitch: pitch * of.dtype().bytes(), together, least: 1, ops }))
     }
-}
-
-/// How many points of a band, from every so many on, are neighbours.
-fn neighbours(affine: &Affine, band: &Band) -> usize {
-    let mut run = 1;
-    for (&axis, &extent) in band.axes.iter().zip(&band.extents).rev() {
-        if affine.stride(axis) != run as i64 {
-            break;
-        }
-        run *= extent;
-    }
-    run
 }
 
 struct Planner<'l> {
@@ -153,6 +163,7 @@ impl<'l> Planner<'l> {
             let bands = self.reduction_bands(self.reduced(id), self.lane_band(&self.deps[id]).is_some());
             self.add_scope(bands);
         }
+        let repeated = self.repeated();
         let mut steps = Vec::with_capacity(self.of.terms.len());
         for (id, &scope) in scope_of.iter().enumerate() {
             if !self.needed[id] {
@@ -160,8 +171,9 @@ impl<'l> Planner<'l> {
                 continue;
             }
             steps.push(Some(self.step(id, scope)));
-            let (scope, band) = self.deps[id].iter().filter_map(|&axis| self.home[axis]).max().unwrap_or((0, 0));
-            self.scopes[scope][band].terms.push(id);
+            let (scope, band) = self.band_of(id);
+            let band = &mut self.scopes[scope][band];
+            if repeated[id] { &mut band.repeated } else { &mut band.terms }.push(id);
         }
         let varies: Vec<bool> = self.deps.iter().map(|deps| self.lane_band(deps).is_some()).collect();
         let splat = self.splat(&varies, &scope_of);
@@ -173,11 +185,42 @@ impl<'l> Planner<'l> {
         Band { axes, extents, lanes, ..Band::default() }
     }
 
-    fn add_scope(&mut self, bands: Vec<Band>) {
+    fn add_scope(&mut self, mut bands: Vec<Band>) {
+        for band in bands.iter_mut().filter(|band| band.lanes) {
+            band.outer = self.outer_axes(band);
+        }
         for (number, band) in bands.iter().enumerate() {
             band.axes.iter().for_each(|&axis| self.home[axis] = Some((self.scopes.len(), number)));
         }
         self.scopes.push(bands);
+    }
+
+    /// The first axes of a band of lanes that some loads do not depend on, where a block has room for all points of its
+    /// other axes.
+    fn outer_axes(&self, band: &Band) -> usize {
+        let first = |sum: &Affine| band.axes.iter().position(|&axis| sum.stride(axis) != 0);
+        let fits = |&outer: &usize| (1..=LANES).contains(&band.extents[outer..].iter().product());
+        self.loads().filter_map(first).filter(fits).min().unwrap_or(0)
+    }
+
+    /// The band in which a term is computed.
+    fn band_of(&self, id: usize) -> (usize, usize) {
+        self.deps[id].iter().filter_map(|&axis| self.home[axis]).max().unwrap_or((0, 0))
+    }
+
+    /// Whether each term is the same in each block of its band of lanes.
+    fn repeated(&self) -> Vec<bool> {
+        let mut all: Vec<bool> = Vec::with_capacity(self.of.terms.len());
+        for (id, term) in self.of.terms.iter().enumerate() {
+            let at = self.band_of(id);
+            let band = &self.scopes[at.0][at.1];
+            let known = |read: &TermId| self.band_of(read.0) != at || all[read.0];
+            let moves = |axis| self.deps[id].contains(axis);
+            let is_sum = matches!(term.kind, TermKind::Reduce { .. });
+            let inner = band.outer > 0 && !band.axes[..band.outer].iter().any(moves);
+            all.push(inner && !is_sum && term.reads().iter().all(known));
+        }
+        all
     }
 
     /// The band whose lanes these axes are of.
@@ -235,9 +278,13 @@ impl<'l> Planner<'l> {
         &axes[first..]
     }
 
-    /// Whether each index has one stride over all points of these axes.
+    /// Whether each index has one stride over all points of these axes, or is the same again after as many as a block has.
     fn runs_on(&self, axes: &[usize]) -> bool {
-        sums_read(self.of, &self.affine, &self.needed).all(|sum| sum.runs_on(axes, &self.of.axes))
+        let repeats = |sum: &Affine| {
+            let inner = axes.iter().skip_while(|axis| sum.stride(**axis) == 0);
+            inner.map(|&axis| self.of.axes[axis]).product::<usize>() <= LANES
+        };
+        sums_read(self.of, &self.affine, &self.needed).all(|sum| sum.runs_on(axes, &self.of.axes) || repeats(sum))
     }
 
     fn reductions(&self) -> impl Iterator<Item = usize> {
@@ -293,35 +340,38 @@ impl<'l> Planner<'l> {
             TermKind::Const(bits) => Step::Const(bits),
             TermKind::Load { operand, index, guard } => {
                 let at = match self.affine[index.0].clone() {
-                    Some(affine) => Address::Affine(self.place(&affine)),
+                    Some(affine) => Address::Affine(self.place(&affine, true)),
                     None => Address::Term(index.0),
                 };
                 Step::Load { operand, at, guard }
             }
             TermKind::Reduce { op, body, .. } => Step::Reduce { op, body, scope },
             _ => match self.affine[id].clone() {
-                Some(affine) => Step::Affine(self.place(&affine)),
+                Some(affine) => Step::Affine(self.place(&affine, false)),
                 None => Step::Function,
             },
         }
     }
 
-    fn place(&mut self, affine: &Affine) -> Place {
+    /// A sum of multiples of axes, of an address if it is said.
+    fn place(&mut self, affine: &Affine, of_address: bool) -> Place {
         let axes: BTreeSet<usize> = affine.strides.keys().copied().collect();
         let band = self.lane_band(&axes);
         let is_lane = |axis: usize| band.is_some() && self.home[axis] == band;
         let scalars =
             affine.strides.iter().filter(|(axis, _)| !is_lane(**axis)).map(|(&axis, &by)| (axis, by)).collect();
-        let lanes = band.map_or(Lanes::Same, |band| self.lanes(affine, band));
-        let run = band.map_or(1, |(scope, band)| neighbours(affine, &self.scopes[scope][band]));
-        Place { base: affine.base, scalars, lanes, run }
+        let lanes = band.map_or(Lanes::Same, |band| self.lanes(affine, band, of_address));
+        Place { base: affine.base, scalars, lanes }
     }
 
-    fn lanes(&mut self, affine: &Affine, (scope, band): (usize, usize)) -> Lanes {
+    fn lanes(&mut self, affine: &Affine, (scope, band): (usize, usize), of_address: bool) -> Lanes {
         let band = &mut self.scopes[scope][band];
         let strides: Vec<i64> = band.axes.iter().map(|&axis| affine.stride(axis)).collect();
         if let Some(stride) = linear(&band.extents, &strides) {
             return Lanes::Linear(stride);
+        }
+        if let Some(runs) = RunsOfLanes::of(&band.extents, &strides).filter(|_| of_address) {
+            return Lanes::Runs(runs);
         }
         if let Some((table, _)) = band.tables.iter().find(|(_, known)| *known == strides) {
             return Lanes::Table(*table);

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::View;
 use super::lanes::{point, step};
-use crate::graph::{Binary, Element, Tensor};
+use crate::graph::{Binary, Element};
 use crate::loops::affine::{Affine, affine};
 use crate::loops::ir::{Guard, Loop, Term, TermId, TermKind};
 use crate::tensor::Dtype;
@@ -50,7 +51,7 @@ pub(super) struct Places<'a, T> {
 }
 
 /// The place of a run that is elsewhere.
-const OUTSIDE: usize = usize::MAX;
+pub(super) const OUTSIDE: usize = usize::MAX;
 
 impl<T> Places<'_, T> {
     /// The run of a row at a tap.
@@ -100,8 +101,8 @@ impl Runs {
     }
 
     /// The operand that is read, of these.
-    pub fn operand<'t, T: Element>(&self, operands: &[&'t Tensor]) -> &'t [T] {
-        bytemuck::cast_slice(operands[self.operand].bytes())
+    pub fn operand<'t, T: Element>(&self, operands: &[View<'t>]) -> &'t [T] {
+        bytemuck::cast_slice(operands[self.operand].bytes)
     }
 
     /// A run outside.

@@ -2,30 +2,11 @@
 
 use super::factor::{COLUMNS, Factor, ROWS};
 use super::runs::Places;
+use crate::loops::vectorized;
 
-/// Defines `$name(arguments...)`, which runs `$body::<T, FMA>(arguments...)` compiled for AVX2 where the processor has it and
-/// FMA, else for the target's baseline.
-macro_rules! wide {
-    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
-        $(#[$meta])*
-        pub(super) fn $name<T: Factor>($($arg: $ty),*) {
-            #[cfg(target_arch = "x86_64")]
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                #[target_feature(enable = "avx2,fma")]
-                fn avx2<T: Factor>($($arg: $ty),*) {
-                    $body::<T, true>($($arg),*)
-                }
-                // SAFETY: the processor was just seen to have both.
-                return unsafe { avx2($($arg),*) };
-            }
-            $body::<T, { cfg!(any(target_feature = "fma", target_arch = "aarch64")) }>($($arg),*)
-        }
-    };
-}
-
-wide! {
+vectorized! {
     /// Writes the product of rows and of `panels`, of all sums of [`COLUMNS`] columns each, to y `[rows, n]`.
-    fn multiply(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) = multiply_body
+    pub(super) fn multiply<T: Factor>(rows: &Places<'_, T>, panels: &[[T; COLUMNS]], y: &mut [T], n: usize) = multiply_body
 }
 
 #[inline(always)]
@@ -80,10 +61,10 @@ impl<T: Copy> Columns<'_, T> {
     }
 }
 
-wide! {
+vectorized! {
     /// Writes to y `[rows, channels]` for each channel the sum over taps of what rows have there times `factors`
     /// `[taps, channels]`.
-    fn channelwise(rows: &Places<'_, T>, factors: &[T], y: &mut [T]) = channelwise_body
+    pub(super) fn channelwise<T: Factor>(rows: &Places<'_, T>, factors: &[T], y: &mut [T]) = channelwise_body
 }
 
 /// Rows that share the loads of factors.
@@ -138,5 +119,70 @@ fn some_channels<T: Factor, const M: usize, const W: usize, const FMA: bool>(
     }
     for (y, sums) in y.chunks_exact_mut(channels).zip(sums) {
         y[c..][..W].copy_from_slice(&sums);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::runs::OUTSIDE;
+    use super::*;
+    use crate::loops::Isa;
+
+    /// Taps of a row, and elements of a run.
+    const TAPS: usize = 3;
+
+    /// Whole numbers from -8 to 8, whose sums floats add exactly.
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 11) % 17) as f32 - 8.0).collect()
+    }
+
+    /// Where the runs of so many rows begin, one of them elsewhere.
+    fn places(rows: usize) -> Vec<usize> {
+        (0..rows * TAPS).map(|i| if i == 1 { OUTSIDE } else { (i * 5) % 7 }).collect()
+    }
+
+    /// Each count of rows beside each count of columns: the tiles of fewer rows, and the panel of fewer columns.
+    #[test]
+    fn products_of_every_count_of_rows_and_columns() {
+        const RUN: usize = 4;
+        let (from, outside) = (numbers(RUN + 7, 1), numbers(RUN, 2));
+        for (m, n) in (1..=2 * ROWS + 1).flat_map(|m| (1..=2 * COLUMNS + 1).map(move |n| (m, n))) {
+            let at = places(m);
+            let rows = Places { from: &from, outside: &outside, at: &at, taps: TAPS };
+            let factors = numbers(TAPS * RUN * n, 3);
+            let factor = |i: usize, c: usize| if c < n { factors[i * n + c] } else { f32::NAN };
+            let panel = |c: usize| (0..TAPS * RUN).map(move |i| std::array::from_fn(|lane| factor(i, c + lane)));
+            let panels: Vec<[f32; COLUMNS]> = (0..n).step_by(COLUMNS).flat_map(panel).collect();
+            let sum = |row: usize, c: usize| -> f32 {
+                (0..TAPS * RUN).map(|i| rows.run(row, i / RUN)[i % RUN] * factor(i, c)).sum()
+            };
+            let wanted: Vec<f32> = (0..m * n).map(|i| sum(i / n, i % n)).collect();
+            for isa in [Isa::BASELINE, Isa::detect()] {
+                let mut y = vec![f32::NAN; m * n + 1];
+                multiply(isa, &rows, &panels, &mut y[..m * n], n);
+                assert_eq!(y[..m * n], wanted, "{m} rows, {n} columns");
+                assert!(y[m * n].is_nan(), "{m} rows, {n} columns");
+            }
+        }
+    }
+
+    /// Each count of rows beside each count of channels: rows by themselves, and channels by eights and one by one.
+    #[test]
+    fn sums_by_channel_of_every_count_of_rows_and_channels() {
+        for (m, channels) in (1..=2 * TOGETHER + 1).flat_map(|m| (1..=2 * COLUMNS + 9).map(move |n| (m, n))) {
+            let (from, outside) = (numbers(channels + 7, 4), numbers(channels, 5));
+            let (at, factors) = (places(m), numbers(TAPS * channels, 6));
+            let rows = Places { from: &from, outside: &outside, at: &at, taps: TAPS };
+            let sum = |row: usize, c: usize| -> f32 {
+                (0..TAPS).map(|tap| rows.run(row, tap)[c] * factors[tap * channels + c]).sum()
+            };
+            let wanted: Vec<f32> = (0..m * channels).map(|i| sum(i / channels, i % channels)).collect();
+            for isa in [Isa::BASELINE, Isa::detect()] {
+                let mut y = vec![f32::NAN; m * channels + 1];
+                channelwise(isa, &rows, &factors, &mut y[..m * channels]);
+                assert_eq!(y[..m * channels], wanted, "{m} rows, {channels} channels");
+                assert!(y[m * channels].is_nan(), "{m} rows, {channels} channels");
+            }
+        }
     }
 }

@@ -12,17 +12,19 @@ use super::ir::{Loop, TermId};
 use crate::graph::{Number, Op, ValueType};
 use crate::tensor::Dtype;
 
-/// How an operation is computed.
+/// The way in which an operation is computed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lowered {
-    /// By one loop for each output. Their operands are those of the operation that are there, in its order.
+    /// One loop for each output. The operands of each loop are the present operands of the operation, in its order.
     Loops(Vec<Loop>),
-    /// By a function over values, for it is no loop: its elements are sorted, or written in an order that matters.
-    /// [`expand`](crate::graph::expand) makes loops of it.
+    /// A function over values, because the operation is no loop: its elements are sorted, or written in an order that
+    /// matters, or their number depends on values. [`expand`](crate::graph::expand) replaces the operation by loops.
     ByHand,
 }
 
-/// How an operation that reads values of these types and writes values of those is computed.
+/// The way in which an operation is computed that reads values of the types `inputs` and writes values of the types
+/// `outputs`. The factors of a convolution or contraction may have fewer bits than the result: they are multiplied in its
+/// type.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Op, TopK, ValueType}, loops::{Lowered, lower}};
@@ -34,11 +36,13 @@ pub enum Lowered {
 /// ```
 ///
 /// # Panics
-/// If it does not take these operands, or writes values of other types: [`Op::infer`] tells.
+/// If the operation does not take these operands, or writes values of other types; [`Op::infer`] checks both.
 pub fn lower(op: &Op, inputs: &[Option<&ValueType>], outputs: &[ValueType]) -> Lowered {
     let of = Operation { inputs, to: &outputs[0] };
     Lowered::Loops(vec![match op {
-        Op::Cumulate(_) | Op::ScatterElements(..) | Op::ScatterNd(_) | Op::TopK(_) => return Lowered::ByHand,
+        Op::Cumulate(_) | Op::PackedAttention(_) | Op::ScatterElements(..) | Op::ScatterNd(_) | Op::TopK(_) => {
+            return Lowered::ByHand;
+        }
         Op::Pool(pool) => return Lowered::Loops(of.pool(pool, outputs.len() == 2)),
         Op::Map(expr) => of.map(expr),
         Op::Reduce(reduce) => of.reduce(reduce),

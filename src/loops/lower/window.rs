@@ -206,7 +206,8 @@ impl Operation<'_> {
 
     /// The first operand where that is inside, else 0.
     fn tap(&self, b: &mut LoopBuilder, at: &[TermId], inside: Option<TermId>) -> TermId {
-        let padding = b.number(self.to.dtype, zero(self.to.dtype));
+        let dtype = self.operand(0).dtype;
+        let padding = b.number(dtype, zero(dtype));
         b.load_if(0, at, inside, padding)
     }
 

@@ -61,7 +61,7 @@ pub(super) fn convert(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
             let x = convert(text, [from, exact], x);
             convert(text, [exact, to], x)
         }
-        _ => whole(text, [from, to], x),
+        _ => integer(text, [from, to], x),
     }
 }
 
@@ -105,7 +105,7 @@ fn truncated(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
 }
 
 /// An integer as one of another type.
-fn whole(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
+fn integer(text: &mut Text, [from, to]: [Dtype; 2], x: Reg) -> Reg {
     match [Class::of(from), Class::of(to)] {
         [Class::Word, Class::Long] if from.is_signed() => text.op(Class::Long, "cvt.s64.s32", &[&x]),
         [Class::Word, Class::Long] => text.op(Class::Long, "cvt.u64.u32", &[&x]),

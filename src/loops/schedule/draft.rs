@@ -1,4 +1,4 @@
-//! A step that may still take in others.
+//! A draft of a step, into which other operations may still be fused.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A graph as few kernels: which values exist, and which are computed where they are read.
+//! A graph as few loops: which values are stored in memory, and which are computed by the loops that read them.
 
 mod draft;
 mod planner;
@@ -6,22 +6,22 @@ mod planner;
 use super::ir::Loop;
 use crate::graph::{Graph, NodeId, ValueId};
 
-/// How a graph is computed: one step after the other.
+/// The steps that compute a graph, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    /// The steps. What a step reads is an input, a constant, or written by a step before it.
+    /// The steps. Each value that a step reads is an input, a constant, or written by an earlier step.
     pub steps: Vec<Step>,
     /// The value whose bytes each value of the graph has.
     views: Vec<ValueId>,
 }
 
-/// What is computed at once.
+/// A step: one loop, or one node that is no loop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// How.
+    /// What computes the step.
     pub kernel: Kernel,
-    /// The values that it reads, none of which is a [view](Schedule::view_of): those of a loop in the order of its operands,
-    /// each once; those of a node in the order of its inputs.
+    /// The values that it reads, none of which is a [view](Schedule::view_of): for a loop in the order of its operands,
+    /// each once; for a node in the order of its inputs.
     pub reads: Vec<ValueId>,
     /// The values that it writes.
     pub writes: Vec<ValueId>,
@@ -29,12 +29,13 @@ pub struct Step {
     pub nodes: Vec<NodeId>,
 }
 
-/// How a step computes.
+/// What computes a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kernel {
-    /// By this loop.
+    /// This loop.
     Loop(Loop),
-    /// This node by itself: its operation is [no loop](super::Lowered::ByHand), or it was to be apart.
+    /// A function for this node alone, because its operation is [no loop](super::Lowered::ByHand), or because it was
+    /// excluded from loops.
     Apart(NodeId),
 }
 
@@ -55,8 +56,8 @@ impl Machine {
 }
 
 impl Schedule {
-    /// The value whose bytes a value is: itself, if a step writes it or nothing does; else the one that it is a view of,
-    /// which has as many elements of the same type in the same order.
+    /// The value that has a value's bytes. If the value is a view, this is the value that it is a view of, which has
+    /// the same number of elements of the same type in the same order; otherwise it is the value itself.
     ///
     /// # Panics
     /// If the value is of another graph.
@@ -67,10 +68,10 @@ impl Schedule {
 
 /// The steps that compute a graph on a CPU.
 ///
-/// An operation is computed where its value is read, if that takes fewer operations and bytes than a value between two
-/// steps: expressions are computed by what reads them or follows them, layout changes by their readers, reductions of a row
-/// together with what is done to the row. Reductions are computed once, on a CPU dear functions too, and nothing but layout
-/// changes is computed within a reduction that reads it more than once. A reshape is a view.
+/// Operations are fused into the step that reads their value if that takes fewer operations and bytes than storing the
+/// value: expressions into the steps before or behind them, layout changes into their readers, and reductions of a row
+/// into the steps that process the row. A reduction is computed only once, and on a CPU a transcendental function too.
+/// If a reduction reads a value more than once, only layout changes are fused into it. A reshape is a view.
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{Contract, Expr, GraphBuilder, Op, Unary}, loops::schedule};

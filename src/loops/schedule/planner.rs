@@ -1,4 +1,4 @@
-//! Which values exist: decided from the outputs on, so that all steps that read a value are known.
+//! The choice of the values that are stored, from the outputs backwards, so that all steps that read a value are known.
 
 use std::collections::BTreeSet;
 

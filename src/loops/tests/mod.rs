@@ -6,6 +6,7 @@ mod graphs;
 mod layers;
 mod moves;
 mod numbers;
+mod packed;
 mod schedule;
 mod shared;
 mod windows;

@@ -2,8 +2,9 @@
 
 use super::signed;
 use crate::graph::{Contract, Conv, Expr, Number, Op, Pad, PadMode, Pool, PoolOp, Tensor, Unary, Window};
+use crate::loops::evaluate::run_by;
 use crate::loops::team::{Alone, Backwards};
-use crate::loops::{Lowered, lower, run_by};
+use crate::loops::{Lowered, lower};
 
 fn square(size: usize, stride: usize, pad: usize) -> Window {
     Window { size: vec![size; 2], stride: vec![stride; 2], dilation: vec![1; 2], pad: vec![[pad; 2]; 2] }

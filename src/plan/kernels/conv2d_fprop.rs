@@ -67,7 +67,7 @@ impl ConvTile {
         Self { m: 32, n: 64 },
     ];
 
-    /// Those of the linear layer's kernels, images x outputs, largest first.
+    /// The tiles of the linear layer's kernels, images x outputs, largest first.
     pub const LINEAR: [Self; 5] = [
         Self { m: 64, n: 32 },
         Self { m: 32, n: 32 },

@@ -46,8 +46,10 @@ impl LinearShape {
     /// Of a step; none if it is no linear layer of values in f16.
     pub(super) fn of(work: &Work<'_>) -> Option<Self> {
         let is_linear = matches!(work.op, StepOp::Linear(_)) && work.is_in(Dtype::F16, Dtype::F32);
-        let [channels, outputs] = [work.inputs[0], work.outputs[0]].map(|operand| operand.stored_channels);
-        is_linear.then_some(Self { batch: work.batch, channels, outputs })
+        is_linear.then(|| {
+            let [channels, outputs] = [work.inputs[0], work.outputs[0]].map(|operand| operand.stored_channels);
+            Self { batch: work.batch, channels, outputs }
+        })
     }
 }
 

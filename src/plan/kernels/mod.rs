@@ -208,7 +208,7 @@ pub(super) fn not_a_choice(name: &str, kernel: Kernel) -> Error {
     }
 }
 
-/// How a step computes it.
+/// The kernel of a step, with its tile.
 ///
 /// ```
 /// use trefoil::plan::{Kernel, Limits, Sm90Tile};
@@ -232,21 +232,23 @@ pub enum Kernel {
         /// Blocks of a cluster, one of [`Sm90Tile::clusters`].
         cluster: usize,
     },
-    /// The sm90 convolution by 3x3 windows of up to 64 channels, whose pixels are copied once for all taps.
+    /// The sm90 convolution with 3x3 windows and up to 64 channels, which copies pixels to shared memory once for all
+    /// taps.
     Sm90Halo,
     /// The sm90 convolution of bytes.
     Sm90S8(S8Kernel),
-    /// None: the convolution that adds the result computes it too. A choice for such a node, of no step.
+    /// No kernel of its own. As a choice for a node: the convolution of a shortcut becomes part of the step of the
+    /// convolution that adds its result.
     Joined,
     /// The sm90 kernel of two 1x1 convolutions, one behind the other, with a tile.
     Sm90Chain(ChainTile),
     /// The sm90 kernel of a network's first layers with a tile.
     Sm90Stem(StemTile),
-    /// The same from bytes to bytes.
+    /// The sm90 kernel of a network's first layers, from bytes to bytes, with a tile.
     Sm90StemS8(StemTile),
     /// The sm90 depthwise convolution with a tile.
     Sm90Depthwise(DepthwiseTile),
-    /// The same, computing the 1x1 convolution too whose result it reads.
+    /// The sm90 kernel of a 1x1 convolution and the depthwise convolution that reads its result, with a tile.
     Sm90Expand(DepthwiseTile),
     /// The sm90 linear layer with a tile.
     Sm90Linear(LinearTile),
@@ -268,7 +270,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Every kernel that any dense convolution may be given on `limits`.
+    /// Every kernel that can compute some dense convolution on `limits`.
     pub fn of_convolutions(limits: &Limits) -> Vec<Self> {
         let sm80 = ConvTile::ALL.into_iter().map(Self::Sm80Gemm);
         let sm90 = Sm90Tile::kernels().filter(|_| limits.has_sm90_kernels());

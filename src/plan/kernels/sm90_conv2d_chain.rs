@@ -230,7 +230,7 @@ const KEPT_BYTES: usize = 30_000_000;
 const ON_TOP: f64 = 0.25;
 
 /// Clocks of what a kernel computes and moves at the same time.
-fn beside(clocks: f64, memory_clocks: f64) -> f64 {
+fn overlapped(clocks: f64, memory_clocks: f64) -> f64 {
     clocks.max(memory_clocks) + ON_TOP * clocks.min(memory_clocks)
 }
 
@@ -285,7 +285,7 @@ impl<'a> Chain<'a> {
             [None, None] if self.read_back() > KEPT_BYTES => {
                 let fastest = kernels(&shape, limits).into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
                 fastest.map(|(kernel, clocks)| {
-                    let together = beside(clocks, memory_clocks(shape.values(), limits));
+                    let together = overlapped(clocks, memory_clocks(shape.values(), limits));
                     (kernel, self.apart_clocks(&shape) - together)
                 })
             }
@@ -301,8 +301,8 @@ impl<'a> Chain<'a> {
         let values = |id: NodeId| shape.sources[0].batch * self.context.shapes[id.0].elems();
         let [y, next] = [self.first.place, self.next.place].map(values);
         let clocks = |of: &Match| self.context.clocks(of).unwrap_or(f64::INFINITY);
-        beside(clocks(&self.first), memory_clocks(shape.values() - next, limits))
-            + beside(clocks(&self.next), memory_clocks(y + next, limits))
+        overlapped(clocks(&self.first), memory_clocks(shape.values() - next, limits))
+            + overlapped(clocks(&self.next), memory_clocks(y + next, limits))
     }
 
     /// Bytes of what is between the two.

@@ -44,7 +44,8 @@ pub(super) fn variants(work: &Work<'_>, limits: &Limits, kernel: fn(DepthwiseTil
     tiles(&shape, limits).map(|(tile, clocks)| Variant::modelled((kernel(tile), clocks))).collect()
 }
 
-/// The tile of the Hopper depthwise convolution: what one thread block computes at a time, of 32 channels.
+/// The tile of the Hopper depthwise convolution: the part of 32 channels of the output that one thread block computes
+/// at a time.
 ///
 /// ```
 /// use trefoil::plan::DepthwiseTile;
@@ -62,7 +63,8 @@ pub struct DepthwiseTile {
 }
 
 impl DepthwiseTile {
-    /// The units that the kernel is compiled for: one for full devices, one for many short threads.
+    /// The units that the kernel is compiled for: the first for outputs that fill the device, the second for small
+    /// outputs, which it divides among more threads.
     pub const UNITS: [[usize; 2]; 2] = [[2, 7], [1, 4]];
 
     /// The tile's units along each axis, if it consists of whole ones.

@@ -116,9 +116,9 @@ impl Sm90Tile {
         Self { channels: 64, pixels: 32 },
     ];
 
-    /// The sizes that a cluster of blocks may have. Of a tile of one warpgroup the blocks share each tile, a part of the
-    /// sum for each; of one of 128 channels two blocks have neighbouring channels, and each copies half of the pixels
-    /// for both.
+    /// The numbers of thread blocks that a cluster may have. With a tile of one warpgroup, the blocks of a cluster
+    /// share each tile, and each computes a part of the sum. With a tile of 128 channels, two blocks have neighbouring
+    /// channels, and each copies half of the pixels for both.
     pub fn clusters(self) -> &'static [usize] {
         match self.pipeline() {
             Some(pipeline) if pipeline.splits() => &[1, 2, 4, 8],

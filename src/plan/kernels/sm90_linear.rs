@@ -38,8 +38,8 @@ impl KernelDef for Sm90Linear {
     }
 }
 
-/// The tile of the Hopper linear layer: what a cluster of thread blocks that share the channels computes, 80 outputs of
-/// some images.
+/// The tile of the Hopper linear layer: 80 outputs of some images, computed by a cluster of thread blocks that divide
+/// the input channels among them.
 ///
 /// ```
 /// use trefoil::plan::{Kernel, LinearTile};

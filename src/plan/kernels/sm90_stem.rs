@@ -78,7 +78,7 @@ pub struct Stem {
     pub pool: Option<Pool>,
 }
 
-/// The tile of the stem kernel: what one thread block computes.
+/// The tile of the stem kernel: the part of the output that one thread block computes at a time.
 ///
 /// ```
 /// use trefoil::plan::{Kernel, StemTile};
@@ -287,7 +287,7 @@ fn clocks(layers: StemLayers, batch: usize, output: Shape, tile: StemTile, limit
 /// The same with rows of the convolution that take so long: blocks come in rounds of as many as a multiprocessor holds.
 pub(super) fn clocks_of(
     layers: StemLayers,
-    RowClocks { whole, column }: RowClocks,
+    RowClocks { fixed, column }: RowClocks,
     batch: usize,
     output: Shape,
     tile: StemTile,
@@ -296,7 +296,7 @@ pub(super) fn clocks_of(
     let blocks = batch * output.height.div_ceil(tile.rows) * layers.column_tiles(tile.columns, output.width);
     let of_busiest = blocks.div_ceil(limits.units.max(1));
     let conv_rows = if layers.pools { 2 * tile.rows + 1 } else { tile.rows } as f64;
-    let alone = conv_rows * (whole + column * tile.columns as f64);
+    let alone = conv_rows * (fixed + column * tile.columns as f64);
     let round = |blocks: usize| OF_ROUND + alone * (1.0 + (blocks - 1) as f64 * BESIDE_ANOTHER);
     let resident = layers.resident(tile.columns);
     let (full, last) = (of_busiest / resident, of_busiest % resident);
@@ -316,15 +316,15 @@ const BESIDE_ANOTHER: f64 = 0.75;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowClocks {
     /// However wide it is.
-    pub(super) whole: f64,
+    pub(super) fixed: f64,
     /// More for each column.
     pub(super) column: f64,
 }
 
 /// Every other row and column goes out.
-const POOLED: RowClocks = RowClocks { whole: 540.0, column: 5.8 };
+const POOLED: RowClocks = RowClocks { fixed: 540.0, column: 5.8 };
 /// All do.
-const APART: RowClocks = RowClocks { whole: 390.0, column: 4.2 };
+const APART: RowClocks = RowClocks { fixed: 390.0, column: 4.2 };
 
 #[cfg(test)]
 mod tests {

@@ -58,7 +58,7 @@ fn clocks(stem: &S8Stem, tile: StemTile, limits: &Limits) -> f64 {
 const LAYERS: StemLayers = StemLayers { taps: 7, pools: true };
 
 /// Of the one width that there is.
-const ROW: RowClocks = RowClocks { whole: 770.0, column: 0.0 };
+const ROW: RowClocks = RowClocks { fixed: 770.0, column: 0.0 };
 
 #[cfg(test)]
 mod tests {

@@ -48,9 +48,9 @@ impl KernelDef for Sm90Tail {
 pub struct Tail {
     /// The fully connected layer.
     pub linear: Linear,
-    /// What the rows are; not features.
+    /// The kind of output; not features.
     pub output: OutputKind,
-    /// What 1 of a byte stands for, where the mean is of bytes.
+    /// The scale of the input, if the mean reads bytes.
     pub x_scale: Option<f32>,
 }
 
@@ -79,7 +79,7 @@ impl Tail {
     }
 }
 
-/// The tile of the tail kernel: what one cluster of thread blocks computes, and how many they are.
+/// The tile of the tail kernel: the images that one cluster of thread blocks computes, and the number of its blocks.
 ///
 /// ```
 /// use trefoil::plan::{Kernel, TailTile};
@@ -89,14 +89,14 @@ impl Tail {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TailTile {
-    /// Images, 1 to the most of [`TailTile::IMAGES`].
+    /// Images, from 1 to the largest of [`TailTile::IMAGES`].
     pub images: usize,
     /// Blocks of the cluster, one of [`TailTile::BLOCKS`].
     pub blocks: usize,
 }
 
 impl TailTile {
-    /// The most images that the kernels are compiled for.
+    /// The numbers of images that the kernels are compiled for; each kernel also computes fewer.
     pub const IMAGES: [usize; 2] = [8, 16];
     /// Blocks of a cluster. Sixteen run where a GPU's multiprocessors are in groups of as many: in whole H100s and H200s.
     pub const BLOCKS: [usize; 2] = [8, 16];

@@ -1,4 +1,4 @@
-//! Kernels that come in one way and have no model: those of the CPU, and what passes over memory on a GPU.
+//! Kernels without tiles or predictions: those of the CPU, and those of a GPU that only pass over memory.
 
 use super::{Kernel, KernelDef, Variant};
 use crate::error::Error;

@@ -78,7 +78,7 @@ impl Network {
         let (rows, choices) = ([rows(&graph.inputs), rows(&graph.outputs)], Choices::new());
         let rows = [&rows[0], &rows[1]];
         let (in_f32, states) = (&in_f32.iter().map(|&name| name.to_owned()).collect(), &[][..]);
-        let (precision, choices) = (Precision::F16, &choices);
+        let (precision, choices) = (Dtype::F16, &choices);
         let request = ValuesRequest { limits, batch, rows, states, precision, in_f32, choices };
         let plan = plan(&graph, &request).unwrap();
         plan.check().unwrap();
@@ -91,7 +91,7 @@ impl Network {
 fn are_in_order(plan: &Plan) {
     for (index, step) in plan.steps.iter().enumerate() {
         for &input in step.inputs.iter().filter(|id| matches!(plan.tensors[id.0].place, Place::Arena(_))) {
-            let writes = |step: &Step| step.outputs.iter().any(|&id| plan.whole(id) == plan.whole(input));
+            let writes = |step: &Step| step.outputs.iter().any(|&id| plan.holder(id) == plan.holder(input));
             assert!(plan.steps[..index].iter().any(writes), "step {index} `{}`\n{plan}", step.name);
         }
     }

@@ -75,10 +75,14 @@ impl Layered {
         split.finish()
     }
 
-    /// A graph of which loops compute everything.
-    pub fn of_loops(graph: &Graph) -> Self {
+    /// A graph of which loops compute everything. Layers read their operands in this type, but for nodes of these names.
+    pub fn of_loops(graph: &Graph, operands: Dtype, in_f32: &BTreeSet<String>) -> Self {
         let mut split = Split::new(graph, 0);
-        graph.nodes.iter().for_each(|node| split.push(node.clone()));
+        for node in &graph.nodes {
+            let dtype = if in_f32.contains(&node.name) { Dtype::F32 } else { operands };
+            let node = split.reading(node, dtype);
+            split.push(node);
+        }
         split.finish()
     }
 
@@ -105,6 +109,8 @@ pub(super) struct Split<'a> {
     pub halves: HashMap<ValueId, ValueId>,
     /// Masks that steps read.
     pub masks: Vec<(Mask, ValueId)>,
+    /// Operands of layers in their type, by what they are of the graph.
+    pub operands: HashMap<ValueId, ValueId>,
 }
 
 impl<'a> Split<'a> {
@@ -120,9 +126,9 @@ impl<'a> Split<'a> {
             halves: Halves::default(),
         };
         let sources = vec![BTreeSet::new(); from.values.len()];
-        let (images, halves) = (HashMap::new(), HashMap::new());
+        let (images, halves, operands) = (HashMap::new(), HashMap::new(), HashMap::new());
         let (readers, stored, masks) = (from.readers(), Vec::new(), Vec::new());
-        Self { from, readers, batch, to, images, stored, sources, halves, masks }
+        Self { from, readers, batch, to, images, stored, sources, halves, masks, operands }
     }
 
     /// With the node that stands for all outputs.
@@ -162,8 +168,12 @@ impl<'a> Split<'a> {
         y
     }
 
+    /// A value that the next node writes.
     pub fn add(&mut self, of: ValueType) -> ValueId {
-        let origin = Origin::Node(NodeId(self.to.graph.nodes.len()), 0);
+        self.add_from(Origin::Node(NodeId(self.to.graph.nodes.len()), 0), of)
+    }
+
+    pub fn add_from(&mut self, origin: Origin, of: ValueType) -> ValueId {
         self.to.graph.values.push(Value { of, origin, quantization: None });
         ValueId(self.to.graph.values.len() - 1)
     }

@@ -1,6 +1,8 @@
 //! The plan of a graph of values: the steps of a network of images, and a step for each loop of its schedule, which reads and
 //! writes rows in place.
 
+#[cfg(test)]
+mod encoder_tests;
 mod fused;
 mod images;
 #[cfg(test)]
@@ -9,6 +11,7 @@ mod layered;
 mod layers;
 #[cfg(test)]
 mod op_set;
+mod operands;
 mod order;
 mod patterns;
 mod rounded;
@@ -32,11 +35,11 @@ use crate::error::Error;
 use crate::graph::{Graph, NodeId, Number, Op, Origin, Slice, ValueId, ValueType, expand};
 use crate::loops::{self, Loop, LoopBuilder, Schedule, ptx};
 use crate::model;
-use crate::tensor::{Dtype, Precision, RowPort, RowSpec, Shape};
+use crate::tensor::{Dtype, RowPort, RowSpec, Shape};
 
 pub(crate) use rounded::{Rounded, exact, rounded};
 
-/// Plans a graph for `batch` rows; in f16 layers that have kernels for that may be computed in it.
+/// Plans a graph for `batch` rows.
 ///
 /// # Errors
 /// [`Error::Unsupported`] with every operation that no kernel of the device computes.
@@ -48,8 +51,8 @@ pub(crate) fn plan(graph: &Graph, request: &ValuesRequest<'_>) -> Result<Plan, E
         false => with_rows(graph, batch, rows[0]),
     };
     let of = match precision {
-        Precision::F16 if on_gpu => Layered::of(&graph, limits, batch, in_f32),
-        Precision::F16 | Precision::F32 => Layered::of_loops(&graph),
+        Dtype::F16 if on_gpu => Layered::of(&graph, limits, batch, in_f32),
+        _ => Layered::of_loops(&graph, precision, in_f32),
     };
     let machine = if on_gpu { loops::Machine::GPU } else { loops::Machine::CPU };
     let schedule = loops::schedule_apart(&of.graph, machine, &|id| of.is_apart(id));
@@ -111,9 +114,9 @@ pub(crate) struct ValuesRequest<'a> {
     pub rows: [&'a RowSpec; 2],
     /// What a row of each state is, alone: the last inputs and outputs of the graph.
     pub states: &'a [RowPort],
-    /// What layers are computed in.
-    pub precision: Precision,
-    /// Nodes that are in f32 whatever layers are computed in, by name.
+    /// What layers read their operands in.
+    pub precision: Dtype,
+    /// Nodes that are in f32 whatever the others are in, by name.
     pub in_f32: &'a BTreeSet<String>,
     /// Kernels that overrule the planner's.
     pub choices: &'a Choices,

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::graph::{
-    ArgReduce, Contract, Conv, Cumulate, Expr, GraphBuilder, Nearest, Norm, Pad, PadMode, Pool, PoolOp, Reduce,
-    ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, TopK, Window,
+    ArgReduce, Contract, Conv, Cumulate, Expr, GraphBuilder, Nearest, Norm, PackedAttention, Pad, PadMode, Pool,
+    PoolOp, Reduce, ReduceOp, Resize, ResizeCoordinates, ResizeMode, Scatter, TopK, Window,
 };
 use crate::loops::ptx;
 
 /// Kinds of operations; the last one is a concatenation of more operands than a kernel takes.
-const KINDS: usize = 26;
+const KINDS: usize = 27;
 
 /// The number of an operation's kind: whoever adds one adds a sample of it.
 const fn kind(op: &Op) -> usize {
@@ -38,6 +38,7 @@ const fn kind(op: &Op) -> usize {
         Op::Resize(_) => 22,
         Op::Quantize { .. } => 23,
         Op::Dequantize { .. } => 24,
+        Op::PackedAttention(_) => 25,
     }
 }
 
@@ -72,6 +73,12 @@ fn samples(dtype: Dtype) -> Vec<(Op, Vec<ValueType>)> {
         ),
         (Op::Dequantize { axis: None }, vec![x.clone(), ValueType::new(Dtype::F32, &[])]),
     ];
+    for (starts, bias) in [(Dtype::I32, None), (Dtype::I64, Some(of(&[2, 9])))] {
+        let mut operands = vec![of(&[6, 2, 8]); 3];
+        operands.push(ValueType::new(starts, &[4]));
+        operands.extend(bias);
+        all.push((Op::PackedAttention(PackedAttention { longest: 5, scale: 0.5 }), operands));
+    }
     for integers in [Dtype::U8, Dtype::I8, Dtype::I32] {
         all.push((Op::Quantize { dtype: integers, axis: None }, vec![x.clone(), of(&[])]));
     }
@@ -139,7 +146,7 @@ fn what_a_cpu_computes_a_gpu_has_kernels_for() {
         accepted[KINDS - 1] += usize::from(operands.len() > ptx::MOST_OPERANDS);
         let (graph, [input, output]) = graph_of(&op, &operands, outputs);
         for limits in [Limits::cpu(2), Limits::a100(), Limits::h200(), Limits::rtx4090()] {
-            for precision in [Precision::F16, Precision::F32] {
+            for precision in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
                 let request = ValuesRequest {
                     limits: &limits,
                     batch: 1,
@@ -189,7 +196,7 @@ fn a_plan_lists_all_that_a_gpu_does_not_compute() {
     let output = RowSpec::new((0..outputs).map(|i| (format!("y{i}"), Dtype::F32, vec![3])));
     let plan = |limits: &Limits| {
         let (rows, in_f32, choices) = ([&input, &output], &BTreeSet::new(), &Choices::new());
-        let (states, precision) = (&[][..], Precision::F16);
+        let (states, precision) = (&[][..], Dtype::F16);
         plan(&graph, &ValuesRequest { limits, batch: 2, rows, states, precision, in_f32, choices })
     };
     let refused = plan(&Limits::h200()).unwrap_err().to_string();

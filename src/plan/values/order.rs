@@ -1,4 +1,4 @@
-//! The order of a network's steps and of loops: each loop as soon as the network has computed what it reads.
+//! The order of a network's steps and of loops: each loop comes as soon as the network has computed its operands.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a GPU's rounding to f16 makes of a graph: the same graph with the roundings in it, which any device computes.
+//! A graph with the roundings to f16 of a GPU's plan as operations, which any device computes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -51,7 +51,7 @@ mod tests {
     use crate::graph::{Expr, GraphBuilder};
     use crate::plan::values::{ValuesRequest, plan};
     use crate::plan::{Choices, Limits, Place, Plan};
-    use crate::tensor::{Dtype, Precision, RowSpec};
+    use crate::tensor::{Dtype, RowSpec};
 
     /// Two sums of the state and of what is read, in branches of their own, and the state becomes another value.
     fn planned(limits: &Limits) -> Plan {
@@ -62,7 +62,7 @@ mod tests {
         g.output("y", y);
         g.output("h'", next);
         let [input, output, state] = ["x", "y", "h"].map(|name| RowSpec::new([(name, Dtype::F32, vec![64])]));
-        let (rows, states, precision) = ([&input, &output], state.ports(), Precision::F32);
+        let (rows, states, precision) = ([&input, &output], state.ports(), Dtype::F32);
         let (in_f32, choices) = (&BTreeSet::new(), &Choices::new());
         let request = ValuesRequest { limits, batch: 2, rows, states, precision, in_f32, choices };
         plan(&g.finish().unwrap(), &request).unwrap()

@@ -9,7 +9,7 @@ fn rows(ports: &[(&str, Dtype, &[usize])]) -> RowSpec {
     RowSpec::new(ports.iter().map(|&(name, dtype, dims)| (name, dtype, dims.to_vec())))
 }
 
-pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Precision) -> Plan {
+pub(super) fn planned(graph: &Graph, limits: &Limits, batch: usize, rows: [&RowSpec; 2], precision: Dtype) -> Plan {
     let (states, in_f32, choices) = (&[][..], &BTreeSet::new(), &Choices::new());
     plan(graph, &ValuesRequest { limits, batch, rows, states, precision, in_f32, choices }).unwrap()
 }
@@ -38,7 +38,7 @@ fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
     let [input, output] = [rows(&[("x", Dtype::F32, &[9, 9, 5])]), rows(&[("y", Dtype::F32, &[5, 5, 7])])];
     for limits in [Limits::a100(), Limits::h200()] {
         for batch in [1, 6] {
-            let plan = planned(&network(batch), &limits, batch, [&input, &output], Precision::F16);
+            let plan = planned(&network(batch), &limits, batch, [&input, &output], Dtype::F16);
             let kernels = kernels_of(&plan);
             for layer in ["conv", "depthwise", "product"] {
                 assert!(!matches!(kernels[layer], Kernel::Loop | Kernel::Hand), "{limits}: {layer}\n{plan}");
@@ -48,12 +48,60 @@ fn layers_have_the_kernels_for_images_on_a_gpu_and_in_f16_alone() {
             assert_eq!((read.shape, read.stored_channels, read.dtype), (Shape::new(9, 9, 5), 8, Dtype::F16));
             assert_eq!(plan.tensors[of("product").outputs[0].0].stored_channels, 8);
             plan.check().unwrap();
-            let loops = planned(&network(batch), &limits, batch, [&input, &output], Precision::F32);
+            let loops = planned(&network(batch), &limits, batch, [&input, &output], Dtype::F32);
             assert!(loops.steps.iter().all(|step| step.kernel == Kernel::Loop), "{loops}");
         }
     }
-    let cpu = planned(&network(1), &Limits::cpu(2), 1, [&input, &output], Precision::F16);
+    let cpu = planned(&network(1), &Limits::cpu(2), 1, [&input, &output], Dtype::F16);
     assert!(cpu.steps.iter().all(|step| step.kernel == Kernel::Loop), "{cpu}");
+}
+
+/// On a CPU packed attention is a step of its own; on a GPU a few loops for each layer, which read keys and values where they
+/// lie: nothing has an element for each token, key and feature. Where keys are is computed once for all layers.
+#[test]
+fn packed_attention_reads_keys_where_they_lie() {
+    let (dims, longest) = ([256, 4, 32], 64);
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", Dtype::F32, &dims);
+    let starts = g.input("starts", Dtype::I64, &[9]);
+    let y = g.packed_attention("first", [x; 3], starts, None, longest);
+    let y = g.packed_attention("second", [y; 3], starts, None, longest);
+    g.output("y", y);
+    let graph = g.finish().unwrap();
+    let [input, output] = [&graph.inputs, &graph.outputs].map(|ports| {
+        let port = |port: &crate::graph::Port| (port.name.clone(), graph.value(port.value).clone());
+        RowSpec::new(ports.iter().map(port).map(|(name, of)| (name, of.dtype, of.dims)))
+    });
+    let cpu = planned(&graph, &Limits::cpu(2), 1, [&input, &output], Dtype::F32);
+    assert!(cpu.steps.len() == 2 && cpu.steps.iter().all(|step| step.kernel == Kernel::Hand), "{cpu}");
+    for (limits, precision) in
+        [(Limits::h200(), Dtype::F16), (Limits::h200(), Dtype::F32), (Limits::a100(), Dtype::F16)]
+    {
+        let plan = planned(&graph, &limits, 1, [&input, &output], precision);
+        plan.check().unwrap();
+        assert!(plan.steps.iter().all(|step| step.kernel == Kernel::Loop), "{plan}");
+        let most = plan.tensors.iter().map(|tensor| tensor.bytes).max().unwrap();
+        assert!(most <= 8 * dims[0] * longest * dims[1], "{most} bytes\n{plan}");
+        let counts = plan.steps.iter().filter(|step| step.name.starts_with("second")).count();
+        assert!(counts <= 3 && plan.steps.len() - counts <= 8, "{plan}");
+    }
+}
+
+/// What layers read lies in memory in their type, weights too, and loops compute them on every device; biases are in f32.
+#[test]
+fn operands_of_layers_are_values_in_their_type() {
+    let [input, output] = [rows(&[("x", Dtype::F32, &[9, 9, 5])]), rows(&[("y", Dtype::F32, &[5, 5, 7])])];
+    let of_loops = [(Limits::cpu(2), Dtype::F16), (Limits::cpu(2), Dtype::Bf16), (Limits::h200(), Dtype::Bf16)];
+    for (limits, precision) in of_loops {
+        let plan = planned(&network(1), &limits, 1, [&input, &output], precision);
+        assert!(plan.is_of_values(), "{plan}");
+        let between = plan.tensors.iter().filter(|tensor| matches!(tensor.place, Place::Arena(_)));
+        assert!(between.clone().count() >= 3 && between.into_iter().all(|tensor| tensor.dtype == precision), "{plan}");
+        let constants = plan.constants.iter().map(|constant| (constant.of.rank() > 1, constant.of.dtype));
+        let mut constants: Vec<_> = constants.collect();
+        constants.sort_by_key(|&(is_filter, _)| is_filter);
+        assert_eq!(constants, [(false, Dtype::F32), (true, precision), (true, precision), (true, precision)]);
+    }
 }
 
 /// Each word of each row is that of its port, and zeros are between them.

@@ -1,6 +1,8 @@
-//! Sorting, sums so far and scattering as comparisons of all pairs, which are loops; long concatenations in parts.
+//! Sorting, sums so far, scattering and attention within rows as comparisons of all pairs, which are loops; long
+//! concatenations in parts.
 
 mod cumulate;
+mod packed_attention;
 mod scatter;
 mod top_k;
 
@@ -11,12 +13,13 @@ use crate::graph::tensor::Tensor;
 use crate::graph::value::{Graph, ValueId, ValueType};
 use crate::tensor::Dtype;
 
-/// The graph in which [`Op::TopK`], [`Op::Cumulate`], [`Op::ScatterElements`] and [`Op::ScatterNd`] are other operations,
-/// each of which [lowers](crate::loops::lower) to loops; and a concatenation of many operands is several. Its values are the same, but for the order of sums and products
-/// of floats, and the sign of a sum that is 0.
+/// The graph in which other operations, which all [lower](crate::loops::lower) to loops, replace [`Op::TopK`],
+/// [`Op::Cumulate`], [`Op::ScatterElements`], [`Op::ScatterNd`] and [`Op::PackedAttention`]; and several
+/// concatenations replace one of many operands. The values are the same, except that sums and products of floats may be
+/// in another order, and a sum of 0 may have another sign.
 ///
-/// A comparison of all pairs is a map that one reduction reads, so that it needs no memory where the two are one loop. For
-/// n elements along the axis, each of them compares
+/// A comparison of all pairs is a map that one reduction reads, so it needs no memory if both are one loop. For n
+/// elements along the axis, the number of pairs is
 ///
 /// | operation | pairs along the axis |
 /// |---|---|
@@ -25,6 +28,7 @@ use crate::tensor::Dtype;
 /// | scatter-elements | n m, of m updates along the axis |
 /// | scatter-nd | n m, of m rows of indices to n places; with a reduction times the elements of a slice |
 /// | scatter with constant indices, few of them equal | none: the updates are gathered |
+/// | packed-attention | n l, of a longest row of l tokens; and n m, of m starts of rows |
 ///
 /// ```
 /// use trefoil::{Dtype, graph::{GraphBuilder, Op, Tensor, TopK, expand}, loops};
@@ -52,6 +56,10 @@ fn expanded(rebuild: &mut Rebuild<'_>, node: &Draft) -> Option<Vec<ValueId>> {
     Some(match &node.op {
         Op::TopK(of) => top_k::expand(&mut writer, of, input(0)),
         Op::Cumulate(of) => vec![cumulate::expand(&mut writer, of, input(0))],
+        Op::PackedAttention(of) => {
+            let bias = node.inputs.get(4).copied().flatten();
+            vec![packed_attention::expand(&mut writer, of, [0, 1, 2, 3].map(input), bias)]
+        }
         Op::ScatterElements(axis, how) => {
             vec![scatter::elements(&mut writer, *axis, *how, [input(0), input(1), input(2)])]
         }

@@ -1,4 +1,4 @@
-//! What follows a product in its kernel: biases, an activation, factors, a residual.
+//! The epilogue of a product in its kernel: biases, an activation, factors, a residual.
 
 use super::expr::{args, size};
 use crate::graph::{Binary, Expr, Graph, Op, Tensor, ValueId, ValueType};

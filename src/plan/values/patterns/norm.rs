@@ -8,7 +8,8 @@ use crate::tensor::Dtype;
 
 /// The norm that a node is, or whose mean of squares it computes, and the last node of it.
 pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)> {
-    let Pieces { x, weight, bias, centred, epsilon, last } = whole(context, at).or_else(|| Pieces::of(context, at))?;
+    let Pieces { x, weight, bias, centred, epsilon, last } =
+        norm_node(context, at).or_else(|| Pieces::of(context, at))?;
     let writes = context.graph.nodes[last.0].outputs[0];
     let [value, result] = [x, writes].map(|id| context.graph.value(id));
     let columns = *value.dims.last()?;
@@ -28,7 +29,7 @@ pub(super) fn find(context: &Context<'_>, at: NodeId) -> Option<(NodeId, Found)>
 }
 
 /// A norm that one node is.
-fn whole(context: &Context<'_>, at: NodeId) -> Option<Pieces> {
+fn norm_node(context: &Context<'_>, at: NodeId) -> Option<Pieces> {
     let node = &context.graph.nodes[at.0];
     let Op::Norm(norm) = &node.op else { return None };
     let of = |number: usize| node.inputs.get(number).copied().flatten();

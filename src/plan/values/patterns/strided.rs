@@ -21,11 +21,11 @@ pub(super) struct Strided {
 impl Strided {
     /// A value as elements of the one furthest away that it is a view of.
     pub fn of(graph: &Graph, id: ValueId) -> Self {
-        Self::through(graph, id).unwrap_or_else(|| Self::whole(graph, id))
+        Self::through(graph, id).unwrap_or_else(|| Self::identity(graph, id))
     }
 
     /// A value as its own elements.
-    pub fn whole(graph: &Graph, id: ValueId) -> Self {
+    pub fn identity(graph: &Graph, id: ValueId) -> Self {
         Self { root: id, first: 0, axes: dense(&graph.value(id).dims), factor: 1.0 }
     }
 
@@ -135,7 +135,7 @@ mod tests {
         let axes = vec![[2, 360], [3, 8], [5, 72], [8, 1]];
         assert_eq!(Strided::of(&graph, half), Strided { root: x, first: 24, axes: axes.clone(), factor: 0.5 });
         assert_eq!(Strided::of(&graph, values), Strided { root: x, first: 48, axes, factor: 1.0 });
-        assert_eq!(Strided::of(&graph, together), Strided::whole(&graph, together));
+        assert_eq!(Strided::of(&graph, together), Strided::identity(&graph, together));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::graph::{
 };
 use crate::plan::values::tests::planned;
 use crate::plan::{HeadsAt, Kernel, Limits, Plan, StepOp};
-use crate::tensor::{Dtype, Precision, RowSpec};
+use crate::tensor::{Dtype, RowSpec};
 
 /// Rows of tokens, heads and values of a head.
 #[derive(Clone, Copy)]
@@ -184,7 +184,7 @@ fn plan_of(graph: &Graph, limits: &Limits, batch: usize) -> Plan {
         };
         RowSpec::new(ports.iter().map(port))
     };
-    let plan = planned(graph, limits, batch, [&spec(&graph.inputs), &spec(&graph.outputs)], Precision::F16);
+    let plan = planned(graph, limits, batch, [&spec(&graph.inputs), &spec(&graph.outputs)], Dtype::F16);
     plan.check().unwrap();
     plan
 }

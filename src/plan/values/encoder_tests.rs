@@ -1,0 +1,85 @@
+//! Encoders as libraries describe them, in their real sizes: which of their steps are kernels that were made for them, and
+//! which are loops.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::{env, fs};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::{Embedding, Tower, network_of_encoder};
+use crate::plan::Rates;
+
+/// Rows of a batch.
+const ROWS: usize = 32;
+/// What the plans are kept in.
+const KEPT: &str = "tests/golden/plans-of-encoders-h200.txt";
+
+/// Names of models, their configurations as far as the defaults are others, and what is asked of them.
+fn encoders() -> Vec<(&'static str, Value, Embedding)> {
+    let plain = Embedding::new;
+    let clip = json!({"model_type": "clip", "projection_dim": 512, "text_config": {"eos_token_id": 49407}, "vision_config": {"patch_size": 16}});
+    let siglip = json!({"model_type": "siglip", "text_config": {}, "vision_config": {}});
+    vec![
+        ("ViT-B/16", json!({"model_type": "vit"}), plain()),
+        ("DINOv2-B/14", json!({"model_type": "dinov2", "image_size": 224}), plain()),
+        (
+            "DINOv3-B/16",
+            json!({"model_type": "dinov3_vit", "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+                "num_register_tokens": 4}),
+            plain(),
+        ),
+        ("CLIP-B/16, images", clip.clone(), plain()),
+        ("CLIP-B/16, texts", clip, plain().tower(Tower::Texts)),
+        ("SigLIP-B/16, images", siglip.clone(), plain()),
+        ("SigLIP-B/16, texts", siglip, plain().tower(Tower::Texts)),
+        ("BERT-base, 128 tokens", json!({"model_type": "bert"}), plain().sequence(128)),
+        ("ModernBERT-base, 512 tokens", json!({"model_type": "modernbert"}), plain().sequence(512)),
+        (
+            "Whisper-base",
+            json!({"model_type": "whisper", "d_model": 512, "encoder_attention_heads": 8, "encoder_layers": 6, "encoder_ffn_dim": 2048}),
+            plain(),
+        ),
+        ("Swin-T", json!({"model_type": "swin"}), plain()),
+        ("ConvNeXt-T", json!({"model_type": "convnext"}), plain()),
+    ]
+}
+
+fn plan_of(config: &Value, asked: &Embedding) -> Plan {
+    let of = network_of_encoder(config, asked);
+    let rows = [of.input(), of.output()];
+    let plan = tests::planned(&of.graph(ROWS).unwrap(), &Limits::h200(), ROWS, rows, crate::tensor::Dtype::F16);
+    plan.check().unwrap();
+    plan
+}
+
+/// Kinds of steps: how many, their rooflines together, and of loops the first one's name.
+fn kinds(name: &str, plan: &Plan) -> String {
+    let rates = Rates::of(&plan.limits).unwrap();
+    let mut kinds = BTreeMap::<(bool, String), (usize, f64, &str)>::new();
+    for (index, step) in plan.steps.iter().enumerate() {
+        let key = (step.kernel == Kernel::Loop, step.op.label(step.inputs.len()));
+        let kind = kinds.entry(key).or_insert((0, 0.0, &step.name));
+        (kind.0, kind.1) = (kind.0 + 1, kind.1 + 1e6 * plan.roofline(index, &rates).seconds());
+    }
+    let all: f64 = kinds.values().map(|(_, microseconds, _)| microseconds).sum();
+    let loops = plan.steps.iter().filter(|step| step.kernel == Kernel::Loop).count();
+    let mut text = format!("{name}: {} steps, {loops} of them loops, {all:.0} us\n", plan.steps.len());
+    for ((is_loop, label), (count, microseconds, first)) in kinds {
+        let first = if is_loop { format!(" ({first})") } else { String::new() };
+        writeln!(text, "{count:5} x {label}{first}: {microseconds:.1} us").unwrap();
+    }
+    text
+}
+
+#[test]
+fn encoders_are_the_kernels_that_are_kept() {
+    let all = encoders().into_iter().map(|(name, config, asked)| kinds(name, &plan_of(&config, &asked)));
+    let printed = all.collect::<Vec<_>>().join("\n");
+    if env::var("TREFOIL_BLESS").is_ok_and(|v| v == "1") {
+        fs::write(KEPT, &printed).unwrap();
+    }
+    let expected = fs::read_to_string(KEPT).unwrap_or_default();
+    assert!(printed == expected, "the plans are not as kept in {KEPT}:\n{printed}");
+}
